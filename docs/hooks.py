@@ -44,8 +44,8 @@ def _mathml(tag: str, display: bool, latex: str) -> str:
 
 def keys_markdown(task: str) -> str:
     """A heading and a table for every section of a task's jobs (or of a sweep), from the pydantic schema."""
-    from launcher.sweep.config import Sweep
-    from pretrain.registry import job_class
+    from capt.launcher.sweep.config import Sweep
+    from capt.pretrain.registry import job_class
 
     job = Sweep if task == "sweep" else job_class(task)
     blocks = [_block("Outside of sections", "", "", job)]
@@ -123,7 +123,7 @@ def cli_markdown() -> str:
     """The help of every verb, as ``capt VERB --help`` prints it on a terminal of 80 columns."""
     import typer
 
-    from launcher.cli import app
+    from capt.launcher.cli import app
 
     blocks = []
     for name, command in verbs(typer.main.get_command(app)):

@@ -7,9 +7,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from pretrain.models.dropout import dropout
-from pretrain.models.encoder import Encoder
-from pretrain.models.layers import initialise_weights
+from capt.pretrain.models.encoder import Encoder
+from capt.pretrain.models.layers import dropout, initialise_weights
 
 _ACTIVATIONS = {"tanh": F.tanh, "gelu": F.gelu, "relu": F.relu}
 

@@ -7,9 +7,9 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
-from pretrain.base.errors import ConfigError
-from pretrain.config.base import NonNegativeInt, PositiveInt
-from pretrain.config.schema import CheckpointSection, Job, ScheduleSection, ValidateSection
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config.base import NonNegativeInt, PositiveInt
+from capt.pretrain.config.schema import CheckpointSection, Job, ScheduleSection, ValidateSection
 
 AnyJob = TypeVar("AnyJob", bound="FineTuningJob")
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from pretrain.base.locks import cache_lock
-from tokenizer.encode import TextTokenizer
-from tokenizer.special import is_bert_like
+from capt.pretrain.base.locks import cache_lock
+from capt.tokenizer.encode import TextTokenizer
+from capt.tokenizer.special import is_bert_like
 
 logger = logging.getLogger(__name__)
 

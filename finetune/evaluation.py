@@ -5,18 +5,49 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from finetune.batches import RowSet, evaluation_batches
-from finetune.objective import Objective, RowResults
-from finetune.restore import FineTuned
-from pretrain.base import distributed
-from pretrain.base.progress import ProgressCallback
-from pretrain.engine.artifacts import write_result
-from pretrain.engine.provenance import provenance
+from capt.finetune.batches import Batch, RowSet, evaluation_batches
+from capt.finetune.restore import FineTuned
+from capt.pretrain.base import distributed
+from capt.pretrain.base.parallel import ProgressCallback
+from capt.pretrain.engine.provenance import provenance
+from capt.pretrain.engine.run_folder import write_result
+
+# What a fine-tuning task makes of its module's outputs: a loss to train on, and metrics of whole data sets.
+
+
+RowResults = Mapping[str, np.ndarray]
+"""What an evaluation keeps of every row, by name; the rows are the first axis of each array."""
+
+
+@runtime_checkable
+class Objective(Protocol):
+    """The outputs' meaning. It needs no data and no run, so that training and ``capt evaluate`` share one."""
+
+    @property
+    def metric(self) -> str:
+        """The metric that selects models."""
+        ...
+
+    def loss(self, outputs: Any, labels: Any) -> Tensor:
+        """The mean loss over the examples of a batch: a scalar with a gradient."""
+        ...
+
+    def row_results(self, outputs: Any, batch: Batch[Any]) -> dict[str, Tensor]:
+        """What to keep of each row for the metrics and predictions, rows first: logits, or the best answer alone.
+
+        Every rank gets the results of all rows in host memory, so that a task with thousands of outputs keeps few.
+        """
+        ...
+
+    def metrics(self, results: RowResults, rows: Any) -> dict[str, float]:
+        """The metrics of a whole data set, from the results of its rows and the data set (the task's own `RowSet`)."""
+        ...
 
 
 @torch.no_grad()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pretrain.base.errors import CheckpointError
-from pretrain.models.foreign.families import read_description
-from pretrain.models.hf_folder import is_hf
-from pretrain.models.hub import hub_id
+from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.models.foreign.families import read_description
+from capt.pretrain.models.hf_config import hub_id
+from capt.pretrain.models.hf_folder import is_hf
 
 _MARKS = ("config.json", "manifest.json", "checkpoints")
 """One of these lies in a Hugging Face folder, in a checkpoint and in a run."""

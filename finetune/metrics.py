@@ -10,7 +10,7 @@ from jaxtyping import Num
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-from pretrain.base.errors import ConfigError
+from capt.pretrain.base.errors import ConfigError
 
 Labels = Num[np.ndarray, " _"]
 

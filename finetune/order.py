@@ -1,6 +1,6 @@
 """Which example is which sample: batches of like lengths, in an order that no rank, worker or restart can change.
 
-Samples are numbered 0, 1, 2, ... over the whole job as in ``pretrain.data.sampler``: sample ``g`` lies in epoch
+Samples are numbered 0, 1, 2, ... over the whole job as in ``capt.pretrain.data.sampler``: sample ``g`` lies in epoch
 ``g // n``, every epoch holds each of the ``n`` examples exactly once, and step ``s`` trains on the samples from
 ``s * batch`` on. So the step in which an epoch ends also begins the next one, and every step is full.
 """
@@ -12,7 +12,7 @@ from collections import OrderedDict
 import numpy as np
 from jaxtyping import Int64
 
-from pretrain.base.randomness import generator_for
+from capt.pretrain.base.randomness import generator_for
 
 RowNumbers = Int64[np.ndarray, " n"]
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from pretrain.base.errors import DataError
-from pretrain.base.files import replacing
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.files import replacing
 
 
 def write_checked(out: Path, write: Callable[[IO[bytes]], None], check: Callable[[Path], list[str]]) -> Path:

@@ -11,17 +11,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from finetune.batches import RowSet, StepBatches, training_steps
-from finetune.config import FineTuningJob
-from finetune.evaluation import evaluate_sets
-from finetune.objective import Objective
-from finetune.order import ExampleOrder
-from pretrain.base import distributed
-from pretrain.base.errors import CheckpointError, quoted, shown
-from pretrain.base.randomness import derive
-from pretrain.engine.engines.base import Engine
-from pretrain.engine.run_folder import read_best
-from pretrain.engine.task import Progress, StepMetrics
+from capt.finetune.batches import RowSet, StepBatches, training_steps
+from capt.finetune.config import FineTuningJob
+from capt.finetune.evaluation import Objective, evaluate_sets
+from capt.finetune.order import ExampleOrder
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import CheckpointError, quoted, shown
+from capt.pretrain.base.randomness import derive
+from capt.pretrain.engine.engines.base import Engine
+from capt.pretrain.engine.run_folder import read_best
+from capt.pretrain.engine.task import Progress, StepMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +33,8 @@ class Identity(NamedTuple):
 
 
 class FineTuningTask(ABC):
-    """Fine-tuning of one module; a subclass supplies data sets, module, objective and FLOP (`pretrain.engine.task`).
+    """Fine-tuning of one module; a subclass supplies data sets, module, objective and FLOP
+    (`capt.pretrain.engine.task`).
 
     Args:
         job: the job; what it gives in epochs is turned into steps here.

@@ -1,16 +1,17 @@
-"""The ``capt`` command and ``python -m launcher``: says which extra to install where the command line cannot load."""
+"""The ``capt`` command and ``python -m capt.launcher``: says which extra to install where the command line cannot
+load."""
 
 from __future__ import annotations
 
 import sys
 
-from pretrain.base.extras import missing_package
+from capt.pretrain.base.errors import missing_package
 
 
 def main() -> None:
     """Run ``capt`` with the arguments of this process, and exit."""
     try:
-        from launcher.cli import main as run
+        from capt.launcher.cli import main as run
     except ModuleNotFoundError as error:
         text = missing_package(error)
         if text is None:

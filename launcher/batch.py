@@ -1,4 +1,5 @@
-"""``python -m launcher.batch MODULE ARGUMENT...``: the head of a job in its Slurm allocation, run by the batch script.
+"""``python -m capt.launcher.batch MODULE ARGUMENT...``: the head of a job in its Slurm allocation, run by the batch
+script.
 
 It starts the ranks on the nodes of the allocation, watches them, and starts them again where one dies or hangs.
 """
@@ -10,14 +11,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher import environment
-from launcher.backends.slurm import SCRIPT
-from launcher.plan import UNATTENDED, Launch, Options
-from launcher.restart import has_gone_back
-from launcher.start import carry_on
-from pretrain.__main__ import job_of, parse
-from pretrain.base.errors import user_text
-from pretrain.engine.run_folder import BAD_INPUT
+from capt.launcher import environment
+from capt.launcher.backends.slurm import SCRIPT
+from capt.launcher.plan import UNATTENDED, Launch, Options
+from capt.launcher.restart import has_gone_back
+from capt.launcher.start import carry_on
+from capt.pretrain.__main__ import job_of, parse
+from capt.pretrain.base.errors import user_text
+from capt.pretrain.engine.run_folder import BAD_INPUT
 
 
 def main(arguments: Sequence[str]) -> int:

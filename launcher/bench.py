@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher import machine
-from launcher.environment import inherited
-from pretrain.base.errors import ConfigError, did_you_mean
-from pretrain.engine.provenance import provenance
+from capt.launcher import machine
+from capt.launcher.environment import inherited
+from capt.pretrain.base.errors import ConfigError, did_you_mean
+from capt.pretrain.engine.provenance import provenance
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,10 @@ def _run(name: str, path: Path, options: Sequence[str]) -> dict[str, Any]:
     words = ["-m", f"tests.benchmarks.{path.stem}", *options]
     command = [sys.executable, *words]
     begin = time.monotonic()
-    root, env = path.parents[2], inherited()  # the working folder is not on the module path (pretrain.base.safe_path)
+    root, env = (
+        path.parents[2],
+        inherited(),
+    )  # the working folder is not on the module path (capt.pretrain.base.safe_path)
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH")]))
     done = subprocess.run(command, cwd=root, env=env, stdout=subprocess.PIPE, text=True, check=False)
     versions = dict(provenance())

@@ -11,8 +11,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pretrain.base.errors import DataError
-from pretrain.base.locks import file_lock
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.locks import file_lock
 
 KINDS = ("answers", "docstrings", "embeddings", "finetune", "microworld", "pairs", "shards", "tokenizers")
 """The folders of the cache."""

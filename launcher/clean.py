@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pretrain.base.errors import ConfigError
-from pretrain.config.load import load_job
-from pretrain.engine.run_folder import CONFIG, holds_run, is_active
-from pretrain.reliability.local.storage import INCARNATION, is_private, locations, remove, remove_stale, storage_of
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config.load import load_job
+from capt.pretrain.engine.run_folder import CONFIG, holds_run, is_active
+from capt.pretrain.reliability.local.storage import INCARNATION, is_private, locations, remove, remove_stale, storage_of
 
 
 def clean(runs: Sequence[Path]) -> Iterator[tuple[Path, str]]:

@@ -14,26 +14,25 @@ from typing import Annotated
 
 import typer
 
-from launcher.commands import (
+from capt.launcher.commands import (
     cache,
     checkpoints,
     config,
     corpora,
     embeddings,
     evaluate,
-    glue,
     jobs,
     latent,
     ledger,
-    predictions,
     regions,
+    results,
     sweep,
     tools,
 )
-from pretrain.base.command_line import with_value_of_resume
-from pretrain.base.errors import user_text
-from pretrain.base.safe_path import protect_children
-from pretrain.base.streams import coloured, error_line, open_closed_streams, takes_colours
+from capt.pretrain.base.command_line import with_value_of_resume
+from capt.pretrain.base.errors import user_text
+from capt.pretrain.base.process import coloured, error_line, open_closed_streams, takes_colours
+from capt.pretrain.base.safe_path import protect_children
 
 app = typer.Typer(
     help="Contrastive pretraining, from raw text to a Hugging Face encoder, on one laptop or a cluster.",
@@ -63,7 +62,7 @@ def _options(
 ) -> None: ...
 
 
-for commands in (jobs, sweep, evaluate, checkpoints, glue, tools):
+for commands in (jobs, sweep, evaluate, checkpoints, results, tools):
     commands.register(app)
 _GROUPS = {
     "tokenizer": corpora.tokenizer_app,
@@ -74,7 +73,7 @@ _GROUPS = {
     "embeddings": embeddings.app,
     "latent": latent.app,
     "ledger": ledger.app,
-    "predictions": predictions.app,
+    "predictions": results.app,
 }
 for name, group in _GROUPS.items():
     app.add_typer(group, name=name)
@@ -90,8 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given in ([], *([group] for group in _GROUPS)):
         given = [*given, "--help"]
     logging.basicConfig(level=logging.WARNING, format="[capt] %(message)s")
-    for package in ("launcher", "finetune", "pretrain", "tokenizer"):  # other libraries only warn
-        logging.getLogger(package).setLevel(logging.DEBUG if debug else logging.INFO)
+    logging.getLogger("capt").setLevel(logging.DEBUG if debug else logging.INFO)  # other libraries only warn
     words = [word for word in given if word != "--debug"]
     try:
         with _coloured_help(words):

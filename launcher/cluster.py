@@ -7,10 +7,10 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from launcher.address import Slots
-from pretrain.base.errors import ConfigError
-from pretrain.config.base import Section
-from pretrain.config.load import explain, load_mapping
+from capt.launcher.ssh import Slots
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config.base import Section
+from capt.pretrain.config.load import explain, load_mapping
 
 _Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.,:&|()*=+@/-]{1,200}$")]
 

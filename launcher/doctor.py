@@ -15,12 +15,11 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from launcher import machine
-from launcher.check import Check, Level
-from launcher.preflight import limits, probe
-from pretrain.base.cache import default_cache, require_cache
-from pretrain.base.errors import DataError
-from pretrain.base.extras import how_to_install
+from capt.launcher import machine
+from capt.launcher.preflight import limits, probe
+from capt.launcher.preflight.report import Check, Level
+from capt.pretrain.base.cache import default_cache, require_cache
+from capt.pretrain.base.errors import DataError, how_to_install
 
 DISTRIBUTION = "capt-pretraining"
 _PACKAGES = ("torch", "deepspeed", "transformers", "datasets", "sentencepiece", "tokenizers", "fairscale", "ray")
@@ -134,7 +133,7 @@ def _devices() -> Iterator[Check]:
 def _operators() -> Iterator[Check]:
     if importlib.util.find_spec("deepspeed") is None or importlib.util.find_spec("torch") is None:
         return
-    from pretrain.base.quiet import quiet_libraries
+    from capt.pretrain.base.quiet import quiet_libraries
 
     quiet_libraries(debug=False)
     from deepspeed.accelerator import get_accelerator

@@ -16,14 +16,15 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from pretrain.base.errors import ConfigError
-from pretrain.base.files import read_text
-from pretrain.base.sensitive import is_secret
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.files import read_text
+from capt.pretrain.base.sensitive import is_secret
 
 log = logging.getLogger(__name__)
 
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
-"""For every rank: ``python -m pretrain`` must not find a ``pretrain.py`` or ``configs`` of the user's folder first."""
+"""For every rank: ``python -m capt.pretrain`` must not find a ``pretrain.py`` or ``configs`` of the user's folder
+first."""
 OWN_NAMES = "CAPT_TRAVELS"
 """The variable in which a user lists further names, separated by commas."""
 

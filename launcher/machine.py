@@ -6,7 +6,7 @@ import os
 import platform
 from pathlib import Path
 
-from launcher.preflight import probe
+from capt.launcher.preflight import probe
 
 
 def cores() -> int:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pretrain.base.progress import ProgressCallback
+from capt.pretrain.base.parallel import ProgressCallback
 
 
 @contextmanager

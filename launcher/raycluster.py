@@ -18,10 +18,10 @@ from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any
 
-from launcher import environment, machine
-from pretrain.base.errors import ConfigError, counted
-from pretrain.base.files import write_text
-from pretrain.base.sensitive import is_secret
+from capt.launcher import environment, machine
+from capt.pretrain.base.errors import ConfigError, counted
+from capt.pretrain.base.files import write_text
+from capt.pretrain.base.sensitive import is_secret
 
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",

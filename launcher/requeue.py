@@ -1,4 +1,4 @@
-"""``python -m launcher.requeue RUN CODE [RESTARTS]``: run by a batch script at its end, to ask for another run.
+"""``python -m capt.launcher.requeue RUN CODE [RESTARTS]``: run by a batch script at its end, to ask for another run.
 
 The status of a job that was killed is corrected. Exit code 0 means that the job is to be queued again, which never
 happens without RESTARTS, nor to one that was cancelled. A job that stopped
@@ -22,14 +22,13 @@ from pathlib import Path
 
 from pydantic import Field, FiniteFloat
 
-from launcher import environment
-from launcher.watch import StatusWatch
-from pretrain.base.errors import UserError, quoted, user_text
-from pretrain.base.files import write_json
-from pretrain.base.records import Count, Record, read_record
-from pretrain.config import load_job
-from pretrain.engine.run_folder import BAD_INPUT, CONFIG, DONE, FAILED, STOPPED, last_step, read_status
-from pretrain.reliability.rollbacks import read_rollbacks
+from capt.launcher import environment
+from capt.launcher.watch import StatusWatch
+from capt.pretrain.base.errors import UserError, quoted, user_text
+from capt.pretrain.base.files import Count, Record, read_record, write_json
+from capt.pretrain.config import load_job
+from capt.pretrain.engine.run_folder import BAD_INPUT, CONFIG, DONE, FAILED, STOPPED, last_step, read_status
+from capt.pretrain.reliability.rollbacks import read_rollbacks
 
 log = logging.getLogger(__name__)
 

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.plan import UNATTENDED, End, Launch
-from launcher.requeue import again
-from launcher.supervisor.crash import write_crash
-from launcher.supervisor.output import patient_log
-from launcher.supervisor.processes import stop_asked, stop_signals
-from pretrain.base.errors import ConfigError, UserError, is_passing, user_text
-from pretrain.base.files import read_bytes
-from pretrain.engine.run_folder import CONFIG, FAILED, STATUS, STOPPED
+from capt.launcher.plan import UNATTENDED, End, Launch
+from capt.launcher.requeue import again
+from capt.launcher.supervisor.activity import write_crash
+from capt.launcher.supervisor.output import patient_log
+from capt.launcher.supervisor.processes import stop_asked, stop_signals
+from capt.pretrain.base.errors import ConfigError, UserError, is_passing, user_text
+from capt.pretrain.base.files import read_bytes
+from capt.pretrain.engine.run_folder import CONFIG, FAILED, STATUS, STOPPED
 
 log = logging.getLogger(__name__)
 

@@ -8,21 +8,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.backends import backend
-from launcher.hostfile import is_this_host
-from launcher.launch_files import LaunchFiles, job_file
-from launcher.plan import Backend, End, Launch, Options, Plan, describe
-from launcher.preflight.run import before_launch
-from launcher.restart import outlast, supervise
-from launcher.watch import StatusWatch
-from pretrain.base.errors import ConfigError, counted, quoted
-from pretrain.config.base import NO_TEXT
-from pretrain.config.load import job_from_mapping, load_job, load_mapping, parse_mapping
-from pretrain.config.reader import as_override
-from pretrain.config.schema import Job
-from pretrain.config.writer import to_yaml
-from pretrain.engine.engines.deepspeed_config import deepspeed_config
-from pretrain.engine.run_folder import (
+from capt.launcher.backends import backend
+from capt.launcher.plan import Backend, End, Launch, LaunchFiles, Options, Plan, describe, job_file
+from capt.launcher.preflight.run import before_launch
+from capt.launcher.restart import outlast, supervise
+from capt.launcher.ssh import is_this_host
+from capt.launcher.watch import StatusWatch
+from capt.pretrain.base.errors import ConfigError, counted, quoted
+from capt.pretrain.config.base import NO_TEXT
+from capt.pretrain.config.load import job_from_mapping, load_job, load_mapping, parse_mapping
+from capt.pretrain.config.reader import as_override, to_yaml
+from capt.pretrain.config.schema import Job
+from capt.pretrain.engine.engines.deepspeed_config import deepspeed_config
+from capt.pretrain.engine.run_folder import (
     BAD_INPUT,
     CONFIG,
     DONE,
@@ -34,7 +32,7 @@ from pretrain.engine.run_folder import (
     require_run,
     resumes_by_itself,
 )
-from pretrain.registry import check_callbacks, require_tracker
+from capt.pretrain.registry import check_callbacks, require_tracker
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +52,7 @@ def begin(
 
     CONFIG, its base files, the overrides and the environment are merged here, once. The ranks read the merged job from
     a private file of the run folder. With ``finetunes`` a job that trains an encoder from scratch is refused. With
-    ``preflight`` the hosts are examined first (``launcher.preflight``).
+    ``preflight`` the hosts are examined first (``capt.launcher.preflight``).
 
     Raises:
         UserError: the job, the options or the hostfile is wrong, ``run.dir`` already holds a run (with
@@ -205,8 +203,8 @@ def _named_checkpoint(folder: Path, name: str) -> str:
 def _check_precision_here(precision: str) -> None:
     """Check the precision on this host; the ranks of other hosts ask their own device, a login node cannot."""
     if precision == "fp16" or (precision == "bf16" and shutil.which("nvidia-smi")):  # every CPU has bf16
-        from pretrain.base.quiet import quiet_libraries
-        from pretrain.engine.precision import check_precision
+        from capt.pretrain.base.quiet import quiet_libraries
+        from capt.pretrain.engine.rank import check_precision
 
         quiet_libraries(debug=False)
         check_precision(precision)

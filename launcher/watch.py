@@ -6,8 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pretrain.base.errors import ConfigError
-from pretrain.engine.run_folder import (
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.engine.run_folder import (
     BAD_INPUT,
     DONE,
     FAILED,

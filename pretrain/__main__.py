@@ -1,4 +1,4 @@
-"""``python -m pretrain CONFIG [a.b=c ...] [--merged] [--resume [auto]] [--checkpoint NAME] [--wait S]``: one rank.
+"""``python -m capt.pretrain CONFIG [a.b=c ...] [--merged] [--resume [auto]] [--checkpoint NAME] [--wait S]``: one rank.
 
 Every launcher starts this module on every rank; the rank is read from the environment. ``capt`` merges CONFIG once, and
 its ranks read the merged job (``--merged``). Exit codes: 0 done, 1 failed, 2 bad input, 75 stopped early but resumable.
@@ -7,10 +7,10 @@ its ranks read the merged job (``--merged``). Exit codes: 0 done, 1 failed, 2 ba
 from __future__ import annotations
 
 if __name__ == "__main__":  # before anything else is imported
-    from pretrain.base.safe_path import drop_working_folder
+    from capt.pretrain.base.safe_path import drop_working_folder
 
     drop_working_folder()
-    from pretrain.base.streams import open_closed_streams
+    from capt.pretrain.base.process import open_closed_streams
 
     open_closed_streams()
 
@@ -27,17 +27,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from pretrain.base.command_line import with_value_of_resume
-from pretrain.base.errors import ConfigError, RunFailedError, UserError, is_passing, user_text
-from pretrain.base.hashing import sha256
-from pretrain.base.streams import error_line
-from pretrain.config import flatten, load_job
-from pretrain.config.schema import Job
-from pretrain.engine import heartbeat, interruption
-from pretrain.engine.run_folder import BAD_INPUT, FAILED, LOGGED, STOPPED
-from pretrain.engine.scratch import use_scratch
+from capt.pretrain.base.command_line import with_value_of_resume
+from capt.pretrain.base.errors import ConfigError, RunFailedError, UserError, is_passing, user_text
+from capt.pretrain.base.process import error_line
+from capt.pretrain.base.verification import sha256
+from capt.pretrain.config import flatten, load_job
+from capt.pretrain.config.schema import Job
+from capt.pretrain.engine import heartbeat, interruption
+from capt.pretrain.engine.run_folder import BAD_INPUT, FAILED, LOGGED, STOPPED
+from capt.pretrain.engine.scratch import use_scratch
 
-logger = logging.getLogger("pretrain")
+logger = logging.getLogger("capt.pretrain")
 _TIMEOUT_MINUTES = 10.0
 """Time for the ranks to meet when the job, which says how long they may wait, cannot be read."""
 _FILE_SECONDS = 5.0
@@ -46,9 +46,9 @@ _FILE_SECONDS = 5.0
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line of one rank. ``--local_rank``, which DeepSpeed's launcher adds, is accepted and not used."""
     parser = argparse.ArgumentParser(
-        prog="python -m pretrain",
+        prog="python -m capt.pretrain",
         description="Run one rank of a job.",
-        epilog="example: python -m pretrain capt_tiny data.files=my.txt schedule.max_steps=200",
+        epilog="example: python -m capt.pretrain capt_tiny data.files=my.txt schedule.max_steps=200",
     )
     parser.add_argument("config", help="a YAML file or the name of a shipped job")
     parser.add_argument("overrides", nargs="*", metavar="a.b=c", help="values that replace the file's")
@@ -146,11 +146,11 @@ def _run(options: argparse.Namespace) -> int:
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             raise
         refusal = error
-    from pretrain.base.quiet import quiet_libraries
+    from capt.pretrain.base.quiet import quiet_libraries
 
     quiet_libraries(debug=options.debug)
-    from pretrain.base import distributed
-    from pretrain.engine.run import run_job
+    from capt.pretrain.base import distributed
+    from capt.pretrain.engine.run import run_job
 
     distributed.initialize(job.engine.timeout_minutes if job else _TIMEOUT_MINUTES)
     with distributed.synchronize_errors():  # one host may see another file

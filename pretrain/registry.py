@@ -1,14 +1,14 @@
 """The registry of tasks: a plain dict from ``task.type`` to the package that implements it.
 
 A task's package has two modules: ``config`` (a ``JOB`` class, no torch) and ``task`` (a ``TASK`` class, which
-satisfies :class:`pretrain.engine.task.Task`). It may have ``evaluate`` and ``export``, to which ``capt evaluate`` and
-``capt convert`` hand its checkpoints (:mod:`pretrain.verbs`), and ``report``, which adds sections to ``capt report``
-(:mod:`pretrain.report.additions`). Other distributions add tasks through the entry-point group ``capt.tasks`` (name =
-the type, value = the package), with the same verbs.
+satisfies :class:`capt.pretrain.engine.task.Task`). It may have ``evaluate`` and ``export``, to which ``capt evaluate``
+and ``capt convert`` hand its checkpoints (:mod:`capt.pretrain.verbs`), and ``report``, which adds sections to ``capt
+report`` (:mod:`capt.pretrain.report.runs`). Other distributions add tasks through the entry-point group ``capt.tasks``
+(name = the type, value = the package), with the same verbs.
 
 Callbacks work alike: a plain dict from a key of ``run.callbacks`` to the class, and the entry-point group
-``capt.callbacks`` (name = the key, value = ``module:Class``). So do launchers (`launcher.backends`) and sources of text
-(`pretrain.data.sources`).
+``capt.callbacks`` (name = the key, value = ``module:Class``). So do launchers (`capt.launcher.backends`) and sources
+of text (`capt.pretrain.data.sources`).
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
-from pretrain.base.errors import ConfigError, did_you_mean, shown
-from pretrain.base.extras import EXTRA_OF, how_to_install
-from pretrain.base.sensitive import has_secret
+from capt.pretrain.base.errors import EXTRA_OF, ConfigError, did_you_mean, how_to_install, shown
+from capt.pretrain.base.sensitive import has_secret
 
 TASKS = {
-    "ace": "pretrain.embeddings",
-    "capt_language": "pretrain.language",
-    "capt_vl": "pretrain.vision_language",
-    "glue": "finetune.glue",
-    "latent": "pretrain.latent",
-    "visual": "finetune.visual",
+    "ace": "capt.pretrain.embeddings",
+    "capt_language": "capt.pretrain.language",
+    "capt_vl": "capt.pretrain.vision_language",
+    "glue": "capt.finetune.glue",
+    "latent": "capt.pretrain.latent",
+    "visual": "capt.finetune.visual",
 }
 
 IMPORTERS = {"hf": "capt_language"}
@@ -44,17 +43,17 @@ FOREIGN_TASK = "capt_language"
 """The task that evaluates a Hugging Face folder, which says nothing of a task."""
 
 CALLBACKS = {
-    "mlflow": "pretrain.engine.callbacks.mlflow:MLflow",
-    "prometheus": "pretrain.engine.callbacks.prometheus:Prometheus",
-    "wandb": "pretrain.engine.callbacks.wandb:WeightsAndBiases",
+    "mlflow": "capt.pretrain.engine.callbacks.trackers:MLflow",
+    "prometheus": "capt.pretrain.engine.callbacks.prometheus:Prometheus",
+    "wandb": "capt.pretrain.engine.callbacks.trackers:WeightsAndBiases",
 }
 
 RELIABILITY = {
-    "stragglers": "pretrain.reliability.stragglers:Stragglers",
-    "spikes": "pretrain.reliability.spikes:Spikes",
-    "ledger": "pretrain.reliability.sample_ledger:SampleLedger",
-    "replicas": "pretrain.reliability.replicas:Replicas",
-    "local": "pretrain.reliability.local.checkpointer:LocalCheckpointer",
+    "stragglers": "capt.pretrain.reliability.stragglers:Stragglers",
+    "spikes": "capt.pretrain.reliability.spikes:Spikes",
+    "ledger": "capt.pretrain.reliability.sample_ledger:SampleLedger",
+    "replicas": "capt.pretrain.reliability.replicas:Replicas",
+    "local": "capt.pretrain.reliability.local.checkpointer:LocalCheckpointer",
 }
 """The fault tolerance of every job. The engine finds it here, because the classes import the engine."""
 

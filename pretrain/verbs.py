@@ -17,10 +17,10 @@ from typing import Any, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 
-from pretrain.base.errors import CheckpointError, ConfigError, did_you_mean
-from pretrain.base.records import first_fault
-from pretrain.config.reader import NotYamlError, read_yaml
-from pretrain.registry import VECTORS_TASK, task_module
+from capt.pretrain.base.errors import CheckpointError, ConfigError, did_you_mean
+from capt.pretrain.base.files import first_fault
+from capt.pretrain.config.reader import NotYamlError, read_yaml
+from capt.pretrain.registry import VECTORS_TASK, task_module
 
 _GIVEN_BY_CAPT = frozenset({"to", "overwrite", "about", "progress"})
 _DONE = {"evaluate": "evaluated", "export": "converted"}
@@ -37,7 +37,7 @@ def task_of(path: Path) -> str:
     """
     if path.is_file():
         return VECTORS_TASK
-    from pretrain.engine.checkpoint import find_best, read_manifest  # imports torch
+    from capt.pretrain.engine.checkpoint import find_best, read_manifest  # imports torch
 
     return read_manifest(find_best(path)).task
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pretrain.config.load import load_job
-from pretrain.embeddings.config import EmbeddingJob
+from capt.pretrain.config.load import load_job
+from capt.pretrain.embeddings.config import EmbeddingJob
 
 ROOT = Path(__file__).parents[1]
 ACE = ROOT / "configs" / "pretrain" / "ace"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from finetune.glue.tasks import GLUE
+from capt.finetune.glue.tasks import GLUE
 
 _TEXT = """
 river stone house door child book letter night bird tree road city bread king queen water fire wind
@@ -66,7 +66,7 @@ def write_vocabulary(folder: Path, bert: bool = False) -> int:
         words = list(dict.fromkeys(words))
         (folder / "vocab.txt").write_text("\n".join(words) + "\n")
         return len(words)
-    from tokenizer.train import train
+    from capt.tokenizer.train import train
 
     generator = random.Random(0)
     lines = [f"{start} {sentence(generator)}" for start in ("Yes", "No", "Perhaps") for _ in range(100)]

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
 
-from launcher.supervisor import processes
+from capt.launcher.supervisor import processes
 
 
 def fork_ranks() -> None:
@@ -29,7 +29,7 @@ def fork_ranks() -> None:
 
 
 class _Forked:
-    """What ``launcher.supervisor`` needs of ``subprocess.Popen``."""
+    """What ``capt.launcher.supervisor`` needs of ``subprocess.Popen``."""
 
     stdin = stdout = stderr = None
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from pretrain.config.load import job_from_mapping
+from capt.pretrain.config.load import job_from_mapping
 
 STEPS = 3
 """A queue of 41 rows is half full at the second step of 16 samples, then wraps."""
-_TASKS = {"capt_language": "pretrain.language.task", "capt_vl": "pretrain.vision_language.task"}
+_TASKS = {"capt_language": "capt.pretrain.language.task", "capt_vl": "capt.pretrain.vision_language.task"}
 
 
 def gradients(mapping: dict[str, Any], *, seed: int | None = None, scale: float | None = None) -> dict[str, Any]:
@@ -24,9 +24,9 @@ def gradients(mapping: dict[str, Any], *, seed: int | None = None, scale: float 
         seed: of the random numbers that each step draws (dropout), on this rank; None leaves them as they are.
         scale: fp16's loss scale, which the gradients are divided by.
     """
-    from pretrain.base.quiet import quiet_libraries
-    from pretrain.engine.engines.build import build_engines
-    from pretrain.engine.task import Progress
+    from capt.pretrain.base.quiet import quiet_libraries
+    from capt.pretrain.engine.engines.build import build_engines
+    from capt.pretrain.engine.task import Progress
 
     quiet_libraries(debug=False)
     job = job_from_mapping(mapping, "test")

@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.supervisor.processes import born, descendants
+from capt.launcher.supervisor.processes import born, descendants
 from tests import small_job
 from tests.support import run_capt, start_capt
 
@@ -169,8 +169,8 @@ def parent_of(pid: int) -> int | None:
 
 def _newest_whole(run: Path) -> int:
     """The step of the newest checkpoint whose files all have the size and digest of its manifest."""
-    from pretrain.base.errors import CheckpointError
-    from pretrain.engine.checkpoint.layout import checkpoints_of, verify
+    from capt.pretrain.base.errors import CheckpointError
+    from capt.pretrain.engine.checkpoint.layout import checkpoints_of, verify
 
     listed = checkpoints_of(run)
     for path in reversed(listed):

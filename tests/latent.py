@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from pretrain.config.load import load_job
-from pretrain.engine.task import to_float
-from pretrain.latent.config import LatentJob
+from capt.pretrain.config.load import load_job
+from capt.pretrain.engine.task import to_float
+from capt.pretrain.latent.config import LatentJob
 
 ROOT = Path(__file__).parents[1]
 PTB = ROOT / "configs" / "pretrain" / "latent" / "ptb"

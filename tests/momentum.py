@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from pretrain.base.quiet import quiet_libraries
-from pretrain.config.load import job_from_mapping
-from pretrain.engine.engines.base import Engine
-from pretrain.engine.engines.build import build_engines
-from pretrain.language.task import LanguageTask
+from capt.pretrain.base.quiet import quiet_libraries
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.engine.engines.base import Engine
+from capt.pretrain.engine.engines.build import build_engines
+from capt.pretrain.language.task import LanguageTask
 from tests.language import language_mapping
 
 DECAY = 0.9

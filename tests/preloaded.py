@@ -13,16 +13,16 @@ import transformers.models.auto.modeling_auto
 import transformers.models.roberta.modeling_roberta
 import typer.testing
 
-import finetune.glue.task
-import launcher.cli
-import pretrain.engine.engines.deepspeed
-import pretrain.engine.run
-import pretrain.language.task
-import pretrain.latent.task
-import pretrain.vision_language.task
+import capt.finetune.glue.task
+import capt.launcher.cli
+import capt.pretrain.engine.engines.deepspeed
+import capt.pretrain.engine.run
+import capt.pretrain.language.task
+import capt.pretrain.latent.task
+import capt.pretrain.vision_language.task
+import capt.tokenizer.train
 import tests.support
 import tests.toy.task
-import tokenizer.train
 
 gc.collect()
 gc.freeze()  # the garbage collector of a forked process then passes over all of this, and copies none of its pages

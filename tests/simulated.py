@@ -29,8 +29,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from pretrain.contrast import cached, kernels
-from pretrain.models import attention, cross_entropy, dropout
+from capt.pretrain.contrast import cached, kernels
+from capt.pretrain.models import cross_entropy, layers
 
 _PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1}
 """Matrix products, and the place of their first factor among the arguments."""
@@ -78,7 +78,7 @@ def as_on_a_gpu() -> Iterator[None]:
         mock.patch.object(kernels.InstanceIds, "negative_mask", property(_byte_mask)),
         mock.patch.dict(cross_entropy._BLOCK_BYTES, cpu=cross_entropy._BLOCK_BYTES["cuda"]),
         mock.patch.object(kernels, "_multiply", _multiply_as_on_a_gpu),
-        *(mock.patch.object(module, "draws_own_masks", _no) for module in (attention, dropout)),
+        *(mock.patch.object(module, "draws_own_masks", _no) for module in (layers, layers)),
         mock.patch.object(_module("info_nce"), "check_precision", _nothing),  # tf32
         *(mock.patch.object(dist, name, _settled(getattr(dist, name))) for name in _COLLECTIVES),
         mock.patch.object(dist, "reduce_scatter_single", _settled(_unseen(dist.reduce_scatter_single))),
@@ -91,7 +91,7 @@ def as_on_a_gpu() -> Iterator[None]:
 
 def _module(name: str) -> ModuleType:
     """A module of the contrast; the package has a function of the same name."""
-    return importlib.import_module(f"pretrain.contrast.{name}")
+    return importlib.import_module(f"capt.pretrain.contrast.{name}")
 
 
 def _no(*_: Any) -> bool:

@@ -63,8 +63,8 @@ class ClosedTerminal(io.StringIO):
 
 def skip_without(precision: str) -> None:
     """Skip a test of a precision that this machine has no units for."""
-    from pretrain.base.errors import ConfigError
-    from pretrain.engine.precision import check_precision
+    from capt.pretrain.base.errors import ConfigError
+    from capt.pretrain.engine.rank import check_precision
 
     try:
         check_precision(precision)
@@ -125,7 +125,8 @@ def run_ranks(fn: Callable[..., Any], world: int, *args: Any, timeout: float = 1
 
 
 def run_capt(*arguments: str, cwd: Path, env: Mapping[str, str], timeout: float = 240.0) -> CompletedProcess[str]:
-    """Run ``capt ARGUMENTS`` to its end in a forked process: what it does from ``launcher.cli.main`` on is the same.
+    """Run ``capt ARGUMENTS`` to its end in a forked process: what it does from ``capt.launcher.cli.main`` on is the
+    same.
 
     A test of the start itself (the imports, their time, how the interpreter is started) needs a process of its own.
     """
@@ -205,6 +206,6 @@ def _capt_main(arguments: tuple[str, ...], cwd: str, env: dict[str, str], output
     os.environ.clear()
     os.environ.update(env)
     sys.argv = ["capt", *arguments]
-    from launcher.cli import main
+    from capt.launcher.cli import main
 
     main(list(arguments))

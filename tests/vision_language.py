@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from pretrain.regions.picture import Labels, Picture
-from pretrain.regions.writer import write_store
+from capt.pretrain.regions.picture import Labels, Picture
+from capt.pretrain.regions.writer import write_store
 
 CLASSES = ("cat", "dog", "tree", "car", "ball", "house", "boat")
 COLOURS = ("red", "green", "blue", "white")

@@ -7,8 +7,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from pretrain.regions.nlvr1 import FEATURES_OF, read_scenes
-from pretrain.regions.writer import write_store
+from capt.pretrain.regions.nlvr1 import FEATURES_OF, read_scenes
+from capt.pretrain.regions.writer import write_store
 from tests.vision_language import CLASSES, COLOURS, make_pictures, write_small_store
 
 ENCODER = {

@@ -11,14 +11,14 @@ from typing import Any
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pretrain.base import distributed
-from pretrain.base.quiet import quiet_libraries
-from pretrain.config.load import load_job
-from pretrain.config.schema import Job
-from pretrain.engine.engines.base import Engine
-from pretrain.engine.engines.build import build_engines
-from pretrain.engine.task import Progress
-from pretrain.registry import task_class
+from capt.pretrain.base import distributed
+from capt.pretrain.base.quiet import quiet_libraries
+from capt.pretrain.config.load import load_job
+from capt.pretrain.config.schema import Job
+from capt.pretrain.engine.engines.base import Engine
+from capt.pretrain.engine.engines.build import build_engines
+from capt.pretrain.engine.task import Progress
+from capt.pretrain.registry import task_class
 
 RANKS = {"tiny": 2, "small": 8, "continue": 8, "base": 64, "large": 128}
 """GPUs at which each size is looked at: these decide the accumulation."""

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from tokenizers.normalizers import Normalizer
 
-from pretrain.base.errors import DataError
-from tokenizer.encode import TextTokenizer, load_tokenizer
-from tokenizer.special import is_bert_like
+from capt.pretrain.base.errors import DataError
+from capt.tokenizer.encode import TextTokenizer, load_tokenizer
+from capt.tokenizer.special import is_bert_like
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor

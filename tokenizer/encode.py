@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from pretrain.base.atomic import new_file
-from tokenizer.bounds import rust_errors
-from tokenizer.formats import open_folder
-from tokenizer.special import SpecialIds, is_bert_like, resolve_special_ids
+from capt.pretrain.base.atomic import new_file
+from capt.tokenizer.classes import rust_errors
+from capt.tokenizer.formats import open_folder
+from capt.tokenizer.special import SpecialIds, is_bert_like, resolve_special_ids
 
 _BATCH_CHARACTERS = 4_000_000
 

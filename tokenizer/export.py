@@ -10,13 +10,13 @@ from pathlib import Path
 from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 from tokenizers import normalizers
 
-from pretrain.base.atomic import new_folder
-from pretrain.base.errors import DataError
-from pretrain.base.files import read_bytes
-from tokenizer.check import LINES, agreement, check_round_trip, check_with_transformers
-from tokenizer.encode import TextTokenizer
-from tokenizer.pieces import CONTROL, TRAINED_HERE, UNKNOWN, to_tokenizer, unicode_steps
-from tokenizer.special import resolve_special_ids
+from capt.pretrain.base.atomic import new_folder
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.files import read_bytes
+from capt.tokenizer.check import LINES, agreement, check_round_trip, check_with_transformers
+from capt.tokenizer.encode import TextTokenizer
+from capt.tokenizer.pieces import CONTROL, TRAINED_HERE, UNKNOWN, to_tokenizer, unicode_steps
+from capt.tokenizer.special import resolve_special_ids
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def export(
     The folder gets ``sentencepiece.model``, ``tokenizer.json``, ``tokenizer_config.json``; ids are SentencePiece's own
     (fairseq's XLM-R shifts them by one: use its ``tokenizer.json`` instead). Returns the number of texts whose ids were
     compared with SentencePiece: ``texts``, which should be real lines, and a few awkward ones. The first 2,000 of
-    ``texts`` decide whether the export sorts combining marks (`tokenizer.pieces.unicode_steps`). Ties of a unigram
+    ``texts`` decide whether the export sorts combining marks (`capt.tokenizer.pieces.unicode_steps`). Ties of a unigram
     model pass with a warning. The folder is then loaded with ``transformers``, which must give the same ids as well on
     these 2,000.
 

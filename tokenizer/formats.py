@@ -15,12 +15,20 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from pretrain.base.errors import DataError, quoted, shown
-from pretrain.base.files import file_in, read_json, read_text
-from pretrain.base.records import Record, read_record
-from tokenizer.bounds import check_ids, check_pipeline, rust_errors
-from tokenizer.classes import BYTE_LEVEL, CONVERT, WORD_PIECE, class_of, conform, require_class
-from tokenizer.special import NEVER_IN_TEXT, ROLE_NAMES
+from capt.pretrain.base.errors import DataError, quoted, shown
+from capt.pretrain.base.files import Record, file_in, read_json, read_record, read_text
+from capt.tokenizer.classes import (
+    BYTE_LEVEL,
+    CONVERT,
+    WORD_PIECE,
+    check_ids,
+    check_pipeline,
+    class_of,
+    conform,
+    require_class,
+    rust_errors,
+)
+from capt.tokenizer.special import NEVER_IN_TEXT, ROLE_NAMES
 
 logger = logging.getLogger(__name__)
 
@@ -285,7 +293,7 @@ def _lower_cased(tokenizer: Tokenizer, path: Path) -> Tokenizer:
 
 def _sentencepiece_of_deberta(path: Path, config: _Config) -> Tokenizer:
     """The tokenizer of DeBERTa-v2 and v3: SentencePiece's ids, and behind them the mask, which its model lacks."""
-    from tokenizer.pieces import read_model, to_tokenizer  # SentencePiece, which no other kind needs
+    from capt.tokenizer.pieces import read_model, to_tokenizer  # SentencePiece, which no other kind needs
 
     for key in ("do_lower_case", "split_by_punct"):
         if getattr(config, key):

@@ -25,9 +25,9 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from pretrain.base.errors import DataError
-from pretrain.base.files import read_bytes
-from tokenizer.special import NEVER_IN_TEXT
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.files import read_bytes
+from capt.tokenizer.special import NEVER_IN_TEXT
 
 _UNIGRAM, _BPE = 1, 2
 _NORMAL, UNKNOWN, CONTROL, _USER_DEFINED = 1, 2, 3, 4

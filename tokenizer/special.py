@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from pretrain.base.errors import DataError
+from capt.pretrain.base.errors import DataError
 
 logger = logging.getLogger(__name__)
 

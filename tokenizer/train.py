@@ -15,12 +15,12 @@ from typing import Any, Literal, get_args
 from sentencepiece import SentencePieceNormalizer, SentencePieceTrainer, sentencepiece_model_pb2
 from tokenizers import normalizers
 
-from pretrain.base.atomic import new_folder
-from pretrain.base.errors import ConfigError, DataError, UserError
-from tokenizer.check import LINES
-from tokenizer.export import write_folder
-from tokenizer.pieces import TRAINED_HERE, unicode_steps
-from tokenizer.special import TRAINED
+from capt.pretrain.base.atomic import new_folder
+from capt.pretrain.base.errors import ConfigError, DataError, UserError
+from capt.tokenizer.check import LINES
+from capt.tokenizer.export import write_folder
+from capt.tokenizer.pieces import TRAINED_HERE, unicode_steps
+from capt.tokenizer.special import TRAINED
 
 logger = logging.getLogger(__name__)
 

@@ -11,14 +11,14 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
 
-from finetune.config import FineTuningJob
-from finetune.glue.tasks import GlueTask, glue_task
-from finetune.inputs import describe_initial_model
-from pretrain.base.cache import default_cache
-from pretrain.base.errors import ConfigError
-from pretrain.config.base import PathField, PositiveInt, Section
-from pretrain.config.schema import BatchSection, OptimizerSection
-from pretrain.models.hub import Source
+from capt.finetune.config import FineTuningJob
+from capt.finetune.glue.tasks import GlueTask, glue_task
+from capt.finetune.inputs import describe_initial_model
+from capt.pretrain.base.cache import default_cache
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config.base import PathField, PositiveInt, Section
+from capt.pretrain.config.schema import BatchSection, OptimizerSection
+from capt.pretrain.models.hf_config import Source
 
 
 class GlueData(Section):
@@ -101,7 +101,7 @@ class GlueJob(FineTuningJob):
 
     def check_inputs(self) -> list[str]:
         """Describe the files of the task and where the encoder comes from; no file is read."""
-        from finetune.glue.inputs import describe_data  # numpy
+        from capt.finetune.glue.inputs import describe_data  # numpy
 
         data = self.data
         described = describe_data(data.glue_task, data.path, from_hub=data.source == "hub")

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from finetune.encoding import encode_texts
-from finetune.glue.config import GlueData
-from finetune.glue.files import Examples, read_split
-from finetune.glue.tasks import GlueTask
-from finetune.order import chosen_rows
-from finetune.text_rows import TextRows
-from pretrain.base.errors import DataError
-from tokenizer.encode import TextTokenizer
+from capt.finetune.batches import TextRows
+from capt.finetune.encoding import encode_texts
+from capt.finetune.glue.config import GlueData
+from capt.finetune.glue.files import Examples, read_split
+from capt.finetune.glue.tasks import GlueTask
+from capt.finetune.order import chosen_rows
+from capt.pretrain.base.errors import DataError
+from capt.tokenizer.encode import TextTokenizer
 
 
 def read_examples(data: GlueData, task: GlueTask, split: str) -> Examples:
     """The examples of a split, from the files or the hub as the job says. Raises as `read_split` and `read_hub` do."""
     if data.source == "hub":
-        from finetune.glue.hub import HUB, read_hub  # datasets takes a second to import
+        from capt.finetune.glue.hub import HUB, read_hub  # datasets takes a second to import
 
         return read_hub(task, split, str(data.path or HUB))
     assert data.path is not None, "GlueData lets no job through without it"

@@ -14,27 +14,26 @@ import torch
 import transformers
 from torch import Tensor
 
-from finetune.encoding import encode_texts
-from finetune.glue.restore import GlueClassifier, load_classifier
-from finetune.glue.tasks import GlueTask
-from finetune.restore import FineTuned
-from finetune.text_rows import TextRows
-from pretrain.base.errors import CheckpointError
-from pretrain.base.files import write_json
-from pretrain.base.quiet import quiet_transformers
-from pretrain.convert.about import About, result
-from pretrain.convert.card import final_metrics, plain_text, table
-from pretrain.convert.output import export_folder
-from pretrain.convert.reference import TEXTS, card_inputs, require_close
-from pretrain.data.sts_files import MAX_SCORE
-from pretrain.engine.checkpoint import read_metadata
-from pretrain.engine.durable import write_tensors
-from pretrain.models.encoder import Encoder
-from pretrain.models.foreign.encoder import TransformersEncoder
-from pretrain.models.foreign.families import Family, family_of
-from pretrain.models.hf_map import parameter_names
-from pretrain.models.roberta import RobertaEncoder
-from tokenizer.check import check_with_transformers
+from capt.finetune.batches import TextRows
+from capt.finetune.encoding import encode_texts
+from capt.finetune.glue.restore import GlueClassifier, load_classifier
+from capt.finetune.glue.tasks import GlueTask
+from capt.finetune.restore import FineTuned
+from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.base.files import write_json
+from capt.pretrain.base.quiet import quiet_transformers
+from capt.pretrain.convert.card import About, final_metrics, plain_text, result, table
+from capt.pretrain.convert.output import export_folder
+from capt.pretrain.convert.reference import TEXTS, card_inputs, require_close
+from capt.pretrain.data.sts_files import MAX_SCORE
+from capt.pretrain.engine.checkpoint import read_metadata
+from capt.pretrain.engine.durable import write_tensors
+from capt.pretrain.models.encoder import Encoder
+from capt.pretrain.models.foreign.encoder import TransformersEncoder
+from capt.pretrain.models.foreign.families import Family, family_of
+from capt.pretrain.models.hf_map import parameter_names
+from capt.pretrain.models.roberta import RobertaEncoder
+from capt.tokenizer.check import check_with_transformers
 
 logger = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from finetune.glue.tasks import Columns, GlueTask
-from pretrain.base.errors import DataError
-from pretrain.base.files import open_regular
-from pretrain.data.sts_files import read_score
+from capt.finetune.glue.tasks import Columns, GlueTask
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.files import open_regular
+from capt.pretrain.data.sts_files import read_score
 
 logger = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import datasets
 import numpy as np
 
-from finetune.glue.files import Examples, warn_of_row_count
-from finetune.glue.tasks import GlueTask
-from pretrain.base.errors import DataError
-from pretrain.data.sts_files import MAX_SCORE
+from capt.finetune.glue.files import Examples, warn_of_row_count
+from capt.finetune.glue.tasks import GlueTask
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.data.sts_files import MAX_SCORE
 
 HUB = "nyu-mll/glue"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from finetune.glue.files import find_split
-from finetune.glue.tasks import GlueTask
-from pretrain.base.errors import DataError
+from capt.finetune.glue.files import find_split
+from capt.finetune.glue.tasks import GlueTask
+from capt.pretrain.base.errors import DataError
 
 
 def describe_data(task: GlueTask, path: Path | None, *, from_hub: bool) -> str:

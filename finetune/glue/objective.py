@@ -8,16 +8,16 @@ import torch.nn.functional as F
 from jaxtyping import Float, Num
 from torch import Tensor
 
-from finetune.batches import Batch
-from finetune.glue.tasks import GlueTask
-from finetune.metrics import compute_metrics
-from finetune.objective import RowResults
-from finetune.text_rows import TextInputs, TextRows
-from pretrain.data.sts_files import MAX_SCORE
+from capt.finetune.batches import Batch, TextInputs, TextRows
+from capt.finetune.evaluation import RowResults
+from capt.finetune.glue.tasks import GlueTask
+from capt.finetune.metrics import compute_metrics
+from capt.pretrain.data.sts_files import MAX_SCORE
 
 
 class GlueObjective:
-    """Cross entropy of classes, or squared error of scores, and the metrics of one task (`finetune.objective`)."""
+    """Cross entropy of classes, or squared error of scores, and the metrics of one task
+    (`capt.finetune.evaluation`)."""
 
     def __init__(self, task: GlueTask) -> None:
         self.task = task
@@ -46,7 +46,7 @@ class GlueObjective:
         return classes
 
     def metrics(self, results: RowResults, rows: TextRows) -> dict[str, float]:
-        """``loss``, the task's metrics, ``degenerate`` and ``baseline`` (`finetune.metrics.compute_metrics`)."""
+        """``loss``, the task's metrics, ``degenerate`` and ``baseline`` (`capt.finetune.metrics.compute_metrics`)."""
         assert rows.labels is not None, "dev_rows refuses a split without labels"
         loss = self.loss(torch.from_numpy(results["logits"]), torch.from_numpy(rows.labels))
         return {"loss": float(loss), **compute_metrics(self.task.metrics, self.predictions(results), rows.labels)}

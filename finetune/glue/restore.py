@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from finetune.classifier import Classifier
-from finetune.glue.config import GlueJob
-from finetune.restore import FineTuned, load_fine_tuned
-from pretrain.base.errors import CheckpointError
-from pretrain.models.encoder import Encoder
-from pretrain.models.foreign.build import build_encoder
-from pretrain.models.foreign.families import FAMILIES
+from capt.finetune.classifier import Classifier
+from capt.finetune.glue.config import GlueJob
+from capt.finetune.restore import FineTuned, load_fine_tuned
+from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.models.encoder import Encoder
+from capt.pretrain.models.foreign.encoder import build_encoder
+from capt.pretrain.models.foreign.families import FAMILIES
 
 GlueClassifier = FineTuned[GlueJob, Classifier]
 """A checkpoint of a ``glue`` job, loaded."""

@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-from finetune.backbone import load_backbone
-from finetune.classifier import Classifier
-from finetune.glue.config import GlueJob
-from finetune.glue.data import dev_rows, train_rows
-from finetune.glue.objective import GlueObjective
-from finetune.glue.restore import classifier_on
-from finetune.task import FineTuningTask, Identity
-from pretrain.base.overlap import report_overlap, shared
-from pretrain.base.randomness import derive
-from pretrain.config.schema import Job
+from capt.finetune.classifier import Classifier
+from capt.finetune.glue.config import GlueJob
+from capt.finetune.glue.data import dev_rows, train_rows
+from capt.finetune.glue.objective import GlueObjective
+from capt.finetune.glue.restore import classifier_on
+from capt.finetune.restore import load_backbone
+from capt.finetune.task import FineTuningTask, Identity
+from capt.pretrain.base.overlap import report_overlap, shared
+from capt.pretrain.base.randomness import derive
+from capt.pretrain.config.schema import Job
 
 
 class GlueFineTuning(FineTuningTask):

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pretrain.base.errors import ConfigError
+from capt.pretrain.base.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,14 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from finetune.config import FineTuningJob, FineTuningSchedule
-from pretrain.base.errors import did_you_mean, shown
-from pretrain.config.base import PathField, PositiveInt, Section
-from pretrain.config.schema import BatchSection, OptimizerSection
-from pretrain.models.hub import Source
-from pretrain.models.lxmert.config import LxmertConfig
-from pretrain.vision_language.inputs import describe_inputs
-from pretrain.vision_language.sections import (
+from capt.finetune.config import FineTuningJob, FineTuningSchedule
+from capt.pretrain.base.errors import did_you_mean, shown
+from capt.pretrain.config.base import PathField, PositiveInt, Section
+from capt.pretrain.config.schema import BatchSection, OptimizerSection
+from capt.pretrain.models.hf_config import Source
+from capt.pretrain.models.lxmert.config import LxmertConfig
+from capt.pretrain.vision_language.inputs import describe_inputs
+from capt.pretrain.vision_language.sections import (
     MICROWORLD_TASKS,
     SentenceTokenizer,
     VisionLanguageData,
@@ -40,7 +40,8 @@ class VisualTask(NamedTuple):
         pictures: how many a row shows.
         answers: whether rows are questions with an answer table; else they are statements, true or false.
         metrics: what validation reports, the one that selects models first.
-        results: the module of its result file, with the functions of `finetune.visual.dumps.ResultFile`; ``scores`` is
+        results: the module of its result file, with the functions of `capt.finetune.visual.dumps.ResultFile`;
+        ``scores`` is
             for statements alone.
         stem: how many fields of an identifier, from the left, rows share that were written together; 0 = rows of one
             picture were.
@@ -63,10 +64,10 @@ _STATEMENT_METRICS = ("accuracy", "consistency")
 TASKS = {
     task.key: task
     for task in (
-        VisualTask("vqa", "VQA", 1, True, ("accuracy",), "finetune.visual.vqa", rare_answers=False),
-        VisualTask("gqa", "GQA", 1, True, ("accuracy",), "finetune.visual.gqa"),
-        VisualTask("nlvr2", "NLVR2", 2, False, _STATEMENT_METRICS, "finetune.visual.nlvr", stem=2),
-        VisualTask("nlvr1", "NLVR v1", 1, False, _STATEMENT_METRICS, "finetune.visual.nlvr", stem=1, boxes=True),
+        VisualTask("vqa", "VQA", 1, True, ("accuracy",), "capt.finetune.visual.vqa", rare_answers=False),
+        VisualTask("gqa", "GQA", 1, True, ("accuracy",), "capt.finetune.visual.gqa"),
+        VisualTask("nlvr2", "NLVR2", 2, False, _STATEMENT_METRICS, "capt.finetune.visual.nlvr", stem=2),
+        VisualTask("nlvr1", "NLVR v1", 1, False, _STATEMENT_METRICS, "capt.finetune.visual.nlvr", stem=1, boxes=True),
     )
 }
 """The picture tasks by the value of ``data.task``, in the order of the report's columns."""

@@ -10,18 +10,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from finetune.encoding import encode_texts
-from finetune.order import chosen_rows
-from finetune.visual.config import VisualData, VisualTask
-from finetune.visual.rows import Augment, AugmentedRows, PictureRows, SoftTargets
-from pretrain.base.errors import DataError, counted
-from pretrain.base.overlap import report_overlap, shared
-from pretrain.regions.store import RegionStore
-from pretrain.vision_language.data.answers import AnswerTable, build_table, coverage, load_table, log_coverage
-from pretrain.vision_language.data.examples import Example
-from pretrain.vision_language.data.read import read_examples
-from pretrain.vision_language.prepare import first_shown, with_pictures
-from tokenizer.encode import TextTokenizer
+from capt.finetune.encoding import encode_texts
+from capt.finetune.order import chosen_rows
+from capt.finetune.visual.config import VisualData, VisualTask
+from capt.finetune.visual.rows import Augment, AugmentedRows, PictureRows, SoftTargets
+from capt.pretrain.base.errors import DataError, counted
+from capt.pretrain.base.overlap import report_overlap, shared
+from capt.pretrain.regions.store import RegionStore
+from capt.pretrain.vision_language.data.answers import AnswerTable, build_table, coverage, load_table, log_coverage
+from capt.pretrain.vision_language.data.examples import Example
+from capt.pretrain.vision_language.data.read import read_examples
+from capt.pretrain.vision_language.prepare import first_shown, with_pictures
+from capt.tokenizer.encode import TextTokenizer
 
 logger = logging.getLogger(__name__)
 

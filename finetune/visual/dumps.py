@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol, cast, runtime_checkable
 
-from finetune.visual.config import VisualTask
-from pretrain.base.errors import DataError, counted, shown
-from pretrain.vision_language.data.examples import Example
-from pretrain.vision_language.data.files import Document, read_document
+from capt.finetune.visual.config import VisualTask
+from capt.pretrain.base.errors import DataError, counted, shown
+from capt.pretrain.vision_language.data.examples import Example
+from capt.pretrain.vision_language.data.files import Document, read_document
 
 LARGEST = 1 << 28
 """Bytes of a result file at most: the 448,000 answers to VQA's test set have 20 MB."""
@@ -63,7 +63,7 @@ class Checked(NamedTuple):
     """What a result file turned out to be.
 
     Attributes:
-        task: a key of `finetune.visual.config.TASKS`.
+        task: a key of `capt.finetune.visual.config.TASKS`.
         questions: how many the data have.
         predictions: how many of them have a prediction.
         unasked: predictions of other questions, which GQA's and NLVR's official scripts pass over.
@@ -103,7 +103,7 @@ def checked(
 
 @runtime_checkable
 class ResultFile(Protocol):
-    """What the module of a task's result file offers (`finetune.visual.config.VisualTask.results`)."""
+    """What the module of a task's result file offers (`capt.finetune.visual.config.VisualTask.results`)."""
 
     def check(self, path: Path, documents: list[Document], task: str) -> Checked:
         """Check a result file against the documents of its questions, and score it where these hold the answers."""

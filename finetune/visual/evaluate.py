@@ -8,24 +8,22 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from finetune.evaluation import as_text, evaluation_result, results_of_all_rows
-from finetune.objective import RowResults
-from finetune.visual.check import check_predictions
-from finetune.visual.config import VisualJob
-from finetune.visual.data import read_rows, read_splits, require_counted, require_own_ids, row_set
-from finetune.visual.objective import objective_of
-from finetune.visual.predictions import write_dump
-from finetune.visual.restore import FineTunedLxmert, load_visual, read_answers
-from finetune.visual.rows import PictureRows
-from pretrain.base import distributed
-from pretrain.base.errors import counted
-from pretrain.base.progress import ProgressCallback
-from pretrain.base.verification import Verifier
-from pretrain.regions.store import RegionStore
-from pretrain.vision_language.data.answers import AnswerTable
-from pretrain.vision_language.features import read_features, require_features
-from pretrain.vision_language.inputs import require, require_store
-from pretrain.vision_language.sources import located
+from capt.finetune.evaluation import RowResults, as_text, evaluation_result, results_of_all_rows
+from capt.finetune.visual.config import VisualJob
+from capt.finetune.visual.data import read_rows, read_splits, require_counted, require_own_ids, row_set
+from capt.finetune.visual.module import FineTunedLxmert, load_visual, read_answers
+from capt.finetune.visual.objective import objective_of
+from capt.finetune.visual.predictions import check_predictions, write_dump
+from capt.finetune.visual.rows import PictureRows
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import counted
+from capt.pretrain.base.parallel import ProgressCallback
+from capt.pretrain.base.verification import Verifier
+from capt.pretrain.regions.store import RegionStore
+from capt.pretrain.vision_language.data.answers import AnswerTable
+from capt.pretrain.vision_language.features import read_features, require_features
+from capt.pretrain.vision_language.inputs import require, require_store
+from capt.pretrain.vision_language.pairs import located
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +71,7 @@ def evaluate(
         progress: called with the rows done and their number.
 
     Returns:
-        As `finetune.evaluation.evaluate_checkpoint`; no metrics for rows without labels.
+        As `capt.finetune.evaluation.evaluate_checkpoint`; no metrics for rows without labels.
 
     Raises:
         CheckpointError: nothing usable there, or the store holds features of another kind than those of the training.

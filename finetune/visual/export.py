@@ -10,15 +10,14 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from finetune.visual.restore import FineTunedLxmert, load_visual, read_answers
-from pretrain.base.errors import CheckpointError
-from pretrain.config import flatten
-from pretrain.convert.about import About, result
-from pretrain.convert.card import compose, final_metrics, training_facts
-from pretrain.convert.lxmert import export_lxmert_hf
-from pretrain.engine.checkpoint import read_metadata
-from pretrain.vision_language.features import read_features
-from pretrain.vision_language.report import is_synthetic
+from capt.finetune.visual.module import FineTunedLxmert, load_visual, read_answers
+from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.config import flatten
+from capt.pretrain.convert.card import About, compose, final_metrics, result, training_facts
+from capt.pretrain.convert.lxmert import export_lxmert_hf
+from capt.pretrain.engine.checkpoint import read_metadata
+from capt.pretrain.vision_language.features import read_features
+from capt.pretrain.vision_language.report import is_synthetic
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from finetune.predictions import write_checked
-from finetune.visual.dumps import (
+from capt.finetune.predictions import write_checked
+from capt.finetune.visual.dumps import (
     Checked,
     Figures,
     by_group,
@@ -20,10 +20,10 @@ from finetune.visual.dumps import (
     read_rows,
     write_rows,
 )
-from pretrain.base.errors import DataError, counted
-from pretrain.vision_language.data.examples import Example
-from pretrain.vision_language.data.files import Document
-from pretrain.vision_language.data.gqa import (
+from capt.pretrain.base.errors import DataError, counted
+from capt.pretrain.vision_language.data.examples import Example
+from capt.pretrain.vision_language.data.files import Document
+from capt.pretrain.vision_language.data.gqa import (
     Choices,
     GqaQuestion,
     gqa_choices,

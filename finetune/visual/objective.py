@@ -1,7 +1,7 @@
 """What the model's outputs mean on questions and statements about pictures: losses, answers and metrics.
 
 The metrics are those of training: VQA's by the soft scores, GQA's over the balanced questions.
-`finetune.visual.evaluate` gives the official ones.
+`capt.finetune.visual.evaluate` gives the official ones.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from finetune.batches import Batch
-from finetune.metrics import compute_metrics
-from finetune.objective import RowResults
-from finetune.visual.config import VisualTask
-from finetune.visual.dumps import StatementFile, result_file
-from finetune.visual.rows import PictureInputs, PictureRows, SoftTargets
+from capt.finetune.batches import Batch
+from capt.finetune.evaluation import RowResults
+from capt.finetune.metrics import compute_metrics
+from capt.finetune.visual.config import VisualTask
+from capt.finetune.visual.dumps import StatementFile, result_file
+from capt.finetune.visual.rows import PictureInputs, PictureRows, SoftTargets
 
 
 class AnswerObjective:
@@ -51,7 +51,7 @@ class AnswerObjective:
         """``loss``; ``accuracy``: the mean soft score of the chosen answers (0 where the file has no such answer).
 
         ``degenerate`` is 1 where all answers are the same, ``baseline`` the accuracy of the best constant answer.
-        Accuracy and baseline are over the rows that count (`pretrain.vision_language.data.examples.Example`).
+        Accuracy and baseline are over the rows that count (`capt.pretrain.vision_language.data.examples.Example`).
         """
         targets = rows.targets
         assert isinstance(targets, SoftTargets), "only labelled rows are measured"
@@ -90,7 +90,7 @@ class TruthObjective:
         return results
 
     def metrics(self, results: RowResults, rows: PictureRows) -> dict[str, float]:
-        """``loss``, ``accuracy``, ``consistency``, and what `finetune.metrics.compute_metrics` adds."""
+        """``loss``, ``accuracy``, ``consistency``, and what `capt.finetune.metrics.compute_metrics` adds."""
         targets: Any = rows.targets
         assert isinstance(targets, np.ndarray), "only labelled rows are measured"
         answer = results["answer"]

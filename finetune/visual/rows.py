@@ -11,12 +11,11 @@ import torch
 from jaxtyping import Bool, Float, Float32, Int, Int64
 from torch import Tensor
 
-from finetune.batches import Batch
-from finetune.encoding import EncodedTexts
-from finetune.order import RowNumbers
-from finetune.text_rows import TextRows
-from pretrain.regions.store import Regions, RegionStore
-from pretrain.vision_language.data.examples import Example
+from capt.finetune.batches import Batch, TextRows
+from capt.finetune.encoding import EncodedTexts
+from capt.finetune.order import RowNumbers
+from capt.pretrain.regions.store import Regions, RegionStore
+from capt.pretrain.vision_language.data.examples import Example
 
 PictureRowNumbers = Int64[np.ndarray, "n pictures"]
 Augment = Callable[[Regions, RowNumbers], Regions]
@@ -91,7 +90,7 @@ class SoftTargets:
 
 
 class PictureRows:
-    """Examples with their token ids and pictures, as a `finetune.batches.RowSet`.
+    """Examples with their token ids and pictures, as a `capt.finetune.batches.RowSet`.
 
     Args:
         examples: the rows.
@@ -155,7 +154,7 @@ class PictureRows:
 
 
 class AugmentedRows(PictureRows):
-    """Rows whose regions are changed whenever they are trained on (`finetune.batches.AugmentedRowSet`).
+    """Rows whose regions are changed whenever they are trained on (`capt.finetune.batches.AugmentedRowSet`).
 
     Arguments are those of `PictureRows`, and ``augment``.
     """

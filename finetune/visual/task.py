@@ -7,28 +7,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from finetune.task import FineTuningTask, Identity
-from finetune.visual.backbone import TRUTHS, Backbone, start_from
-from finetune.visual.config import VisualJob
-from finetune.visual.data import Splits, answer_table, data_digest, read_splits, row_set, without_missing
-from finetune.visual.module import PictureClassifier
-from finetune.visual.objective import objective_of
-from finetune.visual.permute import Permute, require_scenes
-from finetune.visual.pretrained import encoder_of, read_backbone
-from finetune.visual.restore import ANSWERS, classifier, read_answers
-from pretrain.base.errors import ConfigError
-from pretrain.base.verification import Verifier
-from pretrain.config.schema import Job
-from pretrain.engine.verification import all_ranks
-from pretrain.models.lxmert.config import LxmertConfig
-from pretrain.models.lxmert.flops import encoder_flops
-from pretrain.regions.store import RegionStore
-from pretrain.vision_language.features import FeatureKind, read_features, require_features
-from pretrain.vision_language.inputs import require
-from pretrain.vision_language.restore import require_same_answers
-from pretrain.vision_language.sources import located
-from pretrain.vision_language.vocabulary import tokenizer_folder
-from tokenizer.encode import TextTokenizer, load_tokenizer
+from capt.finetune.task import FineTuningTask, Identity
+from capt.finetune.visual.backbone import TRUTHS, Backbone, encoder_of, read_backbone, start_from
+from capt.finetune.visual.config import VisualJob
+from capt.finetune.visual.data import Splits, answer_table, data_digest, read_splits, row_set, without_missing
+from capt.finetune.visual.module import ANSWERS, PictureClassifier, classifier, read_answers
+from capt.finetune.visual.nlvr import Permute, require_scenes
+from capt.finetune.visual.objective import objective_of
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.verification import Verifier
+from capt.pretrain.config.schema import Job
+from capt.pretrain.engine.verification import all_ranks
+from capt.pretrain.models.lxmert.config import LxmertConfig, encoder_flops
+from capt.pretrain.regions.store import RegionStore
+from capt.pretrain.vision_language.features import FeatureKind, read_features, require_features
+from capt.pretrain.vision_language.inputs import require
+from capt.pretrain.vision_language.pairs import located
+from capt.pretrain.vision_language.prepare import tokenizer_folder
+from capt.pretrain.vision_language.restore import require_same_answers
+from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from finetune.predictions import write_checked
-from finetune.visual.dumps import (
+from capt.finetune.predictions import write_checked
+from capt.finetune.visual.dumps import (
     Checked,
     Figures,
     by_group,
@@ -20,13 +20,12 @@ from finetune.visual.dumps import (
     read_rows,
     write_rows,
 )
-from pretrain.base.errors import DataError, counted
-from pretrain.vision_language.data.answers import vqa_soft_score
-from pretrain.vision_language.data.examples import Example
-from pretrain.vision_language.data.files import Document
-from pretrain.vision_language.data.normalise import normalise
-from pretrain.vision_language.data.read import examples_of
-from pretrain.vision_language.data.vqa import Annotation, is_annotations, read_annotations
+from capt.pretrain.base.errors import DataError, counted
+from capt.pretrain.vision_language.data.answers import normalise, vqa_soft_score
+from capt.pretrain.vision_language.data.examples import Example
+from capt.pretrain.vision_language.data.files import Document
+from capt.pretrain.vision_language.data.read import examples_of
+from capt.pretrain.vision_language.data.vqa import Annotation, is_annotations, read_annotations
 
 _normalise = lru_cache(maxsize=1 << 16)(normalise)
 

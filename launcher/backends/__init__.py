@@ -1,8 +1,8 @@
 """The registry of launchers: a plain dict from the name of ``--launcher`` to the module that starts the processes.
 
-A launcher is a module with the two functions of :class:`launcher.plan.Backend`. ``SPARES = True`` in it says that it
-takes ``--nodes``. Other distributions add launchers through the entry-point group ``capt.launchers`` (name = the value
-of ``--launcher``, value = the module).
+A launcher is a module with the two functions of :class:`capt.launcher.plan.Backend`. ``SPARES = True`` in it says that
+it takes ``--nodes``. Other distributions add launchers through the entry-point group ``capt.launchers`` (name = the
+value of ``--launcher``, value = the module).
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from pretrain.base.errors import ConfigError
-from pretrain.registry import look_up
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.registry import look_up
 
 LAUNCHERS = {
-    "local": "launcher.backends.local",
-    "ssh": "launcher.backends.ssh",
-    "deepspeed": "launcher.backends.deepspeed",
-    "torchrun": "launcher.backends.torchrun",
-    "slurm": "launcher.backends.slurm",
-    "srun": "launcher.backends.srun",
-    "ray": "launcher.backends.ray",
+    "local": "capt.launcher.backends.local",
+    "ssh": "capt.launcher.backends.ssh",
+    "deepspeed": "capt.launcher.backends.deepspeed",
+    "torchrun": "capt.launcher.backends.torchrun",
+    "slurm": "capt.launcher.backends.slurm",
+    "srun": "capt.launcher.backends.srun",
+    "ray": "capt.launcher.backends.ray",
 }
 
 
 def backend(name: str) -> Any:
-    """The module of a launcher, a :class:`launcher.plan.Backend`.
+    """The module of a launcher, a :class:`capt.launcher.plan.Backend`.
 
     Raises:
         ConfigError: there is no launcher of that name, or its module cannot be imported or lacks a function.

@@ -15,12 +15,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from launcher import environment
-from launcher.backends.single import run_launcher
-from launcher.hostfile import Host
-from launcher.plan import DEFAULT_PORT, Command, End, Launch, Plan
-from launcher.ssh import USERS_OPTIONS, ssh_options
-from pretrain.base.errors import ConfigError
+from capt.launcher import environment
+from capt.launcher.backends.torchrun import run_launcher
+from capt.launcher.plan import DEFAULT_PORT, Command, End, Launch, Plan
+from capt.launcher.ssh import USERS_OPTIONS, Host, ssh_options
+from capt.pretrain.base.errors import ConfigError
 
 _DEEPSPEED = Path(sys.executable).with_name("deepspeed")
 _PLAIN = re.compile(r"[A-Za-z0-9_@+=:,./-]+")

@@ -13,21 +13,19 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from launcher import environment
-from launcher.backends.watching import Watcher
-from launcher.hostfile import Host
-from launcher.plan import Command, End, Launch, Plan
-from launcher.ssh import allow_hosts
-from launcher.supervisor import processes
-from launcher.supervisor.crash import Crash
-from launcher.supervisor.gathering import Gathering, NotReachedError
-from launcher.supervisor.link import Link, ask
-from launcher.supervisor.output import Output
-from launcher.supervisor.remote import RemoteRanks, end
-from pretrain.base.errors import ConfigError
-from pretrain.base.parent import SECRET
-from pretrain.engine.engines.deepspeed_config import deepspeed_config
-from pretrain.engine.run_folder import BAD_INPUT, FAILED, STOPPED
+from capt.launcher import environment
+from capt.launcher.backends.watching import Watcher
+from capt.launcher.plan import Command, End, Launch, Plan
+from capt.launcher.ssh import Host, allow_hosts
+from capt.launcher.supervisor import processes
+from capt.launcher.supervisor.activity import Crash
+from capt.launcher.supervisor.link import Link, ask
+from capt.launcher.supervisor.output import Output
+from capt.launcher.supervisor.remote import Gathering, NotReachedError, RemoteRanks, end
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.process import SECRET
+from capt.pretrain.engine.engines.deepspeed_config import deepspeed_config
+from capt.pretrain.engine.run_folder import BAD_INPUT, FAILED, STOPPED
 
 log = logging.getLogger(__name__)
 

@@ -7,15 +7,15 @@ import secrets
 import sys
 from dataclasses import replace
 
-from launcher import environment
-from launcher.backends.watching import GRACE, PATIENCE, Watcher
-from launcher.hostfile import Host, is_this_host
-from launcher.plan import Command, End, Launch, Plan
-from launcher.supervisor import processes
-from launcher.supervisor.ranks import LocalRanks
-from pretrain.base.errors import ConfigError
-from pretrain.base.parent import SECRET
-from pretrain.engine.run_folder import BAD_INPUT
+from capt.launcher import environment
+from capt.launcher.backends.watching import GRACE, PATIENCE, Watcher
+from capt.launcher.plan import Command, End, Launch, Plan
+from capt.launcher.ssh import Host, is_this_host
+from capt.launcher.supervisor import processes
+from capt.launcher.supervisor.ranks import LocalRanks
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.process import SECRET
+from capt.pretrain.engine.run_folder import BAD_INPUT
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ def run_ranks(
     port: int = 0,
     again: bool = False,
 ) -> End:
-    """Start a process a command, and wait for all of them as :class:`launcher.backends.watching.Watcher` says.
+    """Start a process a command, and wait for all of them as :class:`capt.launcher.backends.watching.Watcher` says.
 
     They meet at ``port`` of the loopback interface (0: any that is free); ``again`` is that of a launch.
     """

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher import environment, raycluster
-from launcher.hostfile import Host
-from launcher.plan import Command, End, Launch, Plan
-from launcher.supervisor import processes
-from pretrain.base.errors import ConfigError
-from pretrain.engine.run_folder import BAD_INPUT, DONE, FAILED, STOPPED
+from capt.launcher import environment, raycluster
+from capt.launcher.plan import Command, End, Launch, Plan
+from capt.launcher.ssh import Host
+from capt.launcher.supervisor import processes
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.engine.run_folder import BAD_INPUT, DONE, FAILED, STOPPED
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """A Slurm batch script: supervised in its allocation, saved before the time limit, queued again until it is done.
 
 ``sbatch`` would hand the whole environment to the job, and Slurm keeps it on its controller. Here the job gets what
-is forwarded (``launcher.environment``) and what a login shell sets on the node.
+is forwarded (``capt.launcher.environment``) and what a login shell sets on the node.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-from launcher import environment
-from launcher.backends.hosts import check_spares
-from launcher.cluster import SlurmCluster, load_cluster
-from launcher.hostfile import Host
-from launcher.plan import Command, End, Launch, Plan
-from pretrain.base.errors import ConfigError
-from pretrain.base.files import require_own_folder
-from pretrain.config.reader import as_override
-from pretrain.engine.run_folder import DONE, FAILED
+from capt.launcher import environment
+from capt.launcher.backends.hosts import check_spares
+from capt.launcher.cluster import SlurmCluster, load_cluster
+from capt.launcher.plan import Command, End, Launch, Plan
+from capt.launcher.ssh import Host
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.files import require_own_folder
+from capt.pretrain.config.reader import as_override
+from capt.pretrain.engine.run_folder import DONE, FAILED
 
 # %j is the job id. A login shell knows `module`, which else is a function of the environment;
 # it and conda's hooks use unset variables, so -u comes after them.
@@ -35,7 +35,7 @@ set -uo pipefail
 export {safe_path}
 
 trap : TERM USR1 # this shell waits for the job, which has the signal as well
-{python} -m launcher.batch {module} {arguments}
+{python} -m capt.launcher.batch {module} {arguments}
 code=$?
 {after}
 exit "$code"
@@ -109,7 +109,7 @@ def render(launch: Launch, cluster: SlurmCluster) -> str:
             raise ConfigError(f"run.dir {run_dir}: array_key adds to it; take a path that needs no quotes in YAML")
         folder += f"/{_TASK}"
         arguments += f" {cluster.array_key}={_TASK} {shlex.quote(f'run.dir={run_dir}')}/{_TASK}"
-    after = f'{python} -m launcher.requeue {folder} "$code"'
+    after = f'{python} -m capt.launcher.requeue {folder} "$code"'
     # A job that stopped at schedule.stop_after has done what it was asked to.
     requeue = cluster.requeue and launch.job.schedule.stop_after is None
     survives = launch.job.supervise.on_lost_node != "wait"

@@ -10,16 +10,15 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 
-from launcher import environment
-from launcher.backends import hosts as on_hosts
-from launcher.cluster import SlurmCluster, load_cluster
-from launcher.hostfile import Host
-from launcher.plan import End, Launch, Plan
-from launcher.ssh import python_reading
-from launcher.supervisor.link import Link
-from launcher.supervisor.node import PROGRAM
-from launcher.supervisor.output import Output
-from pretrain.base.errors import ConfigError
+from capt.launcher import environment
+from capt.launcher.backends import hosts as on_hosts
+from capt.launcher.cluster import SlurmCluster, load_cluster
+from capt.launcher.plan import End, Launch, Plan
+from capt.launcher.ssh import Host, python_reading
+from capt.launcher.supervisor.link import Link
+from capt.launcher.supervisor.node import PROGRAM
+from capt.launcher.supervisor.output import Output
+from capt.pretrain.base.errors import ConfigError
 
 _FIRST_PORT, _PORTS = 20000, 10000
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from launcher import environment
-from launcher.backends import hosts as on_hosts
-from launcher.hostfile import Host
-from launcher.plan import DEFAULT_PORT, End, Launch, Plan
-from launcher.ssh import ssh_command
-from launcher.supervisor.link import Link
-from launcher.supervisor.node import PROGRAM
-from launcher.supervisor.output import Output
-from pretrain.base.errors import ConfigError
+from capt.launcher import environment
+from capt.launcher.backends import hosts as on_hosts
+from capt.launcher.plan import DEFAULT_PORT, End, Launch, Plan
+from capt.launcher.ssh import Host, ssh_command
+from capt.launcher.supervisor.link import Link
+from capt.launcher.supervisor.node import PROGRAM
+from capt.launcher.supervisor.output import Output
+from capt.pretrain.base.errors import ConfigError
 
 SPARES = True
 """Hosts beyond ``--nodes`` are spares."""

@@ -8,13 +8,13 @@ import socket
 import time
 from collections.abc import Iterable
 
-from launcher.plan import End
-from launcher.supervisor.crash import Crash
-from launcher.supervisor.heartbeats import Pulse, Stall, find_stall
-from launcher.supervisor.processes import signal_name
-from launcher.supervisor.ranks import Lost, Ranks
-from pretrain.base.files import printable
-from pretrain.engine.run_folder import BAD_INPUT, DONE, FAILED, STOPPED
+from capt.launcher.plan import End
+from capt.launcher.supervisor.activity import Crash
+from capt.launcher.supervisor.heartbeats import Pulse, Stall, find_stall
+from capt.launcher.supervisor.processes import signal_name
+from capt.launcher.supervisor.ranks import Lost, Ranks
+from capt.pretrain.base.files import printable
+from capt.pretrain.engine.run_folder import BAD_INPUT, DONE, FAILED, STOPPED
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +38,8 @@ class Watcher:
     would wait for it in a collective, get SIGTERM and after ``grace`` seconds SIGKILL, and its code is returned (1 for
     a rank that a signal killed). A stop signal is passed on: the job has all the time that it needs to save; only when
     no rank has done anything for ``patience`` seconds, all are killed. So they are when one hangs, which a number of
-    seconds for ``stall`` decides (:mod:`launcher.supervisor.heartbeats`), and when a host is lost. A rank that waits
-    for a file system, or writes a checkpoint, has `WRITING` seconds.
+    seconds for ``stall`` decides (:mod:`capt.launcher.supervisor.heartbeats`), and when a host is lost. A rank that
+    waits for a file system, or writes a checkpoint, has `WRITING` seconds.
     """
 
     def __init__(self, ranks: Ranks, *, grace: float = GRACE, patience: float = PATIENCE, stall: float | None = None):

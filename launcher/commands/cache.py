@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.commands import options as o
+from capt.launcher.commands import options as o
 
 app = typer.Typer(help="List and prune what this host keeps between jobs.", rich_markup_mode=None)
 
@@ -20,8 +20,8 @@ _DAY = 24 * 3600
 @app.command("list", epilog="\b\nExample: capt cache list")
 def list_entries(cache: Cache = None, json: o.Json = False) -> None:
     """List the files and folders of the cache with kind, size and age, the oldest first, and their sum."""
-    from launcher.cache import cache_entries
-    from pretrain.base.cache import default_cache
+    from capt.launcher.cache import cache_entries
+    from capt.pretrain.base.cache import default_cache
 
     cache = cache or default_cache()
     entries = cache_entries(cache)
@@ -47,9 +47,9 @@ def prune(
 
     What a job is making, or has open on this host, stays.
     """
-    from launcher.cache import cache_entries, remove_entry
-    from pretrain.base.cache import default_cache
-    from pretrain.base.errors import ConfigError
+    from capt.launcher.cache import cache_entries, remove_entry
+    from capt.pretrain.base.cache import default_cache
+    from capt.pretrain.base.errors import ConfigError
 
     if (older_than is None) is not everything:
         raise ConfigError("capt cache prune: give --older-than DAYS or --all, one of them")

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from launcher.commands import options as o
-from pretrain.base.errors import ConfigError
+from capt.launcher.commands import options as o
+from capt.pretrain.base.errors import ConfigError
 
 
 def register(app: typer.Typer) -> None:
@@ -57,10 +57,10 @@ def convert(
         raise ConfigError(f"{given[0]} has no meaning with --from")
     if public and push is None:
         raise ConfigError("--public has no meaning without --push")
-    from pretrain.convert.about import About
-    from pretrain.convert.dispatch import convert as write
-    from pretrain.convert.push import check_push
-    from pretrain.convert.push import push as upload
+    from capt.pretrain.convert.card import About
+    from capt.pretrain.convert.dispatch import convert as write
+    from capt.pretrain.convert.output import check_push
+    from capt.pretrain.convert.output import push as upload
 
     if push is not None:
         check_push(push)
@@ -94,7 +94,7 @@ def neighbors(
     o.quiet(context)
     from dataclasses import asdict
 
-    from pretrain.language.neighbors import neighbors as find_neighbors
+    from capt.pretrain.language.neighbors import neighbors as find_neighbors
 
     results = find_neighbors(model, queries, run=run, text=text or (), top=top, limit=lines)
     if json:

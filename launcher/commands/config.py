@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from launcher.commands import options as o
+from capt.launcher.commands import options as o
 
 app = typer.Typer(help="Show, check and compare jobs.", rich_markup_mode=None)
 
@@ -36,10 +36,10 @@ def validate(
     json: o.Json = False,
 ) -> None:
     """Check a job and that its inputs are there; the first thing wrong is one line, and the exit code is 2."""
-    from pretrain.config.load import load_job
-    from pretrain.engine.engines.deepspeed_config import deepspeed_config
-    from pretrain.engine.run_folder import check_folders, holds_run
-    from pretrain.registry import check_callbacks, require_tracker
+    from capt.pretrain.config.load import load_job
+    from capt.pretrain.engine.engines.deepspeed_config import deepspeed_config
+    from capt.pretrain.engine.run_folder import check_folders, holds_run
+    from capt.pretrain.registry import check_callbacks, require_tracker
 
     job = load_job(config, overrides or [])
     deepspeed_config(job, nproc or 1)
@@ -59,7 +59,7 @@ def validate(
 @app.command("list", epilog="\b\nExample: capt config list")
 def list_jobs(json: o.Json = False) -> None:
     """List the shipped jobs and sweeps by the names that CONFIG takes, with a line on each."""
-    from pretrain.config.load import shipped_jobs
+    from capt.pretrain.config.load import shipped_jobs
 
     jobs = shipped_jobs()
     if json:
@@ -73,7 +73,7 @@ def schema(
     task: Annotated[str, typer.Argument(metavar="TASK", help="The type of a task, such as glue.")] = "capt_language",
 ) -> None:
     """Print the JSON schema of a task's jobs, for editors and for reading every key's meaning."""
-    from pretrain.registry import job_class
+    from capt.pretrain.registry import job_class
 
     o.echo_json(job_class(task).model_json_schema(by_alias=True))
 
@@ -85,7 +85,7 @@ def diff(
     json: o.Json = False,
 ) -> None:
     """Print the keys in which two resolved jobs differ."""
-    from pretrain.config import flatten
+    from capt.pretrain.config import flatten
 
     first, second = flatten(_resolved(a)), flatten(_resolved(b))
     keys = [key for key in sorted(first.keys() | second.keys()) if first.get(key) != second.get(key)]
@@ -117,7 +117,7 @@ def _as_yaml(job: dict[str, Any], key: str) -> str:
 
 
 def _resolved(config: str, overrides: list[str] | None = None) -> dict[str, Any]:
-    from pretrain.config.load import load_job
+    from capt.pretrain.config.load import load_job
 
     resolved: dict[str, Any] = load_job(config, overrides or []).model_dump(mode="json", by_alias=True)
     return resolved

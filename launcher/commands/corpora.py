@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from launcher.commands import options as o
+from capt.launcher.commands import options as o
 
 if TYPE_CHECKING:
-    from pretrain.data.summary import ShardSummary
-    from pretrain.language.config import LanguageJob
+    from capt.pretrain.data.shards import ShardSummary
+    from capt.pretrain.language.config import LanguageJob
 
 tokenizer_app = typer.Typer(help="Train, use and export tokenizers.", rich_markup_mode=None)
 data_app = typer.Typer(help="Prepare and inspect corpora.", rich_markup_mode=None)
@@ -43,12 +43,12 @@ def train(
     """Train a SentencePiece tokenizer; its Hugging Face export is checked to give the same ids."""
     from dataclasses import asdict
 
-    from launcher.progress import progress_bar
-    from pretrain.base.errors import ConfigError
-    from pretrain.data.config import DataConfig
-    from pretrain.data.prepare import tokenizer_corpus
-    from tokenizer.train import Kind, Normalization
-    from tokenizer.train import train as train_tokenizer
+    from capt.launcher.progress import progress_bar
+    from capt.pretrain.base.errors import ConfigError
+    from capt.pretrain.data.config import DataConfig
+    from capt.pretrain.data.prepare import tokenizer_corpus
+    from capt.tokenizer.train import Kind, Normalization
+    from capt.tokenizer.train import train as train_tokenizer
 
     if missing not in (choices := ("skip", "refuse")):
         raise ConfigError(f"--missing {missing}: choose one of {', '.join(choices)}")
@@ -84,8 +84,8 @@ def encode(
     pieces: Annotated[bool, typer.Option("--pieces", help="Print the pieces instead of their ids.")] = False,
 ) -> None:
     """Print the ids of each line of text, without special tokens around it."""
-    from pretrain.base.text_lines import read_lines
-    from tokenizer.encode import load_tokenizer
+    from capt.pretrain.base.files import read_lines
+    from capt.tokenizer.encode import load_tokenizer
 
     loaded = load_tokenizer(tokenizer)
     lines = read_lines(text) if text else (line.rstrip("\r\n") for line in sys.stdin)
@@ -108,8 +108,8 @@ def export(
     ] = False,
 ) -> None:
     """Write a SentencePiece model as tokenizer.json, or refuse when any line would get other ids."""
-    from pretrain.base.text_lines import read_lines
-    from tokenizer.export import export as export_tokenizer
+    from capt.pretrain.base.files import read_lines
+    from capt.tokenizer.export import export as export_tokenizer
 
     lines = export_tokenizer(
         model, out, texts=read_lines(text or []), model_max_length=max_length, add_missing=add_missing
@@ -130,11 +130,11 @@ def prepare(
 ) -> None:
     """Tokenize a job's text into shards, training its tokenizer first if it has none."""
     o.quiet(context)
-    from launcher.progress import progress_bar
-    from pretrain.data.prepare import prepare as prepare_cached
-    from pretrain.data.prepare import prepare_folder
-    from pretrain.language.prepare import tokenizer_folder
-    from tokenizer.encode import load_tokenizer
+    from capt.launcher.progress import progress_bar
+    from capt.pretrain.data.prepare import prepare as prepare_cached
+    from capt.pretrain.data.prepare import prepare_folder
+    from capt.pretrain.language.prepare import tokenizer_folder
+    from capt.tokenizer.encode import load_tokenizer
 
     job = _language_job(config, overrides)
     with progress_bar("preparing") as progress:
@@ -166,10 +166,9 @@ def inspect(
     """Verify a shard set and show how many documents and tokens it holds and how they pack into windows."""
     from dataclasses import asdict
 
-    from pretrain.base.verification import Verifier
-    from pretrain.data.shards import ShardSet
-    from pretrain.data.summary import summarize
-    from tokenizer.encode import load_tokenizer
+    from capt.pretrain.base.verification import Verifier
+    from capt.pretrain.data.shards import ShardSet, summarize
+    from capt.tokenizer.encode import load_tokenizer
 
     opened = ShardSet.open(shards, Verifier(again=True))
     loaded = load_tokenizer(tokenizer) if tokenizer else None
@@ -194,9 +193,9 @@ def _show(summary: ShardSummary, sequence_length: int) -> None:
 
 
 def _language_job(config: str, overrides: list[str] | None) -> LanguageJob:
-    from pretrain.base.errors import ConfigError
-    from pretrain.config.load import load_job
-    from pretrain.language.config import LanguageJob
+    from capt.pretrain.base.errors import ConfigError
+    from capt.pretrain.config.load import load_job
+    from capt.pretrain.language.config import LanguageJob
 
     job = load_job(config, overrides or [])
     if not isinstance(job, LanguageJob):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.commands import options as o
+from capt.launcher.commands import options as o
 
 app = typer.Typer(help="Look into word embeddings: neighbours, and generated negatives.", no_args_is_help=False)
 
@@ -32,9 +32,9 @@ def neighbors(
     o.quiet(context)
     from dataclasses import asdict
 
-    from pretrain.embeddings.neighbors import neighbors as find_neighbors
-    from pretrain.embeddings.neighbors import read_ranks
-    from pretrain.embeddings.restore import load_embeddings
+    from capt.pretrain.embeddings.neighbors import neighbors as find_neighbors
+    from capt.pretrain.embeddings.neighbors import read_ranks
+    from capt.pretrain.embeddings.restore import load_embeddings
 
     ranks = [range(1, top + 1), *map(read_ranks, also or ())]
     vectors = load_embeddings(run)
@@ -70,7 +70,7 @@ def negatives(
     from dataclasses import asdict
     from math import exp
 
-    from pretrain.embeddings.negatives import load_generator, negatives_of
+    from capt.pretrain.embeddings.neighbors import load_generator, negatives_of
 
     generator = load_generator(run)
     found = [negatives_of(generator, word, number, seed) for word in words]

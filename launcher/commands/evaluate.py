@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.commands import options as o
+from capt.launcher.commands import options as o
 
 
 def register(app: typer.Typer) -> None:
@@ -100,10 +100,10 @@ def evaluate(
         "weighted_sentences": weighted_sentences, "bridge": bridge, "generated": generated, "seed": seed,
         "word_similarity": word_similarity, "analogies": analogies,
     }  # fmt: skip
-    from launcher.progress import progress_bar
-    from pretrain.base.files import require_writable
-    from pretrain.models.hub import local_folder
-    from pretrain.verbs import accepted_options, verb_module
+    from capt.launcher.progress import progress_bar
+    from capt.pretrain.base.files import require_writable
+    from capt.pretrain.models.hf_config import local_folder
+    from capt.pretrain.verbs import accepted_options, verb_module
 
     checkpoint = local_folder(checkpoint)
     task = _task_of(checkpoint)
@@ -123,7 +123,7 @@ def evaluate(
 
 def _refuse_overwriting(outputs: Iterable[Path | None], inputs: Iterable[Path | None]) -> None:
     """Refuse to write what is measured into the file that it is measured on."""
-    from pretrain.base.errors import ConfigError
+    from capt.pretrain.base.errors import ConfigError
 
     read = [path for path in inputs if path is not None and path.exists()]
     for out in outputs:
@@ -132,8 +132,8 @@ def _refuse_overwriting(outputs: Iterable[Path | None], inputs: Iterable[Path | 
 
 
 def _task_of(path: Path) -> str:
-    from pretrain.models.hf_folder import is_hf
-    from pretrain.registry import FOREIGN_TASK
-    from pretrain.verbs import task_of
+    from capt.pretrain.models.hf_folder import is_hf
+    from capt.pretrain.registry import FOREIGN_TASK
+    from capt.pretrain.verbs import task_of
 
     return FOREIGN_TASK if is_hf(path) else task_of(path)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.commands import options as o
+from capt.launcher.commands import options as o
 
 _EPILOG = (
     "\b\nExample: capt regions extract photos/ --backend grid --model microsoft/resnet-50 --out store/\n\n"
@@ -68,9 +68,9 @@ def extract(
 ) -> None:
     """Make a region store of one's own pictures with a vision model."""
     o.quiet(context)
-    from launcher.progress import progress_bar
-    from pretrain.regions.extract.options import Options
-    from pretrain.regions.extract.run import extract_regions
+    from capt.launcher.progress import progress_bar
+    from capt.pretrain.regions.extract.parts import Options
+    from capt.pretrain.regions.extract.run import extract_regions
 
     options = Options(
         backend=backend,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.commands import options as o
+from capt.launcher.commands import options as o
 
 
 def register(app: typer.Typer) -> None:
@@ -41,10 +41,10 @@ def _verb(help_text: str, *, finetunes: bool = False) -> Callable[..., int]:
         resume: o.Resume = None,
         dry_run: o.DryRun = False,
     ) -> int:
-        from launcher.plan import Options
-        from launcher.start import begin as start
+        from capt.launcher.plan import Options
+        from capt.launcher.start import begin as start
 
-        # The verb only adapts: launcher.start checks the options and the job, for all verbs alike.
+        # The verb only adapts: capt.launcher.start checks the options and the job, for all verbs alike.
         options = Options.given(
             launcher=launcher,
             nproc=nproc,
@@ -94,8 +94,8 @@ def resume(
 
     Without options it is launched as it was before.
     """
-    from launcher.plan import Options
-    from launcher.start import resume as resume_run
+    from capt.launcher.plan import Options
+    from capt.launcher.start import resume as resume_run
 
     options = Options.given(
         launcher=launcher,

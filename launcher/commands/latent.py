@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launcher.commands import options as o
+from capt.launcher.commands import options as o
 
 if TYPE_CHECKING:
-    from pretrain.latent.restore import LoadedModel
+    from capt.pretrain.latent.restore import LoadedModel
 
 app = typer.Typer(help="Sample, encode, reconstruct and interpolate sentences.", no_args_is_help=False)
 
@@ -40,8 +40,8 @@ def sample(
 ) -> None:
     """Draw codes from the prior and decode each into a sentence."""
     o.quiet(context)
-    from pretrain.latent.evaluation.generate import sample as draw_sentences
-    from pretrain.latent.restore import load_model
+    from capt.pretrain.latent.evaluation.text import sample as draw_sentences
+    from capt.pretrain.latent.restore import load_model
 
     sentences = draw_sentences(load_model(run), number, seed, max_words, top_p=top_p, unknown=unk)
     _show([{"sentence": text} for text in sentences], json)
@@ -57,8 +57,8 @@ def encode(
 ) -> None:
     """Write the vector of each sentence, the mean of its code: a line of the sentence and its numbers, with tabs."""
     o.quiet(context)
-    from pretrain.latent.evaluation.generate import mean_codes
-    from pretrain.latent.restore import load_model
+    from capt.pretrain.latent.evaluation.text import mean_codes
+    from capt.pretrain.latent.restore import load_model
 
     model = load_model(run)
     given = sentences or _test_sentences(model, number)
@@ -82,8 +82,8 @@ def reconstruct(
 ) -> None:
     """Encode each sentence and decode its code greedily."""
     o.quiet(context)
-    from pretrain.latent.evaluation.generate import reconstruct as decode_codes
-    from pretrain.latent.restore import load_model
+    from capt.pretrain.latent.evaluation.text import reconstruct as decode_codes
+    from capt.pretrain.latent.restore import load_model
 
     model = load_model(run)
     given = sentences or _test_sentences(model, number)
@@ -104,8 +104,8 @@ def interpolate(
 ) -> None:
     """Decode points on the straight line between the codes of two sentences."""
     o.quiet(context)
-    from pretrain.latent.evaluation.generate import interpolate as decode_between
-    from pretrain.latent.restore import load_model
+    from capt.pretrain.latent.evaluation.text import interpolate as decode_between
+    from capt.pretrain.latent.restore import load_model
 
     points = decode_between(load_model(run), first, second, steps, max_words, unknown=unk)
     _show([{"t": f"{t:.2f}", "sentence": text} for t, text in points], json)
@@ -124,10 +124,10 @@ def perplexity(
 ) -> None:
     """Forward and reverse perplexity of generated sentences, by 5-gram models."""
     o.quiet(context)
-    from pretrain.base.errors import ConfigError
-    from pretrain.latent.evaluate import meaning
-    from pretrain.latent.evaluation.forward_reverse import generated_perplexities
-    from pretrain.latent.restore import load_model
+    from capt.pretrain.base.errors import ConfigError
+    from capt.pretrain.latent.evaluate import meaning
+    from capt.pretrain.latent.evaluation.forward_reverse import generated_perplexities
+    from capt.pretrain.latent.restore import load_model
 
     if by not in ("builtin", "kenlm"):
         raise ConfigError(f"--by {by!r}: choose builtin or kenlm")
@@ -144,9 +144,9 @@ def _test_sentences(model: LoadedModel, number: int) -> list[str]:
     """The first sentences of the test text that the job names."""
     from itertools import islice
 
-    from pretrain.base.errors import DataError
-    from pretrain.latent.data.corpus import read
-    from pretrain.latent.text_files import file_of
+    from capt.pretrain.base.errors import DataError
+    from capt.pretrain.latent.data.corpus import read
+    from capt.pretrain.latent.text_files import file_of
 
     data = model.job.data
     file = file_of(data, "test")

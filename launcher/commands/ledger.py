@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.commands import options as o
+from capt.launcher.commands import options as o
 
 app = typer.Typer(help="Check which samples the steps of a run have used.", rich_markup_mode=None)
 
@@ -24,9 +24,9 @@ def check(
 ) -> int:
     """Prove that each id was used once an epoch, over all kills, resumes and numbers of ranks; else exit with 1."""
     o.quiet(context)
-    from pretrain.engine.run_folder import require_run
-    from pretrain.reliability.ledger.check import check as check_run
-    from pretrain.reliability.ledger.show import as_json, as_text
+    from capt.pretrain.engine.run_folder import require_run
+    from capt.pretrain.reliability.ledger.check import as_json, as_text
+    from capt.pretrain.reliability.ledger.check import check as check_run
 
     if not (run / "ledger").is_dir():
         require_run(run)

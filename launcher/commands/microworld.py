@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.commands import options as o
+from capt.launcher.commands import options as o
 
 
 def microworld(
@@ -19,9 +19,9 @@ def microworld(
     json: o.Json = False,
 ) -> None:
     """Write a synthetic world as LXMERT feature files, captions, and files of VQA, GQA and NLVR2."""
-    from launcher.progress import progress_bar
-    from pretrain.base.errors import quoted
-    from pretrain.vision_language.microworld.generate import World, write_world
+    from capt.launcher.progress import progress_bar
+    from capt.pretrain.base.errors import quoted
+    from capt.pretrain.vision_language.microworld.generate import World, write_world
 
     world = World(pictures, seed, feature_size, noise)
     with progress_bar("drawing") as progress:

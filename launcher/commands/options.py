@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from launcher.backends import LAUNCHERS
-from pretrain.base.files import finite
+from capt.launcher.backends import LAUNCHERS
+from capt.pretrain.base.files import finite
 
 Config = Annotated[
     str, typer.Argument(metavar="CONFIG", help="A YAML file, or the name of a shipped job (capt_tiny, rte, ...).")
@@ -77,7 +77,7 @@ def debug(context: typer.Context) -> bool:
 
 def quiet(context: typer.Context) -> None:
     """Keep DeepSpeed's chatter out of the answer; before anything imports it."""
-    from pretrain.base.quiet import quiet_libraries
+    from capt.pretrain.base.quiet import quiet_libraries
 
     quiet_libraries(debug=debug(context))
 
@@ -97,6 +97,6 @@ def say(text: object) -> None:
 
 def source_path(given: str) -> Path:
     """A folder or a hub id as it was typed; what reads it is loaded when there is one to read."""
-    from pretrain.models.hub import source_path as parse
+    from capt.pretrain.models.hf_config import source_path as parse
 
     return parse(given)

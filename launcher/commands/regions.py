@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from launcher.commands import extract, microworld
-from launcher.commands import options as o
+from capt.launcher.commands import extract, microworld
+from capt.launcher.commands import options as o
 
 if TYPE_CHECKING:
     from PIL import Image
 
-    from pretrain.regions.summary import PictureSummary, StoreSummary
+    from capt.pretrain.regions.summary import PictureSummary, StoreSummary
 
 app = typer.Typer(help="Import, extract and inspect region features of pictures.", rich_markup_mode=None)
 extract.register(app)
@@ -54,13 +54,13 @@ def import_(
     json: o.Json = False,
 ) -> None:
     """Write the pictures of feature files to a store. After an interruption, the same command continues."""
-    from launcher.progress import progress_bar
-    from pretrain.base.errors import ConfigError
-    from pretrain.regions.importing import Format, import_regions
-    from pretrain.regions.manifest import FeatureType
-    from pretrain.regions.store import RegionStore
-    from pretrain.regions.summary import summarize
-    from pretrain.regions.tsv_layout import FileType
+    from capt.launcher.progress import progress_bar
+    from capt.pretrain.base.errors import ConfigError
+    from capt.pretrain.regions.importing import Format, import_regions
+    from capt.pretrain.regions.manifest import FeatureType
+    from capt.pretrain.regions.store import RegionStore
+    from capt.pretrain.regions.summary import summarize
+    from capt.pretrain.regions.tsv_layout import FileType
 
     for option, given, known in (
         ("format", format, ("lxmert", "nlvr1")),
@@ -111,12 +111,12 @@ def inspect(
     """Show what a region store holds, and the regions of one of its pictures."""
     from dataclasses import asdict
 
-    from pretrain.base.errors import ConfigError
-    from pretrain.base.files import write_bytes
-    from pretrain.base.verification import Verifier
-    from pretrain.regions.class_names import ClassNames
-    from pretrain.regions.store import RegionStore
-    from pretrain.regions.summary import describe, summarize
+    from capt.pretrain.base.errors import ConfigError
+    from capt.pretrain.base.files import write_bytes
+    from capt.pretrain.base.verification import Verifier
+    from capt.pretrain.regions.class_names import ClassNames
+    from capt.pretrain.regions.store import RegionStore
+    from capt.pretrain.regions.summary import describe, summarize
 
     if image is not None and draw is None:
         raise ConfigError("--image is what boxes are drawn over: give --draw FILE.png as well")
@@ -127,7 +127,7 @@ def inspect(
         name = picture if picture is not None else opened.names(0, 1)[0]
         shown = describe(opened, name, ClassNames.of(opened.manifest, objects, attributes))
     if draw is not None and shown is not None:
-        from pretrain.regions.draw import draw as draw_boxes
+        from capt.pretrain.regions.summary import draw as draw_boxes
 
         write_bytes(draw, draw_boxes(shown, None if image is None else _read_image(image)))
     if json:
@@ -141,9 +141,9 @@ def inspect(
 
 
 def _read_image(path: Path) -> Image.Image:
-    from pretrain.base.errors import DataError
-    from pretrain.base.files import read_bytes
-    from pretrain.regions.extract.decode import decode
+    from capt.pretrain.base.errors import DataError
+    from capt.pretrain.base.files import read_bytes
+    from capt.pretrain.regions.extract.prepare import decode
 
     content = read_bytes(path, limit=_MOST_BYTES)
     try:

@@ -37,7 +37,7 @@ def sweep(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the sweep and its trials; start nothing.")] = False,
 ) -> int:
     """Search hyperparameters: grid, random, Optuna, ASHA or population based training, each setting with every seed."""
-    from launcher.sweep.run import run_sweep
+    from capt.launcher.sweep.run import run_sweep
 
     return run_sweep(
         config,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.commands import options as o
+from capt.launcher.commands import options as o
 
 
 def register(app: typer.Typer) -> None:
@@ -26,7 +26,7 @@ def report(
     out: Annotated[Path, typer.Option(help="Folder for report.html, curves and tables.")] = Path("report"),
 ) -> None:
     """Draw curves and tables of one run, or compare several, as a page that needs no network."""
-    from pretrain.report import report as write_report
+    from capt.pretrain.report import report as write_report
 
     o.say(write_report(runs, out))
 
@@ -49,10 +49,10 @@ def doctor(
     """
     from dataclasses import asdict
 
-    from launcher.doctor import examine
-    from launcher.plan import Options
-    from launcher.preflight.report import table
-    from launcher.preflight.run import examine_for
+    from capt.launcher.doctor import examine
+    from capt.launcher.plan import Options
+    from capt.launcher.preflight.report import table
+    from capt.launcher.preflight.run import examine_for
 
     options = Options.given(hostfile=hostfile, master_addr=master_addr, master_port=master_port)
     checks = [*examine_for(config, overrides or [], options), *examine(Path.cwd())]
@@ -72,7 +72,7 @@ def clean(
 
     Never those of a run that is training.
     """
-    from launcher.clean import clean as remove
+    from capt.launcher.clean import clean as remove
 
     removed = 0
     for folder, reason in remove(runs or []):
@@ -93,7 +93,7 @@ def bench(
     show: Annotated[bool, typer.Option("--list", help="List the benchmarks and stop.")] = False,
 ) -> int:
     """Run the benchmarks of a source checkout and write their results with command, versions and hardware."""
-    from launcher.bench import find_benchmarks, run_benchmarks
+    from capt.launcher.bench import find_benchmarks, run_benchmarks
 
     words = names or []
     first = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))

@@ -9,12 +9,11 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from launcher.check import Check
-from launcher.preflight.facts import Facts, Findings, Survey
-from launcher.preflight.limits import limits
-from launcher.preflight.network import interfaces, rendezvous
-from launcher.preflight.probe import PACKAGES
-from pretrain.base.errors import counted
+from capt.launcher.preflight.facts import Facts, Findings, Survey
+from capt.launcher.preflight.limits import interfaces, limits, rendezvous
+from capt.launcher.preflight.probe import PACKAGES
+from capt.launcher.preflight.report import Check
+from capt.pretrain.base.errors import counted
 
 _CLOCK_WARN, _CLOCK_FAIL = 0.5, 5.0
 """Seconds by which a clock is surely off: file times mislead above the first, leases and locks above the second."""

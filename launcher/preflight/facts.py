@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from launcher.hostfile import Host
+from capt.launcher.ssh import Host
 
 
 class _Answer(BaseModel):
@@ -15,7 +15,7 @@ class _Answer(BaseModel):
 
 
 class Facts(_Answer):
-    """A host's own answer (``launcher.preflight.probe.facts``). Sizes are bytes; -1 is none, or no limit."""
+    """A host's own answer (``capt.launcher.preflight.probe.facts``). Sizes are bytes; -1 is none, or no limit."""
 
     python: str
     packages: dict[str, str]

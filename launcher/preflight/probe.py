@@ -30,7 +30,7 @@ from typing import Any
 Answer = dict[str, Any]
 MARK = "capt-preflight "
 PACKAGES = ("torch", "deepspeed", "capt-pretraining")
-_OURS = ("configs", "finetune", "launcher", "pretrain", "tokenizer")
+_OURS = ("capt",)
 _SIOCGIFADDR = 0x8915
 _PATIENCE = 5.0
 """Seconds within which a file that another host has written must be seen, or a connection be answered."""
@@ -40,7 +40,8 @@ _servers: list[socket.socket] = []
 
 
 def facts(pythonpath: Sequence[str] = (), folder: str = ".") -> Answer:
-    """Versions, devices, networks and limits of this host; the keys are the fields of ``launcher.preflight.facts``."""
+    """Versions, devices, networks and limits of this host; the keys are the fields of
+    ``capt.launcher.preflight.facts``."""
     path = [*pythonpath, *(entry for entry in sys.path if entry)]
     cards, problem = gpus()
     kind, place = apex(path)
@@ -75,7 +76,7 @@ def sources(path: Sequence[str]) -> str:
         root = next((os.path.join(entry, package) for entry in path if os.path.isdir(os.path.join(entry, package))), "")
         spec = None if root else importlib.util.find_spec(package)  # an editable installation
         for place in [root] if root else list(spec.submodule_search_locations or []) if spec else []:
-            for folder, names, files in os.walk(place):
+            for folder, names, files in os.walk(place, followlinks=True):
                 names.sort()
                 for file in sorted(files):
                     if file.endswith((".py", ".yaml")):

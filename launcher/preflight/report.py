@@ -6,9 +6,28 @@ import io
 import logging
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-from launcher.check import Check
-from pretrain.base.errors import ConfigError
+from capt.pretrain.base.errors import ConfigError
+
+# One finding of ``capt doctor`` or of the checks before a launch.
+
+
+Level = Literal["ok", "note", "warn", "fail"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line: ``ok``, ``note`` (fine, but know it), ``warn`` (some jobs suffer) or ``fail`` (nothing will run)."""
+
+    name: str
+    level: Level
+    finding: str
+    advice: str = ""
+    host: str = ""
+    """The host of a hostfile that it is about; empty for this machine and for all hosts together."""
+
 
 log = logging.getLogger(__name__)
 

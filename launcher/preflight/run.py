@@ -8,17 +8,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from launcher import environment
-from launcher.check import Check
-from launcher.hostfile import Host
-from launcher.plan import DEFAULT_PORT, Launch, Options, Plan
-from launcher.preflight import limits, probe
-from launcher.preflight.compare import compare
-from launcher.preflight.report import refuse
-from launcher.preflight.storage import needed
-from launcher.preflight.survey import existing, survey
-from pretrain.config.load import load_job
-from pretrain.config.schema import Job
+from capt.launcher import environment
+from capt.launcher.plan import DEFAULT_PORT, Launch, Options, Plan
+from capt.launcher.preflight import limits, probe
+from capt.launcher.preflight.compare import compare
+from capt.launcher.preflight.report import Check, refuse
+from capt.launcher.preflight.storage import needed
+from capt.launcher.preflight.survey import existing, survey
+from capt.launcher.ssh import Host
+from capt.pretrain.config.load import load_job
+from capt.pretrain.config.schema import Job
 
 
 def check_cluster(

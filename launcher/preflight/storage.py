@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pretrain.config.schema import Job
+from capt.pretrain.config.schema import Job
 
 
 def needed(job: Job) -> tuple[int | None, int]:

@@ -1,4 +1,4 @@
-"""Notices that a rank hangs, by what the ranks note of themselves (:mod:`pretrain.engine.heartbeat`).
+"""Notices that a rank hangs, by what the ranks note of themselves (:mod:`capt.pretrain.engine.heartbeat`).
 
 A rank that is slow makes all others wait in a collective, so only the one that is furthest behind is judged: fewest
 updates done, then the earliest section. It hangs where it has been in its section for longer than ``3 x`` the longest
@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from pretrain.engine.heartbeat import HEADER, HEARTBEAT, PAST, SECTIONS, SIZE, STACKS
+from capt.pretrain.engine.heartbeat import HEADER, HEARTBEAT, PAST, SECTIONS, SIZE, STACKS
 
 FACTOR = 3.0
 SEEN = 3

@@ -15,11 +15,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from launcher.supervisor import processes
-from launcher.supervisor.messages import LONGEST, MARK, REPORT, SILENCE, Met, News, RankNews, Stacks, Up, packed
-from launcher.supervisor.node import PROGRAM
-from launcher.supervisor.output import Output
-from pretrain.base.files import printable
+from capt.launcher.supervisor import processes
+from capt.launcher.supervisor.messages import LONGEST, MARK, REPORT, SILENCE, Met, News, RankNews, Stacks, Up, packed
+from capt.launcher.supervisor.node import PROGRAM
+from capt.launcher.supervisor.output import Output
+from capt.pretrain.base.files import printable
 
 _MARK = MARK.encode()
 _SUSPENDED = 2.0

@@ -1,9 +1,9 @@
 """The supervisor of one node: starts the ranks of its host, tells the head of them, and ends them when it is alone.
 
 It runs at the end of an ssh or srun. The ranks are its children and die with it; it kills them when the head says so,
-when that ends, and when the head has not been heard for the time of its lease (:mod:`launcher.supervisor.messages`).
-What ranks print goes to stderr, and so to the head. Slurm sends its stop signals to this process, which passes them on
-and tells the head.
+when that ends, and when the head has not been heard for the time of its lease
+(:mod:`capt.launcher.supervisor.messages`). What ranks print goes to stderr, and so to the head. Slurm sends its stop
+signals to this process, which passes them on and tells the head.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from launcher.supervisor import processes
-from launcher.supervisor.messages import LEASE, MARK, REPORT
-from launcher.supervisor.ranks import LocalRanks
+from capt.launcher.supervisor import processes
+from capt.launcher.supervisor.messages import LEASE, MARK, REPORT
+from capt.launcher.supervisor.ranks import LocalRanks
 
 _POLL = 0.05
 _ENDING = 5.0
@@ -34,7 +34,7 @@ import json, os, sys
 told = json.loads(sys.stdin.buffer.readline())
 os.chdir(told["folder"])
 sys.path[:0] = told["path"]
-from launcher.supervisor.node import serve
+from capt.launcher.supervisor.node import serve
 os._exit(serve(told["signalled"]))
 """
 PROGRAM = _PROGRAM.encode()

@@ -12,8 +12,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 
-from pretrain.base.files import open_for_append
-from pretrain.base.parent import die_with_parent
+from capt.pretrain.base.files import open_for_append
+from capt.pretrain.base.process import die_with_parent
 
 log = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from launcher.supervisor import processes
-from launcher.supervisor.activity import Activity, waits_for_files
-from launcher.supervisor.heartbeats import Page, Pulse, is_stopped
-from launcher.supervisor.output import takes_output
-from launcher.supervisor.scratch import Scratch
-from pretrain.base.parent import LISTENS
+from capt.launcher.supervisor import processes
+from capt.launcher.supervisor.activity import Activity, waits_for_files
+from capt.launcher.supervisor.heartbeats import Page, Pulse, is_stopped
+from capt.launcher.supervisor.output import takes_output
+from capt.launcher.supervisor.scratch import Scratch
+from capt.pretrain.base.process import LISTENS
 
 HEARING = 2.0
 """Seconds that a rank has to write its stacks."""

@@ -2,16 +2,149 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
-from launcher.supervisor.heartbeats import Pulse
-from launcher.supervisor.link import Link, pump
-from launcher.supervisor.messages import REPORT
-from launcher.supervisor.ranks import HEARING, Lost
+from capt.launcher.ssh import Host
+from capt.launcher.supervisor.heartbeats import Pulse
+from capt.launcher.supervisor.link import Link, pump
+from capt.launcher.supervisor.messages import REPORT
+from capt.launcher.supervisor.ranks import HEARING, Lost
+
+# Reaches the hosts of a job, and decides what becomes of it where some cannot be reached.
+
+
+log = logging.getLogger(__name__)
+
+Policy = Literal["wait", "spare", "shrink"]
+_POLL = 0.1
+_AGAIN = 2.0
+"""Seconds between two calls to a host that is waited for."""
+
+
+class NotReachedError(Exception):
+    """Too few hosts can be reached; in one line, which and why."""
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """How hosts are reached.
+
+    ``fits`` tells why a job does not run on a number of ranks (empty: it does), ``stopped`` whether to give up,
+    ``meet`` which of the hosts that answer do not reach the first of them, and why.
+    """
+
+    connect: Callable[[Host], Link]
+    spares: Sequence[Host]
+    policy: Policy | None
+    patience: float
+    fits: Callable[[int], str]
+    stopped: Callable[[], bool]
+    meet: Callable[[Sequence[Host], Mapping[Host, Link]], dict[Host, str]]
+
+    def gather(self, hosts: Sequence[Host]) -> tuple[list[Host], list[Link]]:
+        """The hosts on which the job is to run, in the order of its ranks, and lines to them.
+
+        All hosts are called in parallel, and have to reach the first of them. One that does not is replaced by a spare
+        host with at least its slots; or the job runs on the others, on the largest number of them that its batch can
+        be shared among; or they are called again for ``patience`` seconds, as they are
+        when no spare is left.
+
+        Raises:
+            NotReachedError: this does not help, or there is no policy. No line is left open.
+        """
+        lines: dict[Host, Link] = {}
+        try:
+            return self._gather(list(hosts), lines)
+        except BaseException:
+            end(list(lines.values()))
+            raise
+
+    def _gather(self, hosts: list[Host], lines: dict[Host, Link]) -> tuple[list[Host], list[Link]]:
+        spares, until = list(self.spares), time.monotonic() + self.patience
+        while missing := self._reach(hosts, lines):
+            told = "; ".join(f"{host.name} cannot be reached: {reason}" for host, reason in missing.items())
+            if self.policy is None:
+                raise NotReachedError(told)
+            log.warning("%s", told)
+            if self.policy == "shrink":
+                hosts = self._shrink([host for host in hosts if host not in missing], told, lines)
+                continue
+            if self.policy == "spare":
+                hosts, missing = self._replace(hosts, missing, spares, lines)
+            self._wait(hosts, missing, until, lines)
+        return hosts, [lines[host] for host in hosts if host in lines]
+
+    def _reach(self, hosts: Sequence[Host], lines: dict[Host, Link]) -> dict[Host, str]:
+        """Call the hosts that there is no line to, and try the rendezvous; those that cannot be reached, and why."""
+        missing = self._call([host for host in hosts if host not in lines], lines)
+        if self.stopped():
+            return {}
+        if not missing:
+            missing = self.meet(hosts, lines)
+            if len(hosts) > 2 and missing.keys() == set(hosts[1:]):  # it is the first that is cut off
+                missing = {hosts[0]: f"no other host reaches it: {missing[hosts[1]]}"}
+        end([lines.pop(host) for host in missing if host in lines])
+        return missing
+
+    def _call(self, hosts: Sequence[Host], lines: dict[Host, Link]) -> dict[Host, str]:
+        """Call hosts; those that do not answer, and why."""
+        called = {host: self.connect(host) for host in hosts}
+        lines.update(called)
+        while any(link.up is None and not link.lost for link in called.values()) and not self.stopped():
+            pump(lines.values(), _POLL)
+        missing = {host: link.lost or "asked to stop" for host, link in called.items() if link.up is None}
+        end([lines.pop(host) for host in missing])
+        return missing
+
+    def _replace(
+        self, hosts: list[Host], missing: dict[Host, str], spares: list[Host], lines: dict[Host, Link]
+    ) -> tuple[list[Host], dict[Host, str]]:
+        """Let spare hosts take the places of those that are missing."""
+        for index, host in enumerate(hosts):
+            while host in missing and (spare := next((each for each in spares if each.slots >= host.slots), None)):
+                spares.remove(spare)
+                taken = Host(spare.name, host.slots)
+                if reason := self._call([taken], lines):
+                    log.warning("the spare host %s cannot be reached: %s", spare.name, reason[taken])
+                    continue
+                log.warning("%s takes the place of %s", spare.name, host.name)
+                hosts[index] = taken
+                missing = {each: why for each, why in missing.items() if each != host}
+                break
+        return hosts, missing
+
+    def _shrink(self, hosts: list[Host], told: str, lines: dict[Host, Link]) -> list[Host]:
+        """The longest prefix of ``hosts`` that the global batch can be shared among."""
+        for count in range(len(hosts), 0, -1):
+            if not self.fits(sum(host.slots for host in hosts[:count])):
+                kept, others = hosts[:count], hosts[count:]
+                end([lines.pop(host) for host in others])
+                world = sum(host.slots for host in kept)
+                log.warning("the job continues with %d ranks on %s", world, ", ".join(host.name for host in kept))
+                return kept
+        why = self.fits(sum(host.slots for host in hosts)) if hosts else "no host is left"
+        raise NotReachedError(f"{told}; the job cannot shrink: {why}")
+
+    def _wait(self, hosts: list[Host], missing: dict[Host, str], until: float, lines: dict[Host, Link]) -> None:
+        """Call the missing hosts again, until they answer or time is up."""
+        if missing:
+            log.warning("waiting up to %g minutes for %s", self.patience / 60, ", ".join(h.name for h in missing))
+        while missing and not self.stopped():
+            if time.monotonic() > until:
+                told = "; ".join(f"{host.name}: {reason}" for host, reason in missing.items())
+                raise NotReachedError(f"not reached in {self.patience / 60:g} minutes: {told}")
+            again = time.monotonic() + _AGAIN
+            while time.monotonic() < again and not self.stopped():
+                pump(lines.values(), _POLL)
+            end([lines.pop(host) for host, link in list(lines.items()) if link.lost])  # meanwhile
+            missing = self._reach(hosts, lines)
+
 
 _FRESH = 4 * REPORT
 _ENDING = 8.0

@@ -11,7 +11,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from pretrain.engine.scratch import SCRATCH
+from capt.pretrain.engine.scratch import SCRATCH
 
 _PREFIX = "capt-r-"
 _LONGEST = 70

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, ValidationError, field_validator, model_validator
 
-from pretrain.base.errors import ConfigError
-from pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
-from pretrain.config.load import explain, load_mapping, resolve_path
-from pretrain.config.writer import to_yaml
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
+from capt.pretrain.config.load import explain, load_mapping, resolve_path
+from capt.pretrain.config.reader import to_yaml
 
 Value = bool | int | float | str | None | list[Any]
 Amount = Annotated[float, Field(gt=0, le=1e6)]

@@ -10,10 +10,10 @@ from typing import Any
 from ray import tune
 from ray.tune import PlacementGroupFactory
 
-from launcher.sweep.table import ProgressTable
-from launcher.sweep.trial import SweepTrial, spec_of
-from launcher.sweep.trial_log import TrialLog
-from launcher.sweep.trials import SweepPlan
+from capt.launcher.sweep.table import ProgressTable
+from capt.launcher.sweep.trial import SweepTrial, spec_of
+from capt.launcher.sweep.trial_log import TrialLog
+from capt.launcher.sweep.trials import SweepPlan
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from launcher.supervisor.processes import signal_name
-from launcher.sweep.trial_log import remove_checkpoints
-from pretrain.base.errors import ConfigError
-from pretrain.engine.metrics_file import METRICS, drop_rows_after
-from pretrain.engine.run_folder import read_status
+from capt.launcher.supervisor.processes import signal_name
+from capt.launcher.sweep.trial_log import remove_checkpoints
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.engine.metrics_file import METRICS, drop_rows_after
+from capt.pretrain.engine.run_folder import read_status
 
 _OF_A_RUN = ("config.yaml", METRICS, "status.json", "best.json")
 

@@ -10,20 +10,67 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from launcher import raycluster
-from launcher.supervisor import processes
-from launcher.sweep.base_jobs import check_base_jobs
-from launcher.sweep.config import Sweep, load_sweep
-from launcher.sweep.trial_log import TrialLog
-from launcher.sweep.trial_state import TrialState, started_trials
-from launcher.sweep.trials import SweepPlan, TrialSpec, check_inputs, check_jobs, make_plan
-from pretrain.base.errors import ConfigError, counted, quoted
-from pretrain.base.files import require_own_folder, write_text
-from pretrain.base.locks import file_lock
-from pretrain.engine.run_folder import DONE, FAILED, OWN_FOLDERS, STOPPED
-from pretrain.report.trials_file import TRIALS
+from capt.launcher import raycluster
+from capt.launcher.supervisor import processes
+from capt.launcher.sweep.config import Sweep, load_sweep
+from capt.launcher.sweep.trial_log import TrialLog, TrialState, started_trials
+from capt.launcher.sweep.trials import SweepPlan, TrialSpec, check_inputs, check_jobs, make_plan
+from capt.pretrain.base.errors import ConfigError, DataError, counted, quoted
+from capt.pretrain.base.files import Record, parse_record, read_json, require_own_folder, write_text
+from capt.pretrain.base.locks import file_lock
+from capt.pretrain.config.load import flatten
+from capt.pretrain.engine.run_folder import DONE, FAILED, OWN_FOLDERS, STOPPED
+from capt.pretrain.report.sweeps import TRIALS
+
+# The base jobs of a sweep, kept in its folder: a resume with other keys would mix two experiments.
+
+
+BASES = "bases.json"
+_SHOWN = 80
+
+
+class _Base(Record):
+    metric: str
+    mode: Literal["max", "min"]
+    base: dict[str, Any]
+
+
+def check_base_jobs(plan: SweepPlan) -> None:
+    """Write the metric and the merged base job of each study, or compare them with those that the sweep began with.
+
+    Studies may be added and left out. A sweep folder of an older release, without this file, is accepted.
+
+    Raises:
+        ConfigError: a key of a study's jobs is another one than before; the first is named.
+        DataError: the record is damaged.
+    """
+    path = plan.folder / BASES
+    now = {name: {"metric": s.metric, "mode": s.mode, "base": dict(s.base)} for name, s in plan.studies.items()}
+    now = json.loads(json.dumps(now, default=str))  # as it is read back
+    before: dict[str, Any] = {}
+    if path.exists():
+        content, hint = read_json(path), "; remove it to continue with the sweep as it is"
+        if not isinstance(content, dict):
+            raise DataError(f"{path}: damaged: not an object{hint}")
+        records = {name: parse_record(_Base, value, path, hint, error=DataError) for name, value in content.items()}
+        before = {name: record.model_dump() for name, record in records.items()}
+    for name in before.keys() & now.keys():
+        _compare(plan, name, before[name], now[name])
+    write_text(path, json.dumps(before | now, indent=1) + "\n", private=True)
+
+
+def _compare(plan: SweepPlan, study: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    then, new = ({**flatten(x["base"]), "metric": x["metric"], "mode": x["mode"]} for x in (before, now))
+    for key in sorted(then.keys() | new.keys()):
+        a, b = (json.dumps(x[key])[:_SHOWN] if key in x else "unset" for x in (then, new))
+        if a != b:
+            raise ConfigError(
+                f"study {study}: {key} is {b}, but the sweep in {plan.folder} began with {a}: resume with the same "
+                "keys, or name another sweep.dir"
+            )
+
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +84,7 @@ def run_sweep(
     address: str | None = None,
     resume: bool = False,
     show: Callable[[str], None] | None = None,
-    module: str = "pretrain",
+    module: str = "capt.pretrain",
 ) -> int:
     """Run all trials of a sweep that are not over yet; with ``show`` (dry run) only describe them.
 
@@ -101,8 +148,8 @@ def _run(
     trial_log: TrialLog,
     need: Mapping[str, float],
 ) -> int:
-    from launcher.sweep.driver import Driver, TrialGroup
-    from launcher.sweep.table import ProgressTable
+    from capt.launcher.sweep.driver import Driver, TrialGroup
+    from capt.launcher.sweep.table import ProgressTable
 
     plan.stop_file.unlink(missing_ok=True)
     total = sum(map(len, specs.values()))
@@ -137,7 +184,7 @@ def _groups(
     """
     from ray.tune.schedulers import FIFOScheduler
 
-    from launcher.sweep import search
+    from capt.launcher.sweep import search
 
     kind = sweep.scheduler.type
     if kind == "none" and sweep.search.type != "optuna":

@@ -12,9 +12,9 @@ from ray.tune.experiment import Trial
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, PopulationBasedTraining, TrialScheduler
 from ray.tune.search import Repeater, Searcher
 
-from launcher.sweep.config import Asha, Dimension, Pbt, Sweep
-from launcher.sweep.trial_log import TrialLog
-from launcher.sweep.trials import TrialSpec
+from capt.launcher.sweep.config import Asha, Dimension, Pbt, Sweep
+from capt.launcher.sweep.trial_log import TrialLog
+from capt.launcher.sweep.trials import TrialSpec
 
 METRIC, TIME = "objective", "validations"
 _NO_END = 10**9

@@ -12,9 +12,9 @@ from rich.live import Live
 from rich.table import Table as Grid
 from rich.text import Text
 
-from launcher.sweep.trials import TrialSpec
-from pretrain.base.files import printable
-from pretrain.report.trials_file import TrialRecord
+from capt.launcher.sweep.trials import TrialSpec
+from capt.pretrain.base.files import printable
+from capt.pretrain.report.sweeps import TrialRecord
 
 log = logging.getLogger(__name__)
 

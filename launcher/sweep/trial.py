@@ -20,21 +20,19 @@ from typing import Any
 import ray
 from ray import tune
 
-from launcher import raycluster
-from launcher.backends.ray import Rank, RankGroup, remote_ranks
-from launcher.sweep import restart
-from launcher.sweep.trial_log import run_state
-from launcher.sweep.trial_state import TrialState, write_spec
-from launcher.sweep.trials import SweepPlan, TrialSpec, set_key
-from launcher.sweep.validation_rows import ValidationRows
-from pretrain.base.errors import DataError
-from pretrain.base.files import require_own_folder, write_text
-from pretrain.base.locks import file_lock
-from pretrain.config.load import load_mapping
-from pretrain.config.writer import to_yaml
-from pretrain.engine.metrics_file import METRICS, Row
-from pretrain.engine.run_folder import BAD_INPUT, DONE, STOPPED
-from pretrain.report.trials_file import ParameterChange
+from capt.launcher import raycluster
+from capt.launcher.backends.ray import Rank, RankGroup, remote_ranks
+from capt.launcher.sweep import restart
+from capt.launcher.sweep.trial_log import TrialState, ValidationRows, run_state, write_spec
+from capt.launcher.sweep.trials import SweepPlan, TrialSpec, set_key
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.files import require_own_folder, write_text
+from capt.pretrain.base.locks import file_lock
+from capt.pretrain.config.load import load_mapping
+from capt.pretrain.config.reader import to_yaml
+from capt.pretrain.engine.metrics_file import METRICS, Row
+from capt.pretrain.engine.run_folder import BAD_INPUT, DONE, STOPPED
+from capt.pretrain.report.sweeps import ParameterChange
 
 _POLL = 0.1
 _LOCK_SECONDS = 60.0

@@ -6,17 +6,136 @@ import json
 import math
 import os
 import shutil
+from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Annotated, Any
 
-from launcher.sweep.trial_state import TrialState
-from launcher.sweep.trials import StudyPlan, SweepPlan, TrialSpec
-from pretrain.base.errors import ConfigError, DataError
-from pretrain.base.files import open_for_append, require_own_folder
-from pretrain.engine.metrics_file import METRICS, Row, read_metrics
-from pretrain.engine.run_folder import read_status
-from pretrain.report.ranking import from_the_median, ranked
-from pretrain.report.trials_file import TRIALS, State, TrialRecord, read_trials
+from pydantic import Field
+
+from capt.launcher.sweep.trials import StudyPlan, SweepPlan, TrialSpec
+from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.base.files import (
+    Count,
+    Record,
+    open_for_append,
+    open_regular,
+    read_record,
+    require_own_folder,
+    write_text,
+)
+from capt.pretrain.engine.metrics_file import LINE, METRICS, Row, parse_row, read_metrics
+from capt.pretrain.engine.run_folder import read_status
+from capt.pretrain.report.compare import from_the_median, ranked
+from capt.pretrain.report.sweeps import TRIALS, ParameterChange, State, TrialRecord, read_trials
+
+# Files that a trial keeps in its run folder: its state, and the setting and seed that it is made of.
+
+
+_STATE, _SPEC = "trial.json", "point.json"
+
+
+class TrialState(Record):
+    """``trial.json``: how long a trial has run, how often it was started, on which node, and what went wrong."""
+
+    attempts: Count = 0
+    seconds: Annotated[float, Field(ge=0)] = 0.0
+    node: str = ""
+    error: str = ""
+    history: Annotated[tuple[ParameterChange, ...], Field(strict=False)] = ()
+    """The parameters of a member of population based training, in the order in which they changed."""
+
+    @classmethod
+    def read(cls, run_dir: Path) -> TrialState:
+        """The state of a run, empty where there is no file. Raises ``DataError`` for a damaged file."""
+        try:
+            return read_record(cls, run_dir / _STATE, "; remove it", error=DataError)
+        except FileNotFoundError:
+            return cls()
+
+    def updated(self, **changes: Any) -> TrialState:
+        """A copy with other values."""
+        return self.model_copy(update=changes)
+
+    def write(self, run_dir: Path) -> None:
+        """Replace the state of a run."""
+        write_text(run_dir / _STATE, self.model_dump_json(by_alias=True) + "\n", private=True)
+
+
+class _SpecRecord(Record):
+    study: str
+    params: dict[str, Any]
+    seed: Count
+
+
+def write_spec(run_dir: Path, spec: TrialSpec) -> None:
+    """Write the setting and seed of a trial that starts, as ``point.json``."""
+    values = {"study": spec.study, "params": dict(spec.params), "seed": spec.seed}
+    write_text(run_dir / _SPEC, json.dumps(values) + "\n", private=True)
+
+
+def started_trials(study: StudyPlan) -> list[TrialSpec]:
+    """The trials of a study that were started with its present base job, in the order of their start.
+
+    Raises:
+        DataError: a ``point.json`` is damaged.
+    """
+    files = sorted(study.folder.glob(f"*/{_SPEC}"), key=lambda path: path.stat().st_mtime_ns)
+    records = [read_record(_SpecRecord, path, "; remove it", error=DataError) for path in files]
+    specs = [TrialSpec(record.study, record.params, record.seed) for record in records]
+    return [spec for path, spec in zip(files, specs, strict=True) if study.run_dir(spec) == path.parent]
+
+
+# Reads the validation rows of a run while it writes them.
+
+
+class ValidationRows:
+    """Each validation row of a ``metrics.jsonl`` once, in order, also when a resumed run rewrites the file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inode, self._offset = 0, 0
+        self._queue: deque[Row] = deque()
+        self._last = -1
+        self.count = 0
+        """Rows handed out or skipped so far."""
+
+    def next(self) -> Row | None:
+        """The next row; None while there is none."""
+        if not self.waiting():
+            return None
+        self.count += 1
+        return self._queue.popleft()
+
+    def waiting(self) -> bool:
+        """Whether ``next`` would return a row."""
+        self._read()
+        return bool(self._queue)
+
+    def skip(self, step: int) -> None:
+        """Count the rows up to a step without handing them out."""
+        self._read()
+        while self._queue and self._queue[0].step <= step:
+            self._queue.popleft()
+            self.count += 1
+
+    def _read(self) -> None:
+        try:
+            with open_regular(self._path) as f:
+                facts = os.fstat(f.fileno())
+                if facts.st_ino != self._inode or facts.st_size < self._offset:
+                    self._inode, self._offset = facts.st_ino, 0
+                f.seek(self._offset)
+                while line := f.readline(LINE):
+                    if not line.endswith(b"\n") and len(line) < LINE:
+                        return  # still being written
+                    self._offset += len(line)
+                    row = parse_row(line)
+                    if row is not None and row.is_validation and row.step > self._last:
+                        self._last = row.step
+                        self._queue.append(row)
+        except FileNotFoundError:
+            return
 
 
 def run_state(run_dir: Path) -> str:

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from launcher.sweep.config import Dimension, Sweep
-from pretrain.base.errors import ConfigError, UserError
-from pretrain.config.load import flatten, job_from_mapping, load_mapping, merge
-from pretrain.config.schema import Job
-from pretrain.engine.engines.deepspeed_config import deepspeed_config
+from capt.launcher.sweep.config import Dimension, Sweep
+from capt.pretrain.base.errors import ConfigError, UserError
+from capt.pretrain.config.load import flatten, job_from_mapping, load_mapping, merge
+from capt.pretrain.config.schema import Job
+from capt.pretrain.engine.engines.deepspeed_config import deepspeed_config
 
 _ATTEMPTS = 50
 

@@ -16,8 +16,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from pretrain.base.errors import DataError
-from pretrain.base.files import replacing
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.files import replacing
 
 
 def require_new(out: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.base.errors import ConfigError, DataError
 
 _COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 

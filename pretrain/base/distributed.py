@@ -28,10 +28,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from pretrain.base import errors
-from pretrain.base.errors import ConfigError, RunFailedError, UserError, is_passing, shown, user_text
-from pretrain.base.open_files import allow_open_files
-from pretrain.base.parent import LISTENS, SECRET
+from capt.pretrain.base import errors
+from capt.pretrain.base.errors import ConfigError, RunFailedError, UserError, is_passing, shown, user_text
+from capt.pretrain.base.process import LISTENS, SECRET, allow_open_files
 
 logger = logging.getLogger(__name__)
 

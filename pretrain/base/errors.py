@@ -4,6 +4,8 @@ The command line prints such an error as one line (no stack trace unless ``--deb
 Its text says what was wrong, where (file, key, line), and what would be right.
 """
 
+from __future__ import annotations
+
 import errno
 import os
 import re
@@ -12,8 +14,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
-
-from pretrain.base.extras import missing_package
 
 
 class UserError(ValueError):
@@ -185,3 +185,35 @@ def _line(value: object, limit: int = 1000) -> str:
     text = _BREAK.sub(" ", str(value)).strip()
     text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
     return text if len(text) <= limit else f"{text[: limit // 2]} ... {text[-limit // 2 :]}"
+
+
+# Which extra of the distribution installs a package that cannot be imported.
+
+
+_EXTRAS = {
+    "train": (
+        "datasets", "deepspeed", "fairscale", "google", "huggingface_hub", "packaging", "pyarrow", "pydantic", "rich",
+        "scipy", "sentencepiece", "sklearn", "tensorboard", "tokenizers", "transformers", "typer", "yaml",
+    ),
+    "sweep": ("optuna", "ray"),
+    "report": ("matplotlib",),
+    "export": ("sentence_transformers",),
+    "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "vision": ("PIL",),
+    "track": ("mlflow", "wandb"),
+}  # fmt: skip
+EXTRA_OF = {package: extra for extra, packages in _EXTRAS.items() for package in packages}
+"""The name under which a package is imported -> the extra of pyproject.toml that installs it."""
+
+
+def missing_package(error: ModuleNotFoundError) -> str | None:
+    """What to install, in one sentence, for an import that failed; None for a module that belongs to no extra."""
+    package = (error.name or "").partition(".")[0]
+    if package not in EXTRA_OF:
+        return None
+    return f"the package {package} is not installed: {how_to_install(EXTRA_OF[package])}"
+
+
+def how_to_install(extra: str) -> str:
+    """The command that installs an extra; the distribution is on no index."""
+    return f"pip install '.[{extra}]' in a checkout"

@@ -8,18 +8,24 @@ run, a checkpoint, a tokenizer or a cache is read and written by these functions
 from __future__ import annotations
 
 import errno
+import gzip
+import io
 import json
 import math
 import os
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any, TypeVar
 
-from pretrain.base.errors import ConfigError, DataError, UserError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from capt.pretrain.base.errors import ConfigError, DataError, UserError
 
 SMALL = 64 << 20
 """Bytes that a manifest, a status or a configuration may have at most."""
@@ -245,3 +251,145 @@ def public_mode() -> int:
     mask = os.umask(0o022)
     os.umask(mask)
     return 0o666 & ~mask
+
+
+# JSON files of a run, a checkpoint or a data set as typed, bounded records.
+#
+# Every JSON file that somebody else may have written is read through this file, so that no other code sees a raw
+# mapping.
+
+
+Count = Annotated[int, Field(ge=0, le=1 << 62)]
+"""A number of steps, samples or bytes."""
+
+
+class Record(BaseModel):
+    """The content of a JSON object. Types are strict; unknown keys, which a later release may write, are ignored."""
+
+    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
+
+
+_R = TypeVar("_R", bound=Record)
+
+
+def read_record(kind: type[_R], path: Path, hint: str = "", *, error: type[UserError] = ConfigError) -> _R:
+    """The JSON file ``path`` as a record.
+
+    Raises:
+        UserError: of the class ``error``: the file is not JSON, too large, not regular, or does not fit the record; the
+            message ends with ``hint``. ``FileNotFoundError`` and other ``OSError`` pass.
+    """
+    return parse_record(kind, read_json(path, error=error), path, hint, error=error)
+
+
+def parse_record(
+    kind: type[_R], content: object, source: Path | str, hint: str = "", *, error: type[UserError] = ConfigError
+) -> _R:
+    """``content``, which was read from ``source``, as a record.
+
+    Raises:
+        UserError: of the class ``error``: one line that names the first key that is wrong and ends with ``hint``.
+    """
+    try:
+        return kind.model_validate(content)
+    except (ValidationError, RecursionError) as problem:
+        raise error(f"{source}: damaged or of another version: {first_fault(problem)}{hint}") from None
+
+
+def first_fault(problem: Exception) -> str:
+    """The first thing that pydantic found wrong, in one printable line: the key, if any, and what is wrong with it."""
+    if not isinstance(problem, ValidationError):
+        return type(problem).__name__
+    first = problem.errors(include_url=False, include_input=False, include_context=False)[0]
+    where = ".".join(ascii(part).strip("'")[:80] for part in first["loc"][:8])
+    wrong = "Input should be an object" if first["type"] == "model_type" else first["msg"].removeprefix("Value error, ")
+    return printable(f"{where + ': ' if where else ''}{wrong}", 600)
+
+
+# Lines of UTF-8 text files, also of packed ones.
+
+
+LONGEST_LINE = 64 << 20
+"""Bytes of a line of text at most: a small archive may hold a line of terabytes."""
+
+
+_ALWAYS = 64 << 20
+_RATIO = 200
+"""Bytes that a packed file may hold in any case, and for each of its own: text is packed to a third or a tenth."""
+
+
+def require_ratio(path: Path, unpacked: int, packed: int) -> None:
+    """Refuse a file that unpacks to far more than text does, before hours go into it. Raises ``DataError``."""
+    if unpacked > _ALWAYS + _RATIO * packed:
+        raise DataError(
+            f"{path}: {packed:,} bytes hold over {unpacked:,} bytes of text, more than {_RATIO} times their size; if "
+            "that is right, unpack the file and name the result"
+        )
+
+
+class _Unpacked(io.RawIOBase):
+    """What a gzip file holds, as long as it is not far more than its bytes so far can be of text."""
+
+    def __init__(self, raw: IO[bytes], path: Path) -> None:
+        self._raw, self._path, self._count = raw, path, 0
+        self._file = gzip.GzipFile(fileobj=raw)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._file.readinto(buffer)
+        self._count += count
+        require_ratio(self._path, self._count, self._raw.tell())
+        return count
+
+
+def unpacked(raw: IO[bytes], path: Path) -> io.BufferedReader:
+    """The content of the gzip file ``path``, which is open as ``raw``.
+
+    Reading raises ``DataError`` where a small file holds gigabytes, and what `gzip` raises for a damaged one.
+    """
+    return io.BufferedReader(_Unpacked(raw, path))
+
+
+def read_lines(files: Iterable[Path], progress: Callable[[int], None] | None = None) -> Iterator[str]:
+    """Yield the lines of UTF-8 text files (``.gz`` is unpacked), without their line ends, one file after the other.
+
+    A byte order mark at the start of a line is no part of it: joined files have one wherever a file began.
+    ``progress`` is called now and then with the number of bytes read since the last call, as they lie on disk.
+
+    Raises:
+        DataError: a file is missing, not a file, empty, not valid UTF-8, or a damaged gzip file.
+    """
+    for path in files:
+        if not path.is_file():
+            raise DataError(
+                f"{path}: {'not a file' if path.exists() else 'no such file'}; give UTF-8 text, or .gz of it"
+            )
+        if path.stat().st_size == 0:
+            raise DataError(f"{path}: the file is empty")
+        done = 0
+        try:
+            with open_regular(path) as raw:
+                for line in _with_progress(raw, path, progress):
+                    yield line.decode("utf-8-sig").rstrip("\r\n")
+                    done += 1
+        except UnicodeDecodeError as error:
+            byte = f"byte 0x{error.object[error.start]:02x}"
+            raise DataError(f"{path}, line {done + 1}: not UTF-8 text ({byte}); convert it with iconv first") from error
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise DataError(f"{path}, after line {done}: damaged gzip file ({error})") from error
+
+
+def _with_progress(raw: IO[bytes], path: Path, progress: Callable[[int], None] | None) -> Iterator[bytes]:
+    reported = 0
+    with unpacked(raw, path) if path.suffix == ".gz" else raw as lines:
+        for number, line in enumerate(iter(partial(lines.readline, LONGEST_LINE), b"")):
+            if len(line) == LONGEST_LINE:
+                raise DataError(f"{path}, line {number + 1}: over {LONGEST_LINE:,} bytes, more than a line may have")
+            if progress is not None and number % 1024 == 0:
+                progress(raw.tell() - reported)
+                reported = raw.tell()
+            yield line
+        if progress is not None:
+            progress(raw.tell() - reported)

@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from pretrain.base.cache import require_cache
-from pretrain.base.errors import ConfigError, DataError, UserError
-from pretrain.base.files import open_lock, open_regular
+from capt.pretrain.base.cache import require_cache
+from capt.pretrain.base.errors import ConfigError, DataError, UserError
+from capt.pretrain.base.files import open_lock, open_regular
 
 logger = logging.getLogger(__name__)
 

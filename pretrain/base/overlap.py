@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pretrain.base.errors import counted
+from capt.pretrain.base.errors import counted
 
 logger = logging.getLogger(__name__)
 

@@ -10,6 +10,13 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from threading import Thread
 from typing import Any, TypeVar
 
+# The type of the function that long work calls to show how far it is.
+
+
+ProgressCallback = Callable[[int, int], None]
+"""Called as ``callback(done, total)``, both in the caller's unit: rows, bytes or batches."""
+
+
 T = TypeVar("T")
 R = TypeVar("R")
 

@@ -18,21 +18,194 @@ import logging
 import os
 import re
 import socket
+import stat
 import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from pretrain.base.cache import default_cache
-from pretrain.base.errors import DataError, UserError, counted, user_text
-from pretrain.base.hashing import ExpectedFile, FileState, Inspection, check_size, file_state, hash_file
-from pretrain.base.verified_files import VerifiedFile, read_verified, write_verified
+from pydantic import TypeAdapter, ValidationError
+
+from capt.pretrain.base.cache import default_cache
+from capt.pretrain.base.errors import DataError, UserError, counted, user_text
+from capt.pretrain.base.files import SMALL, is_utf8, open_regular, write_text
+
+# SHA-256 of files, compared with what a manifest says about them.
+
+
+_CHUNK = 1 << 20
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file that this process has written, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@dataclass(frozen=True)
+class ExpectedFile:
+    """The size in bytes and the SHA-256 that a manifest gives for a file."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A look at the bytes of a file while they are hashed.
+
+    ``name`` represents what is looked for: a file counts as verified only if it was inspected under the same name.
+    ``start`` gives a function that is called with each chunk in turn, and with an empty one at the end, and raises a
+    `UserError` that says what is wrong.
+    """
+
+    name: str
+    start: Callable[[], Callable[[memoryview], None]]
+
+
+class FileState(NamedTuple):
+    """A file as the file system describes it; the times are in nanoseconds."""
+
+    device: int
+    inode: int
+    size: int
+    modified: int
+    changed: int
+
+
+def check_size(path: Path, record: ExpectedFile | None, error: type[UserError], hint: str = "") -> FileState:
+    """The state of a regular file of the size that its record says. Raises ``error``."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        expected = f": {record.size} bytes are expected" if record is not None else ""
+        raise error(f"{path} is missing{expected}{hint}") from None
+    except OSError as problem:
+        raise error(user_text(problem) or f"{path}: {problem.strerror}") from problem
+    if not stat.S_ISREG(status.st_mode):
+        raise error(f"{path} is not a regular file{hint}")
+    if record is not None and status.st_size != record.size:
+        raise error(f"{path} is damaged: expected {record.size} bytes, found {status.st_size}{hint}")
+    return file_state(status)
+
+
+def hash_file(
+    path: Path,
+    state: FileState,
+    record: ExpectedFile | None,
+    look: Inspection | None,
+    error: type[UserError],
+    hint: str,
+) -> str:
+    """Read a file once: its SHA-256, compared with the record, and its inspection."""
+    digest = hashlib.sha256()
+    inspect = _inspector(look, path, error, hint)
+    chunk = memoryview(bytearray(_CHUNK))
+    with open_regular(path, error=error) as file:
+        left = state.size
+        while left >= 0 and (count := file.readinto(chunk)):
+            left -= count  # one that grows without end is not followed
+            digest.update(chunk[:count])
+            inspect(chunk[:count])
+        if file_state(os.fstat(file.fileno())) != state:
+            raise error(f"{path} changed while it was read: see to it that nothing writes it, and start again")
+    found = digest.hexdigest()
+    if record is not None and found != record.sha256:
+        raise error(f"{path} is damaged: expected SHA-256 {record.sha256}, found {found}{hint}")
+    inspect(chunk[:0])
+    return found
+
+
+def _inspector(look: Inspection | None, path: Path, error: type[UserError], hint: str) -> Callable[[memoryview], None]:
+    if look is None:
+        return lambda chunk: None
+    inspect = look.start()
+    found: list[str] = []
+
+    def at_the_end(chunk: memoryview) -> None:  # that a file is not the recorded one says more
+        try:
+            if not found:
+                inspect(chunk)
+        except UserError as problem:
+            found.append(str(problem))
+        if found and not chunk:
+            raise error(f"{path} is damaged: {found[0]}{hint}")
+
+    return at_the_end
+
+
+def file_state(status: os.stat_result) -> FileState:
+    """What ``os.stat`` says about a file, as far as it shows a change."""
+    return FileState(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+# The private file in which a host remembers what it has verified.
+
 
 logger = logging.getLogger(__name__)
+
+REMEMBERED = 50_000
+"""Files that the memory of a host holds at most, the newest."""
+LIFE = 30 * 86400
+"""Seconds after which a file is read again: a disk may lose bits of a file that nobody writes."""
+
+
+class VerifiedFile(NamedTuple):
+    """The SHA-256 that a file had in a certain state, the name of the inspection that it passed then, and the time."""
+
+    path: str
+    state: FileState
+    sha256: str
+    inspection: str
+    at: int = 0
+    """Seconds since 1970 at which it was read."""
+
+
+_MEMORY = TypeAdapter(Sequence[tuple[str, tuple[int, int, int, int, int], str, str, int]])
+
+
+def read_verified(path: Path) -> list[VerifiedFile]:
+    """The files of a memory that were read in the last `LIFE` seconds, oldest first.
+
+    None when it is missing, damaged, or others can read or write it.
+    """
+    try:
+        with open_regular(path) as file:
+            status = os.fstat(file.fileno())
+            if status.st_uid != os.geteuid() or status.st_mode & 0o077 or status.st_size > SMALL:
+                logger.info("%s is not a private file of ours: not used", path)
+                return []
+            entries = _MEMORY.validate_json(file.read(), strict=True)
+    except FileNotFoundError:
+        return []
+    except (OSError, UserError, ValidationError, ValueError) as problem:
+        logger.info("%s cannot be used (%s): files are hashed again", path, str(problem).splitlines()[0])
+        return []
+    now = time.time()
+    return [
+        VerifiedFile(name, FileState(*state), digest, inspection, at)
+        for name, state, digest, inspection, at in entries
+        if now - LIFE < at <= now
+    ]
+
+
+def write_verified(path: Path, new: Sequence[VerifiedFile]) -> None:
+    """Add files to the memory, as read now. Of two processes that add at the same time, one may lose what it adds.
+
+    A path that is no UTF-8 is left out, for JSON cannot hold it: such files are hashed again.
+    """
+    entries = {seen.path: seen for seen in read_verified(path)}
+    for seen in (seen for seen in new if is_utf8(seen.path)):
+        entries.pop(seen.path, None)
+        entries[seen.path] = seen._replace(at=int(time.time()))
+    newest = list(entries.values())[-REMEMBERED:]
+    with suppress(OSError):  # a cache that cannot be written costs time, not the job
+        write_text(path, _MEMORY.dump_json(newest).decode(), private=True)
+
 
 _OPENING = 1 << 16
 """Bytes that could be read in the time that it takes to open a file: empty files are work, too."""

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from pretrain.base.errors import ConfigError
-from pretrain.config.base import NonNegativeInt, Section
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config.base import NonNegativeInt, Section
 
 
 class TemperatureSection(Section):

@@ -13,12 +13,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pretrain.base.errors import ConfigError, did_you_mean, shown
-from pretrain.base.sensitive import has_secret, says_secret
-from pretrain.config.reader import MAX_DEPTH
+from capt.pretrain.base.errors import ConfigError, did_you_mean, shown
+from capt.pretrain.base.sensitive import has_secret, says_secret
+from capt.pretrain.config.reader import MAX_DEPTH
 
 _REFERENCE = re.compile(r"\\\$\{|\$\{([^${}]*)\}|\$\{")
-# Beyond `pretrain.base.sensitive`, which lets NCCL_IB_PKEY and the like travel: a reference is written into files.
+# Beyond `capt.pretrain.base.sensitive`, which lets NCCL_IB_PKEY and the like travel: a reference is written into files.
 _SECRET_NAME = re.compile(
     r"(?:^|_)(?:API|AUTH\w*|BEARER|COOKIE\w*|CREDS?|CREDENTIALS?|DSN|\w*KEYS?|\w+PWD|PASS\w*|PAT|PRIVATE|SAS|SECRETS?"
     r"|SESSION\w*|SIGNATURE|TOKENS?|WEBHOOK\w*)(?:_|\d|$)",

@@ -14,13 +14,13 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from pretrain.base.errors import ConfigError, did_you_mean, quoted, shown
-from pretrain.base.files import read_text
-from pretrain.config.base import NO_TEXT
-from pretrain.config.interpolation import interpolate
-from pretrain.config.reader import MAX_BYTES, MAX_DEPTH, NotYamlError, read_yaml
-from pretrain.config.schema import SCHEMA_VERSION, Job
-from pretrain.registry import job_class
+from capt.pretrain.base.errors import ConfigError, did_you_mean, quoted, shown
+from capt.pretrain.base.files import read_text
+from capt.pretrain.config.base import NO_TEXT
+from capt.pretrain.config.interpolation import interpolate
+from capt.pretrain.config.reader import MAX_BYTES, MAX_DEPTH, NotYamlError, read_yaml
+from capt.pretrain.config.schema import SCHEMA_VERSION, Job
+from capt.pretrain.registry import job_class
 
 _MAX_FILES = 50
 
@@ -90,7 +90,7 @@ def _is_file(path: Path) -> bool:
 
 def _shipped() -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {}
-    for file in sorted(Path(str(files("configs"))).rglob("*.yaml")):
+    for file in sorted(Path(str(files("capt.configs"))).rglob("*.yaml")):
         parts = _longest_name(file).split("/")
         for start in range(len(parts)):
             found.setdefault("/".join(parts[start:]), []).append(file)
@@ -98,7 +98,7 @@ def _shipped() -> dict[str, list[Path]]:
 
 
 def _longest_name(file: Path) -> str:
-    return file.relative_to(Path(str(files("configs")))).with_suffix("").as_posix()
+    return file.relative_to(Path(str(files("capt.configs")))).with_suffix("").as_posix()
 
 
 def _read(path: Path) -> dict[str, Any]:

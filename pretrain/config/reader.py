@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -24,7 +25,8 @@ from yaml.events import (
     StreamEndEvent,
 )
 
-from pretrain.base.errors import ConfigError, shown
+from capt.pretrain.base.errors import ConfigError, shown
+from capt.pretrain.config.schema import Job
 
 MAX_BYTES = 1_000_000
 MAX_VALUES = 10_000
@@ -203,3 +205,28 @@ def _number_of_line(event: Event) -> int:
 
 def _line(event: Event) -> str:
     return f"line {_number_of_line(event)}: "
+
+
+# YAML text that :mod:`capt.pretrain.config.reader` reads back as the same values.
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that YAML 1.2 reads as a number: PyYAML, which writes YAML 1.1, leaves ``1e-4`` without quotes."""
+
+
+def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'" if FLOAT.fullmatch(text) else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def to_yaml(mapping: Mapping[str, Any]) -> str:
+    """A configuration of plain values (mappings, lists, text, numbers) as YAML, its keys in their order."""
+    text: str = yaml.dump(dict(mapping), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return text
+
+
+def job_to_yaml(job: Job) -> str:
+    """The resolved configuration of a job, which ``load_job`` reads back."""
+    return to_yaml(job.model_dump(mode="json", by_alias=True))

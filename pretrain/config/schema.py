@@ -1,4 +1,5 @@
-"""The sections that every pretraining and fine-tuning job has. A task adds its own (``pretrain.language.config``)."""
+"""The sections that every pretraining and fine-tuning job has. A task adds its own
+(``capt.pretrain.language.config``)."""
 
 from __future__ import annotations
 
@@ -9,15 +10,51 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from pretrain.base.errors import did_you_mean, shown
-from pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
-from pretrain.config.guard import GuardSection
+from capt.pretrain.base.errors import did_you_mean, shown
+from capt.pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
+
+# The section of a job that says which processes assemble its batches. No torch.
+
+
+class LoaderSection(Section):
+    """Background processes that assemble batches; their number never changes what is trained on."""
+
+    workers: NonNegativeInt = Field(
+        1, le=1024, description="background processes per rank; 0 = in the training process"
+    )
+    prefetch: PositiveInt = Field(4, le=65_536, description="batches that each worker makes in advance")
+    timeout_minutes: PositiveFloat = Field(
+        10.0, description="how long a step's data may take before the run ends with an error that says so"
+    )
+
+
+# The section ``guard``: what watches a job for faults that raise no error.
+
+
+class GuardSection(Section):
+    """What watches a job for faults that raise no error (page Reliability)."""
+
+    checksum: NonNegativeInt = Field(
+        100, description="steps between two comparisons of what all ranks must hold alike, before the update of a step "
+        "and before each save; 0 = never"
+    )  # fmt: skip
+    spike: Literal["off", "warn", "skip", "rollback", "stop"] = Field(
+        "warn", description="when the loss or the gradient norm jumps: say so; skip the update of that step; roll back "
+        "to the newest checkpoint and leave out the samples from there to that step; or stop, saving nothing"
+    )  # fmt: skip
+    spike_threshold: PositiveFloat = Field(
+        10.0, description="deviations above the median of the last 128 steps from which a value is a spike"
+    )
+    spikes: NonNegativeInt = Field(
+        10, description="spikes of a run that are skipped, or gone back for; the next one ends the run"
+    )
+
 
 SCHEMA_VERSION = 1
 
 
 class TaskSection(Section):
-    """Which job this is: a key of ``pretrain.registry.TASKS``."""
+    """Which job this is: a key of ``capt.pretrain.registry.TASKS``."""
 
     type: str = Field(
         description="the type of the job: capt_language, capt_vl, latent, ace, glue, or a task of an entry point"

@@ -6,12 +6,12 @@ contrast over many micro-batches). The mathematics and its proofs are in ``docs/
 
 from __future__ import annotations
 
-from pretrain.contrast.cached import cached_backward
-from pretrain.contrast.info_nce import CaptLoss, capt_loss, info_nce
-from pretrain.contrast.metrics import ContrastStats
-from pretrain.contrast.queue import ShardedQueue
-from pretrain.contrast.sharded import ContrastOptions
-from pretrain.contrast.temperature import build_temperature, inverted_triangle
+from capt.pretrain.contrast.cached import cached_backward
+from capt.pretrain.contrast.info_nce import CaptLoss, capt_loss, info_nce
+from capt.pretrain.contrast.metrics import ContrastStats
+from capt.pretrain.contrast.queue import ShardedQueue
+from capt.pretrain.contrast.sharded import ContrastOptions
+from capt.pretrain.contrast.temperature import build_temperature, inverted_triangle
 
 __all__ = [
     "CaptLoss",

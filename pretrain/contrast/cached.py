@@ -33,7 +33,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from pretrain.base.errors import ConfigError
+from capt.pretrain.base.errors import ConfigError
 
 BatchT = TypeVar("BatchT")
 Encode = Callable[[BatchT], Sequence[Tensor]]

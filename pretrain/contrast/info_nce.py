@@ -13,12 +13,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from pretrain.base import distributed
-from pretrain.base.errors import ConfigError
-from pretrain.contrast.kernels import Precision, check_precision
-from pretrain.contrast.metrics import ContrastStats
-from pretrain.contrast.queue import NO_ID, ShardedQueue, is_not_one, is_readable, norms_of
-from pretrain.contrast.sharded import ContrastOptions, Exchange, InBatch, ShardedSoftmax, SoftmaxContext
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.contrast.kernels import Precision, check_precision
+from capt.pretrain.contrast.metrics import ContrastStats
+from capt.pretrain.contrast.queue import NO_ID, ShardedQueue, is_not_one, is_readable, norms_of
+from capt.pretrain.contrast.sharded import ContrastOptions, Exchange, InBatch, ShardedSoftmax, SoftmaxContext
 
 
 def compute_dtype(anchors: Tensor, positives: Tensor, precision: Precision) -> torch.dtype:
@@ -136,7 +136,7 @@ def info_nce(
             thing). The positive always counts once.
         group: the ranks over which batch and queue are spread. Ranks may hold different ``n``.
         stats: filled with diagnostics of this rank's anchors.
-        options: :class:`~pretrain.contrast.sharded.ContrastOptions`.
+        options: :class:`~capt.pretrain.contrast.sharded.ContrastOptions`.
         changes: fields of the options that differ from ``options``, such as ``hardness=2.0``.
 
     Raises:
@@ -249,17 +249,17 @@ def capt_loss(
         s: unit rows, the originals of this rank.
         s_hat: unit rows, their corruptions.
         queue: frozen negatives from earlier steps; push ``queue.enqueue(s, s_hat)`` after the loss.
-        temperature: ``tau``, for instance of :func:`~pretrain.contrast.temperature.inverted_triangle` (Eq. 6).
+        temperature: ``tau``, for instance of :func:`~capt.pretrain.contrast.temperature.inverted_triangle` (Eq. 6).
         ids: instance of each sample, to take copies of the same text out of the negatives.
         group: the ranks that train together.
         stats: filled with diagnostics.
-        options: :class:`~pretrain.contrast.sharded.ContrastOptions`. ``reduction="mean"`` is
+        options: :class:`~capt.pretrain.contrast.sharded.ContrastOptions`. ``reduction="mean"`` is
             :math:`\frac1n \sum_i [\mathcal{L}(x_i) + \mathcal{L}(\hat x_i)]` over the samples of all ranks, the scale
             of a mean-token MLM loss; ``sum`` is Eq. 4 to the letter.
         changes: fields of the options that differ from ``options``, such as ``hardness=2.0``.
 
     Raises:
-        ConfigError: see :func:`~pretrain.contrast.info_nce.info_nce`.
+        ConfigError: see :func:`~capt.pretrain.contrast.info_nce.info_nce`.
     """
     options = replace(options or ContrastOptions(), **changes)
     loss = info_nce(

@@ -30,7 +30,7 @@ from typing import Literal, Protocol, get_args, runtime_checkable
 import torch
 from torch import Tensor
 
-from pretrain.base.errors import ConfigError
+from capt.pretrain.base.errors import ConfigError
 
 Precision = Literal["fp32", "tf32", "bf16x6", "bf16x3", "bf16"]
 Terms = tuple[Tensor, ...]

@@ -16,9 +16,9 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
-from pretrain.base import distributed
-from pretrain.base.distributed import all_reduce_max, all_reduce_sum, device, gather_ragged, rank, world_size
-from pretrain.base.errors import DataError
+from capt.pretrain.base import distributed
+from capt.pretrain.base.distributed import all_reduce_max, all_reduce_sum, device, gather_ragged, rank, world_size
+from capt.pretrain.base.errors import DataError
 
 _SAMPLE = 256
 """Rows of a step over all ranks: enough for both figures, and their Gram matrix is small."""

@@ -37,9 +37,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pretrain.base import distributed
-from pretrain.base.errors import CheckpointError, ConfigError
-from pretrain.contrast import shards
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import CheckpointError, ConfigError
+from capt.pretrain.contrast import shards
 
 log = logging.getLogger(__name__)
 
@@ -156,7 +156,8 @@ class ShardedQueue:
         group: the ranks that share the queue; the same group must be given to the loss.
         dtype: float32, bfloat16 (half the memory) or float64.
         device: where this rank's rows lie.
-        drift: how queued rows follow the encoder (:mod:`pretrain.contrast.queue`): ``none`` keeps them as they were
+        drift: how queued rows follow the encoder (:mod:`capt.pretrain.contrast.queue`): ``none`` keeps them as they
+        were
             pushed; ``mean`` moves the rows of each step by as much as the mean of the rows has moved since, ``moments``
             scales them as well. Push a row for each live key of the loss and no others, of the same encoder or an
             average of it.

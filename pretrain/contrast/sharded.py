@@ -51,11 +51,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from pretrain.base import distributed
-from pretrain.base.errors import ConfigError
-from pretrain.contrast.kernels import KERNELS, InstanceIds, Kernel, Precision, Products, SoftmaxSums
-from pretrain.contrast.metrics import ContrastStats, effective_number
-from pretrain.contrast.queue import NO_ID
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.contrast.kernels import KERNELS, InstanceIds, Kernel, Precision, Products, SoftmaxSums
+from capt.pretrain.contrast.metrics import ContrastStats, effective_number
+from capt.pretrain.contrast.queue import NO_ID
 
 InBatch = Literal["global", "local", "none"]
 Reduction = Literal["mean", "sum"]
@@ -84,7 +84,8 @@ class ContrastOptions:
         grad_reduction: how the engine combines the parameter gradients of the ranks. The value returned on each rank is
             scaled so that this very combination of the ranks' values, and of their gradients, is exact.
         impl: ``chunked``, or ``dense`` (all logits of a rank in one matrix, to compare with).
-        precision: of the matrix products with keys and queue, :mod:`pretrain.contrast.kernels`; exponentials, sums and
+        precision: of the matrix products with keys and queue, :mod:`capt.pretrain.contrast.kernels`; exponentials,
+        sums and
             all else stay in float32.
 
     Raises:

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pretrain.base.errors import CheckpointError
+from capt.pretrain.base.errors import CheckpointError
 
 _ROW_DTYPES = ("F32", "BF16", "F64")
 _SHARD_NAME = re.compile(r"queue-(\d{5})-of-(\d{5})\.safetensors", re.ASCII)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pretrain.base.errors import ConfigError
+from capt.pretrain.base.errors import ConfigError
 
 
 def inverted_triangle(step: int, total_steps: int, minimum: float = 0.05) -> float:

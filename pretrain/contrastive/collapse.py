@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
-from pretrain.base.records import Count, Record
+from capt.pretrain.base.files import Count, Record
 
 if TYPE_CHECKING:
-    from pretrain.config.contrast import ContrastSection
+    from capt.pretrain.config.contrast import ContrastSection
 
 logger = logging.getLogger(__name__)
 
@@ -38,9 +38,10 @@ class Figures(NamedTuple):
     retrieval: float
     """Share of the anchors that find their positive, 0 to 1; 0 is collapse."""
     uniformity: float
-    """Uniformity of the originals (`pretrain.contrast.metrics.uniformity`), at most 0, which is collapse."""
+    """Uniformity of the originals (`capt.pretrain.contrast.metrics.uniformity`), at most 0, which is collapse."""
     first_direction: float
-    """First direction of the originals (`pretrain.contrast.metrics.first_direction`), at most 1, which is collapse."""
+    """First direction of the originals (`capt.pretrain.contrast.metrics.first_direction`), at most 1, which is
+    collapse."""
 
     def distances(self) -> tuple[float, float, float]:
         """How far each is from collapse."""

@@ -16,20 +16,19 @@ from jaxtyping import Int64
 from pydantic import Field
 from torch import Tensor, nn
 
-from pretrain.base import distributed
-from pretrain.base.errors import CheckpointError
-from pretrain.base.randomness import EPOCHS, derive
-from pretrain.base.records import Count, Record, parse_record
-from pretrain.contrast.kernels import check_precision
-from pretrain.contrastive.collapse import CollapseState, CollapseWatch, Figures
-from pretrain.contrastive.term import ContrastTerm, StepDiagnostics
-from pretrain.contrastive.views import CachedContrast, Views, joined
-from pretrain.data.sampler import micro_batches
-from pretrain.engine.engines.averaged import averaged_weights
-from pretrain.engine.engines.base import Engine
-from pretrain.engine.loading import training_batches
-from pretrain.engine.optim.settings import ModuleOptimizer
-from pretrain.engine.task import Progress, Rows, SampleOrder, StepMetrics, is_logged, to_float
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.base.files import Count, Record, parse_record
+from capt.pretrain.base.randomness import EPOCHS, derive
+from capt.pretrain.contrast.kernels import check_precision
+from capt.pretrain.contrastive.collapse import CollapseState, CollapseWatch, Figures
+from capt.pretrain.contrastive.term import ContrastTerm, StepDiagnostics
+from capt.pretrain.contrastive.views import CachedContrast, Views, joined
+from capt.pretrain.data.sampler import micro_batches
+from capt.pretrain.engine.engines.base import Engine, averaged_weights
+from capt.pretrain.engine.loading import training_batches
+from capt.pretrain.engine.optim.settings import ModuleOptimizer
+from capt.pretrain.engine.task import Progress, Rows, SampleOrder, StepMetrics, is_logged, to_float
 
 BatchT = TypeVar("BatchT")
 Assemble = Callable[[Int64[np.ndarray, " n"]], BatchT]
@@ -126,7 +125,8 @@ class ContrastTask(ABC, Generic[BatchT]):
         """The ids of the samples of a micro-batch (their places in the data), and both views of each."""
 
     def sample_order(self) -> SampleOrder:
-        """The order of `pretrain.data.sampler.Sampler`. Other text, tokenizer or length of samples make other data."""
+        """The order of `capt.pretrain.data.sampler.Sampler`. Other text, tokenizer or length of samples make other
+        data."""
         data = {name: digest for name, (_, digest) in self.digests().items()}
         kept = {**data, "tokenizer": self.fingerprint, "length": self.job.data.sequence_length}
         noise = self.job.model_dump(mode="json", include=set(self.noise))

@@ -12,17 +12,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pretrain.base import distributed
-from pretrain.contrast.info_nce import capt_loss
-from pretrain.contrast.metrics import ContrastStats, RowSample
-from pretrain.contrast.queue import ShardedQueue
-from pretrain.contrast.sharded import ContrastOptions
-from pretrain.contrast.shards import read_drift
-from pretrain.contrast.temperature import Schedule, build_temperature
-from pretrain.contrastive.views import Views
+from capt.pretrain.base import distributed
+from capt.pretrain.contrast.info_nce import capt_loss
+from capt.pretrain.contrast.metrics import ContrastStats, RowSample
+from capt.pretrain.contrast.queue import ShardedQueue
+from capt.pretrain.contrast.sharded import ContrastOptions
+from capt.pretrain.contrast.shards import read_drift
+from capt.pretrain.contrast.temperature import Schedule, build_temperature
+from capt.pretrain.contrastive.views import Views
 
 if TYPE_CHECKING:
-    from pretrain.config.contrast import ContrastSection, TemperatureSection
+    from capt.pretrain.config.contrast import ContrastSection, TemperatureSection
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pretrain.contrast.cached import RepresentationCache
+from capt.pretrain.contrast.cached import RepresentationCache
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pretrain.base.errors import ConfigError, did_you_mean, quoted
-from pretrain.convert.about import About
-from pretrain.convert.output import refuse_existing
-from pretrain.registry import IMPORTERS, task_module
-from pretrain.verbs import accepted_options, task_of, verb_module
+from capt.pretrain.base.errors import ConfigError, did_you_mean, quoted
+from capt.pretrain.convert.card import About
+from capt.pretrain.convert.output import refuse_existing
+from capt.pretrain.registry import IMPORTERS, task_module
+from capt.pretrain.verbs import accepted_options, task_of, verb_module
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ def convert(
         source: a checkpoint, a run, or a file of word vectors, with ``to``; a foreign folder or hub id with ``from_``.
         out: a folder that does not exist or is empty; for word vectors a file that does not exist.
         to: one of ``TARGETS`` of the ``export`` module of the checkpoint's task.
-        from_: a key of `pretrain.registry.IMPORTERS`: ``hf`` (a RoBERTa or XLM-R folder becomes a run at step 0).
+        from_: a key of `capt.pretrain.registry.IMPORTERS`: ``hf`` (a RoBERTa or XLM-R folder becomes a run at step 0).
         overwrite: replace ``out`` if it is an older export.
         about: what the model card says beyond what the run knows.
         assignments: options of the task's own, ``NAME=VALUE`` each.

@@ -10,18 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pretrain.base.errors import CheckpointError
-from pretrain.base.files import write_json
-from pretrain.base.quiet import quiet_transformers
-from pretrain.convert.output import export_folder
-from pretrain.convert.reference import TEXTS, card_inputs, probe_batches, require_close
-from pretrain.engine.durable import write_tensors
-from pretrain.models.build import build_model
-from pretrain.models.capt import CaptModel
-from pretrain.models.config import RobertaConfig
-from pretrain.models.hf_map import HEAD_FILE, to_hf
-from tokenizer.check import check_with_transformers
-from tokenizer.encode import TextTokenizer, load_tokenizer
+from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.base.files import write_json
+from capt.pretrain.base.quiet import quiet_transformers
+from capt.pretrain.convert.output import export_folder
+from capt.pretrain.convert.reference import TEXTS, card_inputs, probe_batches, require_close
+from capt.pretrain.engine.durable import write_tensors
+from capt.pretrain.models.capt import CaptModel, build_model
+from capt.pretrain.models.config import RobertaConfig
+from capt.pretrain.models.hf_map import HEAD_FILE, to_hf
+from capt.tokenizer.check import check_with_transformers
+from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
 

@@ -17,11 +17,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.export import Dim
 
-from pretrain.base.errors import ConfigError
-from pretrain.base.extras import how_to_install
-from pretrain.convert.huggingface import write_description
-from pretrain.convert.output import export_folder
-from pretrain.convert.reference import (
+from capt.pretrain.base.errors import ConfigError, how_to_install
+from capt.pretrain.convert.huggingface import write_description
+from capt.pretrain.convert.output import export_folder
+from capt.pretrain.convert.reference import (
     Pooling,
     card_inputs,
     embed,
@@ -30,10 +29,9 @@ from pretrain.convert.reference import (
     require_close,
     require_pooling,
 )
-from pretrain.models.build import build_model
-from pretrain.models.capt import CaptModel
-from pretrain.models.config import RobertaConfig
-from tokenizer.encode import TextTokenizer
+from capt.pretrain.models.capt import CaptModel, build_model
+from capt.pretrain.models.config import RobertaConfig
+from capt.tokenizer.encode import TextTokenizer
 
 logger = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pretrain.base.errors import CheckpointError
-from pretrain.models.capt import CaptModel
-from pretrain.models.config import RobertaConfig
-from pretrain.models.pooling import mean_over_tokens
-from tokenizer.encode import TextTokenizer
+from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.models.capt import CaptModel
+from capt.pretrain.models.config import RobertaConfig
+from capt.pretrain.models.heads import mean_over_tokens
+from capt.tokenizer.encode import TextTokenizer
 
 Pooling = Literal["head", "cls", "mean"]
 

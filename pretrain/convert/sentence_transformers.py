@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pretrain.base.files import write_json
-from pretrain.base.quiet import quiet_transformers
-from pretrain.convert.huggingface import write_encoder
-from pretrain.convert.output import export_folder
-from pretrain.convert.reference import (
+from capt.pretrain.base.files import write_json
+from capt.pretrain.base.quiet import quiet_transformers
+from capt.pretrain.convert.huggingface import write_encoder
+from capt.pretrain.convert.output import export_folder
+from capt.pretrain.convert.reference import (
     LONG_TEXT,
     TEXTS,
     Pooling,
@@ -28,11 +28,10 @@ from pretrain.convert.reference import (
     require_pooling,
     tokenize,
 )
-from pretrain.engine.durable import write_tensors
-from pretrain.models.build import build_model
-from pretrain.models.capt import CaptModel
-from pretrain.models.config import RobertaConfig
-from tokenizer.encode import TextTokenizer
+from capt.pretrain.engine.durable import write_tensors
+from capt.pretrain.models.capt import CaptModel, build_model
+from capt.pretrain.models.config import RobertaConfig
+from capt.tokenizer.encode import TextTokenizer
 
 logger = logging.getLogger(__name__)
 

@@ -9,23 +9,23 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from pretrain.base.cache import default_cache
-from pretrain.base.errors import ConfigError, did_you_mean
-from pretrain.config.base import PathField, PathText, PositiveInt, Section
-from pretrain.registry import look_up
+from capt.pretrain.base.cache import default_cache
+from capt.pretrain.base.errors import ConfigError, did_you_mean
+from capt.pretrain.config.base import PathField, PathText, PositiveInt, Section
+from capt.pretrain.registry import look_up
 
 CORRUPTIONS = {
-    "mask_tokens": "pretrain.data.corruption:MaskTokens",
-    "mask_spans": "pretrain.data.corruption:MaskSpans",
-    "shuffle": "pretrain.data.corruption:Shuffle",
-    "replace": "pretrain.data.corruption:Replace",
+    "mask_tokens": "capt.pretrain.data.corruption:MaskTokens",
+    "mask_spans": "capt.pretrain.data.corruption:MaskSpans",
+    "shuffle": "capt.pretrain.data.corruption:Shuffle",
+    "replace": "capt.pretrain.data.corruption:Replace",
 }
 """The classes of ``corruption.type``; other packages add theirs as entry points in the group ``capt.corruptions``."""
 
 SOURCES = {
-    "files": "pretrain.data.sources:Files",
-    "docstrings": "pretrain.data.sources:Docstrings",
-    "hub": "pretrain.data.sources:Hub",
+    "files": "capt.pretrain.data.sources:Files",
+    "docstrings": "capt.pretrain.data.sources:Docstrings",
+    "hub": "capt.pretrain.data.sources:Hub",
 }
 """The classes of ``data.source``; other packages add theirs as entry points in the group ``capt.sources``."""
 

@@ -15,7 +15,7 @@ from functools import cache
 from hashlib import blake2b
 from typing import Literal
 
-from pretrain.base.errors import DataError
+from capt.pretrain.base.errors import DataError
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from jaxtyping import Bool, Float, Int32, Int64
 
-from pretrain.data.config import CorruptionConfig, corruption_entry
+from capt.pretrain.data.config import CorruptionConfig, corruption_entry
 
 IGNORE = -100
 """Label of an unused slot."""

@@ -18,11 +18,10 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pretrain.base.atomic import new_file
-from pretrain.base.cache import require_cache
-from pretrain.base.errors import DataError
-from pretrain.base.parallel import ordered_map
-from pretrain.base.progress import ProgressCallback
+from capt.pretrain.base.atomic import new_file
+from capt.pretrain.base.cache import require_cache
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.parallel import ProgressCallback, ordered_map
 
 _FORMAT = 2
 """Counted up when what is taken from a docstring changes, so that old caches are not used."""

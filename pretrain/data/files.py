@@ -18,11 +18,10 @@ import pyarrow
 import pyarrow.compute
 import pyarrow.parquet
 
-from pretrain.base.errors import DataError
-from pretrain.base.files import open_regular, printable
-from pretrain.base.text_lines import require_ratio, unpacked
-from pretrain.base.verification import Verifier
-from pretrain.data.corpus import PASSAGE, Corpus, Missing, Piece, TextColumn, row_pieces
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.files import open_regular, printable, require_ratio, unpacked
+from capt.pretrain.base.verification import Verifier
+from capt.pretrain.data.corpus import PASSAGE, Corpus, Missing, Piece, TextColumn, row_pieces
 
 _CHUNK = 1 << 20
 _FORMS = (

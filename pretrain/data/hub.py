@@ -9,8 +9,8 @@ from pathlib import Path
 
 import datasets
 
-from pretrain.base.errors import DataError, did_you_mean
-from pretrain.data.corpus import Corpus, Missing, Piece, TextColumn, row_pieces
+from capt.pretrain.base.errors import DataError, did_you_mean
+from capt.pretrain.data.corpus import Corpus, Missing, Piece, TextColumn, row_pieces
 
 log = logging.getLogger(__name__)
 

@@ -8,16 +8,14 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-from pretrain.base.parallel import usable_cores
-from pretrain.base.progress import ProgressCallback
-from pretrain.base.verification import ALONE, Ranks, Verifier
-from pretrain.data.config import DataConfig
-from pretrain.data.corpus import Corpus, Part
-from pretrain.data.files import FileCorpus, held_out_files, resolve_paths
-from pretrain.data.manifest import Tokenizer
-from pretrain.data.shard_writer import Options, write_shards
-from pretrain.data.shards import ShardSet
-from pretrain.data.sources import Split, source_of
+from capt.pretrain.base.parallel import ProgressCallback, usable_cores
+from capt.pretrain.base.verification import ALONE, Ranks, Verifier
+from capt.pretrain.data.config import DataConfig
+from capt.pretrain.data.corpus import Corpus, Part
+from capt.pretrain.data.files import FileCorpus, held_out_files, resolve_paths
+from capt.pretrain.data.shard_writer import Options, write_shards
+from capt.pretrain.data.shards import ShardSet, Tokenizer
+from capt.pretrain.data.sources import Split, source_of
 
 log = logging.getLogger(__name__)
 

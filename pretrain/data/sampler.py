@@ -14,8 +14,8 @@ from functools import lru_cache
 import numpy as np
 from jaxtyping import Int64
 
-from pretrain.base.errors import ConfigError
-from pretrain.base.randomness import GOLDEN, UInt64Array, mix64, stream_key
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.randomness import GOLDEN, UInt64Array, mix64, stream_key
 
 _ROUNDS = 6
 

@@ -14,23 +14,22 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Shaped
 
-from pretrain.base.atomic import new_folder
-from pretrain.base.errors import DataError
-from pretrain.base.locks import cache_lock
-from pretrain.base.parallel import ordered_map
-from pretrain.base.progress import ProgressCallback
-from pretrain.base.verification import Verifier
-from pretrain.data.corpus import Corpus, Passage
-from pretrain.data.manifest import (
+from capt.pretrain.base.atomic import new_folder
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.locks import cache_lock
+from capt.pretrain.base.parallel import ProgressCallback, ordered_map
+from capt.pretrain.base.verification import Verifier
+from capt.pretrain.data.corpus import Corpus, Passage
+from capt.pretrain.data.shards import (
     DOCUMENTS,
     MANIFEST,
     FileRecord,
     Manifest,
+    ShardSet,
     Tokenizer,
     TokenizerRecord,
     token_dtype,
 )
-from pretrain.data.shards import ShardSet
 
 SHARD_TOKENS = 1 << 27
 """Tokens of a shard: 256 MiB of uint16."""

@@ -7,23 +7,200 @@ A shard set is a folder::
     manifest.json         format, tokenizer, source, counts, and every file's size and SHA-256; written last
 
 In the stream every document ends with ``</s>``, so that a training window is one slice of it
-(``pretrain.data.packing``). ``pretrain.data.shard_writer`` writes shard sets.
+(``capt.pretrain.data.shards``). ``capt.pretrain.data.shard_writer`` writes shard sets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int32, Int64
+from pydantic import Field, model_validator
 
-from pretrain.base.errors import DataError
-from pretrain.base.hashing import check_size
-from pretrain.base.verification import Verifier
-from pretrain.data.manifest import DOCUMENTS, MANIFEST, Manifest, Tokenizer, TokenizerRecord, token_dtype
+from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.base.files import Record, read_record
+from capt.pretrain.base.verification import ExpectedFile, Inspection, Verifier, check_size
+from capt.tokenizer.special import SpecialIds
+
+# ``manifest.json`` of a shard set: its typed record, and the checks of the files that it lists.
+
+
+MANIFEST = "manifest.json"
+DOCUMENTS = "documents.bin"
+
+_MOST = 1 << 53
+Count = Annotated[int, Field(ge=1, le=_MOST)]
+Id = Annotated[int, Field(ge=0, lt=1 << 31)]
+Name = Annotated[str, Field(max_length=128, pattern=r"\A[!-~]+\z")]
+Text = Annotated[str, Field(max_length=10_000)]
+Digest = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """The tokenizer that the data pipeline needs (``capt.tokenizer.encode`` has one); it is sent to workers by
+    pickle."""
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        ...
+
+    @property
+    def special(self) -> SpecialIds:
+        """The special ids by role."""
+        ...
+
+    @property
+    def special_ids(self) -> Collection[int]:
+        """All ids that represent no text."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash that changes when any text would be encoded differently."""
+        ...
+
+    def encode_batch(self, texts: list[str]) -> list[Int32[np.ndarray, " tokens"]]:
+        """The token ids of each text, without special tokens."""
+        ...
+
+
+class TokenizerRecord(Record, extra="forbid"):
+    """The tokenizer that made a shard set."""
+
+    fingerprint: Name
+    vocab_size: Annotated[int, Field(ge=1, le=1 << 31)]
+    bos: Id
+    pad: Id
+    eos: Id
+    mask: Id
+    special_ids: Annotated[tuple[Id, ...], Field(strict=False)]
+
+    @classmethod
+    def from_tokenizer(cls, tokenizer: Tokenizer) -> TokenizerRecord:
+        """Record ``tokenizer``."""
+        special = tokenizer.special
+        return cls(
+            fingerprint=tokenizer.fingerprint,
+            vocab_size=tokenizer.vocab_size,
+            bos=special.bos,
+            pad=special.pad,
+            eos=special.eos,
+            mask=special.mask,
+            special_ids=tuple(sorted(tokenizer.special_ids)),
+        )
+
+    @model_validator(mode="after")
+    def _ids_exist(self) -> TokenizerRecord:
+        if max(self.bos, self.pad, self.eos, self.mask, *self.special_ids) >= self.vocab_size:
+            raise ValueError(f"a special id is not below vocab_size {self.vocab_size}")
+        return self
+
+
+class FileRecord(Record, extra="forbid"):
+    """One file of a shard set."""
+
+    name: Annotated[str, Field(pattern=r"\A(shard-[0-9]{5,9}|documents)\.bin\z")]
+    bytes: Count
+    sha256: Digest
+
+
+class Manifest(Record, extra="forbid"):
+    """What ``manifest.json`` says. ``key`` represents the text, the tokenizer and the options that it was made from.
+
+    The sizes of the files follow from the counts, and are checked against them here.
+    """
+
+    format: Literal["capt-token-shards"] = "capt-token-shards"
+    version: Literal[1] = 1
+    key: Name
+    tokenizer: TokenizerRecord
+    source: list[dict[Text, Text | int]]
+    options: dict[Text, Text | int | float | bool | None]
+    documents: Count
+    tokens: Count
+    shard_tokens: Count
+    files: Annotated[tuple[FileRecord, ...], Field(strict=False)]
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """Read the manifest of ``folder``. Raises ``DataError`` naming what is wrong in it."""
+        path = folder / MANIFEST
+        if not path.is_file():
+            inner = (folder / "train" / MANIFEST).is_file()
+            remedy = f"name {folder / 'train'}" if inner else "capt data prepare makes one"
+            raise DataError(f"{folder} is not a shard set: it has no {MANIFEST} ({remedy})")
+        return read_record(cls, path, error=DataError)
+
+    @model_validator(mode="after")
+    def _files_fit_the_counts(self) -> Manifest:
+        if self.documents > self.tokens:
+            raise ValueError(f"{self.documents} documents cannot have {self.tokens} tokens, an end each included")
+        shards = -(-self.tokens // self.shard_tokens)
+        if len(self.files) != shards + 1:  # before lists of that length are made
+            raise ValueError(f"{len(self.files)} files are listed; {shards} shards and {DOCUMENTS} are needed")
+        width = token_dtype(self.tokenizer.vocab_size).itemsize
+        needed = {f"shard-{i:05}.bin": self.shard_tokens * width for i in range(shards)}
+        needed[f"shard-{shards - 1:05}.bin"] = (self.tokens - (shards - 1) * self.shard_tokens) * width
+        needed[DOCUMENTS] = (self.documents + 1) * 8
+        listed = {file.name: file.bytes for file in self.files}
+        if wrong := [name for name in needed if listed.get(name) != needed[name]]:
+            raise ValueError(f"files: {wrong[0]} must have {needed[wrong[0]]} bytes by tokens and documents")
+        return self
+
+    @property
+    def shards(self) -> list[str]:
+        """The names of the shards in the order of the stream."""
+        return [f"shard-{i:05}.bin" for i in range(len(self.files) - 1)]
+
+    def records(self) -> dict[str, ExpectedFile]:
+        """The files by name, for verification."""
+        return {file.name: ExpectedFile(file.bytes, file.sha256) for file in self.files}
+
+    def inspections(self) -> dict[str, Inspection]:
+        """The checks of the files' contents: every id is of the vocabulary, documents lie end to end."""
+        size, dtype = self.tokenizer.vocab_size, token_dtype(self.tokenizer.vocab_size)
+        ids = Inspection(f"ids below {size} of {dtype.str}", lambda: _ids_below(size, dtype))
+        ends = Inspection(f"documents end at {self.tokens}", lambda: _documents_end_at(self.tokens))
+        return {**dict.fromkeys(self.shards, ids), DOCUMENTS: ends}
+
+
+def token_dtype(vocab_size: int) -> np.dtype[np.unsignedinteger]:
+    """The smallest unsigned type that holds every id."""
+    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+def _ids_below(size: int, dtype: np.dtype[np.unsignedinteger]) -> Callable[[memoryview], None]:
+    def look(chunk: memoryview) -> None:
+        largest = int(np.frombuffer(chunk, dtype=dtype).max(initial=0))
+        if largest >= size:
+            raise DataError(f"it holds the id {largest}, but its vocabulary has {size}")
+
+    return look
+
+
+def _documents_end_at(tokens: int) -> Callable[[memoryview], None]:
+    before = -1
+
+    def look(chunk: memoryview) -> None:
+        nonlocal before
+        starts = np.frombuffer(chunk, dtype="<i8")
+        if len(starts):
+            if (before < 0 and starts[0] != 0) or starts[0] <= before or (np.diff(starts) <= 0).any():
+                raise DataError("documents must begin at 0 and follow each other")
+            before = int(starts[-1])
+        elif before != tokens:
+            raise DataError(f"it ends at token {before}, {MANIFEST} says {tokens}")
+
+    return look
+
 
 _REMEDY = "; prepare the data again"
 
@@ -98,3 +275,112 @@ class ShardSet:
     def _shards(self) -> list[np.ndarray]:
         dtype = token_dtype(self.manifest.tokenizer.vocab_size)
         return [np.memmap(self.folder / name, dtype=dtype, mode="r") for name in self.manifest.shards]
+
+
+# RoBERTa's FULL-SENTENCES packing (Liu et al. 2019, section 4.2) over a shard set.
+#
+# A window is ``<s>``, the next ``L - 2`` tokens of the stream, ``</s>``. Text runs on over document borders, where the
+# stream holds an extra ``</s>``; the next window continues where the last one stopped. RoBERTa fills windows with
+# whole sentences, which need not be known here: windows are cut at the exact length, so no token is padding except in
+# the last window, and the place of any window is a product, without an index.
+
+
+class PackedDataset:
+    """The windows of ``shards``, each of ``sequence_length`` = L tokens, specials included.
+
+    Raises ``ConfigError`` for windows too short to hold text.
+    """
+
+    def __init__(self, shards: ShardSet, sequence_length: int) -> None:
+        if sequence_length < 3:
+            raise ConfigError(f"data.sequence_length = {sequence_length} leaves no room for text; use at least 8")
+        self.shards, self.sequence_length = shards, sequence_length
+        self._text = sequence_length - 2
+        self._special = shards.manifest.tokenizer
+
+    def __len__(self) -> int:
+        return -(-self.shards.tokens // self._text)
+
+    def window(self, index: int) -> Int32[np.ndarray, " L"]:
+        """The token ids of the window with this index."""
+        text = self.shards.read(index * self._text, (index + 1) * self._text)
+        out = np.full(self.sequence_length, self._special.pad, dtype=np.int32)
+        out[0] = self._special.bos
+        out[1 : len(text) + 1] = text
+        out[len(text) + 1] = self._special.eos
+        return out
+
+    def documents(self, index: int) -> Int64[np.ndarray, " L"]:
+        """The number of the document that each token of the window belongs to: 0, 1, ...; padding has -1.
+
+        ``<s>`` counts to the first document, a separator to the document that it ends, the last ``</s>`` to the last
+        document. Attention within documents is attention between equal numbers, so ``<s>`` then sees the first only.
+        """
+        start = index * self._text
+        stop = min(start + self._text, self.shards.tokens)
+        starts = self.shards.starts
+        first = int(np.searchsorted(starts, start, side="right"))
+        borders = starts[first : first + self._text]
+        begins = np.zeros(stop - start, dtype=np.int64)
+        begins[borders[borders < stop] - start] = 1
+        out = np.full(self.sequence_length, -1, dtype=np.int64)
+        out[0] = 0
+        out[1 : len(begins) + 1] = np.cumsum(begins)
+        out[len(begins) + 1] = out[len(begins)]
+        return out
+
+    @property
+    def real_tokens(self) -> float:
+        """The share of tokens that are not padding."""
+        return (self.shards.tokens + 2 * len(self)) / (len(self) * self.sequence_length)
+
+
+# The numbers of a shard set that ``capt data inspect`` shows.
+
+
+_DOCUMENTS_PER_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class ShardSummary:
+    """Totals, document lengths in tokens, and how the text packs into windows of ``sequence_length``.
+
+    ``histogram`` maps the lower bound ``2**k`` to the number of documents of ``2**k .. 2**(k+1) - 1`` tokens, their
+    ``</s>`` included; ``real_tokens`` is the share of window tokens that are not padding; ``samples`` are decoded
+    windows, evenly spaced.
+    """
+
+    documents: int
+    tokens: int
+    shortest: int
+    longest: int
+    mean: float
+    histogram: dict[int, int]
+    windows: int
+    real_tokens: float
+    samples: list[str]
+
+
+def summarize(
+    shards: ShardSet, sequence_length: int, decode: Callable[[Int32[np.ndarray, " L"]], str], samples: int = 3
+) -> ShardSummary:
+    """Describe ``shards``; ``decode`` turns the token ids of a window into text."""
+    counts = np.zeros(64, dtype=np.int64)
+    shortest, longest = shards.tokens, 0
+    for first in range(0, shards.documents, _DOCUMENTS_PER_BLOCK):
+        lengths = np.diff(shards.starts[first : first + _DOCUMENTS_PER_BLOCK + 1])
+        counts += np.bincount(np.frexp(lengths.astype(np.float64))[1] - 1, minlength=64)
+        shortest, longest = min(shortest, int(lengths.min())), max(longest, int(lengths.max()))
+    windows = PackedDataset(shards, sequence_length)
+    shown = np.unique(np.linspace(0, len(windows) - 1, samples).astype(np.int64))
+    return ShardSummary(
+        documents=shards.documents,
+        tokens=shards.tokens,
+        shortest=shortest,
+        longest=longest,
+        mean=shards.tokens / shards.documents,
+        histogram={1 << k: int(count) for k, count in enumerate(counts) if count},
+        windows=len(windows),
+        real_tokens=windows.real_tokens,
+        samples=[decode(windows.window(int(index))) for index in shown],
+    )

@@ -1,6 +1,6 @@
 """The sources of text: a protocol, and one class for each value of ``data.source``.
 
-`pretrain.data.config.SOURCES` is the registry. Other distributions add sources through the entry-point group
+`capt.pretrain.data.config.SOURCES` is the registry. Other distributions add sources through the entry-point group
 ``capt.sources`` (name = the value of ``data.source``, value = ``module:Class``).
 
 Readers are imported where they are used, so that a job without files is checked without numpy and pyarrow.
@@ -12,12 +12,11 @@ import importlib
 from pathlib import Path
 from typing import Literal, Protocol, cast, runtime_checkable
 
-from pretrain.base.errors import ConfigError, DataError, counted
-from pretrain.base.parallel import usable_cores
-from pretrain.base.progress import ProgressCallback
-from pretrain.base.verification import Verifier
-from pretrain.data.config import NO_TEXT, DataConfig, source_path
-from pretrain.data.corpus import Corpus
+from capt.pretrain.base.errors import ConfigError, DataError, counted
+from capt.pretrain.base.parallel import ProgressCallback, usable_cores
+from capt.pretrain.base.verification import Verifier
+from capt.pretrain.data.config import NO_TEXT, DataConfig, source_path
+from capt.pretrain.data.corpus import Corpus
 
 Split = Literal["train", "validation"]
 
@@ -70,7 +69,7 @@ class Files:
 
     def describe(self, data: DataConfig) -> list[str]:
         """The number and size of the files, and of those for validation."""
-        from pretrain.data.files import held_out_files, resolve_paths
+        from capt.pretrain.data.files import held_out_files, resolve_paths
 
         train = resolve_paths(data.files, "data.files")
         lines = [_size("corpus", train, data)]
@@ -80,7 +79,7 @@ class Files:
 
     def open(self, data: DataConfig, split: Split, verifier: Verifier, progress: ProgressCallback | None) -> Corpus:
         """The text of the files."""
-        from pretrain.data.files import FileCorpus, resolve_paths
+        from capt.pretrain.data.files import FileCorpus, resolve_paths
 
         if not data.files:
             raise DataError("data.files is empty: data.shards alone holds no text to train a tokenizer on")
@@ -103,7 +102,7 @@ class Hub:
 
     def open(self, data: DataConfig, split: Split, verifier: Verifier, progress: ProgressCallback | None) -> Corpus:
         """The rows of ``data.split``, or of ``data.validation_split``."""
-        from pretrain.data.hub import HubCorpus  # datasets takes a second to import
+        from capt.pretrain.data.hub import HubCorpus  # datasets takes a second to import
 
         assert data.name is not None, "DataConfig lets no hub source through without a name"
         rows = (data.validation_split if split == "validation" else None) or data.split
@@ -119,15 +118,15 @@ class Docstrings:
 
     def open(self, data: DataConfig, split: Split, verifier: Verifier, progress: ProgressCallback | None) -> Corpus:
         """The docstrings, collected once for a set of packages."""
-        from pretrain.data.docstrings import docstring_file
-        from pretrain.data.files import FileCorpus
+        from capt.pretrain.data.docstrings import docstring_file
+        from capt.pretrain.data.files import FileCorpus
 
         path = docstring_file(data.cache / "docstrings", data.workers or usable_cores(), progress=progress)
         return FileCorpus([path], data.text_column, data.document_start, verifier, missing=data.missing)
 
 
 def _size(what: str, paths: list[Path], data: DataConfig) -> str:
-    from pretrain.data.files import FileCorpus
+    from capt.pretrain.data.files import FileCorpus
 
     size = FileCorpus(paths, data.text_column, data.document_start).size
     return f"{what}: {counted(len(paths), 'file')}, {counted(size, 'byte')}"

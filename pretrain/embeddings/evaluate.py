@@ -7,15 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pretrain.base.errors import ConfigError, DataError
-from pretrain.base.files import read_json
-from pretrain.base.progress import ProgressCallback
-from pretrain.embeddings.analogies import score_analogies
-from pretrain.embeddings.restore import load_embeddings
-from pretrain.embeddings.similarity import CASE_RULE, RULES, score_sets
-from pretrain.embeddings.similarity_sets import find_sets
-from pretrain.engine.artifacts import EVALUATION, run_of, save_artifact, write_result
-from pretrain.engine.checkpoint import find_best
+from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.base.files import read_json
+from capt.pretrain.base.parallel import ProgressCallback
+from capt.pretrain.embeddings.restore import load_embeddings
+from capt.pretrain.embeddings.similarity import CASE_RULE, RULES, find_sets, score_analogies, score_sets
+from capt.pretrain.engine.checkpoint import find_best
+from capt.pretrain.engine.run_folder import EVALUATION, run_of, save_artifact, write_result
 
 MEASURED = ("word_similarity", "analogies")
 """The parts of a result; each maps the name of a set, or of a file, to its figures."""

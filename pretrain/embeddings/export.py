@@ -6,10 +6,10 @@ import logging
 from pathlib import Path
 from typing import cast
 
-from pretrain.base.errors import CheckpointError, ConfigError
-from pretrain.convert.about import About
-from pretrain.embeddings.restore import load_embeddings
-from pretrain.embeddings.vectors.write import Form, write_vectors
+from capt.pretrain.base.errors import CheckpointError, ConfigError
+from capt.pretrain.convert.card import About
+from capt.pretrain.embeddings.restore import load_embeddings
+from capt.pretrain.embeddings.vectors.word_vectors import Form, write_vectors
 
 logger = logging.getLogger(__name__)
 

@@ -10,12 +10,11 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float32
 
-from pretrain.base.errors import ConfigError, DataError
-from pretrain.embeddings.config import EmbeddingJob
-from pretrain.embeddings.restore import load_embeddings
-from pretrain.embeddings.tables import EmbeddingTables
-from pretrain.embeddings.vectors.layout import find_layout
-from pretrain.embeddings.vectors.read import stream_vectors
+from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.embeddings.config import EmbeddingJob
+from capt.pretrain.embeddings.restore import load_embeddings
+from capt.pretrain.embeddings.tables import EmbeddingTables
+from capt.pretrain.embeddings.vectors.files import find_layout, stream_vectors
 
 logger = logging.getLogger(__name__)
 

@@ -12,16 +12,16 @@ from typing import Annotated, Any
 from matplotlib.lines import Line2D
 from pydantic import Field, FiniteFloat
 
-from pretrain.base.errors import DataError
-from pretrain.base.records import Count, Record, read_record
-from pretrain.config.load import flatten, load_job
-from pretrain.embeddings.similarity import CASE_RULE, RULES
-from pretrain.engine.artifacts import EVALUATION
-from pretrain.report.compare import compare
-from pretrain.report.document import Drawing, ReportFigure, ReportSection, Table
-from pretrain.report.plots import Theme, colour, count_steps, new_figure, smooth, style_axis, to_png
-from pretrain.report.runs import RunRecord, read_run
-from pretrain.report.sweeps import SweepRecord
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.files import Count, Record, read_record
+from capt.pretrain.config.load import flatten, load_job
+from capt.pretrain.embeddings.similarity import CASE_RULE, RULES
+from capt.pretrain.engine.run_folder import EVALUATION
+from capt.pretrain.report.compare import compare
+from capt.pretrain.report.document import Drawing, ReportFigure, ReportSection, Table
+from capt.pretrain.report.plots import Theme, colour, count_steps, new_figure, smooth, style_axis, to_png
+from capt.pretrain.report.runs import RunRecord, read_run
+from capt.pretrain.report.sweeps import SweepRecord
 
 CURVES = (
     ("loss", "discriminator's loss", "nats a pair"),

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float32
 
-from pretrain.base.errors import CheckpointError
-from pretrain.embeddings.vectors.read import read_vectors
-from pretrain.embeddings.vectors.word_vectors import WordVectors
+from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.embeddings.vectors.files import read_vectors
+from capt.pretrain.embeddings.vectors.word_vectors import WordVectors
 
 DISCRIMINATOR, GENERATOR = "discriminator", "generator"
 """The modules of a checkpoint; each has the parameters ``input`` and ``context`` of shape (V, d)."""
@@ -34,9 +34,9 @@ def load_tables(path: Path, module: str) -> WordVectors:
         CheckpointError: as `load_embeddings`; the checkpoint has no such module, or its tables are not of the size of
             its vocabulary.
     """
-    from pretrain.embeddings.config import EmbeddingJob
-    from pretrain.embeddings.data.vocabulary import VOCABULARY, Vocabulary
-    from pretrain.engine.checkpoint import find_best, open_checkpoint, read_manifest, read_weights
+    from capt.pretrain.embeddings.config import EmbeddingJob
+    from capt.pretrain.embeddings.data.corpus import VOCABULARY, Vocabulary
+    from capt.pretrain.engine.checkpoint import find_best, open_checkpoint, read_manifest, read_weights
 
     checkpoint = find_best(path)
     open_checkpoint(checkpoint, EmbeddingJob, "ace")

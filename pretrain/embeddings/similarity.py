@@ -2,17 +2,107 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Float32, Float64
 from scipy.stats import spearmanr
 
-from pretrain.base.errors import DataError
-from pretrain.embeddings.similarity_sets import WordPairs
-from pretrain.embeddings.vectors.word_vectors import WordVectors
+from capt.pretrain.base.errors import DataError, shown
+from capt.pretrain.base.files import read_lines
+from capt.pretrain.base.parallel import ProgressCallback
+from capt.pretrain.embeddings.data.corpus import split_words
+from capt.pretrain.embeddings.vectors.files import is_number
+from capt.pretrain.embeddings.vectors.word_vectors import WordVectors
+
+# Reads sets of word pairs whose similarity people have scored: Rare Word, WS-353, SimVerb and their like.
+
+
+MOST_PAIRS = 1_000_000
+"""Pairs of a set, at most."""
+
+SUFFIXES = (".txt", ".tsv", ".txt.gz", ".tsv.gz")
+"""The names that files of a folder of sets end with."""
+
+
+@dataclass(frozen=True)
+class WordPairs:
+    """Pairs of words with the similarity that people gave them, in the set's own scale; larger is more similar."""
+
+    name: str
+    first: tuple[str, ...]
+    second: tuple[str, ...]
+    gold: Float64[np.ndarray, " n"]
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+
+def find_sets(path: Path) -> list[WordPairs]:
+    """Read one file of word pairs, or every ``.txt`` and ``.tsv`` file of a folder, in the order of their names.
+
+    Raises:
+        DataError: there is no such file, a folder holds none, or a line is faulty (file and line are named).
+    """
+    if not path.is_dir():
+        return [read_set(path)]
+    files = sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES) and not file.name.startswith("."))
+    if not files:
+        raise DataError(f"{path}: holds no {' or '.join(SUFFIXES[:2])} file of word pairs")
+    return [read_set(file) for file in files]
+
+
+def read_set(path: Path) -> WordPairs:
+    """Read a file with a pair in each line: word, word, score; by tabs where the line has one, else by blanks.
+
+    Further columns must be numbers: the scores of single people, as in the original ``rw.txt``. There is no header. A
+    carriage return before the line's end is dropped, and lines with nothing in them are passed over.
+
+    Raises:
+        DataError: the file cannot be read, or a line lacks a column or has a score that is not a number.
+    """
+    pairs: list[tuple[str, str, float]] = []
+    for number, line in enumerate(read_lines([path]), start=1):
+        if not line.strip():
+            continue
+        if len(pairs) == MOST_PAIRS:
+            raise DataError(f"{path}, line {number}: more than {MOST_PAIRS:,} pairs")
+        pairs.append(_read_pair(line, f"{path}, line {number}"))
+    if len(pairs) < 2:
+        raise DataError(f"{path}: {len(pairs)} scored pairs; a correlation needs at least two")
+    first, second, gold = zip(*pairs, strict=True)
+    return WordPairs(_name(path), first, second, np.array(gold))
+
+
+def _read_pair(line: str, where: str) -> tuple[str, str, float]:
+    columns = [cell.strip() for cell in line.split("\t")] if "\t" in line else split_words(line)
+    if len(columns) < 3:
+        raise DataError(f"{where}: {len(columns)} columns; expected word, word and score, by tabs or by spaces")
+    if not (columns[0] and columns[1]):
+        raise DataError(f"{where}: a word is empty; expected word, word and score")
+    scores = []
+    for cell in columns[2:]:
+        if not is_number(cell.encode()):
+            raise DataError(
+                f"{where}: {shown(cell)} is not a score; expected word, word, score and nothing but scores after that "
+                "(no header)"
+            )
+        scores.append(float(cell))
+    if not math.isfinite(scores[0]):
+        raise DataError(f"{where}: score {columns[2]} is not finite")
+    return columns[0], columns[1], scores[0]
+
+
+def _name(path: Path) -> str:
+    name = path.name
+    for suffix in SUFFIXES[::-1]:
+        name = name.removesuffix(suffix)
+    return name.removeprefix("EN-")
+
 
 CASE_RULE = "a word is looked up as it is written, and in lower case where the vectors do not have it"
 """How letters of upper case are treated, said with every result."""
@@ -103,3 +193,115 @@ def score_sets(vectors: WordVectors, sets: Sequence[WordPairs]) -> dict[str, dic
             "nothing can be measured"
         )
     return {result.name: {key: value for key, value in asdict(result).items() if key != "name"} for result in results}
+
+
+# Analogies (a is to b as c is to ?) in the form of word2vec's ``questions-words.txt``, answered by 3CosAdd.
+
+
+TOTAL = "total"
+"""The name of the sums over all sections."""
+
+MOST_QUESTIONS = 10_000_000
+_NUMBERS_AT_ONCE = 1 << 25
+"""Scores of a block of questions: 128 MiB."""
+
+
+@dataclass
+class Section:
+    """Questions under one ``: name`` line: rows of the words where all four have vectors, and how many there are."""
+
+    name: str
+    questions: int = 0
+    rows: list[tuple[int, int, int, int]] = field(default_factory=list)
+
+
+def read_sections(path: Path, vectors: WordVectors) -> list[Section]:
+    """Read ``: section`` lines and lines of four words; the words are looked up as `WordVectors.find` does.
+
+    Raises:
+        DataError: the file cannot be read, holds no question, two sections have one name, or a line is not four words;
+            file and line are named.
+    """
+    sections: list[Section] = []
+    for number, line in enumerate(read_lines([path]), start=1):
+        words = split_words(line)
+        if not words:
+            continue
+        if words[0].startswith(":"):
+            name = " ".join(words).lstrip(":").strip()
+            if name == TOTAL or name in (section.name for section in sections):
+                taken = "that of the sums" if name == TOTAL else "that of a section above"
+                raise DataError(f"{path}, line {number}: the name {shown(name)} is {taken}; give the section another")
+            sections.append(Section(name))
+            continue
+        if len(words) != 4:
+            raise DataError(
+                f"{path}, line {number}: {len(words)} words; a question has four, a section begins with ':'"
+            )
+        if not sections:
+            sections.append(Section(path.stem))
+        sections[-1].questions += 1
+        rows = [vectors.find(word) for word in words]
+        if None not in rows:
+            sections[-1].rows.append(tuple(rows))  # type: ignore[arg-type]
+        if number > MOST_QUESTIONS:
+            raise DataError(f"{path}, line {number}: more than {MOST_QUESTIONS:,} lines")
+    if not any(section.questions for section in sections):
+        raise DataError(f"{path}: holds no question, a line of four words")
+    return sections
+
+
+def score_analogies(
+    vectors: WordVectors, path: Path, progress: ProgressCallback | None = None
+) -> dict[str, dict[str, Any]]:
+    """Return for each section, and for ``total``, the questions, those covered, and those answered right.
+
+    The answer to a : b = c : ? is the word, other than a, b and c, whose vector has the largest cosine with
+    b / |b| - a / |a| + c / |c| (3CosAdd; Mikolov et al. 2013) among all words.
+
+    Raises:
+        DataError: as `read_sections`, or no question has vectors for all four words.
+    """
+    sections = read_sections(path, vectors)
+    covered = sum(len(section.rows) for section in sections)
+    if not covered:
+        asked = sum(section.questions for section in sections)
+        raise DataError(f"{path}: none of the {asked:,} questions has vectors for all four words")
+    lengths = np.where(vectors.norms > 0, vectors.norms, 1)
+    unit = np.divide(vectors.matrix, lengths[:, None], out=np.empty_like(vectors.matrix), casting="same_kind")
+    results: dict[str, dict[str, Any]] = {}
+    done = 0
+    for section in sections:
+        right = 0
+        for rows in _blocks(section, len(vectors)):
+            right += _count_right(unit, rows)
+            done += len(rows)
+            if progress is not None:
+                progress(done, covered)
+        results[section.name] = _row(section.questions, len(section.rows), right)
+    totals = [sum(row[key] for row in results.values()) for key in ("questions", "covered", "right")]
+    return {**results, TOTAL: _row(*totals)}
+
+
+def _blocks(section: Section, words: int) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
+    size = max(1, _NUMBERS_AT_ONCE // words)
+    rows = np.array(section.rows, dtype=np.int64).reshape(-1, 4)
+    yield from (rows[start : start + size] for start in range(0, len(rows), size))
+
+
+def _count_right(unit: Float32[np.ndarray, "V d"], rows: np.ndarray[Any, np.dtype[np.int64]]) -> int:
+    a, b, c, answer = rows.T
+    scores = (unit[b] - unit[a] + unit[c]) @ unit.T
+    for given in (a, b, c):
+        scores[np.arange(len(rows)), given] = -np.inf
+    return int((scores.argmax(axis=1) == answer).sum())
+
+
+def _row(questions: int, covered: int, right: int) -> dict[str, Any]:
+    return {
+        "questions": questions,
+        "covered": covered,
+        "right": right,
+        "accuracy_covered": 100 * right / covered if covered else None,
+        "accuracy_all": 100 * right / questions if questions else None,
+    }

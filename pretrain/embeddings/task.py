@@ -12,22 +12,20 @@ import numpy as np
 from pydantic import Field
 from torch import nn
 
-from pretrain.base import distributed
-from pretrain.base.errors import CheckpointError, ConfigError, DataError, quoted
-from pretrain.base.records import Record, parse_record
-from pretrain.config.schema import Job
-from pretrain.embeddings.config import SEGMENT, EmbeddingJob
-from pretrain.embeddings.data.corpus import EncodedCorpus, open_corpus
-from pretrain.embeddings.data.positives import SegmentReader, Segments
-from pretrain.embeddings.data.vocabulary import VOCABULARY, Vocabulary, other_vocabulary
-from pretrain.embeddings.initial import InitialVectors, build_tables, with_initial_width
-from pretrain.embeddings.training.adversarial import Adversarial
-from pretrain.embeddings.training.rule import UpdateRule
-from pretrain.embeddings.training.skipgram import SkipGram
-from pretrain.engine.engines.base import Engine
-from pretrain.engine.optim.settings import ModuleOptimizer
-from pretrain.engine.task import Progress, StepMetrics, Updates
-from pretrain.engine.verification import all_ranks
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, quoted
+from capt.pretrain.base.files import Record, parse_record
+from capt.pretrain.config.schema import Job
+from capt.pretrain.embeddings.config import SEGMENT, EmbeddingJob
+from capt.pretrain.embeddings.data.corpus import VOCABULARY, EncodedCorpus, Vocabulary, open_corpus, other_vocabulary
+from capt.pretrain.embeddings.data.positives import SegmentReader, Segments
+from capt.pretrain.embeddings.initial import InitialVectors, build_tables, with_initial_width
+from capt.pretrain.embeddings.training.adversarial import Adversarial
+from capt.pretrain.embeddings.training.skipgram import SkipGram, UpdateRule
+from capt.pretrain.engine.engines.base import Engine
+from capt.pretrain.engine.optim.settings import ModuleOptimizer
+from capt.pretrain.engine.task import Progress, StepMetrics, Updates
+from capt.pretrain.engine.verification import all_ranks
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from pretrain.base import distributed
+from capt.pretrain.base import distributed
 
 
 class _SumOverRanks(torch.autograd.Function):

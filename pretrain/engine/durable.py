@@ -15,9 +15,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pretrain.base.atomic import sync
-from pretrain.base.errors import FILE_LIMIT, CheckpointError, NoSpaceError, space_remedy
-from pretrain.base.files import open_for_append
+from capt.pretrain.base.atomic import sync
+from capt.pretrain.base.errors import FILE_LIMIT, CheckpointError, NoSpaceError, space_remedy
+from capt.pretrain.base.files import open_for_append
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:

@@ -3,7 +3,7 @@
 A rank that hangs cannot say so: it may be stopped, or hold the interpreter's lock without end. So it notes the
 beginning of each *section* (fetch data, step, validate, save) in a page of shared memory, and its launcher, another
 process, reads for how long it has been there, and how long the section took at most so far
-(``launcher.supervisor``).
+(``capt.launcher.supervisor``).
 The page is an inherited memory file (``CAPT_HEARTBEAT``, its descriptor): it has no name and leaves nothing behind.
 Noting a section takes about a microsecond. Imports no torch.
 """

@@ -1,6 +1,6 @@
 """SIGTERM, SIGUSR1 or Ctrl-C before the first step: what is being prepared is unwound, and the rank ends in seconds.
 
-From the first step on :class:`pretrain.engine.callbacks.signals.StopSignals` takes the signals: then all ranks stop
+From the first step on :class:`capt.pretrain.engine.interruption.StopSignals` takes the signals: then all ranks stop
 after the same step. Before it there is nothing to save, and every rank ends by itself. Imports no torch, so that a rank
 hears a signal from its first moment.
 """
@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 GRACE = 6.0
@@ -98,3 +98,38 @@ def _watch(reading: int, exit_code: int) -> None:
                 _State.exit_action()
         finally:
             os._exit(exit_code)
+
+
+# SIGTERM, SIGUSR1 and Ctrl-C are remembered until the ranks agree to stop.
+
+
+class StopSignals:
+    """Signal handlers that remember which signal came. A second Ctrl-C ends the process immediately.
+
+    After a signal the handlers stay: launchers and schedulers often send it twice, and a late one must not end a job
+    that is saving.
+    """
+
+    def __init__(self) -> None:
+        self.received = 0
+        """The number of the signal that this rank, or by agreement another rank, has received; 0 for none."""
+        self._previous: dict[int, Any] = {}
+
+    def install(self) -> None:
+        """Install the handlers: from now on a signal is remembered and does not end the process."""
+        for number in SIGNALS:
+            self._previous[number] = signal.signal(number, self._receive)
+        record_signal(0)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.received and number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            raise KeyboardInterrupt
+        self.received = number
+        record_signal(number)
+
+    def restore(self) -> None:
+        """Put the previous handlers back, unless a signal has come."""
+        if not self.received:
+            for number, handler in self._previous.items():
+                signal.signal(number, handler)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Literal
 
-from pretrain.engine.metrics_file import Row
+from capt.pretrain.engine.metrics_file import Row
 
 Verdict = Literal[
     "learning", "levelled off", "not learning", "over-fitted", "getting worse", "collapsed", "diverged",

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from pretrain.base.errors import DataError, RunFailedError, UserError, is_passing, user_text
-from pretrain.base.parent import die_with_parent
-from pretrain.config.loader import LoaderSection
-from pretrain.engine import interruption
-from pretrain.engine.allocator import give_back_freed_memory
+from capt.pretrain.base.errors import DataError, RunFailedError, UserError, is_passing, user_text
+from capt.pretrain.base.process import die_with_parent
+from capt.pretrain.config.schema import LoaderSection
+from capt.pretrain.engine import interruption
+from capt.pretrain.engine.rank import give_back_freed_memory
 
 logger = logging.getLogger(__name__)
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pretrain.base.errors import ConfigError
-from pretrain.config.schema import Job
-from pretrain.engine import heartbeat
-from pretrain.engine.checkpoint.manifest import SpikeState
-from pretrain.engine.engines.base import Engine
-from pretrain.engine.own_time import own_section
-from pretrain.engine.schedule import learning_rate
-from pretrain.engine.seeding import seed_step
-from pretrain.engine.task import ChunkedTask, Progress, StepMetrics, Task
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config.schema import Job
+from capt.pretrain.engine import heartbeat
+from capt.pretrain.engine.checkpoint.layout import SpikeState
+from capt.pretrain.engine.engines.base import Engine
+from capt.pretrain.engine.optim.settings import learning_rate
+from capt.pretrain.engine.own_time import own_section
+from capt.pretrain.engine.rank import seed_step
+from capt.pretrain.engine.task import ChunkedTask, Progress, StepMetrics, Task
 
 
 @dataclass

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pretrain.base.errors import DataError
-from pretrain.base.files import open_lock, open_regular
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.files import open_lock, open_regular
 
 METRICS = "metrics.jsonl"
 TRAINING, VALIDATION = "train", "validation"

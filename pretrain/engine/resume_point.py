@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pretrain.base import distributed
-from pretrain.base.errors import CheckpointError, ConfigError
-from pretrain.config.schema import Job
-from pretrain.engine.checkpoint import checkpoints_of, find_checkpoint, verify_together
-from pretrain.engine.checkpoint.folders import point, set_aside
-from pretrain.engine.loop import Callback
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import CheckpointError, ConfigError
+from capt.pretrain.config.schema import Job
+from capt.pretrain.engine.checkpoint import checkpoints_of, find_checkpoint, verify_together
+from capt.pretrain.engine.checkpoint.layout import point, set_aside
+from capt.pretrain.engine.loop import Callback
 
 logger = logging.getLogger(__name__)
 

@@ -9,28 +9,27 @@ from pathlib import Path
 
 import torch
 
-from pretrain.base import distributed
-from pretrain.base.errors import CheckpointError, RunFailedError, quoted
-from pretrain.config.schema import Job
-from pretrain.engine.allocator import keep_freed_memory
-from pretrain.engine.callbacks import default_callbacks, user_callbacks
-from pretrain.engine.callbacks.agreement import TrainingDivergedError
-from pretrain.engine.checkpoint import (
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import CheckpointError, RunFailedError, quoted
+from capt.pretrain.config.schema import Job
+from capt.pretrain.engine.callbacks import default_callbacks, user_callbacks
+from capt.pretrain.engine.callbacks.agreement import TrainingDivergedError
+from capt.pretrain.engine.checkpoint import (
     read_job,
     read_manifest,
     read_metadata,
     restore_engine,
     restore_weights_together,
 )
-from pretrain.engine.checkpoint.manifest import SpikeState
-from pretrain.engine.engines.build import build_engines
-from pretrain.engine.loop import NEVER, Callback, Run, train
-from pretrain.engine.precision import check_precision
-from pretrain.engine.resume_point import choose_checkpoint, give_up
-from pretrain.engine.run_folder import DONE, PATIENCE, STOPPED, changed_keys
-from pretrain.engine.run_status import RunStatus, open_run_folder
-from pretrain.engine.task import Progress, StepMetrics, Task
-from pretrain.registry import task_class
+from capt.pretrain.engine.checkpoint.layout import SpikeState
+from capt.pretrain.engine.engines.build import build_engines
+from capt.pretrain.engine.loop import NEVER, Callback, Run, train
+from capt.pretrain.engine.rank import check_precision, keep_freed_memory
+from capt.pretrain.engine.resume_point import choose_checkpoint, give_up
+from capt.pretrain.engine.run_folder import DONE, PATIENCE, STOPPED, changed_keys
+from capt.pretrain.engine.run_status import RunStatus, open_run_folder
+from capt.pretrain.engine.task import Progress, StepMetrics, Task
+from capt.pretrain.registry import task_class
 
 logger = logging.getLogger(__name__)
 

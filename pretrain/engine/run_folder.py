@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+import logging
+import shutil
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-from pydantic import Field, FiniteFloat
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
-from pretrain.base.errors import ConfigError, UserError, quoted, shown
-from pretrain.base.files import open_lock, require_own_folder, write_json
-from pretrain.base.locks import is_locked
-from pretrain.base.records import Count, Record, read_record
-from pretrain.config.load import flatten, load_job
-from pretrain.config.schema import Job
-from pretrain.engine.metrics_file import METRICS, last_step_in
+from capt.pretrain.base.errors import ConfigError, DataError, UserError, quoted, shown
+from capt.pretrain.base.files import (
+    Count,
+    Record,
+    finite,
+    open_lock,
+    read_json,
+    read_record,
+    require_own_folder,
+    write_json,
+)
+from capt.pretrain.base.locks import is_locked
+from capt.pretrain.base.verification import ALONE, Ranks
+from capt.pretrain.config.load import flatten, load_job
+from capt.pretrain.config.schema import Job
+from capt.pretrain.engine.metrics_file import METRICS, last_step_in
 
 DONE, FAILED, BAD_INPUT, STOPPED = 0, 1, 2, 75
 LOGGED = "capt_logged"
@@ -234,3 +245,113 @@ def last_step(folder: Path) -> int:
     with suppress(UserError, OSError):
         steps.append(last_step_in(folder / METRICS))
     return max(steps)
+
+
+# What is measured of a run after its training, kept in the run folder for reports and model cards.
+
+
+logger = logging.getLogger(__name__)
+
+EVALUATION = "evaluation-{checkpoint}.json"
+"""File that ``capt evaluate`` writes about one checkpoint, such as ``evaluation-step-00000100.json``."""
+
+Figures = dict[str, float | None]
+"""Metrics by name; None for a value that is not finite."""
+
+
+class Section(BaseModel):
+    """The metrics on one data set and the ``protocol`` of measuring them.
+
+    ``metrics`` are those of the whole model, ``poolers`` those of the vectors of each pooler, where there are several.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True)
+    name: str
+    protocol: str
+    metrics: Figures = {}
+    poolers: dict[str, Figures] = {}
+
+
+class _StoredEvaluation(BaseModel):
+    sections: list[Section]
+
+
+def read_sections(path: Path) -> list[Section]:
+    """Read the sections that ``capt evaluate`` has stored.
+
+    Raises:
+        DataError: the file is not what ``capt evaluate`` writes.
+    """
+    try:
+        return _StoredEvaluation.model_validate(read_json(path)).sections
+    except ValidationError as error:
+        where = ".".join(str(part) for part in error.errors()[0]["loc"])
+        raise DataError(f"{path}: {where or 'content'} is not what capt evaluate writes; remove the file") from None
+
+
+def run_of(path: Path) -> Path | None:
+    """The run folder that ``path``, a run or one of its checkpoints, lies in; None for a checkpoint that was copied."""
+    path = path.resolve()
+    folders = [path, path.parent.parent] if path.parent.name == "checkpoints" else [path]
+    return next((folder for folder in folders if (folder / "checkpoints").is_dir()), None)
+
+
+def save_artifact(path: Path, name: str, result: Mapping[str, Any]) -> None:
+    """Write ``result`` as ``name`` into the run folder of ``path``, a run or one of its checkpoints.
+
+    A checkpoint that lies in no run (it has been copied), or in one that cannot be written, keeps nothing.
+    """
+    run = run_of(path)
+    if run is None:
+        return
+    kept = run / name
+    said = "replaced" if kept.exists() else "written"
+    try:
+        write_result(kept, result)
+    except OSError as error:
+        logger.warning("%s: not kept: %s", kept, error.strerror)
+    else:
+        logger.info("%s: %s, for capt report and model cards", kept, said)
+
+
+def write_result(path: Path, result: Mapping[str, Any]) -> None:
+    """Write measurements as JSON; a number that is not finite, which JSON cannot hold, as ``null``."""
+    write_json(path, finite(result))
+
+
+# What a run has made at its first start and continues with, whatever becomes of the data and of the cache.
+
+
+def kept_in_run(run_dir: Path, name: str, applies: Callable[[Job], bool], ranks: Ranks = ALONE) -> Path | None:
+    """The file or folder ``name`` of the newest checkpoint, copied into the run, since checkpoints are pruned.
+
+    None where the run has no checkpoint, its checkpoint holds no ``name``, or its job says that this is no longer what
+    is wanted. All ``ranks`` call this.
+
+    Args:
+        run_dir: the run.
+        name: as the task's ``export_files`` has it.
+        applies: whether what the job of the checkpoint has made is what the job of now would make.
+        ranks: those that run the job.
+    """
+    from capt.pretrain.engine.checkpoint import (  # DeepSpeed, which preparing alone does without
+        checkpoints_of,
+        read_job,
+    )
+
+    with ranks.synchronize_errors():
+        newest = [None, *checkpoints_of(run_dir)][-1]
+        if newest is None or not applies(read_job(newest)) or not (newest / name).exists():
+            return None
+        kept = run_dir / name
+        if ranks.rank == 0:  # anew at each start: the copy may have lost bits, or a power cut its content
+            partial = run_dir / f".{name}"
+            if (newest / name).is_dir():
+                shutil.rmtree(partial, ignore_errors=True)
+                shutil.copytree(newest / name, partial, copy_function=shutil.copyfile)
+            else:
+                shutil.copyfile(newest / name, partial)
+            if kept.is_dir() and not kept.is_symlink():
+                shutil.rmtree(kept)
+            partial.replace(kept)
+    return kept

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import secrets
+import socket
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from pretrain.base import distributed
-from pretrain.base.errors import (
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import (
     ConfigError,
     RunFailedError,
     expect_writable_disks,
@@ -18,15 +21,15 @@ from pretrain.base.errors import (
     shown,
     user_text,
 )
-from pretrain.base.files import open_for_append, write_text
-from pretrain.base.locks import file_lock, is_replaced
-from pretrain.config.schema import Job
-from pretrain.config.writer import job_to_yaml
-from pretrain.engine import interruption
-from pretrain.engine.checkpoint import read_job_of_run
-from pretrain.engine.checkpoint.folders import put_back_replaced
-from pretrain.engine.metrics_file import METRICS
-from pretrain.engine.run_folder import (
+from capt.pretrain.base.files import open_for_append, write_text
+from capt.pretrain.base.locks import file_lock, is_replaced
+from capt.pretrain.config.reader import job_to_yaml
+from capt.pretrain.config.schema import Job
+from capt.pretrain.engine import interruption
+from capt.pretrain.engine.checkpoint import read_job_of_run
+from capt.pretrain.engine.checkpoint.layout import put_back_replaced
+from capt.pretrain.engine.metrics_file import METRICS
+from capt.pretrain.engine.run_folder import (
     BAD_INPUT,
     CONFIG,
     FAILED,
@@ -44,8 +47,64 @@ from pretrain.engine.run_folder import (
     resumes_by_itself,
     write_status,
 )
-from pretrain.engine.shared_folder import check_is_shared
-from pretrain.engine.task import Progress
+from capt.pretrain.engine.task import Progress
+
+# Checks whether all hosts of a job see the same folder.
+
+
+_PATIENCE = 5.0
+"""Seconds after which a file that one host has written must be seen by the others."""
+
+
+def check_is_shared(folder: Path) -> None:
+    """Every host writes a file into ``folder`` and must see the one of rank 0. Collective.
+
+    Raises:
+        ConfigError: the folder is not on a file system that the hosts share, or a host cannot write there; it is named.
+    """
+    if distributed.world_size() == 1:
+        return
+    token = distributed.broadcast_object(secrets.token_hex(4))
+    speaks = distributed.rank() == 0 or distributed.local_rank() == 0
+    mine = folder / f".shared-{token}-{distributed.rank()}"
+    problem = None
+    try:
+        if speaks and folder.is_dir():
+            write_text(mine, "")
+    except OSError as error:
+        problem = user_text(error)
+    try:
+        distributed.barrier()
+        blind = speaks and not _sees(folder / f".shared-{token}-0")
+        found = distributed.gather_objects((socket.gethostname(), problem, blind))
+    finally:
+        with contextlib.suppress(OSError):
+            mine.unlink(missing_ok=True)
+    with distributed.synchronize_errors():
+        _refuse_unshared(folder, found)
+
+
+def _sees(path: Path) -> bool:
+    until = time.monotonic() + _PATIENCE
+    while not path.exists():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def _refuse_unshared(folder: Path, found: list[tuple[str, str | None, bool]]) -> None:
+    for rank, (host, problem, _) in enumerate(found):
+        if problem is not None:
+            raise ConfigError(f"run.dir {folder}: {host} (rank {rank}) cannot write there: {problem}")
+    blind = [f"{host} (rank {rank})" for rank, (host, _, unseen) in enumerate(found) if unseen]
+    if blind:
+        more = f" and {len(blind) - 8} more" if len(blind) > 8 else ""
+        raise ConfigError(
+            f"run.dir {folder.absolute()}: not shared: what {found[0][0]} (rank 0) writes there is not seen on "
+            f"{', '.join(blind[:8])}{more}; name a folder on a file system that all hosts mount"
+        )
+
 
 logger = logging.getLogger(__name__)
 

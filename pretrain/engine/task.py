@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor, nn
 
-from pretrain.config.schema import Job
-from pretrain.engine.engines.base import Engine
-from pretrain.engine.optim.settings import ModuleOptimizer
+from capt.pretrain.config.schema import Job
+from capt.pretrain.engine.engines.base import Engine
+from capt.pretrain.engine.optim.settings import ModuleOptimizer
 
 Metric = Tensor | float | Callable[[], Tensor | float]
 """A scalar; or, where it costs something, how to find it: called in steps that are logged, on all ranks alike.
@@ -179,7 +179,8 @@ class SizedTask(Task, Protocol):
 
 @dataclass(frozen=True)
 class SampleOrder:
-    """Which sample is which row of the data (`pretrain.data.sampler.Sampler`); rank ``g % world`` takes sample ``g``.
+    """Which sample is which row of the data (`capt.pretrain.data.sampler.Sampler`); rank ``g % world`` takes sample
+    ``g``.
 
     Attributes:
         samples: rows of the data, each of which has its number as its id; an epoch is all of them once.

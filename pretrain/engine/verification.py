@@ -1,4 +1,4 @@
-"""Verification of files by all ranks together (``pretrain.base.verification``), over the job's process group."""
+"""Verification of files by all ranks together (``capt.pretrain.base.verification``), over the job's process group."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from pretrain.base import distributed
-from pretrain.base.errors import UserError
-from pretrain.base.hashing import ExpectedFile
-from pretrain.base.verification import Ranks, Verifier
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import UserError
+from capt.pretrain.base.verification import ExpectedFile, Ranks, Verifier
 
 
 def all_ranks() -> Ranks:

@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from pretrain.base.randomness import generator_for
-from pretrain.data.corruption import IGNORE, Corruptor
-from pretrain.data.packing import PackedDataset
-from pretrain.data.sampler import Sampler, validation_samples
+from capt.pretrain.base.randomness import generator_for
+from capt.pretrain.data.corruption import IGNORE, Corruptor
+from capt.pretrain.data.sampler import Sampler, validation_samples
+from capt.pretrain.data.shards import PackedDataset
 
 
 @dataclass(frozen=True)

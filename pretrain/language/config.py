@@ -7,13 +7,12 @@ from typing import Any, ClassVar
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from pretrain.config.base import PositiveInt
-from pretrain.config.contrast import ContrastSection, check_validation_samples
-from pretrain.config.loader import LoaderSection
-from pretrain.config.schema import Job, ValidateSection
-from pretrain.data.config import TEXT_KEYS, CorruptionConfig, DataConfig
-from pretrain.models.config import RobertaConfig
-from pretrain.models.tokenizer import TokenizerSection
+from capt.pretrain.config.base import PositiveInt
+from capt.pretrain.config.contrast import ContrastSection, check_validation_samples
+from capt.pretrain.config.schema import Job, LoaderSection, ValidateSection
+from capt.pretrain.data.config import TEXT_KEYS, CorruptionConfig, DataConfig
+from capt.pretrain.models.config import RobertaConfig
+from capt.pretrain.models.tokenizer import TokenizerSection
 
 MASKED_METRICS = ("loss/mlm", "accuracy/mlm", "validation_samples")
 CONTRAST_METRICS = (
@@ -82,12 +81,12 @@ class LanguageJob(Job):
         return parameters * (self.optimizer.bytes_per_parameter + average) + self.contrast.queue * row * contrast
 
     def check_inputs(self) -> list[str]:
-        """Describe the corpus, the tokenizer and ``model.init``; see `pretrain.language.inputs.describe_inputs`.
+        """Describe the corpus, the tokenizer and ``model.init``; see `capt.pretrain.language.inputs.describe_inputs`.
 
         Refuse ``validate.samples=1`` too: validation compares samples with each other.
         """
         check_validation_samples(self.validate_.samples)
-        from pretrain.language.inputs import check_model, describe_inputs
+        from capt.pretrain.language.inputs import check_model, describe_inputs
 
         tokenizer = self.tokenizer
         trained = f"{tokenizer.type} of {tokenizer.vocab_size} ids, trained on the corpus"

@@ -8,26 +8,82 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 from torch.nn import functional as F
 
-from pretrain.base.distributed import device, rank, world_size
-from pretrain.base.errors import CheckpointError, ConfigError, DataError
-from pretrain.contrast.metrics import MaskedTokenAccumulator, PairAccumulator, contrast_metrics, noise_invariance
-from pretrain.convert.evaluations import with_earlier
-from pretrain.data.config import CorruptionConfig, DataConfig
-from pretrain.data.corruption import Corruptor
-from pretrain.data.files import resolve_paths
-from pretrain.data.packing import PackedDataset
-from pretrain.data.prepare import prepare
-from pretrain.data.sts_files import Pairs, find_sets
-from pretrain.engine.artifacts import EVALUATION, Figures, Section, save_artifact, write_result
-from pretrain.engine.provenance import provenance
-from pretrain.language.batches import Assembler, validation_batches
-from pretrain.language.prepare import vocabulary_of
-from pretrain.language.representations import POOLERS, Representations
-from pretrain.language.restore import Restored, load_hf, load_model
-from pretrain.language.sts import encode_texts, score_rows
-from pretrain.models.hf_folder import is_hf
+from capt.pretrain.base.distributed import device, rank, world_size
+from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
+from capt.pretrain.contrast.metrics import MaskedTokenAccumulator, PairAccumulator, contrast_metrics, noise_invariance
+from capt.pretrain.convert.card import with_earlier
+from capt.pretrain.data.config import CorruptionConfig, DataConfig
+from capt.pretrain.data.corruption import Corruptor
+from capt.pretrain.data.files import resolve_paths
+from capt.pretrain.data.prepare import prepare
+from capt.pretrain.data.shards import PackedDataset
+from capt.pretrain.data.sts_files import Pairs, find_sets
+from capt.pretrain.engine.provenance import provenance
+from capt.pretrain.engine.run_folder import EVALUATION, Figures, Section, save_artifact, write_result
+from capt.pretrain.language.batches import Assembler, LanguageBatch, validation_batches
+from capt.pretrain.language.prepare import vocabulary_of
+from capt.pretrain.language.restore import Restored, load_hf, load_model
+from capt.pretrain.language.sts import encode_texts, score_rows
+from capt.pretrain.models.heads import MLMOutput, mean_over_tokens, take_rows
+from capt.pretrain.models.hf_folder import is_hf
+
+# Vectors that an encoder gives for whole sequences, one by each of several poolers.
+
+
+POOLERS = {
+    "cls": "final hidden state of <s>, head not used",
+    "mean": "mean final hidden state of all tokens but padding, head not used",
+    "head": "aggregation head, unit rows",
+}
+
+
+class Representations:
+    """The representations of a model in evaluation mode by ``poolers`` (keys of ``POOLERS``), in fp32.
+
+    ``head`` needs a model with an aggregation head; it reads what it read in training (``model.pooling``).
+    """
+
+    def __init__(self, restored: Restored, poolers: Sequence[str]) -> None:
+        self.model = restored.model.to(device()).eval()
+        self.tokenizer = restored.tokenizer
+        self.poolers = tuple(poolers)
+
+    @torch.no_grad()
+    def encode_views(self, batch: LanguageBatch) -> tuple[dict[str, tuple[Tensor, Tensor]], MLMOutput]:
+        """The (n, h) rows of the originals and of the corrupted for each pooler, and the MLM sums of the corrupted."""
+        batch = batch.to(device())
+        n = len(batch.tokens)
+        views = torch.cat([batch.tokens, batch.corrupted])
+        documents = None if batch.documents is None else batch.documents.repeat(2, 1)
+        hidden = self.model.encoder(views, padded=batch.padded, documents=documents)
+        pairs = {name: (rows[:n], rows[n:]) for name, rows in self._pool(hidden, views).items()}
+        return pairs, self.model.mlm(take_rows(hidden[n:], batch.positions), batch.labels)
+
+    @torch.no_grad()
+    def encode_texts(self, texts: Sequence[str]) -> Float[np.ndarray, "n w"]:
+        """Vectors of ``<s> text </s>``, cut to the position table: h columns for each pooler, side by side."""
+        special = self.tokenizer.special
+        room = self.model.encoder.max_positions - 2
+        ids = [
+            [special.bos, *encoded[:room].tolist(), special.eos] for encoded in self.tokenizer.encode_batch(list(texts))
+        ]
+        longest = max(map(len, ids))
+        tokens = torch.tensor([row + [special.pad] * (longest - len(row)) for row in ids], device=device())
+        hidden = self.model.encoder(tokens, padded=any(len(row) < longest for row in ids))
+        return torch.cat(list(self._pool(hidden, tokens).values()), dim=1).cpu().numpy()
+
+    def _pool(self, hidden: Float[Tensor, "n L h"], tokens: Int[Tensor, "n L"]) -> dict[str, Tensor]:
+        hidden = hidden.float()
+        pools = {"cls": hidden[:, 0], "mean": mean_over_tokens(hidden, tokens, self.model.encoder.pad_id)}
+        if self.model.aggregation is not None:
+            pools["head"] = self.model.aggregation(pools[self.model.config.pooling])
+        return {name: pools[name] for name in self.poolers}
+
 
 RATES = (0.15, 0.3)
 TEMPERATURE = 0.05

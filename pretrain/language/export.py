@@ -3,20 +3,187 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
-from pretrain.base.errors import ConfigError, did_you_mean
-from pretrain.convert.about import About
-from pretrain.convert.card import final_metrics
-from pretrain.convert.evaluations import sections_of
-from pretrain.convert.huggingface import export_hf
-from pretrain.convert.onnx import export_onnx, require_packages
-from pretrain.convert.reference import Pooling
-from pretrain.convert.sentence_transformers import export_sentence_transformers
-from pretrain.engine.checkpoint import read_metadata
-from pretrain.language.card import Form, model_card
-from pretrain.language.restore import Restored, load_model
+from capt.pretrain.base.errors import ConfigError, did_you_mean
+from capt.pretrain.convert.card import (
+    About,
+    cell,
+    compose,
+    final_metrics,
+    lookup,
+    result,
+    sections_of,
+    table,
+    training_facts,
+)
+from capt.pretrain.convert.huggingface import export_hf
+from capt.pretrain.convert.onnx import export_onnx, require_packages
+from capt.pretrain.convert.reference import Pooling
+from capt.pretrain.convert.sentence_transformers import export_sentence_transformers
+from capt.pretrain.engine.checkpoint import read_metadata
+from capt.pretrain.engine.run_folder import Section
+from capt.pretrain.language.restore import Restored, load_model
+
+# The model card of an exported encoder: what the weights are, how they were trained, how to load them, its limits.
+#
+# Everything in it is read from the checkpoint and its run, or was said on the command line (licence, languages); what
+# nobody said is left out. Of paths only the last part is shown.
+
+
+Form = Literal["hf", "sentence-transformers", "onnx"]
+
+_HEAD: dict[Form, dict[str, Any]] = {
+    "hf": {"library_name": "transformers", "pipeline_tag": "fill-mask", "tags": ["capt", "roberta"]},
+    "sentence-transformers": {
+        "library_name": "sentence-transformers",
+        "pipeline_tag": "sentence-similarity",
+        "tags": ["capt", "roberta", "sentence-transformers", "feature-extraction"],
+    },
+    "onnx": {"library_name": "onnx", "pipeline_tag": "feature-extraction", "tags": ["capt", "roberta", "onnx"]},
+}
+
+_USE: dict[Form, str] = {
+    "hf": """\
+```python
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("PATH")
+model = AutoModelForMaskedLM.from_pretrained("PATH")
+text = f"A text with a {tokenizer.mask_token} in it."
+logits = model(**tokenizer(text, truncation=True, return_tensors="pt")).logits
+```""",
+    "sentence-transformers": """\
+```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("PATH")
+embeddings = model.encode(["one sentence", "another sentence"])  # unit rows: a dot product is a cosine
+```""",
+    "onnx": """\
+```python
+import onnxruntime
+from transformers import AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("PATH")
+session = onnxruntime.InferenceSession("PATH/model.onnx")
+inputs = tokenizer(["one sentence", "another one"], padding=True, truncation=True, return_tensors="np")
+embeddings = session.run(["sentence_embedding"], dict(inputs))[0]  # unit rows: a dot product is a cosine
+```""",
+}
+
+_CAVEATS: dict[Form, tuple[str, ...]] = {
+    "hf": (
+        "`pooler_output` of `RobertaModel` is not trained (transformers initialises it at random): do not use it.",
+        "The contrastive aggregation head is in `capt_head.safetensors`, which transformers does not read; "
+        "the sentence-transformers export carries it.",
+    ),
+    "sentence-transformers": ("Inputs longer than the trained length are cut.",),
+    "onnx": ("Pass `input_ids` and `attention_mask` as int64; padding goes on the right.",),
+}
+
+_COMMON_CAVEATS = (
+    "The model repeats the biases and errors of its training text; it was evaluated only on what is listed here.",
+)
+
+_KEYS = (
+    ("model.init", "started from"),
+    ("data.source", "data source"),
+    ("data.name", "data set"),
+    ("data.files", "data files"),
+    ("data.sequence_length", "sequence length"),
+    ("corruption.type", "corruption"),
+    ("batch.global", "sequences a step"),
+    ("schedule.max_steps", "scheduled steps"),
+    ("schedule.warmup_steps", "warmup steps"),
+    ("optimizer.type", "optimizer"),
+    ("optimizer.lr", "peak learning rate"),
+    ("optimizer.betas", "Adam betas"),
+    ("optimizer.weight_decay", "weight decay"),
+    ("engine.precision", "precision"),
+    ("contrast.weight", "weight of the contrastive loss"),
+    ("contrast.queue", "queue (rows, all ranks)"),
+    ("contrast.queue_start", "queue in the loss from step"),
+    ("contrast.drift", "queued rows follow the encoder"),
+    ("contrast.queue_share", "weight of the queue, at most (1: as the live rows)"),
+    ("contrast.in_batch", "in-batch negatives"),
+    ("contrast.temperature.type", "temperature schedule"),
+    ("run.seed", "seed"),
+)
+
+_COUNTED = {"step": "steps taken", "samples": "sequences seen", "tokens": "tokens seen (once a sequence)"}
+
+_UNKNOWN = About()
+
+
+def model_card(
+    form: Form,
+    *,
+    name: str,
+    model: Mapping[str, Any],
+    job: Mapping[str, Any],
+    progress: Mapping[str, int] | None = None,
+    metrics: Mapping[str, Any] | None = None,
+    about: About = _UNKNOWN,
+    evaluations: Sequence[Section] = (),
+    pooling: str = "mean",
+) -> str:
+    """The text of a ``README.md``: YAML head and Markdown.
+
+    Args:
+        form: which export the card belongs to; decides the head, the loading example and the caveats.
+        name: the title.
+        model: facts of the architecture, such as layers and hidden size.
+        job: the resolved configuration as a mapping of sections; only known keys are shown, paths by name only.
+        progress: how far the training is: ``step``, ``samples``, ``tokens``.
+        metrics: final measurements (see :func:`capt.pretrain.convert.card.final_metrics`).
+        about: licence, languages and the like, for the head.
+        evaluations: what ``capt evaluate`` has measured; also the head's ``model-index``.
+        pooling: whose sentence vectors ``evaluations`` are shown for.
+    """
+    trained = bool(progress and progress.get("step"))
+    return compose(
+        about.head(_HEAD[form], name, _results(evaluations, pooling)),
+        name,
+        _summary(job, trained),
+        _USE[form].replace("PATH", about.location),
+        model=model,
+        training=training_facts(job, progress or {}, _KEYS, _COUNTED) if trained else {},
+        evaluations=[_evaluation(section, pooling) for section in evaluations],
+        metrics=metrics or {},
+        caveats=(*_CAVEATS[form], *_COMMON_CAVEATS),
+    )
+
+
+def _results(evaluations: Sequence[Section], pooling: str) -> list[dict[str, Any]]:
+    """The head's results: of text the masked-language-model figures, of STS sets Spearman's rho of ``pooling``."""
+    results = []
+    for section in evaluations:
+        spearman = section.poolers.get(pooling, {}).get("spearman")
+        if spearman is not None:
+            metrics: dict[str, float | None] = {"spearman": spearman}
+            results.append(result("sentence-similarity", section.name, metrics))
+        elif section.metrics:
+            results.append(result("fill-mask", section.name, section.metrics))
+    return results
+
+
+def _evaluation(section: Section, pooling: str) -> str:
+    vectors = {f"{name} ({pooling})": value for name, value in section.poolers.get(pooling, {}).items()}
+    rows = {name: value for name, value in {**section.metrics, **vectors}.items() if value is not None}
+    return f"{cell(section.name)}: {cell(section.protocol)}\n\n{table(rows)}"
+
+
+def _summary(job: Mapping[str, Any], trained: bool) -> str:
+    if not trained:
+        return "A RoBERTa encoder with the weights it was started from: no training step has been taken on them."
+    capt = " and CAPT (contrastive pretraining on corrupted views of each sequence)"
+    return (
+        f"A RoBERTa encoder pretrained with masked language modelling{capt if lookup(job, 'contrast.weight') else ''}."
+    )
+
 
 logger = logging.getLogger(__name__)
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pretrain.base.errors import CheckpointError, ConfigError, DataError
-from pretrain.data.config import DataConfig
-from pretrain.data.sources import source_of
-from pretrain.models.hub import hub_id
+from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
+from capt.pretrain.data.config import DataConfig
+from capt.pretrain.data.sources import source_of
+from capt.pretrain.models.hf_config import hub_id
 
 if TYPE_CHECKING:
-    from pretrain.models.config import RobertaConfig
-    from tokenizer.encode import TextTokenizer
+    from capt.pretrain.models.config import RobertaConfig
+    from capt.tokenizer.encode import TextTokenizer
 
 
 def describe_inputs(
@@ -45,7 +45,7 @@ def describe_inputs(
     elif hub_id(source) is not None:
         lines.append(f"tokenizer: that of the hub's model {source}, fetched at the start")
     else:
-        from tokenizer.encode import load_tokenizer
+        from capt.tokenizer.encode import load_tokenizer
 
         loaded = load_tokenizer(source)
         _check_shards_are_of(data, loaded)
@@ -67,8 +67,8 @@ def check_model(model: RobertaConfig, length: int, tokenizer_folder: Path | None
     init = model.init
     if init is None and tokenizer_folder is None:  # nothing to read, and numpy is not needed
         return []
-    from pretrain.models.hf_folder import read_description
-    from tokenizer.encode import load_tokenizer
+    from capt.pretrain.models.hf_folder import read_description
+    from capt.tokenizer.encode import load_tokenizer
 
     if init is not None and hub_id(init) is None:
         config, own = read_description(init)
@@ -114,7 +114,7 @@ def check_hf_folder(folder: Path) -> None:
 
 
 def _shards(data: DataConfig) -> list[str]:
-    from pretrain.data.shards import ShardSet
+    from capt.pretrain.data.shards import ShardSet
 
     assert data.shards is not None
     lines = []
@@ -129,6 +129,6 @@ def _shards(data: DataConfig) -> list[str]:
 
 def _check_shards_are_of(data: DataConfig, tokenizer: TextTokenizer) -> None:
     if data.shards is not None:
-        from pretrain.data.shards import ShardSet
+        from capt.pretrain.data.shards import ShardSet
 
         ShardSet.open(data.shards / "train").check_tokenizer(tokenizer)

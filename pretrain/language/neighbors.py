@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from pretrain.base.errors import DataError
-from pretrain.config.load import load_job
-from pretrain.data.files import FileCorpus, resolve_paths
-from pretrain.data.prepare import tokenizer_corpus
-from pretrain.language.config import LanguageJob
-from pretrain.language.sentence_folder import load_sentence_model
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.config.load import load_job
+from capt.pretrain.data.files import FileCorpus, resolve_paths
+from capt.pretrain.data.prepare import tokenizer_corpus
+from capt.pretrain.language.config import LanguageJob
+from capt.pretrain.language.sentence_folder import load_sentence_model
 
 logger = logging.getLogger(__name__)
 _MIN_CHARACTERS = 20

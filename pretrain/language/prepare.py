@@ -9,23 +9,22 @@ from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 
-from pretrain.base.overlap import report_overlap, shared
-from pretrain.base.progress import ProgressCallback
-from pretrain.base.verification import ALONE, Ranks, Verifier
-from pretrain.config.schema import Job
-from pretrain.data.corruption import CorruptionVocabulary, Corruptor
-from pretrain.data.packing import PackedDataset
-from pretrain.data.prepare import open_corpus, tokenizer_corpus, verifier_of
-from pretrain.data.prepare import prepare as prepare_shards
-from pretrain.data.shards import ShardSet
-from pretrain.engine.kept import kept_in_run
-from pretrain.language.config import LanguageJob
-from pretrain.language.inputs import with_sizes_of_init
-from pretrain.models.config import RobertaConfig
-from pretrain.models.hf_model import HFModel, read_hf
-from pretrain.models.hub import TOKENIZER_FILES, local_folder
-from pretrain.models.tokenizer import trained_tokenizer
-from tokenizer.encode import TextTokenizer, load_tokenizer
+from capt.pretrain.base.overlap import report_overlap, shared
+from capt.pretrain.base.parallel import ProgressCallback
+from capt.pretrain.base.verification import ALONE, Ranks, Verifier
+from capt.pretrain.config.schema import Job
+from capt.pretrain.data.corruption import CorruptionVocabulary, Corruptor
+from capt.pretrain.data.prepare import open_corpus, tokenizer_corpus, verifier_of
+from capt.pretrain.data.prepare import prepare as prepare_shards
+from capt.pretrain.data.shards import PackedDataset, ShardSet
+from capt.pretrain.engine.run_folder import kept_in_run
+from capt.pretrain.language.config import LanguageJob
+from capt.pretrain.language.inputs import with_sizes_of_init
+from capt.pretrain.models.config import RobertaConfig
+from capt.pretrain.models.hf_config import TOKENIZER_FILES, local_folder
+from capt.pretrain.models.hf_model import HFModel, read_hf
+from capt.pretrain.models.tokenizer import trained_tokenizer
+from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
 

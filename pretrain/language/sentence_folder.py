@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from pretrain.base import files as safe_files
-from pretrain.base.errors import CheckpointError, shown
-from pretrain.base.quiet import quiet_transformers
-from pretrain.models.hf_folder import PICKLES, read_json, require_regular
-from pretrain.models.hub import SENTENCE_FILES, local_folder
+from capt.pretrain.base import files as safe_files
+from capt.pretrain.base.errors import CheckpointError, shown
+from capt.pretrain.base.quiet import quiet_transformers
+from capt.pretrain.models.hf_config import SENTENCE_FILES, local_folder
+from capt.pretrain.models.hf_folder import PICKLES, read_json, require_regular
 
 _MAX_FILES = 1000
 

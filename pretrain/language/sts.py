@@ -1,7 +1,7 @@
 """Semantic textual similarity by the SimCSE protocol (Gao et al. 2021): Spearman's rho of cosine and human scores.
 
 One correlation over all pairs of a set ("all" in SentEval's terms), never a mean over its subsets; STS-B by plain
-cosine, not by SentEval's regression. The sets are read by `pretrain.data.sts_files`.
+cosine, not by SentEval's regression. The sets are read by `capt.pretrain.data.sts_files`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from jaxtyping import Float
 from scipy.stats import spearmanr
 from torch.nn import functional as F
 
-from pretrain.contrast.metrics import alignment, uniformity
-from pretrain.data.sts_files import Pairs
+from capt.pretrain.contrast.metrics import alignment, uniformity
+from capt.pretrain.data.sts_files import Pairs
 
 Encoder = Callable[[list[str]], np.ndarray]
 """Any encoder: n texts to an ``(n, d)`` array."""

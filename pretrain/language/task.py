@@ -5,29 +5,72 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from pydantic import Field
 from torch import Tensor, nn
 
-from pretrain.base import distributed
-from pretrain.base.errors import ConfigError, quoted
-from pretrain.config.schema import Job
-from pretrain.contrastive.task import ContrastState, ContrastTask, Scales
-from pretrain.contrastive.views import Views
-from pretrain.data.corruption import IGNORE
-from pretrain.engine.engines.base import Engine
-from pretrain.engine.task import Progress, Rows, StepMetrics
-from pretrain.engine.verification import all_ranks
-from pretrain.language.batches import Assembler, LanguageBatch
-from pretrain.language.config import LanguageJob
-from pretrain.language.module import LanguageModule, LanguageOutput
-from pretrain.language.prepare import Prepared, prepare
-from pretrain.language.validation import validate
-from pretrain.models.flops import flops_per_token
-from pretrain.models.hf_model import start_from
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import ConfigError, quoted
+from capt.pretrain.config.schema import Job
+from capt.pretrain.contrast.temperature import Schedule
+from capt.pretrain.contrastive.task import ContrastState, ContrastTask, Scales
+from capt.pretrain.contrastive.term import build_schedule
+from capt.pretrain.contrastive.views import Views
+from capt.pretrain.data.corruption import IGNORE
+from capt.pretrain.engine.engines.base import Engine
+from capt.pretrain.engine.task import Progress, Rows, StepMetrics
+from capt.pretrain.engine.verification import all_ranks
+from capt.pretrain.language.batches import Assembler, LanguageBatch
+from capt.pretrain.language.config import LanguageJob
+from capt.pretrain.language.prepare import Prepared, prepare
+from capt.pretrain.language.validation import validate
+from capt.pretrain.models.capt import CaptModel, CaptOutput, Pairs
+from capt.pretrain.models.config import RobertaConfig
+from capt.pretrain.models.flops import flops_per_token
+from capt.pretrain.models.hf_model import start_from
+
+# The module that the engine wraps: the CAPT model, and the temperature, which may be learned.
+
+
+class LanguageOutput(NamedTuple):
+    """The model's output and the temperature of this step; ``pooled`` is `CaptModel.pool_views`, if asked for."""
+
+    capt: CaptOutput
+    temperature: float | Tensor
+    pooled: dict[str, Pairs]
+
+
+class LanguageModule(nn.Module):
+    """CAPT model + temperature schedule: ``temperature(step)`` is a number, or a tensor with a gradient if learned."""
+
+    def __init__(self, job: LanguageJob, config: RobertaConfig) -> None:
+        super().__init__()
+        self.capt = CaptModel(config, contrast=job.contrast.weight > 0)
+        self.temperature: Schedule = build_schedule(job.contrast.temperature, job.schedule.max_steps)
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "n L"],
+        corrupted: Int[Tensor, "n L"],
+        positions: Int[Tensor, "n m"],
+        labels: Int[Tensor, "n m"] | None,
+        documents: Int[Tensor, "n L"] | None = None,
+        *,
+        padded: bool,
+        runs: int | None = None,
+        step: int,
+        pool: bool = False,
+    ) -> LanguageOutput:
+        """Both views through the model (see `CaptModel.forward`); with ``pool`` a second time, for validation."""
+        return LanguageOutput(
+            capt=self.capt(tokens, corrupted, positions, labels, documents, padded, runs),
+            temperature=self.temperature(step),
+            pooled=self.capt.pool_views(tokens, corrupted, documents, padded) if pool else {},
+        )
 
 
 class _State(ContrastState):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from pretrain.base import distributed
-from pretrain.contrast.metrics import MaskedTokenAccumulator, PairAccumulator, contrast_metrics, noise_invariance
-from pretrain.engine.engines.base import Engine
-from pretrain.engine.task import StepMetrics
-from pretrain.language.batches import Assembler, validation_batches
-from pretrain.language.config import LanguageJob
+from capt.pretrain.base import distributed
+from capt.pretrain.contrast.metrics import MaskedTokenAccumulator, PairAccumulator, contrast_metrics, noise_invariance
+from capt.pretrain.engine.engines.base import Engine
+from capt.pretrain.engine.task import StepMetrics
+from capt.pretrain.language.batches import Assembler, validation_batches
+from capt.pretrain.language.config import LanguageJob
 
 
 @torch.no_grad()

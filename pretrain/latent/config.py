@@ -11,9 +11,28 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from pretrain.config.base import NonNegativeInt, PositiveInt, Section
-from pretrain.config.schema import BatchSection, EngineSection, Job, OptimizerSection, ScheduleSection, ValidateSection
-from pretrain.latent.text_files import DataSection, describe_files
+from capt.pretrain.config.base import NonNegativeInt, PositiveInt, Section
+from capt.pretrain.config.schema import (
+    BatchSection,
+    EngineSection,
+    Job,
+    OptimizerSection,
+    ScheduleSection,
+    ValidateSection,
+)
+from capt.pretrain.latent.text_files import DataSection, describe_files
+
+# Files that measurements of a run are kept in, inside its run folder, where reports find them.
+
+
+EVALUATION = "evaluation-{split}.json"
+"""The result of ``capt evaluate`` on a split."""
+
+GENERATED_TEXT = "generated.json"
+"""The perplexities of generated text, by ``capt latent perplexity``."""
+
+CODES = "codes"
+"""The folder of a clusters run with the codes of each validation, ``step-00005000.npy`` of shape (K, 500, 2)."""
 
 
 class ModelSection(Section):

@@ -7,24 +7,22 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pretrain.base import distributed
-from pretrain.base.errors import ConfigError, DataError
-from pretrain.base.files import finite, require_writable, write_text
-from pretrain.base.progress import ProgressCallback
-from pretrain.engine.artifacts import save_artifact, write_result
-from pretrain.latent.artifacts import EVALUATION
-from pretrain.latent.data.batches import Batch, Batches
-from pretrain.latent.data.corpus import load_sentences
-from pretrain.latent.data.unknown import report_unknown
-from pretrain.latent.evaluation.bridge import bridge_check
-from pretrain.latent.evaluation.clusters import cluster_metrics
-from pretrain.latent.evaluation.estimates import missing
-from pretrain.latent.evaluation.forward_reverse import Estimator, generated_perplexities
-from pretrain.latent.evaluation.likelihood import LikelihoodBounds
-from pretrain.latent.evaluation.refitted import STEPS
-from pretrain.latent.evaluation.text import DrawCounts, text_metrics
-from pretrain.latent.ngram.kenlm import find_programs
-from pretrain.latent.restore import LoadedModel, load_model
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.base.files import finite, require_writable, write_text
+from capt.pretrain.base.parallel import ProgressCallback
+from capt.pretrain.engine.run_folder import save_artifact, write_result
+from capt.pretrain.latent.config import EVALUATION
+from capt.pretrain.latent.data.batches import Batch, Batches
+from capt.pretrain.latent.data.corpus import load_sentences, report_unknown
+from capt.pretrain.latent.evaluation.bounds import STEPS, missing
+from capt.pretrain.latent.evaluation.bridge import bridge_check
+from capt.pretrain.latent.evaluation.clusters import cluster_metrics
+from capt.pretrain.latent.evaluation.forward_reverse import Estimator, generated_perplexities
+from capt.pretrain.latent.evaluation.likelihood import LikelihoodBounds
+from capt.pretrain.latent.evaluation.text import DrawCounts, text_metrics
+from capt.pretrain.latent.ngram.kenlm import find_programs
+from capt.pretrain.latent.restore import LoadedModel, load_model
 
 AGGREGATE_SENTENCES = 10_000
 """The sentences over which the aggregate posterior is taken."""

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from pretrain.base.errors import CheckpointError
-from pretrain.engine.checkpoint import find_best, open_checkpoint, read_metadata, restored
-from pretrain.latent.config import LatentJob
-from pretrain.latent.data.vocabulary import VOCABULARY, Vocabulary
-from pretrain.latent.models.build import TextModel, build
+from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.engine.checkpoint import find_best, open_checkpoint, read_metadata, restored
+from capt.pretrain.latent.config import LatentJob
+from capt.pretrain.latent.data.corpus import VOCABULARY, Vocabulary
+from capt.pretrain.latent.models.build import TextModel, build
 
 
 @dataclass(frozen=True)

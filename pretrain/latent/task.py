@@ -16,31 +16,31 @@ import torch
 from pydantic import Field, FiniteFloat
 from torch import nn
 
-from pretrain.base import distributed
-from pretrain.base.errors import CheckpointError, ConfigError, DataError, quoted
-from pretrain.base.overlap import report_overlap, rows_as_bytes, shared
-from pretrain.base.randomness import derive
-from pretrain.base.records import Count, Record, parse_record
-from pretrain.config.schema import Job
-from pretrain.contrast import ShardedQueue
-from pretrain.engine.engines.base import Engine
-from pretrain.engine.optim.settings import ModuleOptimizer
-from pretrain.engine.task import Progress, StepMetrics, to_float
-from pretrain.latent.config import LatentJob
-from pretrain.latent.data.batches import Batch, Batches
-from pretrain.latent.data.buckets import Rule
-from pretrain.latent.data.clusters import cluster_batches
-from pretrain.latent.data.corpus import Sentences, build_vocabulary, load_sentences
-from pretrain.latent.data.noise import StepNoise
-from pretrain.latent.data.sampled_batch import SampledBatch, sample_batch
-from pretrain.latent.data.unknown import report_unknown
-from pretrain.latent.data.vocabulary import VOCABULARY, Vocabulary
-from pretrain.latent.evaluation.clusters import cluster_metrics, save_codes
-from pretrain.latent.evaluation.text import DrawCounts, text_metrics
-from pretrain.latent.models.build import TextModel, build, optimizers
-from pretrain.latent.training.aggressive import train_encoder_aggressively
-from pretrain.latent.training.schedule import beta_at
-from pretrain.latent.training.steps import CriticDivergedError, train_step
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, quoted
+from capt.pretrain.base.files import Count, Record, parse_record
+from capt.pretrain.base.overlap import report_overlap, rows_as_bytes, shared
+from capt.pretrain.base.randomness import derive
+from capt.pretrain.config.schema import Job
+from capt.pretrain.contrast import ShardedQueue
+from capt.pretrain.engine.engines.base import Engine
+from capt.pretrain.engine.optim.settings import ModuleOptimizer
+from capt.pretrain.engine.task import Progress, StepMetrics, to_float
+from capt.pretrain.latent.config import LatentJob
+from capt.pretrain.latent.data.batches import Batch, Batches, Rule, cluster_batches
+from capt.pretrain.latent.data.corpus import (
+    VOCABULARY,
+    Sentences,
+    Vocabulary,
+    build_vocabulary,
+    load_sentences,
+    report_unknown,
+)
+from capt.pretrain.latent.data.sampled_batch import SampledBatch, StepNoise, sample_batch
+from capt.pretrain.latent.evaluation.clusters import cluster_metrics, save_codes
+from capt.pretrain.latent.evaluation.text import DrawCounts, text_metrics
+from capt.pretrain.latent.models.build import TextModel, build, optimizers
+from capt.pretrain.latent.training.steps import CriticDivergedError, beta_at, train_encoder_aggressively, train_step
 
 logger = logging.getLogger(__name__)
 

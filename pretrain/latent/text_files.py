@@ -8,8 +8,8 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from pretrain.base.errors import DataError
-from pretrain.config.base import PathField, PositiveInt, Section
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.config.base import PathField, PositiveInt, Section
 
 _SPLITS = {"train": r"train", "validation": r"validation|valid|dev|val", "test": r"test"}
 

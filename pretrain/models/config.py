@@ -14,10 +14,9 @@ from pydantic import (
     model_validator,
 )
 
-from pretrain.base.errors import CheckpointError, ConfigError
-from pretrain.config.base import NonNegativeInt, PositiveInt, Section
-from pretrain.models.hf_config import parse_hf_config
-from pretrain.models.hub import Source
+from capt.pretrain.base.errors import CheckpointError, ConfigError
+from capt.pretrain.config.base import NonNegativeInt, PositiveInt, Section
+from capt.pretrain.models.hf_config import Source, parse_hf_config
 
 PRESETS: dict[str, dict[str, int]] = {
     "tiny": {"layers": 2, "hidden": 128, "heads": 2, "ffn": 512},

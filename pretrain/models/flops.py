@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pretrain.models.config import RobertaConfig
+from capt.pretrain.models.config import RobertaConfig
 
 
 def encoder_flops(config: RobertaConfig, length: float, read: float) -> float:

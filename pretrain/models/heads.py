@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -9,7 +10,20 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from pretrain.models.cross_entropy import masked_cross_entropy
+from capt.pretrain.models.cross_entropy import masked_cross_entropy
+
+# From hidden states at all positions to those that a head reads: chosen positions, or the mean over tokens.
+
+
+def take_rows(x: Float[Tensor, "b L h"], rows: Int[Tensor, "b r"]) -> Float[Tensor, "b r h"]:
+    """Row ``rows[i, j]`` of sequence ``i``."""
+    return x.gather(1, rows.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
+
+
+def mean_over_tokens(hidden: Float[Tensor, "b L h"], tokens: Int[Tensor, "b L"], pad_id: int) -> Float[Tensor, "b h"]:
+    """The mean hidden state of the tokens of each sequence that are not padding (zeros where all are padding)."""
+    real = (tokens != pad_id).unsqueeze(-1)
+    return (hidden * real).sum(1) / real.sum(1).clamp_min(1)
 
 
 class MLMOutput(NamedTuple):
@@ -79,3 +93,39 @@ class AggregationHead(nn.Module):
         """Unit rows, normalised in fp32 because bf16 cannot tell similar directions apart at a temperature of .05."""
         y = self.outer(F.gelu(self.inner(pooled)))
         return F.normalize(y.to(torch.promote_types(y.dtype, torch.float32)), dim=-1, eps=1e-12)
+
+
+# The tables with a row for each token id, padded to a multiple that matrix units prefer, or cut back to the ids.
+
+
+TABLES = ("encoder.embeddings.word.weight", "mlm.weight", "mlm.bias")
+"""Parameters of `CaptModel` that have a row for each token id."""
+
+
+class WordEmbedding(nn.Embedding):
+    """``classes`` rows for the token ids, then rows of zeros up to ``rows``, which belong to no id.
+
+    The random draws are those of a table without the zeros, so that a seed gives the same model for any padding.
+    """
+
+    def __init__(self, classes: int, rows: int, width: int, padding_idx: int) -> None:
+        super().__init__(classes, width, padding_idx=padding_idx)
+        self.classes, self.num_embeddings = classes, rows
+        if rows > classes:
+            self.weight = nn.Parameter(F.pad(self.weight.detach(), (0, 0, 0, rows - classes)))
+
+    @torch.no_grad()
+    def draw(self, std: float) -> None:
+        """N(0, ``std``) for the ids, in place; zeros beyond them."""
+        nn.init.normal_(self.weight[: self.classes], 0.0, std)
+        nn.init.zeros_(self.weight[self.classes :])
+
+
+def with_rows(state: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
+    """``state`` with ``rows`` rows in each of :data:`TABLES`: zeros are appended, or the last rows are left out."""
+    out = dict(state)
+    for name in TABLES:
+        if name in out and out[name].ndim > 0 and len(out[name]) != rows:
+            beyond = (0, 0) * (out[name].ndim - 1) + (0, rows - len(out[name]))
+            out[name] = F.pad(out[name], beyond)
+    return out

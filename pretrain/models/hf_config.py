@@ -2,12 +2,133 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from pretrain.base.errors import CheckpointError, shown
+from capt.pretrain.base.errors import CheckpointError, shown
+from capt.pretrain.config.base import PathField
+
+# Hub ids in place of Hugging Face folders: ``USER/NAME``, or ``USER/NAME@REVISION`` for a branch or commit.
+#
+# The hub is never asked for a path that may be a folder of this machine: one that begins with ``/``, ``.`` or ``~``
+# (`source_path`), has more or fewer than two parts, or whose first part is a folder. Only weights (safetensors), JSON
+# and tokenizer files are fetched, no pickle and no code, into the hub client's own cache; ``HF_HOME``,
+# ``HF_HUB_OFFLINE`` and ``HF_TOKEN`` mean what they mean there.
+
+
+logger = logging.getLogger(__name__)
+
+_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(@(?P<revision>[\w.-]+(/[\w.-]+)*))?")
+
+_SNAPSHOT = re.compile(r"models--(?P<user>[\w.-]+?)--(?P<name>[\w.-]+)/snapshots/(?P<revision>[0-9a-f]{40})")
+
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt", "vocab.txt", "sentence_*_config.json",
+)  # fmt: skip
+ENCODER_FILES = (
+    "config.json", "model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json",
+    "capt_head.safetensors", *TOKENIZER_FILES,
+)  # fmt: skip
+SENTENCE_FILES = (
+    *ENCODER_FILES, "modules.json", "config_sentence_transformers.json",
+    "?_*/config.json", "?_*/model.safetensors",
+)  # fmt: skip
+"""The files that each kind of reader opens, as patterns of the hub client."""
+
+
+def source_path(text: str | Path) -> Path:
+    """A path as it was typed: a leading ``./``, which `pathlib` drops, says that no hub id is meant."""
+    return Path.cwd() / text if str(text).startswith("./") else Path(text)
+
+
+Source = Annotated[
+    PathField, BeforeValidator(lambda value: str(source_path(value)) if isinstance(value, str) else value)
+]
+"""A field of a configuration: a folder, or a hub id."""
+
+
+def is_hub_id(text: str) -> bool:
+    """Whether ``text`` has the form ``USER/NAME`` or ``USER/NAME@REVISION``."""
+    return _ID.fullmatch(text) is not None
+
+
+def hub_id(path: Path) -> tuple[str, str | None] | None:
+    """The repository and the revision that ``path`` names, or None where it is or may be a path of this machine."""
+    match = _ID.fullmatch(str(path))
+    if match is None or path.exists() or path.is_symlink() or Path(path.parts[0]).exists():
+        return None
+    return match["repo"], match["revision"]
+
+
+def origin(path: Path, folder: Path) -> str:
+    """The public name of ``path``, which was read from ``folder``: the hub id with its revision, or a folder's name.
+
+    A folder of the hub client's cache (``models--USER--NAME/snapshots/REVISION``) is its hub id as well.
+    """
+    cached = _SNAPSHOT.fullmatch("/".join(folder.absolute().parts[-3:]))
+    if cached is not None:
+        return f"{cached['user']}/{cached['name']}@{cached['revision']}"
+    return path.name
+
+
+def local_folder(path: Path, files: tuple[str, ...] = ENCODER_FILES) -> Path:
+    """``path`` itself, or the folder of the hub client's cache with ``files`` of the hub model that ``path`` names.
+
+    Raises:
+        CheckpointError: the hub has no such model or revision, or cannot be reached and there is no copy in its cache.
+    """
+    named = hub_id(path)
+    if named is None:
+        return path
+    from huggingface_hub import constants
+
+    return _snapshot(*named, files, constants.HF_HUB_CACHE)
+
+
+@functools.cache
+def _snapshot(repo: str, revision: str | None, files: tuple[str, ...], cache: str) -> Path:
+    """Download once in each process, so that every reader in it sees the same revision."""
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import (  # type: ignore[attr-defined]
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        HTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    path = repo if revision is None else f"{repo}@{revision}"
+    try:
+        folder = Path(snapshot_download(repo, revision=revision, allow_patterns=list(files)))
+    except GatedRepoError:
+        problem = "the hub gives it only to those who have accepted its terms: do so there, then `hf auth login`"
+    except RepositoryNotFoundError:
+        problem = "no such folder, and no such model on the hub (a private one needs `hf auth login`)"
+    except RevisionNotFoundError:
+        problem = f"the hub's model has no revision {revision!r}"
+    except LocalEntryNotFoundError:
+        why = "the hub client is offline" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
+        problem = f"no such folder; {why}, and {cache} has no whole copy (hf download {repo} makes one)"
+    except HFValidationError:
+        problem = "neither a folder nor a hub id"
+    except HfHubHTTPError as error:  # its text may quote the request
+        problem = f"the hub answers with status {error.response.status_code}"
+    except HTTPError as error:
+        problem = f"the hub cannot be reached ({type(error).__name__})"
+    else:
+        logger.info("%s: from the hub, revision %s (%s@%s pins it)", path, folder.name, repo, folder.name)
+        return folder
+    raise CheckpointError(f"{path}: {problem}")
+
 
 _Rate = Annotated[float, Field(ge=0, lt=1)]
 

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 
-from pretrain.base import files as safe_files
-from pretrain.base.errors import CheckpointError, shown
-from pretrain.models.config import RobertaConfig
-from pretrain.models.hf_config import list_names
-from tokenizer.encode import TextTokenizer, load_tokenizer
+from capt.pretrain.base import files as safe_files
+from capt.pretrain.base.errors import CheckpointError, shown
+from capt.pretrain.models.config import RobertaConfig
+from capt.pretrain.models.hf_config import list_names
+from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,15 +10,14 @@ from pathlib import Path
 
 from torch import Tensor
 
-from pretrain.base.errors import CheckpointError
-from pretrain.models.build import load_weights
-from pretrain.models.capt import CaptModel
-from pretrain.models.config import RobertaConfig
-from pretrain.models.hf_folder import open_tensors, read_description, read_tensor_file, read_tensors
-from pretrain.models.hf_map import HEAD, HEAD_FILE, MLM, TIED, from_hf, with_roberta_prefix
-from pretrain.models.hub import local_folder
-from pretrain.models.vocabulary import with_rows
-from tokenizer.encode import TextTokenizer
+from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.models.capt import CaptModel, load_weights
+from capt.pretrain.models.config import RobertaConfig
+from capt.pretrain.models.heads import with_rows
+from capt.pretrain.models.hf_config import local_folder
+from capt.pretrain.models.hf_folder import open_tensors, read_description, read_tensor_file, read_tensors
+from capt.pretrain.models.hf_map import HEAD, HEAD_FILE, MLM, TIED, from_hf, with_roberta_prefix
+from capt.tokenizer.encode import TextTokenizer
 
 logger = logging.getLogger(__name__)
 

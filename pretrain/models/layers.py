@@ -2,18 +2,268 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+import math
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-from pretrain.base.cache import use_own_compile_cache
-from pretrain.models.attention import AttentionSizes, Packed, Runs, SelfAttention
-from pretrain.models.dropout import dropout
-from pretrain.models.pooling import take_rows
-from pretrain.models.vocabulary import WordEmbedding
+from capt.pretrain.base.cache import use_own_compile_cache
+from capt.pretrain.models.heads import WordEmbedding, take_rows
+
+# Dropout whose masks are cheap to draw on a CPU.
+
+
+_LEVELS = 1 << 16
+
+
+def keep_mask(shape: torch.Size, p: float, dtype: torch.dtype) -> tuple[Tensor, float]:
+    """Independent Bernoulli(1 - p) draws of ``shape`` as 0 and 1 of ``dtype``, on the CPU, and 1 / (1 - p).
+
+    Four masks share one 64-bit draw of torch's default generator (so that its saved state replays them). ``p`` is
+    rounded to a multiple of 2^-16 and the returned factor belongs to the rounded value: the mean is exactly kept.
+    """
+    # bernoulli_ costs 5.5 ms for a million masks, this 1.2 ms: it was a sixth of a bf16 step.
+    count = math.prod(shape)
+    bits = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(1 << 63), None).view(torch.int16)
+    dropped = min(round(p * _LEVELS), _LEVELS - 1)
+    mask = torch.ge(bits[:count].view(shape), dropped - _LEVELS // 2, out=torch.empty(shape, dtype=dtype))
+    return mask, _LEVELS / (_LEVELS - dropped)
+
+
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
+        mask, ctx.scale = keep_mask(x.shape, p, x.dtype)
+        ctx.save_for_backward(mask)
+        return (x * mask).mul_(ctx.scale)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
+        (mask,) = ctx.saved_tensors
+        return (grads[0] * mask).mul_(ctx.scale), None
+
+
+def dropout(x: Float[Tensor, "*shape"], p: float, training: bool) -> Float[Tensor, "*shape"]:
+    """``x`` with elements zeroed with probability ``p`` and the rest divided by ``1 - p``; ``x`` when not training."""
+    if not training or p == 0:
+        return x
+    if draws_own_masks(x):
+        return _Dropout.apply(x, p)  # type: ignore[no-any-return]
+    return F.dropout(x, p)
+
+
+def draws_own_masks(x: Tensor) -> bool:
+    """True where ``keep_mask`` is the faster generator: on a CPU, outside compiled code."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+# Multi-head self-attention, for all positions or only for those whose output is read.
+
+
+class _DroppedAttention(torch.autograd.Function):
+    """softmax(q k^T / sqrt(e) + mask), dropped out, times v. All tensors are (b, heads, rows, e)."""
+
+    # torch's CPU kernel with dropout is a chain of unfused operations, and its flash backward is slow in bf16.
+    # Forward and backward of one CAPT-small layer, one thread: 30 ms (torch 52 ms) in fp32, 15 ms (56 ms) in bf16.
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float) -> Tensor:
+        b, heads, _, e = q.shape
+        q, k, v = (x.reshape(b * heads, -1, e) for x in (q, k, v))
+        if mask is None:
+            scores = torch.baddbmm(q.new_zeros(1), q, k.transpose(1, 2), beta=0, alpha=e**-0.5)
+        else:
+            # The lowest finite number and not -inf: a sequence of nothing but padding must not become NaN.
+            bias = q.new_zeros(mask.shape).masked_fill_(~mask, torch.finfo(q.dtype).min)
+            bias = bias.expand(b, heads, -1, -1).reshape(b * heads, *mask.shape[2:])
+            scores = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=e**-0.5)
+        weights = torch.softmax(scores, -1)
+        keep, scale = keep_mask(weights.shape, p, weights.dtype)
+        dropped = torch.mul(weights, keep, out=scores)
+        ctx.save_for_backward(q, k, v, weights, keep)
+        ctx.scale, ctx.heads = scale, heads
+        return torch.baddbmm(q.new_zeros(1), dropped, v, beta=0, alpha=scale).view(b, heads, -1, e)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        q, k, v, weights, keep = ctx.saved_tensors
+        e, unused = q.shape[-1], q.new_zeros(1)
+        g = grads[0].reshape(-1, *grads[0].shape[2:])
+        buffer = weights * keep
+        dv = torch.baddbmm(unused, buffer.transpose(1, 2), g, beta=0, alpha=ctx.scale)
+        torch.baddbmm(unused, g, v.transpose(1, 2), beta=0, alpha=ctx.scale, out=buffer).mul_(keep)
+        ds = torch._softmax_backward_data(buffer, weights, -1, weights.dtype)
+        dq = torch.baddbmm(unused, ds, k, beta=0, alpha=e**-0.5)
+        dk = torch.baddbmm(unused, ds.transpose(1, 2), q, beta=0, alpha=e**-0.5)
+        dq, dk, dv = (x.view(-1, ctx.heads, *x.shape[1:]) for x in (dq, dk, dv))
+        return dq, dk, dv, None, None
+
+
+def attend(
+    q: Float[Tensor, "b heads r e"],
+    k: Float[Tensor, "b heads L e"],
+    v: Float[Tensor, "b heads L e"],
+    mask: Bool[Tensor, "b 1 #r L"] | None,
+    p: float,
+) -> Float[Tensor, "b heads r e"]:
+    """Scaled dot-product attention of ``r`` queries over ``L`` keys, its weights dropped out with probability ``p``.
+
+    Args:
+        q: queries.
+        k: keys.
+        v: values.
+        mask: True where a query may look; None = everywhere.
+        p: dropout probability (0 when not training).
+    """
+    if p > 0 and draws_own_masks(q):
+        with torch.autocast(q.device.type, enabled=False):
+            return _DroppedAttention.apply(q, k, v, mask, p)  # type: ignore[no-any-return]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p)
+
+
+class Runs(NamedTuple):
+    """A batch of windows, laid end to end, as runs of tokens that attend to each other and to nothing else.
+
+    Run ``i`` is the tokens ``offsets[i]`` to ``offsets[i + 1] - 1`` of the ``b L``; none is longer than ``longest``.
+    """
+
+    offsets: Int[Tensor, " n"]
+    longest: int
+
+
+def document_runs(documents: Int[Tensor, "b L"], count: int) -> Runs:
+    """The runs of equal numbers in each row of ``documents``.
+
+    Args:
+        documents: numbers that are equal in neighbouring tokens of one document, padding apart.
+        count: the number of runs. The host knows it; to count them on a GPU would mean to wait for the GPU.
+    """
+    b, length = documents.shape
+    begins = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0), value=True)
+    starts = torch.nonzero_static(begins.flatten(), size=count).flatten()
+    return Runs(F.pad(starts, (0, 1), value=b * length), length)
+
+
+def attend_within(
+    q: Float[Tensor, "b L heads e"],
+    k: Float[Tensor, "b L heads e"],
+    v: Float[Tensor, "b L heads e"],
+    runs: Runs,
+    p: float,
+) -> Float[Tensor, "b L heads e"]:
+    """:func:`attend` where tokens attend to their own run only, without a mask: attention over runs of any length.
+
+    torch has kernels for it on GPUs (flash attention in 16 bits, a memory-efficient one in fp32); on other devices it
+    computes one run after the other, slowly.
+    """
+    q_runs, k_runs, v_runs = (
+        torch.nested.nested_tensor_from_jagged(
+            x.reshape(-1, *x.shape[2:]).contiguous(), runs.offsets, min_seqlen=1, max_seqlen=runs.longest
+        ).transpose(1, 2)
+        for x in (q, k, v)
+    )
+    y = F.scaled_dot_product_attention(q_runs, k_runs, v_runs, dropout_p=p)
+    return y.transpose(1, 2).values().view(q.shape)
+
+
+class Packed(NamedTuple):
+    """Sequences of different lengths without their padding: what each row of ``n`` packed rows is in ``b`` x ``L``.
+
+    Attributes:
+        rows: flat positions of the packed rows, ascending.
+        shape: b, L.
+        mask: True for keys that are no padding.
+    """
+
+    rows: Int[Tensor, " n"]
+    shape: tuple[int, int]
+    mask: Bool[Tensor, "b 1 1 L"]
+
+    def pack(self, x: Float[Tensor, "b L h"]) -> Float[Tensor, "n h"]:
+        """The rows of ``x`` that are no padding."""
+        return x.reshape(-1, x.shape[-1]).index_select(0, self.rows)
+
+    def position(self, flat: Int[Tensor, " k"]) -> Int[Tensor, " k"]:
+        """The packed rows at these flat positions, none of which is padding."""
+        return torch.searchsorted(self.rows, flat)
+
+    def unpack(self, x: Float[Tensor, "n h"]) -> Float[Tensor, "b L h"]:
+        """The inverse of `pack`, with zeros for padding."""
+        b, length = self.shape
+        full = x.new_zeros(b * length, x.shape[-1]).index_copy(0, self.rows, x)
+        return full.view(b, length, -1)
+
+
+def prefers_packing(x: Tensor) -> bool:
+    """True where leaving out padding pays: on a CPU. A GPU would have to wait for the number of rows."""
+    return x.device.type == "cpu"
+
+
+def prefers_runs(x: Tensor) -> bool:
+    """True where :func:`attend_within` is faster than a mask, with which torch cannot use flash attention."""
+    return x.is_cuda
+
+
+@runtime_checkable
+class AttentionSizes(Protocol):
+    """What a configuration says of an attention module."""
+
+    @property
+    def hidden(self) -> int:
+        """Width of inputs and output."""
+
+    @property
+    def heads(self) -> int:
+        """Attention heads, which share the width."""
+
+    @property
+    def attention_dropout(self) -> float:
+        """Dropout of the attention weights."""
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention with its output projection (Vaswani et al. 2017)."""
+
+    def __init__(self, config: AttentionSizes) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.dropout = config.attention_dropout
+        # Keys and values are needed at every position, queries (in the last layer) only at some: two projections.
+        self.query = nn.Linear(config.hidden, config.hidden)
+        self.key_value = nn.Linear(config.hidden, 2 * config.hidden)
+        self.output = nn.Linear(config.hidden, config.hidden)
+
+    def forward(
+        self,
+        queries: Float[Tensor, "b r h"],
+        x: Float[Tensor, "b L h"],
+        mask: Bool[Tensor, "b 1 #r L"] | Runs | Packed | None,
+    ) -> Float[Tensor, "b r h"]:
+        """The attention output of each of ``queries`` over the sequence ``x``.
+
+        With runs or packed sequences, ``queries`` must be ``x``; packed sequences are one sequence of all their rows.
+        """
+        h = x.shape[-1]
+        p = self.dropout if self.training else 0.0
+        q, kv = self.query(queries), self.key_value(x)
+        packed = mask if isinstance(mask, Packed) else None
+        if packed is not None:
+            q, kv, mask = packed.unpack(q[0]), packed.unpack(kv[0]), packed.mask
+        b = q.shape[0]  # len() is a plain number, and an ONNX export would then take this batch size alone
+        q, kv = q.view(b, -1, self.heads, h // self.heads), kv.view(b, -1, 2, self.heads, h // self.heads)
+        if isinstance(mask, Runs):
+            k, v = kv.unbind(2)
+            return self.output(attend_within(q, k, v, mask, p).flatten(2))  # type: ignore[no-any-return]
+        assert not isinstance(mask, Packed)
+        k, v = kv.permute(2, 0, 3, 1, 4)
+        y = attend(q.transpose(1, 2), k, v, mask, p).transpose(1, 2).reshape(b, -1, h)
+        return self.output(y if packed is None else packed.pack(y)[None])  # type: ignore[no-any-return]
 
 
 @runtime_checkable

@@ -6,15 +6,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from pretrain.base.errors import DataError
-from pretrain.models import attention
-from pretrain.models.attention import Runs
-from pretrain.models.config import RobertaConfig
-from pretrain.models.dropout import dropout
-from pretrain.models.encoder import Encoder
-from pretrain.models.flops import encoder_flops
-from pretrain.models.layers import EncoderLayer, autocast_dtype, checkpointed
-from pretrain.models.vocabulary import WordEmbedding
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.models import layers
+from capt.pretrain.models.config import RobertaConfig
+from capt.pretrain.models.encoder import Encoder
+from capt.pretrain.models.flops import encoder_flops
+from capt.pretrain.models.heads import WordEmbedding
+from capt.pretrain.models.layers import EncoderLayer, Runs, autocast_dtype, checkpointed, dropout
 
 
 class Embeddings(nn.Module):
@@ -82,8 +80,8 @@ class RobertaEncoder(Encoder):
         """
         x = self.embeddings(tokens, padded)
         within: Runs | None = None
-        if documents is not None and runs is not None and attention.prefers_runs(x) and not self.config.compile:
-            within = attention.document_runs(documents, runs)
+        if documents is not None and runs is not None and layers.prefers_runs(x) and not self.config.compile:
+            within = layers.document_runs(documents, runs)
         mask = self._mask(tokens, padded, documents) if within is None else within
         autocast = autocast_dtype(x)
         for layer in self.layers[:-1]:
@@ -100,7 +98,7 @@ class RobertaEncoder(Encoder):
         return self.embeddings.word
 
     def flops(self, length: float, read: float | None = None) -> float:
-        """Forward FLOP of a sequence; see `pretrain.models.flops.encoder_flops`."""
+        """Forward FLOP of a sequence; see `capt.pretrain.models.flops.encoder_flops`."""
         return encoder_flops(self.config, length, length if read is None else read)
 
     def _mask(self, tokens: Tensor, padded: bool, documents: Tensor | None) -> Tensor | None:

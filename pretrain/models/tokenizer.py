@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from pretrain.base.locks import cache_lock
-from pretrain.base.verification import ALONE, Ranks
-from pretrain.config.base import PositiveInt, Section
-from pretrain.models.hub import Source
+from capt.pretrain.base.locks import cache_lock
+from capt.pretrain.base.verification import ALONE, Ranks
+from capt.pretrain.config.base import PositiveInt, Section
+from capt.pretrain.models.hf_config import Source
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def trained_tokenizer(
     folder = cache / "tokenizers" / name
     with ranks.synchronize_errors(), cache_lock(folder.with_suffix(".lock")):
         if not folder.exists():
-            from tokenizer.train import train
+            from capt.tokenizer.train import train
 
             logger.info("no tokenizer.path: one is trained on the text, and kept in %s", folder)
             train(

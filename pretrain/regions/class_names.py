@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pretrain.base.errors import DataError, counted
-from pretrain.base.text_lines import read_lines
-from pretrain.regions import nlvr1
-from pretrain.regions.manifest import Shape, StoreManifest
+from capt.pretrain.base.errors import DataError, counted
+from capt.pretrain.base.files import read_lines
+from capt.pretrain.regions import nlvr1
+from capt.pretrain.regions.manifest import Shape, StoreManifest
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from pretrain.base.errors import DataError
-from pretrain.base.files import is_utf8, open_regular
-from pretrain.base.hashing import sha256
-from pretrain.base.parallel import usable_cores
-from pretrain.base.progress import ProgressCallback
-from pretrain.regions.manifest import FeatureType, Source, StoreManifest
-from pretrain.regions.nlvr1 import FEATURES_OF, read_scenes
-from pretrain.regions.picture import Picture
-from pretrain.regions.tsv_import import import_tsv
-from pretrain.regions.tsv_layout import FileType
-from pretrain.regions.writer import write_store
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.files import is_utf8, open_regular
+from capt.pretrain.base.parallel import ProgressCallback, usable_cores
+from capt.pretrain.base.verification import sha256
+from capt.pretrain.regions.manifest import FeatureType, Source, StoreManifest
+from capt.pretrain.regions.nlvr1 import FEATURES_OF, read_scenes
+from capt.pretrain.regions.picture import Picture
+from capt.pretrain.regions.tsv_import import import_tsv
+from capt.pretrain.regions.tsv_layout import FileType
+from capt.pretrain.regions.writer import write_store
 
 Format = Literal["lxmert", "nlvr1"]
 
@@ -39,7 +38,7 @@ def import_regions(
 
     Args:
         out: a folder that does not exist or is empty.
-        paths: feature files of LXMERT's kind (`pretrain.regions.tsv_layout`), or files of NLVR v1.
+        paths: feature files of LXMERT's kind (`capt.pretrain.regions.tsv_layout`), or files of NLVR v1.
         format: what they are; None = as the first byte of the first file tells.
         feature_dtype: type in which features are stored; None = fp16, and fp32 for NLVR v1, whose features are few.
         workers: processes that decode LXMERT's files; None = one a core.

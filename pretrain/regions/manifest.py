@@ -5,15 +5,77 @@ from __future__ import annotations
 import json
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
+import numpy as np
 from pydantic import Field
 
-from pretrain.base.errors import DataError
-from pretrain.base.files import file_in
-from pretrain.base.hashing import ExpectedFile
-from pretrain.base.records import Count, Record, read_record
-from pretrain.regions.arrays import ArrayFile
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.files import Count, Record, file_in, open_regular, read_record
+from capt.pretrain.base.verification import ExpectedFile, check_size
+
+# Arrays in ``.npy`` files whose types and shapes are known from elsewhere, so that no file is asked for its own.
+
+
+HEADER_BYTES = 128
+"""Bytes before the values in an array's file, whatever its shape: so it is known before the shape is."""
+
+
+class ArrayFile(NamedTuple):
+    """Type (as numpy writes it) and shape of an array in a ``.npy`` file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one entry of the first dimension."""
+        return int(np.dtype(self.dtype).itemsize * np.prod(self.shape[1:], dtype=np.int64))
+
+    @property
+    def length(self) -> int:
+        """Length of the file in bytes."""
+        return HEADER_BYTES + self.shape[0] * self.row_bytes
+
+    def header(self) -> bytes:
+        """The first bytes of the file: numpy's format 1.0, padded to ``HEADER_BYTES``."""
+        fields = f"{{'descr': {self.dtype!r}, 'fortran_order': False, 'shape': {self.shape!r}, }}".encode()
+        before = b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little")
+        return before + fields.ljust(HEADER_BYTES - 11) + b"\n"
+
+
+def write_array(path: Path, layout: ArrayFile, values: np.ndarray) -> None:
+    """Write an array's file as ``layout`` says."""
+    assert values.shape == layout.shape, f"{path}: {values.shape} is not {layout.shape}"
+    with path.open("xb") as file:
+        file.write(layout.header())
+        file.write(np.ascontiguousarray(values, dtype=layout.dtype).data)
+
+
+def map_array(path: Path, layout: ArrayFile, remedy: str = "") -> np.ndarray:
+    """The values of an array's file, mapped for reading.
+
+    Nothing is taken from the file before its length and first bytes are known to be what ``layout`` says.
+
+    Raises:
+        DataError: they are not, or there is no such file; the message ends with ``remedy``.
+    """
+    try:
+        size = check_size(path, None, DataError).size
+        with open_regular(path) as file:
+            header = file.read(HEADER_BYTES)
+            if size != layout.length or header != layout.header():
+                raise DataError(
+                    f"{path} is damaged: {layout.length} bytes of {layout.dtype} {list(layout.shape)} are expected, "
+                    f"found {size} bytes{remedy}"
+                )
+            mapped = np.memmap(file, dtype=layout.dtype, mode="r", offset=HEADER_BYTES, shape=layout.shape)
+    except DataError:
+        raise
+    except (OSError, ValueError) as problem:  # ValueError: it has become shorter
+        raise DataError(f"{path}: cannot be mapped: {problem}") from problem
+    return mapped.view(np.ndarray)
+
 
 MANIFEST = "manifest.json"
 LONGEST_NAME = 1024
@@ -115,7 +177,7 @@ class StoreManifest(Shape):
         return sha256(json.dumps([self.features_of, files], sort_keys=True).encode()).hexdigest()
 
     def records(self) -> dict[str, ExpectedFile]:
-        """The files of the arrays, as `pretrain.base.verification.Verifier` takes them."""
+        """The files of the arrays, as `capt.pretrain.base.verification.Verifier` takes them."""
         return {name: ExpectedFile(file.bytes, file.sha256) for name, file in self.files.items()}
 
 

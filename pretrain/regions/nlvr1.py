@@ -20,11 +20,10 @@ import numpy as np
 from jaxtyping import Float32
 from pydantic import Field
 
-from pretrain.base.errors import DataError, counted, did_you_mean, shown
-from pretrain.base.progress import ProgressCallback
-from pretrain.base.records import Record, parse_record
-from pretrain.base.text_lines import read_lines
-from pretrain.regions.picture import Labels, Picture
+from capt.pretrain.base.errors import DataError, counted, did_you_mean, shown
+from capt.pretrain.base.files import Record, parse_record, read_lines
+from capt.pretrain.base.parallel import ProgressCallback
+from capt.pretrain.regions.picture import Labels, Picture
 
 logger = logging.getLogger(__name__)
 

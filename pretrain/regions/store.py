@@ -10,13 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int64
 
-from pretrain.base.errors import DataError, counted, shown
-from pretrain.base.verification import Verifier
-from pretrain.regions.arrays import map_array
-from pretrain.regions.checks import TOLERANCE
-from pretrain.regions.coco import other_forms
-from pretrain.regions.manifest import StoreManifest, read_manifest
-from pretrain.regions.picture import Labels, Picture
+from capt.pretrain.base.errors import DataError, counted, shown
+from capt.pretrain.base.verification import Verifier
+from capt.pretrain.regions.manifest import StoreManifest, map_array, read_manifest
+from capt.pretrain.regions.picture import TOLERANCE, Labels, Picture, other_forms
 
 Rows = Int64[np.ndarray, " n"]
 _REMEDY = "; import the store again"
@@ -94,7 +91,8 @@ class RegionStore:
     def find(self, names: Sequence[str]) -> Rows:
         """The row of each picture, -1 for one that the store does not hold.
 
-        A picture of COCO is found by its number as well as by its name with the subset (`pretrain.regions.coco`).
+        A picture of COCO is found by its number as well as by its name with the subset
+        (`capt.pretrain.regions.picture`).
 
         Raises:
             DataError: a number is that of pictures of two subsets.

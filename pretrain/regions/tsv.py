@@ -3,7 +3,7 @@
 LXMERT's files have the ten fields of ``FIELDS``: sizes are text in pixels, classes int64, the other arrays fp32; boxes
 are left, top, right and bottom edge in pixels. Both fields of objects, or of attributes, may be empty in all rows: then
 the file has no such labels. Other files differ in their fields, types and boxes, which a `Layout` says
-(`pretrain.regions.tsv_layout` finds it).
+(`capt.pretrain.regions.tsv_layout` finds it).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from pretrain.base.errors import DataError, counted, shown
-from pretrain.base.records import Record
-from pretrain.regions.picture import Labels, Picture
+from capt.pretrain.base.errors import DataError, counted, shown
+from capt.pretrain.base.files import Record
+from capt.pretrain.regions.picture import Labels, Picture
 
 FIELDS = (
     *("img_id", "img_h", "img_w", "objects_id", "objects_conf", "attrs_id", "attrs_conf"),

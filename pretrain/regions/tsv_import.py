@@ -2,7 +2,7 @@
 
 The store grows in a folder beside its place, ``.NAME.import``:
 
-    index/        where the rows of each file begin (`pretrain.regions.tsv_index`)
+    index/        where the rows of each file begin (`capt.pretrain.regions.tsv_index`)
     plan.json     what is written: files and their hashes, types
     journal       the numbers of the blocks of rows that are written, once they are on the disk
     *.npy         the store's arrays in full length; processes write each block where it belongs
@@ -24,20 +24,24 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from pretrain.base.atomic import rename_to_new, sync
-from pretrain.base.errors import DataError, UserError, counted, shown
-from pretrain.base.files import open_for_append, read_json, read_text, write_json
-from pretrain.base.parallel import ordered_map
-from pretrain.base.progress import ProgressCallback
-from pretrain.regions.arrays import map_array
-from pretrain.regions.block_writer import BlockWriter, blocks_of, count_blocks
-from pretrain.regions.class_names import ClassNames, read_names
-from pretrain.regions.manifest import FeatureType, Shape, Source, StoreManifest
-from pretrain.regions.tsv import Layout
-from pretrain.regions.tsv_index import HEIGHT, NUMBER, REGIONS, WIDTH, TsvIndex, index_tsv
-from pretrain.regions.tsv_layout import FileType, told_layout
-from pretrain.regions.unfinished import unfinished
-from pretrain.regions.writer import most_regions, seal, write_pictures
+from capt.pretrain.base.atomic import rename_to_new, sync
+from capt.pretrain.base.errors import DataError, UserError, counted, shown
+from capt.pretrain.base.files import open_for_append, read_json, read_text, write_json
+from capt.pretrain.base.parallel import ProgressCallback, ordered_map
+from capt.pretrain.regions.class_names import ClassNames, read_names
+from capt.pretrain.regions.manifest import FeatureType, Shape, Source, StoreManifest, map_array
+from capt.pretrain.regions.tsv import Layout
+from capt.pretrain.regions.tsv_index import HEIGHT, NUMBER, REGIONS, WIDTH, TsvIndex, index_tsv
+from capt.pretrain.regions.tsv_layout import FileType, told_layout
+from capt.pretrain.regions.writer import (
+    BlockWriter,
+    blocks_of,
+    count_blocks,
+    most_regions,
+    seal,
+    unfinished,
+    write_pictures,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -12,16 +12,13 @@ import numpy as np
 from jaxtyping import Int64
 from pydantic import Field
 
-from pretrain.base.atomic import sync
-from pretrain.base.errors import DataError, shown
-from pretrain.base.files import open_regular, write_text
-from pretrain.base.hashing import FileState, file_state
-from pretrain.base.records import Count, Record, read_record
-from pretrain.regions.arrays import ArrayFile, map_array, write_array
-from pretrain.regions.checks import check_name, checked
-from pretrain.regions.damage import Damage
-from pretrain.regions.manifest import FeatureType
-from pretrain.regions.tsv import LONGEST_ROW, Layout, Row, decode, parse_row
+from capt.pretrain.base.atomic import sync
+from capt.pretrain.base.errors import DataError, shown
+from capt.pretrain.base.files import Count, Record, open_regular, read_record, write_text
+from capt.pretrain.base.verification import FileState, file_state
+from capt.pretrain.regions.manifest import ArrayFile, FeatureType, map_array, write_array
+from capt.pretrain.regions.picture import Damage, check_name, checked
+from capt.pretrain.regions.tsv import LONGEST_ROW, Layout, Row, decode, parse_row
 
 START, LENGTH, REGIONS, WIDTH, HEIGHT, NUMBER = range(6)
 """Columns of the rows of an index: first byte and number of bytes in the file, what the row says, and its number."""

@@ -15,10 +15,10 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
-from pretrain.base.errors import DataError
-from pretrain.base.files import open_regular
-from pretrain.regions.checks import TOLERANCE
-from pretrain.regions.tsv import (
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.files import open_regular
+from capt.pretrain.regions.picture import TOLERANCE
+from capt.pretrain.regions.tsv import (
     FIELDS,
     LABELS,
     LONGEST_ROW,

@@ -2,24 +2,53 @@
 
 from __future__ import annotations
 
+import os
 from array import array
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
 
-from pretrain.base.atomic import new_folder
-from pretrain.base.errors import DataError, counted, shown
-from pretrain.base.files import write_text
-from pretrain.base.hashing import sha256
-from pretrain.regions.arrays import HEADER_BYTES, write_array
-from pretrain.regions.checks import checked
-from pretrain.regions.class_names import NUMBERS, ClassNames
-from pretrain.regions.manifest import MANIFEST, FeatureType, Shape, Source, StoreFile, StoreManifest
-from pretrain.regions.picture import Picture
+from capt.pretrain.base.atomic import new_folder, require_new
+from capt.pretrain.base.errors import DataError, counted, shown
+from capt.pretrain.base.files import open_regular, require_own_folder, write_text
+from capt.pretrain.base.locks import file_lock
+from capt.pretrain.base.verification import FileState, file_state, sha256
+from capt.pretrain.regions.class_names import NUMBERS, ClassNames
+from capt.pretrain.regions.manifest import (
+    HEADER_BYTES,
+    MANIFEST,
+    FeatureType,
+    Shape,
+    Source,
+    StoreFile,
+    StoreManifest,
+    write_array,
+)
+from capt.pretrain.regions.picture import Picture, checked
+from capt.pretrain.regions.tsv import decode, parse_row
+from capt.pretrain.regions.tsv_index import LENGTH, NUMBER, REGIONS, START, IndexRecord, TsvIndex
+
+# Where a store is made until it is whole, so that an interrupted making continues where it stopped.
+
+
+@contextmanager
+def unfinished(out: Path, kind: str) -> Iterator[Path]:
+    """The folder ``.NAME.kind`` beside the new store ``out``, locked for the block; neither made nor removed here.
+
+    Raises:
+        DataError: ``out`` holds something, another process makes it, or the folder is somebody else's.
+    """
+    require_new(out)
+    work, lock = (out.parent / f".{out.name}.{what}" for what in (kind, f"{kind}.lock"))
+    require_own_folder(work)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with file_lock(lock, refusal=f"{out}: another process {kind}s to it", remove=True, error=DataError):
+        yield work
+
 
 _NAMES_TOGETHER = 4096
 
@@ -43,8 +72,8 @@ def write_store(
 
     Raises:
         DataError: ``out`` holds something; there are no pictures; a picture is not valid (see
-            `pretrain.regions.checks.checked`), comes twice, or differs from the first in its number of features or in
-            whether it has labels.
+            `capt.pretrain.regions.picture.checked`), comes twice, or differs from the first in its number of features
+            or in whether it has labels.
     """
     with new_folder(out) as folder, _Stream(folder, feature_dtype) as stream:
         for picture in pictures:
@@ -179,3 +208,103 @@ def seal(
     )  # fmt: skip
     write_text(folder / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
     return manifest
+
+
+# Blocks of rows of feature files, decoded and written to their places in the arrays of a store.
+
+
+_ROWS = 64
+
+
+class Block(NamedTuple):
+    """Rows of one file that are written together.
+
+    Attributes:
+        number: among all blocks.
+        source: which file.
+        first_region: where its first region belongs in the store.
+        rows: of the file's index.
+    """
+
+    number: int
+    source: int
+    first_region: int
+    rows: Int64[np.ndarray, "rows 6"]
+
+    @property
+    def size(self) -> int:
+        """Bytes of its rows in the file."""
+        return int(self.rows[:, LENGTH].sum())
+
+
+def blocks_of(indexes: Sequence[TsvIndex]) -> Iterator[Block]:
+    """The blocks of all files, one after the other."""
+    number = region = 0
+    for source, index in enumerate(indexes):
+        for first_row in range(0, len(index.rows), _ROWS):
+            rows = np.array(index.rows[first_row : first_row + _ROWS])
+            yield Block(number, source, region, rows)
+            number += 1
+            region += int(rows[:, REGIONS].sum())
+
+
+def count_blocks(indexes: Sequence[TsvIndex]) -> int:
+    """How many blocks there are."""
+    return sum(-(-len(index.rows) // _ROWS) for index in indexes)
+
+
+class BlockWriter:
+    """Decodes and writes blocks, in whatever process it is called.
+
+    Args:
+        folder: holds the arrays' files in full length.
+        shape: of the store; a number of classes other than 0 only says that there are labels.
+        sources: the records of the files' indexes.
+    """
+
+    def __init__(self, folder: Path, shape: Shape, sources: Sequence[IndexRecord]) -> None:
+        self._folder, self._shape, self._sources = folder, shape, list(sources)
+        self._layouts = shape.arrays()
+        self._files: dict[str, int] = {}
+
+    def __call__(self, block: Block) -> tuple[int, int]:
+        """Write a block; its number, and the bytes of its rows.
+
+        Raises:
+            DataError: a row is not valid, with file and row; or the file is no longer that of its index.
+        """
+        source = self._sources[block.source]
+        path, region = Path(source.path), block.first_region
+        with open_regular(path) as file:
+            state = file_state(os.fstat(file.fileno()))
+            if state != FileState(*source.state):
+                raise DataError(f"{path} has changed since its rows were counted: start again")
+            for row in block.rows:
+                line = os.pread(file.fileno(), int(row[LENGTH]), int(row[START]))
+                try:
+                    picture = checked(decode(parse_row(line, source.layout)), self._shape.feature_dtype)
+                except DataError as problem:
+                    raise DataError(f"{path}, row {row[NUMBER]}: {problem}") from None
+                if len(picture.features) != row[REGIONS]:
+                    raise DataError(f"{path} has changed since its rows were counted: start again")
+                self._write(picture, region)
+                region += len(picture.features)
+        return block.number, block.size
+
+    def _write(self, picture: Picture, region: int) -> None:
+        arrays = {"features": picture.features, "boxes": picture.boxes}
+        for what, labels in (("object", picture.objects), ("attribute", picture.attributes)):
+            if labels is not None:
+                arrays |= {f"{what}_ids": labels.ids, f"{what}_scores": labels.scores}
+        for name, values in arrays.items():
+            layout = self._layouts[name]
+            left = np.ascontiguousarray(values, dtype=layout.dtype).data.cast("B")
+            place = HEADER_BYTES + region * layout.row_bytes
+            while left:  # not through a map: a full disk would be a signal that kills, and not an error
+                written = os.pwrite(self._file(name), left, place)
+                left, place = left[written:], place + written
+
+    def _file(self, name: str) -> int:
+        if name not in self._files:
+            self._files[name] = os.open(self._folder / f"{name}.npy", os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        return self._files[name]

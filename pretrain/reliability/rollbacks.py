@@ -12,8 +12,7 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from pretrain.base.files import write_json
-from pretrain.base.records import Count, Record, read_record
+from capt.pretrain.base.files import Count, Record, read_record, write_json
 
 FILE = "rollbacks.json"
 

@@ -5,11 +5,18 @@ from __future__ import annotations
 import logging
 from dataclasses import asdict
 
-from pretrain.base import distributed
-from pretrain.engine.loop import NEVER, Callback, Run
-from pretrain.engine.task import ChunkedTask, RecordedTask, StepMetrics
-from pretrain.reliability.ledger.digest import digest_contents, digest_ids
-from pretrain.reliability.ledger.files import Header, LedgerWriter, Order, launch_folder, new_launch
+from capt.pretrain.base import distributed
+from capt.pretrain.engine.loop import NEVER, Callback, Run
+from capt.pretrain.engine.task import ChunkedTask, RecordedTask, StepMetrics
+from capt.pretrain.reliability.ledger.files import (
+    Header,
+    LedgerWriter,
+    Order,
+    digest_contents,
+    digest_ids,
+    launch_folder,
+    new_launch,
+)
 
 logger = logging.getLogger(__name__)
 

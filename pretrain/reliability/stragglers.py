@@ -9,10 +9,10 @@ from statistics import median_low
 
 import torch
 
-from pretrain.base import distributed
-from pretrain.engine import own_time
-from pretrain.engine.loop import NEVER, Callback, Run
-from pretrain.engine.task import ChunkedTask, StepMetrics, is_logged, to_float
+from capt.pretrain.base import distributed
+from capt.pretrain.engine import own_time
+from capt.pretrain.engine.loop import NEVER, Callback, Run
+from capt.pretrain.engine.task import ChunkedTask, StepMetrics, is_logged, to_float
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ _LOGS, _STEPS = 3, 10
 
 
 class Stragglers(Callback):
-    """In logged steps: each rank's own seconds a step (`pretrain.engine.own_time`) are gathered and compared.
+    """In logged steps: each rank's own seconds a step (`capt.pretrain.engine.own_time`) are gathered and compared.
 
     ``own_time_ratio`` in the metrics is the largest over the median. A rank that stays slow is named in the progress
     line as long as it is, and warned of once. Not for tasks that do many updates in one call, and not for one rank.

@@ -7,16 +7,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from pretrain.base.errors import DataError
-from pretrain.base.files import finite, write_text
-from pretrain.report.additions import task_sections
-from pretrain.report.compare import compare
-from pretrain.report.document import ReportSection, write_figures, write_html, write_markdown
-from pretrain.report.page import run_json, run_sections, run_title
-from pretrain.report.plots import draw_curves
-from pretrain.report.runs import NothingLoggedError, read_run
-from pretrain.report.sweep_page import sweep_json, sweep_sections, sweep_title
-from pretrain.report.sweeps import is_sweep, read_sweep
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.files import finite, write_text
+from capt.pretrain.report.compare import compare
+from capt.pretrain.report.document import ReportSection, write_figures, write_html, write_markdown
+from capt.pretrain.report.page import run_json, run_sections, run_title
+from capt.pretrain.report.plots import draw_curves
+from capt.pretrain.report.runs import NothingLoggedError, read_run, task_sections
+from capt.pretrain.report.sweep_page import sweep_json, sweep_sections, sweep_title
+from capt.pretrain.report.sweeps import is_sweep, read_sweep
 
 __all__ = ["report"]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from pretrain.base.files import write_bytes, write_text
+from capt.pretrain.base.files import write_bytes, write_text
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ def write_html(title: str, sections: Sequence[ReportSection], out: Path) -> Path
 
     The page names the script by its hash, so that a browser runs no other and loads nothing.
     """
-    template = Template((files("pretrain.report") / "page.html").read_text(encoding="utf-8"))
-    script = (files("pretrain.report") / "page.js").read_text(encoding="utf-8")
+    template = Template((files("capt.pretrain.report") / "page.html").read_text(encoding="utf-8"))
+    script = (files("capt.pretrain.report") / "page.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     body = "\n".join(_html_section(section) for section in sections)
     write_text(out, template.substitute(title=escape(title), body=body, script=script, digest=digest))

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
-from pretrain.engine.judgement import direction
-from pretrain.report.compare import Comparison, MetricSummary, RunGroup
-from pretrain.report.document import Drawing, ReportFigure, ReportSection, Table
-from pretrain.report.runs import RunRecord
+from capt.pretrain.engine.judgement import direction
+from capt.pretrain.report.compare import Comparison, MetricSummary, RunGroup
+from capt.pretrain.report.document import Drawing, ReportFigure, ReportSection, Table
+from capt.pretrain.report.runs import RunRecord
 
 _BEST = "Best is the best validation point of each run, per metric"
 _STD = "; ± is the standard deviation over the seeds (n - 1)"

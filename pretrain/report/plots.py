@@ -21,9 +21,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, FixedFormatter, MaxNLocator
 
-from pretrain.report.compare import Comparison, RunGroup
-from pretrain.report.document import Drawing
-from pretrain.report.runs import RunRecord
+from capt.pretrain.report.compare import Comparison, RunGroup
+from capt.pretrain.report.document import Drawing
+from capt.pretrain.report.runs import RunRecord
 
 Theme = Literal["light", "dark"]
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from pretrain.base.errors import ConfigError, DataError
-from pretrain.base.files import read_json
-from pretrain.base.records import Count, Record, read_record
-from pretrain.config import flatten, load_mapping
-from pretrain.engine.artifacts import EVALUATION, Section, read_sections
-from pretrain.engine.judgement import Judgement, judge
-from pretrain.engine.metrics_file import METRICS, Row, read_metrics
-from pretrain.engine.run_folder import read_status
+from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.base.files import Count, Record, read_json, read_record
+from capt.pretrain.config import flatten, load_mapping
+from capt.pretrain.engine.judgement import Judgement, judge
+from capt.pretrain.engine.metrics_file import METRICS, Row, read_metrics
+from capt.pretrain.engine.run_folder import EVALUATION, Section, read_sections, read_status
+from capt.pretrain.registry import task_module
+from capt.pretrain.report.document import ReportSection
 
 _NO_CURVE = frozenset({"validation_samples"})
 _MOST_CURVES = 500
@@ -169,3 +169,26 @@ def _read_status(folder: Path, notes: list[str]) -> dict[str, Any]:
         notes.append("no status.json: the run does not say how it ended")
         return {}
     return status.model_dump(exclude_unset=True)
+
+
+# What tasks add to a report: functions of the module ``report`` in a task's package, where it has one.
+#
+# ``run_sections(runs)`` gets the runs of a report (:class:`~capt.pretrain.report.runs.RunRecord`),
+# ``sections(sweeps)`` its sweeps (:class:`~capt.pretrain.report.sweeps.SweepRecord`). Both return a list of
+# :class:`~capt.pretrain.report.document.ReportSection`.
+
+
+def task_sections(types: Iterable[str], function: str, folders: Sequence[Any]) -> list[ReportSection]:
+    """``function(folders)`` of each task of ``types`` that has one, in the order of their names.
+
+    A run can be reported where its task is not installed: it then gets no sections of its own.
+    """
+    sections: list[ReportSection] = []
+    for type_ in sorted(set(types)):
+        try:
+            module = task_module(type_, "report")
+        except ConfigError:
+            continue
+        add = getattr(module, function, None)
+        sections += add(folders) if add is not None else []
+    return sections

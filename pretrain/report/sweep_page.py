@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from pretrain.report.additions import task_sections
-from pretrain.report.document import ReportSection, Table
-from pretrain.report.sweep_plots import EARLY_STEPS, Curves, curve_figures, parameter_figures, read_curves
-from pretrain.report.sweeps import Configuration, Study, SweepRecord, Trial, comparable
+from capt.pretrain.report.document import ReportSection, Table
+from capt.pretrain.report.runs import task_sections
+from capt.pretrain.report.sweep_plots import EARLY_STEPS, Curves, curve_figures, parameter_figures, read_curves
+from capt.pretrain.report.sweeps import Configuration, Study, SweepRecord, Trial, comparable
 
 _BEST_RULE = (
     "The best configuration is the one with the best median over its seeds; ± is the sample standard deviation. "

@@ -10,11 +10,11 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from pretrain.base.errors import DataError
-from pretrain.report.document import Drawing, ReportFigure
-from pretrain.report.plots import HIDDEN, Theme, colour, count_steps, new_figure, style_axis, to_png
-from pretrain.report.runs import read_run
-from pretrain.report.sweeps import Configuration, Study, SweepRecord, is_number
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.report.document import Drawing, ReportFigure
+from capt.pretrain.report.plots import HIDDEN, Theme, colour, count_steps, new_figure, style_axis, to_png
+from capt.pretrain.report.runs import read_run
+from capt.pretrain.report.sweeps import Configuration, Study, SweepRecord, is_number
 
 EARLY_STEPS = 1000
 """Steps of the close-up: where CAPT is said to fine-tune faster (Luo et al. 2020, 5.3 and Figure 3)."""

@@ -7,11 +7,10 @@ from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
-from pretrain.config.contrast import check_validation_samples
-from pretrain.config.loader import LoaderSection
-from pretrain.config.schema import Job
-from pretrain.models.lxmert.config import LxmertConfig
-from pretrain.vision_language.sections import (
+from capt.pretrain.config.contrast import check_validation_samples
+from capt.pretrain.config.schema import Job, LoaderSection
+from capt.pretrain.models.lxmert.config import LxmertConfig
+from capt.pretrain.vision_language.sections import (
     ObjectivesSection,
     PairContrastSection,
     SentenceTokenizer,
@@ -69,8 +68,8 @@ class VisionLanguageJob(Job):
         return frozenset([*names, *(CONTRAST_METRICS if self.contrast.weight > 0 else ())])
 
     def check_inputs(self) -> list[str]:
-        """Describe the inputs; see `pretrain.vision_language.inputs.describe_inputs`."""
-        from pretrain.vision_language.inputs import describe_inputs
+        """Describe the inputs; see `capt.pretrain.vision_language.inputs.describe_inputs`."""
+        from capt.pretrain.vision_language.inputs import describe_inputs
 
         if self.contrast.weight > 0:
             check_validation_samples(self.validate_.samples)

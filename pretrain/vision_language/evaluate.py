@@ -9,26 +9,24 @@ from typing import Any
 import torch
 from pydantic import PositiveInt
 
-from pretrain.base.distributed import device, rank
-from pretrain.base.errors import ConfigError, DataError
-from pretrain.base.verification import ALONE, Verifier
-from pretrain.contrast.metrics import PairAccumulator, noise_invariance
-from pretrain.convert.evaluations import with_earlier
-from pretrain.engine.artifacts import EVALUATION, Section, save_artifact, write_result
-from pretrain.engine.provenance import provenance
-from pretrain.regions.store import RegionStore
-from pretrain.vision_language.batch import PairBatch
-from pretrain.vision_language.batches import Assembler
-from pretrain.vision_language.config import VisionLanguageJob
-from pretrain.vision_language.data.answers import AnswerTable
-from pretrain.vision_language.features import read_features, require_features
-from pretrain.vision_language.inputs import require_store
-from pretrain.vision_language.module import VisionLanguageModule, VisionLanguageOutput
-from pretrain.vision_language.pairs import EncodedPairs
-from pretrain.vision_language.prepare import encoded_pairs, vocabulary_of
-from pretrain.vision_language.restore import Restored, load_model
-from pretrain.vision_language.sources import Split, data_files
-from pretrain.vision_language.validation import validate, validation_batches
+from capt.pretrain.base.distributed import device, rank
+from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.base.verification import ALONE, Verifier
+from capt.pretrain.contrast.metrics import PairAccumulator, noise_invariance
+from capt.pretrain.convert.card import with_earlier
+from capt.pretrain.engine.provenance import provenance
+from capt.pretrain.engine.run_folder import EVALUATION, Section, save_artifact, write_result
+from capt.pretrain.regions.store import RegionStore
+from capt.pretrain.vision_language.batches import Assembler, PairBatch
+from capt.pretrain.vision_language.config import VisionLanguageJob
+from capt.pretrain.vision_language.data.answers import AnswerTable
+from capt.pretrain.vision_language.features import read_features, require_features
+from capt.pretrain.vision_language.inputs import require_store
+from capt.pretrain.vision_language.module import VisionLanguageModule, VisionLanguageOutput
+from capt.pretrain.vision_language.pairs import EncodedPairs, Split, data_files
+from capt.pretrain.vision_language.prepare import encoded_pairs, vocabulary_of
+from capt.pretrain.vision_language.restore import Restored, load_model
+from capt.pretrain.vision_language.validation import validate, validation_batches
 
 TEMPERATURE = 0.05
 """Fixed, so that checkpoints trained under different temperatures compare."""

@@ -7,11 +7,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from pretrain.base.errors import CheckpointError
-from pretrain.base.files import write_json
-from pretrain.base.records import Record, read_record
-from pretrain.regions.compatible import feature_differences
-from pretrain.regions.store import RegionStore
+from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.base.files import Record, read_record, write_json
+from capt.pretrain.regions.picture import feature_differences
+from capt.pretrain.regions.store import RegionStore
 
 REGIONS = "regions.json"
 

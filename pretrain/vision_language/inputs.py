@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pretrain.base.errors import CheckpointError, ConfigError, DataError, counted
-from pretrain.models.hf_folder import is_hf, read_json
-from pretrain.models.hub import hub_id
-from pretrain.models.lxmert.hf_config import parse_hf_config
-from pretrain.models.tokenizer import TokenizerSection
-from pretrain.vision_language.sections import VisionLanguageData
+from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, counted
+from capt.pretrain.models.hf_config import hub_id
+from capt.pretrain.models.hf_folder import is_hf, read_json
+from capt.pretrain.models.lxmert.hf_config import parse_hf_config
+from capt.pretrain.models.tokenizer import TokenizerSection
+from capt.pretrain.vision_language.sections import VisionLanguageData
 
 NO_DATA = (
     "data.{key} is missing: name the region store (data.regions) and the files to train on (data.train), or take "
@@ -52,7 +52,7 @@ def require_own_files(data: VisionLanguageData) -> None:
 
 def _tokenizer(init: Path | None, section: TokenizerSection) -> str:
     if section.path is not None and hub_id(section.path) is None:
-        from tokenizer.encode import load_tokenizer
+        from capt.tokenizer.encode import load_tokenizer
 
         return f"{section.path}, {load_tokenizer(section.path).vocab_size} ids"
     source = section.path or init
@@ -70,10 +70,10 @@ def _files(data: VisionLanguageData) -> list[str]:
     if data.answers is not None:
         if not data.answers.is_file():
             raise DataError(f"data.answers: no file {data.answers}")
-        from pretrain.vision_language.data.answers import load_table
+        from capt.pretrain.vision_language.data.answers import load_table
 
         load_table(data.answers)
-    from pretrain.regions.store import RegionStore
+    from capt.pretrain.regions.store import RegionStore
 
     manifest = RegionStore.open(store).manifest
     size = sum(path.stat().st_size for path in data.train)

@@ -7,24 +7,26 @@ mapped by all: nine million sentences are no Python objects in any rank that tra
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int32
 
-from pretrain.base.errors import ConfigError, DataError, counted, shown
-from pretrain.base.locks import cache_lock
-from pretrain.base.overlap import Shared, report_overlap, shared
-from pretrain.base.verification import ALONE, Ranks, Verifier
-from pretrain.config.schema import Job
-from pretrain.engine.kept import kept_in_run
-from pretrain.models.hub import TOKENIZER_FILES, local_folder
-from pretrain.regions.store import RegionStore
-from pretrain.vision_language.batches import Vocabulary
-from pretrain.vision_language.config import VisionLanguageJob
-from pretrain.vision_language.data.answers import (
+from capt.pretrain.base.errors import ConfigError, DataError, counted, shown
+from capt.pretrain.base.locks import cache_lock
+from capt.pretrain.base.overlap import Shared, report_overlap, shared
+from capt.pretrain.base.verification import ALONE, Ranks, Verifier
+from capt.pretrain.config.schema import Job
+from capt.pretrain.engine.run_folder import kept_in_run
+from capt.pretrain.models.hf_config import TOKENIZER_FILES, local_folder
+from capt.pretrain.models.tokenizer import trained_tokenizer
+from capt.pretrain.regions.store import RegionStore
+from capt.pretrain.vision_language.batches import Vocabulary
+from capt.pretrain.vision_language.config import VisionLanguageJob
+from capt.pretrain.vision_language.data.answers import (
     AnswerTable,
     build_table,
     convert_ans,
@@ -32,13 +34,67 @@ from pretrain.vision_language.data.answers import (
     load_table,
     log_coverage,
 )
-from pretrain.vision_language.data.examples import Example
-from pretrain.vision_language.pairs import EncodedPairs, write_pairs
-from pretrain.vision_language.sizes import completed
-from pretrain.vision_language.sources import DataFiles, Split, data_files, digest_of
-from pretrain.vision_language.start import Start, read_start, require_same_features
-from pretrain.vision_language.vocabulary import trained_on
-from tokenizer.encode import TextTokenizer, load_tokenizer
+from capt.pretrain.vision_language.data.examples import Example
+from capt.pretrain.vision_language.pairs import DataFiles, EncodedPairs, Split, data_files, digest_of, write_pairs
+from capt.pretrain.vision_language.restore import Start, read_start, require_same_features
+from capt.pretrain.vision_language.sections import SentenceTokenizer
+from capt.pretrain.vision_language.sizes import completed
+from capt.tokenizer.encode import TextTokenizer, load_tokenizer
+
+# The tokenizer of a job without a pretrained model: the one that it names, or one trained on its sentences.
+
+
+def tokenizer_folder(
+    section: SentenceTokenizer, sentences: Sequence[str], cache: Path, positions: int, ranks: Ranks = ALONE
+) -> Path:
+    """``tokenizer.path``, or a tokenizer trained on ``sentences``, cached by content.
+
+    All ``ranks`` call this with the same sentences: one trains, the others wait.
+
+    Args:
+        section: of the job.
+        sentences: to train on, in an order that is the same for every run; a sentence that occurs twice counts twice.
+        cache: where trained tokenizers are kept, in ``tokenizers``.
+        positions: the longest sentence of the model in tokens.
+        ranks: the processes of the job.
+
+    Raises:
+        ConfigError: ``vocab_size`` is too small for the characters of the sentences.
+        DataError: it is too large for them, or there is no text in them.
+    """
+    if section.path is not None:
+        with ranks.synchronize_errors():
+            return local_folder(section.path, TOKENIZER_FILES)
+    digest = sha256()
+    for sentence in sentences:
+        data = sentence.encode()
+        digest.update(len(data).to_bytes(4, "little") + data)
+    return trained_on(section, digest.hexdigest(), lambda: sentences, cache, positions, ranks)
+
+
+def trained_on(
+    section: SentenceTokenizer,
+    key: str,
+    sentences: Callable[[], Iterable[str]],
+    cache: Path,
+    positions: int,
+    ranks: Ranks = ALONE,
+) -> Path:
+    """A tokenizer trained on the sentences that ``key`` represents; they are asked for where it is not in the cache.
+
+    Arguments and errors are those of `tokenizer_folder`.
+    """
+    if section.lower_case and not section.normalization.endswith("_cf"):
+        section = section.model_copy(update={"normalization": f"{section.normalization}_cf"})
+    return trained_tokenizer(
+        section,
+        {"sentences": key, "positions": positions},
+        sentences,
+        cache,
+        longest=positions,
+        ranks=ranks,
+    )
+
 
 logger = logging.getLogger(__name__)
 _TOGETHER = 1 << 15

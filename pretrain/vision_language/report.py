@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pretrain.report.document import ReportSection, Table
-from pretrain.report.runs import RunRecord
-from pretrain.report.sweeps import SweepRecord
-from pretrain.vision_language.sections import OBJECTIVES
+from capt.pretrain.report.document import ReportSection, Table
+from capt.pretrain.report.runs import RunRecord
+from capt.pretrain.report.sweeps import SweepRecord
+from capt.pretrain.vision_language.sections import OBJECTIVES
 
 _WORLD = "microworld.json"
 """What ``capt regions microworld`` writes beside its files."""

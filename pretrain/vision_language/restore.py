@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pretrain.base.errors import CheckpointError, UserError
-from pretrain.engine.checkpoint import find_best, open_checkpoint, restored
-from pretrain.models.lxmert.config import LxmertConfig
-from pretrain.models.lxmert.model import LxmertModel
-from pretrain.vision_language.config import VisionLanguageJob
-from pretrain.vision_language.data.answers import load_table
-from pretrain.vision_language.module import VisionLanguageModule
-from tokenizer.encode import TextTokenizer, load_tokenizer
+from capt.pretrain.base.errors import CheckpointError, UserError
+from capt.pretrain.engine.checkpoint import find_best, open_checkpoint, restored
+from capt.pretrain.models.hf_config import TOKENIZER_FILES, local_folder
+from capt.pretrain.models.lxmert.config import LxmertConfig
+from capt.pretrain.models.lxmert.model import LxmertModel
+from capt.pretrain.models.lxmert.model import start_from as copy_weights
+from capt.pretrain.models.lxmert.read import PretrainedLxmert, is_lxmert, read_lxmert
+from capt.pretrain.regions.store import RegionStore
+from capt.pretrain.vision_language.config import VisionLanguageJob
+from capt.pretrain.vision_language.data.answers import load_table
+from capt.pretrain.vision_language.features import FeatureKind, read_features, require_features
+from capt.pretrain.vision_language.module import VisionLanguageModule
+from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 
 TASK = "capt_vl"
 ANSWERS = "answers.json"
@@ -92,3 +98,68 @@ def _sizes(config: LxmertConfig, checkpoint: Path) -> LxmertConfig:
             f"{checkpoint / 'config.yaml'}: model.{missing[0]} is not set; every checkpoint of {TASK} has it"
         )
     return config.model_copy(update={"activation_checkpointing": "none"})
+
+
+# The pretrained model that ``model.init`` names, whatever wrote it: a run of ours, Hugging Face, or airsplay.
+
+
+_ANSWERS = "answer_head.outer."
+
+
+@dataclass(frozen=True)
+class Start:
+    """Weights to start from.
+
+    Attributes:
+        source: what ``model.init`` says.
+        pretrained: its sizes, weights and answers.
+        tokenizer_folder: None where it has no tokenizer (airsplay's file).
+        features: the kind of region features that it has seen; None where it does not say.
+    """
+
+    source: Path
+    pretrained: PretrainedLxmert
+    tokenizer_folder: Path | None
+    features: FeatureKind | None
+
+    @property
+    def config(self) -> LxmertConfig:
+        """Its sizes."""
+        return self.pretrained.config
+
+
+def read_start(source: Path) -> Start:
+    """Read a run or checkpoint of ``capt_vl``, a Hugging Face folder (or hub id) or airsplay's ``.pth`` file.
+
+    Raises:
+        CheckpointError: it is none of these, or is damaged.
+        DataError: its tokenizer cannot be read.
+    """
+    if is_lxmert(source):
+        pretrained = read_lxmert(source)
+        has_tokenizer = pretrained.tokenizer is not None
+        return Start(source, pretrained, local_folder(source, TOKENIZER_FILES) if has_tokenizer else None, None)
+
+    restored = load_model(source)
+    model = restored.model
+    pretrained = PretrainedLxmert(model.config, dict(model.state_dict()), restored.tokenizer, restored.answers)
+    return Start(source, pretrained, restored.checkpoint / "tokenizer", read_features(restored.checkpoint))
+
+
+def require_same_features(start: Start, store: RegionStore) -> None:
+    """Raise ``CheckpointError`` where the store's features are not of the kind that the model was trained on."""
+    if start.features is not None:
+        require_features(store, start.features, str(start.source))
+
+
+def start_from(model: LxmertModel, start: Start, answers: Sequence[str] | None) -> None:
+    """Copy the weights into ``model``. Heads for other classes start anew, and so do answers of another table.
+
+    Raises:
+        CheckpointError: the encoder does not fit.
+    """
+    pretrained = start.pretrained
+    if answers is None or pretrained.answers is None or tuple(answers) != tuple(pretrained.answers):
+        state = {name: tensor for name, tensor in pretrained.state.items() if not name.startswith(_ANSWERS)}
+        pretrained = replace(pretrained, state=state)
+    copy_weights(model, pretrained, str(start.source))

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from pretrain.base.cache import default_cache
-from pretrain.config.base import PathField, PositiveInt, Section
-from pretrain.config.contrast import ContrastSection
-from pretrain.config.schema import ValidateSection
-from pretrain.models.tokenizer import TokenizerSection
+from capt.pretrain.base.cache import default_cache
+from capt.pretrain.config.base import PathField, PositiveInt, Section
+from capt.pretrain.config.contrast import ContrastSection
+from capt.pretrain.config.schema import ValidateSection
+from capt.pretrain.models.tokenizer import TokenizerSection
 
 OBJECTIVES = ("mlm", "matching", "objects", "attributes", "features", "answers")
 """The losses beside the contrast."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from pretrain.base.errors import ConfigError, DataError
-from pretrain.models.lxmert.config import PRESETS, LxmertConfig
-from pretrain.regions.manifest import StoreManifest
-from pretrain.vision_language.config import VisionLanguageJob
-from pretrain.vision_language.data.answers import AnswerTable
-from tokenizer.encode import TextTokenizer
+from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.models.lxmert.config import PRESETS, LxmertConfig
+from capt.pretrain.regions.manifest import StoreManifest
+from capt.pretrain.vision_language.config import VisionLanguageJob
+from capt.pretrain.vision_language.data.answers import AnswerTable
+from capt.tokenizer.encode import TextTokenizer
 
 logger = logging.getLogger(__name__)
 

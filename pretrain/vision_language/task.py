@@ -11,26 +11,23 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from pretrain.base import distributed
-from pretrain.base.errors import quoted
-from pretrain.config.reader import as_override
-from pretrain.config.schema import Job
-from pretrain.contrastive.task import ContrastState, ContrastTask, Scales
-from pretrain.contrastive.views import Views
-from pretrain.engine.engines.base import Engine
-from pretrain.engine.task import Progress, Rows, StepMetrics
-from pretrain.engine.verification import all_ranks
-from pretrain.models.lxmert.flops import step_flops
-from pretrain.vision_language.batch import PairBatch
-from pretrain.vision_language.batches import Assembler
-from pretrain.vision_language.config import VisionLanguageJob
-from pretrain.vision_language.features import REGIONS, FeatureKind, read_features, require_features
-from pretrain.vision_language.module import VisionLanguageModule, VisionLanguageOutput
-from pretrain.vision_language.objectives import Counts, divisors, loss_sums
-from pretrain.vision_language.prepare import Prepared, prepare
-from pretrain.vision_language.restore import ANSWERS, read_answers, require_same_answers
-from pretrain.vision_language.start import start_from
-from pretrain.vision_language.validation import validate
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import quoted
+from capt.pretrain.config.reader import as_override
+from capt.pretrain.config.schema import Job
+from capt.pretrain.contrastive.task import ContrastState, ContrastTask, Scales
+from capt.pretrain.contrastive.views import Views
+from capt.pretrain.engine.engines.base import Engine
+from capt.pretrain.engine.task import Progress, Rows, StepMetrics
+from capt.pretrain.engine.verification import all_ranks
+from capt.pretrain.models.lxmert.config import step_flops
+from capt.pretrain.vision_language.batches import Assembler, PairBatch
+from capt.pretrain.vision_language.config import VisionLanguageJob
+from capt.pretrain.vision_language.features import REGIONS, FeatureKind, read_features, require_features
+from capt.pretrain.vision_language.module import Counts, VisionLanguageModule, VisionLanguageOutput, divisors, loss_sums
+from capt.pretrain.vision_language.prepare import Prepared, prepare
+from capt.pretrain.vision_language.restore import ANSWERS, read_answers, require_same_answers, start_from
+from capt.pretrain.vision_language.validation import validate
 
 _Digest = Annotated[str, Field(pattern="^[0-9a-f]{32,64}$")]
 

@@ -10,16 +10,14 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from pretrain.base import distributed
-from pretrain.contrast.metrics import PairAccumulator, contrast_metrics
-from pretrain.data.corruption import IGNORE
-from pretrain.data.sampler import validation_samples
-from pretrain.engine.task import StepMetrics
-from pretrain.vision_language.batch import PairBatch
-from pretrain.vision_language.batches import Assembler
-from pretrain.vision_language.config import ACCURACIES, VisionLanguageJob
-from pretrain.vision_language.module import VisionLanguageOutput
-from pretrain.vision_language.objectives import Counts, divisors, loss_sums
+from capt.pretrain.base import distributed
+from capt.pretrain.contrast.metrics import PairAccumulator, contrast_metrics
+from capt.pretrain.data.corruption import IGNORE
+from capt.pretrain.data.sampler import validation_samples
+from capt.pretrain.engine.task import StepMetrics
+from capt.pretrain.vision_language.batches import Assembler, PairBatch
+from capt.pretrain.vision_language.config import ACCURACIES, VisionLanguageJob
+from capt.pretrain.vision_language.module import Counts, VisionLanguageOutput, divisors, loss_sums
 
 
 @runtime_checkable

@@ -69,11 +69,11 @@ class Naive:
 
 def _task(settings: list[str], folder: str) -> Any:
     """The preset's task on the text."""
-    from pretrain.base import distributed
-    from pretrain.base.quiet import quiet_libraries
-    from pretrain.config.load import load_job
-    from pretrain.embeddings.task import EmbeddingTask
-    from pretrain.engine.allocator import keep_freed_memory
+    from capt.pretrain.base import distributed
+    from capt.pretrain.base.quiet import quiet_libraries
+    from capt.pretrain.config.load import load_job
+    from capt.pretrain.embeddings.task import EmbeddingTask
+    from capt.pretrain.engine.rank import keep_freed_memory
 
     keep_freed_memory()
     quiet_libraries(debug=False)
@@ -105,8 +105,8 @@ class _Chunk:
 def ours(pipe: Connection, settings: list[str], threads: int, updates: int) -> None:
     """Chunks of the preset's updates."""
     torch.set_num_threads(threads)
-    from pretrain.engine.engines.build import build_engines
-    from pretrain.engine.task import Progress
+    from capt.pretrain.engine.engines.build import build_engines
+    from capt.pretrain.engine.task import Progress
 
     with tempfile.TemporaryDirectory() as folder:
         task = _task(settings, folder)

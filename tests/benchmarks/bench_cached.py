@@ -36,12 +36,12 @@ SMALL, GROWING = 8, (1, 4, 16)
 def stepper(folder: str, files: list[str], micro: int, parts: int, cached: bool) -> Callable[[int], None]:
     """What makes one optimizer step of ``parts`` micro-batches of ``micro`` sequences."""
     torch.set_num_threads(THREADS)
-    from pretrain.base.quiet import quiet_libraries
-    from pretrain.config.load import load_job
-    from pretrain.engine.allocator import keep_freed_memory
-    from pretrain.engine.engines.build import build_engines
-    from pretrain.engine.task import Progress
-    from pretrain.registry import task_class
+    from capt.pretrain.base.quiet import quiet_libraries
+    from capt.pretrain.config.load import load_job
+    from capt.pretrain.engine.engines.build import build_engines
+    from capt.pretrain.engine.rank import keep_freed_memory
+    from capt.pretrain.engine.task import Progress
+    from capt.pretrain.registry import task_class
 
     keep_freed_memory()
     quiet_libraries(debug=False)
@@ -74,7 +74,7 @@ def uncached_side(pipe: Connection, folder: str, files: list[str]) -> None:
 
 
 def _serve(pipe: Connection, folder: str, files: list[str], *, cached: bool) -> None:
-    from pretrain.base import distributed
+    from capt.pretrain.base import distributed
 
     distributed.initialize(timeout_minutes=10)
     answer(pipe, stepper(folder, files, MICRO, PARTS, cached))

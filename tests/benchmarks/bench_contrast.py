@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from pretrain.contrast import ShardedQueue, info_nce
+from capt.pretrain.contrast import ShardedQueue, info_nce
 from tests.unit.contrast.support import near, relative, unit
 from tests.unit.contrast.test_capt import _LargestTensor
 

@@ -85,7 +85,7 @@ def ours(text: Path, cache: Path, threads: int, dim: int) -> Pass:
     with tempfile.TemporaryDirectory(dir=cache) as folder:
         run = Path(folder) / "run"
         _output([
-            sys.executable, "-m", "launcher", "pretrain", "ace/skipgram", "--nproc", "1", f"data.files={text}",
+            sys.executable, "-m", "capt.launcher", "pretrain", "ace/skipgram", "--nproc", "1", f"data.files={text}",
             f"data.cache={cache}", f"data.window={WINDOW}", f"data.subsample={SUBSAMPLE}",
             f"data.min_count={MIN_COUNT}", f"negatives.number={NEGATIVES}", f"model.dim={dim}",
             f"run.threads={threads}", f"run.dir={run}", "schedule.epochs=1", "run.tensorboard=false",

@@ -3,7 +3,7 @@
 ``python -m tests.benchmarks.bench_finetune`` needs the real data that CAPT_DATA names (``glue``, ``vocab/roberta``).
 Both sides start from one Hugging Face folder (RoBERTa with CAPT-small's sizes, vocabulary 50,265, fresh weights), train
 in fp32 on 2 threads with the same recipe (dropout 0.1, AdamW, no clipping), live in a process of their own, and make
-the C library keep freed memory alike (``pretrain.engine.allocator``). They take turns of some steps, tokenization left
+the C library keep freed memory alike (``capt.pretrain.engine.rank``). They take turns of some steps, tokenization left
 out, collation included. The other side is ``transformers.Trainer`` with ``RobertaForSequenceClassification`` and
 ``DataCollatorWithPadding``, as ``run_glue.py`` sets it up with dynamic padding.
 
@@ -62,19 +62,19 @@ def make_model(folder: Path, data: Path) -> Path:
 def ours(pipe: Connection, task: str, model: Path, data: Path) -> None:
     """Steps of the ``glue`` task under DeepSpeed each time the parent asks."""
     torch.set_num_threads(THREADS)
-    from pretrain.base import distributed
-    from pretrain.base.quiet import quiet_libraries
-    from pretrain.engine.allocator import keep_freed_memory
+    from capt.pretrain.base import distributed
+    from capt.pretrain.base.quiet import quiet_libraries
+    from capt.pretrain.engine.rank import keep_freed_memory
 
     keep_freed_memory()
     quiet_libraries(debug=False)
-    from pretrain.config.load import load_job
+    from capt.pretrain.config.load import load_job
 
     settings = [f"data.path={data / 'glue'}", f"model.init={model}", f"data.max_train={EXAMPLES}", f"optimizer.lr={LR}"]
-    from finetune.glue.task import GlueFineTuning
-    from pretrain.engine.engines.build import build_engines
-    from pretrain.engine.seeding import seed_step
-    from pretrain.engine.task import Progress
+    from capt.finetune.glue.task import GlueFineTuning
+    from capt.pretrain.engine.engines.build import build_engines
+    from capt.pretrain.engine.rank import seed_step
+    from capt.pretrain.engine.task import Progress
 
     tuning = GlueFineTuning(load_job(task, settings), Path(tempfile.gettempdir()) / "unused")
     distributed.initialize(timeout_minutes=10)
@@ -110,10 +110,10 @@ def trainer(pipe: Connection, task: str, model: Path, data: Path, *, grouped: bo
     torch.set_num_threads(THREADS)
     from transformers import AutoTokenizer, RobertaForSequenceClassification
 
-    from finetune.glue.files import read_split
-    from finetune.glue.tasks import glue_task
-    from finetune.order import chosen_rows
-    from pretrain.engine.allocator import keep_freed_memory
+    from capt.finetune.glue.files import read_split
+    from capt.finetune.glue.tasks import glue_task
+    from capt.finetune.order import chosen_rows
+    from capt.pretrain.engine.rank import keep_freed_memory
 
     keep_freed_memory()
     examples = read_split(data / "glue", glue_task(task), "train")

@@ -26,13 +26,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pretrain.base import distributed
-from pretrain.config.load import load_job
-from pretrain.contrast.kernels import Precision, Products, multiply
-from pretrain.engine.engines.build import build_engines
-from pretrain.engine.task import Progress
-from pretrain.language.batches import LanguageBatch
-from pretrain.language.task import LanguageTask
+from capt.pretrain.base import distributed
+from capt.pretrain.config.load import load_job
+from capt.pretrain.contrast.kernels import Precision, Products, multiply
+from capt.pretrain.engine.engines.build import build_engines
+from capt.pretrain.engine.task import Progress
+from capt.pretrain.language.batches import LanguageBatch
+from capt.pretrain.language.task import LanguageTask
 
 D, ANCHORS, QUEUES, TAU = 1024, (32, 2048), (8192, 65536), 0.05  # anchors: both views of 16 samples on 1 and 64 ranks
 VOCABULARY, DOCUMENTS = 50_265, 8  # documents in a window, on average
@@ -108,7 +108,7 @@ def _task(overrides: list[str]) -> tuple[LanguageTask, Any, list[list[LanguageBa
         corruptor=types.SimpleNamespace(slots=slots),
         source=None,
     )
-    with mock.patch("pretrain.language.task.prepare", return_value=data):
+    with mock.patch("capt.pretrain.language.task.prepare", return_value=data):
         task = LanguageTask(job, Path())
     engines = build_engines(task.build_modules(), job, task.optimizers())
     generator = torch.Generator().manual_seed(0)

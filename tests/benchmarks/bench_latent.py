@@ -37,17 +37,16 @@ def sentences(turn: int) -> Tensor:
 def ours(pipe: Connection, threads: int, precision: str) -> None:
     """The preset's step, on engines."""
     torch.set_num_threads(threads)
-    from pretrain.base import distributed
-    from pretrain.base.quiet import quiet_libraries
-    from pretrain.config.load import load_job
-    from pretrain.engine.allocator import keep_freed_memory
-    from pretrain.engine.engines.build import build_engines
-    from pretrain.latent.config import LatentJob
-    from pretrain.latent.data.batches import Batch
-    from pretrain.latent.data.noise import StepNoise
-    from pretrain.latent.data.sampled_batch import sample_batch
-    from pretrain.latent.models.build import build, optimizers
-    from pretrain.latent.training.steps import train_step
+    from capt.pretrain.base import distributed
+    from capt.pretrain.base.quiet import quiet_libraries
+    from capt.pretrain.config.load import load_job
+    from capt.pretrain.engine.engines.build import build_engines
+    from capt.pretrain.engine.rank import keep_freed_memory
+    from capt.pretrain.latent.config import LatentJob
+    from capt.pretrain.latent.data.batches import Batch
+    from capt.pretrain.latent.data.sampled_batch import StepNoise, sample_batch
+    from capt.pretrain.latent.models.build import build, optimizers
+    from capt.pretrain.latent.training.steps import train_step
 
     keep_freed_memory()
     quiet_libraries(debug=False)

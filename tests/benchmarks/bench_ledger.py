@@ -16,12 +16,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pretrain.base.quiet import quiet_libraries
-from pretrain.config.load import load_job
-from pretrain.engine.run import run_job
-from pretrain.reliability.ledger.check import check
-from pretrain.reliability.ledger.files import ROW
-from pretrain.reliability.sample_ledger import SampleLedger
+from capt.pretrain.base.quiet import quiet_libraries
+from capt.pretrain.config.load import load_job
+from capt.pretrain.engine.run import run_job
+from capt.pretrain.reliability.ledger.check import check
+from capt.pretrain.reliability.ledger.files import ROW
+from capt.pretrain.reliability.sample_ledger import SampleLedger
 from tests.language import write_corpus
 from tests.support import run_ranks
 from tests.unit.reliability.ledger.histories import ORDER, edit, file_of, launch

@@ -45,16 +45,16 @@ def _used() -> float:
 def rank(folder: str, turns: int) -> tuple[list[float], list[float], int]:
     """Processor seconds of steps without and with a checkpoint in memory, and the bytes that a host then holds."""
     torch.set_num_threads(1)
-    from pretrain.base.quiet import quiet_libraries
-    from pretrain.config.schema import Job
-    from pretrain.contrast import capt_loss
-    from pretrain.engine.allocator import keep_freed_memory
-    from pretrain.engine.engines.build import build_engines
-    from pretrain.engine.loop import Run
-    from pretrain.engine.task import Progress
-    from pretrain.models.capt import CaptModel
-    from pretrain.models.config import RobertaConfig
-    from pretrain.reliability.local.checkpointer import LocalCheckpointer
+    from capt.pretrain.base.quiet import quiet_libraries
+    from capt.pretrain.config.schema import Job
+    from capt.pretrain.contrast import capt_loss
+    from capt.pretrain.engine.engines.build import build_engines
+    from capt.pretrain.engine.loop import Run
+    from capt.pretrain.engine.rank import keep_freed_memory
+    from capt.pretrain.engine.task import Progress
+    from capt.pretrain.models.capt import CaptModel
+    from capt.pretrain.models.config import RobertaConfig
+    from capt.pretrain.reliability.local.checkpointer import LocalCheckpointer
 
     keep_freed_memory()
     quiet_libraries(debug=False)
@@ -96,7 +96,7 @@ def rank(folder: str, turns: int) -> tuple[list[float], list[float], int]:
 
 def cost(turns: int) -> dict[str, Any]:
     """The row of the cost."""
-    from pretrain.engine.callbacks.pace import distance
+    from capt.pretrain.engine.callbacks.pace import distance
 
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
@@ -150,7 +150,7 @@ def recovery() -> dict[str, Any]:
             "checkpoint.every=0", "validate.every=0", "checkpoint.local.every=5",
             f"checkpoint.local.dir={folder}/memory",
         ]  # fmt: skip
-        command = [sys.executable, "-m", "launcher", "pretrain", "capt_tiny", *keys, "--nproc", str(RANKS)]
+        command = [sys.executable, "-m", "capt.launcher", "pretrain", "capt_tiny", *keys, "--nproc", str(RANKS)]
         with (Path(folder) / "log").open("wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log)
         try:

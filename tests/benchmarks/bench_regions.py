@@ -28,11 +28,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pretrain.config.loader import LoaderSection
-from pretrain.engine.loading import training_batches
-from pretrain.regions.picture import Labels, Picture
-from pretrain.regions.store import RegionStore
-from pretrain.regions.writer import write_store
+from capt.pretrain.config.schema import LoaderSection
+from capt.pretrain.engine.loading import training_batches
+from capt.pretrain.regions.picture import Labels, Picture
+from capt.pretrain.regions.store import RegionStore
+from capt.pretrain.regions.writer import write_store
 
 REGIONS, SIZE, BATCH = 36, 2048, 32
 IMAGES_A_SECOND, MEGABYTES = 2000, 200

@@ -7,7 +7,7 @@ labels over all positions, one forward pass a view, a plain in-batch contrastive
 in a process of their own and take steps in turn; a ratio is the median over the turns of the ratio within a turn, so
 that a busy machine shifts both sides alike. Tokens are counted once, not once a view.
 
-Ours makes the C library keep freed memory (``pretrain.engine.allocator``). The ratios with a bound are those with the
+Ours makes the C library keep freed memory (``capt.pretrain.engine.rank``). The ratios with a bound are those with the
 same setting in the Trainer's process; a second row each has the Trainer under glibc's defaults, as it comes.
 """
 
@@ -46,18 +46,18 @@ def sample(seed: int) -> tuple[Tensor, Tensor, Tensor]:
 def ours(pipe: Connection, precision: str, zero_stage: int) -> None:
     """One step of CAPT-small through our engine each time the parent asks."""
     torch.set_num_threads(THREADS)
-    from pretrain.base import distributed
-    from pretrain.base.quiet import quiet_libraries
-    from pretrain.engine.allocator import keep_freed_memory
+    from capt.pretrain.base import distributed
+    from capt.pretrain.base.quiet import quiet_libraries
+    from capt.pretrain.engine.rank import keep_freed_memory
 
     keep_freed_memory()
     quiet_libraries(debug=False)
     distributed.initialize(timeout_minutes=10)
-    from pretrain.config.schema import Job
-    from pretrain.contrast import capt_loss
-    from pretrain.engine.engines.build import build_engines
-    from pretrain.models.capt import CaptModel
-    from pretrain.models.config import RobertaConfig
+    from capt.pretrain.config.schema import Job
+    from capt.pretrain.contrast import capt_loss
+    from capt.pretrain.engine.engines.build import build_engines
+    from capt.pretrain.models.capt import CaptModel
+    from capt.pretrain.models.config import RobertaConfig
 
     job = Job.model_validate(
         {
@@ -112,10 +112,10 @@ def trainer(pipe: Connection, precision: str, zero_stage: int, *, keeps_freed_me
     torch.set_num_threads(THREADS)
     from transformers import Trainer, TrainingArguments
 
-    from pretrain.engine import allocator
+    from capt.pretrain.engine import rank
 
     if keeps_freed_memory:
-        allocator.keep_freed_memory()
+        rank.keep_freed_memory()
 
     class Samples(torch.utils.data.Dataset):  # type: ignore[type-arg]
         def __len__(self) -> int:

@@ -44,7 +44,7 @@ def measure(steps: int) -> dict[str, object]:
             trial={"gpus": 0, "concurrent": AT_A_TIME},
         )
         begin = time.monotonic()
-        capt = (sys.executable, "-m", "launcher.cli")
+        capt = (sys.executable, "-m", "capt.launcher.cli")
         done = subprocess.run([*capt, "sweep", "sweep.yaml"], cwd=folder.path, env=folder.env, check=False)
         wall = time.monotonic() - begin
         lines = folder.lines()

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pretrain.vision_language.batch import PairBatch
+from capt.pretrain.vision_language.batches import PairBatch
 from tests.benchmarks.paired import answer, in_turns
 
 WORDS, REGIONS, FEATURES, VOCABULARY, OBJECTS, ATTRIBUTES, THREADS = 20, 36, 2048, 30_522, 1600, 400, 2
@@ -82,13 +82,13 @@ class Updates:
 def ours(pipe: Connection, pairs: int, ragged: bool, optimizer: bool) -> None:
     """One step of our model each time the parent asks."""
     torch.set_num_threads(THREADS)
-    from pretrain.engine.allocator import keep_freed_memory
+    from capt.pretrain.engine.rank import keep_freed_memory
 
     keep_freed_memory()
-    from pretrain.models.lxmert.config import LxmertConfig
-    from pretrain.models.lxmert.model import LxmertModel
-    from pretrain.vision_language.objectives import Counts, divisors, loss_sums
-    from pretrain.vision_language.sections import ObjectivesSection
+    from capt.pretrain.models.lxmert.config import LxmertConfig
+    from capt.pretrain.models.lxmert.model import LxmertModel
+    from capt.pretrain.vision_language.module import Counts, divisors, loss_sums
+    from capt.pretrain.vision_language.sections import ObjectivesSection
 
     config = LxmertConfig(
         size="base", vocab_size=VOCABULARY, pad_id=0, feature_size=FEATURES, object_classes=OBJECTS,

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from pretrain.config.load import load_job, load_mapping
-from pretrain.language.config import LanguageJob
-from pretrain.language.module import LanguageModule
+from capt.pretrain.config.load import load_job, load_mapping
+from capt.pretrain.language.config import LanguageJob
+from capt.pretrain.language.task import LanguageModule
 from tests.language import write_corpus
 from tests.support import run_ranks
 from tests.wire import RANKS, Traffic, small_job, traffic

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Literal
 
-from pretrain.engine.engines.deepspeed_config import BUCKET
-from pretrain.language.config import LanguageJob
+from capt.pretrain.engine.engines.deepspeed_config import BUCKET
+from capt.pretrain.language.config import LanguageJob
 
 Stage = Literal[0, 1, 2, 3]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pretrain.base import distributed
+from capt.pretrain.base import distributed
 from tests.benchmarks.scale_forms import contrast_received
 from tests.benchmarks.scale_step import Simulated, contrast_step, job_at, simulate_contrast
 from tests.simulated import as_on_a_gpu

@@ -15,17 +15,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pretrain.base import distributed
-from pretrain.config.load import load_job
-from pretrain.contrastive.task import Scales
-from pretrain.contrastive.term import ContrastTerm
-from pretrain.contrastive.views import Views
-from pretrain.engine.engines.base import Engine
-from pretrain.engine.optim.settings import ModuleOptimizer
-from pretrain.engine.task import Progress
-from pretrain.language.batches import LanguageBatch
-from pretrain.language.config import LanguageJob
-from pretrain.language.task import LanguageTask
+from capt.pretrain.base import distributed
+from capt.pretrain.config.load import load_job
+from capt.pretrain.contrastive.task import Scales
+from capt.pretrain.contrastive.term import ContrastTerm
+from capt.pretrain.contrastive.views import Views
+from capt.pretrain.engine.engines.base import Engine
+from capt.pretrain.engine.optim.settings import ModuleOptimizer
+from capt.pretrain.engine.task import Progress
+from capt.pretrain.language.batches import LanguageBatch
+from capt.pretrain.language.config import LanguageJob
+from capt.pretrain.language.task import LanguageTask
 from tests.simulated import Ledger, rank_of
 from tests.wire import Sent, Wire
 
@@ -72,7 +72,10 @@ def job_at(world: int, samples: int, overrides: Sequence[str] = (), config: str 
 
 def simulate_contrast(job: LanguageJob, world: int, rank: int = 0) -> Simulated:
     """`contrast_step` of one simulated rank."""
-    with rank_of(world, rank), mock.patch("pretrain.contrast.info_nce.check_precision"):  # of a GPU's types as well
+    with (
+        rank_of(world, rank),
+        mock.patch("capt.pretrain.contrast.info_nce.check_precision"),
+    ):  # of a GPU's types as well
         return contrast_step(job)
 
 
@@ -104,7 +107,7 @@ def simulate_step(job: LanguageJob, world: int, rank: int = 0) -> tuple[Simulate
     Gradients stay where they are: averaging and updating them is the engine's, whose traffic and state are formulas.
     """
     begin = time.monotonic()
-    with mock.patch("pretrain.language.task.prepare", return_value=_prepared(job)):
+    with mock.patch("capt.pretrain.language.task.prepare", return_value=_prepared(job)):
         task = _Task(job, Path())
     batch = [_batch(job, world) for _ in range(job.accumulation(world))]
     with rank_of(world, rank), mock.patch.object(LanguageTask, "_require_memory"), Ledger() as ledger:

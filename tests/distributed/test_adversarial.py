@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pretrain.base import distributed
-from pretrain.base.quiet import quiet_libraries
-from pretrain.config.load import load_job
-from pretrain.embeddings.task import EmbeddingTask
-from pretrain.engine.callbacks.agreement import TrainingDivergedError
-from pretrain.engine.callbacks.progress import summary
-from pretrain.engine.checkpoint import find_checkpoint, read_weights
-from pretrain.engine.engines.build import build_engines
-from pretrain.engine.run import run_job
-from pretrain.engine.task import Progress, to_float
+from capt.pretrain.base import distributed
+from capt.pretrain.base.quiet import quiet_libraries
+from capt.pretrain.config.load import load_job
+from capt.pretrain.embeddings.task import EmbeddingTask
+from capt.pretrain.engine.callbacks.agreement import TrainingDivergedError
+from capt.pretrain.engine.callbacks.progress import summary
+from capt.pretrain.engine.checkpoint import find_checkpoint, read_weights
+from capt.pretrain.engine.engines.build import build_engines
+from capt.pretrain.engine.run import run_job
+from capt.pretrain.engine.task import Progress, to_float
 from tests.support import run_ranks
 
 PRESETS = Path(__file__).parents[2] / "configs" / "pretrain" / "ace"

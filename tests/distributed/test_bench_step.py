@@ -26,10 +26,10 @@ def _one_turn(precision: str) -> list[float]:
 
 
 def _one_turn_of_the_trainer(same_allocator: bool) -> tuple[list[float], int]:
-    from pretrain.engine import allocator
+    from capt.pretrain.engine import rank
 
     set_to_keep = []
-    allocator.keep_freed_memory = lambda: bool(set_to_keep.append(True))
+    rank.keep_freed_memory = lambda: bool(set_to_keep.append(True))
     bench, pipe, seconds = _small()
     with pytest.raises(SystemExit):  # how the Trainer's process ends after the last turn
         bench.trainer(pipe, "fp32", zero_stage=0, keeps_freed_memory=same_allocator)

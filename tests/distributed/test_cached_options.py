@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pretrain.contrast import capt_loss
-from pretrain.contrast.cached import cached_backward
+from capt.pretrain.contrast import capt_loss
+from capt.pretrain.contrast.cached import cached_backward
 from tests.gradients import STEPS, gradients, relative
 from tests.language import language_mapping
 from tests.support import emulate_fp16, run_ranks

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from pretrain import registry
-from pretrain.base.errors import ConfigError
-from pretrain.base.quiet import quiet_libraries
-from pretrain.config.load import job_from_mapping
-from pretrain.engine.callbacks import user_callbacks
-from pretrain.engine.run import run_job
-from pretrain.registry import CALLBACKS, TASKS
+from capt.pretrain import registry
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.quiet import quiet_libraries
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.engine.callbacks import user_callbacks
+from capt.pretrain.engine.run import run_job
+from capt.pretrain.registry import CALLBACKS, TASKS
 from tests.support import run_ranks
 
 TASKS["toy"] = "tests.toy"
@@ -70,7 +70,7 @@ def end_run(status="FINISHED"): record("end_run", status=status)
 _THEIRS = (
     _RECORD
     + """
-from pretrain.engine.loop import Callback
+from capt.pretrain.engine.loop import Callback
 class Counter(Callback):
     def __init__(self, *, limit=100): self.limit, self.steps = limit, 0
     def after_step(self, run, report):
@@ -212,8 +212,8 @@ def test_what_cannot_be_built_is_one_sentence(
         ("their_callbacks:Nothing", "'their_callbacks:Nothing' of capt.callbacks cannot be imported: .*'Nothing'"),
         ("their_callbacks", "must be MODULE:CLASS"),
         ("no_such_module:Counter", "No module named 'no_such_module'"),
-        ("their_callbacks:json", "is no subclass of pretrain.engine.loop.Callback"),
-        ("pathlib:Path", "is no subclass of pretrain.engine.loop.Callback"),
+        ("their_callbacks:json", "is no subclass of capt.pretrain.engine.loop.Callback"),
+        ("pathlib:Path", "is no subclass of capt.pretrain.engine.loop.Callback"),
     ],
 )
 def test_an_entry_point_that_leads_to_no_callback_is_named(

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from pretrain.base.quiet import quiet_libraries
-from pretrain.engine.checkpoint import (
+from capt.pretrain.base.quiet import quiet_libraries
+from capt.pretrain.engine.checkpoint import (
     begin_save,
     read_metadata,
     read_weights,
@@ -18,8 +18,8 @@ from pretrain.engine.checkpoint import (
     restore_weights,
     verify,
 )
-from pretrain.engine.engines.build import build_engines
-from pretrain.engine.task import Progress
+from capt.pretrain.engine.engines.build import build_engines
+from capt.pretrain.engine.task import Progress
 from tests.support import run_ranks, skip_without
 from tests.toy.config import ToyJob
 from tests.toy.task import ToyTask

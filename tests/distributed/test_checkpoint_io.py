@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from pretrain.base.locks import file_lock
-from pretrain.engine.checkpoint import find_checkpoint
+from capt.pretrain.base.locks import file_lock
+from capt.pretrain.engine.checkpoint import find_checkpoint
 from tests.distributed.test_run import _mapping, _run
 from tests.fuzz.harness import snapshot
 from tests.support import run_ranks
@@ -90,16 +90,16 @@ def test_what_a_killed_job_left_is_swept_by_the_next(finished: Path, tmp_path: P
 
 def _hashing(mapping: dict[str, Any]) -> tuple[Any, dict[str, list[str]]]:
     """Which thread of this rank hashed which file, and that a training step passes meanwhile."""
-    from pretrain.engine.checkpoint import pending
+    from capt.pretrain.engine.checkpoint import save
 
     threads: dict[str, list[str]] = {}
-    real = pending.sha256
+    real = save.sha256
 
     def noted(path: Path) -> str:
         threads.setdefault(threading.current_thread().name, []).append(path.name)
         return real(path)
 
-    pending.sha256 = noted
+    save.sha256 = noted
     return _run(mapping), threads
 
 
@@ -119,13 +119,13 @@ def test_every_rank_hashes_what_it_wrote_in_its_writer(tmp_path: Path) -> None:
 
 def _writing_for_long(mapping: dict[str, Any]) -> tuple[Any, list[int]]:
     """The save of step 5 is under way on rank 1 until step 7. In which steps the ranks gathered objects."""
-    from pretrain.base import distributed
-    from pretrain.engine.checkpoint import pending
+    from capt.pretrain.base import distributed
+    from capt.pretrain.engine.checkpoint import save
     from tests.toy.task import ToyTask
 
     gathered: list[int] = []
     now, go_on = 0, threading.Event()
-    write, gather, step = pending.write_tensors, distributed.gather_objects, ToyTask.step
+    write, gather, step = save.write_tensors, distributed.gather_objects, ToyTask.step
 
     def slow(path: Path, *rest: Any) -> None:
         if distributed.rank() == 1 and "step-00000005" in str(path):
@@ -146,7 +146,7 @@ def _writing_for_long(mapping: dict[str, Any]) -> tuple[Any, list[int]]:
                     thread.join()
         return step(self, engines, batch, progress)
 
-    pending.write_tensors, distributed.gather_objects = slow, noted_gather
+    save.write_tensors, distributed.gather_objects = slow, noted_gather
     ToyTask.step = noted_step  # type: ignore[method-assign]
     return _run(mapping), gathered
 
@@ -165,14 +165,14 @@ def _run_where_a_call_fails(mapping: dict[str, Any], call: str) -> Any:
     """On rank 1 a file system over the network says only now that it is full, in the save of step 4."""
     import errno
 
-    from pretrain.base import distributed
-    from pretrain.engine.checkpoint import pending, save
+    from capt.pretrain.base import distributed
+    from capt.pretrain.engine.checkpoint import save
 
     class Folder(type(Path())):  # type: ignore[misc]
         def mkdir(self, *args: Any, **options: Any) -> None:
             raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
-    sync, own = pending.sync, save._own_folder
+    sync, own = save.sync, save._own_folder
 
     def failing_sync(path: Path) -> None:
         if call == "fsync" and "step-00000004" in str(path) and distributed.rank() == 1:
@@ -183,7 +183,7 @@ def _run_where_a_call_fails(mapping: dict[str, Any], call: str) -> Any:
         path = own(unfinished)
         return Folder(path) if "step-00000004" in str(path) and call == "mkdir" and distributed.rank() == 1 else path
 
-    pending.sync, save._own_folder = failing_sync, failing_folder
+    save.sync, save._own_folder = failing_sync, failing_folder
     return _run(mapping)
 
 
@@ -200,12 +200,12 @@ def _reading(mapping: dict[str, Any]) -> tuple[Any, int, int]:
     """Resume; bytes of the checkpoint that this rank hashed, and bytes of tensors that it read."""
     import tempfile
 
-    from pretrain.base import verification
-    from pretrain.engine.checkpoint import index
+    from capt.pretrain.base import verification
+    from capt.pretrain.engine.checkpoint import load
 
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
     hashed = read = 0
-    real_hash, real_open = verification.hash_file, index.safe_open
+    real_hash, real_open = verification.hash_file, load.safe_open
 
     def noted_hash(path: Path, *others: Any) -> str:
         nonlocal hashed
@@ -238,7 +238,7 @@ def _reading(mapping: dict[str, Any]) -> tuple[Any, int, int]:
         def get_slice(self, key: str) -> Part:
             return Part(self._inner.get_slice(key))
 
-    verification.hash_file, index.safe_open = noted_hash, Opened
+    verification.hash_file, load.safe_open = noted_hash, Opened
     return _run(mapping, True), hashed, read
 
 

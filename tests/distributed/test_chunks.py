@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from pretrain.base.quiet import quiet_libraries
-from pretrain.config.load import job_from_mapping
-from pretrain.engine.checkpoint import checkpoints_of, read_manifest, read_metadata
-from pretrain.engine.run import run_job
-from pretrain.registry import TASKS
+from capt.pretrain.base.quiet import quiet_libraries
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.engine.checkpoint import checkpoints_of, read_manifest, read_metadata
+from capt.pretrain.engine.run import run_job
+from capt.pretrain.registry import TASKS
 from tests.support import run_ranks
 
 TASKS |= {"toy": "tests.toy", "toy_chunks": "tests.toy_chunks"}

@@ -16,8 +16,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pretrain.base import distributed
-from pretrain.contrast import ShardedQueue, capt_loss
+from capt.pretrain.base import distributed
+from capt.pretrain.contrast import ShardedQueue, capt_loss
 from tests.support import run_ranks
 from tests.unit.contrast.reference import capt_loss_dense, info_nce_dense
 from tests.unit.contrast.support import relative

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain.base import distributed
-from pretrain.contrast import ContrastStats, ShardedQueue, capt_loss, info_nce
+from capt.pretrain.base import distributed
+from capt.pretrain.contrast import ContrastStats, ShardedQueue, capt_loss, info_nce
 from tests.support import run_ranks
 from tests.unit.contrast.support import TEMPERATURES, Problem, near, relative, unit
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pretrain.base import distributed
-from pretrain.base.errors import ConfigError
-from pretrain.contrast import ShardedQueue, capt_loss
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.contrast import ShardedQueue, capt_loss
 from tests.support import run_ranks
 from tests.unit.contrast.reference import capt_loss_dense, drifted_queue_by_terms
 from tests.unit.contrast.support import unit

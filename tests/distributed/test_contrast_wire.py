@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from pretrain.base import distributed
-from pretrain.contrast import ContrastStats, ShardedQueue, capt_loss
+from capt.pretrain.base import distributed
+from capt.pretrain.contrast import ContrastStats, ShardedQueue, capt_loss
 from tests.support import run_ranks
 from tests.unit.contrast.support import unit
 from tests.unit.contrast.test_capt import _LargestTensor

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain.base import distributed
-from pretrain.embeddings.exchange import RowExchange
-from pretrain.embeddings.sampler.softmax import sweep
+from capt.pretrain.base import distributed
+from capt.pretrain.embeddings.sampler.softmax import sweep
+from capt.pretrain.embeddings.tables import RowExchange
 from tests.support import run_ranks
 
 CENTRES, DIM, DRAWS = 7, 5, 400

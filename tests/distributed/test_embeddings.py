@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pretrain.base import distributed
-from pretrain.base.errors import CheckpointError, ConfigError
-from pretrain.base.quiet import quiet_libraries
-from pretrain.embeddings.exchange import RowExchange
-from pretrain.embeddings.tables import EmbeddingTables
-from pretrain.engine.checkpoint import find_checkpoint, read_weights
-from pretrain.engine.run import run_job
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import CheckpointError, ConfigError
+from capt.pretrain.base.quiet import quiet_libraries
+from capt.pretrain.embeddings.tables import EmbeddingTables, RowExchange
+from capt.pretrain.engine.checkpoint import find_checkpoint, read_weights
+from capt.pretrain.engine.run import run_job
 from tests.embeddings import small_job, write_text
 from tests.support import run_ranks
 

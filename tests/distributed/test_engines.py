@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from pretrain.base import distributed
-from pretrain.base.quiet import quiet_libraries
-from pretrain.config import load_job
-from pretrain.engine.engines.build import build_engines
-from pretrain.engine.engines.local import LocalEngine
+from capt.pretrain.base import distributed
+from capt.pretrain.base.quiet import quiet_libraries
+from capt.pretrain.config import load_job
+from capt.pretrain.engine.engines.build import build_engines
+from capt.pretrain.engine.engines.local import LocalEngine
 from tests.support import run_ranks
 
 _ROWS = torch.randn(3, 8, 5, generator=torch.Generator().manual_seed(1))

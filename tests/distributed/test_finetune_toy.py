@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from finetune.batches import to_device
-from finetune.evaluation import as_text, evaluate_checkpoint, results_of_all_rows
-from finetune.glue.restore import load_classifier
-from finetune.restore import load_fine_tuned
-from pretrain.base.errors import CheckpointError, DataError, UserError
-from pretrain.config.load import job_from_mapping
-from pretrain.engine.checkpoint import find_best
-from pretrain.registry import TASKS
+from capt.finetune.batches import to_device
+from capt.finetune.evaluation import as_text, evaluate_checkpoint, results_of_all_rows
+from capt.finetune.glue.restore import load_classifier
+from capt.finetune.restore import load_fine_tuned
+from capt.pretrain.base.errors import CheckpointError, DataError, UserError
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.engine.checkpoint import find_best
+from capt.pretrain.registry import TASKS
 from tests.support import run_ranks
 from tests.toy_finetune.config import ToyJob
 from tests.toy_finetune.task import Inputs, Pair, Rows, SoftTargets, dump
@@ -26,7 +26,7 @@ TASKS["toy_finetune"] = "tests.toy_finetune"
 
 
 def _run(mapping: dict[str, Any], resume: bool = False) -> int | str:
-    from pretrain.engine.run import run_job
+    from capt.pretrain.engine.run import run_job
 
     try:
         return run_job(job_from_mapping(mapping, "test"), resume=resume)

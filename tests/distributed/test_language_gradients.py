@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain.base.randomness import derive
+from capt.pretrain.base.randomness import derive
 from tests.gradients import STEPS, gradients, relative
 from tests.language import language_mapping
 from tests.support import run_ranks
@@ -23,9 +23,9 @@ from tests.support import run_ranks
 
 def _draw_dropout_by_sample() -> None:
     """Masks of a sample's views by its number and by how often dropout was drawn before in this forward pass."""
-    import pretrain.models.layers
-    import pretrain.models.roberta
-    from pretrain.language.module import LanguageModule
+    import capt.pretrain.models.layers
+    import capt.pretrain.models.roberta
+    from capt.pretrain.language.task import LanguageModule
 
     state: dict[str, Any] = {}
     forward = LanguageModule.forward
@@ -47,7 +47,7 @@ def _draw_dropout_by_sample() -> None:
         return x * torch.stack(masks) / (1 - p)
 
     LanguageModule.forward = numbered  # type: ignore[method-assign]
-    for module in (pretrain.models.layers, pretrain.models.roberta):
+    for module in (capt.pretrain.models.layers, capt.pretrain.models.roberta):
         module.dropout = dropout  # type: ignore[attr-defined]
 
 

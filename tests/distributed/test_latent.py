@@ -11,16 +11,16 @@ import pytest
 import torch
 from deepspeed.accelerator import get_accelerator
 
-from pretrain.base import distributed
-from pretrain.base.errors import ConfigError
-from pretrain.base.quiet import quiet_libraries
-from pretrain.engine.engines.base import Engine
-from pretrain.engine.engines.build import build_engines
-from pretrain.engine.run import run_job
-from pretrain.engine.task import Progress
-from pretrain.latent.objectives.critics import circle_loss
-from pretrain.latent.task import LatentTask
-from pretrain.latent.training.steps import CriticDivergedError
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.quiet import quiet_libraries
+from capt.pretrain.engine.engines.base import Engine
+from capt.pretrain.engine.engines.build import build_engines
+from capt.pretrain.engine.run import run_job
+from capt.pretrain.engine.task import Progress
+from capt.pretrain.latent.objectives.losses import circle_loss
+from capt.pretrain.latent.task import LatentTask
+from capt.pretrain.latent.training.steps import CriticDivergedError
 from tests.latent import plain, small_job, write_text
 from tests.support import run_ranks
 

@@ -14,18 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pretrain.base.quiet import quiet_libraries
-from pretrain.config.load import job_from_mapping
-from pretrain.engine.callbacks import checkpointer
-from pretrain.engine.durable import GrowingFile
-from pretrain.engine.run import run_job
-from pretrain.engine.task import RecordedTask
-from pretrain.language import batches
-from pretrain.language.batches import Assembler
-from pretrain.registry import TASKS, task_class
-from pretrain.reliability.ledger.check import check
-from pretrain.reliability.ledger.files import launches_of, read_launch
-from pretrain.reliability.sample_ledger import SampleLedger
+from capt.pretrain.base.quiet import quiet_libraries
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.engine.callbacks import checkpointer
+from capt.pretrain.engine.durable import GrowingFile
+from capt.pretrain.engine.run import run_job
+from capt.pretrain.engine.task import RecordedTask
+from capt.pretrain.language import batches
+from capt.pretrain.language.batches import Assembler
+from capt.pretrain.registry import TASKS, task_class
+from capt.pretrain.reliability.ledger.check import check
+from capt.pretrain.reliability.ledger.files import launches_of, read_launch
+from capt.pretrain.reliability.sample_ledger import SampleLedger
 from tests.language import language_mapping, write_corpus
 from tests.support import run_ranks, start_ranks
 from tests.toy.task import EPOCH

@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from launcher.clean import clean
-from pretrain.base.errors import CheckpointError, ConfigError, UserError
-from pretrain.base.locks import file_lock
-from pretrain.base.quiet import quiet_libraries
-from pretrain.config.load import job_from_mapping
-from pretrain.engine.callbacks import pace
-from pretrain.engine.checkpoint import checkpoints_of
-from pretrain.engine.run import run_job
-from pretrain.registry import TASKS
-from pretrain.reliability.local import checkpointer, replicate, storage
+from capt.launcher.clean import clean
+from capt.pretrain.base.errors import CheckpointError, ConfigError, UserError
+from capt.pretrain.base.locks import file_lock
+from capt.pretrain.base.quiet import quiet_libraries
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.engine.callbacks import pace
+from capt.pretrain.engine.checkpoint import checkpoints_of
+from capt.pretrain.engine.run import run_job
+from capt.pretrain.registry import TASKS
+from capt.pretrain.reliability.local import checkpointer, replicate, storage
 from tests.support import run_ranks
 from tests.toy.task import ToyTask
 
@@ -48,7 +48,7 @@ def _run(
 ) -> int | str:
     """Train on this rank; ``crash`` ends all ranks in that step, ``hosts_of`` ranks are a host with a memory each."""
     quiet_libraries(debug=False)
-    logging.getLogger("pretrain").setLevel(logging.INFO)
+    logging.getLogger("capt.pretrain").setLevel(logging.INFO)
     rank = int(os.environ["RANK"])
     if hosts_of:
         host = f"host-{rank // hosts_of}"
@@ -77,7 +77,7 @@ def _run(
 
 def _break(fault: str, first: Path) -> None:
     """No room in the first or in any place; or the file system says so only when a file is written."""
-    from pretrain.engine import durable
+    from capt.pretrain.engine import durable
 
     storage.locations = lambda given: [first, first.with_name("second")]  # type: ignore[assignment]
     if fault == "room":

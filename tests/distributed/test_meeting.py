@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from launcher.backends.local import run_ranks as run_commands
-from launcher.plan import Command, End
-from pretrain.__main__ import _facts, parse
-from pretrain.base import distributed
-from pretrain.base.errors import ConfigError, DataError, RunFailedError, UserError
-from pretrain.base.files import write_text
-from pretrain.config.load import job_from_mapping, load_job
-from pretrain.config.writer import job_to_yaml
-from pretrain.registry import TASKS
+from capt.launcher.backends.local import run_ranks as run_commands
+from capt.launcher.plan import Command, End
+from capt.pretrain.__main__ import _facts, parse
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import ConfigError, DataError, RunFailedError, UserError
+from capt.pretrain.base.files import write_text
+from capt.pretrain.config.load import job_from_mapping, load_job
+from capt.pretrain.config.reader import job_to_yaml
+from capt.pretrain.registry import TASKS
 from tests.support import run_head, run_ranks
 from tests.toy.config import ToyJob
 

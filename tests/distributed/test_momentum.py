@@ -14,13 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from pretrain.base.errors import ConfigError
-from pretrain.config.load import job_from_mapping
-from pretrain.engine.engines.averaged import averaged_weights
-from pretrain.engine.engines.base import Engine
-from pretrain.engine.optim.average import AVERAGE
-from pretrain.engine.task import Progress
-from pretrain.language.module import LanguageModule
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.engine.engines.base import Engine, averaged_weights
+from capt.pretrain.engine.optim.optimizers import AVERAGE
+from capt.pretrain.engine.task import Progress
+from capt.pretrain.language.task import LanguageModule
 from tests.language import language_mapping
 from tests.momentum import DECAY, GLOBAL, built, momentum_mapping, whole_weights
 from tests.support import emulate_fp16, run_ranks

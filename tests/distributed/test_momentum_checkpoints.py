@@ -10,17 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from pretrain.base.quiet import quiet_libraries
-from pretrain.config.load import job_from_mapping
-from pretrain.engine.checkpoint import begin_save, read_metadata, restore_engine, restore_weights, verify
-from pretrain.engine.engines.averaged import averaged_weights
-from pretrain.engine.engines.base import Engine
-from pretrain.engine.engines.build import build_engines
-from pretrain.engine.optim.average import AVERAGE
-from pretrain.engine.task import Progress
-from pretrain.language.export import command
-from pretrain.language.restore import load_hf, load_model
-from pretrain.language.task import LanguageTask
+from capt.pretrain.base.quiet import quiet_libraries
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.engine.checkpoint import begin_save, read_metadata, restore_engine, restore_weights, verify
+from capt.pretrain.engine.engines.base import Engine, averaged_weights
+from capt.pretrain.engine.engines.build import build_engines
+from capt.pretrain.engine.optim.optimizers import AVERAGE
+from capt.pretrain.engine.task import Progress
+from capt.pretrain.language.export import command
+from capt.pretrain.language.restore import load_hf, load_model
+from capt.pretrain.language.task import LanguageTask
 from tests.momentum import built, momentum_mapping, whole_weights
 from tests.support import run_ranks
 

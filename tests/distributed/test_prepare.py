@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pretrain.config.load import job_from_mapping
+from capt.pretrain.config.load import job_from_mapping
 from tests.language import language_mapping
 from tests.support import run_ranks
 
 
 def _prepare(mapping: dict[str, Any], warm: bool) -> tuple[list[str], str, str]:
     """Files that this rank hashed, the key of its shards, the error."""
-    from pretrain.base import verification
-    from pretrain.base.errors import DataError
-    from pretrain.engine.verification import all_ranks
-    from pretrain.language.prepare import prepare
+    from capt.pretrain.base import verification
+    from capt.pretrain.base.errors import DataError
+    from capt.pretrain.engine.verification import all_ranks
+    from capt.pretrain.language.prepare import prepare
 
     read: list[str] = []
     original = verification.hash_file

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from pretrain.base import distributed
-from pretrain.base.quiet import quiet_libraries
-from pretrain.config.load import job_from_mapping
-from pretrain.engine.checkpoint import checkpoints_of
-from pretrain.engine.run import run_job
-from pretrain.registry import TASKS
-from pretrain.reliability.replicas import Held, describe_difference
+from capt.pretrain.base import distributed
+from capt.pretrain.base.quiet import quiet_libraries
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.engine.checkpoint import checkpoints_of
+from capt.pretrain.engine.run import run_job
+from capt.pretrain.registry import TASKS
+from capt.pretrain.reliability.replicas import Held, describe_difference
 from tests.support import run_ranks
 
 TASKS["toy"] = "tests.toy"

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pretrain.base import distributed
-from pretrain.base.errors import CheckpointError, ConfigError
-from pretrain.base.quiet import quiet_libraries
-from pretrain.engine.checkpoint import (
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import CheckpointError, ConfigError
+from capt.pretrain.base.quiet import quiet_libraries
+from capt.pretrain.engine.checkpoint import (
     begin_save,
     read_metadata,
     read_weights,
@@ -21,11 +21,11 @@ from pretrain.engine.checkpoint import (
     restore_weights,
     restore_weights_together,
 )
-from pretrain.engine.engines.build import build_engines
-from pretrain.engine.engines.local import LocalEngine
-from pretrain.engine.optim.settings import ModuleOptimizer
-from pretrain.engine.row_shard import RowShard, row_range
-from pretrain.engine.task import Progress
+from capt.pretrain.engine.engines.build import build_engines
+from capt.pretrain.engine.engines.local import LocalEngine
+from capt.pretrain.engine.optim.settings import ModuleOptimizer
+from capt.pretrain.engine.row_shard import RowShard, row_range
+from capt.pretrain.engine.task import Progress
 from tests.support import run_ranks
 from tests.toy.config import ToyJob
 from tests.toy.task import ToyTask

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from pretrain.base.errors import CheckpointError, ConfigError, UserError
-from pretrain.base.locks import file_lock
-from pretrain.base.quiet import quiet_libraries
-from pretrain.config.load import job_from_mapping
-from pretrain.engine.checkpoint import checkpoints_of, find_checkpoint
-from pretrain.engine.run import run_job
-from pretrain.registry import TASKS
+from capt.pretrain.base.errors import CheckpointError, ConfigError, UserError
+from capt.pretrain.base.locks import file_lock
+from capt.pretrain.base.quiet import quiet_libraries
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.engine.checkpoint import checkpoints_of, find_checkpoint
+from capt.pretrain.engine.run import run_job
+from capt.pretrain.registry import TASKS
 from tests.support import free_port, run_ranks
 
 TASKS["toy"] = "tests.toy"
@@ -328,7 +328,7 @@ def test_half_written_checkpoint_is_not_one(finished: Path, tmp_path: Path) -> N
 
 
 def test_a_run_does_not_begin_in_a_checkpoint(finished: Path, tmp_path: Path) -> None:
-    """As ``python -m pretrain CONFIG --resume`` would."""
+    """As ``python -m capt.pretrain CONFIG --resume`` would."""
     run_dir = tmp_path / "run"
     shutil.copytree(finished, run_dir, symlinks=True)
     newest = find_checkpoint(run_dir)
@@ -380,9 +380,9 @@ def _run_on_full_disk(mapping: dict[str, Any], step: int, times: int = 1) -> int
     """The disk is full for rank 1 when it writes the checkpoint of ``step``; a stop signal comes at the tenth time."""
     import errno
 
-    from pretrain.base import distributed
-    from pretrain.engine import durable
-    from pretrain.engine.callbacks import checkpointer
+    from capt.pretrain.base import distributed
+    from capt.pretrain.engine import durable
+    from capt.pretrain.engine.callbacks import checkpointer
 
     checkpointer._PAUSE = 0.01
     full_times = 0

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from pretrain.base.errors import ConfigError
-from pretrain.base.locks import file_lock
-from pretrain.config.load import job_from_mapping
-from pretrain.engine import interruption
-from pretrain.engine.checkpoint.folders import put_back_replaced, put_in_place, remove_checkpoint, remove_leftovers
-from pretrain.engine.run_folder import BAD_INPUT, LOCK, STOPPED, read_status
-from pretrain.engine.run_status import RunStatus
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.locks import file_lock
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.engine import interruption
+from capt.pretrain.engine.checkpoint.layout import put_back_replaced, put_in_place, remove_checkpoint, remove_leftovers
+from capt.pretrain.engine.run_folder import BAD_INPUT, LOCK, STOPPED, read_status
+from capt.pretrain.engine.run_status import RunStatus
 from tests.distributed.test_run import _mapping, _rows, _run
 from tests.fuzz.harness import snapshot
 from tests.support import run_ranks
@@ -93,7 +93,7 @@ def _patient(mapping: dict[str, Any]) -> int | str:
 
     import torch.distributed as dist
 
-    from pretrain.base import distributed
+    from capt.pretrain.base import distributed
 
     distributed._control_group = dist.new_group(timeout=datetime.timedelta(seconds=1))
     try:
@@ -126,7 +126,7 @@ def test_a_signal_before_the_first_step_ends_the_run_resumably(tmp_path: Path) -
 
 _DEAF = """
 import hashlib, pathlib, sys
-from pretrain.engine import interruption
+from capt.pretrain.engine import interruption
 interruption.GRACE = 0.3
 interruption.install(75)
 interruption.set_exit_action(lambda: pathlib.Path(sys.argv[1]).write_text(interruption.reason()))

@@ -13,25 +13,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from launcher.requeue import again
-from pretrain.base import distributed
-from pretrain.base.errors import ConfigError
-from pretrain.base.quiet import quiet_libraries
-from pretrain.config.load import job_from_mapping
-from pretrain.engine.callbacks import default_callbacks
-from pretrain.engine.checkpoint import checkpoints_of, read_metadata
-from pretrain.engine.checkpoint.fragments import fragments, optimizer_step_count
-from pretrain.engine.engines.build import build_engines
-from pretrain.engine.loop import Callback, Run, train
-from pretrain.engine.run import run_job
-from pretrain.engine.run_folder import read_status
-from pretrain.engine.task import Progress
-from pretrain.registry import TASKS, task_class
-from pretrain.reliability import spike_watch as spikes
-from pretrain.reliability.ledger.check import Report, check
-from pretrain.reliability.ledger.show import as_json, as_text
-from pretrain.reliability.rollbacks import read_rollbacks, resume_behind
-from pretrain.reliability.spike_watch import Spike, SpikeWatch
+from capt.launcher.requeue import again
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.quiet import quiet_libraries
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.engine.callbacks import default_callbacks
+from capt.pretrain.engine.checkpoint import checkpoints_of, read_metadata
+from capt.pretrain.engine.checkpoint.fragments import fragments, optimizer_step_count
+from capt.pretrain.engine.engines.build import build_engines
+from capt.pretrain.engine.loop import Callback, Run, train
+from capt.pretrain.engine.run import run_job
+from capt.pretrain.engine.run_folder import read_status
+from capt.pretrain.engine.task import Progress
+from capt.pretrain.registry import TASKS, task_class
+from capt.pretrain.reliability import spikes as spikes
+from capt.pretrain.reliability.ledger.check import Report, as_json, as_text, check
+from capt.pretrain.reliability.rollbacks import read_rollbacks, resume_behind
+from capt.pretrain.reliability.spikes import Spike, SpikeWatch
 from tests.language import language_mapping
 from tests.support import emulate_fp16, run_ranks
 
@@ -159,7 +158,7 @@ def test_a_skipped_step_changes_no_bit_and_the_others_go_on(skipped: Any, world:
 
 def _run(mapping: dict[str, Any], resume: bool = False) -> int | str:
     quiet_libraries(debug=False)
-    logging.getLogger("pretrain").setLevel(logging.INFO)
+    logging.getLogger("capt.pretrain").setLevel(logging.INFO)
     try:
         return run_job(job_from_mapping(mapping, "test"), resume=resume)
     except (RuntimeError, ConfigError) as error:

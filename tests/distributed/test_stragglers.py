@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from pretrain.base import distributed
-from pretrain.base.quiet import quiet_libraries
-from pretrain.config.load import job_from_mapping
-from pretrain.engine.run import run_job
-from pretrain.registry import TASKS
-from pretrain.reliability.stragglers import slow_ranks
+from capt.pretrain.base import distributed
+from capt.pretrain.base.quiet import quiet_libraries
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.engine.run import run_job
+from capt.pretrain.registry import TASKS
+from capt.pretrain.reliability.stragglers import slow_ranks
 from tests.support import run_ranks
 
 TASKS["toy"] = "tests.toy"
@@ -27,7 +27,7 @@ _CASES: dict[str, dict[str, Any]] = {
 
 def _run_all(folder: Path) -> list[int]:
     quiet_libraries(debug=False)
-    logging.getLogger("pretrain").setLevel(logging.INFO)
+    logging.getLogger("capt.pretrain").setLevel(logging.INFO)
     codes = []
     for name, changes in _CASES.items():
         mapping = {

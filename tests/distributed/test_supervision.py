@@ -20,25 +20,23 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from launcher.backends.local import run_ranks
-from launcher.backends.watching import Watcher
-from launcher.plan import Command, End, Launch, Options
-from launcher.requeue import again
-from launcher.restart import outlast, supervise
-from launcher.supervisor.heartbeats import Pulse
-from launcher.supervisor.output import takes_output
-from launcher.supervisor.processes import stop_asked, stop_signals
-from launcher.supervisor.ranks import LocalRanks
-from pretrain.base.files import write_text
-from pretrain.base.hashing import file_state, sha256
-from pretrain.base.verification import Verifier
-from pretrain.base.verified_files import VerifiedFile, read_verified, write_verified
-from pretrain.config.load import job_from_mapping, load_job
-from pretrain.config.writer import job_to_yaml
-from pretrain.engine.run_folder import Status, read_status, write_status
-from pretrain.registry import TASKS
-from pretrain.reliability.ledger.check import check
-from pretrain.reliability.rollbacks import read_rollbacks
+from capt.launcher.backends.local import run_ranks
+from capt.launcher.backends.watching import Watcher
+from capt.launcher.plan import Command, End, Launch, Options
+from capt.launcher.requeue import again
+from capt.launcher.restart import outlast, supervise
+from capt.launcher.supervisor.heartbeats import Pulse
+from capt.launcher.supervisor.output import takes_output
+from capt.launcher.supervisor.processes import stop_asked, stop_signals
+from capt.launcher.supervisor.ranks import LocalRanks
+from capt.pretrain.base.files import write_text
+from capt.pretrain.base.verification import VerifiedFile, Verifier, file_state, read_verified, sha256, write_verified
+from capt.pretrain.config.load import job_from_mapping, load_job
+from capt.pretrain.config.reader import job_to_yaml
+from capt.pretrain.engine.run_folder import Status, read_status, write_status
+from capt.pretrain.registry import TASKS
+from capt.pretrain.reliability.ledger.check import check
+from capt.pretrain.reliability.rollbacks import read_rollbacks
 from tests.support import free_port, run_head
 
 TASKS["toy"] = "tests.toy"
@@ -127,7 +125,7 @@ def _supervise(path: Path, world: int, after: Callable[[], None], before: Callab
         after()
         return replace(ends[-1], lost_host=waited)
 
-    launch = Launch("pretrain", (str(path), "--merged"), load_job(path, resolved=True), Options())
+    launch = Launch("capt.pretrain", (str(path), "--merged"), load_job(path, resolved=True), Options())
     return supervise(launch, attempt).code, ends
 
 
@@ -339,7 +337,7 @@ def test_every_kind_of_outage_is_waited_for_and_not_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, call: str
 ) -> None:
     job = job_from_mapping(_mapping(tmp_path, supervise={"wait_minutes": 0.01}), "test")
-    launch = Launch("pretrain", (), job, Options())
+    launch = Launch("capt.pretrain", (), job, Options())
     write_status(tmp_path, Status(state="running"))
     assert not outlast(launch)
     left = [5]
@@ -350,9 +348,9 @@ def test_every_kind_of_outage_is_waited_for_and_not_for_ever(
             raise OSError(number, os.strerror(number), "run")
         return b""
 
-    monkeypatch.setattr("launcher.restart._POLL", 0.01)
-    monkeypatch.setattr("launcher.restart._READ_ONLY", 0.6)
-    monkeypatch.setattr(f"launcher.restart.{call}" if call == "read_bytes" else f"os.{call}", away)
+    monkeypatch.setattr("capt.launcher.restart._POLL", 0.01)
+    monkeypatch.setattr("capt.launcher.restart._READ_ONLY", 0.6)
+    monkeypatch.setattr(f"capt.launcher.restart.{call}" if call == "read_bytes" else f"os.{call}", away)
     assert outlast(launch)
     assert left == [0]
     left[0] = 10**9
@@ -424,7 +422,7 @@ def test_a_job_that_was_asked_to_stop_is_not_started_again_however_it_ended(tmp_
             signal.raise_signal(signal.SIGTERM)
         return End(1, "rank 0 was killed by SIGKILL")
 
-    assert supervise(Launch("pretrain", (), job, Options()), attempt).code == 1
+    assert supervise(Launch("capt.pretrain", (), job, Options()), attempt).code == 1
     assert len(attempts) == 1
     with stop_signals(lambda _: None, lambda: None):  # the next job does not inherit it
         assert not stop_asked()
@@ -487,7 +485,7 @@ def test_ranks_that_wait_for_a_terminal_that_was_stopped_do_not_hang(monkeypatch
     with suppress(BlockingIOError):
         while True:
             os.write(writing, bytes(1 << 12))
-    monkeypatch.setattr("launcher.supervisor.ranks.takes_output", lambda: takes_output([writing]))
+    monkeypatch.setattr("capt.launcher.supervisor.ranks.takes_output", lambda: takes_output([writing]))
     ranks = _Seen((None,))
     watcher = Watcher(ranks, stall=0.2)
     monkeypatch.setattr(watcher, "_awake", time.monotonic() - 100)
@@ -539,7 +537,7 @@ def test_a_rank_that_waits_for_files_or_writes_has_minutes(
     found = []
     for now in (1000.0, 1000.5, 1001.0, 1001.5):  # a moment in which nothing is seen to wait counts for nothing
         ranks.waits = None if now == 1000.5 else waits
-        monkeypatch.setattr("launcher.backends.watching.time.monotonic", lambda now=now: now)
+        monkeypatch.setattr("capt.launcher.backends.watching.time.monotonic", lambda now=now: now)
         watcher._awake = 0.0
         found.append(watcher._find_stall(1.0))
     assert [each is None for each in found[2:]] == [patient] * 2

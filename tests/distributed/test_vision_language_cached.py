@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pretrain.base.randomness import derive
+from capt.pretrain.base.randomness import derive
 from tests.gradients import STEPS, gradients, relative
 from tests.support import run_ranks
 from tests.vision_language import vision_language_mapping
@@ -30,10 +30,9 @@ def _all_gradients(mappings: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _draw_dropout_by_pair() -> None:
     """Masks of a pair's views by its number and by how often dropout was drawn before in this forward pass."""
-    import pretrain.models.attention
-    import pretrain.models.layers
-    import pretrain.models.lxmert.layers
-    from pretrain.vision_language.module import VisionLanguageModule
+    import capt.pretrain.models.layers
+    import capt.pretrain.models.lxmert.layers
+    from capt.pretrain.vision_language.module import VisionLanguageModule
 
     state: dict[str, Any] = {}
     forward = VisionLanguageModule.forward
@@ -71,9 +70,9 @@ def _draw_dropout_by_pair() -> None:
         return x * mask / (1 - p)
 
     VisionLanguageModule.forward = numbered  # type: ignore[method-assign]
-    for module in (pretrain.models.layers, pretrain.models.lxmert.layers):
+    for module in (capt.pretrain.models.layers, capt.pretrain.models.lxmert.layers):
         module.dropout = dropout  # type: ignore[attr-defined]
-    pretrain.models.attention.prefers_packing = lambda _: False  # packed words are in no rows of their pairs
+    capt.pretrain.models.layers.prefers_packing = lambda _: False  # packed words are in no rows of their pairs
 
 
 def _mapping(folder: Path, world: int, stage: int, micro: int, **contrast: Any) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pretrain.base.errors import UserError
-from pretrain.config.load import job_from_mapping
+from capt.pretrain.base.errors import UserError
+from capt.pretrain.config.load import job_from_mapping
 from tests.support import run_ranks
 from tests.visual import visual_mapping
 
@@ -21,10 +21,10 @@ def _gradients(mapping: dict[str, Any]) -> dict[str, Any]:
     """Gradients of each step (before clipping), by parameter name, and the losses."""
     from deepspeed.utils import safe_get_full_grad
 
-    from finetune.visual.task import VisualFineTuning
-    from pretrain.base.quiet import quiet_libraries
-    from pretrain.engine.engines.build import build_engines
-    from pretrain.engine.task import Progress
+    from capt.finetune.visual.task import VisualFineTuning
+    from capt.pretrain.base.quiet import quiet_libraries
+    from capt.pretrain.engine.engines.build import build_engines
+    from capt.pretrain.engine.task import Progress
 
     quiet_libraries(debug=False)
     task = VisualFineTuning(job_from_mapping(mapping, "test"), Path(mapping["run"]["dir"]))
@@ -88,7 +88,7 @@ def test_gradients_of_two_ranks_are_those_of_one(folder: Path) -> None:
 
 
 def _run(mapping: dict[str, Any], resume: bool = False) -> int | str:
-    from pretrain.engine.run import run_job
+    from capt.pretrain.engine.run import run_job
 
     try:
         return run_job(job_from_mapping(mapping, "test"), resume=resume)

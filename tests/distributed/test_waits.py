@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from pretrain.base.quiet import quiet_libraries
-from pretrain.config.load import job_from_mapping
-from pretrain.engine.callbacks import default_callbacks
-from pretrain.engine.engines.build import build_engines
-from pretrain.engine.loop import Callback, Run, train
-from pretrain.engine.task import Progress
-from pretrain.registry import task_class
+from capt.pretrain.base.quiet import quiet_libraries
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.engine.callbacks import default_callbacks
+from capt.pretrain.engine.engines.build import build_engines
+from capt.pretrain.engine.loop import Callback, Run, train
+from capt.pretrain.engine.task import Progress
+from capt.pretrain.registry import task_class
 from tests.language import language_mapping
 from tests.support import run_ranks
 
@@ -112,7 +112,7 @@ def _waits(mapping: dict[str, Any]) -> dict[int, list[str]]:
     """What waited in each step of a run, with all its callbacks."""
     quiet_libraries(debug=False)
     for name in ("queue", "info_nce"):
-        module: Any = importlib.import_module(f"pretrain.contrast.{name}")
+        module: Any = importlib.import_module(f"capt.pretrain.contrast.{name}")
         module.is_readable = lambda values: False  # checks that a GPU is spared
     job = job_from_mapping(mapping, "test")
     task = task_class(job.task.type)(job, job.run.dir)

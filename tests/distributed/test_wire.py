@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from pretrain.base.quiet import quiet_libraries
-from pretrain.config.load import load_job
-from pretrain.engine.engines.build import build_engines
-from pretrain.engine.task import Progress
+from capt.pretrain.base.quiet import quiet_libraries
+from capt.pretrain.config.load import load_job
+from capt.pretrain.engine.engines.build import build_engines
+from capt.pretrain.engine.task import Progress
 from tests.benchmarks.scale_forms import Stage, zero_received
 from tests.language import write_corpus
 from tests.latent import write_text

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher.cli import main
+from capt.launcher.cli import main
 
 ROOT = Path(__file__).parents[2]
 Capt = Callable[..., tuple[int, str, str]]
@@ -135,7 +135,7 @@ def test_a_checkpoint_is_no_run(capt: Capt, tmp_path: Path, verb: list[str]) -> 
 
 
 def test_debug_shows_where_an_error_came_from(tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "launcher.cli", "config", "show", "capt_tny", "--debug"]
+    argv = [sys.executable, "-m", "capt.launcher.cli", "config", "show", "capt_tny", "--debug"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert "Traceback" in done.stderr
@@ -143,7 +143,7 @@ def test_debug_shows_where_an_error_came_from(tmp_path: Path) -> None:
 
 
 def test_a_verb_that_imports_deepspeed_prints_its_answer_alone(tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "launcher.cli", "data", "prepare", "capt_tiny", "data.files=nowhere.txt"]
+    argv = [sys.executable, "-m", "capt.launcher.cli", "data", "prepare", "capt_tiny", "data.files=nowhere.txt"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
@@ -158,7 +158,7 @@ def test_a_folder_that_cannot_be_written_is_a_users_error(capt: Capt, tmp_path: 
 
 
 def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
-    command = f"{sys.executable} -m launcher.cli config schema | head -n 1"
+    command = f"{sys.executable} -m capt.launcher.cli config schema | head -n 1"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("{\n", "")

@@ -48,7 +48,7 @@ class Folder:
         if forked:
             done = run_capt(*arguments, cwd=self.path, env=self.env)
         else:
-            command = [sys.executable, "-P", "-m", "launcher.cli", *arguments]
+            command = [sys.executable, "-P", "-m", "capt.launcher.cli", *arguments]
             done = subprocess.run(
                 command, cwd=self.path, env=self.env, capture_output=True, text=True, timeout=240, check=False
             )

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher.cli import main
-from pretrain.config.load import job_from_mapping
-from pretrain.engine.run import run_job
+from capt.launcher.cli import main
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.engine.run import run_job
 from tests.documented import OURS, ROOT, commands
 from tests.finetune import glue_mapping, write_encoder, write_task
 from tests.language import language_mapping, write_corpus

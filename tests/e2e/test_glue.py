@@ -12,26 +12,25 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from finetune.backbone import load_backbone
-from finetune.glue.config import GlueJob
-from finetune.glue.evaluate import as_text, evaluate
-from finetune.glue.export import export
-from finetune.glue.files import read_split
-from finetune.glue.predict import predict
-from finetune.glue.restore import load_classifier
-from finetune.glue.tasks import GLUE
-from finetune.task import best_so_far
-from launcher.cli import app
-from pretrain.base.errors import CheckpointError, ConfigError, UserError
-from pretrain.config.load import job_from_mapping
-from pretrain.engine.checkpoint import find_best, read_job
+from capt.finetune.glue.config import GlueJob
+from capt.finetune.glue.evaluate import as_text, evaluate, predict
+from capt.finetune.glue.export import export
+from capt.finetune.glue.files import read_split
+from capt.finetune.glue.restore import load_classifier
+from capt.finetune.glue.tasks import GLUE
+from capt.finetune.restore import load_backbone
+from capt.finetune.task import best_so_far
+from capt.launcher.cli import app
+from capt.pretrain.base.errors import CheckpointError, ConfigError, UserError
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.engine.checkpoint import find_best, read_job
 from tests.finetune import glue_mapping, write_encoder, write_task
 from tests.support import run_ranks
 
 
 def _run(mapping: dict[str, Any], resume: bool = False) -> int | str:
-    from pretrain.base.quiet import quiet_libraries
-    from pretrain.engine.run import run_job
+    from capt.pretrain.base.quiet import quiet_libraries
+    from capt.pretrain.engine.run import run_job
 
     quiet_libraries(debug=False)
     try:

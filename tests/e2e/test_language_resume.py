@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from pretrain.base.errors import UserError
-from pretrain.config.load import job_from_mapping
-from pretrain.engine.checkpoint import find_checkpoint
+from capt.pretrain.base.errors import UserError
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.engine.checkpoint import find_checkpoint
 from tests.language import language_mapping, write_corpus
 from tests.support import run_ranks
 
 
 def _run(mapping: dict[str, Any], resume: bool = False) -> tuple[int | str, list[list[int]]]:
     """Exit code (or the user error), and the window ids this rank trained on, step by step."""
-    from pretrain.base.quiet import quiet_libraries
-    from pretrain.engine.run import run_job
-    from pretrain.language.task import LanguageTask
+    from capt.pretrain.base.quiet import quiet_libraries
+    from capt.pretrain.engine.run import run_job
+    from capt.pretrain.language.task import LanguageTask
 
     quiet_libraries(debug=False)
     seen: list[list[int]] = []

@@ -11,17 +11,17 @@ import torch
 import yaml
 from huggingface_hub import constants
 
-from finetune.backbone import load_backbone
-from pretrain.base.errors import CheckpointError, ConfigError
-from pretrain.config.load import job_from_mapping
-from pretrain.config.writer import job_to_yaml
-from pretrain.convert.dispatch import convert
-from pretrain.language.config import LanguageJob
-from pretrain.language.task import LanguageTask
+from capt.finetune.restore import load_backbone
+from capt.pretrain.base.errors import CheckpointError, ConfigError
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.config.reader import job_to_yaml
+from capt.pretrain.convert.dispatch import convert
+from capt.pretrain.language.config import LanguageJob
+from capt.pretrain.language.task import LanguageTask
+from capt.tokenizer.encode import load_tokenizer
+from capt.tokenizer.train import train
 from tests.language import language_mapping
 from tests.unit.models.test_hub import COMMIT, cached
-from tokenizer.encode import load_tokenizer
-from tokenizer.train import train
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from finetune.visual.check import check_predictions
+from capt.finetune.visual.predictions import check_predictions
 from tests.support import start_capt
 
 ROOT = Path(__file__).parents[2]

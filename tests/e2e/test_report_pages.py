@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pretrain.config.load import load_job
-from pretrain.latent.artifacts import EVALUATION
-from pretrain.report import report
+from capt.pretrain.config.load import load_job
+from capt.pretrain.latent.config import EVALUATION
+from capt.pretrain.report import report
 from tests.browser import CHROMIUM, Browser
 from tests.latent import PTB
 from tests.unit.finetune.test_report import glue_sweep

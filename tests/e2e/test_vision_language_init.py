@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from pretrain.base.errors import CheckpointError, ConfigError
-from pretrain.config.load import job_from_mapping
-from pretrain.engine.run import run_job
-from pretrain.vision_language.restore import load_model
-from pretrain.vision_language.task import VisionLanguageTask
+from capt.pretrain.base.errors import CheckpointError, ConfigError
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.engine.run import run_job
+from capt.pretrain.vision_language.restore import load_model
+from capt.pretrain.vision_language.task import VisionLanguageTask
 from tests.support import run_ranks
 from tests.vision_language import vision_language_mapping, write_small_store
 
 
 def _run(mapping: dict[str, Any]) -> int:
-    from pretrain.base.quiet import quiet_libraries
+    from capt.pretrain.base.quiet import quiet_libraries
 
     quiet_libraries(debug=False)
     return run_job(job_from_mapping(mapping, "test"))

@@ -13,19 +13,19 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from pretrain.base.errors import UserError
-from pretrain.config.load import job_from_mapping, load_mapping
-from pretrain.engine.checkpoint import find_checkpoint
-from pretrain.vision_language.sections import OBJECTIVES
+from capt.pretrain.base.errors import UserError
+from capt.pretrain.config.load import job_from_mapping, load_mapping
+from capt.pretrain.engine.checkpoint import find_checkpoint
+from capt.pretrain.vision_language.sections import OBJECTIVES
 from tests.support import run_ranks
 from tests.vision_language import vision_language_mapping, write_sentences, write_small_store
 
 
 def _run(mapping: dict[str, Any], resume: bool = False) -> tuple[int | str, list[list[int]]]:
     """Exit code (or the user error), and the ids of the pairs this rank trained on, step by step."""
-    from pretrain.base.quiet import quiet_libraries
-    from pretrain.engine.run import run_job
-    from pretrain.vision_language.task import VisionLanguageTask
+    from capt.pretrain.base.quiet import quiet_libraries
+    from capt.pretrain.engine.run import run_job
+    from capt.pretrain.vision_language.task import VisionLanguageTask
 
     quiet_libraries(debug=False)
     seen: list[list[int]] = []
@@ -65,7 +65,7 @@ def test_resume_equals_the_uninterrupted_run_to_the_last_digit(tmp_path: Path) -
 
 def _run_until_killed(mapping: dict[str, Any]) -> None:
     """Every rank is killed in its fifth step, as the system's memory killer does it."""
-    from pretrain.vision_language.task import VisionLanguageTask
+    from capt.pretrain.vision_language.task import VisionLanguageTask
 
     step = VisionLanguageTask.step
 

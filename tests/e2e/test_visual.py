@@ -12,16 +12,16 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from finetune.visual.evaluate import as_text, evaluate
-from finetune.visual.pretrained import read_backbone
-from finetune.visual.restore import load_visual
-from finetune.visual.task import VisualFineTuning
-from launcher.cli import app
-from pretrain.base.errors import CheckpointError, DataError
-from pretrain.config.load import job_from_mapping
-from pretrain.engine.run import run_job
-from pretrain.regions.store import RegionStore
-from pretrain.vision_language.restore import load_model
+from capt.finetune.visual.backbone import read_backbone
+from capt.finetune.visual.evaluate import as_text, evaluate
+from capt.finetune.visual.module import load_visual
+from capt.finetune.visual.task import VisualFineTuning
+from capt.launcher.cli import app
+from capt.pretrain.base.errors import CheckpointError, DataError
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.engine.run import run_job
+from capt.pretrain.regions.store import RegionStore
+from capt.pretrain.vision_language.restore import load_model
 from tests.support import run_ranks
 from tests.vision_language import make_pictures, vision_language_mapping
 from tests.visual import visual_mapping, write_scene_store, write_scenes, write_small_store
@@ -196,9 +196,9 @@ def test_the_export_gives_the_same_answers_in_transformers(folder: Path, tmp_pat
 
 def test_some_options_stand_once_elsewhere(folder: Path) -> None:
     """``--data`` may stand several times for these tasks; a task with one folder refuses the second."""
-    from finetune.glue.evaluate import command
-    from pretrain.base.errors import ConfigError
-    from pretrain.verbs import accepted_options
+    from capt.finetune.glue.evaluate import command
+    from capt.pretrain.base.errors import ConfigError
+    from capt.pretrain.verbs import accepted_options
 
     assert accepted_options(command, "glue", {"data": [folder]}) == {"data": folder}
     with pytest.raises(ConfigError, match="--data may be given once for a checkpoint of task glue"):

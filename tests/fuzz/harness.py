@@ -24,7 +24,7 @@ from unittest.mock import patch
 
 from typer import main as typer_main
 
-from pretrain.base.errors import UserError, user_text
+from capt.pretrain.base.errors import UserError, user_text
 
 LIMIT = 5.0
 INPUTS = int(os.environ.get("CAPT_FUZZ", "40"))
@@ -56,7 +56,7 @@ def inputs(kind: str, count: int | None = None) -> Iterator[tuple[int, random.Ra
 
 def command(*arguments: str) -> Outcome:
     """Run ``capt`` in this process."""
-    from launcher.cli import main
+    from capt.launcher.cli import main
 
     root = logging.getLogger()
     before = root.handlers[:], root.level

@@ -16,15 +16,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from launcher.plan import Options
-from launcher.start import resume
-from pretrain.base.errors import CheckpointError
-from pretrain.config.load import job_from_mapping
-from pretrain.engine.checkpoint import open_checkpoint, read_metadata, read_weights, restore_weights, verify
-from pretrain.engine.checkpoint.save import write_weights_only
-from pretrain.engine.run_folder import read_best, read_status
-from pretrain.registry import TASKS
-from pretrain.report.runs import read_run
+from capt.launcher.plan import Options
+from capt.launcher.start import resume
+from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.engine.checkpoint import open_checkpoint, read_metadata, read_weights, restore_weights, verify
+from capt.pretrain.engine.checkpoint.save import write_weights_only
+from capt.pretrain.engine.run_folder import read_best, read_status
+from capt.pretrain.registry import TASKS
+from capt.pretrain.report.runs import read_run
 from tests.fuzz.harness import HOSTILE, check, inputs, library, mutated, snapshot
 from tests.toy.config import ToyJob
 from tests.toy.task import ToyModel
@@ -226,7 +226,7 @@ def test_the_small_files_of_a_run_from_somebody_else(name: str, tmp_path: Path) 
 
 
 def _resume_dry(run: Path) -> object:
-    return resume("pretrain", run, [], Options(), checkpoint=None, debug=False, show=lambda text: None)
+    return resume("capt.pretrain", run, [], Options(), checkpoint=None, debug=False, show=lambda text: None)
 
 
 def test_a_run_folder_from_somebody_else(sound: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pretrain.config.load import load_mapping
+from capt.pretrain.config.load import load_mapping
 from tests.fuzz.harness import HOSTILE, check, command, inputs, mutated, snapshot
 
 JOBS = ("capt_tiny", "capt_large", "mlm_small", "ptb/clvae_plus_mi", "clusters_k4", "yelp/vae", "rte", "stsb")
@@ -92,7 +92,7 @@ def _files(rng: random.Random, folder: Path, text: bytes) -> Path:
 
 
 def test_jobs(folder: Path) -> None:
-    from pretrain.config import load_job
+    from capt.pretrain.config import load_job
 
     needs = {"rte": ["data.path=x", "model.init=y"], "stsb": ["data.path=x", "model.init=y"]}
     known = {

@@ -14,8 +14,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from pretrain.data.config import DataConfig
-from pretrain.data.prepare import prepare
+from capt.pretrain.data.config import DataConfig
+from capt.pretrain.data.prepare import prepare
 from tests.fuzz.harness import HOSTILE, check, inputs, library, mutated, snapshot
 from tests.fuzz.planting import changed_json, plant
 from tests.unit.data.doubles import ByteTokenizer
@@ -69,7 +69,7 @@ def _use(path: Path, cache: Path) -> None:
 
 
 def test_corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pretrain.data.files._LONGEST_ROW", 1 << 16)  # as it is, writing the input takes seconds
+    monkeypatch.setattr("capt.pretrain.data.files._LONGEST_ROW", 1 << 16)  # as it is, writing the input takes seconds
     folder, cache = tmp_path / "text", tmp_path / "cache"
     codes = set()
     for number, rng in inputs("corpora"):

@@ -15,12 +15,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from finetune.backbone import load_backbone
-from pretrain.base.errors import CheckpointError
-from pretrain.language.import_hf import command as import_hf
-from pretrain.models.config import RobertaConfig
-from pretrain.models.foreign.families import FAMILIES
-from pretrain.models.hf_model import read_hf
+from capt.finetune.restore import load_backbone
+from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.language.restore import command as import_hf
+from capt.pretrain.models.config import RobertaConfig
+from capt.pretrain.models.foreign.families import FAMILIES
+from capt.pretrain.models.hf_model import read_hf
 from tests.fuzz.harness import HOSTILE, check, command, inputs, library, mutated, snapshot
 from tests.unit.convert.models import config, model, tokenizer
 
@@ -38,7 +38,7 @@ def loaded_libraries() -> None:
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small whole folder, written without the comparison with transformers."""
-    from pretrain.convert.huggingface import export_hf
+    from capt.pretrain.convert.huggingface import export_hf
 
     out = tmp_path_factory.mktemp("good") / "model"
     cfg = config(layers=1, hidden=12, heads=1, ffn=16)

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher.cluster import load_cluster
-from launcher.environment import forwarded_to_hosts
-from launcher.hostfile import read_hostfile
-from launcher.plan import Options
-from launcher.requeue import main
-from pretrain.config.load import load_mapping
+from capt.launcher.cluster import load_cluster
+from capt.launcher.environment import forwarded_to_hosts
+from capt.launcher.plan import Options
+from capt.launcher.requeue import main
+from capt.launcher.ssh import read_hostfile
+from capt.pretrain.config.load import load_mapping
 from tests.fuzz.harness import HOSTILE, check, command, inputs, library, mutated, snapshot
 
 PLAIN = re.compile(r"[A-Za-z0-9_.:-]+")

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from pretrain.base.errors import DataError
-from pretrain.regions.damage import Damage
-from pretrain.regions.extract.decode import decode
-from pretrain.regions.extract.find import find_pictures, read_picture
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.regions.extract.find import find_pictures, read_picture
+from capt.pretrain.regions.extract.prepare import decode
+from capt.pretrain.regions.picture import Damage
 from tests.fuzz.harness import check, inputs, library, mutated
 from tests.unit.regions.extract.support import as_bytes, picture
 

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pretrain.base.verification import Verifier
-from pretrain.regions.class_names import ClassNames
-from pretrain.regions.importing import import_regions
-from pretrain.regions.store import RegionStore
-from pretrain.regions.summary import describe, summarize
-from pretrain.regions.tsv import FIELDS, encode
-from pretrain.regions.writer import write_store
+from capt.pretrain.base.verification import Verifier
+from capt.pretrain.regions.class_names import ClassNames
+from capt.pretrain.regions.importing import import_regions
+from capt.pretrain.regions.store import RegionStore
+from capt.pretrain.regions.summary import describe, summarize
+from capt.pretrain.regions.tsv import FIELDS, encode
+from capt.pretrain.regions.writer import write_store
 from tests.fuzz.harness import HOSTILE, check, command, inputs, library, mutated, snapshot
 from tests.fuzz.planting import changed_json, plant
 from tests.unit.regions.pictures import random_pictures

@@ -12,11 +12,9 @@ from typing import Any
 
 import pytest
 
-from pretrain.base.verification import Verifier
-from pretrain.data.packing import PackedDataset
-from pretrain.data.shard_writer import write_shards
-from pretrain.data.shards import ShardSet
-from pretrain.data.summary import summarize
+from capt.pretrain.base.verification import Verifier
+from capt.pretrain.data.shard_writer import write_shards
+from capt.pretrain.data.shards import PackedDataset, ShardSet, summarize
 from tests.fuzz.harness import check, inputs, library, mutated, snapshot
 from tests.fuzz.planting import changed_json, plant
 from tests.unit.data.doubles import ByteTokenizer, ListCorpus

@@ -11,18 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from finetune.glue.files import read_split
-from finetune.glue.submission import HEADER, SUBMISSION_FILES, check_submission
-from finetune.glue.tasks import GLUE
-from launcher.sweep.base_jobs import check_base_jobs
-from launcher.sweep.restart import prepare_restart, what_went_wrong
-from launcher.sweep.trial_log import TrialLog, best_row, validations
-from launcher.sweep.trial_state import TrialState, started_trials, write_spec
-from launcher.sweep.trials import StudyPlan, SweepPlan, TrialSpec
-from pretrain.engine.metrics_file import read_metrics
-from pretrain.report import report
-from pretrain.report.runs import read_run
-from pretrain.report.sweeps import read_sweep
+from capt.finetune.glue.files import read_split
+from capt.finetune.glue.submission import HEADER, SUBMISSION_FILES, check_submission
+from capt.finetune.glue.tasks import GLUE
+from capt.launcher.sweep.restart import prepare_restart, what_went_wrong
+from capt.launcher.sweep.run import check_base_jobs
+from capt.launcher.sweep.trial_log import TrialLog, TrialState, best_row, started_trials, validations, write_spec
+from capt.launcher.sweep.trials import StudyPlan, SweepPlan, TrialSpec
+from capt.pretrain.engine.metrics_file import read_metrics
+from capt.pretrain.report import report
+from capt.pretrain.report.runs import read_run
+from capt.pretrain.report.sweeps import read_sweep
 from tests.finetune import write_task
 from tests.fuzz.harness import HOSTILE, check, inputs, library, mutated, snapshot
 from tests.sweep_folders import add_trial, write_sweep
@@ -99,7 +98,7 @@ def test_sweep_folders(tmp_path: Path) -> None:
         victim = tmp_path / f"victim{number}" / "checkpoints" / "step-00000001"
         victim.mkdir(parents=True)
         study = StudyPlan("s", "accuracy", "max", {"optimizer": {"lr": 0.1}}, sweep / "trials" / "s")
-        plan = SweepPlan(sweep, sweep, "pretrain", {"s": study}, 1, 1, 1, False)
+        plan = SweepPlan(sweep, sweep, "capt.pretrain", {"s": study}, 1, 1, 1, False)
         spec = TrialSpec("s", {"optimizer.lr": 0.1}, 1)
         for seed in (1, 2):
             add_trial(sweep, "s", {"optimizer.lr": 0.1}, seed, [0.5, 0.6])

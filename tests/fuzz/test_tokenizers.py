@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
+from capt.tokenizer.encode import load_tokenizer
 from tests.fuzz.harness import check, inputs, library, mutated, snapshot
 from tests.fuzz.planting import changed_json, plant
-from tokenizer.encode import load_tokenizer
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 TEXTS = ["Hello world, it is me.", "", "a" * 300, "naïve 日本 😀 <mask>"]

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from finetune.visual.check import check_predictions
-from pretrain.vision_language.data.answers import load_table
-from pretrain.vision_language.data.read import read_examples
+from capt.finetune.visual.predictions import check_predictions
+from capt.pretrain.vision_language.data.answers import load_table
+from capt.pretrain.vision_language.data.read import read_examples
 from tests.fuzz.harness import check, inputs, library, mutated, snapshot
 from tests.fuzz.planting import changed_json, plant
 from tests.unit.vision_language.data import forms

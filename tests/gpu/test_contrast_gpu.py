@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pretrain.contrast import ContrastStats, ShardedQueue, capt_loss
-from pretrain.contrast.kernels import Precision
+from capt.pretrain.contrast import ContrastStats, ShardedQueue, capt_loss
+from capt.pretrain.contrast.kernels import Precision
 from tests.support import free_port
 from tests.unit.contrast.support import Problem, near, relative, unit
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 import yaml
 
-from pretrain.models import attention
-from pretrain.models.config import RobertaConfig
-from pretrain.models.roberta import RobertaEncoder
+from capt.pretrain.models import layers
+from capt.pretrain.models.config import RobertaConfig
+from capt.pretrain.models.roberta import RobertaEncoder
 from tests.language import language_mapping
 
 pytestmark = pytest.mark.gpu
@@ -25,7 +25,7 @@ def _run(tmp_path: Path, *, nproc: int = 1, **changes: Any) -> list[dict[str, An
     mapping = language_mapping(tmp_path, **changes)
     config = tmp_path / "job.yaml"
     config.write_text(yaml.safe_dump(mapping))
-    command = [sys.executable, "-m", "launcher.cli", "pretrain", str(config), "--nproc", str(nproc)]
+    command = [sys.executable, "-m", "capt.launcher.cli", "pretrain", str(config), "--nproc", str(nproc)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -71,7 +71,7 @@ def test_attention_by_runs_equals_the_mask(precision: str, monkeypatch: pytest.M
     weight = torch.randn(6, 128, 128, generator=generator)
     results = []
     for by_runs in (False, True):
-        monkeypatch.setattr(attention, "prefers_runs", lambda x, by_runs=by_runs: by_runs)
+        monkeypatch.setattr(layers, "prefers_runs", lambda x, by_runs=by_runs: by_runs)
         torch.manual_seed(1)
         config = RobertaConfig(
             size="custom", layers=3, hidden=128, heads=2, ffn=256, vocab_size=97, max_positions=128, dropout=0.0,

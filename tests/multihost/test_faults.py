@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from launcher.supervisor.heartbeats import is_stopped
-from pretrain.engine.heartbeat import HEADER, SECTIONS
+from capt.launcher.supervisor.heartbeats import is_stopped
+from capt.pretrain.engine.heartbeat import HEADER, SECTIONS
 from tests.multihost.network import ADDRESSES, INTERFACE, SPARE, Hosts, missing, several_hosts
 from tests.small_job import ROOT, crashes, losses, step, write_job
 from tests.support import run_capt
 
 pytestmark = [pytest.mark.multihost, pytest.mark.timeout(360)]
 
-CAPT = (sys.executable, "-m", "launcher.cli")
+CAPT = (sys.executable, "-m", "capt.launcher.cli")
 STEPS, EVERY = 80, 6
 FIRST, OTHER = ADDRESSES
 

@@ -17,13 +17,13 @@ from tests.multihost.network import ADDRESSES, INTERFACE, Hosts, missing, two_ho
 pytestmark = [pytest.mark.multihost, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
-CAPT = (sys.executable, "-m", "launcher.cli")
+CAPT = (sys.executable, "-m", "capt.launcher.cli")
 DRIVER = """
 import json, sys
 from dataclasses import asdict
 from pathlib import Path
-from launcher.hostfile import read_hostfile
-from launcher.preflight.run import check_cluster
+from capt.launcher.ssh import read_hostfile
+from capt.launcher.preflight.run import check_cluster
 hosts = read_hostfile(Path(sys.argv[1]))
 checks = check_cluster(hosts, run_dir=Path(sys.argv[2]), job=None, address=None, port=29500)
 print(json.dumps([asdict(check) for check in checks]))

@@ -74,7 +74,7 @@ def ranks(run: Path) -> dict[str, int]:
         words = command.split("\0")
         name = re.search(r"SLURMD_NODENAME=(\w+)", env)
         started_by_node = f"SLURM_JOB_NAME=capt-{run.name}\0" in env and "-m" in words and "pretrain" in words
-        if name and started_by_node and "launcher.batch" not in words:
+        if name and started_by_node and "capt.launcher.batch" not in words:
             found.setdefault(name[1], int(path.name))
     return found
 

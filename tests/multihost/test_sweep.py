@@ -89,7 +89,7 @@ def test_a_trial_of_two_ranks_spans_both_nodes(hosts: Hosts, folder: Folder) -> 
         space={},
         trial={"workers": 2, "gpus": 0},
     )
-    folder.run(capt=on_the_head(hosts, sys.executable, "-P", "-m", "launcher.cli"))
+    folder.run(capt=on_the_head(hosts, sys.executable, "-P", "-m", "capt.launcher.cli"))
     (line,) = map(json.loads, (out / "trials.jsonl").read_text().splitlines())
     assert (line["state"], line["attempts"]) == ("done", 1)
     manifest = next((out / line["run"]).glob("checkpoints/step-*/manifest.json"))

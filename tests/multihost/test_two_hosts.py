@@ -21,7 +21,7 @@ from tests.support import free_port
 pytestmark = [pytest.mark.multihost, pytest.mark.timeout(300)]
 
 BIN = Path(sys.executable).parent
-CAPT = (sys.executable, "-m", "launcher.cli", "pretrain")
+CAPT = (sys.executable, "-m", "capt.launcher.cli", "pretrain")
 STEPS = 6
 QUEUE = 37  # odd and smaller than three steps: the shards differ in size and wrap
 
@@ -94,7 +94,7 @@ def test_the_raw_deepspeed_launcher(hosts: Hosts, workplace: Path, one_host: dic
         workplace,
         "raw",
         *(BIN / "deepspeed", "--hostfile", hosts.hostfile(), "--master_addr", ADDRESSES[0]),
-        *("--module", "pretrain", "job.yaml", "run.dir=raw", f"schedule.stop_after={STEPS}"),
+        *("--module", "capt.pretrain", "job.yaml", "run.dir=raw", f"schedule.stop_after={STEPS}"),
     )
     check_two_hosts(said, workplace / "raw", one_host)
 

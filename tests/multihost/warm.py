@@ -1,10 +1,10 @@
 """What ssh starts on the hosts of :mod:`tests.multihost.network`, forked from the fork server of `tests.support`.
 
-A Python at the end of an ssh would import nothing but ``launcher.supervisor``; each rank below it would import torch
-for seconds. So sshd runs this file in its place (``ForceCommand``): it hands its descriptors, environment and command
-to a server, which forks a process into the namespaces of the host, and ends as that ends. That process is the Python of
-the command, and forks its ranks as :mod:`tests.forked` does. All else is as it was: the line is the one of sshd, and
-whoever is killed is a process of its own.
+A Python at the end of an ssh would import nothing but ``capt.launcher.supervisor``; each rank below it would import
+torch for seconds. So sshd runs this file in its place (``ForceCommand``): it hands its descriptors, environment and
+command to a server, which forks a process into the namespaces of the host, and ends as that ends. That process is the
+Python of the command, and forks its ranks as :mod:`tests.forked` does. All else is as it was: the line is the one of
+sshd, and whoever is killed is a process of its own.
 """
 
 from __future__ import annotations

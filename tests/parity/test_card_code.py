@@ -13,10 +13,10 @@ import pytest
 import torch
 import yaml
 
-from pretrain.convert.huggingface import export_hf
-from pretrain.convert.onnx import export_onnx
-from pretrain.convert.sentence_transformers import export_sentence_transformers
-from pretrain.language.card import Form, model_card
+from capt.pretrain.convert.huggingface import export_hf
+from capt.pretrain.convert.onnx import export_onnx
+from capt.pretrain.convert.sentence_transformers import export_sentence_transformers
+from capt.pretrain.language.export import Form, model_card
 from tests.unit.convert.models import config, model, tokenizer
 
 WRITERS = {"hf": export_hf, "sentence-transformers": export_sentence_transformers, "onnx": export_onnx}

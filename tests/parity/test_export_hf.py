@@ -21,16 +21,16 @@ from transformers import (
 )
 from transformers import RobertaConfig as HFRobertaConfig
 
-from pretrain.base.errors import CheckpointError, DataError
-from pretrain.convert import huggingface
-from pretrain.convert.huggingface import export_hf
-from pretrain.convert.reference import TEXTS, tokenize
-from pretrain.language.import_hf import command as import_hf
-from pretrain.language.restore import load_model
-from pretrain.models.config import RobertaConfig
-from pretrain.models.vocabulary import with_rows
+from capt.pretrain.base.errors import CheckpointError, DataError
+from capt.pretrain.convert import huggingface
+from capt.pretrain.convert.huggingface import export_hf
+from capt.pretrain.convert.reference import TEXTS, tokenize
+from capt.pretrain.language.restore import command as import_hf
+from capt.pretrain.language.restore import load_model
+from capt.pretrain.models.config import RobertaConfig
+from capt.pretrain.models.heads import with_rows
+from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 from tests.unit.convert.models import CARD, config, model, tokenizer
-from tokenizer.encode import TextTokenizer, load_tokenizer
 
 
 def logits(ours, tokens):

@@ -7,10 +7,10 @@ import importlib.util
 import pytest
 import torch
 
-from pretrain.base.errors import CheckpointError, ConfigError
-from pretrain.convert.onnx import check_onnx, export_onnx
-from pretrain.convert.reference import embed
-from pretrain.models.build import build_model
+from capt.pretrain.base.errors import CheckpointError, ConfigError
+from capt.pretrain.convert.onnx import check_onnx, export_onnx
+from capt.pretrain.convert.reference import embed
+from capt.pretrain.models.capt import build_model
 from tests.unit.convert.models import CARD, config, model, tokenizer
 
 

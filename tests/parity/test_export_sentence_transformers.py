@@ -13,13 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pretrain.base.errors import CheckpointError
-from pretrain.convert import sentence_transformers as st
-from pretrain.convert.reference import LONG_TEXT, TEXTS, embed, tokenize
-from pretrain.convert.sentence_transformers import export_sentence_transformers
+from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.convert import sentence_transformers as st
+from capt.pretrain.convert.reference import LONG_TEXT, TEXTS, embed, tokenize
+from capt.pretrain.convert.sentence_transformers import export_sentence_transformers
 from tests.unit.convert.models import CARD, config, model, tokenizer
 from tests.unit.tokenizer import test_folders as folders
-from tokenizer.encode import load_tokenizer
 
 ROOT_FILES = [
     "1_Pooling", "2_Dense", "3_Dense", "4_Normalize", "README.md", "config.json", "config_sentence_transformers.json",

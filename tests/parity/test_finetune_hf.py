@@ -10,10 +10,10 @@ import pytest
 import torch
 import transformers
 
-from pretrain.config.load import job_from_mapping
-from pretrain.engine.engines.build import build_engines
-from pretrain.engine.loop import Run, train
-from pretrain.engine.task import Progress
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.engine.engines.build import build_engines
+from capt.pretrain.engine.loop import Run, train
+from capt.pretrain.engine.task import Progress
 from tests.finetune import glue_mapping, write_encoder, write_task
 from tests.support import run_ranks
 
@@ -22,8 +22,8 @@ STEPS = 20
 
 def _ours(mapping: dict[str, Any]) -> dict[str, Any]:
     """The losses of a run, and the weights of the head that it began with."""
-    from finetune.glue.task import GlueFineTuning
-    from pretrain.base.quiet import quiet_libraries
+    from capt.finetune.glue.task import GlueFineTuning
+    from capt.pretrain.base.quiet import quiet_libraries
 
     quiet_libraries(debug=False)
     run_dir = Path(mapping["run"]["dir"])
@@ -46,8 +46,8 @@ def _ours(mapping: dict[str, Any]) -> dict[str, Any]:
 def _trainers(
     folder: Path, mapping: dict[str, Any], head: dict[str, np.ndarray], names: tuple[str, str]
 ) -> list[float]:
-    from finetune.glue.files import read_split
-    from finetune.glue.tasks import glue_task
+    from capt.finetune.glue.files import read_split
+    from capt.finetune.glue.tasks import glue_task
 
     task = glue_task(mapping["data"]["task"])
     examples = read_split(folder / "glue", task, "train")

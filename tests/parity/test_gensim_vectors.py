@@ -14,13 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pretrain.embeddings.analogies import score_analogies
-from pretrain.embeddings.neighbors import neighbors
-from pretrain.embeddings.similarity import score_set
-from pretrain.embeddings.similarity_sets import read_set
-from pretrain.embeddings.vectors.read import read_vectors
-from pretrain.embeddings.vectors.word_vectors import WordVectors
-from pretrain.embeddings.vectors.write import write_vectors
+from capt.pretrain.embeddings.neighbors import neighbors
+from capt.pretrain.embeddings.similarity import read_set, score_analogies, score_set
+from capt.pretrain.embeddings.vectors.files import read_vectors
+from capt.pretrain.embeddings.vectors.word_vectors import WordVectors, write_vectors
 
 GENSIM = os.environ.get("CAPT_GENSIM")
 pytestmark = pytest.mark.skipif(GENSIM is None, reason="CAPT_GENSIM names no Python with gensim")

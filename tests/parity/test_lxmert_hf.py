@@ -11,13 +11,13 @@ import transformers
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pretrain.base.errors import CheckpointError
-from pretrain.convert import lxmert
-from pretrain.convert.lxmert import export_lxmert_hf
-from pretrain.models.lxmert.build import build_model, start_from
-from pretrain.models.lxmert.hf_config import hf_keys
-from pretrain.models.lxmert.names import HEADS, from_hf, to_hf
-from pretrain.models.lxmert.read import read_lxmert
+from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.convert import lxmert
+from capt.pretrain.convert.lxmert import export_lxmert_hf
+from capt.pretrain.models.lxmert.hf_config import hf_keys
+from capt.pretrain.models.lxmert.model import build_model, start_from
+from capt.pretrain.models.lxmert.names import HEADS, from_hf, to_hf
+from capt.pretrain.models.lxmert.read import read_lxmert
 from tests.unit.convert.models import CARD, tokenizer
 from tests.unit.models.lxmert.support import (
     ANSWERS,
@@ -162,7 +162,7 @@ def test_outputs_losses_and_gradients(padded, missing, dtype, tolerance):
 
 def test_dropout_is_in_the_same_places(monkeypatch):
     """Dropout that scales by a half, and drops nothing: a place that we forgot or invented changes the output."""
-    from pretrain.models import attention, dropout
+    from capt.pretrain.models import layers
 
     model = small_model(contrast=False).train()
     theirs = stock(model).train()
@@ -171,8 +171,8 @@ def test_dropout_is_in_the_same_places(monkeypatch):
         return torch.ones(shape, dtype=dtype), 0.5
 
     monkeypatch.setattr(torch.nn.Dropout, "forward", lambda self, x: x * 0.5)
-    monkeypatch.setattr(attention, "keep_mask", keep)
-    monkeypatch.setattr(dropout, "keep_mask", keep)
+    monkeypatch.setattr(layers, "keep_mask", keep)
+    monkeypatch.setattr(layers, "keep_mask", keep)
     batch = pairs()
     out = model(**batch.inputs)
     expected = theirs(**stock_arguments(batch), output_hidden_states=True)

@@ -13,11 +13,10 @@ from torch import Tensor
 from transformers import RobertaConfig as HFConfig
 from transformers import RobertaForMaskedLM, XLMRobertaForMaskedLM
 
-from pretrain.models.build import load_weights
-from pretrain.models.capt import CaptModel
-from pretrain.models.config import RobertaConfig
-from pretrain.models.hf_map import HEAD, from_hf, to_hf
-from pretrain.models.pooling import take_rows
+from capt.pretrain.models.capt import CaptModel, load_weights
+from capt.pretrain.models.config import RobertaConfig
+from capt.pretrain.models.heads import take_rows
+from capt.pretrain.models.hf_map import HEAD, from_hf, to_hf
 from tests.unit.models.support import assert_same, batch, small_model
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, BertTokenizer, GPT2Tokenizer, RobertaTokenizer
 
-from pretrain.base.errors import DataError
+from capt.pretrain.base.errors import DataError
+from capt.tokenizer.check import TRICKY, check_with_transformers
+from capt.tokenizer.encode import load_tokenizer
+from capt.tokenizer.train import train
 from tests.unit.tokenizer.corpus import DATA, lines, realdata
-from tokenizer.check import TRICKY, check_with_transformers
-from tokenizer.encode import load_tokenizer
-from tokenizer.train import train
 
 
 @pytest.fixture(scope="module", params=["unigram", "bpe"])

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain.config.load import job_from_mapping
-from pretrain.data.corruption import IGNORE
-from pretrain.regions.picture import Labels, Picture
-from pretrain.regions.writer import write_store
-from pretrain.vision_language.batches import Assembler
-from pretrain.vision_language.module import VisionLanguageModule
-from pretrain.vision_language.objectives import Counts, divisors, loss_sums
-from pretrain.vision_language.prepare import prepare
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.data.corruption import IGNORE
+from capt.pretrain.regions.picture import Labels, Picture
+from capt.pretrain.regions.writer import write_store
+from capt.pretrain.vision_language.batches import Assembler
+from capt.pretrain.vision_language.module import Counts, VisionLanguageModule, divisors, loss_sums
+from capt.pretrain.vision_language.prepare import prepare
 from tests.parity.test_lxmert_hf import stock
 from tests.vision_language import make_pictures, vision_language_mapping
 

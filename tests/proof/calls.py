@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pretrain.engine import durable
+from capt.pretrain.engine import durable
 
 _CHANGING = os.O_CREAT | os.O_TRUNC
 

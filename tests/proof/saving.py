@@ -46,8 +46,8 @@ def _with_file(state: State, number: int, rank: Rank, place: int) -> tuple[Check
     return (*state.partial[:number], partial._replace(files=files), *state.partial[number + 1 :])
 
 
-@move("pretrain.engine.run_status:RunStatus.lock", "pretrain.engine.resume_point:choose_checkpoint",
-      "pretrain.engine.checkpoint.folders:remove_leftovers")  # fmt: skip
+@move("capt.pretrain.engine.run_status:RunStatus.lock", "capt.pretrain.engine.resume_point:choose_checkpoint",
+      "capt.pretrain.engine.checkpoint.layout:remove_leftovers")  # fmt: skip
 def take(state: State, settings: Settings) -> Iterator[Move]:
     """Rank 0 takes the lock, chooses the newest checkpoint and sweeps what killed saves left."""
     for rank in state.ranks:
@@ -57,7 +57,7 @@ def take(state: State, settings: Settings) -> Iterator[Move]:
             yield f"{_named(rank)} takes the folder at step {state.newest}", taken
 
 
-@move("pretrain.base.locks:file_lock")
+@move("capt.pretrain.base.locks:file_lock")
 def refuse(state: State, settings: Settings) -> Iterator[Move]:
     """Rank 0 has waited for longer than a file server keeps the lock of a lost node, and another job still trains."""
     for rank in state.ranks:
@@ -67,7 +67,10 @@ def refuse(state: State, settings: Settings) -> Iterator[Move]:
                 yield f"{_named(rank)} is refused: the folder is locked", _ended(state, rank, REFUSED)
 
 
-@move("pretrain.engine.run_status:open_run_folder", "pretrain.engine.callbacks.checkpointer:Checkpointer.on_start")
+@move(
+    "capt.pretrain.engine.run_status:open_run_folder",
+    "capt.pretrain.engine.callbacks.checkpointer:Checkpointer.on_start",
+)
 def meet(state: State, settings: Settings) -> Iterator[Move]:
     """All ranks are there, and load the checkpoint that rank 0 has chosen."""
     for ranks in _whole_worlds(state):
@@ -76,8 +79,8 @@ def meet(state: State, settings: Settings) -> Iterator[Move]:
             yield f"attempt {ranks[0].gen} trains from step {ranks[0].step}", state._replace(ranks=state.put(*moved))
 
 
-@move("pretrain.engine.loop:train", "pretrain.engine.checkpoint.save:begin_save",
-      "pretrain.engine.checkpoint.save:_prepare_folder")  # fmt: skip
+@move("capt.pretrain.engine.loop:train", "capt.pretrain.engine.checkpoint.save:begin_save",
+      "capt.pretrain.engine.checkpoint.save:_prepare_folder")  # fmt: skip
 def train(state: State, settings: Settings) -> Iterator[Move]:
     """A step, after which rank 0 makes the temporary folder of its checkpoint; or the end."""
     for ranks in _whole_worlds(state):
@@ -95,7 +98,7 @@ def train(state: State, settings: Settings) -> Iterator[Move]:
         yield f"attempt {gen} makes step {step} and begins to save", state._replace(ranks=moved, partial=(*others, new))
 
 
-@move("pretrain.engine.durable:write_tensors", "pretrain.engine.checkpoint.save:_save_task")
+@move("capt.pretrain.engine.durable:write_tensors", "capt.pretrain.engine.checkpoint.save:_save_task")
 def write(state: State, settings: Settings) -> Iterator[Move]:
     """A rank writes its files, which are then in the memory of its node."""
     for rank in state.ranks:
@@ -109,7 +112,7 @@ def write(state: State, settings: Settings) -> Iterator[Move]:
         yield f"{_named(rank)} writes", state._replace(ranks=state.put(rank._replace(at=WROTE)), partial=partial)
 
 
-@move("pretrain.engine.checkpoint.pending:PendingSave.seal", "pretrain.base.atomic:sync")
+@move("capt.pretrain.engine.checkpoint.save:PendingSave.seal", "capt.pretrain.base.atomic:sync")
 def seal(state: State, settings: Settings) -> Iterator[Move]:
     """A rank makes its files durable and hashes them."""
     for rank in state.ranks:
@@ -122,7 +125,7 @@ def seal(state: State, settings: Settings) -> Iterator[Move]:
         yield f"{_named(rank)} seals its files", state._replace(ranks=state.put(sealed), partial=partial)
 
 
-@move("pretrain.engine.checkpoint.pending:PendingSave.commit")
+@move("capt.pretrain.engine.checkpoint.save:PendingSave.commit")
 def agree(state: State, settings: Settings) -> Iterator[Move]:
     """All ranks have written; rank 0 has their hashes."""
     for ranks in _whole_worlds(state):
@@ -135,7 +138,7 @@ def agree(state: State, settings: Settings) -> Iterator[Move]:
             yield f"all ranks of attempt {ranks[0].gen} have sealed", state._replace(ranks=moved, visible=visible)
 
 
-@move("pretrain.engine.checkpoint.pending:PendingSave._finish", "pretrain.engine.checkpoint.folders:put_in_place")
+@move("capt.pretrain.engine.checkpoint.save:PendingSave._finish", "capt.pretrain.engine.checkpoint.layout:put_in_place")
 def finish(state: State, settings: Settings) -> Iterator[Move]:
     """Rank 0 writes the manifest, durably, into the temporary folder, and then renames the folder."""
     for rank in state.ranks:
@@ -156,7 +159,7 @@ def finish(state: State, settings: Settings) -> Iterator[Move]:
             )
 
 
-@move("pretrain.engine.checkpoint.pending:PendingSave._finish", "pretrain.engine.checkpoint.folders:point")
+@move("capt.pretrain.engine.checkpoint.save:PendingSave._finish", "capt.pretrain.engine.checkpoint.layout:point")
 def report(state: State, settings: Settings) -> Iterator[Move]:
     """Rank 0 makes the new name durable, lets the link ``latest`` lead there, and returns from the commit."""
     for rank in state.ranks:
@@ -171,8 +174,8 @@ def report(state: State, settings: Settings) -> Iterator[Move]:
             )
 
 
-@move("pretrain.engine.callbacks.checkpointer:Checkpointer._prune",
-      "pretrain.engine.checkpoint.folders:remove_checkpoint")  # fmt: skip
+@move("capt.pretrain.engine.callbacks.checkpointer:Checkpointer._prune",
+      "capt.pretrain.engine.checkpoint.layout:remove_checkpoint")  # fmt: skip
 def prune(state: State, settings: Settings) -> Iterator[Move]:
     """Rank 0 hides what is no longer kept, durably, and then removes it."""
     for rank in state.ranks:
@@ -189,7 +192,7 @@ def prune(state: State, settings: Settings) -> Iterator[Move]:
         yield f"{_named(rank)} prunes", state._replace(ranks=moved, visible=kept)
 
 
-@move("pretrain.base.distributed:synchronize_errors")
+@move("capt.pretrain.base.distributed:synchronize_errors")
 def go_on(state: State, settings: Settings) -> Iterator[Move]:
     """The other ranks hear that the checkpoint is committed."""
     for ranks in _whole_worlds(state):
@@ -198,7 +201,7 @@ def go_on(state: State, settings: Settings) -> Iterator[Move]:
             yield f"attempt {ranks[0].gen} goes on", state._replace(ranks=moved)
 
 
-@move("pretrain.engine.run:_train")
+@move("capt.pretrain.engine.run:_train")
 def leave(state: State, settings: Settings) -> Iterator[Move]:
     """A rank that has done all steps ends with 0."""
     for rank in state.ranks:
@@ -206,7 +209,7 @@ def leave(state: State, settings: Settings) -> Iterator[Move]:
             yield f"{_named(rank)} exits with 0", _ended(state, rank, EXITED)
 
 
-@move("pretrain.base.distributed:gather_objects")
+@move("capt.pretrain.base.distributed:gather_objects")
 def break_off(state: State, settings: Settings) -> Iterator[Move]:
     """A rank in a collective notices that another one is gone."""
     for rank in state.ranks:

@@ -33,7 +33,7 @@ def _without(state: State, gone: list[Rank], *, freed: bool = True) -> State:
     return state._replace(ranks=ranks, lock=None if freed and state.lock in held else state.lock)
 
 
-@move("launcher.restart:supervise", "launcher.backends.ssh:start")
+@move("capt.launcher.restart:supervise", "capt.launcher.backends.ssh:start")
 def start(state: State, settings: Settings) -> Iterator[Move]:
     """A head that reaches its hosts starts a rank on each, once what it left there before has been killed."""
     for number, head in enumerate(state.heads):
@@ -68,7 +68,7 @@ def _hosts(state: State, number: int, settings: Settings) -> tuple[int, ...]:
     return () if None in chosen else tuple(node for node in chosen if node is not None)
 
 
-@move("launcher.start:_attempt")
+@move("capt.launcher.start:_attempt")
 def give_up(state: State, settings: Settings) -> Iterator[Move]:
     """A head that cannot reach enough hosts ends with 1 in the end."""
     for number, head in enumerate(state.heads):
@@ -76,7 +76,7 @@ def give_up(state: State, settings: Settings) -> Iterator[Move]:
             yield f"head {number} reaches too few hosts and exits with 1", _exits(state, number, "exit 1")
 
 
-@move("launcher.backends.watching:Watcher.watch")
+@move("capt.launcher.backends.watching:Watcher.watch")
 def judge(state: State, settings: Settings) -> Iterator[Move]:
     """A head sees how ranks ended, or that a node has been silent for too long."""
     for number, head in enumerate(state.heads):
@@ -105,7 +105,7 @@ def judge(state: State, settings: Settings) -> Iterator[Move]:
                 )
 
 
-@move("launcher.supervisor.ranks:LocalRanks.kill")
+@move("capt.launcher.supervisor.ranks:LocalRanks.kill")
 def end_ranks(state: State, settings: Settings) -> Iterator[Move]:
     """Ranks that their head no longer wants are killed by their node, when the head reaches it."""
     for rank in state.ranks:
@@ -114,7 +114,7 @@ def end_ranks(state: State, settings: Settings) -> Iterator[Move]:
             yield f"{_named(rank)} is ended", _without(state, [rank])
 
 
-@move("launcher.restart:supervise", "launcher.restart:resumed", "launcher.requeue:again")
+@move("capt.launcher.restart:supervise", "capt.launcher.restart:resumed", "capt.launcher.requeue:again")
 def restart(state: State, settings: Settings) -> Iterator[Move]:
     """A head that has seen all ranks end, or waited for longer than their lease, starts again or ends."""
     for number, head in enumerate(state.heads):
@@ -133,7 +133,7 @@ def restart(state: State, settings: Settings) -> Iterator[Move]:
             yield f"head {number} starts again", state._replace(heads=_set_head(state, number, again))
 
 
-@move("launcher.supervisor.heartbeats:find_stall")
+@move("capt.launcher.supervisor.heartbeats:find_stall")
 def expire(state: State, settings: Settings) -> Iterator[Move]:
     """The supervisor of a node that is alone kills its ranks and ends."""
     for rank in state.ranks if settings.without != "expiry" else ():

@@ -12,25 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from pretrain.base.atomic import sync
-from pretrain.base.errors import CheckpointError
-from pretrain.config.load import job_from_mapping
-from pretrain.engine.callbacks import best, checkpointer
-from pretrain.engine.callbacks.checkpointer import Checkpointer
-from pretrain.engine.checkpoint import (
-    PendingSave,
-    begin_save,
-    checkpoints_of,
-    folders,
-    pending,
-    read_metadata,
-    save,
-    verify,
-)
-from pretrain.engine.engines.build import build_engines
-from pretrain.engine.loop import Run
-from pretrain.engine.task import Progress
-from pretrain.registry import TASKS
+from capt.pretrain.base.atomic import sync
+from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.engine.callbacks import checkpointer
+from capt.pretrain.engine.callbacks.checkpointer import Checkpointer
+from capt.pretrain.engine.checkpoint import PendingSave, begin_save, checkpoints_of, layout, read_metadata, save, verify
+from capt.pretrain.engine.engines.build import build_engines
+from capt.pretrain.engine.loop import Run
+from capt.pretrain.engine.task import Progress
+from capt.pretrain.registry import TASKS
 from tests.proof.calls import Calls, Death
 from tests.proof.disk import Disk, lay_out
 from tests.proof.explore import RULES
@@ -187,9 +178,9 @@ def _nothing(path: Path) -> None:
 @pytest.mark.parametrize(
     ("room", "name", "instead", "problem"),
     [
-        (pending, "sync", _nothing, "is damaged"),
-        (pending, "sync_tree", sync, "vocab.txt: missing"),
-        (folders, "sync", _nothing, "missing"),
+        (save, "sync", _nothing, "is damaged"),
+        (save, "sync_tree", sync, "vocab.txt: missing"),
+        (layout, "sync", _nothing, "missing"),
         (save, "sync", _nothing, "was committed, and () are found"),
     ],
     ids=["bytes", "names in inner folders", "hiding of what is pruned", "the folder of all"],
@@ -237,7 +228,7 @@ def test_a_committed_checkpoint_is_not_written_again(
     if failing == "best":
         run.job = run.job.model_copy(update={"checkpoint": run.job.checkpoint.model_copy(update={"best": "loss"})})
         run.validation, run.validated_at = {"loss": 1.0}, STEPS
-        monkeypatch.setattr(best, "write_best", full)
+        monkeypatch.setattr(checkpointer, "write_best", full)
     begun: list[int] = []
     monkeypatch.setattr(
         checkpointer, "begin_save", lambda *args, **kwargs: (begun.append(args[4].step), begin_save(*args, **kwargs))[1]

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from pretrain.config.load import job_from_mapping
-from pretrain.engine.run import run_job
-from pretrain.registry import TASKS
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.engine.run import run_job
+from capt.pretrain.registry import TASKS
 from tests.proof.memory import Rules, explore_memory
 from tests.support import run_ranks
 
@@ -42,7 +42,7 @@ def test_each_part_is_needed(part: str, rules: Rules, problem: str) -> None:
 
 def _record(mapping: dict[str, Any]) -> list[tuple[float, str, int, tuple[int, ...]]]:
     """When this rank, a host of its own, put a step in place (with the files of which ranks), and removed one."""
-    from pretrain.reliability.local import checkpointer, replicate
+    from capt.pretrain.reliability.local import checkpointer, replicate
 
     logging.disable()
     rank = int(os.environ["RANK"])

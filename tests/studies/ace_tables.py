@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pretrain.embeddings.restore import load_embeddings
-from pretrain.embeddings.similarity import Cosines, cosines_of
-from pretrain.embeddings.similarity_sets import find_sets
+from capt.pretrain.embeddings.restore import load_embeddings
+from capt.pretrain.embeddings.similarity import Cosines, cosines_of, find_sets
 from tests.studies.resampling import Interval, over_examples, spearman
 from tests.studies.seeds import paired, spread
 

@@ -22,7 +22,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pretrain.base.files import write_json
+from capt.pretrain.base.files import write_json
 from tests.studies.glue_plots import plot_curves, plot_differences
 from tests.studies.glue_tables import write_tables
 from tests.studies.glue_trials import (

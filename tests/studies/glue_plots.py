@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.lines import Line2D
 
-from pretrain.report.plots import colour, count_steps, new_figure, style_axis, to_png
+from capt.pretrain.report.plots import colour, count_steps, new_figure, style_axis, to_png
 from tests.studies.glue_tables import Difference
 from tests.studies.glue_trials import Point
 

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from finetune.glue.files import Examples, read_split
-from finetune.glue.tasks import GLUE
-from finetune.metrics import compute_metrics
-from launcher.sweep.trial_log import remove_checkpoints
-from pretrain.data.sts_files import find_sets
-from pretrain.report.trials_file import TRIALS, TrialRecord, read_trials
+from capt.finetune.glue.files import Examples, read_split
+from capt.finetune.glue.tasks import GLUE
+from capt.finetune.metrics import compute_metrics
+from capt.launcher.sweep.trial_log import remove_checkpoints
+from capt.pretrain.data.sts_files import find_sets
+from capt.pretrain.report.sweeps import TRIALS, TrialRecord, read_trials
 from tests.studies.support import newest_checkpoint, rows_of, usual
 
 ON_TEST = ("mrpc", "stsb")
@@ -134,7 +134,7 @@ def has_predictions(sweep: Sweep) -> bool:
 
 def predict_trials(sweep: Sweep) -> None:
     """Predict the quoted examples with the quoted checkpoint of every trial; its checkpoints are removed then."""
-    from finetune.glue.predict import predict  # torch takes seconds
+    from capt.finetune.glue.evaluate import predict
 
     path, records = sweep.folder / PREDICTIONS, records_of(sweep)
     found = load(path) if path.exists() else {}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from matplotlib.lines import Line2D
 
-from pretrain.report.plots import colour, new_figure, style_axis, to_png
+from capt.pretrain.report.plots import colour, new_figure, style_axis, to_png
 from tests.studies.queue_tables import Trial
 
 PANELS = {

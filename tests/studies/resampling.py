@@ -120,4 +120,4 @@ SCORES: Mapping[str, Score] = {
     "pearson": pearson,
     "spearman": spearman,
 }
-"""By the names of `finetune.metrics.METRICS`."""
+"""By the names of `capt.finetune.metrics.METRICS`."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 def capt(*words: str | Path) -> None:
     """Run the command line, and stop the study where it fails."""
-    command = [sys.executable, "-m", "launcher", *map(str, words)]
+    command = [sys.executable, "-m", "capt.launcher", *map(str, words)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")

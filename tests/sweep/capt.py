@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from launcher import cli
-from launcher.sweep import run
+from capt.launcher import cli
+from capt.launcher.sweep import run
 
 run.run_sweep = functools.partial(run.run_sweep, module="tests.sweep.job")
 

@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from pretrain.config.load import load_mapping
+from capt.pretrain.config.load import load_mapping
 from tests.sweep.toy.config import SweepToyJob
 
 

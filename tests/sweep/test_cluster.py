@@ -168,7 +168,18 @@ def test_pretrain_with_the_ray_launcher(folder: Folder) -> None:
         "checkpoint": {"every": 0},
     }
     (folder.path / "job.yaml").write_text(yaml.safe_dump(job))
-    argv = [sys.executable, "-P", "-m", "launcher.cli", "pretrain", "job.yaml", "--launcher", "ray", "--nproc", "2"]
+    argv = [
+        sys.executable,
+        "-P",
+        "-m",
+        "capt.launcher.cli",
+        "pretrain",
+        "job.yaml",
+        "--launcher",
+        "ray",
+        "--nproc",
+        "2",
+    ]
     env = {**folder.env, "RAY_ADDRESS": folder.address[1]}
     with (folder.path / "log").open("w") as f:
         process = subprocess.Popen(argv, cwd=folder.path, env=env, stdout=f, stderr=f)

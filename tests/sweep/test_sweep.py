@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher.cli import main
-from pretrain.registry import TASKS
+from capt.launcher.cli import main
+from capt.pretrain.registry import TASKS
 from tests.sweep.support import Folder, wait_for
 
 pytestmark = pytest.mark.timeout(240)
@@ -138,7 +138,7 @@ def saved(folder: Folder) -> dict[str, int]:
 
 
 def test_real_jobs_run_through_the_engine(folder: Folder) -> None:
-    """Trials of ``python -m pretrain``, two ranks each, with the command as users start it."""
+    """Trials of ``python -m capt.pretrain``, two ranks each, with the command as users start it."""
     job = {
         "task": {"type": "toy"},
         "run": {"tensorboard": False},
@@ -151,7 +151,7 @@ def test_real_jobs_run_through_the_engine(folder: Folder) -> None:
     studies = {"toy": {"base": "job.yaml", "metric": "loss", "mode": "min"}}
     sweep = {"dir": str(folder.out), "seeds": [1]}
     folder.sweep(studies=studies, sweep=sweep, space={}, trial={"gpus": 0, "workers": 2})
-    folder.run(capt=(sys.executable, "-P", "-m", "launcher.cli"))
+    folder.run(capt=(sys.executable, "-P", "-m", "capt.launcher.cli"))
     (line,) = folder.lines()
     assert (line["state"], line["score"], line["attempts"]) == ("done", 1.0, 1)
     run = folder.out / line["run"]

@@ -2,8 +2,8 @@
 
 import os
 
-from pretrain.__main__ import run_process
-from pretrain.registry import TASKS
+from capt.pretrain.__main__ import run_process
+from capt.pretrain.registry import TASKS
 
 if __name__ == "__main__":
     TASKS["toy"] = "tests.toy"

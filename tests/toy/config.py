@@ -11,10 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from pretrain.base import distributed
-from pretrain.base.errors import DataError
-from pretrain.config.base import Section
-from pretrain.config.schema import Job
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.config.base import Section
+from capt.pretrain.config.schema import Job
 
 
 def listening(parent: int) -> list[str]:

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from pretrain.convert.about import About
-from pretrain.convert.output import export_folder
-from pretrain.engine.checkpoint import find_best, open_checkpoint, restored
-from pretrain.engine.durable import write_tensors
+from capt.pretrain.convert.card import About
+from capt.pretrain.convert.output import export_folder
+from capt.pretrain.engine.checkpoint import find_best, open_checkpoint, restored
+from capt.pretrain.engine.durable import write_tensors
 from tests.toy.config import ToyJob
 from tests.toy.task import ToyModel
 

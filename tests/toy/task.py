@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pretrain.base import distributed
-from pretrain.base.errors import DataError
-from pretrain.engine.checkpoint.fragments import WEIGHT, fragments
-from pretrain.engine.engines.base import Engine
-from pretrain.engine.optim.settings import ModuleOptimizer
-from pretrain.engine.run_folder import LOCK
-from pretrain.engine.task import Progress, Rows, SampleOrder, StepMetrics
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.engine.checkpoint.fragments import WEIGHT, fragments
+from capt.pretrain.engine.engines.base import Engine
+from capt.pretrain.engine.optim.settings import ModuleOptimizer
+from capt.pretrain.engine.run_folder import LOCK
+from capt.pretrain.engine.task import Progress, Rows, SampleOrder, StepMetrics
 from tests.toy.config import ToyJob
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from pretrain.base import distributed
-from pretrain.engine.engines.base import Engine
-from pretrain.engine.task import Progress, StepMetrics, Updates
+from capt.pretrain.base import distributed
+from capt.pretrain.engine.engines.base import Engine
+from capt.pretrain.engine.task import Progress, StepMetrics, Updates
 from tests.toy.config import ToyJob
 from tests.toy.task import ToyTask
 

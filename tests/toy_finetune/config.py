@@ -1,6 +1,6 @@
 """Configuration of the toy fine-tuning task."""
 
-from finetune.config import FineTuningJob
+from capt.finetune.config import FineTuningJob
 
 
 class ToyJob(FineTuningJob):

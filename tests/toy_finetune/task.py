@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from finetune.batches import Batch
-from finetune.predictions import write_checked
-from finetune.task import FineTuningTask, Identity
+from capt.finetune.batches import Batch
+from capt.finetune.predictions import write_checked
+from capt.finetune.task import FineTuningTask, Identity
 from tests.toy_finetune.config import ToyJob
 
 

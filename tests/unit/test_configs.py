@@ -14,22 +14,21 @@ import pytest
 import yaml
 from transformers import LxmertConfig
 
-from finetune.glue.tasks import GLUE
-from launcher.cli import main
-from launcher.cluster import load_cluster
-from launcher.commands.config import _table
-from launcher.launch_files import job_file
-from launcher.plan import Options
-from launcher.start import begin
-from launcher.sweep.config import load_sweep
-from launcher.sweep.run import run_sweep
-from launcher.sweep.trials import trial_specs
-from pretrain.base.errors import ConfigError, UserError
-from pretrain.config.load import job_from_mapping, load_job, load_mapping, resolve_path, shipped_jobs
-from pretrain.config.schema import Job
-from pretrain.config.writer import to_yaml
-from pretrain.engine.engines.deepspeed_config import deepspeed_config
-from pretrain.regions.writer import write_store
+from capt.finetune.glue.tasks import GLUE
+from capt.launcher.cli import main
+from capt.launcher.cluster import load_cluster
+from capt.launcher.commands.config import _table
+from capt.launcher.plan import Options, job_file
+from capt.launcher.start import begin
+from capt.launcher.sweep.config import load_sweep
+from capt.launcher.sweep.run import run_sweep
+from capt.launcher.sweep.trials import trial_specs
+from capt.pretrain.base.errors import ConfigError, UserError
+from capt.pretrain.config.load import job_from_mapping, load_job, load_mapping, resolve_path, shipped_jobs
+from capt.pretrain.config.reader import to_yaml
+from capt.pretrain.config.schema import Job
+from capt.pretrain.engine.engines.deepspeed_config import deepspeed_config
+from capt.pretrain.regions.writer import write_store
 from tests.finetune import write_encoder, write_vocabulary
 from tests.unit.regions.pictures import random_pictures
 
@@ -172,11 +171,11 @@ def test_job_can_be_launched(path: Path, tmp_path: Path, here: Path) -> None:
     overrides = [*_needs(path, here), f"run.dir={tmp_path / 'run'}"]
     if job.batch.micro is not None:
         overrides.append(f"batch.micro={job.batch.global_ // 2}")
-    assert begin("pretrain", str(path), overrides, Options(nproc=2), debug=False, show=shown.append) == 0
+    assert begin("capt.pretrain", str(path), overrides, Options(nproc=2), debug=False, show=shown.append) == 0
     (plan,) = shown
     merged = to_yaml(load_mapping(path, overrides))
     file = job_file(tmp_path / "run", merged)
-    assert f"-m pretrain {file} --merged" in plan
+    assert f"-m capt.pretrain {file} --merged" in plan
     assert f"# file that would be written: {file}\n{merged.rstrip()}\n" in plan
     assert f"batch.global {job.batch.global_} = " in plan
     assert f"# {job.check_inputs()[0]}\n" in plan

@@ -15,14 +15,14 @@ import typer
 import yaml
 from pydantic import BaseModel
 
-from launcher.bench import find_benchmarks
-from launcher.cli import app
-from launcher.sweep.config import Sweep
-from pretrain.__main__ import parse
-from pretrain.base.command_line import with_value_of_resume
-from pretrain.base.errors import UserError
-from pretrain.config.load import load_mapping, resolve_path
-from pretrain.registry import TASKS, job_class
+from capt.launcher.bench import find_benchmarks
+from capt.launcher.cli import app
+from capt.launcher.sweep.config import Sweep
+from capt.pretrain.__main__ import parse
+from capt.pretrain.base.command_line import with_value_of_resume
+from capt.pretrain.base.errors import UserError
+from capt.pretrain.config.load import load_mapping, resolve_path
+from capt.pretrain.registry import TASKS, job_class
 from tests.documented import BLOCK, OURS, PAGES, ROOT, SHELL, blocks, capt_commands, commands
 
 BIN = Path(sys.executable).parent
@@ -111,7 +111,7 @@ def test_the_pages_show_every_verb() -> None:
 
 @pages
 def test_every_raw_form_is_accepted(page: Path) -> None:
-    """``python -m pretrain ...`` and what ``deepspeed`` and ``torchrun`` start."""
+    """``python -m capt.pretrain ...`` and what ``deepspeed`` and ``torchrun`` start."""
     for command in commands(page):
         marker = next((flag for flag in ("-m", "--module") if flag in command), None)
         if marker is None or command[command.index(marker) + 1] != "pretrain":

@@ -14,15 +14,15 @@ from typing import Any, get_args
 import pytest
 import yaml
 
+from capt.launcher.backends import LAUNCHERS
+from capt.launcher.sweep.config import Sweep
+from capt.pretrain.config.contrast import TemperatureSection
+from capt.pretrain.config.load import load_job
+from capt.pretrain.config.schema import EngineSection, OptimizerSection
+from capt.pretrain.contrast.kernels import KERNELS
+from capt.pretrain.data.config import CORRUPTIONS
+from capt.pretrain.registry import CALLBACKS, job_class
 from docs.hooks import sections
-from launcher.backends import LAUNCHERS
-from launcher.sweep.config import Sweep
-from pretrain.config.contrast import TemperatureSection
-from pretrain.config.load import load_job
-from pretrain.config.schema import EngineSection, OptimizerSection
-from pretrain.contrast.kernels import KERNELS
-from pretrain.data.config import CORRUPTIONS
-from pretrain.registry import CALLBACKS, job_class
 from tests.browser import CHROMIUM, Browser
 from tests.documented import BLOCK, ROOT
 from tests.unit.test_docs import BIN, OWN, SHIPPED
@@ -57,7 +57,7 @@ def test_site_has_every_key_and_every_verb(site: Path) -> None:
 def test_site_documents_the_public_functions(site: Path) -> None:
     text = (site / "reference" / "api" / "contrast" / "index.html").read_text()
     for name in ("capt_loss", "info_nce.info_nce", "ShardedQueue.enqueue", "inverted_triangle"):
-        assert f'id="pretrain.contrast.{name}"' in text, name
+        assert f'id="capt.pretrain.contrast.{name}"' in text, name
     assert ".. math::" not in text
     assert ":func:" not in text
 
@@ -128,7 +128,7 @@ def test_every_public_package_has_a_page() -> None:
         for page in (ROOT / "docs/reference/api").glob("*.md")
         for match in re.findall(r"^::: ([\w.]+)", page.read_text(), re.M)
     }
-    for package in ("tokenizer", "finetune", "launcher.sweep", *(f"pretrain.{room}" for room in PUBLIC)):
+    for package in ("tokenizer", "finetune", "capt.launcher.sweep", *(f"pretrain.{room}" for room in PUBLIC)):
         assert any(name.startswith(f"{package}.") or name == package for name in shown), package
     for name in shown:
         assert not any(part.startswith("_") for part in name.split(".")), f"{name} is private"

@@ -20,119 +20,144 @@ def _in(package: str, *names: str) -> tuple[str, ...]:
 
 
 # A room is a folder or a module. It may import itself and what stands here; a name allows what lies in it as well.
-BASE = ("pretrain.base",)
+BASE = ("capt.pretrain.base",)
 TASK = (
     "tokenizer",
     *_in("pretrain", "base", "config", "data", "models", "contrast", "contrastive", "engine", "registry"),
 )
-LATENT = (*BASE, "pretrain.engine", "pretrain.latent.config", "pretrain.latent.text_files", "pretrain.latent.data")
+LATENT = (
+    *BASE,
+    "capt.pretrain.engine",
+    "capt.pretrain.latent.config",
+    "capt.pretrain.latent.text_files",
+    "capt.pretrain.latent.data",
+)
 
-EMBEDDINGS = (*BASE, "pretrain.engine", "pretrain.embeddings.config", "pretrain.embeddings.sections")
+EMBEDDINGS = (*BASE, "capt.pretrain.engine", "capt.pretrain.embeddings.config", "capt.pretrain.embeddings.config")
 
 
 ALLOWED: dict[str, tuple[str, ...]] = {
-    "pretrain.base": (),
+    "capt.pretrain.base": (),
     "tokenizer": BASE,
     "configs": (),
-    "pretrain.registry": BASE,
-    "pretrain.config": (*BASE, "pretrain.registry"),
+    "capt.pretrain.registry": BASE,
+    "capt.pretrain.config": (*BASE, "capt.pretrain.registry"),
     # ---- engine: optimizers, then engines, then checkpoints of both, then callbacks; the loop and the run use them all
-    "pretrain.engine.optim": (*BASE, "pretrain.config", "pretrain.engine.schedule"),
-    "pretrain.engine.engines": (
-        *(*BASE, "pretrain.config"),
-        *_in("pretrain.engine", "optim", "own_time", "row_shard"),
+    "capt.pretrain.engine.optim": (*BASE, "capt.pretrain.config", "capt.pretrain.engine.optim.settings"),
+    "capt.pretrain.engine.engines": (
+        *(*BASE, "capt.pretrain.config"),
+        *_in("capt.pretrain.engine", "optim", "own_time", "row_shard"),
     ),
-    "pretrain.engine.checkpoint": (
-        *(*BASE, "pretrain.config"),
-        *_in("pretrain.engine", "durable", "engines", "optim", "provenance", "row_shard", "task"),
-        "pretrain.engine.verification",
+    "capt.pretrain.engine.checkpoint": (
+        *(*BASE, "capt.pretrain.config"),
+        *_in("capt.pretrain.engine", "durable", "engines", "optim", "provenance", "row_shard", "task"),
+        "capt.pretrain.engine.verification",
     ),
-    "pretrain.engine.callbacks": (
-        *(*BASE, "pretrain.config", "pretrain.registry"),
-        *_in("pretrain.engine", "checkpoint", "durable", "engines", "flags", "heartbeat", "interruption"),
-        *_in("pretrain.engine", "judgement", "loop", "metrics_file", "run_folder", "task"),
+    "capt.pretrain.engine.callbacks": (
+        *(*BASE, "capt.pretrain.config", "capt.pretrain.registry"),
+        *_in("capt.pretrain.engine", "checkpoint", "durable", "engines", "flags", "heartbeat", "interruption"),
+        *_in("capt.pretrain.engine", "judgement", "loop", "metrics_file", "run_folder", "task"),
     ),
-    "pretrain.engine": (*BASE, "pretrain.config", "pretrain.registry", "pretrain.engine"),
+    "capt.pretrain.engine": (*BASE, "capt.pretrain.config", "capt.pretrain.registry", "capt.pretrain.engine"),
     # ---- fault tolerance: callbacks that the engine finds in the registry, so that no arrow leads back
-    "pretrain.reliability.ledger": (
-        *(*BASE, "pretrain.data.sampler"),
-        *_in("pretrain.engine", "checkpoint", "durable", "task"),
+    "capt.pretrain.reliability.ledger": (
+        *(*BASE, "capt.pretrain.data.sampler"),
+        *_in("capt.pretrain.engine", "checkpoint", "durable", "task"),
     ),
-    "pretrain.reliability": (*BASE, "pretrain.config", "pretrain.engine", "pretrain.reliability"),
+    "capt.pretrain.reliability": (*BASE, "capt.pretrain.config", "capt.pretrain.engine", "capt.pretrain.reliability"),
     # ---- what tasks are built of
-    "pretrain.contrast": BASE,
-    "pretrain.contrastive": (*BASE, "pretrain.config", "pretrain.contrast", "pretrain.engine", "pretrain.data.sampler"),
-    "pretrain.data": (*BASE, "tokenizer", "pretrain.config.base", "pretrain.registry"),
-    "pretrain.models": (*BASE, "tokenizer", "pretrain.config.base"),
-    "pretrain.models.foreign": (*BASE, "tokenizer", "pretrain.models"),
-    "pretrain.models.lxmert": (*BASE, "tokenizer", "pretrain.config.base", "pretrain.models"),
-    "pretrain.regions": (*BASE, "pretrain.regions.extract.decode"),
-    "pretrain.regions.extract": (
-        *(*BASE, "pretrain.regions", *_in("pretrain.models", "hf_config", "hf_folder", "hub")),
+    "capt.pretrain.contrast": BASE,
+    "capt.pretrain.contrastive": (
+        *BASE,
+        "capt.pretrain.config",
+        "capt.pretrain.contrast",
+        "capt.pretrain.engine",
+        "capt.pretrain.data.sampler",
     ),
-    "pretrain.report": (*BASE, "pretrain.config", "pretrain.registry", "pretrain.engine"),
-    "pretrain.verbs": (*BASE, "pretrain.config", "pretrain.registry", "pretrain.engine"),
-    "pretrain.convert": (
+    "capt.pretrain.data": (*BASE, "tokenizer", "capt.pretrain.config.base", "capt.pretrain.registry"),
+    "capt.pretrain.models": (*BASE, "tokenizer", "capt.pretrain.config.base"),
+    "capt.pretrain.models.foreign": (*BASE, "tokenizer", "capt.pretrain.models"),
+    "capt.pretrain.models.lxmert": (*BASE, "tokenizer", "capt.pretrain.config.base", "capt.pretrain.models"),
+    "capt.pretrain.regions": (*BASE, "capt.pretrain.regions.extract.prepare"),
+    "capt.pretrain.regions.extract": (
+        *(*BASE, "capt.pretrain.regions", *_in("capt.pretrain.models", "hf_config", "hf_folder", "hub")),
+    ),
+    "capt.pretrain.report": (*BASE, "capt.pretrain.config", "capt.pretrain.registry", "capt.pretrain.engine"),
+    "capt.pretrain.verbs": (*BASE, "capt.pretrain.config", "capt.pretrain.registry", "capt.pretrain.engine"),
+    "capt.pretrain.convert": (
         *(room for room in TASK if room not in _in("pretrain", "data", "contrast", "contrastive")),
-        "pretrain.verbs",
+        "capt.pretrain.verbs",
     ),
-    "pretrain.__main__": (*BASE, "pretrain.config", "pretrain.engine"),
+    "capt.pretrain.__main__": (*BASE, "capt.pretrain.config", "capt.pretrain.engine"),
     # ---- tasks
-    "pretrain.language": (*TASK, "pretrain.convert"),
-    "pretrain.latent.text_files": (*BASE, "pretrain.config"),
-    "pretrain.latent.config": (*BASE, "pretrain.config", "pretrain.latent.text_files"),
-    "pretrain.latent.data": LATENT,
-    "pretrain.latent.models": (*LATENT, "pretrain.models"),
-    "pretrain.latent.objectives": (*LATENT, "pretrain.contrast", "pretrain.latent.models"),
-    "pretrain.latent.training": (*LATENT, "pretrain.contrast", *_in("pretrain.latent", "models", "objectives")),
-    "pretrain.latent.ngram": BASE,
-    "pretrain.latent.restore": (*LATENT, "pretrain.latent.models"),
-    "pretrain.latent.evaluation": (
-        *(*LATENT, "pretrain.contrast"),
-        *_in("pretrain.latent", "artifacts", "models", "objectives", "training", "ngram", "restore"),
+    "capt.pretrain.language": (*TASK, "capt.pretrain.convert"),
+    "capt.pretrain.latent.text_files": (*BASE, "capt.pretrain.config"),
+    "capt.pretrain.latent.config": (*BASE, "capt.pretrain.config", "capt.pretrain.latent.text_files"),
+    "capt.pretrain.latent.data": LATENT,
+    "capt.pretrain.latent.models": (*LATENT, "capt.pretrain.models"),
+    "capt.pretrain.latent.objectives": (*LATENT, "capt.pretrain.contrast", "capt.pretrain.latent.models"),
+    "capt.pretrain.latent.training": (
+        *LATENT,
+        "capt.pretrain.contrast",
+        *_in("capt.pretrain.latent", "models", "objectives"),
     ),
-    "pretrain.latent.report": (*BASE, "pretrain.config", "pretrain.report", "pretrain.latent.artifacts"),
-    "pretrain.latent": (*TASK, "pretrain.latent"),
-    "pretrain.embeddings.sections": (*BASE, "pretrain.config"),
-    "pretrain.embeddings.config": (*BASE, "pretrain.config", "pretrain.data", "pretrain.embeddings.sections"),
-    "pretrain.embeddings.data": (*EMBEDDINGS, "pretrain.data"),
-    "pretrain.embeddings.vectors": BASE,
-    "pretrain.embeddings.sampler": (
+    "capt.pretrain.latent.ngram": BASE,
+    "capt.pretrain.latent.restore": (*LATENT, "capt.pretrain.latent.models"),
+    "capt.pretrain.latent.evaluation": (
+        *(*LATENT, "capt.pretrain.contrast"),
+        *_in("capt.pretrain.latent", "artifacts", "models", "objectives", "training", "ngram", "restore"),
+    ),
+    "capt.pretrain.latent.report": (
+        *BASE,
+        "capt.pretrain.config",
+        "capt.pretrain.report",
+        "capt.pretrain.latent.config",
+    ),
+    "capt.pretrain.latent": (*TASK, "capt.pretrain.latent"),
+    "capt.pretrain.embeddings.config": (
+        *BASE,
+        "capt.pretrain.config",
+        "capt.pretrain.data",
+        "capt.pretrain.embeddings.config",
+    ),
+    "capt.pretrain.embeddings.data": (*EMBEDDINGS, "capt.pretrain.data"),
+    "capt.pretrain.embeddings.vectors": BASE,
+    "capt.pretrain.embeddings.sampler": (
         *EMBEDDINGS,
-        *_in("pretrain.embeddings", "data", "tables", "exchange", "objectives"),
+        *_in("capt.pretrain.embeddings", "data", "tables", "exchange", "objectives"),
     ),
-    "pretrain.embeddings.objectives": EMBEDDINGS,
-    "pretrain.embeddings": (*TASK, "pretrain.convert", "pretrain.report", "pretrain.embeddings"),
-    "pretrain.vision_language.data": (*BASE, "pretrain.regions.nlvr1"),
-    "pretrain.vision_language.microworld": (*BASE, "pretrain.regions", "pretrain.vision_language.data"),
-    "pretrain.vision_language": (
-        *(*TASK, "pretrain.convert", "pretrain.regions", "pretrain.report"),
-        "pretrain.vision_language",
+    "capt.pretrain.embeddings.objectives": EMBEDDINGS,
+    "capt.pretrain.embeddings": (*TASK, "capt.pretrain.convert", "capt.pretrain.report", "capt.pretrain.embeddings"),
+    "capt.pretrain.vision_language.data": (*BASE, "capt.pretrain.regions.nlvr1"),
+    "capt.pretrain.vision_language.microworld": (*BASE, "capt.pretrain.regions", "capt.pretrain.vision_language.data"),
+    "capt.pretrain.vision_language": (
+        *(*TASK, "capt.pretrain.convert", "capt.pretrain.regions", "capt.pretrain.report"),
+        "capt.pretrain.vision_language",
     ),
     "finetune": ("tokenizer", *_in("pretrain", "base", "config", "engine", "models", "language")),
-    "finetune.glue": (
+    "capt.finetune.glue": (
         *("finetune", "tokenizer"),
         *_in("pretrain", "base", "config", "data.sts_files", "engine", "models", "convert", "report"),
     ),
-    "finetune.visual": (
+    "capt.finetune.visual": (
         *("finetune", "tokenizer"),
         *_in("pretrain", "base", "config", "engine", "models", "convert", "report", "regions", "vision_language"),
     ),
     # ---- launcher
-    "launcher.supervisor": (*BASE, "pretrain.engine", "launcher.hostfile", "launcher.ssh"),
-    "launcher.backends": (
-        *(*BASE, "pretrain.config.reader", "pretrain.engine", "pretrain.registry"),
+    "capt.launcher.supervisor": (*BASE, "capt.pretrain.engine", "capt.launcher.ssh", "capt.launcher.ssh"),
+    "capt.launcher.backends": (
+        *(*BASE, "capt.pretrain.config.reader", "capt.pretrain.engine", "capt.pretrain.registry"),
         *_in("launcher", "cluster", "environment", "hostfile", "plan", "raycluster", "ssh", "supervisor", "watch"),
     ),
-    "launcher.preflight": (
-        *(*BASE, "pretrain.config"),
+    "capt.launcher.preflight": (
+        *(*BASE, "capt.pretrain.config"),
         *_in("launcher", "check", "environment", "hostfile", "plan", "ssh"),
     ),
-    "launcher.sweep": (
+    "capt.launcher.sweep": (
         *_in("pretrain", "base", "config", "engine", "report"),
         *_in("launcher", "backends", "raycluster", "supervisor"),
     ),
-    "launcher.commands": ("finetune", "pretrain", "tokenizer", "configs", "launcher"),
+    "capt.launcher.commands": ("finetune", "pretrain", "tokenizer", "configs", "launcher"),
     "launcher": (*_in("pretrain", "__main__", "base", "config", "engine", "registry", "reliability"), "launcher"),
 }
 
@@ -196,7 +221,9 @@ def _assert_no_circle(graph: dict[str, set[str]]) -> None:
 def test_no_circle_of_modules() -> None:
     graph = _graph()
     assert len(graph) > 300
-    assert "pretrain.engine.engines.deepspeed" in graph["pretrain.engine.engines.build"]  # imported in a function
+    assert (
+        "capt.pretrain.engine.engines.deepspeed" in graph["capt.pretrain.engine.engines.build"]
+    )  # imported in a function
     _assert_no_circle(graph)
 
 
@@ -205,13 +232,15 @@ def test_no_circle_of_rooms() -> None:
     graph = _graph()
     folders = ["", *(name for name, path in ((_name(p), p) for p in _sources()) if path.name == "__init__.py")]
     folders += sorted({_name(path.parent) for path in _sources()} - set(folders))
-    assert {"", "pretrain.engine", "pretrain.latent", "finetune", "launcher"} <= set(folders)
+    assert {"", "capt.pretrain.engine", "capt.pretrain.latent", "finetune", "launcher"} <= set(folders)
     for folder in folders:
         depth = len(folder.split(".")) if folder else 0
 
         def child(module: str, folder: str = folder, depth: int = depth) -> str | None:
-            if not folder and module.startswith("pretrain.base"):  # the floor of the house, below the tokenizer as well
-                return "pretrain.base"
+            if not folder and module.startswith(
+                "capt.pretrain.base"
+            ):  # the floor of the house, below the tokenizer as well
+                return "capt.pretrain.base"
             inside = not folder or module == folder or module.startswith(folder + ".")
             return ".".join(module.split(".")[: depth + 1]) if inside else None
 
@@ -234,10 +263,10 @@ HEAVY = ("torch", "deepspeed", "transformers", "ray", "datasets")
 @pytest.mark.parametrize(
     "module",
     [
-        "pretrain.config",
-        "pretrain.language.config",
-        "pretrain.vision_language.config",
-        "pretrain.engine.engines.deepspeed_config",
+        "capt.pretrain.config",
+        "capt.pretrain.language.config",
+        "capt.pretrain.vision_language.config",
+        "capt.pretrain.engine.engines.deepspeed_config",
     ],
 )
 def test_configuration_imports_nothing_heavy(module: str) -> None:

@@ -18,9 +18,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from launcher.cli import main
-from pretrain.base.errors import user_text
-from pretrain.base.extras import EXTRA_OF
+from capt.launcher.cli import main
+from capt.pretrain.base.errors import EXTRA_OF, user_text
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("tokenizer", "pretrain", "finetune", "launcher", "configs")
@@ -145,7 +144,7 @@ print(sorted({name.partition(".")[0] for name in sys.modules} & {"deepspeed", "p
 
 
 def test_the_command_of_the_core_names_the_extra_to_install(environment: Path) -> None:
-    done = _run(environment, "-m", "launcher", "--help")
+    done = _run(environment, "-m", "capt.launcher", "--help")
     assert done.returncode == 1
     assert done.stderr == "error: the package typer is not installed: pip install '.[train]' in a checkout\n"
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.base.errors import ConfigError, quoted, user_text
-from pretrain.engine.run_folder import CONFIG, check_is_free, check_is_no_checkpoint
+from capt.pretrain.base.errors import ConfigError, quoted, user_text
+from capt.pretrain.engine.run_folder import CONFIG, check_is_free, check_is_no_checkpoint
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("tokenizer", "pretrain", "finetune", "launcher")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from finetune.metrics import METRICS
+from capt.finetune.metrics import METRICS
 from tests.studies.resampling import SCORES, accuracy, over_examples, over_runs_and_examples
 
 RNG = np.random.default_rng(0)

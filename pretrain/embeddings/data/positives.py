@@ -2,8 +2,8 @@
 
 A *segment* is `SEGMENT` consecutive words of the encoded text: what is shuffled as one and has random numbers of its
 own. Segment number ``g`` of a run lies in epoch ``g // segments``, and each epoch goes through the segments in an order
-of its own (`pretrain.data.sampler`). So the pairs of an update are a pure function of the seed and the number of the
-update, for any number of ranks and processes, and to resume is to remember how many segments are done.
+of its own (`capt.pretrain.data.sampler`). So the pairs of an update are a pure function of the seed and the number of
+the update, for any number of ranks and processes, and to resume is to remember how many segments are done.
 
 Subsampling and windows are those of word2vec: frequent words are dropped first, so that windows reach over them; then
 each centre draws its window from 1 to ``data.window``. A window ends where its sentence or its segment
@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from pretrain.base.randomness import generator_for
-from pretrain.data.sampler import Sampler
-from pretrain.embeddings.config import SEGMENT, EmbeddingJob
-from pretrain.embeddings.data.corpus import EncodedCorpus
+from capt.pretrain.base.randomness import generator_for
+from capt.pretrain.data.sampler import Sampler
+from capt.pretrain.embeddings.config import SEGMENT, EmbeddingJob
+from capt.pretrain.embeddings.data.corpus import EncodedCorpus
 
 
 @dataclass(frozen=True)

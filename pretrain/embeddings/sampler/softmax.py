@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from pretrain.base import distributed
-from pretrain.embeddings.exchange import ALIGNMENT
+from capt.pretrain.base import distributed
+from capt.pretrain.embeddings.tables import ALIGNMENT
 
 Precision = Literal["fp32", "bf16"]
 

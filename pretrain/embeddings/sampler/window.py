@@ -14,12 +14,12 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from pretrain.base.distributed import gather_ragged
-from pretrain.base.randomness import generator_for
-from pretrain.embeddings.data.positives import Segments
-from pretrain.embeddings.sampler.softmax import Precision, sweep
-from pretrain.embeddings.tables import EmbeddingTables
-from pretrain.engine.callbacks.agreement import TrainingDivergedError
+from capt.pretrain.base.distributed import gather_ragged
+from capt.pretrain.base.randomness import generator_for
+from capt.pretrain.embeddings.data.positives import Segments
+from capt.pretrain.embeddings.sampler.softmax import Precision, sweep
+from capt.pretrain.embeddings.tables import EmbeddingTables
+from capt.pretrain.engine.callbacks.agreement import TrainingDivergedError
 
 
 @dataclass(frozen=True)

@@ -16,26 +16,29 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor, nn
 
-from pretrain.base import distributed
-from pretrain.embeddings.config import EmbeddingJob
-from pretrain.embeddings.data.positives import Segments
-from pretrain.embeddings.initial import InitialVectors, build_tables
-from pretrain.embeddings.objectives.classification import mixture_log_density
-from pretrain.embeddings.sampler.false_negatives import is_neighbour
-from pretrain.embeddings.sampler.window import Draws, Window, WindowedBatch, windowed
-from pretrain.embeddings.tables import EmbeddingTables
-from pretrain.embeddings.training.contrast import (
+from capt.pretrain.base import distributed
+from capt.pretrain.embeddings.config import EmbeddingJob
+from capt.pretrain.embeddings.data.positives import Segments
+from capt.pretrain.embeddings.initial import InitialVectors, build_tables
+from capt.pretrain.embeddings.objectives import mixture_log_density
+from capt.pretrain.embeddings.sampler.reinforce import is_neighbour
+from capt.pretrain.embeddings.sampler.window import Draws, Window, WindowedBatch, windowed
+from capt.pretrain.embeddings.tables import EmbeddingTables
+from capt.pretrain.embeddings.training.policy import (
+    Played,
     Scores,
     curvatures,
     discriminator_loss,
+    judge,
+    metrics_of,
     noise_share,
     reweighted,
+    update_generator,
 )
-from pretrain.embeddings.training.policy import Played, judge, metrics_of, update_generator
-from pretrain.embeddings.training.skipgram import Band
-from pretrain.engine.engines.base import Engine
-from pretrain.engine.optim.settings import ModuleOptimizer
-from pretrain.engine.task import StepMetrics
+from capt.pretrain.embeddings.training.skipgram import Band
+from capt.pretrain.engine.engines.base import Engine
+from capt.pretrain.engine.optim.settings import ModuleOptimizer
+from capt.pretrain.engine.task import StepMetrics
 
 logger = logging.getLogger(__name__)
 

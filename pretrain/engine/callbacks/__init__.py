@@ -5,19 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 
-from pretrain.base.errors import ConfigError, shown
-from pretrain.config.schema import Job
-from pretrain.engine.callbacks.agreement import Agreement
-from pretrain.engine.callbacks.checkpointer import Checkpointer
-from pretrain.engine.callbacks.garbage import GarbageCollector
-from pretrain.engine.callbacks.metrics import Metrics
-from pretrain.engine.callbacks.next_steps import NextSteps
-from pretrain.engine.callbacks.profiler import Profiler
-from pretrain.engine.callbacks.progress import ProgressDisplay
-from pretrain.engine.callbacks.throughput import Throughput
-from pretrain.engine.callbacks.validator import Validator
-from pretrain.engine.loop import Callback
-from pretrain.registry import callback_class, check_callbacks, reliability_callback
+from capt.pretrain.base.errors import ConfigError, shown
+from capt.pretrain.config.schema import Job
+from capt.pretrain.engine.callbacks.agreement import Agreement
+from capt.pretrain.engine.callbacks.checkpointer import Checkpointer
+from capt.pretrain.engine.callbacks.metrics import Metrics, Validator
+from capt.pretrain.engine.callbacks.performance import GarbageCollector, Profiler, Throughput
+from capt.pretrain.engine.callbacks.progress import NextSteps, ProgressDisplay
+from capt.pretrain.engine.loop import Callback
+from capt.pretrain.registry import callback_class, check_callbacks, reliability_callback
 
 
 def default_callbacks(job: Job, users: Sequence[Callback] = ()) -> list[Callback]:
@@ -57,7 +53,9 @@ def user_callbacks(job: Job) -> list[Callback]:
     for name, settings in job.run.callbacks.items():
         cls = callback_class(name)
         if not (isinstance(cls, type) and issubclass(cls, Callback)):
-            raise ConfigError(f"run.callbacks.{name}: {shown(cls)} is no subclass of pretrain.engine.loop.Callback")
+            raise ConfigError(
+                f"run.callbacks.{name}: {shown(cls)} is no subclass of capt.pretrain.engine.loop.Callback"
+            )
         try:
             inspect.signature(cls).bind(**settings)
         except TypeError as error:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from pretrain.base import distributed
-from pretrain.engine.loop import next_multiple
+from capt.pretrain.base import distributed
+from capt.pretrain.engine.loop import next_multiple
 
 SHARE = 0.01
 """Largest share of the training time that saving may cost with ``every: auto``."""

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
-from pretrain.base import distributed
-from pretrain.base.errors import ConfigError
-from pretrain.engine.loop import NEVER, Callback, Run
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.engine.loop import NEVER, Callback, Run
 
 logger = logging.getLogger(__name__)
 

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pretrain.base import distributed
-from pretrain.engine.engines.base import Engine
-from pretrain.engine.optim.average import AVERAGE
-from pretrain.engine.optim.build import STATE_TENSORS
-from pretrain.engine.row_shard import is_row_sharded, row_shard
+from capt.pretrain.base import distributed
+from capt.pretrain.engine.engines.base import Engine
+from capt.pretrain.engine.optim.build import STATE_TENSORS
+from capt.pretrain.engine.optim.optimizers import AVERAGE
+from capt.pretrain.engine.row_shard import is_row_sharded, row_shard
 
 WEIGHT = "weight"
 

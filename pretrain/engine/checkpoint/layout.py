@@ -15,21 +15,26 @@ a flipped byte, a truncated shard and a stray file are found before anything is 
 
 from __future__ import annotations
 
+import math
 import os
 import re
+import shutil
 import stat
+import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TypeVar
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal, TypeVar
 
-from pretrain.base import distributed
-from pretrain.base.errors import CheckpointError, quoted
-from pretrain.base.hashing import ExpectedFile
-from pretrain.base.verification import Verifier
-from pretrain.config.load import load_job
-from pretrain.config.schema import Job
-from pretrain.engine.checkpoint.manifest import CONFIG, MANIFEST, Manifest, read_manifest
-from pretrain.engine.verification import verify_files
+from pydantic import AfterValidator, Field, FiniteFloat, model_validator
+
+from capt.pretrain.base import distributed
+from capt.pretrain.base.atomic import sync
+from capt.pretrain.base.errors import CheckpointError, quoted
+from capt.pretrain.base.files import Count, Record, parse_record, read_json, read_record
+from capt.pretrain.base.verification import ExpectedFile, Verifier
+from capt.pretrain.config.load import load_job
+from capt.pretrain.config.schema import Job
+from capt.pretrain.engine.verification import verify_files
 
 _J = TypeVar("_J", bound=Job)
 _STEP = re.compile(r"^step-(\d{8,18})$", re.ASCII)
@@ -171,3 +176,237 @@ def _offer(checkpoint: Path) -> str:
     return (
         f"; the previous one is {older[-1].name}: capt resume {quoted(run_dir)} --checkpoint {quoted(older[-1].name)}"
     )
+
+
+# Reads ``manifest.json`` and ``state.json`` of a checkpoint as typed records.
+
+
+MANIFEST = "manifest.json"
+STATE = "state.json"
+CONFIG = "config.yaml"
+FORMAT_VERSION = 1
+
+
+def _inside(name: str) -> str:
+    parts = name.split("/")
+    if not name.isprintable() or "\\" in name or str(PurePosixPath(name)) != name or {"", "..", "."} & set(parts):
+        raise ValueError("not the name of a file in the checkpoint")
+    return name
+
+
+def _countable(shape: list[int]) -> list[int]:
+    if math.prod(shape) > 1 << 48:
+        raise ValueError("no tensor has that number of elements")
+    return shape
+
+
+Name = Annotated[str, Field(min_length=1, max_length=1000)]
+FileName = Annotated[Name, AfterValidator(_inside)]
+Shape = Annotated[list[Annotated[int, Field(ge=0, le=1 << 48)]], Field(max_length=16), AfterValidator(_countable)]
+
+
+class FileRecord(Record):
+    """Bytes and SHA-256 (hexadecimal) of a file."""
+
+    size: Count
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+
+class ModuleRecord(Record):
+    """Shapes of a module's parameters, each once, and under which other names some are known."""
+
+    shapes: dict[Name, Shape] = Field(max_length=1_000_000)
+    ties: dict[Name, Name] = Field(max_length=1_000_000)
+
+    @model_validator(mode="after")
+    def _ties_lead_somewhere(self) -> ModuleRecord:
+        for alias, name in self.ties.items():
+            if name not in self.shapes or alias in self.shapes:
+                raise ValueError(f"ties: {ascii(alias)[:80]} leads to no parameter")
+        return self
+
+
+class ProgressRecord(Record):
+    """How far the run was: optimizer steps; samples and tokens over all ranks."""
+
+    step: Count
+    samples: Count
+    tokens: Count = 0
+
+
+class Manifest(Record):
+    """What a checkpoint holds, and who wrote it."""
+
+    format_version: Literal[1]
+    created: str = Field("", max_length=1000)
+    progress: ProgressRecord
+    task: str = Field(max_length=1000)
+    world_size: int = Field(ge=1, le=10_000_000)
+    zero_stage: int = Field(ge=0, le=3)
+    modules: dict[Annotated[str, Field(pattern=r"^\w[\w.]{0,99}$")], ModuleRecord] = Field(max_length=1000)
+    provenance: dict[str, str] = Field({}, max_length=1000)
+    files: dict[FileName, FileRecord] = Field(max_length=10_000_000)
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Manifest:
+        for name in (CONFIG, STATE):
+            if name not in self.files:
+                raise ValueError(f"files: lacks {name}, which every checkpoint has")
+        if MANIFEST in self.files:
+            raise ValueError(f"files: {MANIFEST} lists itself")
+        return self
+
+
+ScaleName = Literal[
+    "cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis",
+    "scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker",
+]  # fmt: skip
+
+
+class EngineState(Record):
+    """What an engine has beside its tensors: applied updates, whether moments are stored, fp16's loss scaler."""
+
+    optimizer_steps: Count
+    has_moments: bool
+    loss_scale: dict[ScaleName, Annotated[int, Field(ge=-(1 << 62), le=1 << 62)] | FiniteFloat]
+
+
+SpikeFigure = Literal["loss", "grad_norm"]
+SPIKE_FIGURES: tuple[SpikeFigure, ...] = ("loss", "grad_norm")
+
+
+class SpikeState(Record):
+    """What the guard keeps in ``state.json``: the values of the last steps, how many spikes there were, the last, and
+    how many updates were left out."""
+
+    past: dict[SpikeFigure, list[FiniteFloat]] = Field(default_factory=dict, max_length=len(SPIKE_FIGURES))
+    count: Count = 0
+    last: Count | None = None
+    skipped: Count = 0
+
+
+class State(Record):
+    """``state.json``: progress, the engines' numbers, what the task stored, and the recent past of the loss."""
+
+    progress: ProgressRecord
+    engines: dict[str, EngineState] = Field(max_length=1000)
+    task: dict[str, Any] = Field(max_length=100_000)
+    spikes: SpikeState = SpikeState()
+
+
+def read_manifest(checkpoint: Path) -> Manifest:
+    """Read a checkpoint's manifest. Raises ``CheckpointError``: there is none, it is damaged, or of another format."""
+    path = checkpoint / MANIFEST
+    try:
+        content = read_json(path, error=CheckpointError)
+    except FileNotFoundError:
+        raise CheckpointError(f"{checkpoint}: no {MANIFEST}: not a checkpoint, or a half-written one") from None
+    if isinstance(content, dict) and content.get("format_version", FORMAT_VERSION) != FORMAT_VERSION:
+        raise CheckpointError(f"{path}: not a checkpoint of format_version {FORMAT_VERSION}")
+    return parse_record(Manifest, content, path, error=CheckpointError)
+
+
+def read_metadata(checkpoint: Path) -> State:
+    """Read ``state.json`` of a verified checkpoint. Raises ``CheckpointError``."""
+    return read_record(State, checkpoint / STATE, error=CheckpointError)
+
+
+# Links to checkpoints, and removing them so that a kill at any moment leaves nothing that looks like one.
+
+
+_REPLACED = ".replaced"
+
+
+def point(name: str, target: Path) -> None:
+    """Let the link ``name`` (``latest``, ``best``) beside ``target`` lead to it, in one step."""
+    link = target.with_name(f".{name}.tmp")
+    link.unlink(missing_ok=True)
+    link.symlink_to(target.name)
+    link.replace(target.with_name(name))
+    sync(target.parent)
+
+
+def sync_tree(folder: Path) -> None:
+    """Make the entries of a folder and of all folders in it durable."""
+    for inner in folder.rglob("*"):
+        if inner.is_dir() and not inner.is_symlink():
+            sync(inner)
+    sync(folder)
+
+
+def set_aside(path: Path, why: str) -> Path:
+    """Rename a checkpoint to ``WHY-step-...``, which nothing takes for one, and return its new path."""
+    kept = path.with_name(f"{why}-{path.name}-{time.time_ns()}")
+    path.rename(kept)
+    sync(path.parent)
+    return kept
+
+
+def put_in_place(folder: Path, target: Path) -> None:
+    """Rename a complete checkpoint to ``target``; what is there now is removed only once its successor is durable.
+
+    A kill between the two renames leaves the old one under a hidden name, for `put_back_replaced`.
+    """
+    aside = target.with_name(f".{target.name}{_REPLACED}")
+    replaces = target.exists()
+    if replaces:
+        target.rename(aside)
+    try:
+        folder.rename(target)
+    except OSError:
+        if replaces:
+            aside.rename(target)
+        raise
+    sync(target.parent)
+    if replaces:
+        shutil.rmtree(aside, ignore_errors=True)  # else `remove_leftovers` does it
+
+
+def put_back_replaced(run_dir: Path) -> list[Path]:
+    """Rename back what a killed `put_in_place` has moved out of the way. The caller holds the folder."""
+    found = []
+    for aside in (run_dir / "checkpoints").glob(f".step-*{_REPLACED}"):
+        target = aside.with_name(aside.name[1:].removesuffix(_REPLACED))
+        if not target.exists():
+            aside.rename(target)
+            sync(target.parent)
+            found.append(target)
+    return found
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Delete a checkpoint. What is left by a crash meanwhile has a hidden name, for `remove_leftovers`.
+
+    Raises:
+        OSError: there is a link at ``path`` or in the place of its folder: what it leads to is not ours.
+    """
+    hidden = f".{path.name}.removed"
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        shutil.rmtree(hidden, ignore_errors=True, dir_fd=folder)
+        os.rename(path.name, hidden, src_dir_fd=folder, dst_dir_fd=folder)
+        os.fsync(folder)  # else a host that crashes may keep the name, and lose what was below it
+        shutil.rmtree(hidden, dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+def remove_leftovers(run_dir: Path) -> list[Path]:
+    """Remove what killed saves and removals left. The caller holds the folder.
+
+    A rank of a job before may still live, where its host is cut off. A folder is renamed before it is removed, so that
+    such a rank finds none to write into.
+    """
+    found = [
+        path
+        for pattern in (".step-*.partial", ".step-*.removed", f".step-*{_REPLACED}", ".latest.tmp", ".best.tmp")
+        for path in (run_dir / "checkpoints").glob(pattern)
+    ]
+    for path in found:
+        if path.is_dir() and not path.is_symlink():
+            hidden = path.with_name(f"{path.name.removesuffix('.removed')}.removed")
+            path.rename(hidden)
+            shutil.rmtree(hidden)
+        else:
+            path.unlink()
+    return found

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from pretrain.base import distributed
-from pretrain.base.errors import ConfigError
-from pretrain.config.schema import Job, OptimizerSection
-from pretrain.engine.engines.base import Engine
-from pretrain.engine.engines.local import LocalEngine
-from pretrain.engine.optim.settings import ModuleOptimizer
-from pretrain.engine.row_shard import is_row_sharded
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config.schema import Job, OptimizerSection
+from capt.pretrain.engine.engines.base import Engine
+from capt.pretrain.engine.engines.local import LocalEngine
+from capt.pretrain.engine.optim.settings import ModuleOptimizer
+from capt.pretrain.engine.row_shard import is_row_sharded
 
 
 def build_engines(
@@ -21,7 +21,7 @@ def build_engines(
     """Build one engine per module, in the mapping's order (the same on every rank).
 
     One rank at ZeRO 0 without fp16 and without DeepSpeed options of its own is plain PyTorch, and so is a module whose
-    rows are shared out over the ranks (:mod:`pretrain.engine.row_shard`); all else is DeepSpeed.
+    rows are shared out over the ranks (:mod:`capt.pretrain.engine.row_shard`); all else is DeepSpeed.
 
     Args:
         modules: what the task's ``build_modules`` returned.
@@ -52,7 +52,7 @@ def build_engines(
         if plain or is_row_sharded(module):
             engines[name] = LocalEngine(name, module, job, settings[name])
         else:
-            from pretrain.engine.engines.deepspeed import DeepSpeedEngine  # seconds to import
+            from capt.pretrain.engine.engines.deepspeed import DeepSpeedEngine  # seconds to import
 
             engines[name] = DeepSpeedEngine(name, module, job, settings[name])
     return engines

@@ -3,25 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.runtime import compiler
 from deepspeed.runtime.torch_autocast import PARAM_COMM_DTYPE_ATTR_NAME
 from torch import Tensor, nn
 
-from pretrain.base import distributed
-from pretrain.base.errors import ConfigError
-from pretrain.config.schema import Job
-from pretrain.engine.engines.deepspeed_config import clips_here, deepspeed_config
-from pretrain.engine.engines.gradients import clip_gradients, measure_gradients
-from pretrain.engine.engines.guarded import Judge, UpdateGuard, without_update
-from pretrain.engine.engines.lean import keep_deepspeed_lean
-from pretrain.engine.optim.average import keep_average
-from pretrain.engine.optim.build import build_optimizer
-from pretrain.engine.optim.settings import ModuleOptimizer
-from pretrain.engine.own_time import own_section
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config.schema import Job
+from capt.pretrain.engine.engines.base import Judge, UpdateGuard, clip_gradients, measure_gradients, without_update
+from capt.pretrain.engine.engines.deepspeed_config import clips_here, deepspeed_config
+from capt.pretrain.engine.optim.build import build_optimizer
+from capt.pretrain.engine.optim.optimizers import keep_average
+from capt.pretrain.engine.optim.settings import ModuleOptimizer
+from capt.pretrain.engine.own_time import own_section
+
+# Keeps DeepSpeed from what it does at the start of every rank, seconds of a core, and training has no use for.
+
+
+def keep_deepspeed_lean() -> None:
+    """Be called before the first engine is built. No number depends on it.
+
+    What another release of DeepSpeed does not have is left alone.
+
+    To find out which of its operators a machine could build, DeepSpeed runs a compiler, unless somebody has said so
+    before. It asks for one of them alone, which it would build with g++ in the first run on CPUs (minutes) and load in
+    every other one: it serves ``inference_all_reduce``, which training never calls.
+
+    Every engine imports its Muon, which is not ours and which no job can choose. Importing it compiles its functions,
+    and so loads the whole of torch's compiler.
+    """
+    vars(deepspeed.ops).setdefault("__compatible_ops__", {})["deepspeed_shm_comm"] = False
+    compiling = getattr(compiler, "compile", None)
+    if compiling is None:
+        return
+    compiler.compile = lambda: lambda function: function
+    try:
+        with suppress(ImportError):
+            from deepspeed.runtime.zero.muon import original_muon  # noqa: F401
+    finally:
+        compiler.compile = compiling
+
 
 keep_deepspeed_lean()
 
@@ -32,7 +58,7 @@ _WIRE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.floa
 
 
 class DeepSpeedEngine:
-    """A module under DeepSpeed, behind the calls of :class:`pretrain.engine.engines.base.Engine`."""
+    """A module under DeepSpeed, behind the calls of :class:`capt.pretrain.engine.engines.base.Engine`."""
 
     def __init__(self, name: str, module: nn.Module, job: Job, settings: ModuleOptimizer) -> None:
         self.name = name

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pretrain.base.errors import ConfigError, did_you_mean, shown
-from pretrain.config.schema import EngineSection, Job, OptimizerSection
-from pretrain.engine.optim.settings import offloads_optimizer
+from capt.pretrain.base.errors import ConfigError, did_you_mean, shown
+from capt.pretrain.config.schema import EngineSection, Job, OptimizerSection
+from capt.pretrain.engine.optim.settings import offloads_optimizer
 
 _EXTRA_KEYS = {
     "activation_checkpointing",
@@ -66,7 +66,7 @@ encoder has: one bucket, reduced when the backward pass is over, with nothing le
 
 
 def clips_here(engine: EngineSection) -> bool:
-    """Whether the gradient norm is measured, and clipped by, in ``pretrain.engine.engines.deepspeed``.
+    """Whether the gradient norm is measured, and clipped by, in ``capt.pretrain.engine.engines.deepspeed``.
 
     DeepSpeed would read the norm on the host in every step. It must where the step hangs on it (fp16's loss scale),
     and where gradients are not on the device (offloading), or not in one place (ZeRO 3).

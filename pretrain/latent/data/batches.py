@@ -1,6 +1,6 @@
 """Batches of sentences of one length or of similar lengths, the same for any number of ranks.
 
-Sentences are cut into batches once (:mod:`pretrain.latent.data.buckets`); each epoch goes through the batches in
+Sentences are cut into batches once (:mod:`capt.pretrain.latent.data.batches`); each epoch goes through the batches in
 another order. Shorter sentences of a batch are filled up with ``<pad>``, which no objective and no representation
 sees. Where a batch does not divide evenly over the ranks, a rank repeats one of its rows and gives the copy no weight.
 A resumed run finds its place again from the number of sentences that it has seen.
@@ -10,15 +10,51 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
 from jaxtyping import Int, Int64
 from torch import Tensor
 
-from pretrain.base.randomness import generator_for
-from pretrain.latent.data.buckets import Rule, batches_of, chosen_rule
-from pretrain.latent.data.corpus import Sentences
+from capt.pretrain.base.randomness import derive, generator_for
+from capt.pretrain.latent.config import LatentJob
+from capt.pretrain.latent.data.corpus import Sentences
+
+# Which sentences come into one batch: those of one length, or neighbours when all are ordered by length.
+
+
+Rule = Literal["auto", "equal", "similar"]
+
+_FULL_ENOUGH = 0.75
+"""``auto`` takes batches of one length where they fill this share of their rows: PTB 0.97, 513 reviews 0.09."""
+
+
+def chosen_rule(lengths: Int64[np.ndarray, " n"], size: int, rule: Rule) -> Literal["equal", "similar"]:
+    """Return ``rule``; ``auto`` is ``equal`` where batches of one length would be three quarters full on average."""
+    if rule != "auto":
+        return rule
+    _, counts = np.unique(lengths, return_counts=True)
+    batches = int(np.ceil(counts / size).sum())
+    return "equal" if len(lengths) >= _FULL_ENOUGH * size * batches else "similar"
+
+
+def batches_of(
+    lengths: Int64[np.ndarray, " n"], size: int, rule: Literal["equal", "similar"]
+) -> list[Int64[np.ndarray, " m"]]:
+    """Cut the sentences into batches of at most ``size``; returns the numbers of the sentences of each.
+
+    ``equal``: sentences of one length, in file order, are cut into batches of ``size``, as in the released code; the
+    last batch of each length may be as small as one sentence. ``similar``: all sentences, ordered by length, are cut
+    into the fewest batches, whose sizes differ by one at most. So none holds a single sentence but where ``size`` is 1
+    or there is only one.
+    """
+    by_length = np.argsort(lengths, kind="stable")
+    if rule == "similar":
+        return np.array_split(by_length, -(-len(lengths) // size))
+    ends = np.flatnonzero(np.diff(lengths[by_length])) + 1
+    groups = np.split(by_length, ends)
+    return [group[first : first + size] for group in groups for first in range(0, len(group), size)]
 
 
 @dataclass(frozen=True)
@@ -123,3 +159,22 @@ class Batches:
         chosen = ((np.arange(count) + 0.5) * len(self) / count).astype(np.int64)
         for number in chosen[rank::world]:
             yield int(number), self.take(int(number), 0, 1)
+
+
+# Batches of the synthetic clusters (section 4.4 of the paper, and its released toy): one-hot vectors of K classes.
+
+
+def cluster_batches(job: LatentJob, step: int, rank: int, world: int) -> Iterator[Batch]:
+    """This rank's rows of the batch of each step from ``step`` on.
+
+    A batch holds K classes drawn with replacement, each ``data.repeats`` times.
+    """
+    classes, repeats = job.data.clusters, job.data.repeats
+    assert classes is not None
+    total = classes * repeats
+    rows = torch.arange(rank, total, world)
+    while True:
+        generator = torch.Generator().manual_seed(derive(job.run.seed, "clusters", step))
+        tokens = torch.randint(0, classes, (classes, 1), generator=generator).expand(-1, repeats).reshape(-1, 1)
+        yield Batch(tokens[rank::world], rows, len(rows), total)
+        step += 1

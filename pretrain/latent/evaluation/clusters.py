@@ -14,12 +14,11 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import silhouette_score
 from torch import Tensor, nn
 
-from pretrain.base.errors import ConfigError
-from pretrain.base.files import require_own_folder, write_bytes
-from pretrain.latent.artifacts import CODES
-from pretrain.latent.config import LatentJob
-from pretrain.latent.data.noise import StepNoise
-from pretrain.latent.models.clusters import ClusterDecoder, ClusterEncoder
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.files import require_own_folder, write_bytes
+from capt.pretrain.latent.config import CODES, LatentJob
+from capt.pretrain.latent.data.sampled_batch import StepNoise
+from capt.pretrain.latent.models.build import ClusterDecoder, ClusterEncoder
 
 POINTS = 500
 """The draws of z for each class, as in the paper's plots."""

@@ -3,7 +3,7 @@
 Forward: a 5-gram model of the real training text scores the generated sentences; low means fluent. Reverse: a 5-gram
 model of the generated sentences scores real text; low means diverse as well (Zhao et al. 2018; Table 4 of the clVAE
 paper, UAI 2022). The rules are those of the code released with that paper: :data:`SAMPLES` sentences, decoded greedily
-from the prior; at most :data:`~pretrain.latent.evaluation.generate.MAX_WORDS` words each; every word of the vocabulary
+from the prior; at most :data:`~capt.pretrain.latent.evaluation.text.MAX_WORDS` words each; every word of the vocabulary
 once more as a sentence of its own in the text that the reverse model learns from; modified Kneser-Ney with the fallback
 discounts; ``<unk>`` in a training text is white space, in a scored text an unknown word that counts; ``</s>`` does not
 count.
@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, assert_never
 
-from pretrain.base.errors import DataError
-from pretrain.engine.artifacts import save_artifact
-from pretrain.latent.artifacts import GENERATED_TEXT
-from pretrain.latent.data.corpus import read
-from pretrain.latent.evaluation.generate import MAX_WORDS, sample
-from pretrain.latent.ngram import kenlm, kneser_ney
-from pretrain.latent.ngram.word_scores import LanguageModel, Text
-from pretrain.latent.restore import LoadedModel
-from pretrain.latent.text_files import file_of
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.engine.run_folder import save_artifact
+from capt.pretrain.latent.config import GENERATED_TEXT
+from capt.pretrain.latent.data.corpus import read
+from capt.pretrain.latent.evaluation.text import MAX_WORDS, sample
+from capt.pretrain.latent.ngram import kenlm, kneser_ney
+from capt.pretrain.latent.ngram.model import LanguageModel, Text
+from capt.pretrain.latent.restore import LoadedModel
+from capt.pretrain.latent.text_files import file_of
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ ORDER = 5
 """The longest n-grams of both models."""
 
 Estimator = Literal["kenlm", "builtin"]
-"""``kenlm``: its own programs. ``builtin``: :mod:`pretrain.latent.ngram.kneser_ney`, the same model in numpy."""
+"""``kenlm``: its own programs. ``builtin``: :mod:`capt.pretrain.latent.ngram.kneser_ney`, the same model in numpy."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def estimator(name: Estimator, folder: Path, programs: Path | None = None) -> Ca
     Args:
         name: the estimator; no other one replaces it.
         folder: where ``lmplz`` writes its models, each in a file of its own that the caller removes (PTB: 90 MB).
-        programs: the folder of ``lmplz`` and ``query``, see :func:`pretrain.latent.ngram.kenlm.find_programs`.
+        programs: the folder of ``lmplz`` and ``query``, see :func:`capt.pretrain.latent.ngram.kenlm.find_programs`.
 
     Raises:
         ConfigError: the programs of ``kenlm`` are missing.

@@ -7,19 +7,93 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from pretrain.base.randomness import derive
-from pretrain.latent.data.batches import Batch
-from pretrain.latent.data.padding import predicted
-from pretrain.latent.evaluation.bounds import Proposal, fitted_normal, log_weights
-from pretrain.latent.evaluation.estimates import Bounds, estimate, missing, weighted_bounds
-from pretrain.latent.evaluation.importance import Mixture, prior
-from pretrain.latent.evaluation.known import Likelihoods, likelihoods
-from pretrain.latent.evaluation.model import PosteriorSamples
-from pretrain.latent.evaluation.refitted import STEPS, refitted_proposal
-from pretrain.latent.models.build import TextModel
-from pretrain.latent.models.normal import Normal
+from capt.pretrain.base.randomness import derive
+from capt.pretrain.latent.data.batches import Batch
+from capt.pretrain.latent.data.corpus import predicted
+from capt.pretrain.latent.evaluation.bounds import (
+    STEPS,
+    Bounds,
+    Mixture,
+    Proposal,
+    estimate,
+    fitted_normal,
+    importance_weighted_nll,
+    log_weights,
+    missing,
+    prior,
+    refitted_proposal,
+    weighted_bounds,
+)
+from capt.pretrain.latent.evaluation.model import PosteriorSamples, passes
+from capt.pretrain.latent.models.build import TextDecoder, TextModel
+from capt.pretrain.latent.models.posterior import Normal
+
+# The likelihood of a text with and without its unknown words.
+#
+# Let U be the positions of a sentence whose word is unknown and K all others, ``</s>`` among them. The decoder gives
+#
+# .. math::
+#     \log p(x|z) = \sum_t \log p(w_t | w_{<t}, z), \qquad \log p_K(x|z) = \sum_{t \in K} \log p(w_t | w_{<t}, z)
+#
+# The known words are predicted by a model that is told for nothing where unknown words are: every position is read,
+# also as ``<unk>``, but only those of K are scored. With :math:`p_K(x) = \int p(z)\, p_K(x|z)\, dz` the perplexity of
+# a known word is, over all sentences,
+#
+# .. math::
+#     \mathrm{PPL}_K = \exp \frac{-\sum_x \log p_K(x)}{\sum_x |K|}
+#
+# ``<unk>`` represents thousands of words and is far easier to predict than any of them, or, where training never met
+# it, far harder. A perplexity in which it counts as one word says little between texts whose share of it differs.
+
+
+@dataclass(frozen=True)
+class Likelihoods:
+    """log p(x | z) and log p_K(x | z) of ``s`` draws of each of ``n`` sentences."""
+
+    words: Float[Tensor, "s n"]
+    known: Float[Tensor, "s n"]
+
+    def first(self, draws: int) -> Likelihoods:
+        """Likelihoods of the first ``draws`` draws."""
+        return Likelihoods(self.words[:draws], self.known[:draws])
+
+
+def likelihoods(
+    decoder: TextDecoder, z: Float[Tensor, "s n d"], tokens: Int[Tensor, "n length"], unknown: int
+) -> Likelihoods:
+    """Compute both likelihoods of each draw, many sentences and draws in one pass of the decoder.
+
+    Args:
+        decoder: the decoder.
+        z: the draws.
+        tokens: the sentences.
+        unknown: the number of the unknown word.
+    """
+    words, known = [], []
+    for part, own in passes(z, tokens):
+        scores = decoder.token_log_likelihoods(part, own)
+        words.append(scores.sum(0))
+        known.append((scores * (own[:, 1:] != unknown).t()).sum(0))
+    return Likelihoods(torch.cat(words).view(z.shape[:2]), torch.cat(known).view(z.shape[:2]))
+
+
+@torch.no_grad()
+def weighted_nlls(
+    model: TextModel, batch: Batch, proposal: Proposal, draws: int, generator: torch.Generator, unknown: int
+) -> tuple[Float64[Tensor, " n"], Float64[Tensor, " n"]]:
+    r"""Estimate :math:`-\log p(x)` and :math:`-\log p_K(x)` of each sentence by importance weighting.
+
+    The draws are the same for both, and both are, on average, not below the truth
+    (:func:`~capt.pretrain.latent.evaluation.bounds.importance_weighted_nll`). The arguments are those of
+    :func:`~capt.pretrain.latent.evaluation.bounds.log_likelihood_bound` and of :func:`likelihoods`.
+    """
+    z = proposal.sample(draws, generator)
+    found = likelihoods(model.decoder, z, batch.tokens, unknown)
+    return importance_weighted_nll(z, found.words, proposal), importance_weighted_nll(z, found.known, proposal)
+
 
 PROPOSALS = ("q", "prior", "mixture", "refitted")
 """The proposals of the importance weighting."""
@@ -165,7 +239,7 @@ class LikelihoodBounds:
     def bounds(self, name: str, *, known: bool = False) -> Bounds | None:
         """Every sentence's bound by ``exact`` or one of `PROPOSALS`; of weighted sentences alone for the latter.
 
-        With ``known`` it is that of the known words (:mod:`~pretrain.latent.evaluation.known`).
+        With ``known`` it is that of the known words (:mod:`~capt.pretrain.latent.evaluation.likelihood`).
         """
         parts = [pair.known if known else pair.words for pair in self._found.get(name, ())]
         if not parts:

@@ -9,15 +9,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pretrain.latent.config import LatentJob
-from pretrain.latent.data.batches import Batch
-from pretrain.latent.data.noise import StepNoise
-from pretrain.latent.data.sampled_batch import sample_batch
-from pretrain.latent.models.build import TextModel
-from pretrain.latent.models.gradients import frozen
-from pretrain.latent.models.normal import Normal
-from pretrain.latent.models.text import TextDecoder
-from pretrain.latent.training.semi_amortized import refined_density
+from capt.pretrain.latent.config import LatentJob
+from capt.pretrain.latent.data.batches import Batch
+from capt.pretrain.latent.data.sampled_batch import StepNoise, sample_batch
+from capt.pretrain.latent.models.build import TextDecoder, TextModel
+from capt.pretrain.latent.models.posterior import Normal, frozen
+from capt.pretrain.latent.training.semi_amortized import refined_density
 
 ROWS_PER_PASS = 512
 """The number of sequences, at most, in one pass of the decoder."""

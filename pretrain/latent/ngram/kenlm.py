@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pretrain.base.errors import ConfigError, DataError
-from pretrain.latent.ngram.kneser_ney import check_estimate
-from pretrain.latent.ngram.word_scores import Text, WordScores, check_words
+from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.latent.ngram.kneser_ney import check_estimate
+from capt.pretrain.latent.ngram.model import Text, WordScores, check_words
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,8 @@ def estimate(
     order: int = 5,
     fallback: tuple[float, float, float] | None = None,
 ) -> KenLM:
-    """Let ``lmplz`` estimate a model and write it to ``arpa``; see :func:`pretrain.latent.ngram.kneser_ney.estimate`.
+    """Let ``lmplz`` estimate a model and write it to ``arpa``; see
+    :func:`capt.pretrain.latent.ngram.kneser_ney.estimate`.
 
     Raises:
         ConfigError: ``order`` or ``fallback`` is out of range.

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from pretrain.base.errors import ConfigError, DataError
-from pretrain.latent.ngram.model import END, SPECIAL, START, Level, NGramModel
-from pretrain.latent.ngram.word_scores import Text, check_words
+from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.latent.ngram.model import END, SPECIAL, START, Level, NGramModel, Text, check_words
 
 logger = logging.getLogger(__name__)
 

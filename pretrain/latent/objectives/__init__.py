@@ -1,8 +1,8 @@
 r"""The objectives of the paper's tables (Contrastive Latent Variable Models for Neural Text Generation, UAI 2022).
 
-Each row of the tables is one function of :mod:`pretrain.latent.objectives.rows`, which the encoder minimises and whose
-reconstruction term the decoder minimises. An implicit posterior also has critics f and g, whose losses are in
-:mod:`pretrain.latent.objectives.critics`. Equation numbers are the paper's.
+Each row of the tables is one function of :mod:`capt.pretrain.latent.objectives.losses`, which the encoder minimises
+and whose reconstruction term the decoder minimises. An implicit posterior also has critics f and g, whose losses are in
+:mod:`capt.pretrain.latent.objectives.losses`. Equation numbers are the paper's.
 
 ============ ================================================ ============= ================== ======================
 row          the encoder minimises                            equation      function           presets

@@ -9,22 +9,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pretrain.base.errors import DataError
-from pretrain.config.load import flatten, load_job
-from pretrain.latent.artifacts import EVALUATION
-from pretrain.latent.report.plots import bounds_figure, dropout_figure, scatter_figures, shown_steps, training_figure
-from pretrain.latent.report.rows import cluster_label, is_clusters, is_latent, text_rows
-from pretrain.latent.report.tables import (
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.config.load import flatten, load_job
+from capt.pretrain.latent.config import EVALUATION
+from capt.pretrain.latent.report.plots import (
+    bounds_figure,
+    dropout_figure,
+    scatter_figures,
+    shown_steps,
+    training_figure,
+)
+from capt.pretrain.latent.report.table import (
     BOUND_REMARK,
     CODE_REMARK,
     bounds_table,
+    cluster_label,
     code_table,
     generated_table,
+    is_clusters,
+    is_latent,
     likelihood_table,
+    text_rows,
 )
-from pretrain.report.document import ReportSection, Table
-from pretrain.report.runs import RunRecord, read_run
-from pretrain.report.sweeps import Configuration, SweepRecord
+from capt.pretrain.report.document import ReportSection, Table
+from capt.pretrain.report.runs import RunRecord, read_run
+from capt.pretrain.report.sweeps import Configuration, SweepRecord
 
 _CLUSTER_METRICS = ("purity", "purity_cosine", "silhouette", "probe", "accuracy", "loss")
 

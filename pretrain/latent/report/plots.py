@@ -11,11 +11,11 @@ import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
-from pretrain.latent.artifacts import CODES
-from pretrain.latent.report.rows import ModelRow, cluster_label
-from pretrain.report.document import Drawing, ReportFigure
-from pretrain.report.plots import Theme, colour, count_steps, new_figure, style_axis, to_png
-from pretrain.report.runs import RunRecord
+from capt.pretrain.latent.config import CODES
+from capt.pretrain.latent.report.table import ModelRow, cluster_label
+from capt.pretrain.report.document import Drawing, ReportFigure
+from capt.pretrain.report.plots import Theme, colour, count_steps, new_figure, style_axis, to_png
+from capt.pretrain.report.runs import RunRecord
 
 SCATTER_STEPS = (5_000, 15_000, 30_000, 80_000)
 """The steps of the paper's scatter plots."""

@@ -21,14 +21,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pretrain.base import distributed
-from pretrain.engine.engines.base import Engine
-from pretrain.latent.config import LatentJob, ObjectiveSection
-from pretrain.latent.data.noise import StepNoise
-from pretrain.latent.data.sampled_batch import SampledBatch
-from pretrain.latent.models.gradients import frozen, with_gradient
-from pretrain.latent.models.normal import Normal
-from pretrain.latent.models.posterior import EncoderOutput
+from capt.pretrain.base import distributed
+from capt.pretrain.engine.engines.base import Engine
+from capt.pretrain.latent.config import LatentJob, ObjectiveSection
+from capt.pretrain.latent.data.sampled_batch import SampledBatch, StepNoise
+from capt.pretrain.latent.models.posterior import EncoderOutput, Normal, frozen, with_gradient
 
 _RELATIVE_STEP = 1e-3
 

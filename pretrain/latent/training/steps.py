@@ -7,25 +7,72 @@ encoder's backward pass continues. So each engine averages its own gradients ove
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pretrain.base import distributed
-from pretrain.base.errors import RunFailedError
-from pretrain.contrast import ShardedQueue
-from pretrain.engine.engines.base import Engine
-from pretrain.engine.task import StepMetrics
-from pretrain.latent.config import LatentJob
-from pretrain.latent.data.sampled_batch import SampledBatch
-from pretrain.latent.models.critics import Critics, CriticValues
-from pretrain.latent.models.gradients import with_gradient
-from pretrain.latent.models.posterior import EncoderOutput
-from pretrain.latent.objectives.critics import clamped, critics_loss
-from pretrain.latent.objectives.rows import Forward, objective_of
-from pretrain.latent.training.semi_amortized import train_decoder_at_refined_posteriors
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import RunFailedError
+from capt.pretrain.contrast import ShardedQueue
+from capt.pretrain.engine.engines.base import Engine
+from capt.pretrain.engine.task import StepMetrics
+from capt.pretrain.latent.config import LatentJob, ObjectiveSection
+from capt.pretrain.latent.data.sampled_batch import SampledBatch
+from capt.pretrain.latent.models.posterior import Critics, CriticValues, EncoderOutput, frozen, with_gradient
+from capt.pretrain.latent.objectives.losses import Forward, clamped, critics_loss, objective_of
+from capt.pretrain.latent.training.semi_amortized import train_decoder_at_refined_posteriors
+
+# The weight of the regulariser over training.
+
+
+def beta_at(step: int, steps_per_epoch: int, section: ObjectiveSection) -> float:
+    r"""The weight beta in update ``step`` (0-based).
+
+    ``anneal``: :math:`\min(\beta_1, \beta_0 + t / (a n))` with ``a`` epochs of ``n`` steps; as released, beta goes from
+    0.1 to 1 within 9 epochs of 10. ``cyclical`` (Fu et al. 2019): the same, where :math:`t` begins again in each cycle.
+    """
+    if section.beta == "constant":
+        return section.beta_end
+    if section.beta == "cyclical":
+        step %= max(1, round(section.cycle_epochs * steps_per_epoch))
+    return min(section.beta_end, section.beta_start + step / (section.anneal_epochs * steps_per_epoch))
+
+
+# LagVAE (He et al. 2019): before each step the encoder alone is trained until it has caught up with the decoder.
+
+
+_CHECK_EVERY = 15
+
+
+def train_encoder_aggressively(
+    job: LatentJob, engines: Mapping[str, Engine], random_batch: Callable[[int], SampledBatch], beta: float
+) -> int:
+    """Update the encoder on random batches, at most ``objective.aggressive_updates`` times; returns how often.
+
+    Every 15 updates the mean loss per word is compared with that of the 15 updates before; once it has risen, the
+    encoder has caught up. ``random_batch(i)`` is the batch of the i-th update.
+    """
+    encoder, decoder = engines["encoder"], engines["decoder"].module
+    previous_mean, losses, words = math.inf, 0.0, 0
+    for number in range(1, job.objective.aggressive_updates + 1):
+        batch = random_batch(number - 1)
+        encoded: EncoderOutput = encoder(batch.encoder_tokens, batch.eps, batch.encoder_dropout)
+        assert encoded.density is not None
+        rec = frozen(decoder, encoded.z, batch.decoder_tokens, batch.valid, batch.decoder_dropout)
+        loss = rec + beta * (encoded.density.kl() * batch.valid).sum()
+        encoder.backward(loss * batch.loss_scale)
+        encoder.step()
+        losses += float(distributed.all_reduce_sum(loss))
+        words += batch.scored * batch.views
+        if number % _CHECK_EVERY == 0:
+            mean = losses / words
+            if mean > previous_mean:
+                return number
+            previous_mean, losses, words = mean, 0.0, 0
+    return job.objective.aggressive_updates
+
 
 MOST_CLAMPED = 0.1
 """The share of a step's values at draws of the prior that may be above ``critic.clamp``.

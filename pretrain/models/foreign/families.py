@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pretrain.base.errors import CheckpointError, DataError, shown
-from pretrain.models.hf_folder import read_config, read_json, read_tokenizer_configs
-from tokenizer.encode import TextTokenizer, load_tokenizer
+from capt.pretrain.base.errors import CheckpointError, DataError, shown
+from capt.pretrain.models.hf_folder import read_config, read_json, read_tokenizer_configs
+from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 
 
 @dataclass(frozen=True)

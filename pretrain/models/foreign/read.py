@@ -1,7 +1,7 @@
 """Read the encoder in a Hugging Face folder of any known family, whatever heads it has.
 
 What a folder of somebody else says is not believed: ``config.json`` goes through the guards of
-`pretrain.models.hf_folder`, only safetensors are opened, and nothing is built here.
+`capt.pretrain.models.hf_folder`, only safetensors are opened, and nothing is built here.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from typing import Any
 
 from torch import Tensor
 
-from pretrain.base.errors import CheckpointError, shown
-from pretrain.models.foreign.families import ROBERTA_TYPES, read_description
-from pretrain.models.hf_folder import read_tensors
-from pretrain.models.hf_map import parameter_names
-from pretrain.models.name_table import concatenate
-from tokenizer.encode import TextTokenizer
+from capt.pretrain.base.errors import CheckpointError, shown
+from capt.pretrain.models.foreign.families import ROBERTA_TYPES, read_description
+from capt.pretrain.models.hf_folder import read_tensors
+from capt.pretrain.models.hf_map import concatenate, parameter_names
+from capt.tokenizer.encode import TextTokenizer
 
 _HEADS = re.compile(
     r"(cls|lm_head|mlm_head|mask_predictions|lm_predictions|generator_\w+|discriminator_predictions|classifier"

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pretrain.models.lxmert.config import LxmertConfig
+from capt.pretrain.models.lxmert.config import LxmertConfig
 
 
 class Pooler(nn.Module):

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pretrain.base.errors import CheckpointError, shown
-from pretrain.models.lxmert.config import LxmertConfig
+from capt.pretrain.base.errors import CheckpointError, shown
+from capt.pretrain.models.lxmert.config import LxmertConfig
 
 Architecture = Literal["LxmertForPreTraining", "LxmertForQuestionAnswering"]
 """transformers' classes with heads."""

@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping
 
 from torch import Tensor
 
-from pretrain.base.errors import CheckpointError
-from pretrain.models.lxmert.config import LxmertConfig
-from pretrain.models.name_table import check_names, check_ties, concatenate, expand, split, with_first_names
+from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.models.hf_map import check_names, check_ties, concatenate, expand, split, with_first_names
+from capt.pretrain.models.lxmert.config import LxmertConfig
 
 WHAT = "LXMERT"
 

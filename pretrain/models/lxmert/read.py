@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pretrain.base.errors import CheckpointError
-from pretrain.models.hf_config import list_names
-from pretrain.models.hf_folder import (
+from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.models.hf_config import list_names, local_folder
+from capt.pretrain.models.hf_folder import (
     is_hf,
     open_tensors,
     read_json,
@@ -25,13 +25,12 @@ from pretrain.models.hf_folder import (
     read_tokenizer_configs,
     require_regular,
 )
-from pretrain.models.hf_map import HEAD_FILE
-from pretrain.models.hub import local_folder
-from pretrain.models.lxmert.config import LxmertConfig
-from pretrain.models.lxmert.hf_config import LAYER_NORM_EPS, parse_hf_config
-from pretrain.models.lxmert.layers import SEGMENTS
-from pretrain.models.lxmert.names import AGGREGATION, from_hf, hugging_face_names
-from tokenizer.encode import TextTokenizer, load_tokenizer
+from capt.pretrain.models.hf_map import HEAD_FILE
+from capt.pretrain.models.lxmert.config import LxmertConfig
+from capt.pretrain.models.lxmert.hf_config import LAYER_NORM_EPS, parse_hf_config
+from capt.pretrain.models.lxmert.layers import SEGMENTS
+from capt.pretrain.models.lxmert.names import AGGREGATION, from_hf, hugging_face_names
+from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 
 _HEAD_WIDTH = 64
 """Columns of an attention head in every BERT and LXMERT; airsplay's files do not say it, and tensors do not show it."""

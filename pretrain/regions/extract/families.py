@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pretrain.base.errors import CheckpointError, shown
+from capt.pretrain.base.errors import CheckpointError, shown
 
 
 @dataclass(frozen=True)

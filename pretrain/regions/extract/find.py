@@ -11,10 +11,9 @@ from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from pretrain.base.errors import DataError, counted
-from pretrain.base.files import open_regular, printable
-from pretrain.regions.checks import check_name
-from pretrain.regions.damage import Damage
+from capt.pretrain.base.errors import DataError, counted
+from capt.pretrain.base.files import open_regular, printable
+from capt.pretrain.regions.picture import Damage, check_name
 
 logger = logging.getLogger(__name__)
 

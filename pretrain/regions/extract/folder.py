@@ -15,13 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pretrain.base.errors import CheckpointError, shown
-from pretrain.base.hashing import sha256 as sha256_of
-from pretrain.base.quiet import quiet_transformers
-from pretrain.models.hf_config import list_names
-from pretrain.models.hf_folder import read_json, read_tensors
-from pretrain.models.hub import local_folder
-from pretrain.regions.extract.families import BACKBONES, Family, family_of
+from capt.pretrain.base.errors import CheckpointError, shown
+from capt.pretrain.base.quiet import quiet_transformers
+from capt.pretrain.base.verification import sha256 as sha256_of
+from capt.pretrain.models.hf_config import list_names, local_folder
+from capt.pretrain.models.hf_folder import read_json, read_tensors
+from capt.pretrain.regions.extract.families import BACKBONES, Family, family_of
 
 FILES = ("config.json", "preprocessor_config.json", "model.safetensors", "model-*-of-*.safetensors", "*.index.json")
 """The files that are read, as patterns of the hub client."""

@@ -15,20 +15,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from pretrain.base.errors import ConfigError, DataError, UserError, counted
-from pretrain.base.progress import ProgressCallback
-from pretrain.regions.damage import Damage
-from pretrain.regions.extract.cells import cell_boxes, feature_map, pooled
-from pretrain.regions.extract.decode import decode
-from pretrain.regions.extract.detector import detect
-from pretrain.regions.extract.find import Found, find_pictures, read_picture
-from pretrain.regions.extract.folder import VisionModel, load_vision_model
-from pretrain.regions.extract.options import Options
-from pretrain.regions.extract.parts import Part, Read, parts_beside
-from pretrain.regions.extract.prepare import Preparation, Prepared, require_finite
-from pretrain.regions.manifest import FeatureType, Source, StoreManifest
-from pretrain.regions.picture import Labels, Picture
-from pretrain.regions.writer import write_store
+from capt.pretrain.base.errors import ConfigError, DataError, UserError, counted
+from capt.pretrain.base.parallel import ProgressCallback
+from capt.pretrain.regions.extract.detector import cell_boxes, detect, feature_map, pooled
+from capt.pretrain.regions.extract.find import Found, find_pictures, read_picture
+from capt.pretrain.regions.extract.folder import VisionModel, load_vision_model
+from capt.pretrain.regions.extract.parts import Options, Part, Read, parts_beside
+from capt.pretrain.regions.extract.prepare import Preparation, Prepared, decode, require_finite
+from capt.pretrain.regions.manifest import FeatureType, Source, StoreManifest
+from capt.pretrain.regions.picture import Damage, Labels, Picture
+from capt.pretrain.regions.writer import write_store
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -76,7 +72,7 @@ def extract_regions(
     """Write the region features of all pictures in ``places`` to the new store ``out``.
 
     The order is that of the pictures' names. The store appears whole or not at all. After an interruption the same call
-    continues where it stopped (`pretrain.regions.extract.parts`).
+    continues where it stopped (`capt.pretrain.regions.extract.parts`).
 
     Args:
         places: folders, files and ``.tar`` archives.

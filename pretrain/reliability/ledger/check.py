@@ -1,8 +1,8 @@
 """Checks the history of a run: each id once an epoch, no gap, no step done again with other contents.
 
-Each epoch's order is a permutation of its ids (`pretrain.data.sampler`). So if the kept steps follow one another
+Each epoch's order is a permutation of its ids (`capt.pretrain.data.sampler`). So if the kept steps follow one another
 without a gap, each begins at the sample behind the last one, and each used just the ids whose turn it was
-(`pretrain.reliability.ledger.order`), then every id was used exactly once an epoch. The file of one rank after the
+(`capt.pretrain.reliability.ledger.order`), then every id was used exactly once an epoch. The file of one rank after the
 other is read, once, so that it takes the memory of one file and a few bytes a step.
 """
 
@@ -11,13 +11,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from pretrain.base.errors import ConfigError, counted, quoted
-from pretrain.reliability.ledger.files import Header, launches_of, read_launch
-from pretrain.reliability.ledger.history import Fault, Launch, Newest, newest_checkpoint, read_history, remedy_for_files
-from pretrain.reliability.ledger.order import check_launch, go_back, rank_of
+from capt.pretrain.base.errors import ConfigError, counted, quoted
+from capt.pretrain.reliability.ledger.files import Header, launches_of, read_launch
+from capt.pretrain.reliability.ledger.history import (
+    Fault,
+    Launch,
+    Newest,
+    newest_checkpoint,
+    read_history,
+    remedy_for_files,
+)
+from capt.pretrain.reliability.ledger.order import check_launch, go_back, rank_of
 
 
 @dataclass(frozen=True)
@@ -211,3 +219,77 @@ def _epochs(launches: list[Launch]) -> Iterator[Epochs]:
             yield Epochs(whole[0], whole[-1], ids, ids)
         if end % ids and end // ids * ids >= begin:
             yield Epochs(end // ids, end // ids, end % ids, ids)
+
+
+# A report on a ledger as text and as JSON.
+
+
+def as_text(report: Report) -> str:
+    """Tables of launches and epochs, notes, and the verdict with the first fault and its remedy."""
+    lines = [f"{'launch':>6}  {'ranks':>5}  {'recorded':>17}  {'in the model':>17}"]
+    for launch in report.launches:
+        recorded = _steps(launch.head.step + 1, launch.recorded_to)
+        kept = _steps(launch.head.step + 1, launch.head.step + launch.kept)
+        lines.append(f"{launch.number:>6}  {launch.head.world:>5}  {recorded:>17}  {kept:>17}")
+    lines += ["", f"{'epoch':>9}  {'ids':>13}  {'used':>13}"]
+    for epochs in report.epochs:
+        span = f"{epochs.first}" if epochs.first == epochs.last else f"{epochs.first}-{epochs.last}"
+        lines.append(f"{span:>9}  {epochs.ids:>13,}  {epochs.used:>13,}")
+    lines += ["", *report.notes]
+    ahead = report.recorded_to - report.newest.step
+    lines.append(
+        f"steps up to {report.newest.step} are in a checkpoint"
+        + (f", {ahead} more are recorded, which a restart does again" if ahead > 0 else "")
+    )
+    if not report.faults:
+        left_out = f", but for {counted(report.left_out, 'sample')} left out by guard.spike" if report.left_out else ""
+        lines.append(f"right: every step used the samples whose turn it was, each id once an epoch{left_out}")
+        return "\n".join(lines)
+    first = report.faults[0]
+    more = f" ({len(report.faults) - 1} more)" if len(report.faults) > 1 else ""
+    return "\n".join([*lines, f"WRONG{more}: {first.text}", f"  {first.remedy}"])
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """The same for programs; ``faults`` is empty where all is right."""
+    return {
+        "run": str(report.run),
+        "right": not report.faults,
+        "committed_to": report.newest.step,
+        "recorded_to": report.recorded_to,
+        "left_out": report.left_out,
+        "launches": [_launch(launch) for launch in report.launches],
+        "epochs": [_show_epochs(epochs) for epochs in report.epochs],
+        "notes": report.notes,
+        "faults": [_fault(fault) for fault in report.faults],
+    }
+
+
+def _steps(first: int, last: int) -> str:
+    return f"{first}-{last}" if first <= last else "none"
+
+
+def _launch(launch: Launch) -> dict[str, Any]:
+    return {
+        "launch": launch.number,
+        "ranks": launch.head.world,
+        "begins_after": launch.head.step,
+        "recorded_to": launch.recorded_to,
+        "in_the_model": launch.kept,
+    }
+
+
+def _show_epochs(epochs: Epochs) -> dict[str, int]:
+    return {"first": epochs.first, "last": epochs.last, "used": epochs.used, "ids": epochs.ids}
+
+
+def _fault(fault: Fault) -> dict[str, Any]:
+    return {
+        "kind": fault.kind,
+        "text": fault.text,
+        "remedy": fault.remedy,
+        "step": fault.step,
+        "id": fault.id,
+        "rank": fault.rank,
+        "file": None if fault.file is None else str(fault.file),
+    }

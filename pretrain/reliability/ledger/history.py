@@ -17,9 +17,9 @@ from typing import Literal
 
 import numpy as np
 
-from pretrain.base.errors import UserError, quoted
-from pretrain.engine.checkpoint import checkpoints_of, read_manifest
-from pretrain.reliability.ledger.files import Header, LedgerHead, launch_folder, launches_of, read_heads
+from capt.pretrain.base.errors import UserError, quoted
+from capt.pretrain.engine.checkpoint import checkpoints_of, read_manifest
+from capt.pretrain.reliability.ledger.files import Header, LedgerHead, launch_folder, launches_of, read_heads
 
 Kind = Literal["hole", "damaged", "steps", "position", "ids", "order", "contents"]
 """What is wrong: steps that the run continued from are not recorded; a file is no ledger, or contradicts others; step

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from pretrain.base.errors import quoted
-from pretrain.data.sampler import Sampler
-from pretrain.engine.checkpoint import checkpoints_of
-from pretrain.reliability.ledger.digest import find_exchange, hash_ids
-from pretrain.reliability.ledger.files import Header, LedgerFile, read_launch
-from pretrain.reliability.ledger.history import Fault, Launch, remedy_for_files
+from capt.pretrain.base.errors import quoted
+from capt.pretrain.data.sampler import Sampler
+from capt.pretrain.engine.checkpoint import checkpoints_of
+from capt.pretrain.reliability.ledger.files import Header, LedgerFile, find_exchange, hash_ids, read_launch
+from capt.pretrain.reliability.ledger.history import Fault, Launch, remedy_for_files
 
 _AT_ONCE = 1 << 16
 """Samples whose place in the order is computed in one pass."""

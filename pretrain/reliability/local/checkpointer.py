@@ -8,19 +8,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pretrain.base import distributed
-from pretrain.base.errors import CheckpointError, counted
-from pretrain.config.schema import Job
-from pretrain.engine import heartbeat
-from pretrain.engine.callbacks.pace import Pace
-from pretrain.engine.checkpoint import PendingSave, begin_save, checkpoints_of
-from pretrain.engine.checkpoint.folders import remove_checkpoint, remove_leftovers
-from pretrain.engine.checkpoint.fragments import fragments
-from pretrain.engine.loop import NEVER, Callback, Run
-from pretrain.engine.task import SizedTask, StepMetrics
-from pretrain.reliability.local import storage
-from pretrain.reliability.local.replicate import Hosts, Transfer, copy_files, find_hosts, newest_local
-from pretrain.reliability.local.storage import INCARNATION, free_bytes, is_private, storage_of
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import CheckpointError, counted
+from capt.pretrain.config.schema import Job
+from capt.pretrain.engine import heartbeat
+from capt.pretrain.engine.callbacks.pace import Pace
+from capt.pretrain.engine.checkpoint import PendingSave, begin_save, checkpoints_of
+from capt.pretrain.engine.checkpoint.fragments import fragments
+from capt.pretrain.engine.checkpoint.layout import remove_checkpoint, remove_leftovers
+from capt.pretrain.engine.loop import NEVER, Callback, Run
+from capt.pretrain.engine.task import SizedTask, StepMetrics
+from capt.pretrain.reliability.local import storage
+from capt.pretrain.reliability.local.replicate import Hosts, Transfer, copy_files, find_hosts, newest_local
+from capt.pretrain.reliability.local.storage import INCARNATION, free_bytes, is_private, storage_of
 
 logger = logging.getLogger(__name__)
 

@@ -19,17 +19,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pretrain.base import distributed
-from pretrain.base.errors import CheckpointError, counted
-from pretrain.base.files import open_regular, read_bytes
-from pretrain.base.hashing import sha256
-from pretrain.config.schema import Job
-from pretrain.engine.checkpoint import checkpoints_of, read_manifest
-from pretrain.engine.checkpoint.layout import step_folder
-from pretrain.engine.checkpoint.manifest import MANIFEST
-from pretrain.engine.durable import write_error
-from pretrain.reliability.local import storage
-from pretrain.reliability.local.storage import INCARNATION, is_private, storage_of
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import CheckpointError, counted
+from capt.pretrain.base.files import open_regular, read_bytes
+from capt.pretrain.base.verification import sha256
+from capt.pretrain.config.schema import Job
+from capt.pretrain.engine.checkpoint import checkpoints_of, read_manifest
+from capt.pretrain.engine.checkpoint.layout import MANIFEST, step_folder
+from capt.pretrain.engine.durable import write_error
+from capt.pretrain.reliability.local import storage
+from capt.pretrain.reliability.local.storage import INCARNATION, is_private, storage_of
 
 logger = logging.getLogger(__name__)
 

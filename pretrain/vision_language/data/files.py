@@ -14,9 +14,8 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import Field, ValidationError
 
-from pretrain.base.errors import DataError, shown
-from pretrain.base.files import open_regular, printable
-from pretrain.base.records import Record, first_fault
+from capt.pretrain.base.errors import DataError, shown
+from capt.pretrain.base.files import Record, first_fault, open_regular, printable
 
 LARGEST = 2 << 30
 """Bytes of an unpacked file at most: GQA's largest balanced file has 1.2 GB."""

@@ -8,11 +8,11 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
-from pretrain.base.errors import DataError
-from pretrain.base.records import Record
-from pretrain.vision_language.data import lxmert
-from pretrain.vision_language.data.examples import Example
-from pretrain.vision_language.data.files import Document, Name, Text, checked, read_document
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.files import Record
+from capt.pretrain.vision_language.data import captions
+from capt.pretrain.vision_language.data.examples import Example
+from capt.pretrain.vision_language.data.files import Document, Name, Text, checked, read_document
 
 
 class _Types(Record):
@@ -130,11 +130,11 @@ def gqa_questions(document: Document) -> list[GqaQuestion]:
     """`read_gqa_questions` of a file that has been parsed."""
     if is_official(document):
         return list(_questions(document))
-    if not lxmert.is_questions(document):
+    if not captions.is_questions(document):
         raise DataError(f"{document.path}: not GQA's questions: neither the official file nor LXMERT's JSON")
     return [
         GqaQuestion(str(row.id), row.pictures[0], row.text, next(iter(row.answers or ()), None), True, (), row.kind)
-        for row in lxmert.read_questions(document)
+        for row in captions.read_questions(document)
     ]
 
 

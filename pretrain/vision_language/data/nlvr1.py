@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from pretrain.base.records import Record
-from pretrain.regions.nlvr1 import scene_name
-from pretrain.vision_language.data.examples import Example
-from pretrain.vision_language.data.files import Document, Text, Unique
+from capt.pretrain.base.files import Record
+from capt.pretrain.regions.nlvr1 import scene_name
+from capt.pretrain.vision_language.data.examples import Example
+from capt.pretrain.vision_language.data.files import Document, Text, Unique
 
 
 class _Statement(Record):
@@ -25,7 +25,7 @@ def is_statements(document: Document) -> bool:
 
 
 def read_statements(document: Document) -> list[Example]:
-    """The statements. Their pictures are called as `pretrain.regions.nlvr1.scene_name` calls them.
+    """The statements. Their pictures are called as `capt.pretrain.regions.nlvr1.scene_name` calls them.
 
     The answer of a statement is its truth (``true``, ``false``).
 

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pretrain.base.records import Record
-from pretrain.vision_language.data.examples import Example
-from pretrain.vision_language.data.files import Document, Text, Unique
+from capt.pretrain.base.files import Record
+from capt.pretrain.vision_language.data.examples import Example
+from capt.pretrain.vision_language.data.files import Document, Text, Unique
 
 
 class _Statement(Record):

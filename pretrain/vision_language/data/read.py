@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pretrain.base.errors import DataError, shown
-from pretrain.vision_language.data import captions, gqa, lxmert, nlvr1, nlvr2, vqa
-from pretrain.vision_language.data.examples import Example
-from pretrain.vision_language.data.files import Document, read_document
+from capt.pretrain.base.errors import DataError, shown
+from capt.pretrain.vision_language.data import captions, gqa, nlvr1, nlvr2, vqa
+from capt.pretrain.vision_language.data.examples import Example
+from capt.pretrain.vision_language.data.files import Document, read_document
 
 
 class _Form(NamedTuple):
@@ -19,14 +19,14 @@ class _Form(NamedTuple):
 
 
 def _is_numbered(document: Document) -> bool:
-    return lxmert.is_questions(document) and isinstance(document.rows[0].get("question_id"), int)
+    return captions.is_questions(document) and isinstance(document.rows[0].get("question_id"), int)
 
 
 _FORMS = (
-    _Form(lxmert.is_pretraining, lxmert.read_pretraining, None),
-    _Form(_is_numbered, lxmert.read_questions, "vqa"),
-    _Form(lxmert.is_questions, lxmert.read_questions, "gqa"),
-    _Form(lxmert.is_statements, lxmert.read_statements, "nlvr2"),
+    _Form(captions.is_pretraining, captions.read_pretraining, None),
+    _Form(_is_numbered, captions.read_questions, "vqa"),
+    _Form(captions.is_questions, captions.read_questions, "gqa"),
+    _Form(captions.is_statements, captions.read_statements, "nlvr2"),
     _Form(gqa.is_official, gqa.read_official, "gqa"),
     _Form(nlvr1.is_statements, nlvr1.read_statements, "nlvr1"),
     _Form(nlvr2.is_statements, nlvr2.read_statements, "nlvr2"),

@@ -9,12 +9,11 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import BeforeValidator, Field
 
-from pretrain.base.errors import DataError, counted
-from pretrain.base.records import Record
-from pretrain.vision_language.data.answers import normalise_answer, vqa_soft_score
-from pretrain.vision_language.data.examples import Example
-from pretrain.vision_language.data.files import Document, Name, Number, Text, Unique, checked, parts
-from pretrain.vision_language.data.pictures import coco_name, coco_subtype
+from capt.pretrain.base.errors import DataError, counted
+from capt.pretrain.base.files import Record
+from capt.pretrain.vision_language.data.answers import normalise_answer, vqa_soft_score
+from capt.pretrain.vision_language.data.examples import Example, coco_name, coco_subtype
+from capt.pretrain.vision_language.data.files import Document, Name, Number, Text, Unique, checked, parts
 
 
 class _Question(Record):

@@ -8,12 +8,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pretrain.vision_language.microworld.draws import random_for
-from pretrain.vision_language.microworld.features import picture
-from pretrain.vision_language.microworld.pictures import Recipe
-from pretrain.vision_language.microworld.scenes import Scene, draw_scene
-from pretrain.vision_language.microworld.sentences import Statement, draw_statement
-from pretrain.vision_language.microworld.tsv import tsv_row
+from capt.pretrain.vision_language.microworld.pictures import Recipe, picture, tsv_row
+from capt.pretrain.vision_language.microworld.scenes import Scene, draw_scene, random_for
+from capt.pretrain.vision_language.microworld.sentences import Statement, draw_statement
 
 PAIRS = 4
 """Pairs of pictures a statement."""

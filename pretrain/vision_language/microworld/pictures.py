@@ -3,19 +3,143 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
-from pretrain.vision_language.microworld.draws import random_for
-from pretrain.vision_language.microworld.features import picture
-from pretrain.vision_language.microworld.questions import ANSWERS, Form, Question, ask, kind_of
-from pretrain.vision_language.microworld.scenes import draw_scene
-from pretrain.vision_language.microworld.sentences import captions
-from pretrain.vision_language.microworld.tables import JsonWriter, json_list, json_object
-from pretrain.vision_language.microworld.tsv import tsv_row
+import numpy as np
+from jaxtyping import Float32, Int64
+
+from capt.pretrain.base.randomness import generator_for
+from capt.pretrain.regions.picture import Labels, Picture
+from capt.pretrain.vision_language.microworld.questions import ANSWERS, Form, Question, ask, kind_of
+from capt.pretrain.vision_language.microworld.scenes import (
+    CLASSES,
+    COLOURS,
+    HEIGHT,
+    WIDTH,
+    Scene,
+    draw_scene,
+    random_for,
+)
+from capt.pretrain.vision_language.microworld.sentences import captions
+
+# JSON files that are written entry by entry, so that a world of any size needs no memory.
+
+
+class JsonWriter:
+    """Writes the entries of one JSON list or object."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+        self._empty = True
+
+    def add(self, entry: Any, key: str | None = None) -> None:
+        """One more entry; ``key`` in an object."""
+        self._file.write("\n" if self._empty else ",\n")
+        self._file.write(json.dumps(entry) if key is None else f"{json.dumps(key)}: {json.dumps(entry)}")
+        self._empty = False
+
+
+@contextmanager
+def json_list(path: Path, within: dict[str, Any] | None = None, key: str = "") -> Iterator[JsonWriter]:
+    """Write a list to ``path``: alone, or as the last entry ``key`` of the object ``within``."""
+    start, end = ("[", "\n]\n") if within is None else (f"{_open(within)}{json.dumps(key)}: [", "\n]}\n")
+    with path.open("w", encoding="utf-8") as file:
+        file.write(start)
+        yield JsonWriter(file)
+        file.write(end)
+
+
+@contextmanager
+def json_object(path: Path) -> Iterator[JsonWriter]:
+    """Write an object to ``path``."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write("{")
+        yield JsonWriter(file)
+        file.write("\n}\n")
+
+
+def _open(within: dict[str, Any]) -> str:
+    """An object without its closing brace, ready for one more entry."""
+    text = json.dumps(within)[:-1]
+    return f"{text}, " if within else text
+
+
+# A picture as a line of LXMERT's feature files.
+
+
+def tsv_row(picture: Picture) -> str:
+    """The ten fields of a picture with labels, with the end of the line.
+
+    ``img_id, img_h, img_w, objects_id, objects_conf, attrs_id, attrs_conf, num_boxes, boxes, features``; arrays are
+    base64 of little-endian int64 (classes) and float32.
+    """
+    assert picture.objects is not None
+    assert picture.attributes is not None
+    arrays = [
+        (picture.objects.ids, "<i8"),
+        (picture.objects.scores, "<f4"),
+        (picture.attributes.ids, "<i8"),
+        (picture.attributes.scores, "<f4"),
+    ]
+    labels = [_encoded(values, kind) for values, kind in arrays]
+    fields = [picture.id, str(picture.height), str(picture.width), *labels, str(len(picture.boxes))]
+    return "\t".join([*fields, _encoded(picture.boxes, "<f4"), _encoded(picture.features, "<f4")]) + "\n"
+
+
+def _encoded(values: np.ndarray, kind: str) -> str:
+    return b64encode(np.ascontiguousarray(values, dtype=kind).tobytes()).decode("ascii")
+
+
+# What a detector would have made of a scene: features that depend on class, colour and size, and are noisy.
+
+
+Vectors = Float32[np.ndarray, "_ size"]
+
+
+def picture(name: str, scene: Scene, seed: int, number: int, size: int, noise: float, stream: str = "scene") -> Picture:
+    """The regions of a scene, the surest first.
+
+    The features of a thing are ``a_class + b_colour + c_size + s e`` with fixed vectors a, b, c and ``e`` from N(0, I).
+    Its noise level ``s`` is ``noise`` times a factor between 0.5 and 1.5, and the detector's confidence falls with it:
+    ``1 / (1 + s^2)``. The vectors depend on ``size`` alone, so that worlds of different seeds look alike.
+
+    Args:
+        name: of the picture.
+        scene: what it shows.
+        seed: of the world.
+        number: of the scene in its stream; the noise depends on seed, stream and number alone.
+        size: of the features.
+        noise: 0 gives every thing of a class, colour and size the same features.
+        stream: what the scene was drawn from.
+    """
+    rng = generator_for(f"microworld/{stream}/features", seed, 0, number)
+    levels = (noise * rng.uniform(0.5, 1.5, len(scene))).astype(np.float32)
+    order = np.argsort(levels, kind="stable")
+    things, levels = [scene[i] for i in order], levels[order]
+    kinds, colours, sizes = (np.array(column, dtype=np.int64) for column in list(zip(*things, strict=True))[:3])
+    of_kind, of_colour, of_size = _vectors(size)
+    spread = levels[:, None] * rng.standard_normal((len(things), size), dtype=np.float32)
+    features = of_kind[kinds] + of_colour[colours] + of_size[sizes] + spread
+    boxes = np.array([thing.box for thing in things], dtype=np.float32)
+    return Picture(name, WIDTH, HEIGHT, features, boxes, _labels(kinds, levels), _labels(colours, levels))
+
+
+def _labels(ids: Int64[np.ndarray, " n"], levels: Float32[np.ndarray, " n"]) -> Labels:
+    return Labels(ids, (1 / (1 + levels**2)).astype(np.float32))
+
+
+@lru_cache(maxsize=8)
+def _vectors(size: int) -> tuple[Vectors, Vectors, Vectors]:
+    rng = generator_for("microworld/vectors", 0, 0, size)
+    kinds, colours, sizes = (rng.standard_normal((n, size), dtype=np.float32) for n in (len(CLASSES), len(COLOURS), 2))
+    return kinds, colours, sizes
+
 
 QUESTIONS = 6
 """Number of questions of each sort (VQA, GQA) about a picture."""

@@ -6,8 +6,18 @@ from collections.abc import Callable
 from random import Random
 from typing import Literal, NamedTuple
 
-from pretrain.vision_language.microworld.describe import SIDES, Described, Side, outermost, stands
-from pretrain.vision_language.microworld.scenes import CLASSES, COLOURS, MOST, Scene, Thing
+from capt.pretrain.vision_language.microworld.scenes import (
+    CLASSES,
+    COLOURS,
+    MOST,
+    SIDES,
+    Described,
+    Scene,
+    Side,
+    Thing,
+    outermost,
+    stands,
+)
 
 ANSWERS = ("no", "yes", *map(str, range(MOST + 1)), *COLOURS, *CLASSES)
 """Every answer there is."""

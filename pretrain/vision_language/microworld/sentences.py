@@ -5,8 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Literal, NamedTuple
 
-from pretrain.vision_language.microworld.describe import SIDES, Described, stands
-from pretrain.vision_language.microworld.scenes import CLASSES, COLOURS, Scene, Thing
+from capt.pretrain.vision_language.microworld.scenes import CLASSES, COLOURS, SIDES, Described, Scene, Thing, stands
 
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
 

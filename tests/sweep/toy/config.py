@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pretrain.config.schema import Job
+from capt.pretrain.config.schema import Job
 
 
 class SweepToyJob(Job):

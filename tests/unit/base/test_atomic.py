@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from pretrain.base.atomic import new_file, new_folder, partial_folder
-from pretrain.base.errors import DataError
-from pretrain.base.text_lines import read_lines
-from pretrain.convert.output import export_folder
+from capt.pretrain.base.atomic import new_file, new_folder, partial_folder
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.files import read_lines
+from capt.pretrain.convert.output import export_folder
 
 
 def test_a_folder_appears_whole(tmp_path: Path) -> None:

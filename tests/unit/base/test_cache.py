@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.base.cache import use_own_compile_cache
-from pretrain.base.errors import ConfigError
+from capt.pretrain.base.cache import use_own_compile_cache
+from capt.pretrain.base.errors import ConfigError
 from tests.unit.models.support import small_model
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from launcher.commands.options import echo_json
-from pretrain.base import files as safe_files
-from pretrain.base.atomic import new_file
-from pretrain.base.errors import CheckpointError, ConfigError, DataError, UserError, user_text
-from pretrain.base.text_lines import read_lines
-from pretrain.data.files import FileCorpus
-from pretrain.embeddings.vectors.read import read_vectors
-from pretrain.models.hf_folder import read_json as read_model_json
-from pretrain.models.hf_folder import read_tensor_file
-from pretrain.vision_language.data.read import read_examples
-from tokenizer.encode import load_tokenizer
-from tokenizer.pieces import read_model
+from capt.launcher.commands.options import echo_json
+from capt.pretrain.base import files as safe_files
+from capt.pretrain.base.atomic import new_file
+from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, UserError, user_text
+from capt.pretrain.base.files import read_lines
+from capt.pretrain.data.files import FileCorpus
+from capt.pretrain.embeddings.vectors.files import read_vectors
+from capt.pretrain.models.hf_folder import read_json as read_model_json
+from capt.pretrain.models.hf_folder import read_tensor_file
+from capt.pretrain.vision_language.data.read import read_examples
+from capt.tokenizer.encode import load_tokenizer
+from capt.tokenizer.pieces import read_model
 
 
 def test_a_fifo_is_refused_at_once(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from typing import IO, Any
 
 import pytest
 
-from pretrain.base import locks
-from pretrain.base.locks import file_lock, is_locked, is_replaced
+from capt.pretrain.base import locks
+from capt.pretrain.base.locks import file_lock, is_locked, is_replaced
 
 
 def _outlive(started: Event) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 
-from pretrain.base.open_files import allow_open_files
+from capt.pretrain.base.process import allow_open_files
 
 
 def test_a_rank_may_have_a_connection_of_each_of_a_thousand_others() -> None:

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from pretrain.base.overlap import Shared, report_overlap, rows_as_bytes, shared
+from capt.pretrain.base.overlap import Shared, report_overlap, rows_as_bytes, shared
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from pretrain.base.errors import DataError
-from pretrain.base.parallel import ordered_map
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.parallel import ordered_map
 
 
 def slow_square(x: int) -> tuple[int, int]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pretrain.base.randomness import generator_for
+from capt.pretrain.base.randomness import generator_for
 
 
 def test_same_name_and_sample_give_the_same_numbers() -> None:

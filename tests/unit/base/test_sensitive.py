@@ -2,7 +2,7 @@
 
 import pytest
 
-from pretrain.base.sensitive import is_secret
+from capt.pretrain.base.sensitive import is_secret
 
 NAMES = (
     *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "HF_COOKIE"),

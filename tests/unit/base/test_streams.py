@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[3]
 
 LOOK = """
 import os, sys
-from pretrain.base.streams import open_closed_streams
+from capt.pretrain.base.process import open_closed_streams
 open_closed_streams()
 print("to nobody", flush=True)
 null = os.stat(os.devnull).st_rdev
@@ -33,7 +33,7 @@ def test_a_closed_stream_is_not_given_to_the_next_file(tmp_path: Path, closed: s
 
 def test_a_rank_without_stdout_ends_as_it_would_with_it() -> None:
     """It ended with AttributeError and 1, whatever it had done, and was started again."""
-    argv = ["sh", "-c", '"$0" -m pretrain nowhere.yaml >&-', sys.executable]
+    argv = ["sh", "-c", '"$0" -m capt.pretrain nowhere.yaml >&-', sys.executable]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr

@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from pretrain.base import verification, verified_files
-from pretrain.base.errors import CheckpointError, DataError
-from pretrain.base.hashing import ExpectedFile, FileState, Inspection
-from pretrain.base.verification import Verifier
+from capt.pretrain.base import verification
+from capt.pretrain.base.errors import CheckpointError, DataError
+from capt.pretrain.base.verification import ExpectedFile, FileState, Inspection, Verifier
 
 PAST = time.time() - 1000
 
@@ -154,7 +153,7 @@ def test_a_memory_that_others_may_write_is_not_believed(
 def test_the_memory_keeps_the_newest(
     tmp_path: Path, files: dict[str, ExpectedFile], read: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verified_files, "REMEMBERED", 2)
+    monkeypatch.setattr(verification, "REMEMBERED", 2)
     for name in files:
         verify(tmp_path, {name: files[name]})
     (memory,) = (tmp_path / "cache").iterdir()
@@ -341,9 +340,9 @@ def test_what_ranks_tell_each_other_does_not_grow_with_what_they_know(
 def test_a_path_that_is_no_utf8_is_hashed_again(tmp_path: Path) -> None:
     """JSON cannot hold it: a run below such a folder could not be resumed."""
     names = str(tmp_path / "plain"), str(tmp_path / os.fsdecode(b"na\xefve"))
-    seen = [verified_files.VerifiedFile(name, FileState(1, 2, 3, 4, 5), "0" * 64, "") for name in names]
-    verified_files.write_verified(tmp_path / "memory.json", seen)
-    assert [each.path for each in verified_files.read_verified(tmp_path / "memory.json")] == [names[0]]
+    seen = [verification.VerifiedFile(name, FileState(1, 2, 3, 4, 5), "0" * 64, "") for name in names]
+    verification.write_verified(tmp_path / "memory.json", seen)
+    assert [each.path for each in verification.read_verified(tmp_path / "memory.json")] == [names[0]]
 
 
 def test_what_was_read_long_ago_is_read_again(
@@ -353,6 +352,6 @@ def test_what_was_read_long_ago_is_read_again(
     verify(tmp_path, files)
     assert len(read) == 3
     now = time.time()
-    monkeypatch.setattr(verified_files.time, "time", lambda: now + verified_files.LIFE + 1)
+    monkeypatch.setattr(verification.time, "time", lambda: now + verification.LIFE + 1)
     verify(tmp_path, files)
     assert len(read) == 6

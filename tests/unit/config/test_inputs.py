@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.base.errors import CheckpointError, ConfigError, DataError, UserError
-from pretrain.base.verification import Verifier
-from pretrain.config import load_job
-from pretrain.data.files import FileCorpus
-from pretrain.data.shard_writer import Options, write_shards
+from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, UserError
+from capt.pretrain.base.verification import Verifier
+from capt.pretrain.config import load_job
+from capt.pretrain.data.files import FileCorpus
+from capt.pretrain.data.shard_writer import Options, write_shards
+from capt.tokenizer.encode import load_tokenizer
+from capt.tokenizer.train import train
 from tests.finetune import write_encoder
 from tests.language import write_corpus
-from tokenizer.encode import load_tokenizer
-from tokenizer.train import train
 
 LARGE = ["capt_large", "capt_base", "mlm_small"]
 

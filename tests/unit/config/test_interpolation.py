@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pretrain.base.errors import ConfigError
-from pretrain.config import load_mapping
-from pretrain.config.interpolation import interpolate
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config import load_mapping
+from capt.pretrain.config.interpolation import interpolate
 
 JOB = {"run": {"dir": "runs/x", "seed": 3}, "files": ["a", "b"], "alias": "${run}"}
 

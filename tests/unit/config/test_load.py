@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pretrain.base.errors import ConfigError
-from pretrain.config import load_job, load_mapping, resolve_path
-from pretrain.config.load import shipped_jobs
-from pretrain.language.config import LanguageJob
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config import load_job, load_mapping, resolve_path
+from capt.pretrain.config.load import shipped_jobs
+from capt.pretrain.language.config import LanguageJob
 
 
 def _write(folder: Path, name: str, text: str) -> Path:

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from finetune.glue.tasks import GLUE
-from finetune.metrics import compute_metrics
-from pretrain.base.errors import ConfigError
-from pretrain.config import load_job
-from pretrain.contrast.metrics import MaskedTokenAccumulator, contrast_metrics, noise_invariance
-from pretrain.language.config import CONTRAST_METRICS, MASKED_METRICS, NOISE_METRICS
+from capt.finetune.glue.tasks import GLUE
+from capt.finetune.metrics import compute_metrics
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config import load_job
+from capt.pretrain.contrast.metrics import MaskedTokenAccumulator, contrast_metrics, noise_invariance
+from capt.pretrain.language.config import CONTRAST_METRICS, MASKED_METRICS, NOISE_METRICS
 
 HERE = ["data.path=glue", "model.init=encoder"]
 

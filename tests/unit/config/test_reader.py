@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.base.errors import ConfigError
-from pretrain.config import load_job, load_mapping
-from pretrain.config.reader import NotYamlError, read_yaml
-from pretrain.engine.engines.deepspeed_config import deepspeed_config
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config import load_job, load_mapping
+from capt.pretrain.config.reader import NotYamlError, read_yaml
+from capt.pretrain.engine.engines.deepspeed_config import deepspeed_config
 
 _LAUGH = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join(['*' + chr(97 + i)] * 9)}]\n" for i in range(9)

@@ -105,7 +105,7 @@ def effective_negatives_by_terms(
     temperature: float,
     weights: Float[Tensor, "m c"] | None = None,
 ) -> list[float]:
-    """The effective number of negatives of each anchor (:func:`pretrain.contrast.metrics.effective_number`)."""
+    """The effective number of negatives of each anchor (:func:`capt.pretrain.contrast.metrics.effective_number`)."""
     numbers = []
     for i, anchor in enumerate(anchors.detach().double()):
         total = squares = 0.0
@@ -121,8 +121,8 @@ def effective_negatives_by_terms(
 def hard_weights_by_terms(
     anchors: Float[Tensor, "m d"], keys: Float[Tensor, "k d"], is_negative: Bool[Tensor, "m k"], hardness: float
 ) -> Float[Tensor, "m k"]:
-    """How often each queued key counts for each anchor (:mod:`pretrain.contrast.sharded`), one at a time, as numbers;
-    1 where it is no negative.
+    """How often each queued key counts for each anchor (:mod:`capt.pretrain.contrast.sharded`), one at a time, as
+    numbers; 1 where it is no negative.
     """
     weights = torch.ones(is_negative.shape, dtype=torch.float64)
     for i, anchor in enumerate(anchors.detach().double()):
@@ -138,7 +138,7 @@ def drifted_queue_by_terms(
     pushed: Sequence[Float[Tensor, "n d"]], live: Float[Tensor, "m d"], capacity: int, *, scale: bool
 ) -> Float[Tensor, "k d"]:
     """The newest ``capacity`` rows of the steps ``pushed``, each moved from the statistics of its own step to those of
-    the live rows (and scaled, with ``scale``), one row and one feature at a time (:mod:`pretrain.contrast.queue`).
+    the live rows (and scaled, with ``scale``), one row and one feature at a time (:mod:`capt.pretrain.contrast.queue`).
     """
     mean_now, deviations_now = _moments_by_terms(live)
     out = []

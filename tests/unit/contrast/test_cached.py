@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pretrain.base.errors import ConfigError
-from pretrain.contrast import capt_loss
-from pretrain.contrast.cached import cached_backward
-from pretrain.contrast.queue import ShardedQueue
-from pretrain.contrastive.views import CachedContrast, Views
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.contrast import capt_loss
+from capt.pretrain.contrast.cached import cached_backward
+from capt.pretrain.contrast.queue import ShardedQueue
+from capt.pretrain.contrastive.views import CachedContrast, Views
 
 ROWS, WIDTH = 3, 5
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from pretrain.base.errors import ConfigError
-from pretrain.contrast import CaptLoss, ContrastOptions, ContrastStats, ShardedQueue, capt_loss, info_nce
-from pretrain.contrast.temperature import Learned
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.contrast import CaptLoss, ContrastOptions, ContrastStats, ShardedQueue, capt_loss, info_nce
+from capt.pretrain.contrast.temperature import Learned
 from tests.unit.contrast.reference import effective_negatives_by_terms
 from tests.unit.contrast.support import TEMPERATURES, Problem, clustered, near, relative, unit
 

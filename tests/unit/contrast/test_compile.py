@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from pretrain.contrast import ShardedQueue, capt_loss
+from capt.pretrain.contrast import ShardedQueue, capt_loss
 from tests.support import run_ranks
 from tests.unit.contrast.support import unit
 

@@ -10,10 +10,10 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from pretrain.base.errors import ConfigError
-from pretrain.config.contrast import ContrastSection
-from pretrain.contrast import ContrastStats, ShardedQueue, capt_loss, info_nce
-from pretrain.contrast.kernels import Precision
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config.contrast import ContrastSection
+from capt.pretrain.contrast import ContrastStats, ShardedQueue, capt_loss, info_nce
+from capt.pretrain.contrast.kernels import Precision
 from tests.unit.contrast.reference import effective_negatives_by_terms, hard_weights_by_terms, info_nce_dense
 from tests.unit.contrast.support import Problem, clustered, near, relative, unit
 from tests.unit.contrast.test_capt import _largest

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pretrain.base.errors import ConfigError
-from pretrain.contrast import ContrastStats, ShardedQueue, capt_loss, info_nce
-from pretrain.contrast.info_nce import check_rows
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.contrast import ContrastStats, ShardedQueue, capt_loss, info_nce
+from capt.pretrain.contrast.info_nce import check_rows
 from tests.unit.contrast.reference import info_nce_dense
 from tests.unit.contrast.support import relative, unit
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pretrain.contrast.kernels import KERNELS, InstanceIds, Precision, Products, SoftmaxSums, _blocks
+from capt.pretrain.contrast.kernels import KERNELS, InstanceIds, Precision, Products, SoftmaxSums, _blocks
 from tests.unit.contrast.support import relative, unit
 
 SHAPES = [(1, 1, 3), (5, 127, 123), (300, 7, 9), (259, 2100, 17), (3, 0, 4), (0, 5, 4)]

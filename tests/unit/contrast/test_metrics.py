@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pretrain.base.errors import DataError
-from pretrain.contrast import capt_loss, metrics
-from pretrain.contrast.metrics import (
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.contrast import capt_loss, metrics
+from capt.pretrain.contrast.metrics import (
     MaskedTokenAccumulator,
     PairAccumulator,
     RowSample,

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pretrain.base.errors import ConfigError
-from pretrain.contrast import ShardedQueue, capt_loss
-from pretrain.contrast.kernels import RELATIVE_ERROR, Precision, Products, multiply
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.contrast import ShardedQueue, capt_loss
+from capt.pretrain.contrast.kernels import RELATIVE_ERROR, Precision, Products, multiply
 from tests.unit.contrast.support import Problem, clustered, near, relative, unit
 
 HERE: tuple[Precision, ...] = ("bf16x6", "bf16x3", "bf16")

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pretrain.base import distributed
-from pretrain.base.errors import CheckpointError, ConfigError
-from pretrain.contrast import ShardedQueue, shards
-from pretrain.contrast.queue import NO_ID, check_ids
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import CheckpointError, ConfigError
+from capt.pretrain.contrast import ShardedQueue, shards
+from capt.pretrain.contrast.queue import NO_ID, check_ids
 from tests.unit.contrast.support import unit
 
 MakeRanks = Callable[..., list[ShardedQueue]]

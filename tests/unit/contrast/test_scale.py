@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pretrain.base import distributed
+from capt.pretrain.base import distributed
 from tests.benchmarks.scale_forms import contrast_received, state_bytes, zero_received
 from tests.benchmarks.scale_proof import measures, real_contrast
 from tests.benchmarks.scale_step import Simulated, job_at, simulate_contrast, simulate_step

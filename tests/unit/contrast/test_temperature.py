@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain.base.errors import ConfigError
-from pretrain.contrast import build_temperature, inverted_triangle
-from pretrain.contrast.temperature import SCHEDULES, Learned
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.contrast import build_temperature, inverted_triangle
+from capt.pretrain.contrast.temperature import SCHEDULES, Learned
 
 
 def test_equation_6_at_its_corners() -> None:

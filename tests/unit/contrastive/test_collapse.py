@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from pretrain.base.records import parse_record
-from pretrain.config.contrast import ContrastSection
-from pretrain.config.load import job_from_mapping
-from pretrain.contrastive.collapse import CollapseState, CollapseWatch, Figures, Split, remedies
-from pretrain.language.task import LanguageTask
+from capt.pretrain.base.files import parse_record
+from capt.pretrain.config.contrast import ContrastSection
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.contrastive.collapse import CollapseState, CollapseWatch, Figures, Split, remedies
+from capt.pretrain.language.task import LanguageTask
 from tests.language import language_mapping
 
 Curve = list[tuple[Split, int, Figures]]
@@ -83,7 +83,7 @@ def watched(curve: Curve, state: CollapseState | None = None) -> CollapseWatch:
 
 @pytest.fixture(autouse=True)
 def _log(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="pretrain.contrastive.collapse")
+    caplog.set_level(logging.INFO, logger="capt.pretrain.contrastive.collapse")
 
 
 @pytest.mark.parametrize(

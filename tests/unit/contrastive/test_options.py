@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from pretrain.base.errors import ConfigError
-from pretrain.config.contrast import ContrastSection
-from pretrain.contrast import ContrastOptions, ShardedQueue, capt_loss
-from pretrain.contrastive import term
-from pretrain.contrastive.term import ContrastTerm, options_of
-from pretrain.contrastive.views import Views
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config.contrast import ContrastSection
+from capt.pretrain.contrast import ContrastOptions, ShardedQueue, capt_loss
+from capt.pretrain.contrastive import term
+from capt.pretrain.contrastive.term import ContrastTerm, options_of
+from capt.pretrain.contrastive.views import Views
 from tests.unit.contrast.support import unit
 
 OTHER: dict[str, Any] = {
@@ -38,7 +38,7 @@ class _Toy(ContrastOptions):
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[ContrastOptions]:
     """The options that each sharded softmax gets."""
-    module = importlib.import_module("pretrain.contrast.info_nce")
+    module = importlib.import_module("capt.pretrain.contrast.info_nce")
     found: list[ContrastOptions] = []
     make = module.SoftmaxContext
 

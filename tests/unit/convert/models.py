@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from pretrain.models.capt import CaptModel
-from pretrain.models.config import RobertaConfig
+from capt.pretrain.models.capt import CaptModel
+from capt.pretrain.models.config import RobertaConfig
+from capt.tokenizer.encode import TextTokenizer, load_tokenizer
+from capt.tokenizer.train import train
 from tests.unit.tokenizer.corpus import docstrings
-from tokenizer.encode import TextTokenizer, load_tokenizer
-from tokenizer.train import train
 
 CARD = "---\ntags:\n- capt\n---\n# card\n"
 WORDS = ("the", "a", "cat", "sat", "on", "mat", "and", "nobody", "minded", "why", "not", "is", "it", "in", "for", "of")

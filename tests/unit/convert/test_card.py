@@ -5,11 +5,10 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
-from pretrain.base.errors import ConfigError
-from pretrain.convert.about import About
-from pretrain.convert.card import final_metrics
-from pretrain.engine.artifacts import Section
-from pretrain.language.card import model_card
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.convert.card import About, final_metrics
+from capt.pretrain.engine.run_folder import Section
+from capt.pretrain.language.export import model_card
 
 JOB = {
     "data": {"source": "files", "files": ["/home/someone/secret/books.txt"], "sequence_length": 128},

@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pretrain.base.errors import UserError
-from pretrain.config.load import load_job
-from pretrain.convert.dispatch import convert
-from pretrain.convert.huggingface import export_hf
-from pretrain.language.restore import load_model
+from capt.pretrain.base.errors import UserError
+from capt.pretrain.config.load import load_job
+from capt.pretrain.convert.dispatch import convert
+from capt.pretrain.convert.huggingface import export_hf
+from capt.pretrain.language.restore import load_model
 from tests.unit.convert.models import CARD, config, model, tokenizer
 
 

@@ -4,8 +4,8 @@ import stat
 
 import pytest
 
-from pretrain.base.errors import CheckpointError
-from pretrain.convert.output import export_folder
+from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.convert.output import export_folder
 
 
 def names(folder):

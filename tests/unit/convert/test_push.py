@@ -11,9 +11,9 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError
 
-from launcher.cli import main
-from pretrain.base.errors import ConfigError
-from pretrain.convert.push import check_push, push
+from capt.launcher.cli import main
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.convert.output import check_push, push
 from tests.unit.convert.models import config, model, tokenizer
 
 TOKEN = "hf_CANARYCANARYCANARY"
@@ -50,8 +50,8 @@ def api(monkeypatch: pytest.MonkeyPatch) -> type[FakeApi]:
 def test_an_export_is_uploaded_to_a_private_repository(
     api: type[FakeApi], tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    from pretrain.convert.dispatch import convert
-    from pretrain.convert.huggingface import export_hf
+    from capt.pretrain.convert.dispatch import convert
+    from capt.pretrain.convert.huggingface import export_hf
 
     cfg = config(layers=1)
     export_hf(model(cfg).state_dict(), cfg, tokenizer(), tmp_path / "hf", "", check=False)

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from pretrain.base.errors import CheckpointError
-from pretrain.convert.reference import embed, pool, probe_batches, require_close, tokenize
-from pretrain.models.build import build_model
+from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.convert.reference import embed, pool, probe_batches, require_close, tokenize
+from capt.pretrain.models.capt import build_model
 from tests.unit.convert.models import config, model, tokenizer
 
 

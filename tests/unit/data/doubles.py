@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pretrain.data.corpus import Corpus, Piece
-from tokenizer.special import SpecialIds
+from capt.pretrain.data.corpus import Corpus, Piece
+from capt.tokenizer.special import SpecialIds
 
 SPECIAL = SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain.data.corpus import PASSAGE, Part, row_pieces
+from capt.pretrain.data.corpus import PASSAGE, Part, row_pieces
 from tests.unit.data.doubles import ListCorpus, documents
 
 LONG = " ".join(f"word{i}" for i in range(3000))

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pretrain.base.errors import ConfigError
-from pretrain.base.randomness import generator_for
-from pretrain.data import config as module
-from pretrain.data.config import CorruptionConfig
-from pretrain.data.corruption import (
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.randomness import generator_for
+from capt.pretrain.data import config as module
+from capt.pretrain.data.config import CorruptionConfig
+from capt.pretrain.data.corruption import (
     IGNORE,
     Corrupted,
     CorruptionVocabulary,
@@ -227,7 +227,7 @@ def test_unknown_corruption_names_the_nearest() -> None:
 
 
 def test_other_packages_may_add_corruptions(monkeypatch: pytest.MonkeyPatch) -> None:
-    plugins = EntryPoints([EntryPoint("drop", "pretrain.data.corruption:Replace", "capt.corruptions")])
+    plugins = EntryPoints([EntryPoint("drop", "capt.pretrain.data.corruption:Replace", "capt.corruptions")])
     monkeypatch.setattr(module, "entry_points", lambda group: plugins.select(group=group))
     assert find_corruption("drop") is Replace
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.base.errors import DataError
-from pretrain.data.docstrings import docstring_file, prose
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.data.docstrings import docstring_file, prose
 
 NUMPY = """
     Return the union of the indexes that are given by the user.

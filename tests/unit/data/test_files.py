@@ -13,10 +13,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from pretrain.base import text_lines
-from pretrain.base.errors import DataError
-from pretrain.data.corpus import Missing
-from pretrain.data.files import FileCorpus, resolve_paths
+from capt.pretrain.base import files
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.data.corpus import Missing
+from capt.pretrain.data.files import FileCorpus, resolve_paths
 from tests.unit.data.doubles import documents
 
 DOCUMENTS = ["One paragraph.\nAnöther, with an ümlaut.", "Second document."]
@@ -270,7 +270,7 @@ def test_a_fifo_is_no_corpus(tmp_path: Path) -> None:
 
 
 def test_a_row_without_end_is_refused_in_constant_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pretrain.data.files._LONGEST_ROW", 1 << 16)
+    monkeypatch.setattr("capt.pretrain.data.files._LONGEST_ROW", 1 << 16)
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"text": "' + b"a" * (1 << 24)))
     tracemalloc.start()
@@ -315,11 +315,11 @@ def test_a_small_file_that_holds_far_more_than_text_is_refused(
 ) -> None:
     pack(tmp_path / name)
     assert len("".join(read(tmp_path / name))) > 3_900_000, "the smallest bound lets small files pass"
-    monkeypatch.setattr(text_lines, "_ALWAYS", 1 << 16)
+    monkeypatch.setattr(files, "_ALWAYS", 1 << 16)
     with pytest.raises(DataError, match=rf"{name}: [\d,]+ bytes hold over [\d,]+ bytes of text, more than 200 times"):
         read(tmp_path / name)
 
 
 def test_text_that_is_packed_as_text_is_has_no_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_lines, "_ALWAYS", 0)
+    monkeypatch.setattr(files, "_ALWAYS", 0)
     assert read(write(tmp_path / "a.txt.gz", TEXT)) == DOCUMENTS

@@ -8,8 +8,8 @@ from pathlib import Path
 import datasets
 import pytest
 
-from pretrain.base.errors import DataError
-from pretrain.data.hub import HubCorpus
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.data.hub import HubCorpus
 from tests.unit.data.doubles import documents
 
 ROWS = datasets.Dataset.from_dict({"id": list(range(600)), "text": [f"row {i}" for i in range(599)] + [" "]})

@@ -5,11 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pretrain.base.errors import ConfigError
-from pretrain.base.verification import Verifier
-from pretrain.data.packing import PackedDataset
-from pretrain.data.shard_writer import write_shards
-from pretrain.data.summary import summarize
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.verification import Verifier
+from capt.pretrain.data.shard_writer import write_shards
+from capt.pretrain.data.shards import PackedDataset, summarize
 from tests.unit.data.doubles import ByteTokenizer, ListCorpus
 
 BOS, PAD, EOS = 0, 1, 2

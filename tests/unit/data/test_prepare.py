@@ -10,13 +10,12 @@ import datasets
 import numpy as np
 import pytest
 
-from pretrain.base.errors import DataError
-from pretrain.base.verification import Ranks, Verifier
-from pretrain.data import docstrings
-from pretrain.data.config import DataConfig
-from pretrain.data.packing import PackedDataset
-from pretrain.data.prepare import cache_key, open_corpus, prepare, prepare_folder, tokenizer_corpus
-from pretrain.data.shards import ShardSet
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.verification import Ranks, Verifier
+from capt.pretrain.data import docstrings
+from capt.pretrain.data.config import DataConfig
+from capt.pretrain.data.prepare import cache_key, open_corpus, prepare, prepare_folder, tokenizer_corpus
+from capt.pretrain.data.shards import PackedDataset, ShardSet
 from tests.unit.data.doubles import ByteTokenizer
 
 TEXT = "\n\n".join(f"Document {i} has a line.\nAnd it has another line." for i in range(400))
@@ -200,7 +199,7 @@ class TestRealText:
         assert ByteTokenizer().decode(stream) == "".join(part.strip("\n") for part in text.split("\n\n"))
 
     def test_tokens_are_the_tokenizers_whatever_the_number_of_workers(self, tmp_path: Path) -> None:
-        from tokenizer.encode import load_tokenizer
+        from capt.tokenizer.encode import load_tokenizer
 
         tokenizer = load_tokenizer(self.ROOT / "vocab" / "roberta")
         (tmp_path / "a.txt").write_text(

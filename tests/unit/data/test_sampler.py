@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain.base.errors import ConfigError
-from pretrain.data.sampler import Sampler, micro_batches, permute
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.data.sampler import Sampler, micro_batches, permute
 
 
 def _locate(sampler: Sampler, sample: int) -> tuple[int, int]:

@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pretrain.base import locks
-from pretrain.base.errors import DataError
-from pretrain.base.verification import Verifier
-from pretrain.data import shard_writer
-from pretrain.data.manifest import token_dtype
-from pretrain.data.shard_writer import write_shards
-from pretrain.data.shards import ShardSet
+from capt.pretrain.base import locks
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.verification import Verifier
+from capt.pretrain.data import shard_writer
+from capt.pretrain.data.shard_writer import write_shards
+from capt.pretrain.data.shards import ShardSet, token_dtype
 from tests.unit.data.doubles import ByteTokenizer, ListCorpus, documents
 
 TEXTS = [f"Document {i}. " + "More text of it. " * (i * 7 % 400) for i in range(300)]
@@ -280,7 +279,7 @@ def _peak_memory(folder: Path, size: int) -> int:
 
 
 def _write_and_measure(folder: Path, pipe: object) -> None:
-    from pretrain.data.files import FileCorpus
+    from capt.pretrain.data.files import FileCorpus
 
     corpus = FileCorpus([folder / "a.txt"], "text", None)
     write_shards(corpus, ByteTokenizer(), folder / "s", key="k", options={}, workers=1, verifier=verifier(folder))

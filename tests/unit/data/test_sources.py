@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from pretrain import registry
-from pretrain.base.errors import ConfigError
-from pretrain.data.config import SOURCES, DataConfig
-from pretrain.data.prepare import open_corpus, prepare
-from pretrain.data.sources import source_of
-from pretrain.language.inputs import describe_inputs
+from capt.pretrain import registry
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.data.config import SOURCES, DataConfig
+from capt.pretrain.data.prepare import open_corpus, prepare
+from capt.pretrain.data.sources import source_of
+from capt.pretrain.language.inputs import describe_inputs
 from tests.unit.data.test_prepare import ByteTokenizer
 
 TOY = """
-from pretrain.data.corpus import Corpus
+from capt.pretrain.data.corpus import Corpus
 
 
 class Countdown(Corpus):

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from pretrain.config.load import load_job
-from pretrain.embeddings.data.vocabulary import VOCABULARY, Vocabulary
-from pretrain.engine.checkpoint.save import partial_folder, write_weights_only
+from capt.pretrain.config.load import load_job
+from capt.pretrain.embeddings.data.corpus import VOCABULARY, Vocabulary
+from capt.pretrain.engine.checkpoint.save import partial_folder, write_weights_only
 
 WORDS = ("the", "king", "queen", "man", "woman", "sword", "paris", "france")
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain.base.errors import ConfigError, DataError
-from pretrain.config.load import load_job
-from pretrain.embeddings.config import EmbeddingJob
-from pretrain.embeddings.initial import InitialVectors, build_tables, with_initial_width
-from pretrain.embeddings.restore import load_embeddings
-from pretrain.embeddings.tables import EmbeddingTables
-from pretrain.embeddings.task import EmbeddingTask
-from pretrain.embeddings.vectors.word_vectors import WordVectors
+from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.config.load import load_job
+from capt.pretrain.embeddings.config import EmbeddingJob
+from capt.pretrain.embeddings.initial import InitialVectors, build_tables, with_initial_width
+from capt.pretrain.embeddings.restore import load_embeddings
+from capt.pretrain.embeddings.tables import EmbeddingTables
+from capt.pretrain.embeddings.task import EmbeddingTask
+from capt.pretrain.embeddings.vectors.word_vectors import WordVectors
 from tests.unit.embeddings.runs import make_run, tables
 
 INDEX = {"the": 0, "sea": 1, "queen": 2, "of": 3}
@@ -101,7 +101,7 @@ def test_a_run_is_read_once_for_its_width_and_both_modules(tmp_path: Path, monke
         read.append(path)
         return load_embeddings(path)
 
-    monkeypatch.setattr("pretrain.embeddings.initial.load_embeddings", counted)
+    monkeypatch.setattr("capt.pretrain.embeddings.initial.load_embeddings", counted)
     own = [
         f"model.init={run}", f"data.files={tmp_path / 'text.txt'}", f"data.cache={tmp_path / 'cache'}",
         "data.workers=1", "negatives.number=2", f"run.dir={tmp_path / 'run'}",

@@ -9,10 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pretrain.base.errors import DataError
-from pretrain.embeddings.similarity import cosines_of, score_set, score_sets, spearman
-from pretrain.embeddings.similarity_sets import WordPairs, find_sets, read_set
-from pretrain.embeddings.vectors.word_vectors import WordVectors
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.embeddings.similarity import (
+    WordPairs,
+    cosines_of,
+    find_sets,
+    read_set,
+    score_set,
+    score_sets,
+    spearman,
+)
+from capt.pretrain.embeddings.vectors.word_vectors import WordVectors
 
 CIRCLE = WordVectors(
     ("a", "b", "c", "d", "paris"),

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from pretrain.embeddings.similarity import Cosines
-from pretrain.embeddings.similarity_sets import WordPairs
+from capt.pretrain.embeddings.similarity import Cosines, WordPairs
 from tests.studies.ace_tables import Trial, bootstrap, similarity_table
 
 RNG = np.random.default_rng(0)

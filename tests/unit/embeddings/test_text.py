@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.base.errors import UserError
-from pretrain.embeddings.task import EmbeddingTask
+from capt.pretrain.base.errors import UserError
+from capt.pretrain.embeddings.task import EmbeddingTask
 from tests.embeddings import small_job
 
 WORDS = ("cat", "dog", "bird", "fish", "ox", "bee", "hen")

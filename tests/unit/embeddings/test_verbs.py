@@ -9,18 +9,17 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 
-from launcher.cli import main
-from pretrain.base.errors import CheckpointError, ConfigError, DataError
-from pretrain.convert.dispatch import convert
-from pretrain.embeddings.evaluate import as_text
-from pretrain.embeddings.evaluate import command as evaluate
-from pretrain.embeddings.negatives import distribution, load_generator, negatives_of
-from pretrain.embeddings.report import method_of, run_sections
-from pretrain.embeddings.restore import load_embeddings, load_tables
-from pretrain.embeddings.similarity import CASE_RULE
-from pretrain.embeddings.vectors.layout import find_layout
-from pretrain.embeddings.vectors.read import read_vectors
-from pretrain.report.runs import read_run
+from capt.launcher.cli import main
+from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
+from capt.pretrain.convert.dispatch import convert
+from capt.pretrain.embeddings.evaluate import as_text
+from capt.pretrain.embeddings.evaluate import command as evaluate
+from capt.pretrain.embeddings.neighbors import distribution, load_generator, negatives_of
+from capt.pretrain.embeddings.report import method_of, run_sections
+from capt.pretrain.embeddings.restore import load_embeddings, load_tables
+from capt.pretrain.embeddings.similarity import CASE_RULE
+from capt.pretrain.embeddings.vectors.files import find_layout, read_vectors
+from capt.pretrain.report.runs import read_run
 from tests.unit.embeddings.runs import WORDS, Tables, make_run, tables
 
 PAIRS = "king\tqueen\t9\nKing\tman\t6\nqueen\twoman\t7\nking\tsword\t1\nking\tdragon\t5\n"

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pretrain.base.errors import ConfigError
-from pretrain.config import load_job
-from pretrain.engine.engines.averaged import averaged_weights
-from pretrain.engine.engines.build import build_engines
-from pretrain.engine.optim.average import AVERAGE, keep_average
-from pretrain.engine.optim.build import STATE_TENSORS
-from pretrain.engine.optim.settings import ModuleOptimizer
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config import load_job
+from capt.pretrain.engine.engines.base import averaged_weights
+from capt.pretrain.engine.engines.build import build_engines
+from capt.pretrain.engine.optim.build import STATE_TENSORS
+from capt.pretrain.engine.optim.optimizers import AVERAGE, keep_average
+from capt.pretrain.engine.optim.settings import ModuleOptimizer
 
 _DECAY = 0.9
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.config.load import load_job
-from pretrain.engine.callbacks.best import BestCheckpoint
-from pretrain.engine.loop import Run
-from pretrain.engine.task import Progress
+from capt.pretrain.config.load import load_job
+from capt.pretrain.engine.callbacks.checkpointer import BestCheckpoint
+from capt.pretrain.engine.loop import Run
+from capt.pretrain.engine.task import Progress
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from pretrain.base.errors import ConfigError
-from pretrain.config.load import job_from_mapping, load_job
-from pretrain.engine.callbacks import default_callbacks
-from pretrain.engine.loop import Callback, Run, check_order, train
-from pretrain.engine.task import Progress
-from pretrain.registry import TASKS
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config.load import job_from_mapping, load_job
+from capt.pretrain.engine.callbacks import default_callbacks
+from capt.pretrain.engine.loop import Callback, Run, check_order, train
+from capt.pretrain.engine.task import Progress
+from capt.pretrain.registry import TASKS
 from tests.toy.task import ToyTask
 
 TASKS["toy"] = "tests.toy"

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pretrain.base.errors import ConfigError
-from pretrain.config import load_job
-from pretrain.engine.engines.deepspeed_config import deepspeed_config
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config import load_job
+from capt.pretrain.engine.engines.deepspeed_config import deepspeed_config
 
 
 def _config(world: int = 2, *overrides: str) -> dict[str, Any]:

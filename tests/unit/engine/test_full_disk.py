@@ -13,13 +13,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from pretrain.base.errors import NoSpaceError, user_text
-from pretrain.base.files import write_bytes
-from pretrain.engine.callbacks.metrics import Metrics
-from pretrain.engine.durable import GrowingFile, write_error
-from pretrain.engine.loop import Run
-from pretrain.engine.run_status import _RankLog
-from pretrain.engine.task import Progress
+from capt.pretrain.base.errors import NoSpaceError, user_text
+from capt.pretrain.base.files import write_bytes
+from capt.pretrain.engine.callbacks.metrics import Metrics
+from capt.pretrain.engine.durable import GrowingFile, write_error
+from capt.pretrain.engine.loop import Run
+from capt.pretrain.engine.run_status import _RankLog
+from capt.pretrain.engine.task import Progress
 from tests.toy.config import ToyJob
 from tests.toy.task import ToyTask
 
@@ -93,7 +93,7 @@ def test_the_log_of_a_rank_that_cannot_be_written_is_named(tmp_path: Path, caplo
         handler = _RankLog(file, path)
         handler.setStream(_FullFile())
     logging.getLogger().addHandler(handler)
-    logging.getLogger("pretrain").warning("of interest")
+    logging.getLogger("capt.pretrain").warning("of interest")
     assert f"{path}: cannot be written any more: [Errno 28] No space left on device" in caplog.messages
     assert handler not in logging.getLogger().handlers
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from pretrain.engine.judgement import Verdict, judge
-from pretrain.engine.metrics_file import VALIDATION, Row
+from capt.pretrain.engine.judgement import Verdict, judge
+from capt.pretrain.engine.metrics_file import VALIDATION, Row
 
 Curve = Callable[[float], float]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.config.load import load_job
-from pretrain.engine import checkpoint
-from pretrain.engine.kept import kept_in_run
+from capt.pretrain.config.load import load_job
+from capt.pretrain.engine import checkpoint
+from capt.pretrain.engine.run_folder import kept_in_run
 
 
 @pytest.mark.parametrize("damage", ["none", "flipped", "empty", "missing", "no folder"])

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pretrain.config.loader import LoaderSection
+from capt.pretrain.config.schema import LoaderSection
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class _Batch:
 
 
 def _rank(told: Any) -> None:
-    from pretrain.engine.loading import training_batches
+    from capt.pretrain.engine.loading import training_batches
 
     batches = training_batches(lambda _: [_Batch(torch.tensor([os.getpid()]))], range(100), LoaderSection(workers=2))
     told.send([int(batch.worker) for _ in range(2) for batch in next(batches)])
@@ -49,7 +49,7 @@ def test_workers_of_a_killed_rank_end_at_once() -> None:
 
 
 def _load(folder: str, stuck: int, told: Any) -> None:
-    from pretrain.engine import loading
+    from capt.pretrain.engine import loading
 
     start, loading._BEGINNING = loading._start_worker, 0.5
 
@@ -92,6 +92,6 @@ class _JumpingClock:
 
 @pytest.mark.parametrize(("looks", "begins"), [(0, True), (5, True), (10**9, False)])
 def test_a_clock_that_jumps_is_no_worker_that_does_not_begin(looks: int, begins: bool) -> None:
-    from pretrain.engine.loading import _begins
+    from capt.pretrain.engine.loading import _begins
 
     assert _begins(_JumpingClock(looks), time.monotonic() + (60 if begins else 0.1)) == begins

@@ -13,9 +13,9 @@ import os, sys
 from dataclasses import dataclass
 from pathlib import Path
 import torch
-from pretrain.config.loader import LoaderSection
-from pretrain.engine.allocator import keep_freed_memory
-from pretrain.engine.loading import training_batches
+from capt.pretrain.config.schema import LoaderSection
+from capt.pretrain.engine.rank import keep_freed_memory
+from capt.pretrain.engine.loading import training_batches
 
 @dataclass(frozen=True)
 class Batch:

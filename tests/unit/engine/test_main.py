@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from pretrain import __main__ as entry
-from pretrain.base import distributed, errors
-from pretrain.base.errors import CheckpointError, DataError, UserError
-from pretrain.engine import interruption
-from pretrain.engine.callbacks.agreement import TrainingDivergedError
+from capt.pretrain import __main__ as entry
+from capt.pretrain.base import distributed, errors
+from capt.pretrain.base.errors import CheckpointError, DataError, UserError
+from capt.pretrain.engine import interruption
+from capt.pretrain.engine.callbacks.agreement import TrainingDivergedError
 from tests.support import ClosedTerminal
 
 

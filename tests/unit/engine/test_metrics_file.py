@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.base.errors import DataError
-from pretrain.engine import metrics_file
-from pretrain.engine.metrics_file import Row, drop_rows_after, last_step_in, parse_row, read_metrics
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.engine import metrics_file
+from capt.pretrain.engine.metrics_file import Row, drop_rows_after, last_step_in, parse_row, read_metrics
 
 
 def test_rows_are_typed_and_null_is_not_finite(tmp_path: Path) -> None:
@@ -132,5 +132,5 @@ def test_of_a_file_that_has_grown_for_a_week_only_the_end_is_read(tmp_path: Path
 
 
 def test_reading_needs_no_torch() -> None:
-    code = "import sys, pretrain.engine.metrics_file; sys.exit('torch' in sys.modules)"
+    code = "import sys, capt.pretrain.engine.metrics_file; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

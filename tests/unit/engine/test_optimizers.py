@@ -8,15 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from pretrain.base.errors import ConfigError
-from pretrain.config import load_job
-from pretrain.engine.engines.build import build_engines
-from pretrain.engine.optim import build, fused
-from pretrain.engine.optim.build import build_optimizer, parameter_groups
-from pretrain.engine.optim.fused import apex_available
-from pretrain.engine.optim.lamb import Lamb
-from pretrain.engine.optim.settings import ModuleOptimizer
-from pretrain.engine.schedule import learning_rate
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config import load_job
+from capt.pretrain.engine.engines.build import build_engines
+from capt.pretrain.engine.optim import build
+from capt.pretrain.engine.optim.build import apex_available, build_optimizer, parameter_groups
+from capt.pretrain.engine.optim.optimizers import Lamb
+from capt.pretrain.engine.optim.settings import ModuleOptimizer, learning_rate
 
 
 def _build(overrides: list[str], module: nn.Module) -> torch.optim.Optimizer:
@@ -179,7 +177,7 @@ def test_the_log_says_which_optimizer_is_used(caplog: pytest.LogCaptureFixture) 
 
 def test_an_offloaded_state_is_not_given_to_apex(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kernels run on a GPU, and the state lies in host memory."""
-    monkeypatch.setattr(fused, "apex_available", lambda: True)
+    monkeypatch.setattr(build, "apex_available", lambda: True)
     monkeypatch.setattr(build, "apex_available", lambda: True)
     module = nn.Linear(2, 2)
     for offload in (

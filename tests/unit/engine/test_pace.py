@@ -9,8 +9,8 @@ from typing import Literal
 
 import pytest
 
-from pretrain.engine.callbacks.checkpointer import LONGEST
-from pretrain.engine.callbacks.pace import SHARE, Pace
+from capt.pretrain.engine.callbacks.checkpointer import LONGEST
+from capt.pretrain.engine.callbacks.pace import SHARE, Pace
 
 
 def _train(

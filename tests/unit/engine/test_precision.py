@@ -9,10 +9,10 @@ import deepspeed.accelerator
 import pytest
 import torch
 
-from launcher.plan import Options
-from launcher.start import begin
-from pretrain.base.errors import ConfigError
-from pretrain.engine.precision import check_precision
+from capt.launcher.plan import Options
+from capt.launcher.start import begin
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.engine.rank import check_precision
 
 
 class _Device:
@@ -57,5 +57,5 @@ def test_a_local_launch_asks_before_it_makes_anything(monkeypatch: pytest.Monkey
     _use(monkeypatch, _Device("cpu", None))
     overrides = ["engine.precision=fp16", f"run.dir={tmp_path / 'run'}"]
     with pytest.raises(ConfigError, match="has no fp16 units"):
-        begin("pretrain", "capt_tiny", overrides, Options(launcher="local"), debug=False, show=None)
+        begin("capt.pretrain", "capt_tiny", overrides, Options(launcher="local"), debug=False, show=None)
     assert not list(tmp_path.iterdir())

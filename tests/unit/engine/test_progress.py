@@ -13,18 +13,18 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from pretrain.config import load_job
-from pretrain.engine.callbacks.metrics import Metrics
-from pretrain.engine.callbacks.next_steps import NextSteps
-from pretrain.engine.callbacks.progress import (
+from capt.pretrain.config import load_job
+from capt.pretrain.engine.callbacks.metrics import Metrics
+from capt.pretrain.engine.callbacks.progress import (
+    NextSteps,
     ProgressDisplay,
     ProgressView,
     summary,
     validation_summary,
     validation_table,
 )
-from pretrain.engine.loop import Run
-from pretrain.engine.task import Progress
+from capt.pretrain.engine.loop import Run
+from capt.pretrain.engine.task import Progress
 from tests.support import ClosedTerminal
 from tests.toy.config import ToyJob
 from tests.toy.task import ToyTask
@@ -68,7 +68,7 @@ def test_a_terminal_that_is_closed_ends_the_bar_and_not_the_run(
 ) -> None:
     run, display = _run(tmp_path), ProgressDisplay(Metrics())
     console = Console(file=io.StringIO(), force_terminal=True)
-    monkeypatch.setattr("pretrain.engine.callbacks.progress.Console", lambda **_: console)
+    monkeypatch.setattr("capt.pretrain.engine.callbacks.progress.Console", lambda **_: console)
     display.on_start(run)
     console.file = ClosedTerminal()
     run.progress.step, run.validation, run.validated_at = 1, _VALUES, 1

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from pretrain.base.errors import ConfigError
-from pretrain.engine.callbacks.prometheus import Prometheus
-from pretrain.engine.loop import Run
-from pretrain.engine.task import Progress
-from pretrain.registry import callback_class
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.engine.callbacks.prometheus import Prometheus
+from capt.pretrain.engine.loop import Run
+from capt.pretrain.engine.task import Progress
+from capt.pretrain.registry import callback_class
 
 RUN = object.__new__(Run)  # of which the callback sees the step alone
 RUN.progress = Progress(step=7)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pretrain.engine.checkpoint import index
-from pretrain.engine.checkpoint.index import Index, Piece
+from capt.pretrain.engine.checkpoint import load
+from capt.pretrain.engine.checkpoint.load import Index, Piece
 
 _TENSORS, _NUMEL = 8, 1 << 20
 _NAME = "tables.safetensors"
@@ -32,7 +32,7 @@ def mapped(path: Path) -> int:
 @pytest.mark.parametrize("at_once", [_NUMEL // 4, 2 * _NUMEL])
 def test_what_has_been_read_does_not_stay_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
     """Two tables of a gigabyte would take two gigabytes more while they are read."""
-    monkeypatch.setattr(index, "_AT_ONCE", at_once)
+    monkeypatch.setattr(load, "_AT_ONCE", at_once)
     stored = {f"weight/{i}@0": torch.full((_NUMEL,), float(i)) for i in range(_TENSORS)}
     save_file(stored, tmp_path / _NAME)
     pieces = {("weight", str(i)): [Piece(0, _NUMEL, _NAME, f"weight/{i}@0")] for i in range(_TENSORS)}

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import nn
 
-from pretrain.base.errors import CheckpointError
-from pretrain.config.load import job_from_mapping
-from pretrain.engine.checkpoint import read_weights, restored
-from pretrain.engine.checkpoint.save import write_weights_only
-from pretrain.registry import TASKS
+from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.engine.checkpoint import read_weights, restored
+from capt.pretrain.engine.checkpoint.save import write_weights_only
+from capt.pretrain.registry import TASKS
 from tests.toy.task import ToyModel
 
 TASKS["toy"] = "tests.toy"
@@ -64,7 +64,7 @@ def test_looking_first_loads_no_compiler() -> None:
     code = """
 import sys, torch
 from torch import nn
-from pretrain.engine.checkpoint import load
+from capt.pretrain.engine.checkpoint import load
 with torch.device("meta"), load._Undrawn():
     nn.Embedding(4, 4)
 assert "torch._dynamo" not in sys.modules

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from pretrain.base import distributed
-from pretrain.base.errors import CheckpointError, ConfigError
-from pretrain.config.load import load_job
-from pretrain.config.schema import Job
-from pretrain.engine import resume_point
-from pretrain.engine.resume_point import choose_checkpoint
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import CheckpointError, ConfigError
+from capt.pretrain.config.load import load_job
+from capt.pretrain.config.schema import Job
+from capt.pretrain.engine import resume_point
+from capt.pretrain.engine.resume_point import choose_checkpoint
 
 
 @pytest.fixture

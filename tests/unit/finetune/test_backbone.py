@@ -13,10 +13,10 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from finetune.backbone import load_backbone
-from pretrain.base.errors import CheckpointError
-from pretrain.models.pooling import take_rows
-from pretrain.models.roberta import RobertaEncoder
+from capt.finetune.restore import load_backbone
+from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.models.heads import take_rows
+from capt.pretrain.models.roberta import RobertaEncoder
 from tests.finetune import drop_key, write_encoder
 
 OURS = ("RobertaForMaskedLM", "RobertaForSequenceClassification", "RobertaModel", "XLMRobertaForMaskedLM")

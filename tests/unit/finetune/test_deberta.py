@@ -14,11 +14,11 @@ import torch
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from transformers import AutoModel, DebertaV2Config, DebertaV2Model
 
-from finetune.backbone import load_backbone
-from finetune.encoding import encode_texts
-from pretrain.base.errors import CheckpointError, DataError
+from capt.finetune.encoding import encode_texts
+from capt.finetune.restore import load_backbone
+from capt.pretrain.base.errors import CheckpointError, DataError
+from capt.tokenizer.encode import load_tokenizer
 from tests.finetune import sentence
-from tokenizer.encode import load_tokenizer
 
 _V3 = {
     "model_type": "deberta-v2", "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu", "hidden_dropout_prob": 0.1,

@@ -10,17 +10,16 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from finetune import encoding
-from finetune.batches import evaluation_batches
-from finetune.encoding import EncodedTexts, encode_texts, truncated_lengths
-from finetune.glue.files import read_split
-from finetune.glue.task import GlueFineTuning
-from finetune.glue.tasks import glue_task
-from finetune.order import ExampleOrder
-from finetune.text_rows import TextRows
-from pretrain.config.load import job_from_mapping
+from capt.finetune import encoding
+from capt.finetune.batches import TextRows, evaluation_batches
+from capt.finetune.encoding import EncodedTexts, encode_texts, truncated_lengths
+from capt.finetune.glue.files import read_split
+from capt.finetune.glue.task import GlueFineTuning
+from capt.finetune.glue.tasks import glue_task
+from capt.finetune.order import ExampleOrder
+from capt.pretrain.config.load import job_from_mapping
+from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 from tests.finetune import glue_mapping, sentence, write_encoder, write_vocabulary
-from tokenizer.encode import TextTokenizer, load_tokenizer
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["roberta", "bert"])

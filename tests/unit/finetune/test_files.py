@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from finetune.glue.files import read_split
-from finetune.glue.tasks import GLUE, GlueTask, glue_task
-from pretrain.base.errors import ConfigError, DataError
+from capt.finetune.glue.files import read_split
+from capt.finetune.glue.tasks import GLUE, GlueTask, glue_task
+from capt.pretrain.base.errors import ConfigError, DataError
 
 HEADERS = {
     ("cola", "test"): "index\tsentence",

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from finetune.glue.config import GlueJob
-from finetune.glue.tasks import GLUE
-from pretrain.base.errors import ConfigError
-from pretrain.config.load import job_from_mapping, load_job
+from capt.finetune.glue.config import GlueJob
+from capt.finetune.glue.tasks import GLUE
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config.load import job_from_mapping, load_job
 from tests.finetune import glue_mapping
 
 HERE = ["data.path=glue", "model.init=encoder"]
@@ -101,6 +101,6 @@ def test_the_encoder_must_be_named() -> None:
 
 def test_configuration_imports_nothing_heavy() -> None:
     heavy = ("torch", "transformers", "datasets", "sklearn")
-    code = f"import sys, finetune.glue.config; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, capt.finetune.glue.config; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

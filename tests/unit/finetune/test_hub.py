@@ -8,10 +8,10 @@ import datasets
 import numpy as np
 import pytest
 
-from finetune.glue.files import read_split
-from finetune.glue.hub import read_hub
-from finetune.glue.tasks import GLUE
-from pretrain.base.errors import ConfigError, DataError
+from capt.finetune.glue.files import read_split
+from capt.finetune.glue.hub import read_hub
+from capt.finetune.glue.tasks import GLUE
+from capt.pretrain.base.errors import ConfigError, DataError
 from tests.unit.finetune.test_files import write
 
 

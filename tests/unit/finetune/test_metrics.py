@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn import metrics as sk
 
-from finetune.glue.averages import CAPT_TASKS, capt_average, leaderboard_average
-from finetune.glue.report import PUBLISHED_DEV, PUBLISHED_TEST
-from finetune.metrics import METRICS, best_constant, compute_metrics, is_degenerate
-from pretrain.base.errors import ConfigError
+from capt.finetune.glue.report import CAPT_TASKS, PUBLISHED_DEV, PUBLISHED_TEST, capt_average, leaderboard_average
+from capt.finetune.metrics import METRICS, best_constant, compute_metrics, is_degenerate
+from capt.pretrain.base.errors import ConfigError
 
 PREDICTED = np.array([1, 0, 1, 1, 0, 1, 0, 0, 1, 1])
 TRUE = np.array([1, 0, 0, 1, 0, 1, 1, 0, 1, 1])
@@ -118,6 +117,6 @@ def test_the_leaderboards_average_averages_a_tasks_metrics_first() -> None:
 
 
 def test_every_metric_has_a_name_that_says_higher_is_better() -> None:
-    from pretrain.engine.judgement import direction
+    from capt.pretrain.engine.judgement import direction
 
     assert [direction(name) for name in METRICS] == [1] * len(METRICS)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune.batches import Batch, training_steps
-from finetune.order import ExampleOrder, micro_batches_of_rank
+from capt.finetune.batches import Batch, training_steps
+from capt.finetune.order import ExampleOrder, micro_batches_of_rank
 
 
 def _lengths(count: int) -> np.ndarray:

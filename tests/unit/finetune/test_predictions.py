@@ -16,15 +16,20 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
-import finetune.glue.predict
-from finetune.glue.averages import CAPT_TASKS
-from finetune.glue.files import Examples
-from finetune.glue.predictions import best_checkpoints, predict_tests, prediction_summary
-from finetune.glue.submission import SUBMISSION_FILES, check_submission
-from finetune.glue.tasks import GLUE
-from launcher.commands.glue import register
-from pretrain.base.errors import CheckpointError, DataError
-from pretrain.report.sweeps import read_sweep
+import capt.finetune.glue.evaluate
+from capt.finetune.glue.files import Examples
+from capt.finetune.glue.report import CAPT_TASKS
+from capt.finetune.glue.submission import (
+    SUBMISSION_FILES,
+    best_checkpoints,
+    check_submission,
+    predict_tests,
+    prediction_summary,
+)
+from capt.finetune.glue.tasks import GLUE
+from capt.launcher.commands.results import register
+from capt.pretrain.base.errors import CheckpointError, DataError
+from capt.pretrain.report.sweeps import read_sweep
 from tests.sweep_folders import add_trial, write_sweep
 from tests.unit.finetune.test_files import HEADERS
 
@@ -89,7 +94,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, str]]:
             return np.full(len(examples), 2.5, dtype=np.float32)
         return np.ones(len(examples), dtype=np.int64)
 
-    monkeypatch.setattr(finetune.glue.predict, "predict", predict)
+    monkeypatch.setattr(capt.finetune.glue.evaluate, "predict", predict)
     return seen
 
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from finetune.glue.averages import CAPT_TASKS
-from finetune.glue.report import PUBLISHED_DEV, results_of_sweep, sections
-from finetune.glue.tasks import GLUE
-from pretrain.report import report
-from pretrain.report.sweeps import read_sweep
+from capt.finetune.glue.report import CAPT_TASKS, PUBLISHED_DEV, results_of_sweep, sections
+from capt.finetune.glue.tasks import GLUE
+from capt.pretrain.report import report
+from capt.pretrain.report.sweeps import read_sweep
 from tests.sweep_folders import add_trial, write_sweep
 
 SEEDS = [1, 2, 3]

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from finetune.glue.files import Examples
-from pretrain.report.trials_file import TrialRecord
+from capt.finetune.glue.files import Examples
+from capt.pretrain.report.sweeps import TrialRecord
 from tests.studies.glue_plots import plot_curves, plot_differences
 from tests.studies.glue_tables import PAIRS, differences_of, differences_table, scores_table, seeds_table
 from tests.studies.glue_trials import (
@@ -78,7 +78,7 @@ def sweep(tmp_path: Path, glue: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
         return np.ones(len(examples), dtype=np.int64)
 
     asked: list[Path] = []
-    monkeypatch.setattr("finetune.glue.predict.predict", fake)
+    monkeypatch.setattr("capt.finetune.glue.evaluate.predict", fake)
     predict_trials(sweep)
     assert [path.relative_to(sweep.folder / "trials").as_posix() for path in asked] == [
         "mrpc/seed=1", "mrpc/seed=2",  # a run means its best checkpoint on dev: test is quoted

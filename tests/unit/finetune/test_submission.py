@@ -12,9 +12,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from finetune.glue.submission import SUBMISSION_FILES, check_submission, majority_wnli, write_submission
-from launcher.commands.glue import register
-from pretrain.base.errors import DataError
+from capt.finetune.glue.submission import SUBMISSION_FILES, check_submission, majority_wnli, write_submission
+from capt.launcher.commands.results import register
+from capt.pretrain.base.errors import DataError
 
 LINES = {
     "AX": 1105,

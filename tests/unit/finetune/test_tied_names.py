@@ -11,9 +11,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from finetune.backbone import load_backbone
-from pretrain.base.errors import CheckpointError
-from pretrain.models.foreign.families import FAMILIES
+from capt.finetune.restore import load_backbone
+from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.models.foreign.families import FAMILIES
 from tests.unit.convert.models import tokenizer
 
 SIZES = {

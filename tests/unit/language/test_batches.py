@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain.base.errors import DataError, is_passing
-from pretrain.config.load import job_from_mapping
-from pretrain.config.loader import LoaderSection
-from pretrain.data.corruption import IGNORE
-from pretrain.data.sampler import micro_batches
-from pretrain.engine import interruption, loading
-from pretrain.engine.callbacks.signals import StopSignals
-from pretrain.engine.loading import LoaderFailedError, training_batches
-from pretrain.language.batches import Assembler, LanguageBatch, validation_batches
-from pretrain.language.prepare import Prepared, prepare
+from capt.pretrain.base.errors import DataError, is_passing
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.config.schema import LoaderSection
+from capt.pretrain.data.corruption import IGNORE
+from capt.pretrain.data.sampler import micro_batches
+from capt.pretrain.engine import interruption, loading
+from capt.pretrain.engine.interruption import StopSignals
+from capt.pretrain.engine.loading import LoaderFailedError, training_batches
+from capt.pretrain.language.batches import Assembler, LanguageBatch, validation_batches
+from capt.pretrain.language.prepare import Prepared, prepare
 from tests.language import language_mapping
 
 

@@ -13,27 +13,26 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from pretrain.base.errors import CheckpointError, ConfigError, DataError
-from pretrain.config.load import job_from_mapping
-from pretrain.contrast.metrics import contrast_metrics
-from pretrain.convert.evaluations import sections_of
-from pretrain.data.config import CorruptionConfig
-from pretrain.data.corruption import Corruptor
-from pretrain.data.packing import PackedDataset
-from pretrain.data.prepare import prepare
-from pretrain.data.sts_files import find_sets
-from pretrain.engine.checkpoint.save import partial_folder, write_weights_only
-from pretrain.language import evaluate as module
-from pretrain.language.batches import Assembler
-from pretrain.language.evaluate import as_text, command, evaluate
-from pretrain.language.module import LanguageModule
-from pretrain.language.prepare import vocabulary_of
-from pretrain.language.representations import Representations
-from pretrain.language.restore import load_model
-from pretrain.language.sts import score
+from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.contrast.metrics import contrast_metrics
+from capt.pretrain.convert.card import sections_of
+from capt.pretrain.data.config import CorruptionConfig
+from capt.pretrain.data.corruption import Corruptor
+from capt.pretrain.data.prepare import prepare
+from capt.pretrain.data.shards import PackedDataset
+from capt.pretrain.data.sts_files import find_sets
+from capt.pretrain.engine.checkpoint.save import partial_folder, write_weights_only
+from capt.pretrain.language import evaluate as module
+from capt.pretrain.language.batches import Assembler
+from capt.pretrain.language.evaluate import Representations, as_text, command, evaluate
+from capt.pretrain.language.prepare import vocabulary_of
+from capt.pretrain.language.restore import load_model
+from capt.pretrain.language.sts import score
+from capt.pretrain.language.task import LanguageModule
+from capt.tokenizer.encode import load_tokenizer
+from capt.tokenizer.train import train
 from tests.support import run_ranks
-from tokenizer.encode import load_tokenizer
-from tokenizer.train import train
 
 LENGTH = 24
 WORDS = [

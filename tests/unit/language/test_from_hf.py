@@ -11,14 +11,13 @@ from safetensors.torch import save_file
 from transformers import RobertaConfig as HfConfig
 from transformers import RobertaForMaskedLM
 
-from pretrain.base.errors import CheckpointError
-from pretrain.language.evaluate import evaluate
-from pretrain.language.representations import Representations
-from pretrain.language.restore import load_hf
-from pretrain.models.hf_folder import is_hf
-from pretrain.models.hf_map import HEAD_FILE
+from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.language.evaluate import Representations, evaluate
+from capt.pretrain.language.restore import load_hf
+from capt.pretrain.models.hf_folder import is_hf
+from capt.pretrain.models.hf_map import HEAD_FILE
+from capt.tokenizer.train import train
 from tests.unit.language.test_evaluate import sentences
-from tokenizer.train import train
 
 HIDDEN = 32
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from finetune.backbone import load_backbone
-from finetune.inputs import describe_initial_model
-from pretrain.base.errors import UserError
-from pretrain.config.load import load_job
-from pretrain.convert.huggingface import export_hf
-from pretrain.language.config import LanguageJob
-from pretrain.language.prepare import prepare
-from pretrain.models.lxmert.read import read_lxmert
-from pretrain.vision_language.inputs import describe_inputs as describe_pictures
+from capt.finetune.inputs import describe_initial_model
+from capt.finetune.restore import load_backbone
+from capt.pretrain.base.errors import UserError
+from capt.pretrain.config.load import load_job
+from capt.pretrain.convert.huggingface import export_hf
+from capt.pretrain.language.config import LanguageJob
+from capt.pretrain.language.prepare import prepare
+from capt.pretrain.models.lxmert.read import read_lxmert
+from capt.pretrain.vision_language.inputs import describe_inputs as describe_pictures
 from tests.unit.convert.models import config, model, tokenizer
 
 TINY = {"layers": 1, "hidden": 12, "heads": 1, "ffn": 16}
@@ -93,8 +93,8 @@ def test_what_fine_tuning_refuses_is_refused_before(what: str, folder: Path) -> 
 
 
 def test_an_encoder_of_texts_is_no_model_of_pictures(folder: Path) -> None:
-    from pretrain.models.tokenizer import TokenizerSection
-    from pretrain.vision_language.sections import VisionLanguageData
+    from capt.pretrain.models.tokenizer import TokenizerSection
+    from capt.pretrain.vision_language.sections import VisionLanguageData
 
     data = VisionLanguageData(source="microworld")
     before = _reason(lambda: describe_pictures(data, folder, TokenizerSection()))
@@ -118,6 +118,6 @@ def test_a_padding_id_behind_the_vocabulary_is_said(folder: Path) -> None:
 
 
 def test_the_checks_need_no_torch() -> None:
-    modules = "pretrain.language.inputs, pretrain.vision_language.inputs, finetune.inputs, pretrain.models.hf_folder"
+    modules = "capt.pretrain.language.inputs, capt.pretrain.vision_language.inputs, capt.finetune.inputs, capt.pretrain.models.hf_folder"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.base.errors import CheckpointError
-from pretrain.config.load import job_from_mapping
-from pretrain.language.task import LanguageTask
+from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.language.task import LanguageTask
 from tests.language import language_mapping, write_corpus
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from scipy.stats import rankdata
 
-from pretrain.base.errors import DataError
-from pretrain.data.sts_files import SUBSETS, Pairs, find_sets
-from pretrain.language.sts import encode_texts, score
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.data.sts_files import SUBSETS, Pairs, find_sets
+from capt.pretrain.language.sts import encode_texts, score
 
 ROWS = [
     ("A man is  dancing .", "A man dances .", 5.0),

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain.base.errors import CheckpointError, ConfigError, DataError
-from pretrain.config.load import job_from_mapping
-from pretrain.contrast import ShardedQueue
-from pretrain.data.corruption import IGNORE
-from pretrain.engine.engines.local import LocalEngine
-from pretrain.engine.optim.settings import ModuleOptimizer
-from pretrain.engine.task import Progress
-from pretrain.language.prepare import prepare
-from pretrain.language.task import LanguageTask
+from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.contrast import ShardedQueue
+from capt.pretrain.data.corruption import IGNORE
+from capt.pretrain.engine.engines.local import LocalEngine
+from capt.pretrain.engine.optim.settings import ModuleOptimizer
+from capt.pretrain.engine.task import Progress
+from capt.pretrain.language.prepare import prepare
+from capt.pretrain.language.task import LanguageTask
 from tests.language import language_mapping
 
 

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain.latent.data.batches import Batches
-from pretrain.latent.data.corpus import Sentences, build_vocabulary, load_sentences
-from pretrain.latent.data.noise import StepNoise
-from pretrain.latent.data.vocabulary import END, PAD, START
-from pretrain.latent.text_files import DataSection
+from capt.pretrain.latent.data.batches import Batches
+from capt.pretrain.latent.data.corpus import END, PAD, START, Sentences, build_vocabulary, load_sentences
+from capt.pretrain.latent.data.sampled_batch import StepNoise
+from capt.pretrain.latent.text_files import DataSection
 
 
 def _sentences(count: int = 61) -> Sentences:

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pretrain.latent.config import ModelSection
-from pretrain.latent.evaluation import bounds
-from pretrain.latent.models.normal import Normal, standard_log_prob
-from pretrain.latent.models.posterior import build_head
+from capt.pretrain.latent.config import ModelSection
+from capt.pretrain.latent.evaluation import bounds
+from capt.pretrain.latent.models.posterior import Normal, build_head, standard_log_prob
 
 DRAWS = 40_000
 

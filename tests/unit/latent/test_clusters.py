@@ -10,15 +10,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from pretrain.config.load import load_job
-from pretrain.engine.task import Progress
-from pretrain.latent.config import LatentJob
-from pretrain.latent.data.clusters import cluster_batches
-from pretrain.latent.data.sampled_batch import SampledBatch
-from pretrain.latent.evaluation.clusters import POINTS, cluster_metrics, purity, sample_codes, separation
-from pretrain.latent.models.build import build
-from pretrain.latent.models.clusters import ClusterDecoder, ClusterEncoder
-from pretrain.latent.task import LatentTask
+from capt.pretrain.config.load import load_job
+from capt.pretrain.engine.task import Progress
+from capt.pretrain.latent.config import LatentJob
+from capt.pretrain.latent.data.batches import cluster_batches
+from capt.pretrain.latent.data.sampled_batch import SampledBatch
+from capt.pretrain.latent.evaluation.clusters import POINTS, cluster_metrics, purity, sample_codes, separation
+from capt.pretrain.latent.models.build import ClusterDecoder, ClusterEncoder, build
+from capt.pretrain.latent.task import LatentTask
 from tests.latent import PTB
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.base.errors import ConfigError
-from pretrain.config.load import load_job
-from pretrain.latent.config import LatentJob, ObjectiveSection
-from pretrain.latent.task import LatentTask
-from pretrain.latent.text_files import DataSection
-from pretrain.latent.training.schedule import beta_at
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config.load import load_job
+from capt.pretrain.latent.config import LatentJob, ObjectiveSection
+from capt.pretrain.latent.task import LatentTask
+from capt.pretrain.latent.text_files import DataSection
+from capt.pretrain.latent.training.steps import beta_at
 from tests.latent import PAPER, PRESETS, PTB
 
 CLUSTERS = PTB.parent

@@ -9,12 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pretrain.base.errors import DataError
-from pretrain.latent.data.corpus import Sentences, build_vocabulary, load_sentences
-from pretrain.latent.data.unknown import report_unknown
-from pretrain.latent.data.vocabulary import END, START, UNK, Vocabulary
-from pretrain.latent.evaluation.bounds import perplexity
-from pretrain.latent.text_files import DataSection, file_of
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.latent.data.corpus import (
+    END,
+    START,
+    UNK,
+    Sentences,
+    Vocabulary,
+    build_vocabulary,
+    load_sentences,
+    report_unknown,
+)
+from capt.pretrain.latent.evaluation.bounds import perplexity
+from capt.pretrain.latent.text_files import DataSection, file_of
 
 
 def _data(folder: Path, **more: object) -> DataSection:

@@ -8,12 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from pretrain.latent.config import CriticSection
-from pretrain.latent.data.noise import StepNoise
-from pretrain.latent.data.sampled_batch import SampledBatch
-from pretrain.latent.models.critics import Critics, CriticValues
-from pretrain.latent.models.gradients import frozen
-from pretrain.latent.objectives.critics import (
+from capt.pretrain.latent.config import CriticSection
+from capt.pretrain.latent.data.sampled_batch import SampledBatch, StepNoise
+from capt.pretrain.latent.models.posterior import Critics, CriticValues, frozen
+from capt.pretrain.latent.objectives.losses import (
     circle_loss,
     clamped,
     critics_loss,

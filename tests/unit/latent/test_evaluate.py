@@ -13,17 +13,17 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from launcher.cli import app as capt
-from launcher.commands.latent import app
-from pretrain.base.errors import CheckpointError, ConfigError, DataError
-from pretrain.base.quiet import quiet_libraries
-from pretrain.engine.run import run_job
-from pretrain.latent.evaluate import as_text, evaluate
-from pretrain.latent.evaluation import forward_reverse
-from pretrain.latent.evaluation.forward_reverse import generated_perplexities
-from pretrain.latent.evaluation.generate import interpolate, mean_codes, reconstruct, sample
-from pretrain.latent.restore import load_model
-from pretrain.report import report
+from capt.launcher.cli import app as capt
+from capt.launcher.commands.latent import app
+from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
+from capt.pretrain.base.quiet import quiet_libraries
+from capt.pretrain.engine.run import run_job
+from capt.pretrain.latent.evaluate import as_text, evaluate
+from capt.pretrain.latent.evaluation import forward_reverse
+from capt.pretrain.latent.evaluation.forward_reverse import generated_perplexities
+from capt.pretrain.latent.evaluation.text import interpolate, mean_codes, reconstruct, sample
+from capt.pretrain.latent.restore import load_model
+from capt.pretrain.report import report
 from tests.latent import small_job, write_text
 from tests.support import run_ranks
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pretrain.base.errors import ConfigError, DataError
-from pretrain.latent.evaluation.forward_reverse import (
+from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.latent.evaluation.forward_reverse import (
     SAMPLES,
     Estimator,
     as_scored,
@@ -16,10 +16,10 @@ from pretrain.latent.evaluation.forward_reverse import (
     forward_perplexity,
     reverse_perplexity,
 )
-from pretrain.latent.evaluation.generate import MAX_WORDS
-from pretrain.latent.ngram.kenlm import find_programs
-from pretrain.latent.ngram.kneser_ney import FALLBACK, estimate
-from pretrain.latent.ngram.word_scores import Text, WordScores
+from capt.pretrain.latent.evaluation.text import MAX_WORDS
+from capt.pretrain.latent.ngram.kenlm import find_programs
+from capt.pretrain.latent.ngram.kneser_ney import FALLBACK, estimate
+from capt.pretrain.latent.ngram.model import Text, WordScores
 
 TRAIN = [line.split() for line in (Path(__file__).parent / "lmplz" / "text.txt").read_text().splitlines()]
 

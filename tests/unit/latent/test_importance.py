@@ -8,13 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from pretrain.base.errors import ConfigError
-from pretrain.latent.data.batches import Batch
-from pretrain.latent.evaluation import model as evaluation_model
-from pretrain.latent.evaluation.importance import Mixture
-from pretrain.latent.evaluation.model import log_likelihoods
-from pretrain.latent.evaluation.refitted import diagonal, negative_elbo, refitted_proposal
-from pretrain.latent.models.normal import Normal
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.latent.data.batches import Batch
+from capt.pretrain.latent.evaluation import model as evaluation_model
+from capt.pretrain.latent.evaluation.bounds import Mixture, diagonal, negative_elbo, refitted_proposal
+from capt.pretrain.latent.evaluation.model import log_likelihoods
+from capt.pretrain.latent.models.posterior import Normal
 from tests.unit.latent.known import LENGTH, KnownDecoder, N, seeded
 
 

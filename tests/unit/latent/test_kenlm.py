@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pretrain.base.errors import ConfigError, DataError
-from pretrain.latent.ngram import kenlm, kneser_ney
-from pretrain.latent.ngram.kenlm import KenLM, Programs, find_programs
-from pretrain.latent.ngram.kneser_ney import FALLBACK
-from pretrain.latent.ngram.model import NGramModel
-from pretrain.latent.ngram.word_scores import Text
+from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.latent.ngram import kenlm, kneser_ney
+from capt.pretrain.latent.ngram.kenlm import KenLM, Programs, find_programs
+from capt.pretrain.latent.ngram.kneser_ney import FALLBACK
+from capt.pretrain.latent.ngram.model import NGramModel, Text
 from tests.unit.latent.arpa import read_arpa
 
 LMPLZ = Path(__file__).parent / "lmplz"

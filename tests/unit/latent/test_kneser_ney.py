@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pretrain.base.errors import ConfigError, DataError
-from pretrain.latent.ngram.kneser_ney import FALLBACK, discounts, estimate
-from pretrain.latent.ngram.model import END, SPECIAL, START, NGramModel
+from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.latent.ngram.kneser_ney import FALLBACK, discounts, estimate
+from capt.pretrain.latent.ngram.model import END, SPECIAL, START, NGramModel
 from tests.unit.latent.arpa import read_arpa
 
 LMPLZ = Path(__file__).parent / "lmplz"

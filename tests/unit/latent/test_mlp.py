@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pretrain.latent.models.gradients import frozen, with_gradient
-from pretrain.latent.models.mlp import mlp
+from capt.pretrain.latent.models.posterior import frozen, mlp, with_gradient
 
 WIDTHS = (5, 7, 6, 2)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pretrain.latent.ngram.kneser_ney import FALLBACK, estimate
-from pretrain.latent.ngram.model import Level, NGramModel
+from capt.pretrain.latent.ngram.kneser_ney import FALLBACK, estimate
+from capt.pretrain.latent.ngram.model import Level, NGramModel
 from tests.unit.latent.arpa import read_arpa
 
 SMALL = """\

@@ -9,16 +9,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from pretrain.config.load import load_job
-from pretrain.latent import objectives
-from pretrain.latent.config import LatentJob
-from pretrain.latent.data.batches import Batch
-from pretrain.latent.data.noise import StepNoise
-from pretrain.latent.data.sampled_batch import sample_batch
-from pretrain.latent.models.critics import Critics
-from pretrain.latent.models.posterior import EncoderOutput
-from pretrain.latent.objectives import rows
-from pretrain.latent.objectives.rows import Forward, Loss, objective_of
+from capt.pretrain.config.load import load_job
+from capt.pretrain.latent import objectives
+from capt.pretrain.latent.config import LatentJob
+from capt.pretrain.latent.data.batches import Batch
+from capt.pretrain.latent.data.sampled_batch import StepNoise, sample_batch
+from capt.pretrain.latent.models.posterior import Critics, EncoderOutput
+from capt.pretrain.latent.objectives import losses
+from capt.pretrain.latent.objectives.losses import Forward, Loss, objective_of
 from tests.latent import PRESETS, PTB, small_job
 
 N, D, BETA = 5, 4, 0.7
@@ -42,13 +40,13 @@ def test_the_table_names_the_function_of_each_preset(path: Path) -> None:
     expected = _table()[row]
     if path.parent.name != "ptb" and path.stem == "clvae_plus_mi_code":
         expected = "clvae_mi"  # as released for these texts: no circle loss
-    assert objective_of(job) is getattr(rows, expected)
+    assert objective_of(job) is getattr(losses, expected)
 
 
 def test_the_table_has_every_row() -> None:
     table = _table()
     assert set(table) == {re.sub("_paper$", "", preset) for preset in PRESETS}
-    annotations = {name: function.__annotations__ for name, function in vars(rows).items() if callable(function)}
+    annotations = {name: function.__annotations__ for name, function in vars(losses).items() if callable(function)}
     functions = {name for name, types in annotations.items() if types == {"x": "Forward", "return": "Loss"}}
     assert set(table.values()) == functions
 
@@ -57,7 +55,7 @@ def test_the_table_has_every_row() -> None:
 def test_clusters_have_the_functions_of_the_tables(name: str, function: str) -> None:
     job = load_job(PTB.parent / f"clusters_{name}.yaml")
     assert isinstance(job, LatentJob)
-    assert objective_of(job) is getattr(rows, function)
+    assert objective_of(job) is getattr(losses, function)
 
 
 def _forward(preset: str, folder: Path, *more: str) -> Forward:

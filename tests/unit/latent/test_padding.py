@@ -11,18 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from pretrain.base.quiet import quiet_libraries
-from pretrain.engine.run import run_job
-from pretrain.latent.config import LatentJob
-from pretrain.latent.data.batches import Batch
-from pretrain.latent.data.corpus import Sentences
-from pretrain.latent.data.noise import StepNoise
-from pretrain.latent.data.padding import ends_of
-from pretrain.latent.data.sampled_batch import sample_batch
-from pretrain.latent.data.swap import swapped
-from pretrain.latent.data.vocabulary import END, PAD, START, UNK, Vocabulary
-from pretrain.latent.models.build import build
-from pretrain.latent.objectives.contrast import contrast_loss
+from capt.pretrain.base.quiet import quiet_libraries
+from capt.pretrain.engine.run import run_job
+from capt.pretrain.latent.config import LatentJob
+from capt.pretrain.latent.data.batches import Batch
+from capt.pretrain.latent.data.corpus import END, PAD, START, UNK, Sentences, Vocabulary, ends_of
+from capt.pretrain.latent.data.sampled_batch import StepNoise, sample_batch, swapped
+from capt.pretrain.latent.models.build import build
+from capt.pretrain.latent.objectives.losses import contrast_loss
 from tests.latent import small_job
 from tests.support import run_ranks
 

@@ -10,15 +10,22 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
-from pretrain.base.errors import DataError
-from pretrain.config import flatten
-from pretrain.config.load import load_job
-from pretrain.latent.report.plots import plotted, shown_steps
-from pretrain.latent.report.published import GENERATED, PUBLISHED
-from pretrain.latent.report.rows import cluster_label, dataset_of, row_name, text_rows, variant_of
-from pretrain.latent.report.tables import likelihood_table
-from pretrain.report import report
-from pretrain.report.runs import read_run
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.config import flatten
+from capt.pretrain.config.load import load_job
+from capt.pretrain.latent.report.plots import plotted, shown_steps
+from capt.pretrain.latent.report.table import (
+    GENERATED,
+    PUBLISHED,
+    cluster_label,
+    dataset_of,
+    likelihood_table,
+    row_name,
+    text_rows,
+    variant_of,
+)
+from capt.pretrain.report import report
+from capt.pretrain.report.runs import read_run
 from tests.latent import PTB
 
 ROWS = {

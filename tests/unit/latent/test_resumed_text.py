@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.base.errors import CheckpointError
-from pretrain.latent.task import LatentTask
+from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.latent.task import LatentTask
 from tests.latent import small_job, write_text
 
 

@@ -11,21 +11,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pretrain.base import distributed
-from pretrain.base.quiet import quiet_libraries
-from pretrain.engine.engines.base import Engine
-from pretrain.engine.engines.build import build_engines
-from pretrain.engine.task import to_float
-from pretrain.latent.config import LatentJob
-from pretrain.latent.data.batches import Batch
-from pretrain.latent.data.noise import StepNoise
-from pretrain.latent.data.sampled_batch import sample_batch
-from pretrain.latent.data.swap import swapped
-from pretrain.latent.data.vocabulary import END, START
-from pretrain.latent.models.build import build, optimizers
-from pretrain.latent.models.normal import Normal
-from pretrain.latent.models.text import TextDecoder
-from pretrain.latent.training.steps import train_step
+from capt.pretrain.base import distributed
+from capt.pretrain.base.quiet import quiet_libraries
+from capt.pretrain.engine.engines.base import Engine
+from capt.pretrain.engine.engines.build import build_engines
+from capt.pretrain.engine.task import to_float
+from capt.pretrain.latent.config import LatentJob
+from capt.pretrain.latent.data.batches import Batch
+from capt.pretrain.latent.data.corpus import END, START
+from capt.pretrain.latent.data.sampled_batch import StepNoise, sample_batch, swapped
+from capt.pretrain.latent.models.build import TextDecoder, build, optimizers
+from capt.pretrain.latent.models.posterior import Normal
+from capt.pretrain.latent.training.steps import train_step
 from tests.latent import small_job
 from tests.support import run_ranks
 

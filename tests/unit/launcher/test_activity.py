@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.supervisor import activity
-from launcher.supervisor.activity import Activity
+from capt.launcher.supervisor import activity
+from capt.launcher.supervisor.activity import Activity
 
 
 @pytest.mark.skipif(os.uname().machine not in activity._CALLS, reason="system calls have other numbers here")

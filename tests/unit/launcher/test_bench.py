@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.bench import find_benchmarks, run_benchmarks
-from pretrain.base.errors import ConfigError
+from capt.launcher.bench import find_benchmarks, run_benchmarks
+from capt.pretrain.base.errors import ConfigError
 
 GOOD = '''"""Speed of nothing.
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cache import cache_entries, remove_entry
-from launcher.cli import main
-from pretrain.base.cache import require_cache
-from pretrain.base.errors import DataError
-from pretrain.base.locks import cache_lock
-from pretrain.data.docstrings import docstring_file
+from capt.launcher.cache import cache_entries, remove_entry
+from capt.launcher.cli import main
+from capt.pretrain.base.cache import require_cache
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.locks import cache_lock
+from capt.pretrain.data.docstrings import docstring_file
 
 KEY = "0123456789abcdef" * 2
 DAY = 24 * 3600

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.plan import Options
-from launcher.start import begin
+from capt.launcher.plan import Options
+from capt.launcher.start import begin
 from tests.unit.base.test_sensitive import NAMES, VALUES
 
 CANARY = "canary-7c1e"

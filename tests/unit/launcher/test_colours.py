@@ -11,11 +11,11 @@ import sys
 
 import pytest
 
-from launcher.commands.options import say
-from pretrain.base.streams import error_line, takes_colours
+from capt.launcher.commands.options import say
+from capt.pretrain.base.process import error_line, takes_colours
 from tests.documented import ROOT
 
-CAPT = [sys.executable, "-m", "launcher"]
+CAPT = [sys.executable, "-m", "capt.launcher"]
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends import deepspeed
-from launcher.environment import forwarded_env, inherited
-from launcher.hostfile import Host
-from launcher.plan import Launch, Options
-from pretrain.base.errors import ConfigError
-from pretrain.config.load import load_job
+from capt.launcher.backends import deepspeed
+from capt.launcher.environment import forwarded_env, inherited
+from capt.launcher.plan import Launch, Options
+from capt.launcher.ssh import Host
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config.load import load_job
 from tests.support import free_port
 from tests.unit.base.test_sensitive import NAMES
 
@@ -46,10 +46,10 @@ end("done", 0)
 DRIVER = """
 import sys
 from pathlib import Path
-from launcher.backends import deepspeed
-from launcher.plan import Launch, Options
-from pretrain.base.files import write_text
-from pretrain.config.load import load_job
+from capt.launcher.backends import deepspeed
+from capt.launcher.plan import Launch, Options
+from capt.pretrain.base.files import write_text
+from capt.pretrain.config.load import load_job
 launch = Launch("echo_job", tuple(sys.argv[2:]), load_job("capt_tiny", ["run.dir=run"]),
                 Options(hostfile=Path("hosts"), master_port=int(sys.argv[1])))
 plan = deepspeed.plan(launch)
@@ -67,7 +67,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
         monkeypatch.delenv(name)
     (tmp_path / "hosts").write_text("node-1 slots=1\nnode-2 slots=2\n")
     job = load_job("capt_tiny", ["run.dir=run", "batch.micro=4", "batch.global=24"])
-    return Launch("pretrain", ("capt_tiny", "run.dir=run"), job, Options(hostfile=Path("hosts")))
+    return Launch("capt.pretrain", ("capt_tiny", "run.dir=run"), job, Options(hostfile=Path("hosts")))
 
 
 def with_options(launch: Launch, **options: object) -> Launch:
@@ -86,7 +86,7 @@ def test_the_plan_names_hosts_command_and_files(
     (command,) = plan.commands
     assert command.argv[1:] == (
         *("--hostfile", str(tmp_path / "hosts"), "--master_addr", "node-1", "--master_port", "29500"),
-        *("--force_multi", "--no_ssh_check", "--module", "pretrain", "capt_tiny", "run.dir=run"),
+        *("--force_multi", "--no_ssh_check", "--module", "capt.pretrain", "capt_tiny", "run.dir=run"),
     )
     ((path, text),) = plan.files.items()
     assert command.env["DS_ENV_FILE"] == str(path) == str(tmp_path / "run" / "launch.env")

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher import doctor, machine
-from launcher.check import Check
+from capt.launcher import doctor, machine
+from capt.launcher.preflight.report import Check
 
 
 def levels(checks: list[Check]) -> dict[str, str]:

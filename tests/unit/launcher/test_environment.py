@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.environment import forwarded_env, forwarded_to_hosts, visible_gpus
-from pretrain.base.errors import ConfigError
+from capt.launcher.environment import forwarded_env, forwarded_to_hosts, visible_gpus
+from capt.pretrain.base.errors import ConfigError
 
 
 def test_only_listed_variables_travel() -> None:

@@ -12,13 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from launcher.cli import main
-from pretrain import registry
-from pretrain.base.errors import ConfigError
-from pretrain.config.load import job_from_mapping
-from pretrain.config.writer import job_to_yaml
-from pretrain.engine.checkpoint.save import write_weights_only
-from pretrain.registry import TASKS, job_class, task_class, task_module
+from capt.launcher.cli import main
+from capt.pretrain import registry
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.config.reader import job_to_yaml
+from capt.pretrain.engine.checkpoint.save import write_weights_only
+from capt.pretrain.registry import TASKS, job_class, task_class, task_module
 from tests.toy.task import ToyModel
 
 ROOT = Path(__file__).parents[3]
@@ -143,7 +143,7 @@ def test_an_installed_package_brings_a_task_with_all_its_verbs(
         text = path.read_text().replace("tests.toy", "installed_toy").replace('"toy"', '"their_toy"')
         (source / "installed_toy" / path.name).write_text(text)
     (source / "installed_toy" / "report.py").write_text(
-        "from pretrain.report.document import ReportSection\n"
+        "from capt.pretrain.report.document import ReportSection\n"
         "def run_sections(runs):\n    return [ReportSection('Toys', [f'{len(runs)} toy run'])]\n"
     )
     (source / "pyproject.toml").write_text(

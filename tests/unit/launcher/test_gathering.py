@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from launcher.hostfile import Host
-from launcher.supervisor import gathering as room
-from launcher.supervisor.gathering import Gathering, NotReachedError, Policy
-from launcher.supervisor.messages import Up
+from capt.launcher.ssh import Host
+from capt.launcher.supervisor import remote as room
+from capt.launcher.supervisor.messages import Up
+from capt.launcher.supervisor.remote import Gathering, NotReachedError, Policy
 
 A, B, C, SMALL, BIG = Host("a", 2), Host("b", 2), Host("c", 2), Host("small", 1), Host("big", 4)
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from launcher.supervisor.heartbeats import Page, Pulse, find_stall, is_stopped
+from capt.launcher.supervisor.heartbeats import Page, Pulse, find_stall, is_stopped
 
 STALL = 10.0
 
@@ -47,7 +47,7 @@ def test_what_is_not_known_yet_has_no_limit(unknown: Pulse) -> None:
 def test_a_process_is_seen_through_its_page() -> None:
     page = Page(0)
     script = (
-        "import time; from pretrain.engine import heartbeat as h; h.open_page(); h.enter('data', 41); h.enter('step');"
+        "import time; from capt.pretrain.engine import heartbeat as h; h.open_page(); h.enter('data', 41); h.enter('step');"
         "time.sleep(.2); h.enter('step', 42); print(h.enter('save')); print('go', flush=True); input()"
     )
     try:
@@ -72,14 +72,16 @@ def test_a_process_is_seen_through_its_page() -> None:
 
 
 def test_an_unwatched_rank_notes_nothing() -> None:
-    script = "from pretrain.engine import heartbeat as h; h.open_page(); print(h.enter('data', 3), h.enter('step'))"
+    script = (
+        "from capt.pretrain.engine import heartbeat as h; h.open_page(); print(h.enter('data', 3), h.enter('step'))"
+    )
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert said.stdout == "start data\n"
 
 
 def test_a_note_is_cheap() -> None:
     script = (
-        "import os, time; from pretrain.engine import heartbeat as h\n"
+        "import os, time; from capt.pretrain.engine import heartbeat as h\n"
         "fd = os.memfd_create('x'); os.ftruncate(fd, h.SIZE); os.environ[h.HEARTBEAT] = str(fd); h.open_page()\n"
         "begin = time.perf_counter()\n"
         "for _ in range(10000): h.enter('step', 1)\n"

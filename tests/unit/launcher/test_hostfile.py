@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.hostfile import Host, is_this_host, read_hostfile
-from pretrain.base.errors import ConfigError
+from capt.launcher.ssh import Host, is_this_host, read_hostfile
+from capt.pretrain.base.errors import ConfigError
 
 
 def write(folder: Path, text: str | bytes) -> Path:

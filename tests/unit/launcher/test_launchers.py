@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends import LAUNCHERS, backend
-from launcher.plan import Options
-from launcher.start import begin
-from pretrain import registry
-from pretrain.base.errors import ConfigError
+from capt.launcher.backends import LAUNCHERS, backend
+from capt.launcher.plan import Options
+from capt.launcher.start import begin
+from capt.pretrain import registry
+from capt.pretrain.base.errors import ConfigError
 
 TOY = """
-from launcher.hostfile import Host
-from launcher.plan import Command, End, Plan
+from capt.launcher.ssh import Host
+from capt.launcher.plan import Command, End, Plan
 
 SPARES = True
 
@@ -63,10 +63,10 @@ def test_a_launcher_of_another_distribution_plans_and_starts(distribution: Path)
     texts: list[str] = []
     options = Options.given(launcher="toy", nodes=1)
     overrides = ["run.dir=r", "batch.micro=4"]
-    assert begin("pretrain", "capt_tiny", overrides, options, debug=False, show=texts.append) == 0
+    assert begin("capt.pretrain", "capt_tiny", overrides, options, debug=False, show=texts.append) == 0
     assert "# toy: 2 ranks (moon x 2)" in texts[0]
     assert not Path("r").exists()
-    assert begin("pretrain", "capt_tiny", overrides, options, debug=False, show=None) == 0
+    assert begin("capt.pretrain", "capt_tiny", overrides, options, debug=False, show=None) == 0
     assert "--merged" in Path("r/started").read_text()
     assert json.loads(Path("r/launch.json").read_text())["launcher"] == "toy"
 
@@ -81,11 +81,11 @@ def test_a_launcher_of_another_distribution_plans_and_starts(distribution: Path)
 )
 def test_what_is_no_launcher_is_one_sentence(distribution: Path, name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        begin("pretrain", "capt_tiny", ["run.dir=r"], Options.given(launcher=name), debug=False, show=print)
+        begin("capt.pretrain", "capt_tiny", ["run.dir=r"], Options.given(launcher=name), debug=False, show=print)
 
 
 def test_spares_are_of_launchers_that_have_them(distribution: Path) -> None:
     has_spares = {name for name in (*LAUNCHERS, "toy") if getattr(backend(name), "SPARES", False)}
     assert has_spares == {"ssh", "slurm", "srun", "toy"}
     with pytest.raises(ConfigError, match="--launcher local has none"):
-        begin("pretrain", "capt_tiny", [], Options.given(launcher="local", nodes=1), debug=False, show=print)
+        begin("capt.pretrain", "capt_tiny", [], Options.given(launcher="local", nodes=1), debug=False, show=print)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.local import End, run_ranks
-from launcher.plan import Command
-from launcher.supervisor import processes
-from launcher.supervisor.processes import stop_signals
-from launcher.supervisor.ranks import LocalRanks
+from capt.launcher.backends.local import End, run_ranks
+from capt.launcher.plan import Command
+from capt.launcher.supervisor import processes
+from capt.launcher.supervisor.processes import stop_signals
+from capt.launcher.supervisor.ranks import LocalRanks
 
 PRELUDE = "import os, pathlib, signal, subprocess, sys, time; rank = int(os.environ['RANK']);"
 SAVES = "signal.signal({signal}, lambda *_: os._exit(75)); pathlib.Path(f'ready-{{rank}}').touch(); time.sleep(60)"
@@ -48,7 +48,7 @@ def launcher(tmp_path: Path):
     def start(script: str, count: int = 2) -> subprocess.Popen[bytes]:
         driver = (  # a suite under nohup hands down that a hang-up is ignored, which run_ranks then leaves as it is
             "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL);"
-            "import sys; from launcher.backends.local import run_ranks; from launcher.plan import Command;"
+            "import sys; from capt.launcher.backends.local import run_ranks; from capt.launcher.plan import Command;"
             "end = run_ranks(tuple(Command((sys.executable, '-S', '-c', sys.argv[1]), {'RANK': str(r)})"
             " for r in range(int(sys.argv[2]))), patience=1); print(end.reason, file=sys.stderr); sys.exit(end.code)"
         )

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from launcher.backends import backend, torchrun
-from launcher.launch_files import LaunchFiles, job_file
-from launcher.plan import Launch, Options
-from launcher.start import begin
-from pretrain import __main__ as entry
-from pretrain.base.errors import ConfigError
-from pretrain.config.load import job_from_mapping, load_job, load_mapping, parse_mapping
-from pretrain.config.writer import to_yaml
+from capt.launcher.backends import backend, torchrun
+from capt.launcher.plan import Launch, LaunchFiles, Options, job_file
+from capt.launcher.start import begin
+from capt.pretrain import __main__ as entry
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config.load import job_from_mapping, load_job, load_mapping, parse_mapping
+from capt.pretrain.config.reader import to_yaml
 
 TEXTS = (
     *("1e-4", "1E5", "+2e3", "1.", ".5", "010", "0x1f", "1_000", "24:00:00", "2026-11-20", "no", "on", "Null", "~", ""),
@@ -55,7 +54,7 @@ def launched(monkeypatch: pytest.MonkeyPatch, *words: str, **options: object) ->
 
     monkeypatch.setattr(chosen, "start", start)
     with pytest.raises(_NotStartedError):
-        begin("pretrain", "mine.yaml", words, Options.given(**options), debug=False, show=None)
+        begin("capt.pretrain", "mine.yaml", words, Options.given(**options), debug=False, show=None)
     return given[0]
 
 
@@ -106,9 +105,9 @@ def test_commands_that_a_user_runs_by_hand_on_each_host_merge_there(folder: Path
     job = load_job("mine.yaml")
     path = job_file(job.run.dir, "x")
     words = ("mine.yaml", "a=b")
-    launch = Launch("pretrain", (str(path), "--merged"), job, Options(), files={path: "x"}, unmerged=words)
+    launch = Launch("capt.pretrain", (str(path), "--merged"), job, Options(), files={path: "x"}, unmerged=words)
     here, elsewhere = (
-        torchrun.plan(Launch("pretrain", launch.arguments, job, options, files=launch.files, unmerged=words))
+        torchrun.plan(Launch("capt.pretrain", launch.arguments, job, options, files=launch.files, unmerged=words))
         for options in (Options(), Options(hostfile=Path("hosts")))
     )
     assert [command.argv[-2:] for command in here.commands] == [(str(path), "--merged")]
@@ -143,4 +142,4 @@ def test_every_shipped_job_is_the_same_after_it_was_merged() -> None:
 def test_a_job_that_its_ranks_could_not_read_is_refused_at_the_launch(folder: Path) -> None:
     (folder / "mine.yaml").write_text("base: capt_tiny\nx: " + "[" * 40 + "]" * 40)
     with pytest.raises(ConfigError, match="nested over 30 deep"):
-        begin("pretrain", "mine.yaml", [], Options(), debug=False, show=None)
+        begin("capt.pretrain", "mine.yaml", [], Options(), debug=False, show=None)

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.watching import Watcher
-from launcher.plan import End
-from launcher.ssh import ssh_command
-from launcher.supervisor import node, processes
-from launcher.supervisor.link import Link, pump
-from launcher.supervisor.messages import MARK, SILENCE
-from launcher.supervisor.output import Output
-from launcher.supervisor.remote import RemoteRanks, end
+from capt.launcher.backends.watching import Watcher
+from capt.launcher.plan import End
+from capt.launcher.ssh import ssh_command
+from capt.launcher.supervisor import node, processes
+from capt.launcher.supervisor.link import Link, pump
+from capt.launcher.supervisor.messages import MARK, SILENCE
+from capt.launcher.supervisor.output import Output
+from capt.launcher.supervisor.remote import RemoteRanks, end
 
 ROOT = Path(__file__).parents[3]
 SSH = r"""#!/bin/sh

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher.backends import backend
-from launcher.plan import Launch, Options
-from launcher.start import begin, resume
-from pretrain.base.errors import ConfigError, DataError
-from pretrain.config.load import load_job, load_mapping
-from pretrain.config.writer import job_to_yaml
-from pretrain.engine.run_folder import Status, write_status
+from capt.launcher.backends import backend
+from capt.launcher.plan import Launch, Options
+from capt.launcher.start import begin, resume
+from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.config.load import load_job, load_mapping
+from capt.pretrain.config.reader import job_to_yaml
+from capt.pretrain.engine.run_folder import Status, write_status
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def shown(*overrides: str, config: str = "capt_tiny", debug: bool = False, **options: object) -> str:
     """What ``--dry-run`` prints."""
     texts: list[str] = []
-    code = begin("pretrain", config, overrides, Options(**options), debug=debug, show=texts.append)  # type: ignore[arg-type]
+    code = begin("capt.pretrain", config, overrides, Options(**options), debug=debug, show=texts.append)  # type: ignore[arg-type]
     assert code == 0
     return "\n".join(texts)
 
@@ -43,7 +43,7 @@ def test_a_dry_run_shows_everything_and_leaves_nothing(folder: Path) -> None:
     for rank in (0, 1):
         assert f"RANK={rank} LOCAL_RANK={rank} WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1" in text
     (name,) = set(re.findall(r"r/job-[0-9a-f]{8}\.yaml", text))
-    assert text.count(f"-m pretrain {name} --merged --debug") == 2
+    assert text.count(f"-m capt.pretrain {name} --merged --debug") == 2
     assert f"# file that would be written: {name}\n" in text
     assert "\nbatch:\n  global: 64\n  micro: 4\n" in text
     assert "MASTER_PORT=12345" in text
@@ -118,7 +118,7 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
 ) -> None:
     before = sorted(folder.rglob("*"))
     with pytest.raises(ConfigError) as error:
-        begin("pretrain", "capt_tiny", ["run.dir=r", *overrides], Options.given(**options), debug=False, show=None)
+        begin("capt.pretrain", "capt_tiny", ["run.dir=r", *overrides], Options.given(**options), debug=False, show=None)
     assert says in str(error.value)
     assert "\n" not in str(error.value)
     assert sorted(folder.rglob("*")) == before
@@ -136,7 +136,7 @@ def test_the_same_command_again_ends_with_0_where_its_run_is_finished(
 ) -> None:
     def again(*overrides: str) -> int:
         words = ["run.dir=r", "run.resume=auto", "batch.micro=8", *overrides]
-        return begin("pretrain", "capt_tiny", words, Options(), debug=False, show=None)
+        return begin("capt.pretrain", "capt_tiny", words, Options(), debug=False, show=None)
 
     (folder / "r").mkdir()
     job = load_job("capt_tiny", ["run.dir=r", "batch.micro=8"])
@@ -149,7 +149,7 @@ def test_the_same_command_again_ends_with_0_where_its_run_is_finished(
     with pytest.raises(ConfigError, match=r"optimizer.lr 0.001 -> 0.1, run.seed 1 -> 2; .*capt resume r"):
         again("optimizer.lr=0.1", "run.seed=2")
     with pytest.raises(ConfigError, match=r"holds a run of another job: task.type 'capt_language' -> 'latent'"):
-        begin("pretrain", "ptb/vae", ["run.dir=r", "run.resume=auto"], Options(), debug=False, show=None)
+        begin("capt.pretrain", "ptb/vae", ["run.dir=r", "run.resume=auto"], Options(), debug=False, show=None)
     assert {path: path.read_bytes() for path in (folder / "r").iterdir()} == before
 
 
@@ -158,7 +158,7 @@ def test_chosen_hosts_and_slots_reach_every_launcher(folder: Path, launcher: str
     (folder / "hosts").write_text("node-1 slots=2\nnode-2 slots=4\nnode-3 slots=2\n")
     options = Options.given(launcher=launcher, hostfile=Path("hosts"), include="node-3@node-2:1,3")
     job = load_job("capt_tiny", ["run.dir=r"])
-    made = backend(launcher).plan(Launch("pretrain", ("capt_tiny",), job, options))
+    made = backend(launcher).plan(Launch("capt.pretrain", ("capt_tiny",), job, options))
     assert [(host.name, host.slots) for host in made.hosts] == [("node-2", 2), ("node-3", 2)]
     if launcher == "deepspeed":
         assert "--include node-3@node-2:1,3" in str(made.commands[0])
@@ -194,7 +194,7 @@ def run_folder(folder: Path, **launch: object) -> Path:
 def resumed(run: Path, *overrides: str, checkpoint: str | None = None, **options: object) -> str:
     texts: list[str] = []
     given = Options(**options)  # type: ignore[arg-type]
-    resume("pretrain", run, overrides, given, checkpoint=checkpoint, debug=False, show=texts.append)
+    resume("capt.pretrain", run, overrides, given, checkpoint=checkpoint, debug=False, show=texts.append)
     return "\n".join(texts)
 
 
@@ -202,7 +202,7 @@ def test_resume_launches_as_before(folder: Path) -> None:
     run = run_folder(folder, launcher="local", nproc=4)
     text = resumed(Path("r"), "optimizer.lr=1e-4")
     assert "# local: 4 ranks" in text
-    assert text.count("-m pretrain r/config.yaml optimizer.lr=1e-4 --resume\n") == 3
+    assert text.count("-m capt.pretrain r/config.yaml optimizer.lr=1e-4 --resume\n") == 3
     assert (run / "launch.json").read_text() == '{"launcher": "local", "nproc": 4}'
 
 

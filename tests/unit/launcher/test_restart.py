@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.plan import UNATTENDED, End, Launch, Options
-from launcher.restart import supervise
-from launcher.supervisor.crash import Crash, write_crash
-from pretrain.config.load import load_job
-from pretrain.engine.run_folder import FAILED, STOPPED
+from capt.launcher.plan import UNATTENDED, End, Launch, Options
+from capt.launcher.restart import supervise
+from capt.launcher.supervisor.activity import Crash, write_crash
+from capt.pretrain.config.load import load_job
+from capt.pretrain.engine.run_folder import FAILED, STOPPED
 
 
 def _checkpoint(run: Path, step: int) -> Path:
@@ -42,13 +42,13 @@ def _arguments(run: Path, first: tuple[str, ...], goes_back: list[bool]) -> list
         return End(FAILED)
 
     job = load_job("capt_tiny", [f"run.dir={run}", "supervise.restarts=2"])
-    supervise(Launch("pretrain", first, job, Options()), attempt)
+    supervise(Launch("capt.pretrain", first, job, Options()), attempt)
     return seen
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("launcher.restart.again", lambda *args, **_: True)
+    monkeypatch.setattr("capt.launcher.restart.again", lambda *args, **_: True)
     for step in (2, 4):
         _checkpoint(tmp_path / "run", step)
     return tmp_path / "run"
@@ -67,14 +67,14 @@ def test_a_host_that_is_lost_while_the_job_starts_again_does_not_end_it(tmp_path
     (tmp_path / "config.yaml").write_text("")
     ends = [End(FAILED, lost_host=True), End(FAILED, lost_host=True), End(FAILED), End(FAILED)]
     job = load_job("capt_tiny", [f"run.dir={tmp_path}", "supervise.restarts=5"])
-    assert supervise(Launch("pretrain", (), job, Options()), lambda _: ends.pop(0)).code == FAILED
+    assert supervise(Launch("capt.pretrain", (), job, Options()), lambda _: ends.pop(0)).code == FAILED
     assert ends == [], "the last two failed at one step, which ends the job"
 
 
 def test_the_cause_is_the_last_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "config.yaml").write_text("")
     job = load_job("capt_tiny", [f"run.dir={tmp_path}"])
-    supervise(Launch("pretrain", (), job, Options()), lambda _: End(FAILED, crash=Crash.here("it fell over")))
+    supervise(Launch("capt.pretrain", (), job, Options()), lambda _: End(FAILED, crash=Crash.here("it fell over")))
     assert "not started again" in caplog.messages[-2]
     assert caplog.messages[-1] == f"it fell over ({tmp_path / 'crashes' / '0002.json'})"
 
@@ -82,10 +82,10 @@ def test_the_cause_is_the_last_line(tmp_path: Path, caplog: pytest.LogCaptureFix
 _UNREAD = """
 import logging, os, sys
 from pathlib import Path
-from launcher.plan import End, Launch, Options
-from launcher.restart import supervise
-from launcher.supervisor.crash import Crash
-from pretrain.config.load import load_job
+from capt.launcher.plan import End, Launch, Options
+from capt.launcher.restart import supervise
+from capt.launcher.supervisor.activity import Crash
+from capt.pretrain.config.load import load_job
 
 logging.basicConfig(stream=sys.stderr)
 run, ends = Path(sys.argv[1]), [End(1, crash=Crash.here("it fell over")), End(0)]
@@ -97,7 +97,7 @@ try:
         os.write(2, b"x" * 4096)
 except BlockingIOError:
     os.set_blocking(2, True)
-os._exit(supervise(Launch("pretrain", (), job, Options()), lambda _: ends.pop(0)).code)
+os._exit(supervise(Launch("capt.pretrain", (), job, Options()), lambda _: ends.pop(0)).code)
 """
 
 
@@ -118,14 +118,14 @@ def test_a_job_that_is_asked_to_stop_while_it_is_about_to_start_again_does_not(
 ) -> None:
     (run / "config.yaml").write_text("")
     attempts = []
-    monkeypatch.setattr("launcher.restart.again", lambda *args, **_: not signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr("capt.launcher.restart.again", lambda *args, **_: not signal.raise_signal(signal.SIGTERM))
 
     def attempt(launch: Launch) -> End:
         attempts.append(launch)
         return End(FAILED)
 
     job = load_job("capt_tiny", [f"run.dir={run}"])
-    assert supervise(Launch("pretrain", (), job, Options()), attempt).code == STOPPED
+    assert supervise(Launch("capt.pretrain", (), job, Options()), attempt).code == STOPPED
     assert len(attempts) == 1
 
 
@@ -138,9 +138,9 @@ def test_a_job_whose_restart_cannot_be_counted_has_failed_and_says_why(
         raise OSError(28, "No space left on device", str(run / "restarts.json"))
 
     (run / "config.yaml").write_text("")
-    monkeypatch.setattr("launcher.restart.again", again)
+    monkeypatch.setattr("capt.launcher.restart.again", again)
     job = load_job("capt_tiny", [f"run.dir={run}"])
-    assert supervise(Launch("pretrain", (), job, Options()), lambda _: End(FAILED)).code == FAILED
+    assert supervise(Launch("capt.pretrain", (), job, Options()), lambda _: End(FAILED)).code == FAILED
     assert "not started again: " in caplog.text
     assert "restarts.json: No space left on device; free some space" in caplog.text
 

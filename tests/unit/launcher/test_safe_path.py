@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends import deepspeed, local, slurm, torchrun
-from launcher.environment import SAFE_PATH
-from launcher.plan import Launch, Options
-from pretrain.base.safe_path import protect_children
-from pretrain.config.load import load_job
+from capt.launcher.backends import deepspeed, local, slurm, torchrun
+from capt.launcher.environment import SAFE_PATH
+from capt.launcher.plan import Launch, Options
+from capt.pretrain.base.safe_path import protect_children
+from capt.pretrain.config.load import load_job
 
 ROOT = Path(__file__).parents[3]
 
@@ -28,7 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_modules_of_the_users_folder_are_not_the_ranks(folder: Path) -> None:
-    argv = [sys.executable, "-m", "pretrain", "--help"]
+    argv = [sys.executable, "-m", "capt.pretrain", "--help"]
     said = {}
     for name, safe in (("safe", SAFE_PATH), ("else", {})):
         env = {**os.environ, "PYTHONPATH": str(ROOT), **safe}
@@ -39,8 +39,8 @@ def test_modules_of_the_users_folder_are_not_the_ranks(folder: Path) -> None:
 
 
 def test_every_launcher_sets_it(folder: Path) -> None:
-    launch = Launch("pretrain", ("capt_tiny",), load_job("capt_tiny"), Options())
-    over_hosts = Launch("pretrain", ("capt_tiny",), launch.job, Options(hostfile=Path("hosts")))
+    launch = Launch("capt.pretrain", ("capt_tiny",), load_job("capt_tiny"), Options())
+    over_hosts = Launch("capt.pretrain", ("capt_tiny",), launch.job, Options(hostfile=Path("hosts")))
     for command in (*local.plan(launch).commands, *torchrun.plan(launch).commands, *torchrun.plan(over_hosts).commands):
         assert SAFE_PATH.items() <= command.env.items()
         assert "PYTHONSAFEPATH=1 " in str(command)
@@ -52,7 +52,7 @@ def test_every_launcher_sets_it(folder: Path) -> None:
 _CAPT = """
 import subprocess, sys
 from launcher import cli
-cli.app = lambda *a, **k: subprocess.run([sys.executable, "-m", "pretrain", "--help"]).returncode
+cli.app = lambda *a, **k: subprocess.run([sys.executable, "-m", "capt.pretrain", "--help"]).returncode
 cli.main()
 """
 
@@ -78,7 +78,10 @@ def test_an_empty_entry_is_removed_from_the_running_process_too(folder: Path) ->
     """The folder lies before the installed packages, and ``yaml`` is imported when a configuration is read."""
     env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}", **SAFE_PATH}
     capt = [sys.executable, "-P", "-c", "from launcher import cli; cli.main()", "config", "show", "capt_tiny"]
-    for argv, says in ((capt, "schema_version"), ([sys.executable, "-m", "pretrain", "x.yaml"], "no configuration")):
+    for argv, says in (
+        (capt, "schema_version"),
+        ([sys.executable, "-m", "capt.pretrain", "x.yaml"], "no configuration"),
+    ):
         done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
         assert says in done.stdout + done.stderr
         assert "hijacked" not in done.stdout
@@ -86,12 +89,13 @@ def test_an_empty_entry_is_removed_from_the_running_process_too(folder: Path) ->
 
 @pytest.mark.parametrize("name", ["tokenizer.py", "yaml.py", "configs/__init__.py"])
 def test_a_rank_that_was_started_without_the_variable_ignores_what_it_can(folder: Path, name: str) -> None:
-    """As by the raw ``deepspeed --module pretrain``: only a ``pretrain`` in the folder is found before we can act."""
+    """As by the raw ``deepspeed --module capt.pretrain``: only a ``pretrain`` in the folder is found before we can
+    act."""
     (folder / "pretrain.py").unlink()
     for other in ("tokenizer.py", "yaml.py", "configs/__init__.py"):
         if other != name:
             (folder / other).unlink()
-    argv = [sys.executable, "-m", "pretrain", "nowhere.yaml"]
+    argv = [sys.executable, "-m", "capt.pretrain", "nowhere.yaml"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 2
@@ -101,6 +105,6 @@ def test_a_rank_that_was_started_without_the_variable_ignores_what_it_can(folder
 
 def test_a_source_checkout_needs_no_installation(folder: Path) -> None:
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    code = "import sys, pretrain.base.safe_path as s, pretrain; s.drop_working_folder(); import tokenizer"
+    code = "import sys, capt.pretrain.base.safe_path as s, pretrain; s.drop_working_folder(); import tokenizer"
     done = subprocess.run([sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

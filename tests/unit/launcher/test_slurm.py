@@ -8,18 +8,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher.backends import slurm
-from launcher.batch import main as batch
-from launcher.cluster import SlurmCluster, load_cluster
-from launcher.plan import UNATTENDED, Launch, Options
-from launcher.requeue import again
-from launcher.requeue import main as requeue
-from pretrain.base.errors import ConfigError
-from pretrain.base.files import write_text
-from pretrain.config.load import load_job
-from pretrain.config.reader import as_override
-from pretrain.config.writer import job_to_yaml
-from pretrain.engine.run_folder import Status, read_status, write_status
+from capt.launcher.backends import slurm
+from capt.launcher.batch import main as batch
+from capt.launcher.cluster import SlurmCluster, load_cluster
+from capt.launcher.plan import UNATTENDED, Launch, Options
+from capt.launcher.requeue import again
+from capt.launcher.requeue import main as requeue
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.files import write_text
+from capt.pretrain.config.load import load_job
+from capt.pretrain.config.reader import as_override, job_to_yaml
+from capt.pretrain.engine.run_folder import Status, read_status, write_status
 
 ROOT = Path(__file__).parents[3]
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
@@ -28,7 +27,7 @@ SHELLCHECK = Path(sys.executable).with_name("shellcheck")
 def make(folder: Path, *overrides: str, **options: object) -> Launch:
     job = load_job("capt_tiny", [f"run.dir={folder / 'run'}", *overrides])
     arguments = ("capt_tiny", f"run.dir={folder / 'run'}", *overrides)
-    return Launch("pretrain", arguments, job, Options(launcher="slurm", **options))  # type: ignore[arg-type]
+    return Launch("capt.pretrain", arguments, job, Options(launcher="slurm", **options))  # type: ignore[arg-type]
 
 
 def cluster_file(folder: Path, **settings: object) -> Path:
@@ -80,7 +79,7 @@ def test_the_script_starts_ranks_resumes_and_requeues(tmp_path: Path, code: int,
     recorder = tmp_path / "python"
     write_tool(
         recorder,
-        f'[ "$2" != launcher.batch ] && exec {sys.executable} "$@";'
+        f'[ "$2" != capt.launcher.batch ] && exec {sys.executable} "$@";'
         'echo "$SETUP $PYTHONSAFEPATH" >> heads; printf "%s\\n" "$@" > argv; kill -TERM $PPID; exit "$CODE"',
     )
     text = text.replace(f"{sys.executable} -m", f"{recorder} -m")
@@ -94,7 +93,7 @@ def test_the_script_starts_ranks_resumes_and_requeues(tmp_path: Path, code: int,
     assert (tmp_path / "heads").read_text() == "done 1\n"
     run = folder / "run"
     expected = ["capt_tiny", f"run.dir={run}", "data.files=[x.txt,'y z.txt']", "--resume=auto"]
-    assert (tmp_path / "argv").read_text().splitlines() == ["-m", "launcher.batch", "pretrain", *expected]
+    assert (tmp_path / "argv").read_text().splitlines() == ["-m", "capt.launcher.batch", "pretrain", *expected]
     assert (tmp_path / "requeued").exists() == (code in (75, 1))
 
 
@@ -118,14 +117,14 @@ def test_each_task_of_an_array_is_a_run_of_its_own(tmp_path: Path) -> None:
     subprocess.run(["bash", tmp_path / "job.sbatch"], env=env, capture_output=True, check=True)
     run = tmp_path / "a b's" / "run"
     overrides = ["--resume=auto", "run.seed=3", f"run.dir={run}/3"]
-    head = ["-m", "launcher.batch", "pretrain", "capt_tiny", f"run.dir={run}", *overrides]
-    assert (tmp_path / "argv").read_text().splitlines() == [*head, "-m", "launcher.requeue", f"{run}/3", "0"]
-    resumed = Launch("pretrain", ("config.yaml", "--resume"), load_job("capt_tiny"), Options(cluster=cluster))
+    head = ["-m", "capt.launcher.batch", "pretrain", "capt_tiny", f"run.dir={run}", *overrides]
+    assert (tmp_path / "argv").read_text().splitlines() == [*head, "-m", "capt.launcher.requeue", f"{run}/3", "0"]
+    resumed = Launch("capt.pretrain", ("config.yaml", "--resume"), load_job("capt_tiny"), Options(cluster=cluster))
     with pytest.raises(ConfigError, match="runs of their own"):
         slurm.plan(resumed)
     job = load_job("capt_tiny", [as_override("run.dir", str(tmp_path / "a #b"))])
     with pytest.raises(ConfigError, match="array_key adds to it"):
-        slurm.plan(Launch("pretrain", ("job.yaml",), job, Options(cluster=cluster)))
+        slurm.plan(Launch("capt.pretrain", ("job.yaml",), job, Options(cluster=cluster)))
 
 
 def write_tool(path: Path, body: str) -> None:
@@ -217,7 +216,7 @@ def test_a_resumed_run_that_is_queued_again_keeps_its_keys(tmp_path: Path) -> No
     words = ("r/config.yaml", "optimizer.lr=1e-4", "--resume", "--checkpoint", "step-00000002", "--debug")
     text = script_of(Launch(launch.module, words, launch.job, launch.options))
     kept = "r/config.yaml optimizer.lr=1e-4 --resume --checkpoint step-00000002 --debug"
-    assert f"-m launcher.batch pretrain {kept}\n" in text
+    assert f"-m capt.launcher.batch pretrain {kept}\n" in text
 
 
 def test_a_job_that_was_to_go_back_does_so_when_it_is_queued_again_before(
@@ -231,21 +230,21 @@ def test_a_job_that_was_to_go_back_does_so_when_it_is_queued_again_before(
         (tmp_path / "checkpoints" / name / "manifest.json").touch()
         os.utime(tmp_path / "checkpoints" / name / "manifest.json", (1, 1))
     begun: list[tuple[str, ...]] = []
-    monkeypatch.setattr("launcher.batch.carry_on", lambda launch, *_, **__: begun.append(launch.arguments) or 0)
+    monkeypatch.setattr("capt.launcher.batch.carry_on", lambda launch, *_, **__: begun.append(launch.arguments) or 0)
     words = [str(tmp_path / "config.yaml"), "--resume", "--checkpoint", "step-00000002", "--debug"]
     newest = [words[0], "--resume", "--debug", *UNATTENDED]
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     (tmp_path / "job.sbatch").touch()
-    batch(["pretrain", *words])
+    batch(["capt.pretrain", *words])
     later = tmp_path / "checkpoints" / "step-00000004"
     later.rename(tmp_path / "checkpoints" / "replaced-step-00000004")
-    batch(["pretrain", *words])
+    batch(["capt.pretrain", *words])
     later.mkdir()
     (later / "manifest.json").touch()  # saved on its new way
-    batch(["pretrain", *words])
+    batch(["capt.pretrain", *words])
     assert begun == [(*words, *UNATTENDED), tuple(newest), tuple(newest)]
     monkeypatch.delenv("SLURM_RESTART_COUNT")
-    batch(["pretrain", *words])
+    batch(["capt.pretrain", *words])
     assert begun[-1] == tuple(words)
 
 
@@ -359,6 +358,6 @@ def test_a_job_whose_nodes_cannot_be_reached_is_queued_again_for_others(
     job = load_job("capt_tiny", [f"run.dir={run}", "supervise.on_lost_node=shrink"])
     (run / "config.yaml").write_text(job_to_yaml(job))
     write_status(run, Status(state="stopped", step=50, exit_code=75))
-    code = batch(["pretrain", str(run / "config.yaml"), f"run.dir={run}", "--resume", *UNATTENDED])
+    code = batch(["capt.pretrain", str(run / "config.yaml"), f"run.dir={run}", "--resume", *UNATTENDED])
     assert code == 75
     assert [requeue([str(run), str(code), "3"]) for _ in range(12)] == [0] * 10 + [1] * 2

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends import slurm, srun
-from launcher.cluster import SlurmCluster, load_cluster
-from launcher.hostfile import Host
-from launcher.plan import Launch, Options
-from pretrain.base.errors import ConfigError
-from pretrain.config.load import load_job
+from capt.launcher.backends import slurm, srun
+from capt.launcher.cluster import SlurmCluster, load_cluster
+from capt.launcher.plan import Launch, Options
+from capt.launcher.ssh import Host
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config.load import load_job
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def launch(folder: Path, *overrides: str, launcher: str = "srun", **options: object) -> Launch:
     job = load_job("capt_tiny", [f"run.dir={folder / 'run'}", *overrides])
-    return Launch("pretrain", ("job.yaml",), job, Options(launcher=launcher, **options))  # type: ignore[arg-type]
+    return Launch("capt.pretrain", ("job.yaml",), job, Options(launcher=launcher, **options))  # type: ignore[arg-type]
 
 
 def test_the_allocation_says_where_ranks_run(allocation: None, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ HEAVY = ("torch", "deepspeed", "ray", "transformers", "datasets", "numpy", "pyda
 
 
 def test_the_command_line_imports_nothing_heavy() -> None:
-    code = f"import sys, launcher.cli; print([name for name in {HEAVY} if name in sys.modules])"
+    code = f"import sys, capt.launcher.cli; print([name for name in {HEAVY} if name in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
 
@@ -24,7 +24,7 @@ def test_the_command_line_imports_nothing_heavy() -> None:
 )
 def test_planning_a_whole_job_imports_no_torch_and_no_numpy(verb: list[str]) -> None:
     code = (
-        "import sys\nfrom launcher.cli import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit as end:\n"
+        "import sys\nfrom capt.launcher.cli import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit as end:\n"
         "    assert end.code == 0\n"
         "found = [n for n in ('torch', 'deepspeed', 'ray', 'transformers', 'numpy') if n in sys.modules]\n"
         "print(found, file=sys.stderr)"
@@ -39,7 +39,9 @@ def seconds(*arguments: str) -> float:
     used = []
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-m", "launcher.cli", *arguments], env=env, capture_output=True, check=True)
+        subprocess.run(
+            [sys.executable, "-m", "capt.launcher.cli", *arguments], env=env, capture_output=True, check=True
+        )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         used.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     return min(used)

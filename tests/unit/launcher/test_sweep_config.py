@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.core.generated.autoscaler_pb2 import ClusterConfig, NodeGroupConfig
 
-from finetune.visual.config import VisualJob
-from launcher import raycluster
-from launcher.sweep.config import Sweep, load_sweep
-from launcher.sweep.run import run_sweep
-from launcher.sweep.trials import check_jobs, make_plan, set_key, trial_specs
-from pretrain.base.errors import ConfigError, UserError
-from pretrain.config import flatten
+from capt.finetune.visual.config import VisualJob
+from capt.launcher import raycluster
+from capt.launcher.sweep.config import Sweep, load_sweep
+from capt.launcher.sweep.run import run_sweep
+from capt.launcher.sweep.trials import check_jobs, make_plan, set_key, trial_specs
+from capt.pretrain.base.errors import ConfigError, UserError
+from capt.pretrain.config import flatten
 
 BASE = {"studies": {"capt": {"base": "capt_tiny", "metric": "loss/mlm", "mode": "min"}}}
 
@@ -115,7 +115,7 @@ def test_overrides_reach_the_sweep_or_the_jobs(tmp_path: Path) -> None:
     sweep = load_sweep(config, given_)
     assert (sweep.sweep.dir, sweep.sweep.seeds) == (Path("there").resolve(), [7])
     assert (sweep.trial.workers, sweep.search.seed) == (2, 9)
-    plan = make_plan(sweep, "pretrain")
+    plan = make_plan(sweep, "capt.pretrain")
     job = plan.job(trial_specs(sweep, "capt")[0])
     assert (job.run.log_every, job.batch.micro, job.run.seed, job.run.threads) == (4, 16, 7, 1)
     assert (job.checkpoint.best, job.checkpoint.best_mode) == ("loss/mlm", "min")
@@ -127,7 +127,7 @@ def test_overrides_reach_the_sweep_or_the_jobs(tmp_path: Path) -> None:
 def test_files_named_for_a_sweep_take_the_place_of_the_microworld(task: str) -> None:
     """As on the command line of ``capt finetune``: the shipped jobs have a synthetic world where no file is named."""
     sweep = load_sweep(task, ["data.regions=store", "data.train=[a.json]", "data.validation=[b.json]", "model.init=x"])
-    job = make_plan(sweep, "finetune").job(trial_specs(sweep, task)[0])
+    job = make_plan(sweep, "capt.finetune").job(trial_specs(sweep, task)[0])
     assert isinstance(job, VisualJob)
     assert (job.data.source, job.data.train) == ("files", [Path("a.json")])
 
@@ -144,7 +144,7 @@ def test_what_was_resolved_can_be_read_again(tmp_path: Path) -> None:
 def test_a_trial_is_named_by_its_content(tmp_path: Path) -> None:
     def folders(*overrides: str, **parts: Any) -> set[Path]:
         sweep = load_sweep(write(tmp_path, space={"optimizer.lr": {"grid": [0.1, 0.2]}}, **parts), list(overrides))
-        plan = make_plan(sweep, "pretrain")
+        plan = make_plan(sweep, "capt.pretrain")
         return {plan.run_dir(spec) for found in check_jobs(sweep, plan).values() for spec in found}
 
     seeds = ["sweep.seeds=[1]"]

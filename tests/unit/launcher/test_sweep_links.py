@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.supervisor import processes
-from launcher.sweep.run import _refuse_links
-from launcher.sweep.trial import _trial_lock
-from launcher.sweep.trial_log import TrialLog, remove_checkpoints
-from pretrain.base.errors import ConfigError, DataError
+from capt.launcher.supervisor import processes
+from capt.launcher.sweep.run import _refuse_links
+from capt.launcher.sweep.trial import _trial_lock
+from capt.launcher.sweep.trial_log import TrialLog, remove_checkpoints
+from capt.pretrain.base.errors import ConfigError, DataError
 from tests.unit.launcher.test_sweep_records import make_plan, make_run
 
 

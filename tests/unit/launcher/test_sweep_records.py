@@ -9,15 +9,13 @@ from typing import Any
 
 import pytest
 
-from launcher.sweep import restart
-from launcher.sweep.base_jobs import check_base_jobs
-from launcher.sweep.trial_log import TrialLog, best_row
-from launcher.sweep.trial_state import TrialState, started_trials, write_spec
-from launcher.sweep.trials import StudyPlan, SweepPlan, TrialSpec
-from launcher.sweep.validation_rows import ValidationRows
-from pretrain.base.errors import ConfigError, DataError
-from pretrain.engine.metrics_file import Row
-from pretrain.report.trials_file import TrialRecord
+from capt.launcher.sweep import restart
+from capt.launcher.sweep.run import check_base_jobs
+from capt.launcher.sweep.trial_log import TrialLog, TrialState, ValidationRows, best_row, started_trials, write_spec
+from capt.launcher.sweep.trials import StudyPlan, SweepPlan, TrialSpec
+from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.engine.metrics_file import Row
+from capt.pretrain.report.sweeps import TrialRecord
 
 
 def row(step: int, **values: Any) -> str:
@@ -26,7 +24,7 @@ def row(step: int, **values: Any) -> str:
 
 def make_plan(folder: Path, mode: Any = "max", population: bool = False, seeds: tuple[int, ...] = ()) -> SweepPlan:
     study = StudyPlan("s", "accuracy", mode, {"task": {"type": "toy"}}, folder / "trials" / "s")
-    return SweepPlan(folder, folder, "pretrain", {"s": study}, 1, 1, 1, population, seeds=seeds)
+    return SweepPlan(folder, folder, "capt.pretrain", {"s": study}, 1, 1, 1, population, seeds=seeds)
 
 
 def make_run(plan: SweepPlan, seed: int, *values: float, lr: float = 0.1) -> TrialSpec:
@@ -199,7 +197,7 @@ def test_a_trial_log_whose_last_line_is_torn(tmp_path: Path) -> None:
 def test_a_resume_with_other_keys_is_refused(tmp_path: Path) -> None:
     def plan(name: str = "s", metric: str = "accuracy", **base: Any) -> SweepPlan:
         study = StudyPlan(name, metric, "max", {"optimizer": {"lr": 0.1}, **base}, tmp_path / "trials" / name)
-        return SweepPlan(tmp_path, tmp_path, "pretrain", {name: study}, 1, 1, 1, False)
+        return SweepPlan(tmp_path, tmp_path, "capt.pretrain", {name: study}, 1, 1, 1, False)
 
     check_base_jobs(plan())
     check_base_jobs(plan())

@@ -8,9 +8,9 @@ import pickle
 import pytest
 from rich.console import Console
 
-from launcher.sweep.table import ProgressTable
-from launcher.sweep.trials import TrialSpec
-from pretrain.report.trials_file import State, TrialRecord
+from capt.launcher.sweep.table import ProgressTable
+from capt.launcher.sweep.trials import TrialSpec
+from capt.pretrain.report.sweeps import State, TrialRecord
 
 FIRST, SECOND = (TrialSpec("rte", {"optimizer.lr": rate}, 1) for rate in (1e-5, 2e-5))
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends import torchrun
-from launcher.plan import Launch, Options
-from pretrain.base.errors import ConfigError
-from pretrain.config.load import load_job
+from capt.launcher.backends import torchrun
+from capt.launcher.plan import Launch, Options
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config.load import load_job
 from tests.support import free_port
 
 ROOT = Path(__file__).parents[3]
@@ -29,9 +29,9 @@ time.sleep(60)
 DRIVER = """
 import sys
 from pathlib import Path
-from launcher.backends import torchrun
-from launcher.plan import Launch, Options
-from pretrain.config.load import load_job
+from capt.launcher.backends import torchrun
+from capt.launcher.plan import Launch, Options
+from capt.pretrain.config.load import load_job
 launch = Launch("slow_job", (), load_job("capt_tiny", ["run.dir=run"]), Options(nproc=2, master_port=int(sys.argv[1])))
 Path("run").mkdir()
 sys.exit(torchrun.start(launch, torchrun.plan(launch)).code)
@@ -39,7 +39,7 @@ sys.exit(torchrun.start(launch, torchrun.plan(launch)).code)
 
 
 def launch(**options: object) -> Launch:
-    return Launch("pretrain", ("capt_tiny", "a.b=c d"), load_job("capt_tiny"), Options(**options))  # type: ignore[arg-type]
+    return Launch("capt.pretrain", ("capt_tiny", "a.b=c d"), load_job("capt_tiny"), Options(**options))  # type: ignore[arg-type]
 
 
 def test_one_host() -> None:
@@ -48,7 +48,7 @@ def test_one_host() -> None:
     assert (plan.world, plan.blocked_reason) == (4, "")
     text = str(command)
     assert "--nnodes 1 --node-rank 0 --nproc-per-node 4 --master-addr 127.0.0.1 --master-port 29500" in text
-    assert text.endswith("-m pretrain capt_tiny 'a.b=c d'")
+    assert text.endswith("-m capt.pretrain capt_tiny 'a.b=c d'")
 
 
 def test_several_hosts_are_shown_but_not_started(tmp_path: Path) -> None:

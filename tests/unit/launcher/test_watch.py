@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.launch_files import LaunchFiles
-from launcher.watch import StatusWatch
-from pretrain.base.errors import ConfigError
-from pretrain.base.locks import file_lock
-from pretrain.engine.run_folder import LOCK, Status, check_is_free, read_status
+from capt.launcher.plan import LaunchFiles
+from capt.launcher.watch import StatusWatch
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.locks import file_lock
+from capt.pretrain.engine.run_folder import LOCK, Status, check_is_free, read_status
 
 
 def write_status(folder: Path, **status: object) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pretrain.models.capt import CaptModel
-from pretrain.models.config import RobertaConfig
+from capt.pretrain.models.capt import CaptModel
+from capt.pretrain.models.config import RobertaConfig
 
 VOCABULARY, LENGTH = 97, 13
 

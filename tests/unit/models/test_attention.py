@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pretrain.models import attention
-from pretrain.models.attention import SelfAttention, attend
+from capt.pretrain.models import layers
+from capt.pretrain.models.layers import SelfAttention, attend
 from tests.unit.models.support import small_config
 
 B, HEADS, QUERIES, KEYS, SIZE = 3, 2, 4, 7, 5
@@ -37,7 +37,7 @@ def test_dropped_attention_is_the_formula(
     qkv: tuple[Tensor, Tensor, Tensor], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep = (torch.rand(B * HEADS, QUERIES, KEYS, generator=torch.Generator().manual_seed(2)) > 0.3).double()
-    monkeypatch.setattr(attention, "keep_mask", lambda shape, p, dtype: (keep.view(shape).clone(), 1 / 0.7))
+    monkeypatch.setattr(layers, "keep_mask", lambda shape, p, dtype: (keep.view(shape).clone(), 1 / 0.7))
     mask = _mask(kind)
 
     q, k, v = qkv

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pretrain.base.errors import CheckpointError
-from pretrain.models.build import build_model, load_weights
-from pretrain.models.hf_map import HEAD, from_hf, to_hf
+from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.models.capt import build_model, load_weights
+from capt.pretrain.models.hf_map import HEAD, from_hf, to_hf
 from tests.unit.models.support import small_config, small_model
 
 WORD = "encoder.embeddings.word.weight"

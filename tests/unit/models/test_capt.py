@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pretrain.models.pooling import take_rows
+from capt.pretrain.models.heads import take_rows
 from tests.unit.models.support import assert_same, batch, gradients, small_model
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pretrain.models.dropout import dropout
+from capt.pretrain.models.layers import dropout
 from tests.support import run_ranks
 from tests.unit.models.support import assert_same, small_model, train_step
 

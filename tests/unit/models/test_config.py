@@ -6,9 +6,9 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from pretrain.base.errors import CheckpointError, ConfigError
-from pretrain.models.capt import CaptModel
-from pretrain.models.config import RobertaConfig
+from capt.pretrain.base.errors import CheckpointError, ConfigError
+from capt.pretrain.models.capt import CaptModel
+from capt.pretrain.models.config import RobertaConfig
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_init_brings_the_sizes_that_are_not_given() -> None:
 
 
 def test_imports_no_torch() -> None:
-    code = "import sys, pretrain.models.config, pretrain.models.flops; sys.exit('torch' in sys.modules)"
+    code = "import sys, capt.pretrain.models.config, capt.pretrain.models.flops; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

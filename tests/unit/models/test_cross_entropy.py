@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pretrain.models import cross_entropy
-from pretrain.models.cross_entropy import masked_cross_entropy
+from capt.pretrain.models import cross_entropy
+from capt.pretrain.models.cross_entropy import masked_cross_entropy
 
 ROWS, CLASSES, H = 11, 53, 8
 

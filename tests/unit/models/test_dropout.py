@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pretrain.models.dropout import dropout, keep_mask
+from capt.pretrain.models.layers import dropout, keep_mask
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.013])

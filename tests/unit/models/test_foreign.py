@@ -11,13 +11,13 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor
 
-from pretrain.base.errors import ConfigError, DataError
-from pretrain.models.capt import CaptModel
-from pretrain.models.config import RobertaConfig
-from pretrain.models.foreign.build import build_encoder, load_encoder
-from pretrain.models.foreign.families import FAMILIES
-from pretrain.models.foreign.read import read_encoder
-from pretrain.models.pooling import take_rows
+from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.models.capt import CaptModel
+from capt.pretrain.models.config import RobertaConfig
+from capt.pretrain.models.foreign.encoder import build_encoder, load_encoder
+from capt.pretrain.models.foreign.families import FAMILIES
+from capt.pretrain.models.foreign.read import read_encoder
+from capt.pretrain.models.heads import take_rows
 from tests.finetune import write_encoder
 
 FAMILY_CLASSES: dict[str, dict[str, Any]] = {

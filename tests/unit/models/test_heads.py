@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pretrain.models.heads import AggregationHead, MLMHead
+from capt.pretrain.models.heads import AggregationHead, MLMHead
 from tests.unit.models.support import VOCABULARY
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pretrain.base.errors import CheckpointError
-from pretrain.models.hf_folder import read_config, read_json, read_tensors
+from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.models.hf_folder import read_config, read_json, read_tensors
 
 GOOD = {"model_type": "roberta", "hidden_size": 8, "hidden_act": "gelu", "id2label": {"0": "x"}}
 

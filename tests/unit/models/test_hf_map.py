@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pretrain.base.errors import CheckpointError
-from pretrain.models.hf_map import HEAD, TIED, from_hf, parameter_names, to_hf
+from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.models.hf_map import HEAD, TIED, from_hf, parameter_names, to_hf
 from tests.unit.models.support import small_model
 
 WORD, DECODER = "roberta.embeddings.word_embeddings.weight", "lm_head.decoder.weight"

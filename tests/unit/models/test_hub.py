@@ -9,8 +9,8 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
-from pretrain.base.errors import CheckpointError
-from pretrain.models.hub import hub_id, local_folder, origin, source_path
+from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.models.hf_config import hub_id, local_folder, origin, source_path
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from pretrain.base.errors import DataError
-from pretrain.models import attention, layers
-from pretrain.models.capt import CaptModel
-from pretrain.models.pooling import take_rows
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.models import layers
+from capt.pretrain.models.capt import CaptModel
+from capt.pretrain.models.heads import take_rows
 from tests.unit.models.support import LENGTH, assert_same, batch, gradients, small_model, train_step
 
 DOCUMENTS = torch.tensor([[0] * 4 + [1] * 5 + [2] * 4] * 5)
@@ -86,10 +86,10 @@ def test_attention_by_runs_equals_the_mask(
     documents = DOCUMENTS.masked_fill(tokens == 1, -1) if padded else DOCUMENTS
     runs = int((documents.diff(dim=1) != 0).sum()) + len(documents)
     results, taken = [], []
-    within = attention.attend_within
-    monkeypatch.setattr(attention, "attend_within", lambda *args: taken.append(1) or within(*args))
+    within = layers.attend_within
+    monkeypatch.setattr(layers, "attend_within", lambda *args: taken.append(1) or within(*args))
     for by_runs in (False, True):
-        monkeypatch.setattr(attention, "prefers_runs", lambda x, by_runs=by_runs: by_runs)
+        monkeypatch.setattr(layers, "prefers_runs", lambda x, by_runs=by_runs: by_runs)
         dtype = torch.float32 if autocast else torch.float64
         model = small_model(dtype=dtype, dropout=0.0, attention_dropout=0.0, **fields).train()
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
@@ -102,7 +102,7 @@ def test_attention_by_runs_equals_the_mask(
 
 def test_runs_are_those_of_the_documents() -> None:
     documents = torch.tensor([[0, 0, 1, 1, -1], [0, 0, 0, 0, 0], [0, 1, 1, 2, 2]])
-    runs = attention.document_runs(documents, 7)
+    runs = layers.document_runs(documents, 7)
     assert runs.offsets.tolist() == [0, 2, 4, 5, 10, 11, 13, 15]
     assert runs.longest == 5
 

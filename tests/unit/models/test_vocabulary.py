@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from pretrain.models.build import unpadded
-from pretrain.models.capt import CaptModel
-from pretrain.models.vocabulary import TABLES, with_rows
+from capt.pretrain.models.capt import CaptModel, unpadded
+from capt.pretrain.models.heads import TABLES, with_rows
 from tests.unit.models.support import VOCABULARY, assert_same, batch, small_config, small_model
 
 ROWS = 128

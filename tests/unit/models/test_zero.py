@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pretrain.models.capt import CaptModel
+from capt.pretrain.models.capt import CaptModel
 from tests.support import run_ranks
 from tests.unit.models.support import batch, small_model
 
@@ -25,7 +25,7 @@ def _model(checkpointing: str) -> CaptModel:
 def _train(stage: int, checkpointing: str) -> tuple[list[float], float]:
     import deepspeed
 
-    import pretrain.engine.engines.deepspeed  # noqa: F401 (which keeps DeepSpeed from compiling an operator first)
+    import capt.pretrain.engine.engines.deepspeed  # noqa: F401 (which keeps DeepSpeed from compiling an operator first)
 
     module = _model(checkpointing)
     engine, *_ = deepspeed.initialize(

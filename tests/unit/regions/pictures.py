@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pretrain.regions.picture import Labels, Picture
+from capt.pretrain.regions.picture import Labels, Picture
 
 
 def random_pictures(

@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pretrain.base.errors import DataError
-from pretrain.regions import block_writer, tsv_import
-from pretrain.regions.importing import import_regions
-from pretrain.regions.picture import Picture
-from pretrain.regions.store import RegionStore
-from pretrain.regions.tsv import encode
-from pretrain.regions.writer import write_store
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.regions import tsv_import, writer
+from capt.pretrain.regions.importing import import_regions
+from capt.pretrain.regions.picture import Picture
+from capt.pretrain.regions.store import RegionStore
+from capt.pretrain.regions.tsv import encode
+from capt.pretrain.regions.writer import write_store
 from tests.unit.regions.pictures import random_pictures
 
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_writer, "_ROWS", 5)
+    monkeypatch.setattr(writer, "_ROWS", 5)
     monkeypatch.setattr(tsv_import, "_SYNC_SECONDS", 0.0)
 
 
@@ -85,9 +85,9 @@ def test_an_import_that_was_killed_goes_on(tmp_path: Path, step: int, monkeypatc
     assert process.exitcode == -signal.SIGKILL
     assert not (tmp_path / "store").exists()
     written: list[int] = []
-    write = block_writer.BlockWriter.__call__
+    write = writer.BlockWriter.__call__
     monkeypatch.setattr(
-        block_writer.BlockWriter, "__call__", lambda self, block: (written.append(block.number), write(self, block))[1]
+        writer.BlockWriter, "__call__", lambda self, block: (written.append(block.number), write(self, block))[1]
     )
     steps: list[tuple[int, int]] = []
     import_regions(tmp_path / "store", paths, workers=1, progress=lambda *step: steps.append(step))

@@ -13,13 +13,13 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from launcher.cli import app
-from pretrain.base.errors import ConfigError, DataError
-from pretrain.regions.class_names import ClassNames
-from pretrain.regions.nlvr1 import scene_name
-from pretrain.regions.store import RegionStore
-from pretrain.regions.summary import describe
-from pretrain.regions.tsv import encode
+from capt.launcher.cli import app
+from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.regions.class_names import ClassNames
+from capt.pretrain.regions.nlvr1 import scene_name
+from capt.pretrain.regions.store import RegionStore
+from capt.pretrain.regions.summary import describe
+from capt.pretrain.regions.tsv import encode
 from tests.unit.regions.pictures import random_pictures
 from tests.unit.regions.test_nlvr1 import ROW
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pretrain.base.errors import DataError
-from pretrain.regions.nlvr1 import COLOURS, COLUMNS, SHAPES, read_scenes, scene_name
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.regions.nlvr1 import COLOURS, COLUMNS, SHAPES, read_scenes, scene_name
 
 ROW: dict[str, Any] = {
     "sentence": "There is a circle.",

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pretrain.base.errors import DataError
-from pretrain.regions.picture import Labels, Picture
-from pretrain.regions.tsv import FIELDS, decode, encode, parse_row
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.regions.picture import Labels, Picture
+from capt.pretrain.regions.tsv import FIELDS, decode, encode, parse_row
 from tests.unit.regions.pictures import random_pictures
 
 

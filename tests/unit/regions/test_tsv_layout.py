@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pretrain.base.errors import DataError
-from pretrain.regions.importing import import_regions
-from pretrain.regions.picture import Picture
-from pretrain.regions.store import RegionStore
-from pretrain.regions.tsv import FIELDS, Layout, decode, encode, parse_row
-from pretrain.regions.tsv_layout import FileType, told_layout
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.regions.importing import import_regions
+from capt.pretrain.regions.picture import Picture
+from capt.pretrain.regions.store import RegionStore
+from capt.pretrain.regions.tsv import FIELDS, Layout, decode, encode, parse_row
+from capt.pretrain.regions.tsv_layout import FileType, told_layout
 from tests.unit.regions.pictures import random_pictures
 
 BOTTOM_UP = ("img_id", "img_w", "img_h", "num_boxes", "boxes", "features")

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pretrain.base.errors import DataError
-from pretrain.regions.picture import Labels, Picture
-from pretrain.regions.store import RegionStore
-from pretrain.regions.writer import write_store
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.regions.picture import Labels, Picture
+from capt.pretrain.regions.store import RegionStore
+from capt.pretrain.regions.writer import write_store
 from tests.unit.regions.pictures import random_pictures
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pretrain.reliability import checksums as module
-from pretrain.reliability.checksums import checksums
+from capt.pretrain.reliability import replicas as module
+from capt.pretrain.reliability.replicas import checksums
 
 
 def _literal(data: bytes) -> int:

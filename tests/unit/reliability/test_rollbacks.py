@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.base.errors import ConfigError
-from pretrain.reliability.rollbacks import FILE, Rollback, note_rollback, read_rollbacks, resume_behind
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.reliability.rollbacks import FILE, Rollback, note_rollback, read_rollbacks, resume_behind
 
 
 @pytest.mark.parametrize(

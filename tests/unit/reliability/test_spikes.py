@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from pretrain.engine.checkpoint.manifest import SpikeState
-from pretrain.reliability.spike_watch import ENOUGH, WINDOW, Spike, SpikeWatch, limit
+from capt.pretrain.engine.checkpoint.layout import SpikeState
+from capt.pretrain.reliability.spikes import ENOUGH, WINDOW, Spike, SpikeWatch, limit
 
 STEPS = 1200
 Noise = Callable[[np.random.Generator, int], np.ndarray]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from markdown_it import MarkdownIt
 
-from pretrain.report.document import (
+from capt.pretrain.report.document import (
     Drawing,
     ReportFigure,
     ReportSection,

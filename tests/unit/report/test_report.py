@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import yaml
 
-from pretrain.base.errors import ConfigError, DataError
-from pretrain.config import flatten
-from pretrain.engine.judgement import direction
-from pretrain.report import report
-from pretrain.report.compare import compare
-from pretrain.report.plots import figure_keys, smooth
-from pretrain.report.runs import read_run
+from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.config import flatten
+from capt.pretrain.engine.judgement import direction
+from capt.pretrain.report import report
+from capt.pretrain.report.compare import compare
+from capt.pretrain.report.plots import figure_keys, smooth
+from capt.pretrain.report.runs import read_run
 
 
 def row(step: int, **values: Any) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def write_run(
     return folder
 
 
-SCRIPT = (files("pretrain.report") / "page.js").read_text()
+SCRIPT = (files("capt.pretrain.report") / "page.js").read_text()
 
 
 class Page(HTMLParser):

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from pretrain.base.errors import DataError
-from pretrain.report import report
-from pretrain.report.sweep_page import format_number
-from pretrain.report.sweep_plots import Curves, read_curves
-from pretrain.report.sweeps import TRIALS, Study, comparable, is_sweep, read_sweep
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.report import report
+from capt.pretrain.report.sweep_page import format_number
+from capt.pretrain.report.sweep_plots import Curves, read_curves
+from capt.pretrain.report.sweeps import TRIALS, Study, comparable, is_sweep, read_sweep
 from tests.sweep_folders import add_trial, write_sweep
 from tests.unit.report.test_report import Page, write_run
 
@@ -214,15 +214,15 @@ def test_the_tasks_own_sections_are_added(tmp_path: Path, monkeypatch: pytest.Mo
     package = tmp_path / "package/glimmer"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
-    (package / "config.py").write_text("from pretrain.config.schema import Job as JOB\n")
+    (package / "config.py").write_text("from capt.pretrain.config.schema import Job as JOB\n")
     (package / "report.py").write_text(
-        "from pretrain.report.document import ReportSection, Table\n"
+        "from capt.pretrain.report.document import ReportSection, Table\n"
         "def sections(sweeps):\n"
         "    table = Table(['who'], [[sweeps[0].name]])\n"
         "    return [ReportSection('Glimmers', tables=[table], data={'glimmers': 3})]\n"
     )
     monkeypatch.syspath_prepend(str(package.parent))
-    monkeypatch.setitem(__import__("pretrain.registry").registry.TASKS, "glimmer", "glimmer")
+    monkeypatch.setitem(__import__("capt.pretrain.registry").registry.TASKS, "glimmer", "glimmer")
     sweep = write_sweep(tmp_path / "sweep", [1])
     add_trial(sweep, "one", {}, 1, [0.5], config={"task": {"type": "glimmer"}})
     assert "Glimmers" in Page(report([sweep], tmp_path / "out")).text

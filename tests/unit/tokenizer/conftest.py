@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from capt.tokenizer.train import train
 from tests.unit.tokenizer.corpus import docstrings
-from tokenizer.train import train
 
 
 @pytest.fixture(scope="session", params=["unigram", "bpe"])

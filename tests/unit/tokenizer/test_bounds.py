@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from pretrain.base.errors import DataError
-from tokenizer.bounds import rust_errors
-from tokenizer.encode import load_tokenizer
+from capt.pretrain.base.errors import DataError
+from capt.tokenizer.classes import rust_errors
+from capt.tokenizer.encode import load_tokenizer
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 TWICE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from pretrain.base.errors import DataError
+from capt.pretrain.base.errors import DataError
+from capt.tokenizer import encode
+from capt.tokenizer.check import TRICKY
+from capt.tokenizer.encode import load_tokenizer
+from capt.tokenizer.special import SpecialIds
+from capt.tokenizer.train import train
 from tests.unit.tokenizer.corpus import DATA, docstrings, lines, realdata
-from tokenizer import encode
-from tokenizer.check import TRICKY
-from tokenizer.encode import load_tokenizer
-from tokenizer.special import SpecialIds
-from tokenizer.train import train
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "mask", "[", "]", "un", "##able", "able", "naive", "the", "##s"]
 
@@ -231,7 +231,7 @@ def test_no_folder(tmp_path: Path) -> None:
 FORKED = """
 import os, sys
 from pathlib import Path
-from tokenizer.encode import load_tokenizer
+from capt.tokenizer.encode import load_tokenizer
 tokenizer = load_tokenizer(Path(sys.argv[1]))
 texts = ["some text to encode"] * 2000
 before = tokenizer.encode_batch(texts)
@@ -254,7 +254,7 @@ def test_a_forked_process_encodes(trained: Path, parallelism: dict[str, str]) ->
 
 
 @pytest.mark.parametrize(
-    "module", ["tokenizer", "pretrain.base.errors", "pretrain.base.atomic", "pretrain.base.text_lines"]
+    "module", ["tokenizer", "capt.pretrain.base.errors", "capt.pretrain.base.atomic", "capt.pretrain.base.files"]
 )
 def test_light_imports(module: str) -> None:
     code = f"import sys, {module}; print(*{{'torch', 'numpy', 'tokenizers', 'sentencepiece'}} & set(sys.modules))"
@@ -264,7 +264,7 @@ def test_light_imports(module: str) -> None:
 
 
 def test_no_torch() -> None:
-    code = "import sys, tokenizer.train, tokenizer.check; print({'torch', 'transformers'} & set(sys.modules))"
+    code = "import sys, capt.tokenizer.train, capt.tokenizer.check; print({'torch', 'transformers'} & set(sys.modules))"
     root = str(Path(__file__).parents[3])
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -9,13 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
-from pretrain.base.errors import DataError
+from capt.pretrain.base.errors import DataError
+from capt.tokenizer.check import LINES, TRICKY
+from capt.tokenizer.encode import TextTokenizer, load_tokenizer
+from capt.tokenizer.export import export
+from capt.tokenizer.special import SpecialIds
+from capt.tokenizer.train import train
 from tests.unit.tokenizer.corpus import lines
-from tokenizer.check import LINES, TRICKY
-from tokenizer.encode import TextTokenizer, load_tokenizer
-from tokenizer.export import export
-from tokenizer.special import SpecialIds
-from tokenizer.train import train
 
 
 def foreign(path: Path, **options: Any) -> Path:
@@ -124,7 +124,7 @@ def test_models_without_a_counterpart(tmp_path: Path, options: dict[str, Any], m
 
 def test_merges_in_another_order_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = foreign(tmp_path / "m.model", model_type="bpe", pad_id=3, control_symbols=["<mask>"])
-    monkeypatch.setattr("tokenizer.pieces.sorted", lambda merges: sorted(merges, reverse=True), raising=False)
+    monkeypatch.setattr("capt.tokenizer.pieces.sorted", lambda merges: sorted(merges, reverse=True), raising=False)
     with pytest.raises(DataError, match="does not tokenize like SentencePiece"):
         export(model, tmp_path / "out", texts=lines())
     assert [p.name for p in tmp_path.iterdir()] == ["m.model"]

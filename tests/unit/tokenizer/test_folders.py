@@ -11,9 +11,9 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
-from pretrain.base.errors import DataError
+from capt.pretrain.base.errors import DataError
+from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 from tests.fuzz.harness import inputs
-from tokenizer.encode import TextTokenizer, load_tokenizer
 
 LETTERS = [chr(c) for c in range(ord("a"), ord("z") + 1)]
 WORD_PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *("##" + c for c in LETTERS), "é", "##é", "東",

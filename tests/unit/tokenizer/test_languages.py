@@ -18,14 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from pretrain.base.errors import DataError, UserError
-from pretrain.models.tokenizer import Normalization as ConfiguredNormalization
-from tokenizer.check import check_with_transformers
-from tokenizer.encode import load_tokenizer
-from tokenizer.export import export
-from tokenizer.pieces import unicode_steps
-from tokenizer.special import resolve_special_ids
-from tokenizer.train import Normalization, _normalizer_spec, train
+from capt.pretrain.base.errors import DataError, UserError
+from capt.pretrain.models.tokenizer import Normalization as ConfiguredNormalization
+from capt.tokenizer.check import check_with_transformers
+from capt.tokenizer.encode import load_tokenizer
+from capt.tokenizer.export import export
+from capt.tokenizer.pieces import unicode_steps
+from capt.tokenizer.special import resolve_special_ids
+from capt.tokenizer.train import Normalization, _normalizer_spec, train
 
 FEW = ["ar", "bn", "fa", "he", "hi", "kn", "th", "vi"]
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]

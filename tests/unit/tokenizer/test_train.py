@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from sentencepiece import SentencePieceProcessor
 
-from pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.base.errors import ConfigError, DataError
+from capt.tokenizer import train as module
+from capt.tokenizer.encode import load_tokenizer
+from capt.tokenizer.special import SpecialIds
+from capt.tokenizer.train import _cut, train
 from tests.unit.tokenizer.corpus import docstrings
-from tokenizer import train as module
-from tokenizer.encode import load_tokenizer
-from tokenizer.special import SpecialIds
-from tokenizer.train import _cut, train
 
 SMALL = docstrings()[:400]
 
@@ -152,7 +152,7 @@ def test_a_folder_in_use_is_left_alone(tmp_path: Path, trained: Path) -> None:
 
 
 def test_an_export_that_differs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenizer.pieces.NEVER_IN_TEXT", 0.0)  # control pieces now match text, in the export only
+    monkeypatch.setattr("capt.tokenizer.pieces.NEVER_IN_TEXT", 0.0)  # control pieces now match text, in the export only
     with pytest.raises(
         DataError, match=r"does not tokenize like SentencePiece, so nothing was written: \d of 2021 lines"
     ):

@@ -11,16 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain.base.errors import DataError
-from pretrain.config.load import job_from_mapping
-from pretrain.config.loader import LoaderSection
-from pretrain.data.sampler import Sampler, micro_batches
-from pretrain.engine.loading import training_batches
-from pretrain.vision_language.batch import PairBatch
-from pretrain.vision_language.batches import Assembler
-from pretrain.vision_language.pairs import EncodedPairs, write_pairs
-from pretrain.vision_language.prepare import Prepared, prepare
-from pretrain.vision_language.sections import ObjectivesSection, PairContrastSection
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.config.schema import LoaderSection
+from capt.pretrain.data.sampler import Sampler, micro_batches
+from capt.pretrain.engine.loading import training_batches
+from capt.pretrain.vision_language.batches import Assembler, PairBatch
+from capt.pretrain.vision_language.pairs import EncodedPairs, write_pairs
+from capt.pretrain.vision_language.prepare import Prepared, prepare
+from capt.pretrain.vision_language.sections import ObjectivesSection, PairContrastSection
 from tests.vision_language import vision_language_mapping
 
 LENGTH = 12

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pretrain.base.errors import ConfigError, DataError, UserError
-from pretrain.config.load import job_from_mapping
-from pretrain.vision_language import prepare as prepare_module
-from pretrain.vision_language.config import VisionLanguageJob
-from pretrain.vision_language.prepare import prepare
+from capt.pretrain.base.errors import ConfigError, DataError, UserError
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.vision_language import prepare as prepare_module
+from capt.pretrain.vision_language.config import VisionLanguageJob
+from capt.pretrain.vision_language.prepare import prepare
+from capt.tokenizer.encode import TextTokenizer
 from tests.vision_language import CLASSES, COLOURS, FEATURES, vision_language_mapping, write_small_store
-from tokenizer.encode import TextTokenizer
 
 
 def _job(folder: Path, **changes: Any) -> VisionLanguageJob:

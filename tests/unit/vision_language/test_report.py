@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from pretrain.report import report
+from capt.pretrain.report import report
 from tests.unit.report.test_report import write_run
 
 

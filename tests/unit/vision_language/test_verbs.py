@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from pretrain.base.errors import CheckpointError, ConfigError, DataError
-from pretrain.config.load import job_from_mapping
-from pretrain.contrast.metrics import contrast_metrics, noise_invariance
-from pretrain.convert.evaluations import sections_of
-from pretrain.engine.run import run_job
-from pretrain.regions.picture import Labels
-from pretrain.regions.writer import write_store
-from pretrain.vision_language.batches import Assembler
-from pretrain.vision_language.evaluate import as_text, command, evaluate
-from pretrain.vision_language.export import command as export
-from pretrain.vision_language.prepare import prepare, vocabulary_of
-from pretrain.vision_language.restore import load_model, read_answers
+from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.contrast.metrics import contrast_metrics, noise_invariance
+from capt.pretrain.convert.card import sections_of
+from capt.pretrain.engine.run import run_job
+from capt.pretrain.regions.picture import Labels
+from capt.pretrain.regions.writer import write_store
+from capt.pretrain.vision_language.batches import Assembler
+from capt.pretrain.vision_language.evaluate import as_text, command, evaluate
+from capt.pretrain.vision_language.export import command as export
+from capt.pretrain.vision_language.prepare import prepare, vocabulary_of
+from capt.pretrain.vision_language.restore import load_model, read_answers
 from tests.support import run_ranks
 from tests.vision_language import make_pictures, vision_language_mapping, write_sentences, write_small_store
 

@@ -13,14 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain.base.errors import DataError
-from pretrain.embeddings.config import DataSection
-from pretrain.embeddings.data import corpus as module
-from pretrain.embeddings.data.corpus import EncodedCorpus, open_corpus, split_punctuation
-from pretrain.embeddings.similarity_sets import read_set
-from pretrain.embeddings.vectors.read import read_vectors
-from pretrain.embeddings.vectors.word_vectors import WordVectors
-from pretrain.embeddings.vectors.write import write_vectors
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.embeddings.config import DataSection
+from capt.pretrain.embeddings.data import corpus as module
+from capt.pretrain.embeddings.data.corpus import EncodedCorpus, open_corpus, split_punctuation
+from capt.pretrain.embeddings.similarity import read_set
+from capt.pretrain.embeddings.vectors.files import read_vectors
+from capt.pretrain.embeddings.vectors.word_vectors import WordVectors, write_vectors
 from tests.embeddings import write_text
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pretrain.base.randomness import generator_for
-from pretrain.embeddings.config import SEGMENT
-from pretrain.embeddings.data.corpus import open_corpus
-from pretrain.embeddings.data.positives import SegmentReader, Segments
+from capt.pretrain.base.randomness import generator_for
+from capt.pretrain.embeddings.config import SEGMENT
+from capt.pretrain.embeddings.data.corpus import open_corpus
+from capt.pretrain.embeddings.data.positives import SegmentReader, Segments
 from tests.embeddings import small_job
 
 

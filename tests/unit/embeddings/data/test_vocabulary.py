@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pretrain.base.errors import DataError
-from pretrain.embeddings.data.vocabulary import Vocabulary
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.embeddings.data.corpus import Vocabulary
 
 COUNTS = {"b": 7, "a": 7, "rare": 1, "the": 100, "ä": 5}
 

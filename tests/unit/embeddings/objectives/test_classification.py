@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from pretrain.embeddings.objectives.classification import classification_loss, mixture_log_density, nce_logits
+from capt.pretrain.embeddings.objectives import classification_loss, mixture_log_density, nce_logits
 
 
 def _literal(

@@ -7,9 +7,8 @@ import itertools
 import pytest
 import torch
 
-from pretrain.embeddings.objectives.margin import augmented, margin_loss
-from pretrain.embeddings.sampler.reinforce import score_gradient
-from pretrain.embeddings.sampler.reward import rewards_of
+from capt.pretrain.embeddings.objectives import augmented, margin_loss
+from capt.pretrain.embeddings.sampler.reinforce import rewards_of, score_gradient
 
 LENGTH = 4
 OUTPUTS = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=LENGTH)), dtype=torch.float64)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from pretrain.embeddings.objectives.weights import self_adversarial_weights
+from capt.pretrain.embeddings.objectives import self_adversarial_weights
 
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0, 4.0])

@@ -9,13 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from pretrain.embeddings.sampler.reinforce import (
+from capt.pretrain.embeddings.sampler.reinforce import (
+    RewardStatistics,
     entropy_rewards,
     fixed_score_gradient,
     importance_weights,
+    leave_one_out_mean,
+    rewards_of,
     score_gradient,
 )
-from pretrain.embeddings.sampler.reward import RewardStatistics, leave_one_out_mean, rewards_of
 
 WORDS, DIM, DRAWS, CENTRES, ROUNDS = 6, 3, 3, 2_000, 100
 SHARE = torch.tensor([0.7, 0.3], dtype=torch.float64)

@@ -8,8 +8,8 @@ import itertools
 import pytest
 import torch
 
-from pretrain.embeddings.sampler import softmax
-from pretrain.embeddings.sampler.false_negatives import is_neighbour
+from capt.pretrain.embeddings.sampler import softmax
+from capt.pretrain.embeddings.sampler.reinforce import is_neighbour
 
 
 @pytest.mark.parametrize("vocabulary", [1, 6, 128, 300])

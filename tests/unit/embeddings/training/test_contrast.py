@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pretrain.embeddings.config import EmbeddingJob
-from pretrain.embeddings.training.contrast import (
+from capt.pretrain.embeddings.config import EmbeddingJob
+from capt.pretrain.embeddings.training.policy import (
     Scores,
     curvatures,
     discriminator_loss,

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch.nn.functional import logsigmoid
 
-from pretrain.embeddings.data.corpus import open_corpus
-from pretrain.embeddings.data.positives import SegmentReader, Segments
-from pretrain.embeddings.tables import LONGEST, EmbeddingTables
-from pretrain.embeddings.training.adversarial import Adversarial
-from pretrain.embeddings.training.skipgram import SkipGram
-from pretrain.engine.engines.local import LocalEngine
-from pretrain.engine.optim.settings import ModuleOptimizer
+from capt.pretrain.embeddings.data.corpus import open_corpus
+from capt.pretrain.embeddings.data.positives import SegmentReader, Segments
+from capt.pretrain.embeddings.tables import LONGEST, EmbeddingTables
+from capt.pretrain.embeddings.training.adversarial import Adversarial
+from capt.pretrain.embeddings.training.skipgram import SkipGram
+from capt.pretrain.engine.engines.local import LocalEngine
+from capt.pretrain.engine.optim.settings import ModuleOptimizer
 from tests.embeddings import small_job
 
 

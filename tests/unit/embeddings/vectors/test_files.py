@@ -15,11 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pretrain.base.errors import DataError
-from pretrain.embeddings.vectors.layout import Layout, find_layout
-from pretrain.embeddings.vectors.read import read_vectors, stream_vectors
-from pretrain.embeddings.vectors.word_vectors import WordVectors
-from pretrain.embeddings.vectors.write import Form, write_vectors
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.embeddings.vectors.files import Layout, find_layout, read_vectors, stream_vectors
+from capt.pretrain.embeddings.vectors.word_vectors import Form, WordVectors, write_vectors
 
 WORDS = ("the", "café", "nan", "1980", "\u00a0half")
 ROWS = np.array([[0.1, -2, 3e-9], [1, 0, 0], [7.5, 1e30, -1e-30], [0, 0, 0], [1.5, -1.5, 2]], dtype=np.float32)

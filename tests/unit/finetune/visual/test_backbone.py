@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from finetune.visual.backbone import TRUTHS, Backbone, start_from
-from finetune.visual.module import PictureClassifier
-from pretrain.base.errors import CheckpointError
-from pretrain.models.lxmert.config import LxmertConfig
-from pretrain.models.lxmert.model import LxmertModel
-from pretrain.regions.store import RegionStore
-from pretrain.vision_language.features import FeatureKind, read_features, require_features
+from capt.finetune.visual.backbone import TRUTHS, Backbone, start_from
+from capt.finetune.visual.module import PictureClassifier
+from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.models.lxmert.config import LxmertConfig
+from capt.pretrain.models.lxmert.model import LxmertModel
+from capt.pretrain.regions.store import RegionStore
+from capt.pretrain.vision_language.features import FeatureKind, read_features, require_features
+from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 from tests.vision_language import write_small_store
 from tests.visual import ENCODER, write_words
-from tokenizer.encode import TextTokenizer, load_tokenizer
 
 _SIZES = {"vocab_size": 40, "pad_id": 1, "feature_size": 7, "object_classes": 3, "attribute_classes": 2}
 _BEFORE = ("Yes", "no", "the dog", "dog", "three", "gray")

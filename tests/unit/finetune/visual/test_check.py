@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from finetune.visual.check import check_predictions
-from launcher.cli import main
-from pretrain.base.errors import DataError
+from capt.finetune.visual.predictions import check_predictions
+from capt.launcher.cli import main
+from capt.pretrain.base.errors import DataError
 from tests.unit.vision_language.data import forms
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from finetune.visual.config import TASKS, VisualData, VisualJob
-from finetune.visual.data import (
+from capt.finetune.visual.config import TASKS, VisualData, VisualJob
+from capt.finetune.visual.data import (
     Splits,
     answer_table,
     data_digest,
@@ -19,11 +19,11 @@ from finetune.visual.data import (
     split_off,
     without_missing,
 )
-from finetune.visual.task import VisualFineTuning
-from pretrain.base.errors import ConfigError, DataError
-from pretrain.config.load import job_from_mapping, load_job
-from pretrain.regions.store import RegionStore
-from pretrain.vision_language.data.examples import Example
+from capt.finetune.visual.task import VisualFineTuning
+from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.config.load import job_from_mapping, load_job
+from capt.pretrain.regions.store import RegionStore
+from capt.pretrain.vision_language.data.examples import Example
 from tests.unit.vision_language.data.forms import gqa_question
 from tests.visual import visual_mapping, write_pairs, write_questions, write_scenes
 

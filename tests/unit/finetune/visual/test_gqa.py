@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from finetune.visual.check import check_predictions
-from finetune.visual.config import TASKS
-from finetune.visual.gqa import check_gqa, gqa_scores, read_gqa, write_gqa
-from finetune.visual.objective import AnswerObjective
-from finetune.visual.rows import PictureRows, SoftTargets
-from pretrain.base.errors import DataError
-from pretrain.vision_language.data.examples import Example
-from pretrain.vision_language.data.gqa import GqaQuestion
+from capt.finetune.visual.config import TASKS
+from capt.finetune.visual.gqa import check_gqa, gqa_scores, read_gqa, write_gqa
+from capt.finetune.visual.objective import AnswerObjective
+from capt.finetune.visual.predictions import check_predictions
+from capt.finetune.visual.rows import PictureRows, SoftTargets
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.vision_language.data.examples import Example
+from capt.pretrain.vision_language.data.gqa import GqaQuestion
 
 
 def _question(key: str, answer: str | None, entailed: tuple[str, ...] = (), *, balanced: bool = True) -> GqaQuestion:

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from finetune.batches import Batch
-from finetune.visual.config import TASKS
-from finetune.visual.module import PictureClassifier
-from finetune.visual.objective import AnswerObjective, TruthObjective
-from finetune.visual.rows import PictureInputs
-from pretrain.models.lxmert.config import LxmertConfig
-from pretrain.models.lxmert.model import LxmertModel
+from capt.finetune.batches import Batch
+from capt.finetune.visual.config import TASKS
+from capt.finetune.visual.module import PictureClassifier
+from capt.finetune.visual.objective import AnswerObjective, TruthObjective
+from capt.finetune.visual.rows import PictureInputs
+from capt.pretrain.models.lxmert.config import LxmertConfig
+from capt.pretrain.models.lxmert.model import LxmertModel
 from tests.visual import ENCODER
 
 _SIZES = {"vocab_size": 40, "pad_id": 1, "feature_size": 7, "object_classes": 0, "attribute_classes": 0}

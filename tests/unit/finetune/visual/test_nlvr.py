@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from finetune.visual.nlvr import Version, check_nlvr, nlvr1_group, nlvr2_group, nlvr_scores, read_nlvr, write_nlvr
-from pretrain.base.errors import DataError
-from pretrain.vision_language.data.examples import Example
+from capt.finetune.visual.nlvr import Version, check_nlvr, nlvr1_group, nlvr2_group, nlvr_scores, read_nlvr, write_nlvr
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.vision_language.data.examples import Example
 
 
 def _examples(rows: dict[str, bool | None]) -> list[Example]:

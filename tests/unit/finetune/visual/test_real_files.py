@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from finetune.visual.check import check_predictions
-from finetune.visual.gqa import check_gqa, write_gqa
-from finetune.visual.nlvr import Version, write_nlvr
-from finetune.visual.vqa import write_vqa
-from pretrain.vision_language.data.gqa import read_gqa_questions
-from pretrain.vision_language.data.read import read_examples
+from capt.finetune.visual.gqa import check_gqa, write_gqa
+from capt.finetune.visual.nlvr import Version, write_nlvr
+from capt.finetune.visual.predictions import check_predictions
+from capt.finetune.visual.vqa import write_vqa
+from capt.pretrain.vision_language.data.gqa import read_gqa_questions
+from capt.pretrain.vision_language.data.read import read_examples
 
 pytestmark = pytest.mark.realdata
 

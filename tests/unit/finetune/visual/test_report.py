@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from finetune.visual.initial_models import describe_initial
-from finetune.visual.report import PUBLISHED, run_sections, sections
-from pretrain.report.runs import RunRecord, read_run
-from pretrain.report.sweeps import read_sweep
+from capt.finetune.visual.report import PUBLISHED, describe_initial, run_sections, sections
+from capt.pretrain.report.runs import RunRecord, read_run
+from capt.pretrain.report.sweeps import read_sweep
 from tests.sweep_folders import add_trial, write_sweep
 
 

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from finetune.visual.data import row_set
-from finetune.visual.permute import Permute, permuted, require_scenes
-from finetune.visual.rows import AugmentedRows, PictureRows, SoftTargets
-from finetune.visual.task import VisualFineTuning
-from pretrain.base.errors import ConfigError, DataError
-from pretrain.config.load import job_from_mapping
-from pretrain.regions.nlvr1 import FEATURES_OF, read_scenes
-from pretrain.regions.store import RegionStore
-from pretrain.regions.writer import write_store
+from capt.finetune.visual.data import row_set
+from capt.finetune.visual.nlvr import Permute, permuted, require_scenes
+from capt.finetune.visual.rows import AugmentedRows, PictureRows, SoftTargets
+from capt.finetune.visual.task import VisualFineTuning
+from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.regions.nlvr1 import FEATURES_OF, read_scenes
+from capt.pretrain.regions.store import RegionStore
+from capt.pretrain.regions.writer import write_store
 from tests.visual import visual_mapping, write_scenes
 
 

@@ -12,19 +12,18 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from finetune.visual import config
-from finetune.visual.check import check_predictions
-from finetune.visual.config import TASKS, VisualData, VisualTask
-from finetune.visual.data import answer_table, group_of, read_splits
-from finetune.visual.dumps import Checked, Figures, result_file
-from finetune.visual.objective import objective_of
-from finetune.visual.predictions import write_dump
-from finetune.visual.report import run_sections
-from finetune.visual.rows import PictureRows
-from pretrain.report.runs import read_run
-from pretrain.vision_language.data import read
-from pretrain.vision_language.data.examples import Example
-from pretrain.vision_language.data.files import Document
+from capt.finetune.visual import config
+from capt.finetune.visual.config import TASKS, VisualData, VisualTask
+from capt.finetune.visual.data import answer_table, group_of, read_splits
+from capt.finetune.visual.dumps import Checked, Figures, result_file
+from capt.finetune.visual.objective import objective_of
+from capt.finetune.visual.predictions import check_predictions, write_dump
+from capt.finetune.visual.report import run_sections
+from capt.finetune.visual.rows import PictureRows
+from capt.pretrain.report.runs import read_run
+from capt.pretrain.vision_language.data import read
+from capt.pretrain.vision_language.data.examples import Example
+from capt.pretrain.vision_language.data.files import Document
 from tests.unit.finetune.visual.test_report import fine_tuned
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from finetune.visual.vqa import (
+from capt.finetune.visual.vqa import (
     answer_accuracy,
     check_vqa,
     read_vqa,
@@ -17,9 +17,9 @@ from finetune.visual.vqa import (
     vqa_accuracy,
     write_vqa,
 )
-from pretrain.base.errors import DataError
-from pretrain.vision_language.data.examples import Example
-from pretrain.vision_language.data.vqa import Annotation
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.vision_language.data.examples import Example
+from capt.pretrain.vision_language.data.vqa import Annotation
 
 
 def _literal(prediction: str, answers: list[str]) -> float:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from launcher.check import Check
-from launcher.hostfile import Host
-from launcher.preflight.compare import compare
-from launcher.preflight.facts import Clock, Facts, Findings, Meeting, Survey
-from launcher.preflight.network import interfaces
+from capt.launcher.preflight.compare import compare
+from capt.launcher.preflight.facts import Clock, Facts, Findings, Meeting, Survey
+from capt.launcher.preflight.limits import interfaces
+from capt.launcher.preflight.report import Check
+from capt.launcher.ssh import Host
 
 GIB = 1 << 30
 CARD = ["NVIDIA H200", "143771 MiB", "600.1"]

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from launcher.check import Check
-from launcher.plan import Options
-from launcher.preflight import limits, probe, run, storage
-from launcher.preflight.report import refuse, table
-from launcher.start import begin
-from pretrain.base.errors import ConfigError
-from pretrain.config.load import load_job
+from capt.launcher.plan import Options
+from capt.launcher.preflight import limits, probe, run, storage
+from capt.launcher.preflight.report import Check, refuse, table
+from capt.launcher.start import begin
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config.load import load_job
 
 GIB = 1 << 30
 
@@ -41,7 +40,7 @@ def test_a_full_disk_refuses_and_says_how_much_is_missing() -> None:
 @pytest.mark.parametrize("weight", [1.0, 0.0])
 def test_a_checkpoint_is_estimated_from_the_model_and_measured_in_a_run(tmp_path: Path, weight: float) -> None:
     """The estimate is the parameters of the model that is built, two moments of each, and the queue."""
-    from pretrain.models.capt import CaptModel
+    from capt.pretrain.models.capt import CaptModel
 
     job = load_job(
         "capt_tiny", [f"run.dir={tmp_path}", "checkpoint.keep=2", "contrast.queue=1024", f"contrast.weight={weight}"]

@@ -10,14 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.hostfile import Host
-from launcher.preflight import probe
-from launcher.preflight import survey as room
-from launcher.preflight.compare import compare
-from launcher.preflight.facts import Survey
-from launcher.preflight.session import LostError, Session
-from launcher.preflight.survey import survey
-from launcher.ssh import allow_hosts
+from capt.launcher.preflight import probe
+from capt.launcher.preflight import survey as room
+from capt.launcher.preflight.compare import compare
+from capt.launcher.preflight.facts import Survey
+from capt.launcher.preflight.survey import LostError, Session, survey
+from capt.launcher.ssh import Host, allow_hosts
 from tests.support import free_port
 
 ROOT = Path(__file__).parents[4]

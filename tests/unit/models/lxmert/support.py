@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pretrain.models.lxmert.config import LxmertConfig
-from pretrain.models.lxmert.model import LxmertModel, LxmertOutput
+from capt.pretrain.models.lxmert.config import LxmertConfig
+from capt.pretrain.models.lxmert.model import LxmertModel, LxmertOutput
 
 VOCABULARY, LENGTH, REGIONS, FEATURES, OBJECTS, ATTRIBUTES, ANSWERS = 97, 11, 7, 13, 17, 9, 23
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from pretrain.models.lxmert.flops import encoder_flops, step_flops
+from capt.pretrain.models.lxmert.config import encoder_flops, step_flops
 from tests.unit.models.lxmert.support import LENGTH, REGIONS, pairs, small_config, small_model, total
 
 N = 5

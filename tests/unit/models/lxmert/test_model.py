@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pretrain.base.errors import DataError
-from pretrain.models import attention
-from pretrain.models.lxmert.config import LxmertConfig
-from pretrain.models.lxmert.model import LxmertModel
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.models import layers
+from capt.pretrain.models.lxmert.config import LxmertConfig
+from capt.pretrain.models.lxmert.model import LxmertModel
 from tests.unit.models.lxmert.support import LENGTH, REGIONS, pairs, small_model, total
 from tests.unit.models.support import assert_same, gradients
 
@@ -47,7 +47,7 @@ def test_packed_sentences_equal_padded_ones(contrast: bool, autocast: bool, monk
     """The way of a CPU, which leaves padding out, and that of a GPU, which masks it."""
     found = []
     for packs in (True, False):
-        monkeypatch.setattr(attention, "prefers_packing", lambda x, packs=packs: packs)
+        monkeypatch.setattr(layers, "prefers_packing", lambda x, packs=packs: packs)
         dtype = torch.float32 if autocast else torch.float64
         model = small_model(contrast, dtype, dropout=0.0, attention_dropout=0.0).train()
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):

@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pretrain.base.errors import CheckpointError
-from pretrain.models.lxmert.build import build_model, load_weights, start_from
-from pretrain.models.lxmert.hf_config import hf_keys, parse_hf_config
-from pretrain.models.lxmert.names import HEADS, TIED, from_hf, hugging_face_names, parameter_names, to_hf
-from pretrain.models.lxmert.read import PretrainedLxmert, read_lxmert
+from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.models.lxmert.hf_config import hf_keys, parse_hf_config
+from capt.pretrain.models.lxmert.model import build_model, load_weights, start_from
+from capt.pretrain.models.lxmert.names import HEADS, TIED, from_hf, hugging_face_names, parameter_names, to_hf
+from capt.pretrain.models.lxmert.read import PretrainedLxmert, read_lxmert
 from tests.unit.models.lxmert.support import ANSWERS, small_config, small_model
 
 GROUPS = tuple(HEADS)

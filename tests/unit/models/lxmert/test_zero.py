@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pretrain.models.lxmert.model import LxmertModel
+from capt.pretrain.models.lxmert.model import LxmertModel
 from tests.support import run_ranks
 from tests.unit.models.lxmert.support import pairs, small_model, total
 
@@ -18,7 +18,7 @@ def _model(checkpointing: str) -> LxmertModel:
 def _train(stage: int, checkpointing: str) -> tuple[list[float], float]:
     import deepspeed
 
-    import pretrain.engine.engines.deepspeed  # noqa: F401 (which keeps DeepSpeed from compiling an operator first)
+    import capt.pretrain.engine.engines.deepspeed  # noqa: F401 (which keeps DeepSpeed from compiling an operator first)
 
     module = _model(checkpointing)
     engine, *_ = deepspeed.initialize(

@@ -13,7 +13,7 @@ import torch
 import transformers
 from PIL import Image
 
-from pretrain.base.quiet import quiet_transformers
+from capt.pretrain.base.quiet import quiet_transformers
 
 _VIT = {
     "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32,

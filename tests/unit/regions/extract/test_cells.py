@@ -9,10 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
-from pretrain.base.errors import ConfigError
-from pretrain.regions.extract.cells import cell_boxes, pooled
-from pretrain.regions.extract.families import FAMILIES
-from pretrain.regions.extract.prepare import Preparation
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.regions.extract.detector import cell_boxes, pooled
+from capt.pretrain.regions.extract.families import FAMILIES
+from capt.pretrain.regions.extract.prepare import Preparation
 
 
 @pytest.mark.parametrize(("rows", "columns", "cells"), [(6, 6, 6), (7, 7, 6), (14, 10, 3), (5, 9, None), (4, 4, 1)])

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pretrain.base.errors import DataError
-from pretrain.regions.extract.decode import decode
-from pretrain.regions.extract.options import MOST_PIXELS
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.regions.extract.parts import MOST_PIXELS
+from capt.pretrain.regions.extract.prepare import decode
 from tests.unit.regions.extract.support import as_bytes, picture
 
 

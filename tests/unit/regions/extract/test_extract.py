@@ -14,13 +14,13 @@ import transformers
 from PIL import Image
 from transformers.models.auto.image_processing_auto import get_image_processor_class_from_name
 
-from launcher.cli import main
-from pretrain.base.errors import CheckpointError, ConfigError, DataError
-from pretrain.base.quiet import quiet_transformers
-from pretrain.regions.compatible import feature_differences
-from pretrain.regions.extract.options import Options
-from pretrain.regions.extract.run import extract_regions
-from pretrain.regions.store import Regions, RegionStore
+from capt.launcher.cli import main
+from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
+from capt.pretrain.base.quiet import quiet_transformers
+from capt.pretrain.regions.extract.parts import Options
+from capt.pretrain.regions.extract.run import extract_regions
+from capt.pretrain.regions.picture import feature_differences
+from capt.pretrain.regions.store import Regions, RegionStore
 from tests.unit.regions.extract.support import as_bytes, picture
 
 SIZES = [(60, 40), (40, 60), (60, 40), (96, 32), (33, 47)]

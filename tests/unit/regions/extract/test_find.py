@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.base.errors import DataError
-from pretrain.regions.damage import Damage
-from pretrain.regions.extract.find import find_pictures, read_picture
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.regions.extract.find import find_pictures, read_picture
+from capt.pretrain.regions.picture import Damage
 
 
 def _folder(path: Path) -> Path:

@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pretrain.base.errors import CheckpointError
-from pretrain.regions.extract.families import FAMILIES
-from pretrain.regions.extract.folder import load_vision_model
-from pretrain.regions.extract.prepare import Preparation
+from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.regions.extract.families import FAMILIES
+from capt.pretrain.regions.extract.folder import load_vision_model
+from capt.pretrain.regions.extract.prepare import Preparation
 
 
 def _changed(folder: Path, out: Path, name: str, change: Callable[[dict[str, Any]], object]) -> Path:

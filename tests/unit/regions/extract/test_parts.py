@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.base.errors import DataError
-from pretrain.base.hashing import sha256
-from pretrain.regions.extract import run
-from pretrain.regions.extract.options import Options
-from pretrain.regions.store import RegionStore
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.verification import sha256
+from capt.pretrain.regions.extract import run
+from capt.pretrain.regions.extract.parts import Options
+from capt.pretrain.regions.store import RegionStore
 from tests.unit.regions.extract.support import as_bytes, picture, write_model
 
 NUMBER = 7

@@ -9,9 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from pretrain.data.sampler import Sampler
-from pretrain.reliability.ledger.digest import digest_contents, digest_ids
-from pretrain.reliability.ledger.files import ROW, Header, LedgerWriter, Order, launch_folder, new_launch
+from capt.pretrain.data.sampler import Sampler
+from capt.pretrain.reliability.ledger.files import (
+    ROW,
+    Header,
+    LedgerWriter,
+    Order,
+    digest_contents,
+    digest_ids,
+    launch_folder,
+    new_launch,
+)
 
 ORDER = Order(samples=53, seed=3, data="text", noise="", shuffle=True)
 BATCH = 12

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from launcher.cli import main
-from pretrain.base.errors import UserError
-from pretrain.reliability.ledger import files
-from pretrain.reliability.ledger.check import check
-from pretrain.reliability.ledger.files import ROW, Header, LedgerWriter, read_launch
+from capt.launcher.cli import main
+from capt.pretrain.base.errors import UserError
+from capt.pretrain.reliability.ledger import files
+from capt.pretrain.reliability.ledger.check import check
+from capt.pretrain.reliability.ledger.files import ROW, Header, LedgerWriter, read_launch
 from tests.unit.reliability.ledger.histories import BATCH, ORDER, checkpoint, edit, file_of, launch
 
 _WORLDS = (1, 2, 3, 4, 6)
@@ -94,7 +94,7 @@ def test_an_id_that_comes_twice_is_named(tmp_path: Path) -> None:
 
 
 def _ids(samples: list[int]) -> np.ndarray:
-    from pretrain.data.sampler import Sampler
+    from capt.pretrain.data.sampler import Sampler
 
     return Sampler(ORDER.samples, ORDER.seed).locate(np.array(samples))[1]
 

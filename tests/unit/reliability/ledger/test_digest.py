@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain.base.randomness import mix64, unmix64
-from pretrain.reliability.ledger.digest import digest_contents, digest_ids, find_exchange
+from capt.pretrain.base.randomness import mix64, unmix64
+from capt.pretrain.reliability.ledger.files import digest_contents, digest_ids, find_exchange
 
 _IDS = st.lists(st.integers(0, 2**40 - 1), min_size=2, max_size=30, unique=True)
 

@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 
-from pretrain.base.errors import DataError
-from pretrain.vision_language.data.answers import (
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.vision_language.data.answers import (
     AnswerTable,
     build_table,
     convert_ans,
     coverage,
     load_table,
     log_coverage,
+    normalise,
+    normalise_answer,
     vqa_soft_score,
 )
-from pretrain.vision_language.data.examples import Example
-from pretrain.vision_language.data.normalise import normalise, normalise_answer
+from capt.pretrain.vision_language.data.examples import Example
 from tests.unit.vision_language.data import forms
 
 

@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 
-from pretrain.base.errors import DataError
-from pretrain.regions.nlvr1 import scene_name
-from pretrain.vision_language.data import files
-from pretrain.vision_language.data.examples import Example
-from pretrain.vision_language.data.gqa import read_gqa_questions
-from pretrain.vision_language.data.pictures import coco_name, coco_subtype, file_stem
-from pretrain.vision_language.data.read import read_documents, read_examples, task_of
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.regions.nlvr1 import scene_name
+from capt.pretrain.vision_language.data import files
+from capt.pretrain.vision_language.data.examples import Example, coco_name, coco_subtype, file_stem
+from capt.pretrain.vision_language.data.gqa import read_gqa_questions
+from capt.pretrain.vision_language.data.read import read_documents, read_examples, task_of
 from tests.unit.vision_language.data import forms
 
 CAT, OTHER = "COCO_val2014_000000000042", "COCO_val2014_000000000007"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.vision_language.data.answers import build_table, coverage, load_table
-from pretrain.vision_language.data.examples import Example
-from pretrain.vision_language.data.gqa import read_gqa_questions
-from pretrain.vision_language.data.read import read_examples
+from capt.pretrain.vision_language.data.answers import build_table, coverage, load_table
+from capt.pretrain.vision_language.data.examples import Example
+from capt.pretrain.vision_language.data.gqa import read_gqa_questions
+from capt.pretrain.vision_language.data.read import read_examples
 
 pytestmark = pytest.mark.realdata
 

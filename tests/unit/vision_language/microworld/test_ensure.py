@@ -8,16 +8,15 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from finetune.visual.config import VisualData
-from pretrain.base.errors import ConfigError
-from pretrain.models.tokenizer import TokenizerSection
-from pretrain.regions.store import RegionStore
-from pretrain.vision_language.data.read import read_examples
-from pretrain.vision_language.inputs import describe_inputs
-from pretrain.vision_language.microworld.ensure import ensure_microworld
-from pretrain.vision_language.microworld.generate import World
-from pretrain.vision_language.sections import VisionLanguageData
-from pretrain.vision_language.sources import located
+from capt.finetune.visual.config import VisualData
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.models.tokenizer import TokenizerSection
+from capt.pretrain.regions.store import RegionStore
+from capt.pretrain.vision_language.data.read import read_examples
+from capt.pretrain.vision_language.inputs import describe_inputs
+from capt.pretrain.vision_language.microworld.generate import World, ensure_microworld
+from capt.pretrain.vision_language.pairs import located
+from capt.pretrain.vision_language.sections import VisionLanguageData
 
 
 def _mapping(cache: Path, **changes: object) -> dict[str, object]:

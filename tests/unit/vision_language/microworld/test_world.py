@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from finetune.visual.check import check_predictions
-from pretrain.base.errors import DataError
-from pretrain.regions.importing import import_regions
-from pretrain.regions.store import RegionStore
-from pretrain.vision_language.data.answers import load_table
-from pretrain.vision_language.data.read import read_examples
-from pretrain.vision_language.microworld.generate import SPLITS, World, write_world
-from pretrain.vision_language.microworld.scenes import CLASSES, COLOURS, HEIGHT, WIDTH, draw_scene
+from capt.finetune.visual.predictions import check_predictions
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.regions.importing import import_regions
+from capt.pretrain.regions.store import RegionStore
+from capt.pretrain.vision_language.data.answers import load_table
+from capt.pretrain.vision_language.data.read import read_examples
+from capt.pretrain.vision_language.microworld.generate import SPLITS, World, write_world
+from capt.pretrain.vision_language.microworld.scenes import CLASSES, COLOURS, HEIGHT, WIDTH, draw_scene
 from tests.unit.vision_language.microworld import literal
 
 WORLD = World(pictures=100, seed=3, feature_size=16, noise=0.5)

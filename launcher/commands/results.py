@@ -1,0 +1,103 @@
+"""``capt glue-submission`` and ``capt glue-validate``: from a sweep over GLUE to the leaderboard's zip."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from capt.launcher.commands import options as o
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the command line."""
+    app.command("glue-submission", epilog="\b\nExample: capt glue-submission runs/glue --out submission.zip")(
+        submission
+    )
+    app.command("glue-validate", epilog="\b\nExample: capt glue-validate submission.zip")(validate)
+
+
+def submission(
+    context: typer.Context,
+    sweep: Annotated[Path, typer.Argument(metavar="SWEEP", help="The folder of a sweep over all tasks of GLUE.")],
+    out: Annotated[Path, typer.Option(help="The zip file to write.")] = Path("submission.zip"),
+    data: Annotated[
+        Path | None, typer.Option(help="A folder with GLUE's files, if the test sets are not with the training data.")
+    ] = None,
+) -> None:
+    """Predict GLUE's test sets with the best checkpoint of each task and write what the leaderboard takes."""
+    o.quiet(context)
+    from capt.finetune.glue.submission import predict_tests, prediction_summary, write_submission
+    from capt.launcher.progress import progress_bar
+
+    with progress_bar("predicting") as progress:
+        predictions = predict_tests(sweep, data, progress)
+    typer.echo(write_submission(predictions, out))
+    typer.echo(prediction_summary(predictions))
+
+
+def validate(
+    path: Annotated[Path, typer.Argument(metavar="ZIP", help="A submission.")],
+) -> None:
+    """Check a submission's names, headers, line counts, indices and labels. The exit code is 2 when any is wrong."""
+    from capt.finetune.glue.submission import SUBMISSION_FILES, check_submission
+    from capt.pretrain.base.errors import DataError
+
+    problems = check_submission(path)
+    for problem in problems[:-1]:
+        typer.echo(f"error: {problem}", err=True)
+    if problems:
+        raise DataError(problems[-1])
+    rows = sum(output.rows for output in SUBMISSION_FILES.values())
+    typer.echo(f"{path}: {len(SUBMISSION_FILES)} files with {rows:,} predictions, as the leaderboard expects them")
+
+
+# ``capt predictions``: result files of VQA, GQA and NLVR, checked as the benchmarks would.
+
+
+app = typer.Typer(help="Check result files of VQA, GQA and NLVR.", rich_markup_mode=None)
+
+
+@app.callback()
+def _group() -> None: ...
+
+
+@app.command(epilog="\b\nExample: capt predictions check answers.json --data questions.json --data annotations.json")
+def check(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="A result file in the benchmark's format.")],
+    data: Annotated[
+        list[Path],
+        typer.Option(help="The questions it answers (several times: VQA's annotations, GQA's choices as well)."),
+    ],
+    json: o.Json = False,
+) -> None:
+    """Check that a result file answers each question of a split once, and score it if the split has answers.
+
+    The figures are those of the official evaluator; of one that is missing, the reason is said.
+
+    The exit code is 2 when anything is wrong.
+    """
+    from capt.finetune.visual.predictions import check_predictions
+    from capt.pretrain.base.errors import DataError
+
+    checked = check_predictions(path, data)
+    if checked.problems:
+        raise DataError(f"{path}: {'; '.join(checked.problems)}")
+    if json:
+        counts = {name: getattr(checked, name) for name in ("task", "questions", "predictions", "unasked")}
+        figures = checked.figures
+        o.echo_json({**counts, **figures.scores, "missing": figures.missing, "details": figures.details})
+        return
+    asked = "" if checked.predictions == checked.questions else f" of {checked.questions:,} questions"
+    typer.echo(f"{path}: {checked.predictions:,} predictions{asked}, as {checked.task} expects them")
+    if checked.unasked:
+        typer.echo(f"  {checked.unasked:,} more are of questions that were not asked, and do not count")
+    for name, value in checked.scores.items():
+        typer.echo(f"  {name:<20}{f'{value:8.4f} (lower is better)' if name == 'distribution' else f'{value:8.2%}'}")
+    for name, reason in checked.figures.missing.items():
+        typer.echo(f"  {name:<20}       - ({reason})")
+    for what, groups in checked.figures.details.items():
+        typer.echo(f"by {what}:")
+        for name, (value, count) in groups.items():
+            typer.echo(f"  {name:<20}{value:8.2%} ({count:,} questions)")

@@ -1,0 +1,83 @@
+"""The standard streams: those that a process was started without, and which of them takes colours.
+
+Python has None for a stream that is closed (``>&-``, some daemons), and its number goes to the next file that is
+opened: what a library prints would be written into a checkpoint or a page of heartbeats. Such a stream becomes
+``/dev/null``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+from io import TextIOBase
+from typing import TextIO
+
+_STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
+
+
+def open_closed_streams() -> None:
+    """Open those of the descriptors 0 to 2 that are closed, for this process and all that it starts."""
+    for number, (name, mode) in enumerate(_STREAMS):
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            os.set_inheritable(null, True)
+            if getattr(sys, name) is None:
+                setattr(sys, name, open(null, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
+
+
+def takes_colours(stream: TextIO | TextIOBase) -> bool:
+    """Whether a stream is a terminal that shows colours, and the user has not refused them (https://no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def coloured(text: str, code: str) -> str:
+    """Return ``text`` in a colour or style of ANSI terminals: ``1`` is bold, ``36`` cyan, ``1;31`` bold red."""
+    return f"\x1b[{code}m{text}\x1b[0m"
+
+
+def error_line(text: str, stream: TextIO | TextIOBase) -> str:
+    """Return the line that reports an error on ``stream``."""
+    return f"{coloured('error:', '1;31') if takes_colours(stream) else 'error:'} {text}"
+
+
+# What a process that was started for a job has from the one that started it: its variables, and its end.
+
+
+LISTENS, SECRET = "CAPT_LISTENS", "CAPT_SECRET"
+"""Variables of a rank: the socket of the rendezvous that rank 0 inherits, and what only ranks of this job know."""
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Have Linux send ``number`` to this process, a child of ``parent``, when the thread that forked it ends.
+
+    To be called in the child. Where the parent has ended already, this process ends immediately.
+    """
+    _libc.prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:  # it died before prctl took hold
+        os._exit(1)
+
+
+# How many files this process may have open.
+
+
+_OWN = 256
+
+
+def allow_open_files(more: int) -> int:
+    """Raise this process's limit (usually 1,024) to what it needs with ``more`` connections, as far as it may.
+
+    Returns the limit as it is then.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _OWN + more if hard == resource.RLIM_INFINITY else min(_OWN + more, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        return most
+    return soft if soft != resource.RLIM_INFINITY else sys.maxsize

@@ -1,0 +1,137 @@
+"""Measures samples and tokens per second over all ranks, and model FLOP utilisation where a GPU's peak is known."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.files import require_own_folder, write_bytes, write_text
+from capt.pretrain.engine.loop import NEVER, Callback, Run
+from capt.pretrain.engine.task import Progress, StepMetrics, is_logged
+
+_PEAK_BF16 = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "V100": 125e12}
+"""Dense bf16 (V100: fp16) peak, FLOP/s, from the vendor's data sheets, by a part of the device's name."""
+
+
+def peak_flops() -> float | None:
+    """Return the peak dense half-precision FLOP/s of all ranks' GPUs together; None where it is not known (CPUs)."""
+    if not torch.cuda.is_available():
+        return None
+    name = torch.cuda.get_device_name()
+    each = next((peak for key, peak in _PEAK_BF16.items() if key in name), None)
+    return each * distributed.world_size() if each else None
+
+
+class Throughput(Callback):
+    """Adds ``samples_per_second``, ``tokens_per_second`` (a packed token counts once, not once per view) and ``mfu``.
+
+    Rates are over the last logging interval; validation and checkpoints in between are not counted.
+    """
+
+    def on_start(self, run: Run) -> None:
+        self._flops = run.task.flops_per_step()
+        self._peak = peak_flops()
+        self._busy = 0.0
+        self._last = Progress(**run.progress.to_json())
+
+    def before_step(self, run: Run) -> None:
+        self._mark = time.perf_counter()
+
+    def after_step(self, run: Run, report: StepMetrics) -> None:
+        self._busy += time.perf_counter() - self._mark
+        if is_logged(run.job, run.progress.step):
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            steps = run.progress.step - self._last.step
+            report["samples_per_second"] = (run.progress.samples - self._last.samples) / self._busy
+            report["tokens_per_second"] = (run.progress.tokens - self._last.tokens) / self._busy
+            report["seconds_per_step"] = self._busy / steps
+            if self._peak is not None:
+                report["mfu"] = self._flops * steps / self._busy / self._peak
+            self._busy, self._last = 0.0, Progress(**run.progress.to_json())
+
+    def next_due(self, run: Run) -> int:
+        return NEVER
+
+
+# Takes Python's cyclic garbage collector out of the step, where it stalls ranks at different times.
+
+
+_EVERY = 200
+
+
+class GarbageCollector(Callback):
+    """Freezes what exists after the first step and collects every 200 steps, on all ranks at the same one."""
+
+    def __init__(self) -> None:
+        self._first = True
+
+    def on_start(self, run: Run) -> None:
+        gc.disable()
+        self._last = run.progress.step
+
+    def after_step(self, run: Run, report: StepMetrics) -> None:
+        if self._first:
+            self._first = False
+            gc.collect()
+            gc.freeze()
+        elif run.progress.step // _EVERY > self._last // _EVERY:
+            gc.collect(1)
+        self._last = run.progress.step
+
+    def next_due(self, run: Run) -> int:
+        return NEVER
+
+    def close(self, run: Run) -> None:
+        gc.unfreeze()
+        gc.enable()
+
+
+# Records one step with torch.profiler into ``profile/`` of the run (Chrome trace and a table).
+
+
+class Profiler(Callback):
+    """Profiles step ``run.profile_step`` (1-based) on rank 0."""
+
+    def __init__(self) -> None:
+        self._profile: profile | None = None
+
+    def on_start(self, run: Run) -> None:
+        self._maybe_start(run)
+
+    def after_step(self, run: Run, report: StepMetrics) -> None:
+        if self._profile is not None:
+            self._profile.stop()
+            folder = run.dir / "profile"
+            require_own_folder(folder, error=ConfigError)
+            name = f"step-{run.progress.step:08d}"
+            with tempfile.TemporaryDirectory() as private:  # torch would write through a link in the run folder
+                trace = Path(private) / "trace.json"
+                self._profile.export_chrome_trace(str(trace))
+                write_bytes(folder / f"{name}.json", trace.read_bytes())
+            table = self._profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=40)
+            write_text(folder / f"{name}.txt", table)
+            self._profile = None
+        self._maybe_start(run)
+
+    def next_due(self, run: Run) -> int:
+        due = run.job.run.profile_step
+        assert due is not None
+        if run.progress.step >= due:
+            return NEVER
+        return due if run.progress.step + 1 == due else due - 1
+
+    def _maybe_start(self, run: Run) -> None:
+        if distributed.rank() == 0 and run.progress.step + 1 == run.job.run.profile_step:
+            activities = [ProfilerActivity.CPU]
+            if torch.cuda.is_available():
+                activities.append(ProfilerActivity.CUDA)
+            self._profile = profile(activities=activities)
+            self._profile.start()

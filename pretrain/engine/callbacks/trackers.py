@@ -1,0 +1,192 @@
+"""The base class of the callbacks that send a run to an experiment tracker is here."""
+
+from __future__ import annotations
+
+import logging
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.files import Record, parse_record, read_json, write_json
+from capt.pretrain.base.sensitive import is_secret
+from capt.pretrain.config import flatten
+from capt.pretrain.engine.loop import NEVER, Callback, Run
+from capt.pretrain.registry import require_tracker
+
+logger = logging.getLogger(__name__)
+
+
+class _Identity(Record):
+    """The content of ``RUN/<tracker>.json``, which says under what name the tracker knows the run."""
+
+    id: str = Field(min_length=1, max_length=200)
+
+
+class Tracker(Callback):
+    """Sends the configuration and every logged row of metrics to a tracker, from rank 0 alone.
+
+    ``RUN/<key>.json`` keeps the tracker's id of the run, so that a resumed run continues there. Configuration values
+    that look like secrets are left out. A tracker that fails while the run continues costs a warning.
+    """
+
+    key: ClassVar[str]
+    """The key of ``run.callbacks``, which is also the name of the package that must be installed."""
+
+    def __init__(self) -> None:
+        require_tracker(self.key)
+        self._open = False
+        self._ended = False
+
+    def on_start(self, run: Run) -> None:
+        with distributed.synchronize_errors(patient=True):  # a server that is down is asked for minutes
+            if distributed.rank() == 0:
+                path = run.dir / f"{self.key}.json"
+                known = parse_record(_Identity, read_json(path), path).id if path.exists() else None
+                identity = self.start(run, _shown(run), known)
+                self._open = True
+                write_json(path, {"id": identity})
+
+    def on_metrics(self, run: Run, values: Mapping[str, float], split: str | None) -> None:
+        if self._open:
+            row = {f"{split}/{name}" if split else name: value for name, value in values.items()}
+            self._tell(lambda: self.log(row, run.progress.step))
+
+    def next_due(self, run: Run) -> int:
+        return NEVER
+
+    def on_end(self, run: Run) -> None:
+        self._ended = True
+
+    def close(self, run: Run) -> None:
+        if self._open:
+            self._open = False
+            done, stopped = self._ended and run.finished, self._ended and not run.finished
+            self._tell(lambda: self.finish(done=done, stopped=stopped))
+
+    def _tell(self, call: Callable[[], None]) -> None:
+        """Nothing that goes wrong at the tracker ends the run, whose rows are in ``metrics.jsonl``."""
+        try:
+            call()
+        except Exception as error:
+            logger.warning("run.callbacks.%s: not sent: %s: %s", self.key, type(error).__name__, error)
+
+    @abstractmethod
+    def start(self, run: Run, config: Mapping[str, Any], known: str | None) -> str:
+        """Begin a run at the tracker, or continue the run ``known``; return its id. Raises ``ConfigError``."""
+
+    @abstractmethod
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Send a row of metrics. Called on rank 0."""
+
+    @abstractmethod
+    def finish(self, *, done: bool, stopped: bool) -> None:
+        """Send what is left and end: all steps are ``done``, the run has ``stopped`` early, or (neither) it failed."""
+
+
+def title(run: Run) -> str:
+    """Return what a run is called where nobody has named it: the last part of its folder."""
+    return Path(run.dir).resolve().name
+
+
+def _shown(run: Run) -> dict[str, Any]:
+    """Return the configuration as dotted keys, without values that look like secrets."""
+    flat = flatten(run.job.model_dump(mode="json", by_alias=True))
+    return {key: value for key, value in flat.items() if not is_secret(key.rpartition(".")[2], str(value))}
+
+
+# ``run.callbacks.mlflow`` sends the run to an MLflow server, by default that of ``MLFLOW_TRACKING_URI``.
+
+
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_\-. /]")
+"""Characters that MLflow refuses in the name of a metric or parameter."""
+
+
+class MLflow(Tracker):
+    """Keeps one MLflow run for a run folder: the keys of the configuration are its parameters.
+
+    Args:
+        experiment: the MLflow experiment, which is made where it does not exist.
+        tracking_uri: the server or folder. Credentials belong into ``MLFLOW_TRACKING_USERNAME`` and ``_PASSWORD``.
+        name: the run's name; unset = that of the run folder.
+    """
+
+    key = "mlflow"
+
+    def __init__(self, *, experiment: str, tracking_uri: str | None = None, name: str | None = None) -> None:
+        super().__init__()
+        self._experiment, self._uri, self._name = experiment, tracking_uri, name
+
+    def start(self, run: Run, config: Mapping[str, Any], known: str | None) -> str:
+        import mlflow
+
+        try:
+            if self._uri is not None:
+                mlflow.set_tracking_uri(self._uri)
+            mlflow.set_experiment(self._experiment)
+            begun = mlflow.start_run(run_id=known, run_name=self._name or title(run), log_system_metrics=False)
+            if known is None:  # parameters of an MLflow run cannot be changed
+                mlflow.log_params({_name(key): value for key, value in config.items()})
+        except mlflow.MlflowException as error:
+            raise ConfigError(f"run.callbacks.mlflow: {error}") from error
+        return str(begun.info.run_id)
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        import mlflow
+
+        mlflow.log_metrics({_name(name): value for name, value in values.items()}, step=step, synchronous=False)
+
+    def finish(self, *, done: bool, stopped: bool) -> None:
+        import mlflow
+
+        mlflow.flush_async_logging()
+        mlflow.end_run("FINISHED" if done else "KILLED" if stopped else "FAILED")
+
+
+def _name(text: str) -> str:
+    return _NOT_IN_NAMES.sub("_", text)
+
+
+# ``run.callbacks.wandb`` sends the run to Weights & Biases. It needs ``wandb login``, or ``WANDB_MODE=offline``.
+
+
+class WeightsAndBiases(Tracker):
+    """Keeps one W&B run for a run folder. No code, console output, command line or host name is sent.
+
+    A resumed run does some steps again; W&B keeps the rows that it has already.
+
+    Args:
+        project: the W&B project.
+        entity: the W&B user or team; unset = the default of the login.
+        name: the run's name; unset = that of the run folder.
+    """
+
+    key = "wandb"
+
+    def __init__(self, *, project: str, entity: str | None = None, name: str | None = None) -> None:
+        super().__init__()
+        self._project, self._entity, self._name = project, entity, name
+
+    def start(self, run: Run, config: Mapping[str, Any], known: str | None) -> str:
+        import wandb
+
+        quiet = wandb.Settings(console="off", disable_code=True, disable_git=True, x_disable_meta=True, silent=True)
+        try:
+            self._run: Any = wandb.init(
+                project=self._project, entity=self._entity, name=self._name or title(run), dir=str(run.dir),
+                config=dict(config), id=known, resume="allow" if known else None, settings=quiet,
+            )  # fmt: skip
+        except wandb.Error as error:
+            raise ConfigError(f"run.callbacks.wandb: {error}") from error
+        return str(self._run.id)
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(values), step=step)
+
+    def finish(self, *, done: bool, stopped: bool) -> None:
+        self._run.finish(exit_code=0 if done or stopped else 1)

@@ -1,0 +1,277 @@
+"""What this package's own optimizers share."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adagrad import adagrad
+
+
+class OwnOptimizer(torch.optim.Optimizer):
+    """An optimizer with PyTorch's ``step``: the closure is called with gradients on, the update made without them."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Update every parameter that has a gradient; return what ``closure``, if any, returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.update()
+        return loss
+
+    @abstractmethod
+    def update(self) -> None:
+        """Update every parameter that has a gradient. Called without autograd."""
+
+
+# Adagrad (Duchi et al. 2011, JMLR 12), dense and sparse.
+
+
+class Adagrad(OwnOptimizer):
+    r"""PyTorch's Adagrad with its state made at the first update.
+
+    .. math::
+        s \leftarrow s + g^2, \quad w \leftarrow w - \eta\, g \big/ (\sqrt{s} + \epsilon)
+
+    ``torch.optim.Adagrad`` makes its state when it is built, and DeepSpeed's ZeRO therefore builds it again: with one
+    group for all parameters, so that vectors would decay as well.
+
+    Weight decay is added to the gradient. A sparse gradient updates the rows it holds, and takes no weight decay.
+    """
+
+    def __init__(self, params: Iterable[Any], lr: float = 1e-2, eps: float = 1e-10, weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "eps": eps, "weight_decay": weight_decay})
+
+    def update(self) -> None:
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            gradients: list[Tensor] = [p.grad for p in parameters]
+            for p in parameters:
+                if not self.state[p]:
+                    self.state[p] = {"step": torch.zeros(()), "sum": torch.zeros_like(p)}
+            adagrad(
+                parameters,
+                gradients,
+                [self.state[p]["sum"] for p in parameters],
+                [self.state[p]["step"] for p in parameters],
+                has_sparse_grad=any(gradient.is_sparse for gradient in gradients),
+                lr=group["lr"],
+                weight_decay=group["weight_decay"],
+                lr_decay=0.0,
+                eps=group["eps"],
+                maximize=False,
+            )
+
+
+# LAMB, on PyTorch's foreach operators.
+
+
+class Lamb(OwnOptimizer):
+    r"""LAMB: Adam's direction with a trust ratio per parameter tensor (You et al. 2020, Algorithm 2).
+
+    .. math::
+        m &= \beta_1 m + (1-\beta_1) g, \quad v = \beta_2 v + (1-\beta_2) g^2 \\
+        r &= \hat m / (\sqrt{\hat v} + \epsilon) + \lambda w, \quad
+        w \leftarrow w - \eta \, \frac{\|w\|}{\|r\|} \, r
+
+    with the ratio 1 where either norm is 0, and for tensors that do not decay (biases, LayerNorm), as in the authors'
+    release. Needs whole parameters, therefore ZeRO stage 0.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    def update(self) -> None:
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if parameters:
+                self._step_group(group, parameters)
+
+    def _step_group(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        beta1, beta2 = group["betas"]
+        for p in parameters:
+            if not self.state[p]:
+                self.state[p] = {
+                    "step": torch.zeros(()),
+                    "exp_avg": torch.zeros_like(p),
+                    "exp_avg_sq": torch.zeros_like(p),
+                }
+            self.state[p]["step"] += 1
+        grads = [p.grad for p in parameters if p.grad is not None]
+        m = [self.state[p]["exp_avg"] for p in parameters]
+        v = [self.state[p]["exp_avg_sq"] for p in parameters]
+        step = float(self.state[parameters[0]]["step"])
+        torch._foreach_lerp_(m, grads, 1 - beta1)
+        torch._foreach_mul_(v, beta2)
+        torch._foreach_addcmul_(v, grads, grads, 1 - beta2)
+        denominator = torch._foreach_sqrt(torch._foreach_div(v, 1 - beta2**step))
+        torch._foreach_add_(denominator, group["eps"])
+        direction = list(torch._foreach_div(torch._foreach_div(m, 1 - beta1**step), denominator))
+        if group["weight_decay"]:
+            torch._foreach_add_(direction, parameters, alpha=group["weight_decay"])
+            weight_norm = torch.stack(torch._foreach_norm(parameters))
+            direction_norm = torch.stack(torch._foreach_norm(direction))
+            both = (weight_norm > 0) & (direction_norm > 0)
+            ratio = torch.where(both, weight_norm / direction_norm.clamp_min(1e-38), torch.ones_like(weight_norm))
+            torch._foreach_mul_(direction, list(ratio.unbind()))
+        torch._foreach_add_(parameters, direction, alpha=-group["lr"])
+
+
+# BERT's Adam, with which LXMERT was trained, on PyTorch's foreach operators.
+
+
+class BertAdam(OwnOptimizer):
+    r"""Adam without bias correction and with decoupled weight decay (Devlin et al. 2019, as released).
+
+    .. math::
+        m \leftarrow \beta_1 m + (1-\beta_1) g, \quad v \leftarrow \beta_2 v + (1-\beta_2) g^2, \quad
+        w \leftarrow w - \eta \left( \frac{m}{\sqrt{v} + \epsilon} + \lambda w \right)
+
+    In the first updates it goes up to :math:`(1-\beta_1) / \sqrt{1-\beta_2}` as far as Adam: 3.2 times with .9, .999.
+    """
+
+    def __init__(
+        self, params: Iterable[Any], lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6,
+        weight_decay: float = 0.01,
+    ) -> None:  # fmt: skip
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    def update(self) -> None:
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if parameters:
+                self._update_group(group, parameters)
+
+    def _update_group(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        beta1, beta2 = group["betas"]
+        for p in parameters:
+            if not self.state[p]:
+                self.state[p] = {
+                    "step": torch.zeros(()),
+                    "exp_avg": torch.zeros_like(p),
+                    "exp_avg_sq": torch.zeros_like(p),
+                }
+            self.state[p]["step"] += 1
+        grads = [p.grad for p in parameters if p.grad is not None]
+        m = [self.state[p]["exp_avg"] for p in parameters]
+        v = [self.state[p]["exp_avg_sq"] for p in parameters]
+        torch._foreach_lerp_(m, grads, 1 - beta1)
+        torch._foreach_mul_(v, beta2)
+        torch._foreach_addcmul_(v, grads, grads, 1 - beta2)
+        denominator = torch._foreach_sqrt(v)
+        torch._foreach_add_(denominator, group["eps"])
+        direction = list(torch._foreach_div(m, denominator))
+        if group["weight_decay"]:
+            torch._foreach_add_(direction, parameters, alpha=group["weight_decay"])
+        torch._foreach_add_(parameters, direction, alpha=-group["lr"])
+
+
+# Muon for the matrices of hidden layers, AdamW for all other parameters, as one optimizer.
+
+
+Groups = list[dict[str, Any]]
+
+
+def muon_groups(module: nn.Module, weight_decay: float) -> tuple[Groups, Groups]:
+    """The groups for Muon, and those for AdamW: embeddings (tied output layers with them), vectors and tensors.
+
+    As elsewhere, vectors do not decay.
+    """
+    tables = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    matrices = [p for p in parameters if p.ndim == 2 and id(p) not in tables]
+    taken = {id(p) for p in matrices}
+    others = [
+        {"params": [p for p in parameters if p.ndim > 1 and id(p) not in taken], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return [{"params": matrices, "weight_decay": weight_decay}], [group for group in others if group["params"]]
+
+
+class MuonWithAdamW(OwnOptimizer):
+    r"""Muon (Jordan 2024; Liu et al. 2025, arXiv 2502.16982) with AdamW beside it.
+
+    A matrix of shape (A, B) moves along its Nesterov momentum, made orthogonal by five Newton-Schulz steps, by
+    :math:`0.2\,\eta\sqrt{\max(A, B)}`: as far as AdamW would go with the same learning rate :math:`\eta`, so that one
+    learning rate and one weight decay serve both. Needs whole matrices, therefore ZeRO stage 0.
+
+    Args:
+        matrices: parameter groups of matrices.
+        others: parameter groups of the rest.
+    """
+
+    def __init__(
+        self, matrices: Groups, others: Groups, *, lr: float, momentum: float, betas: tuple[float, float], eps: float
+    ) -> None:
+        self._parts: list[torch.optim.Optimizer] = []
+        if any(group["params"] for group in matrices):
+            rule = "match_rms_adamw"
+            self._parts.append(torch.optim.Muon(matrices, lr=lr, momentum=momentum, adjust_lr_fn=rule))
+        if others:
+            self._parts.append(torch.optim.AdamW(others, lr=lr, betas=betas, eps=eps))
+        super().__init__([group for part in self._parts for group in part.param_groups], {})
+        for part in self._parts:  # the groups are shared as they are: a learning rate set here is theirs
+            part.state = self.state
+
+    def update(self) -> None:
+        """Update every parameter that has a gradient."""
+        for part in self._parts:
+            part.step()
+
+
+# An exponential moving average of the weights that an optimizer updates.
+#
+# After update :math:`t` the average of every weight that is trained is
+#
+# .. math::
+#     a_t = \beta a_{t-1} + (1 - \beta) w_t, \qquad a_0 = w_0,
+#
+# in fp32: in bf16 an average of decay .9995 would not move. It lies in the optimizer's state beside the moments, one
+# more tensor of the weight's size, sharded as they are. So a checkpoint holds it as it holds them, for any number of
+# ranks and any ZeRO stage. Updates that the optimizer did not make (fp16 that overflowed) do not count.
+#
+# `capt.pretrain.engine.engines.base` runs a module with it.
+
+
+AVERAGE = "average"
+"""Its name in the optimizer's state, and in checkpoints."""
+
+
+def keep_average(optimizer: torch.optim.Optimizer, decay: float) -> None:
+    """Make ``optimizer`` keep the average of the weights that it updates, from its next update on."""
+    first: dict[Tensor, Tensor] = {}
+
+    def weights(averaged: bool) -> list[Tensor]:
+        every = (p for group in optimizer.param_groups for p in group["params"])
+        return [p for p in every if (AVERAGE in optimizer.state.get(p, {})) == averaged]
+
+    @torch.no_grad()
+    def before(*_: Any) -> None:
+        # Kept aside: an optimizer whose state is not empty would not make its moments.
+        first.update({p: p.clone() for p in weights(averaged=False) if p.grad is not None})
+
+    @torch.no_grad()
+    def after(*_: Any) -> None:
+        for p, start in first.items():
+            optimizer.state[p][AVERAGE] = start
+        first.clear()
+        if live := weights(averaged=True):
+            torch._foreach_lerp_([optimizer.state[p][AVERAGE] for p in live], live, 1 - decay)
+
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(after)
