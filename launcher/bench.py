@@ -27,8 +27,10 @@ from capt.pretrain.engine.provenance import provenance
 
 log = logging.getLogger(__name__)
 
+_CHECKOUT = Path(__file__).resolve().parents[1]
 
-def find_benchmarks(names: Sequence[str], root: Path = Path(__file__).parents[1]) -> dict[str, Path]:
+
+def find_benchmarks(names: Sequence[str], root: Path = _CHECKOUT) -> dict[str, Path]:
     """The benchmarks of these names (all without names) in a checkout.
 
     Raises:
@@ -103,10 +105,7 @@ def _run(name: str, path: Path, options: Sequence[str]) -> dict[str, Any]:
     words = ["-m", f"tests.benchmarks.{path.stem}", *options]
     command = [sys.executable, *words]
     begin = time.monotonic()
-    root, env = (
-        path.parents[2],
-        inherited(),
-    )  # the working folder is not on the module path (capt.pretrain.base.safe_path)
+    root, env = path.parents[2], inherited()
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH")]))
     done = subprocess.run(command, cwd=root, env=env, stdout=subprocess.PIPE, text=True, check=False)
     versions = dict(provenance())

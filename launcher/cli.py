@@ -32,7 +32,6 @@ from capt.launcher.commands import (
 from capt.pretrain.base.command_line import with_value_of_resume
 from capt.pretrain.base.errors import user_text
 from capt.pretrain.base.process import coloured, error_line, open_closed_streams, takes_colours
-from capt.pretrain.base.safe_path import protect_children
 
 app = typer.Typer(
     help="Contrastive pretraining, from raw text to a Hugging Face encoder, on one laptop or a cluster.",
@@ -82,7 +81,6 @@ for name, group in _GROUPS.items():
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run ``capt`` and exit: one ``error:`` line and code 2 for what the user can set right."""
     if arguments is None:  # the command itself, and not a test or a program that calls it
-        protect_children()
         open_closed_streams()
     given = with_value_of_resume(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given

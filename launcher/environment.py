@@ -22,9 +22,6 @@ from capt.pretrain.base.sensitive import is_secret
 
 log = logging.getLogger(__name__)
 
-SAFE_PATH = {"PYTHONSAFEPATH": "1"}
-"""For every rank: ``python -m capt.pretrain`` must not find a ``pretrain.py`` or ``configs`` of the user's folder
-first."""
 OWN_NAMES = "CAPT_TRAVELS"
 """The variable in which a user lists further names, separated by commas."""
 

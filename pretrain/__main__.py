@@ -7,9 +7,6 @@ its ranks read the merged job (``--merged``). Exit codes: 0 done, 1 failed, 2 ba
 from __future__ import annotations
 
 if __name__ == "__main__":  # before anything else is imported
-    from capt.pretrain.base.safe_path import drop_working_folder
-
-    drop_working_folder()
     from capt.pretrain.base.process import open_closed_streams
 
     open_closed_streams()
@@ -175,8 +172,8 @@ def _facts(job: Job, options: argparse.Namespace) -> dict[str, object]:
     facts = flatten(job.model_dump(mode="json", by_alias=True))
     facts |= {f"--{name}": getattr(options, name) for name in ("resume", "checkpoint", "skip_damaged", "wait")}
     facts |= {name: importlib.metadata.version(name) for name in ("torch", "deepspeed")}
-    packages, of_task = ["finetune", "pretrain", "tokenizer"], type(job).__module__.rpartition(".")[0]
-    for package in packages if of_task.partition(".")[0] in packages else [*packages, of_task]:
+    packages, of_task = ["capt.finetune", "capt.pretrain", "capt.tokenizer"], type(job).__module__.rpartition(".")[0]
+    for package in packages if of_task.startswith("capt.") else [*packages, of_task]:
         for folder in importlib.util.find_spec(package).submodule_search_locations or ():  # type: ignore[union-attr]
             for path in sorted(Path(folder).rglob("*.py")):
                 facts[f"the file {package.replace('.', '/')}/{path.relative_to(folder)}"] = sha256(path)[:16]

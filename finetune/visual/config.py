@@ -41,8 +41,7 @@ class VisualTask(NamedTuple):
         answers: whether rows are questions with an answer table; else they are statements, true or false.
         metrics: what validation reports, the one that selects models first.
         results: the module of its result file, with the functions of `capt.finetune.visual.dumps.ResultFile`;
-        ``scores`` is
-            for statements alone.
+            ``scores`` is for statements alone.
         stem: how many fields of an identifier, from the left, rows share that were written together; 0 = rows of one
             picture were.
         rare_answers: whether a built table has answers that occur less than ``data.minimum_answers`` times.

@@ -68,8 +68,8 @@ def plan(launch: Launch) -> Plan:
         *("--force_multi", "--no_ssh_check", "--module", launch.module),
         *map(remote_word, launch.arguments),
     )
-    # The file comes last in DeepSpeed, which else puts the working folder first: modules there must not be the job's.
-    sent = {"PYTHONPATH": "", **forwarded, **environment.SAFE_PATH}
+    # The file comes last in DeepSpeed, which else puts the working folder of this host first.
+    sent = {"PYTHONPATH": "", **forwarded}
     lines = [f"{name}={value.replace('%', '%%')}" for name, value in sent.items()]
     return Plan(
         "deepspeed",

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from capt.launcher import environment
 from capt.launcher.backends.watching import Watcher
 from capt.launcher.plan import Command, End, Launch, Plan
 from capt.launcher.ssh import Host, allow_hosts
@@ -82,7 +81,6 @@ def commands(
                 "LOCAL_WORLD_SIZE": str(host.slots),
                 "MASTER_ADDR": address,
                 "MASTER_PORT": str(port),
-                **environment.SAFE_PATH,
                 **host.env,
             },
             host=host.name,

@@ -39,7 +39,6 @@ def plan(launch: Launch) -> Plan:
                 "LOCAL_WORLD_SIZE": str(ranks),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port or 0),
-                **environment.SAFE_PATH,
                 **host.env,
             },
         )

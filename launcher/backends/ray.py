@@ -103,7 +103,6 @@ class RankGroup:
                 "LOCAL_WORLD_SIZE": str(ranks_on[place.node]),
                 "MASTER_ADDR": places[0].address,
                 "MASTER_PORT": str(places[0].port),
-                **environment.SAFE_PATH,
             }
             if gpus:  # each rank sees its node's ranks' GPUs, so that they reach each other
                 env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)

@@ -32,7 +32,6 @@ _SCRIPT = """\
 cd {here} || exit 1
 {setup}
 set -uo pipefail
-export {safe_path}
 
 trap : TERM USR1 # this shell waits for the job, which has the signal as well
 {python} -m capt.launcher.batch {module} {arguments}
@@ -119,7 +118,6 @@ def render(launch: Launch, cluster: SlurmCluster) -> str:
         setup="".join(f"{line}\n" for line in cluster.setup),
         arguments=arguments,
         python=python,
-        safe_path=" ".join(f"{name}={value}" for name, value in environment.SAFE_PATH.items()),
         module=launch.module,
         after=_REQUEUE.format(after=after, restarts=cluster.restarts) if requeue else after,
     )

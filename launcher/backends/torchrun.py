@@ -114,7 +114,7 @@ def plan(launch: Launch) -> Plan:
                 *("--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"),
                 *("-m", launch.module, *arguments),
             ),
-            {**environment.SAFE_PATH, **host.env},
+            dict(host.env),
             host=host.name if len(hosts) > 1 else None,
         )
         for index, host in enumerate(hosts)

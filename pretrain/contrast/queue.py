@@ -157,10 +157,9 @@ class ShardedQueue:
         dtype: float32, bfloat16 (half the memory) or float64.
         device: where this rank's rows lie.
         drift: how queued rows follow the encoder (:mod:`capt.pretrain.contrast.queue`): ``none`` keeps them as they
-        were
-            pushed; ``mean`` moves the rows of each step by as much as the mean of the rows has moved since, ``moments``
-            scales them as well. Push a row for each live key of the loss and no others, of the same encoder or an
-            average of it.
+            were pushed; ``mean`` moves the rows of each step by as much as the mean of the rows has moved since,
+            ``moments`` scales them as well. Push a row for each live key of the loss and no others, of the same
+            encoder or an average of it.
 
     Raises:
         ConfigError: capacity or dim below 1, another dtype, or another drift.

@@ -85,8 +85,7 @@ class ContrastOptions:
             scaled so that this very combination of the ranks' values, and of their gradients, is exact.
         impl: ``chunked``, or ``dense`` (all logits of a rank in one matrix, to compare with).
         precision: of the matrix products with keys and queue, :mod:`capt.pretrain.contrast.kernels`; exponentials,
-        sums and
-            all else stay in float32.
+            sums and all else stay in float32.
 
     Raises:
         ConfigError: an unknown choice, or a number that is negative or not finite.

@@ -310,7 +310,7 @@ def _log_of_this_rank(folder: Path) -> Iterator[None]:
         yield
     except Exception as error:
         if user_text(error) is None:
-            handler.handle(logging.LogRecord("pretrain", logging.ERROR, "", 0, "%s", (error,), sys.exc_info()))
+            handler.handle(logging.LogRecord("capt.pretrain", logging.ERROR, "", 0, "%s", (error,), sys.exc_info()))
             setattr(error, LOGGED, path)
         raise
     finally:

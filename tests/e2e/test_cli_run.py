@@ -34,7 +34,7 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-        for name in ("pretrain.py", "launcher.py", "tokenizer.py", "yaml.py", "configs/__init__.py"):
+        for name in ("pretrain.py", "launcher.py", "tokenizer.py", "finetune.py", "configs/__init__.py"):
             (path / name).parent.mkdir(exist_ok=True)
             (path / name).write_text("raise SystemExit('a module of the working folder was run')\n")
         line = "the river ran over stones and under a bridge while birds sang in the blue light of early morning"

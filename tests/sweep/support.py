@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).parents[2]
-CAPT = (sys.executable, "-P", "-m", "tests.sweep.capt")  # -P: as the script capt, without the working folder
+CAPT = (sys.executable, "-P", "-m", "tests.sweep.capt")
 HIJACK = "raise SystemExit('a module of the working folder was run')\n"
 JOB = {
     "task": {"type": "sweep_toy"},
@@ -32,7 +32,7 @@ class Folder:
         self.path = path
         self.out = path / "out"
         self.address = ["--address", address] if address else []
-        for name in ("pretrain.py", "launcher.py", "tokenizer.py", "yaml.py", "configs/__init__.py"):
+        for name in ("pretrain.py", "launcher.py", "tokenizer.py", "finetune.py", "configs/__init__.py"):
             (path / name).parent.mkdir(exist_ok=True)
             (path / name).write_text(HIJACK)
         (path / "job.yaml").write_text(yaml.safe_dump(JOB))

@@ -19,145 +19,145 @@ def _in(package: str, *names: str) -> tuple[str, ...]:
     return tuple(f"{package}.{name}" for name in names)
 
 
-# A room is a folder or a module. It may import itself and what stands here; a name allows what lies in it as well.
-BASE = ("capt.pretrain.base",)
+# Names are written without `capt.`. A room is a folder or a module. It may import itself and what its row names; a
+# name allows what lies in it as well.
+BASE = ("pretrain.base",)
 TASK = (
     "tokenizer",
     *_in("pretrain", "base", "config", "data", "models", "contrast", "contrastive", "engine", "registry"),
 )
 LATENT = (
     *BASE,
-    "capt.pretrain.engine",
-    "capt.pretrain.latent.config",
-    "capt.pretrain.latent.text_files",
-    "capt.pretrain.latent.data",
+    "pretrain.engine",
+    "pretrain.latent.config",
+    "pretrain.latent.text_files",
+    "pretrain.latent.data",
 )
 
-EMBEDDINGS = (*BASE, "capt.pretrain.engine", "capt.pretrain.embeddings.config", "capt.pretrain.embeddings.config")
-
+EMBEDDINGS = (*BASE, "pretrain.engine", "pretrain.embeddings.config")
 
 ALLOWED: dict[str, tuple[str, ...]] = {
-    "capt.pretrain.base": (),
+    "pretrain.base": (),
     "tokenizer": BASE,
     "configs": (),
-    "capt.pretrain.registry": BASE,
-    "capt.pretrain.config": (*BASE, "capt.pretrain.registry"),
+    "pretrain.registry": BASE,
+    "pretrain.config": (*BASE, "pretrain.registry"),
     # ---- engine: optimizers, then engines, then checkpoints of both, then callbacks; the loop and the run use them all
-    "capt.pretrain.engine.optim": (*BASE, "capt.pretrain.config", "capt.pretrain.engine.optim.settings"),
-    "capt.pretrain.engine.engines": (
-        *(*BASE, "capt.pretrain.config"),
-        *_in("capt.pretrain.engine", "optim", "own_time", "row_shard"),
+    "pretrain.engine.optim": (*BASE, "pretrain.config", "pretrain.engine.optim.settings"),
+    "pretrain.engine.engines": (
+        *(*BASE, "pretrain.config"),
+        *_in("pretrain.engine", "optim", "own_time", "row_shard"),
     ),
-    "capt.pretrain.engine.checkpoint": (
-        *(*BASE, "capt.pretrain.config"),
-        *_in("capt.pretrain.engine", "durable", "engines", "optim", "provenance", "row_shard", "task"),
-        "capt.pretrain.engine.verification",
+    "pretrain.engine.checkpoint": (
+        *(*BASE, "pretrain.config"),
+        *_in("pretrain.engine", "durable", "engines", "optim", "provenance", "row_shard", "task"),
+        "pretrain.engine.verification",
     ),
-    "capt.pretrain.engine.callbacks": (
-        *(*BASE, "capt.pretrain.config", "capt.pretrain.registry"),
-        *_in("capt.pretrain.engine", "checkpoint", "durable", "engines", "flags", "heartbeat", "interruption"),
-        *_in("capt.pretrain.engine", "judgement", "loop", "metrics_file", "run_folder", "task"),
+    "pretrain.engine.callbacks": (
+        *(*BASE, "pretrain.config", "pretrain.registry"),
+        *_in("pretrain.engine", "checkpoint", "durable", "engines", "heartbeat", "interruption"),
+        *_in("pretrain.engine", "judgement", "loop", "metrics_file", "run_folder", "task"),
     ),
-    "capt.pretrain.engine": (*BASE, "capt.pretrain.config", "capt.pretrain.registry", "capt.pretrain.engine"),
+    "pretrain.engine": (*BASE, "pretrain.config", "pretrain.registry", "pretrain.engine"),
     # ---- fault tolerance: callbacks that the engine finds in the registry, so that no arrow leads back
-    "capt.pretrain.reliability.ledger": (
-        *(*BASE, "capt.pretrain.data.sampler"),
-        *_in("capt.pretrain.engine", "checkpoint", "durable", "task"),
+    "pretrain.reliability.ledger": (
+        *(*BASE, "pretrain.data.sampler"),
+        *_in("pretrain.engine", "checkpoint", "durable", "task"),
     ),
-    "capt.pretrain.reliability": (*BASE, "capt.pretrain.config", "capt.pretrain.engine", "capt.pretrain.reliability"),
+    "pretrain.reliability": (*BASE, "pretrain.config", "pretrain.engine", "pretrain.reliability"),
     # ---- what tasks are built of
-    "capt.pretrain.contrast": BASE,
-    "capt.pretrain.contrastive": (
+    "pretrain.contrast": BASE,
+    "pretrain.contrastive": (
         *BASE,
-        "capt.pretrain.config",
-        "capt.pretrain.contrast",
-        "capt.pretrain.engine",
-        "capt.pretrain.data.sampler",
+        "pretrain.config",
+        "pretrain.contrast",
+        "pretrain.engine",
+        "pretrain.data.sampler",
     ),
-    "capt.pretrain.data": (*BASE, "tokenizer", "capt.pretrain.config.base", "capt.pretrain.registry"),
-    "capt.pretrain.models": (*BASE, "tokenizer", "capt.pretrain.config.base"),
-    "capt.pretrain.models.foreign": (*BASE, "tokenizer", "capt.pretrain.models"),
-    "capt.pretrain.models.lxmert": (*BASE, "tokenizer", "capt.pretrain.config.base", "capt.pretrain.models"),
-    "capt.pretrain.regions": (*BASE, "capt.pretrain.regions.extract.prepare"),
-    "capt.pretrain.regions.extract": (
-        *(*BASE, "capt.pretrain.regions", *_in("capt.pretrain.models", "hf_config", "hf_folder", "hub")),
+    "pretrain.data": (*BASE, "tokenizer", "pretrain.config.base", "pretrain.registry"),
+    "pretrain.models": (*BASE, "tokenizer", "pretrain.config.base"),
+    "pretrain.models.foreign": (*BASE, "tokenizer", "pretrain.models"),
+    "pretrain.models.lxmert": (*BASE, "tokenizer", "pretrain.config.base", "pretrain.models"),
+    "pretrain.regions": (*BASE, "pretrain.regions.extract.prepare"),
+    "pretrain.regions.extract": (
+        *(*BASE, "pretrain.regions", *_in("pretrain.models", "hf_config", "hf_folder", "hub")),
     ),
-    "capt.pretrain.report": (*BASE, "capt.pretrain.config", "capt.pretrain.registry", "capt.pretrain.engine"),
-    "capt.pretrain.verbs": (*BASE, "capt.pretrain.config", "capt.pretrain.registry", "capt.pretrain.engine"),
-    "capt.pretrain.convert": (
+    "pretrain.report": (*BASE, "pretrain.config", "pretrain.registry", "pretrain.engine"),
+    "pretrain.verbs": (*BASE, "pretrain.config", "pretrain.registry", "pretrain.engine"),
+    "pretrain.convert": (
         *(room for room in TASK if room not in _in("pretrain", "data", "contrast", "contrastive")),
-        "capt.pretrain.verbs",
+        "pretrain.verbs",
     ),
-    "capt.pretrain.__main__": (*BASE, "capt.pretrain.config", "capt.pretrain.engine"),
+    "pretrain.__main__": (*BASE, "pretrain.config", "pretrain.engine"),
     # ---- tasks
-    "capt.pretrain.language": (*TASK, "capt.pretrain.convert"),
-    "capt.pretrain.latent.text_files": (*BASE, "capt.pretrain.config"),
-    "capt.pretrain.latent.config": (*BASE, "capt.pretrain.config", "capt.pretrain.latent.text_files"),
-    "capt.pretrain.latent.data": LATENT,
-    "capt.pretrain.latent.models": (*LATENT, "capt.pretrain.models"),
-    "capt.pretrain.latent.objectives": (*LATENT, "capt.pretrain.contrast", "capt.pretrain.latent.models"),
-    "capt.pretrain.latent.training": (
+    "pretrain.language": (*TASK, "pretrain.convert"),
+    "pretrain.latent.text_files": (*BASE, "pretrain.config"),
+    "pretrain.latent.config": (*BASE, "pretrain.config", "pretrain.latent.text_files"),
+    "pretrain.latent.data": LATENT,
+    "pretrain.latent.models": (*LATENT, "pretrain.models"),
+    "pretrain.latent.objectives": (*LATENT, "pretrain.contrast", "pretrain.latent.models"),
+    "pretrain.latent.training": (
         *LATENT,
-        "capt.pretrain.contrast",
-        *_in("capt.pretrain.latent", "models", "objectives"),
+        "pretrain.contrast",
+        *_in("pretrain.latent", "models", "objectives"),
     ),
-    "capt.pretrain.latent.ngram": BASE,
-    "capt.pretrain.latent.restore": (*LATENT, "capt.pretrain.latent.models"),
-    "capt.pretrain.latent.evaluation": (
-        *(*LATENT, "capt.pretrain.contrast"),
-        *_in("capt.pretrain.latent", "artifacts", "models", "objectives", "training", "ngram", "restore"),
+    "pretrain.latent.ngram": BASE,
+    "pretrain.latent.restore": (*LATENT, "pretrain.latent.models"),
+    "pretrain.latent.evaluation": (
+        *(*LATENT, "pretrain.contrast"),
+        *_in("pretrain.latent", "models", "objectives", "training", "ngram", "restore"),
     ),
-    "capt.pretrain.latent.report": (
+    "pretrain.latent.report": (
         *BASE,
-        "capt.pretrain.config",
-        "capt.pretrain.report",
-        "capt.pretrain.latent.config",
+        "pretrain.config",
+        "pretrain.report",
+        "pretrain.latent.config",
     ),
-    "capt.pretrain.latent": (*TASK, "capt.pretrain.latent"),
-    "capt.pretrain.embeddings.config": (
+    "pretrain.latent": (*TASK, "pretrain.latent"),
+    "pretrain.embeddings.config": (
         *BASE,
-        "capt.pretrain.config",
-        "capt.pretrain.data",
-        "capt.pretrain.embeddings.config",
+        "pretrain.config",
+        "pretrain.data",
+        "pretrain.embeddings.config",
     ),
-    "capt.pretrain.embeddings.data": (*EMBEDDINGS, "capt.pretrain.data"),
-    "capt.pretrain.embeddings.vectors": BASE,
-    "capt.pretrain.embeddings.sampler": (
+    "pretrain.embeddings.data": (*EMBEDDINGS, "pretrain.data"),
+    "pretrain.embeddings.vectors": BASE,
+    "pretrain.embeddings.sampler": (
         *EMBEDDINGS,
-        *_in("capt.pretrain.embeddings", "data", "tables", "exchange", "objectives"),
+        *_in("pretrain.embeddings", "data", "tables", "exchange", "objectives"),
     ),
-    "capt.pretrain.embeddings.objectives": EMBEDDINGS,
-    "capt.pretrain.embeddings": (*TASK, "capt.pretrain.convert", "capt.pretrain.report", "capt.pretrain.embeddings"),
-    "capt.pretrain.vision_language.data": (*BASE, "capt.pretrain.regions.nlvr1"),
-    "capt.pretrain.vision_language.microworld": (*BASE, "capt.pretrain.regions", "capt.pretrain.vision_language.data"),
-    "capt.pretrain.vision_language": (
-        *(*TASK, "capt.pretrain.convert", "capt.pretrain.regions", "capt.pretrain.report"),
-        "capt.pretrain.vision_language",
+    "pretrain.embeddings.objectives": EMBEDDINGS,
+    "pretrain.embeddings": (*TASK, "pretrain.convert", "pretrain.report", "pretrain.embeddings"),
+    "pretrain.vision_language.data": (*BASE, "pretrain.regions.nlvr1"),
+    "pretrain.vision_language.microworld": (*BASE, "pretrain.regions", "pretrain.vision_language.data"),
+    "pretrain.vision_language": (
+        *(*TASK, "pretrain.convert", "pretrain.regions", "pretrain.report"),
+        "pretrain.vision_language",
     ),
     "finetune": ("tokenizer", *_in("pretrain", "base", "config", "engine", "models", "language")),
-    "capt.finetune.glue": (
+    "finetune.glue": (
         *("finetune", "tokenizer"),
         *_in("pretrain", "base", "config", "data.sts_files", "engine", "models", "convert", "report"),
     ),
-    "capt.finetune.visual": (
+    "finetune.visual": (
         *("finetune", "tokenizer"),
         *_in("pretrain", "base", "config", "engine", "models", "convert", "report", "regions", "vision_language"),
     ),
     # ---- launcher
-    "capt.launcher.supervisor": (*BASE, "capt.pretrain.engine", "capt.launcher.ssh", "capt.launcher.ssh"),
-    "capt.launcher.backends": (
-        *(*BASE, "capt.pretrain.config.reader", "capt.pretrain.engine", "capt.pretrain.registry"),
+    "launcher.supervisor": (*BASE, "pretrain.engine", "launcher.ssh"),
+    "launcher.backends": (
+        *(*BASE, "pretrain.config.reader", "pretrain.engine", "pretrain.registry"),
         *_in("launcher", "cluster", "environment", "hostfile", "plan", "raycluster", "ssh", "supervisor", "watch"),
     ),
-    "capt.launcher.preflight": (
-        *(*BASE, "capt.pretrain.config"),
-        *_in("launcher", "check", "environment", "hostfile", "plan", "ssh"),
+    "launcher.preflight": (
+        *(*BASE, "pretrain.config"),
+        *_in("launcher", "environment", "hostfile", "plan", "ssh"),
     ),
-    "capt.launcher.sweep": (
+    "launcher.sweep": (
         *_in("pretrain", "base", "config", "engine", "report"),
         *_in("launcher", "backends", "raycluster", "supervisor"),
     ),
-    "capt.launcher.commands": ("finetune", "pretrain", "tokenizer", "configs", "launcher"),
+    "launcher.commands": ("finetune", "pretrain", "tokenizer", "configs", "launcher"),
     "launcher": (*_in("pretrain", "__main__", "base", "config", "engine", "registry", "reliability"), "launcher"),
 }
 
@@ -165,14 +165,14 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 def _imports(path: Path) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
+            yield from ((node.lineno, alias.name.removeprefix("capt.")) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: relative imports are not used here"
             base = node.module or ""
             for alias in node.names:
                 submodule = ROOT.joinpath(*base.split("."), alias.name)
                 is_module = submodule.is_dir() or submodule.with_suffix(".py").is_file()
-                yield node.lineno, f"{base}.{alias.name}" if is_module else base
+                yield node.lineno, (f"{base}.{alias.name}" if is_module else base).removeprefix("capt.")
 
 
 def _room(module: str) -> str:
@@ -221,9 +221,7 @@ def _assert_no_circle(graph: dict[str, set[str]]) -> None:
 def test_no_circle_of_modules() -> None:
     graph = _graph()
     assert len(graph) > 300
-    assert (
-        "capt.pretrain.engine.engines.deepspeed" in graph["capt.pretrain.engine.engines.build"]
-    )  # imported in a function
+    assert "pretrain.engine.engines.deepspeed" in graph["pretrain.engine.engines.build"]  # imported in a function
     _assert_no_circle(graph)
 
 
@@ -232,15 +230,13 @@ def test_no_circle_of_rooms() -> None:
     graph = _graph()
     folders = ["", *(name for name, path in ((_name(p), p) for p in _sources()) if path.name == "__init__.py")]
     folders += sorted({_name(path.parent) for path in _sources()} - set(folders))
-    assert {"", "capt.pretrain.engine", "capt.pretrain.latent", "finetune", "launcher"} <= set(folders)
+    assert {"", "pretrain.engine", "pretrain.latent", "finetune", "launcher"} <= set(folders)
     for folder in folders:
         depth = len(folder.split(".")) if folder else 0
 
         def child(module: str, folder: str = folder, depth: int = depth) -> str | None:
-            if not folder and module.startswith(
-                "capt.pretrain.base"
-            ):  # the floor of the house, below the tokenizer as well
-                return "capt.pretrain.base"
+            if not folder and module.startswith("pretrain.base"):  # the floor of the house, below the tokenizer as well
+                return "pretrain.base"
             inside = not folder or module == folder or module.startswith(folder + ".")
             return ".".join(module.split(".")[: depth + 1]) if inside else None
 

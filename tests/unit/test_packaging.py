@@ -42,8 +42,10 @@ def test_a_range_begins_with_the_tested_release_and_ends_before_the_next_major_o
 
 def test_every_package_says_that_it_is_typed() -> None:
     include = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
-    assert {name.rstrip("*") for name in include} == set(PACKAGES)
-    assert all((ROOT / package / "py.typed").is_file() for package in PACKAGES)
+    assert include == ["capt*"]
+    assert {path.name for path in (ROOT / "capt").iterdir() if path.is_symlink()} == set(PACKAGES)
+    assert all((ROOT / "capt" / package).samefile(ROOT / package) for package in PACKAGES)
+    assert (ROOT / "capt" / "py.typed").is_file()
 
 
 @pytest.mark.parametrize("package", EXTRA_OF)
@@ -57,7 +59,7 @@ def test_the_extra_that_an_error_names_holds_the_package(package: str) -> None:
 def test_a_missing_package_is_one_sentence_and_an_unknown_one_is_a_fault_of_ours() -> None:
     text = user_text(ModuleNotFoundError("No module named 'ray.tune'", name="ray.tune"))
     assert text == "the package ray is not installed: pip install '.[sweep]' in a checkout"
-    assert user_text(ModuleNotFoundError("No module named 'pretrain.x'", name="pretrain.x")) is None
+    assert user_text(ModuleNotFoundError("No module named 'capt.x'", name="capt.x")) is None
 
 
 def test_no_text_installs_an_extra_from_an_index() -> None:
@@ -105,6 +107,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source, env = folder / "source", folder / "env"
     for package in PACKAGES:
         shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "capt", source / "capt", symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
@@ -151,9 +154,9 @@ def test_the_command_of_the_core_names_the_extra_to_install(environment: Path) -
 
 def test_the_wheel_holds_the_shipped_jobs_and_the_marks_of_typed_packages(environment: Path) -> None:
     (site,) = environment.parents[1].glob("lib/python*/site-packages")
-    for package in PACKAGES:
-        assert (site / package / "py.typed").is_file()
+    assert [path.name for path in site.iterdir() if path.name in PACKAGES] == [], "one name in site-packages"
+    assert (site / "capt" / "py.typed").is_file()
     shipped = {path.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.yaml")}
-    assert {path.relative_to(site) for path in (site / "configs").rglob("*.yaml")} == shipped
-    assert (site / "pretrain" / "report" / "page.html").is_file()
-    assert (site / "pretrain" / "report" / "page.js").is_file()
+    assert {path.relative_to(site / "capt") for path in (site / "capt" / "configs").rglob("*.yaml")} == shipped
+    assert (site / "capt" / "pretrain" / "report" / "page.html").is_file()
+    assert (site / "capt" / "pretrain" / "report" / "page.js").is_file()

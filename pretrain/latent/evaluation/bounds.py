@@ -251,8 +251,8 @@ def log_likelihood_bound(
         model: the model in evaluation mode.
         batch: the sentences.
         proposal: a density for each sentence, such as :class:`~capt.pretrain.latent.models.posterior.Normal`,
-        :func:`prior`,
-            :class:`Mixture`, or that of :func:`~capt.pretrain.latent.evaluation.bounds.refitted_proposal`.
+            :func:`prior`, :class:`Mixture`, or that of
+            :func:`~capt.pretrain.latent.evaluation.bounds.refitted_proposal`.
         draws: ``k``.
         generator: the source of the draws, on the CPU.
     """

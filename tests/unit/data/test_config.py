@@ -70,7 +70,8 @@ def test_corruptions_by_name_or_list(kind: str | list[str]) -> None:
 
 def test_validating_needs_nothing_heavy() -> None:
     code = (
-        "import sys; from capt.pretrain.data.config import CorruptionConfig, DataConfig; CorruptionConfig(); DataConfig();"
+        "import sys; from capt.pretrain.data.config import CorruptionConfig, DataConfig; CorruptionConfig();"
+        "DataConfig();"
         "print([m for m in ('torch', 'datasets', 'transformers', 'pyarrow', 'tokenizers') if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

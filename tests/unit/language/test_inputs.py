@@ -118,6 +118,7 @@ def test_a_padding_id_behind_the_vocabulary_is_said(folder: Path) -> None:
 
 
 def test_the_checks_need_no_torch() -> None:
-    modules = "capt.pretrain.language.inputs, capt.pretrain.vision_language.inputs, capt.finetune.inputs, capt.pretrain.models.hf_folder"
+    tasks = ("finetune", "pretrain.language", "pretrain.vision_language")
+    modules = ", ".join((*(f"capt.{task}.inputs" for task in tasks), "capt.pretrain.models.hf_folder"))
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

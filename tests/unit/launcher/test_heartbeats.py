@@ -47,8 +47,8 @@ def test_what_is_not_known_yet_has_no_limit(unknown: Pulse) -> None:
 def test_a_process_is_seen_through_its_page() -> None:
     page = Page(0)
     script = (
-        "import time; from capt.pretrain.engine import heartbeat as h; h.open_page(); h.enter('data', 41); h.enter('step');"
-        "time.sleep(.2); h.enter('step', 42); print(h.enter('save')); print('go', flush=True); input()"
+        "import time; from capt.pretrain.engine import heartbeat as h; h.open_page(); h.enter('data', 41);"
+        "h.enter('step'); time.sleep(.2); h.enter('step', 42); print(h.enter('save')); print('go', flush=True); input()"
     )
     try:
         with subprocess.Popen(
