@@ -57,7 +57,7 @@ def _verb(help_text: str, *, finetunes: bool = False) -> Callable[..., int]:
             cluster=cluster,
         )
         return start(
-            "pretrain",
+            "capt.pretrain",
             config,
             [*(overrides or []), *([] if resume is None else [f"run.resume={resume}"])],
             options,
@@ -109,7 +109,7 @@ def resume(
         cluster=cluster,
     )
     return resume_run(
-        "pretrain",
+        "capt.pretrain",
         run,
         overrides or [],
         options,

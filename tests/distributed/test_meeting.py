@@ -49,9 +49,11 @@ def test_every_key_file_and_version_that_differs_is_named_with_its_host() -> Non
     facts = _facts(job, _options())
     assert {"optimizer.lr", "batch.micro", "run.seed", "torch", "deepspeed", "--resume", "--checkpoint"} <= set(facts)
     files = [key for key in facts if key.startswith("the file ")]
-    assert {"the file pretrain/engine/loop.py", "the file tokenizer/train.py", "the file finetune/task.py"} <= set(
-        files
-    )
+    assert {
+        "the file capt/pretrain/engine/loop.py",
+        "the file capt/tokenizer/train.py",
+        "the file capt/finetune/task.py",
+    } <= set(files)
     changes = [(key, "another") for key in [*list(facts)[::25], "optimizer.lr", "torch", "--resume", files[0]]]
     assert len(changes) > 25
     for said in run_ranks(_refusals, 2, facts, changes):

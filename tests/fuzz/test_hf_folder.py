@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from capt.finetune.restore import load_backbone
 from capt.pretrain.base.errors import CheckpointError
-from capt.pretrain.language.restore import command as import_hf
+from capt.pretrain.language.import_hf import command as import_hf
 from capt.pretrain.models.config import RobertaConfig
 from capt.pretrain.models.foreign.families import FAMILIES
 from capt.pretrain.models.hf_model import read_hf

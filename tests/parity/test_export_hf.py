@@ -25,7 +25,7 @@ from capt.pretrain.base.errors import CheckpointError, DataError
 from capt.pretrain.convert import huggingface
 from capt.pretrain.convert.huggingface import export_hf
 from capt.pretrain.convert.reference import TEXTS, tokenize
-from capt.pretrain.language.restore import command as import_hf
+from capt.pretrain.language.import_hf import command as import_hf
 from capt.pretrain.language.restore import load_model
 from capt.pretrain.models.config import RobertaConfig
 from capt.pretrain.models.heads import with_rows

@@ -138,12 +138,12 @@ def test_the_probe_answers_for_this_host(tmp_path: Path) -> None:
 
 
 def test_one_changed_byte_is_another_source(tmp_path: Path) -> None:
-    (tmp_path / "pretrain").mkdir()
-    (tmp_path / "pretrain" / "a.py").write_text("x = 1\n")
+    (tmp_path / "capt").mkdir()
+    (tmp_path / "capt" / "a.py").write_text("x = 1\n")
     before = probe.sources([str(tmp_path)])
-    (tmp_path / "pretrain" / "a.pyc").write_text("not ours")
+    (tmp_path / "capt" / "a.pyc").write_text("not ours")
     assert probe.sources([str(tmp_path)]) == before
-    (tmp_path / "pretrain" / "a.py").write_text("x = 2\n")
+    (tmp_path / "capt" / "a.py").write_text("x = 2\n")
     assert probe.sources([str(tmp_path)]) != before
 
 
