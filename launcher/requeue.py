@@ -25,7 +25,8 @@ from pydantic import Field, FiniteFloat
 from capt.launcher import environment
 from capt.launcher.watch import StatusWatch
 from capt.pretrain.base.errors import UserError, quoted, user_text
-from capt.pretrain.base.files import Count, Record, read_record, write_json
+from capt.pretrain.base.files import write_json
+from capt.pretrain.base.records import Count, Record, read_record
 from capt.pretrain.config import load_job
 from capt.pretrain.engine.run_folder import BAD_INPUT, CONFIG, DONE, FAILED, STOPPED, last_step, read_status
 from capt.pretrain.reliability.rollbacks import read_rollbacks

@@ -18,7 +18,7 @@ from typing import Any, get_args, get_origin
 from pydantic import TypeAdapter, ValidationError
 
 from capt.pretrain.base.errors import CheckpointError, ConfigError, did_you_mean
-from capt.pretrain.base.files import first_fault
+from capt.pretrain.base.records import first_fault
 from capt.pretrain.config.reader import NotYamlError, read_yaml
 from capt.pretrain.registry import VECTORS_TASK, task_module
 

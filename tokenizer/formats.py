@@ -16,7 +16,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from capt.pretrain.base.errors import DataError, quoted, shown
-from capt.pretrain.base.files import Record, file_in, read_json, read_record, read_text
+from capt.pretrain.base.files import file_in, read_json, read_text
+from capt.pretrain.base.records import Record, read_record
 from capt.tokenizer.classes import (
     BYTE_LEVEL,
     CONVERT,

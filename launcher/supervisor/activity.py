@@ -15,7 +15,8 @@ from pydantic import Field
 
 from capt.launcher.supervisor.processes import descendants
 from capt.pretrain.base.errors import ConfigError
-from capt.pretrain.base.files import Count, Record, require_own_folder, write_json
+from capt.pretrain.base.files import require_own_folder, write_json
+from capt.pretrain.base.records import Count, Record
 from capt.pretrain.engine.run_folder import CRASHES
 
 _TICK = 1.0 / os.sysconf("SC_CLK_TCK")

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from capt.pretrain.base.files import Count, Record
+from capt.pretrain.base.records import Count, Record
 
 MARK = "capt-node "
 """Begins every line of the node, so that what a login shell prints is none of them."""

@@ -18,8 +18,9 @@ from capt.launcher.sweep.config import Sweep, load_sweep
 from capt.launcher.sweep.trial_log import TrialLog, TrialState, started_trials
 from capt.launcher.sweep.trials import SweepPlan, TrialSpec, check_inputs, check_jobs, make_plan
 from capt.pretrain.base.errors import ConfigError, DataError, counted, quoted
-from capt.pretrain.base.files import Record, parse_record, read_json, require_own_folder, write_text
+from capt.pretrain.base.files import read_json, require_own_folder, write_text
 from capt.pretrain.base.locks import file_lock
+from capt.pretrain.base.records import Record, parse_record
 from capt.pretrain.config.load import flatten
 from capt.pretrain.engine.run_folder import DONE, FAILED, OWN_FOLDERS, STOPPED
 from capt.pretrain.report.sweeps import TRIALS

@@ -15,15 +15,8 @@ from pydantic import Field
 
 from capt.launcher.sweep.trials import StudyPlan, SweepPlan, TrialSpec
 from capt.pretrain.base.errors import ConfigError, DataError
-from capt.pretrain.base.files import (
-    Count,
-    Record,
-    open_for_append,
-    open_regular,
-    read_record,
-    require_own_folder,
-    write_text,
-)
+from capt.pretrain.base.files import open_for_append, open_regular, require_own_folder, write_text
+from capt.pretrain.base.records import Count, Record, read_record
 from capt.pretrain.engine.metrics_file import LINE, METRICS, Row, parse_row, read_metrics
 from capt.pretrain.engine.run_folder import read_status
 from capt.pretrain.report.compare import from_the_median, ranked

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
-from capt.pretrain.base.files import Count, Record
+from capt.pretrain.base.records import Count, Record
 
 if TYPE_CHECKING:
     from capt.pretrain.config.contrast import ContrastSection

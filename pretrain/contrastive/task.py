@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import CheckpointError
-from capt.pretrain.base.files import Count, Record, parse_record
 from capt.pretrain.base.randomness import EPOCHS, derive
+from capt.pretrain.base.records import Count, Record, parse_record
 from capt.pretrain.contrast.kernels import check_precision
 from capt.pretrain.contrastive.collapse import CollapseState, CollapseWatch, Figures
 from capt.pretrain.contrastive.term import ContrastTerm, StepDiagnostics

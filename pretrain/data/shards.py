@@ -24,7 +24,7 @@ from jaxtyping import Int32, Int64
 from pydantic import Field, model_validator
 
 from capt.pretrain.base.errors import ConfigError, DataError
-from capt.pretrain.base.files import Record, read_record
+from capt.pretrain.base.records import Record, read_record
 from capt.pretrain.base.verification import ExpectedFile, Inspection, Verifier, check_size
 from capt.tokenizer.special import SpecialIds
 

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from pydantic import Field, FiniteFloat
 
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.base.files import Count, Record, read_record
+from capt.pretrain.base.records import Count, Record, read_record
 from capt.pretrain.config.load import flatten, load_job
 from capt.pretrain.embeddings.similarity import CASE_RULE, RULES
 from capt.pretrain.engine.run_folder import EVALUATION

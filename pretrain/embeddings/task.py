@@ -14,7 +14,7 @@ from torch import nn
 
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, quoted
-from capt.pretrain.base.files import Record, parse_record
+from capt.pretrain.base.records import Record, parse_record
 from capt.pretrain.config.schema import Job
 from capt.pretrain.embeddings.config import SEGMENT, EmbeddingJob
 from capt.pretrain.embeddings.data.corpus import VOCABULARY, EncodedCorpus, Vocabulary, open_corpus, other_vocabulary

@@ -13,17 +13,9 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from capt.pretrain.base.errors import ConfigError, DataError, UserError, quoted, shown
-from capt.pretrain.base.files import (
-    Count,
-    Record,
-    finite,
-    open_lock,
-    read_json,
-    read_record,
-    require_own_folder,
-    write_json,
-)
+from capt.pretrain.base.files import finite, open_lock, read_json, require_own_folder, write_json
 from capt.pretrain.base.locks import is_locked
+from capt.pretrain.base.records import Count, Record, read_record
 from capt.pretrain.base.verification import ALONE, Ranks
 from capt.pretrain.config.load import flatten, load_job
 from capt.pretrain.config.schema import Job

@@ -18,9 +18,9 @@ from torch import nn
 
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, quoted
-from capt.pretrain.base.files import Count, Record, parse_record
 from capt.pretrain.base.overlap import report_overlap, rows_as_bytes, shared
 from capt.pretrain.base.randomness import derive
+from capt.pretrain.base.records import Count, Record, parse_record
 from capt.pretrain.config.schema import Job
 from capt.pretrain.contrast import ShardedQueue
 from capt.pretrain.engine.engines.base import Engine

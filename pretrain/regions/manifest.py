@@ -11,7 +11,8 @@ import numpy as np
 from pydantic import Field
 
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.base.files import Count, Record, file_in, open_regular, read_record
+from capt.pretrain.base.files import file_in, open_regular
+from capt.pretrain.base.records import Count, Record, read_record
 from capt.pretrain.base.verification import ExpectedFile, check_size
 
 # Arrays in ``.npy`` files whose types and shapes are known from elsewhere, so that no file is asked for its own.

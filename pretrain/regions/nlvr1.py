@@ -21,8 +21,9 @@ from jaxtyping import Float32
 from pydantic import Field
 
 from capt.pretrain.base.errors import DataError, counted, did_you_mean, shown
-from capt.pretrain.base.files import Record, parse_record, read_lines
+from capt.pretrain.base.files import read_lines
 from capt.pretrain.base.parallel import ProgressCallback
+from capt.pretrain.base.records import Record, parse_record
 from capt.pretrain.regions.picture import Labels, Picture
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from capt.pretrain.base.errors import DataError, counted, shown
-from capt.pretrain.base.files import Record
+from capt.pretrain.base.records import Record
 from capt.pretrain.regions.picture import Labels, Picture
 
 FIELDS = (

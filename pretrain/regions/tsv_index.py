@@ -14,7 +14,8 @@ from pydantic import Field
 
 from capt.pretrain.base.atomic import sync
 from capt.pretrain.base.errors import DataError, shown
-from capt.pretrain.base.files import Count, Record, open_regular, read_record, write_text
+from capt.pretrain.base.files import open_regular, write_text
+from capt.pretrain.base.records import Count, Record, read_record
 from capt.pretrain.base.verification import FileState, file_state
 from capt.pretrain.regions.manifest import ArrayFile, FeatureType, map_array, write_array
 from capt.pretrain.regions.picture import Damage, check_name, checked

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from capt.pretrain.base.files import Count, Record, read_record, write_json
+from capt.pretrain.base.files import write_json
+from capt.pretrain.base.records import Count, Record, read_record
 
 FILE = "rollbacks.json"
 

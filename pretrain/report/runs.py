@@ -12,7 +12,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from capt.pretrain.base.errors import ConfigError, DataError
-from capt.pretrain.base.files import Count, Record, read_json, read_record
+from capt.pretrain.base.files import read_json
+from capt.pretrain.base.records import Count, Record, read_record
 from capt.pretrain.config import flatten, load_mapping
 from capt.pretrain.engine.judgement import Judgement, judge
 from capt.pretrain.engine.metrics_file import METRICS, Row, read_metrics

@@ -18,7 +18,8 @@ from typing import Annotated, Any, Literal, TypeGuard
 from pydantic import ConfigDict, Field, FiniteFloat, ValidationError, field_validator
 
 from capt.pretrain.base.errors import ConfigError
-from capt.pretrain.base.files import Count, Record, open_regular
+from capt.pretrain.base.files import open_regular
+from capt.pretrain.base.records import Count, Record
 from capt.pretrain.config import flatten, load_mapping
 from capt.pretrain.engine.metrics_file import bounded_lines
 from capt.pretrain.report.compare import from_the_median, ranked

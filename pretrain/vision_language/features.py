@@ -8,7 +8,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from capt.pretrain.base.errors import CheckpointError
-from capt.pretrain.base.files import Record, read_record, write_json
+from capt.pretrain.base.files import write_json
+from capt.pretrain.base.records import Record, read_record
 from capt.pretrain.regions.picture import feature_differences
 from capt.pretrain.regions.store import RegionStore
 

@@ -18,7 +18,8 @@ from pydantic import Field
 
 from capt.pretrain.base.atomic import new_folder
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.base.files import Count, Record, read_record, write_json
+from capt.pretrain.base.files import write_json
+from capt.pretrain.base.records import Count, Record, read_record
 from capt.pretrain.base.verification import Ranks, Verifier
 from capt.pretrain.vision_language.data.examples import Example
 from capt.pretrain.vision_language.data.read import read_examples

@@ -54,7 +54,7 @@ def test_every_key_file_and_version_that_differs_is_named_with_its_host() -> Non
         "the file capt/tokenizer/train.py",
         "the file capt/finetune/task.py",
     } <= set(files)
-    changes = [(key, "another") for key in [*list(facts)[::25], "optimizer.lr", "torch", "--resume", files[0]]]
+    changes = [(key, "another") for key in [*list(facts)[::20], "optimizer.lr", "torch", "--resume", files[0]]]
     assert len(changes) > 25
     for said in run_ranks(_refusals, 2, facts, changes):
         assert said[0] == ""

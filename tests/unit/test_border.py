@@ -122,7 +122,7 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "pretrain/embeddings/vectors/word_vectors.py": ("gzip.GzipFile", OUT),
     "pretrain/language/evaluate.py": (".write_text", OUT),
     "pretrain/language/from_hf.py": ("safe_open", TENSORS),
-    "pretrain/language/restore.py": (".write_text", OUT),
+    "pretrain/language/import_hf.py": (".write_text", OUT),
     "pretrain/language/inputs.py": (".open", SHARDS),
     "pretrain/data/sts_files.py": (".read_text", TEXT),
     "pretrain/latent/ngram/kenlm.py": ("subprocess.run", "lmplz and query; " + TOOL),

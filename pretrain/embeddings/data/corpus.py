@@ -25,9 +25,10 @@ from pydantic import Field
 
 from capt.pretrain.base.atomic import new_file, new_folder
 from capt.pretrain.base.errors import CheckpointError, DataError
-from capt.pretrain.base.files import Count, Record, printable, read_lines, read_record, write_text
+from capt.pretrain.base.files import printable, read_lines, write_text
 from capt.pretrain.base.locks import cache_lock
 from capt.pretrain.base.parallel import ProgressCallback, ordered_map, usable_cores
+from capt.pretrain.base.records import Count, Record, read_record
 from capt.pretrain.base.verification import ALONE, Ranks, Verifier
 from capt.pretrain.data.files import FileCorpus, resolve_paths
 from capt.pretrain.embeddings.config import DataSection

@@ -13,7 +13,8 @@ from pydantic import Field
 
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import ConfigError
-from capt.pretrain.base.files import Record, parse_record, read_json, write_json
+from capt.pretrain.base.files import read_json, write_json
+from capt.pretrain.base.records import Record, parse_record
 from capt.pretrain.base.sensitive import is_secret
 from capt.pretrain.config import flatten
 from capt.pretrain.engine.loop import NEVER, Callback, Run

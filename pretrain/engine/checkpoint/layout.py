@@ -30,7 +30,8 @@ from pydantic import AfterValidator, Field, FiniteFloat, model_validator
 from capt.pretrain.base import distributed
 from capt.pretrain.base.atomic import sync
 from capt.pretrain.base.errors import CheckpointError, quoted
-from capt.pretrain.base.files import Count, Record, parse_record, read_json, read_record
+from capt.pretrain.base.files import read_json
+from capt.pretrain.base.records import Count, Record, parse_record, read_record
 from capt.pretrain.base.verification import ExpectedFile, Verifier
 from capt.pretrain.config.load import load_job
 from capt.pretrain.config.schema import Job

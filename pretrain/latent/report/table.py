@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from capt.pretrain.base.errors import DataError, quoted
-from capt.pretrain.base.files import Count, Record, parse_record, read_json
+from capt.pretrain.base.files import read_json
+from capt.pretrain.base.records import Count, Record, parse_record
 from capt.pretrain.latent.config import EVALUATION, GENERATED_TEXT
 from capt.pretrain.report.document import Table
 from capt.pretrain.report.runs import RunRecord

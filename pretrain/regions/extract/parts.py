@@ -26,7 +26,8 @@ from pydantic import Field
 
 from capt.pretrain.base.atomic import new_folder
 from capt.pretrain.base.errors import ConfigError, DataError
-from capt.pretrain.base.files import Record, parse_record, read_json, write_json
+from capt.pretrain.base.files import read_json, write_json
+from capt.pretrain.base.records import Record, parse_record
 from capt.pretrain.regions.manifest import FeatureType
 from capt.pretrain.regions.picture import Picture
 from capt.pretrain.regions.store import RegionStore

@@ -23,8 +23,9 @@ from pydantic import Field
 
 from capt.pretrain.base.atomic import sync
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.base.files import Count, Record, open_regular, parse_record
+from capt.pretrain.base.files import open_regular
 from capt.pretrain.base.randomness import GOLDEN, UInt64Array, mix64, unmix64
+from capt.pretrain.base.records import Count, Record, parse_record
 from capt.pretrain.engine.durable import GrowingFile
 
 # Digests of the rows of a step that do not depend on how ranks and micro-batches share them.

@@ -28,7 +28,8 @@ from typing import Annotated
 from pydantic import Field
 
 from capt.pretrain.base.errors import CheckpointError, UserError
-from capt.pretrain.base.files import Record, is_utf8, read_record, write_json
+from capt.pretrain.base.files import is_utf8, write_json
+from capt.pretrain.base.records import Record, read_record
 from capt.pretrain.engine.run_folder import is_active
 
 INCARNATION, OWNER = "incarnation.json", "owner.json"

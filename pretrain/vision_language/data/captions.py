@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from capt.pretrain.base.errors import DataError, shown
-from capt.pretrain.base.files import Record
+from capt.pretrain.base.records import Record
 from capt.pretrain.vision_language.data.examples import Example, coco_name, coco_subtype, file_stem
 from capt.pretrain.vision_language.data.files import Document, Name, Number, Scores, Text, Unique, checked, parts
 

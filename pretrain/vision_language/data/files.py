@@ -15,7 +15,8 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 from pydantic import Field, ValidationError
 
 from capt.pretrain.base.errors import DataError, shown
-from capt.pretrain.base.files import Record, first_fault, open_regular, printable
+from capt.pretrain.base.files import open_regular, printable
+from capt.pretrain.base.records import Record, first_fault
 
 LARGEST = 2 << 30
 """Bytes of an unpacked file at most: GQA's largest balanced file has 1.2 GB."""

@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 from pydantic import Field
 
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.base.files import Record
+from capt.pretrain.base.records import Record
 from capt.pretrain.vision_language.data import captions
 from capt.pretrain.vision_language.data.examples import Example
 from capt.pretrain.vision_language.data.files import Document, Name, Text, checked, read_document

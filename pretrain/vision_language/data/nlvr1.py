@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from capt.pretrain.base.files import Record
+from capt.pretrain.base.records import Record
 from capt.pretrain.regions.nlvr1 import scene_name
 from capt.pretrain.vision_language.data.examples import Example
 from capt.pretrain.vision_language.data.files import Document, Text, Unique

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from capt.pretrain.base.files import Record
+from capt.pretrain.base.records import Record
 from capt.pretrain.vision_language.data.examples import Example
 from capt.pretrain.vision_language.data.files import Document, Text, Unique
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BeforeValidator, Field
 
 from capt.pretrain.base.errors import DataError, counted
-from capt.pretrain.base.files import Record
+from capt.pretrain.base.records import Record
 from capt.pretrain.vision_language.data.answers import normalise_answer, vqa_soft_score
 from capt.pretrain.vision_language.data.examples import Example, coco_name, coco_subtype
 from capt.pretrain.vision_language.data.files import Document, Name, Number, Text, Unique, checked, parts

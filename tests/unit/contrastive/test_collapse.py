@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from capt.pretrain.base.files import parse_record
+from capt.pretrain.base.records import parse_record
 from capt.pretrain.config.contrast import ContrastSection
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.contrastive.collapse import CollapseState, CollapseWatch, Figures, Split, remedies

@@ -93,7 +93,7 @@ def test_the_script_starts_ranks_resumes_and_requeues(tmp_path: Path, code: int,
     assert (tmp_path / "heads").read_text() == "done\n"
     run = folder / "run"
     expected = ["capt_tiny", f"run.dir={run}", "data.files=[x.txt,'y z.txt']", "--resume=auto"]
-    assert (tmp_path / "argv").read_text().splitlines() == ["-m", "capt.launcher.batch", "pretrain", *expected]
+    assert (tmp_path / "argv").read_text().splitlines() == ["-m", "capt.launcher.batch", "capt.pretrain", *expected]
     assert (tmp_path / "requeued").exists() == (code in (75, 1))
 
 
@@ -117,7 +117,7 @@ def test_each_task_of_an_array_is_a_run_of_its_own(tmp_path: Path) -> None:
     subprocess.run(["bash", tmp_path / "job.sbatch"], env=env, capture_output=True, check=True)
     run = tmp_path / "a b's" / "run"
     overrides = ["--resume=auto", "run.seed=3", f"run.dir={run}/3"]
-    head = ["-m", "capt.launcher.batch", "pretrain", "capt_tiny", f"run.dir={run}", *overrides]
+    head = ["-m", "capt.launcher.batch", "capt.pretrain", "capt_tiny", f"run.dir={run}", *overrides]
     assert (tmp_path / "argv").read_text().splitlines() == [*head, "-m", "capt.launcher.requeue", f"{run}/3", "0"]
     resumed = Launch("capt.pretrain", ("config.yaml", "--resume"), load_job("capt_tiny"), Options(cluster=cluster))
     with pytest.raises(ConfigError, match="runs of their own"):
@@ -216,7 +216,7 @@ def test_a_resumed_run_that_is_queued_again_keeps_its_keys(tmp_path: Path) -> No
     words = ("r/config.yaml", "optimizer.lr=1e-4", "--resume", "--checkpoint", "step-00000002", "--debug")
     text = script_of(Launch(launch.module, words, launch.job, launch.options))
     kept = "r/config.yaml optimizer.lr=1e-4 --resume --checkpoint step-00000002 --debug"
-    assert f"-m capt.launcher.batch pretrain {kept}\n" in text
+    assert f"-m capt.launcher.batch capt.pretrain {kept}\n" in text
 
 
 def test_a_job_that_was_to_go_back_does_so_when_it_is_queued_again_before(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from capt.pretrain import registry
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.report import report
 from capt.pretrain.report.sweep_page import format_number
@@ -222,7 +223,7 @@ def test_the_tasks_own_sections_are_added(tmp_path: Path, monkeypatch: pytest.Mo
         "    return [ReportSection('Glimmers', tables=[table], data={'glimmers': 3})]\n"
     )
     monkeypatch.syspath_prepend(str(package.parent))
-    monkeypatch.setitem(__import__("capt.pretrain.registry").registry.TASKS, "glimmer", "glimmer")
+    monkeypatch.setitem(registry.TASKS, "glimmer", "glimmer")
     sweep = write_sweep(tmp_path / "sweep", [1])
     add_trial(sweep, "one", {}, 1, [0.5], config={"task": {"type": "glimmer"}})
     assert "Glimmers" in Page(report([sweep], tmp_path / "out")).text
