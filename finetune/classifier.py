@@ -1,4 +1,4 @@
-"""The classifier that GLUE tasks are fine-tuned with, on any encoder."""
+"""The classifier that tasks of labelled texts are fine-tuned with, on any encoder."""
 
 from __future__ import annotations
 

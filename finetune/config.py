@@ -1,4 +1,7 @@
-"""The sections that every fine-tuning job shares: its length, validation and checkpoints in epochs. No torch here."""
+"""The sections that fine-tuning jobs share: length, validation and checkpoints in epochs; texts and their encoder.
+
+No torch here.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,23 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
+from capt.finetune.inputs import describe_initial_model
+from capt.finetune.text_task import TextTask
+from capt.pretrain.base.cache import default_cache
 from capt.pretrain.base.errors import ConfigError
-from capt.pretrain.config.base import NonNegativeInt, PositiveInt
-from capt.pretrain.config.schema import CheckpointSection, Job, ScheduleSection, ValidateSection
+from capt.pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
+from capt.pretrain.config.schema import (
+    BatchSection,
+    CheckpointSection,
+    Job,
+    OptimizerSection,
+    ScheduleSection,
+    ValidateSection,
+)
+from capt.pretrain.models.hf_config import Source
 
 AnyJob = TypeVar("AnyJob", bound="FineTuningJob")
+AnyTextJob = TypeVar("AnyTextJob", bound="TextJob")
 
 
 class FineTuningSchedule(ScheduleSection):
@@ -96,5 +111,96 @@ class FineTuningJob(Job):
                 "schedule": self.schedule.in_steps(steps_per_epoch),
                 "validate_": validate.model_copy(update={"every": every}),
                 "checkpoint": checkpoint.model_copy(update={"every": save_every}),
+            }
+        )
+
+
+class TextData(Section):
+    """How labelled texts are read and put into batches. A task adds which they are."""
+
+    sequence_length: PositiveInt | None = Field(
+        None, ge=8, le=2**20, description="longest input in tokens; if unset 512, or the positions of the encoder"
+    )
+    bucketing: bool = Field(True, description="put texts of similar length into a batch; false = plain shuffled order")
+    shuffle: bool = Field(True, description="false = file order in every epoch, without bucketing")
+    max_train: PositiveInt | None = Field(None, description="train on this many examples, the same ones for every seed")
+    cache: PathField = Field(default_factory=default_cache, description="where the token ids of large tasks are kept")
+
+    @property
+    def text_task(self) -> TextTask:
+        """What the outputs of the classifier mean."""
+        raise NotImplementedError
+
+
+class TextModel(Section):
+    """The encoder to start from and the dropouts of fine-tuning."""
+
+    init: Source = Field(
+        description="a run or checkpoint of ours, a Hugging Face folder, or USER/NAME[@REV] of the hub"
+    )
+    dropout: NonNegativeFloat = Field(0.1, lt=1, description="dropout of embeddings and layer outputs")
+    attention_dropout: NonNegativeFloat = Field(0.1, lt=1, description="dropout of the attention weights")
+    classifier_dropout: NonNegativeFloat | None = Field(
+        None, lt=1, description="dropout of the classifier; if unset model.dropout"
+    )
+    allow_missing: bool = Field(False, description="continue where weights of the encoder are missing or unknown")
+    encoder: dict[str, Any] | None = Field(
+        None, description="the encoder as config.json describes it; filled in by the job"
+    )
+
+
+class TextOptimizer(OptimizerSection):
+    """Adam as RoBERTa was fine-tuned."""
+
+    lr: PositiveFloat = Field(1e-5, description="peak learning rate")
+    weight_decay: NonNegativeFloat = Field(0.1, description="of matrices; vectors do not decay")
+
+
+class TextJob(FineTuningJob):
+    """A pretrained encoder fine-tuned on labelled texts.
+
+    Defaults are RoBERTa's recipe (Liu et al. 2019, Table 10; fairseq's ``config/finetuning``): 10 epochs, 6% of warmup
+    and a linear decay to 0, Adam (0.9, 0.98) eps 1e-6, weight decay 0.1, dropouts 0.1, no clipping. One thing differs
+    from fairseq: biases and LayerNorm do not decay, as in every job here.
+    """
+
+    data: TextData
+    model: TextModel
+    batch: BatchSection = BatchSection(global_=16, micro=16)
+    optimizer: TextOptimizer = TextOptimizer()
+
+    def describe_data(self) -> str:
+        """Describe the files of the task in one line; no file is read through."""
+        raise NotImplementedError
+
+    def check_inputs(self) -> list[str]:
+        """Describe the files of the task and where the encoder comes from; no file is read through."""
+        return [f"data: {self.describe_data()}", f"model.init: {describe_initial_model(self.model.init)}"]
+
+    def encoder_config(self) -> dict[str, Any] | None:
+        """What ``model.init`` held, which the job notes when it starts."""
+        return self.model.encoder
+
+    def longest(self, max_positions: int) -> int:
+        """Tokens of the longest row for an encoder with ``max_positions``. Raises ``ConfigError`` if it has too few."""
+        length = self.data.sequence_length or min(512, max_positions)
+        if length > max_positions:
+            raise ConfigError(f"data.sequence_length {length} is longer than the encoder's {max_positions} positions")
+        return length
+
+    def with_encoder(self: AnyTextJob, encoder: dict[str, Any], max_positions: int) -> AnyTextJob:
+        """The job with what follows from its encoder: ``data.sequence_length`` and ``model.encoder``.
+
+        Args:
+            encoder: the encoder as ``config.json`` describes it.
+            max_positions: the longest sequence that it takes.
+
+        Raises:
+            ConfigError: ``data.sequence_length`` is longer.
+        """
+        return self.model_copy(
+            update={
+                "data": self.data.model_copy(update={"sequence_length": self.longest(max_positions)}),
+                "model": self.model.model_copy(update={"encoder": encoder}),
             }
         )

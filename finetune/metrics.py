@@ -12,14 +12,18 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from capt.pretrain.base.errors import ConfigError
 
-Labels = Num[np.ndarray, " _"]
+Labels = Num[np.ndarray, "_ ..."]
+"""Classes ``[n]`` (integers), several labels a row ``[n, labels]`` (integers 0 and 1), or scores ``[n]`` (floats)."""
 
 
-def compute_metrics(names: Sequence[str], predictions: Labels, labels: Labels) -> dict[str, float]:
-    """The metrics ``names`` of ``predictions`` (classes, or scores), each in [-1, 1] and never nan.
+def compute_metrics(
+    names: Sequence[str], predictions: Labels, labels: Labels, *, scale: float = 5.0
+) -> dict[str, float]:
+    """The metrics ``names`` of ``predictions`` (classes, labels, or scores), each in [-1, 1] and never nan.
 
     Beside them ``degenerate`` is 1 where the predictions are constant (a correlation, then undefined, counts as 0), and
     ``baseline`` is the first metric of the best constant prediction: a score no better means that training failed.
+    Scores within a thousandth of ``scale`` (default: STS-B's) are constant.
 
     Raises:
         ConfigError: a metric is unknown.
@@ -33,22 +37,34 @@ def compute_metrics(names: Sequence[str], predictions: Labels, labels: Labels) -
     result = {name: METRICS[name](predictions, labels) for name in names}
     return {
         **result,
-        "degenerate": float(is_degenerate(predictions)),
+        "degenerate": float(is_degenerate(predictions, scale)),
         "baseline": METRICS[names[0]](best_constant(labels), labels),
     }
 
 
-def is_degenerate(predictions: Labels) -> bool:
-    """Whether every prediction is the same; for scores: up to a thousandth of STS-B's scale.
+def is_degenerate(predictions: Labels, scale: float = 5.0) -> bool:
+    """Whether every prediction is the same; for scores: up to a thousandth of their scale.
 
     A regression that has collapsed predicts the mean label with the noise of its arithmetic (2.84 for STS-B).
     """
-    spread = float(np.ptp(predictions))
-    return spread == 0 if np.issubdtype(predictions.dtype, np.integer) else not spread > 5e-3
+    if np.issubdtype(predictions.dtype, np.integer):
+        return bool((predictions == predictions[:1]).all())
+    return not float(np.ptp(predictions)) > 1e-3 * scale
 
 
 def best_constant(labels: Labels) -> Labels:
-    """The best constant prediction: the most frequent class (the lowest of several), or the mean score."""
+    """The best constant prediction: the most frequent class (the lowest of several), or the mean score.
+
+    Where a row has several labels: the most frequent ones, in the number that has the best micro F1.
+    """
+    if labels.ndim == 2:
+        counts = labels.sum(0)
+        order = np.argsort(-counts, kind="stable")
+        number = np.arange(1, len(counts) + 1)
+        f1 = 2 * np.cumsum(counts[order]) / (number * len(labels) + max(1, counts.sum()))
+        chosen = np.zeros_like(labels[:1])
+        chosen[0, order[: 1 + int(f1.argmax())]] = 1
+        return np.repeat(chosen, len(labels), axis=0)
     if np.issubdtype(labels.dtype, np.integer):
         classes, counts = np.unique(labels, return_counts=True)
         return np.full_like(labels, classes[counts.argmax()])
@@ -61,6 +77,14 @@ def _accuracy(predictions: Labels, labels: Labels) -> float:
 
 def _f1(predictions: Labels, labels: Labels) -> float:
     return float(f1_score(labels, predictions, zero_division=0))
+
+
+def _macro_f1(predictions: Labels, labels: Labels) -> float:
+    return float(f1_score(labels, predictions, average="macro", zero_division=0))
+
+
+def _micro_f1(predictions: Labels, labels: Labels) -> float:
+    return float(f1_score(labels, predictions, average="micro", zero_division=0))
 
 
 def _matthews(predictions: Labels, labels: Labels) -> float:
@@ -89,7 +113,9 @@ def _correlation(function: Callable[..., tuple[float, float]], predictions: Labe
 METRICS: dict[str, Callable[[Labels, Labels], float]] = {
     "accuracy": _accuracy,
     "f1": _f1,
+    "macro_f1": _macro_f1,
     "matthews": _matthews,
+    "micro_f1": _micro_f1,
     "pearson": _pearson,
     "spearman": _spearman,
 }

@@ -29,6 +29,7 @@ TASKS = {
     "capt_language": "capt.pretrain.language",
     "capt_vl": "capt.pretrain.vision_language",
     "glue": "capt.finetune.glue",
+    "labels": "capt.finetune.labels",
     "latent": "capt.pretrain.latent",
     "visual": "capt.finetune.visual",
 }

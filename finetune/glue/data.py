@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from capt.finetune.batches import TextRows
+from capt.finetune.config import TextData
 from capt.finetune.encoding import encode_texts
 from capt.finetune.glue.config import GlueData
 from capt.finetune.glue.files import Examples, read_split
@@ -24,15 +25,9 @@ def read_examples(data: GlueData, task: GlueTask, split: str) -> Examples:
 
 def train_rows(data: GlueData, tokenizer: TextTokenizer, length: int, *, types: bool) -> TextRows:
     """The training split, or ``data.max_train`` rows of it. Arguments are those of `row_set`."""
-    task = data.glue_task
+    task = data.text_task
     examples = read_examples(data, task, "train")
-    keep = chosen_rows(len(examples), data.max_train)
-    if len(keep) < len(examples):
-        second = None if examples.second is None else [examples.second[i] for i in keep]
-        labels = None if examples.labels is None else examples.labels[keep]
-        first = [examples.first[i] for i in keep]
-        examples = Examples(first, second, labels, [examples.index[i] for i in keep], examples.source)
-    return row_set(examples, data, tokenizer, length, types=types)
+    return row_set(examples.rows(chosen_rows(len(examples), data.max_train)), data, tokenizer, length, types=types)
 
 
 def dev_rows(data: GlueData, tokenizer: TextTokenizer, length: int, *, types: bool) -> dict[str, TextRows]:
@@ -43,7 +38,7 @@ def dev_rows(data: GlueData, tokenizer: TextTokenizer, length: int, *, types: bo
     Raises:
         DataError: a split has no labels, or cannot be read.
     """
-    task = data.glue_task
+    task = data.text_task
     sets = {}
     for split in task.splits:
         if not split.startswith("dev"):
@@ -56,7 +51,7 @@ def dev_rows(data: GlueData, tokenizer: TextTokenizer, length: int, *, types: bo
     return sets
 
 
-def row_set(examples: Examples, data: GlueData, tokenizer: TextTokenizer, length: int, *, types: bool) -> TextRows:
+def row_set(examples: Examples, data: TextData, tokenizer: TextTokenizer, length: int, *, types: bool) -> TextRows:
     """Examples as a data set that batches can be made of.
 
     Args:

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from capt.finetune.glue.tasks import Columns, GlueTask
+from capt.finetune.order import RowNumbers
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.files import open_regular
 from capt.pretrain.data.sts_files import read_score
@@ -31,8 +32,9 @@ _LONGEST, _LARGEST = 1 << 24, 1 << 29
 class Examples:
     """The rows of a split, in file order.
 
-    ``second`` is None for tasks of single sentences. ``labels`` (int64 classes, or float32 scores from 0 to 5) is None
-    where there are none. ``index`` numbers the rows; for a test split it is the file's own, which a submission repeats.
+    ``second`` is None for tasks of single sentences. ``labels`` is None where there are none: int64 classes, float32
+    scores, or a float32 column for each of several labels. ``index`` numbers the rows; for a test split it is the
+    file's own, which a submission repeats.
     """
 
     first: list[str]
@@ -43,6 +45,12 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self.first)
+
+    def rows(self, numbers: RowNumbers) -> Examples:
+        """The rows with these numbers."""
+        second = None if self.second is None else [self.second[i] for i in numbers]
+        labels = None if self.labels is None else self.labels[numbers]
+        return Examples([self.first[i] for i in numbers], second, labels, [self.index[i] for i in numbers], self.source)
 
 
 def read_split(folder: Path, task: GlueTask, split: str) -> Examples:

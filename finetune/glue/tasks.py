@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from capt.finetune.text_task import Kind
 from capt.pretrain.base.errors import ConfigError
 
 
@@ -22,12 +23,12 @@ class Columns:
 
 @dataclass(frozen=True)
 class GlueTask:
-    """The description of one task: its files, labels and metrics.
+    """The description of one task (`capt.finetune.text_task.TextTask`): its files, labels and metrics.
 
     ``labels`` are the files' strings, class 0 first, in the order of ``datasets``; ``names`` say what they mean, as
-    ``datasets`` does (both are empty for STS-B, whose label is a score). ``metric`` selects models; ``metrics`` are all
-    that GLUE reports. ``rows`` and ``columns`` have a key a split: train, dev, test; for MNLI ``dev_matched``,
-    ``dev_mismatched``, ``test_matched`` and ``test_mismatched``.
+    ``datasets`` does (both are empty for STS-B, whose label is a score from 0 to ``highest``). ``metrics`` are all that
+    GLUE reports; the first one selects models. ``rows`` and ``columns`` have a key a split: train, dev, test; for MNLI
+    ``dev_matched``, ``dev_mismatched``, ``test_matched`` and ``test_mismatched``.
     """
 
     name: str
@@ -40,6 +41,37 @@ class GlueTask:
     hub_columns: tuple[str, ...]
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     drops_malformed: bool = False
+    highest: float | None = None
+
+    @property
+    def title(self) -> str:
+        """What model cards call the task."""
+        return f"GLUE {self.folder}"
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags of a model card."""
+        return "glue", self.name
+
+    @property
+    def kind(self) -> Kind:
+        """Whether the label is a class or a score."""
+        return "regression" if self.regression else "classification"
+
+    @property
+    def scale(self) -> float:
+        """The score of an output of 1."""
+        return self.highest or 1.0
+
+    @property
+    def offset(self) -> float:
+        """The score of an output of 0."""
+        return 0.0
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """The lowest and the highest score."""
+        return None if self.highest is None else (0.0, self.highest)
 
     @property
     def pair(self) -> bool:
@@ -140,6 +172,7 @@ _TASKS = (
         rows=_sizes(5749, 1500, 1379),
         columns=_headed(*_PAIR, "score"),
         hub_columns=_PAIR,
+        highest=5.0,
     ),
     GlueTask(
         name="qqp",

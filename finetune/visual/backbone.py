@@ -21,9 +21,8 @@ from capt.pretrain.engine.checkpoint import find_best, read_manifest
 from capt.pretrain.models.hf_config import TOKENIZER_FILES, local_folder
 from capt.pretrain.models.lxmert.config import LxmertConfig
 from capt.pretrain.models.lxmert.read import is_lxmert
-from capt.pretrain.vision_language.data.answers import convert_ans, load_table
 from capt.pretrain.vision_language.features import FeatureKind, read_features
-from capt.pretrain.vision_language.restore import Start, read_start
+from capt.pretrain.vision_language.restore import Start, answer_rows, named_answers, read_start
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 
 # Read what ``model.init`` names: a run or checkpoint of ours, a Hugging Face folder, or airsplay's file.
@@ -69,17 +68,10 @@ def _pretrained(path: Path, job: VisualJob) -> Backbone:
 
 
 def _answers(job: VisualJob, start: Start) -> tuple[str, ...] | None:
-    """What the classes of the answer head are, as the source or ``model.init_answers`` says."""
-    table = job.model.init_answers
-    if table is None:
+    """What the classes of the answer head are, if the task, of one picture a row, can take it over."""
+    if job.data.visual_task.pictures != 1 and job.model.init_answers is None:
         return start.pretrained.answers
-    answers, classes = load_table(table).answers, start.config.answers or 0
-    if len(answers) != classes:
-        raise CheckpointError(
-            f"model.init_answers {table} has {len(answers)} answers, and the answer head of {start.source} {classes}: "
-            "it is not its table"
-        )
-    return answers
+    return named_answers(start, job.model.init_answers)
 
 
 def _fine_tuned(checkpoint: Path, source: str) -> Backbone:
@@ -112,6 +104,7 @@ def encoder_of(job: VisualJob, base: LxmertConfig, tokenizer: TextTokenizer, fea
             "attention_dropout": model.attention_dropout,
             "activation_checkpointing": model.activation_checkpointing,
             "init": None,
+            "init_answers": None,
         }
     )
 
@@ -168,7 +161,9 @@ def start_from(model: PictureClassifier, backbone: Backbone, classes: Sequence[s
             if name.startswith(BACKBONE):
                 parameter.copy_(backbone.state[name])
         before = backbone.answers
-        if before is not None and (set(before) >= set(TRUTHS) if tuple(classes) == TRUTHS else before != TRUTHS):
+        if before is None:
+            logger.info("answer head: a new one; none of %s is taken over", backbone.source)
+        elif set(before) >= set(TRUTHS) if tuple(classes) == TRUTHS else before != TRUTHS:
             _transplant(own, backbone, before, classes)
 
 
@@ -197,16 +192,6 @@ def _transplant(own: Mapping[str, Tensor], backbone: Backbone, before: Sequence[
     for name, parameter in own.items():
         if name.startswith(HEAD) and not name.startswith(_OUTER):
             parameter.copy_(head[name])
-    rows = {convert_ans(text): row for row, text in reversed(list(enumerate(before)))}
-    rows |= {text: row for row, text in reversed(list(enumerate(before)))}
-    found = [rows.get(text, rows.get(convert_ans(text), -1)) for text in answers]
-    index = torch.tensor(found)
-    for part in ("weight", "bias"):
-        taken = head[f"{_OUTER}{part}"][index.clamp_min(0)]
-        taken[index < 0] = 0.0
-        own[f"{_OUTER}{part}"].copy_(taken)
-    known = int((index >= 0).sum())
-    logger.info(
-        "answer head: %d of %d answers from %s, %d new ones begin at 0",
-        *(known, len(answers), backbone.source, len(answers) - known),
-    )
+    outer = {part: head[f"{_OUTER}{part}"] for part in ("weight", "bias")}
+    for part, tensor in answer_rows(outer, before, answers, backbone.source).items():
+        own[f"{_OUTER}{part}"].copy_(tensor)

@@ -15,10 +15,10 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, mod
 
 from capt.finetune.config import FineTuningJob, FineTuningSchedule
 from capt.pretrain.base.errors import did_you_mean, shown
-from capt.pretrain.config.base import PathField, PositiveInt, Section
+from capt.pretrain.config.base import PositiveInt, Section
 from capt.pretrain.config.schema import BatchSection, OptimizerSection
 from capt.pretrain.models.hf_config import Source
-from capt.pretrain.models.lxmert.config import LxmertConfig
+from capt.pretrain.models.lxmert.config import INIT_ANSWERS, InitAnswers, LxmertConfig
 from capt.pretrain.vision_language.inputs import describe_inputs
 from capt.pretrain.vision_language.sections import (
     MICROWORLD_TASKS,
@@ -119,10 +119,7 @@ class VisualModel(Section):
         description="a run or checkpoint of ours, a Hugging Face folder, airsplay's .pth file, USER/NAME[@REV] of the "
         "hub, or scratch for random weights"
     )
-    init_answers: PathField | None = Field(
-        None,
-        description="what the classes of init's answer head are, where it does not say (LXMERT's all_ans.json)",
-    )
+    init_answers: InitAnswers | None = Field(None, description=INIT_ANSWERS)
     encoder: LxmertConfig | None = Field(
         None, description="with init=scratch: the encoder's sizes; else those of model.init take their place"
     )
@@ -144,6 +141,8 @@ class VisualModel(Section):
     def _one_init(self) -> VisualModel:
         if self.encoder is not None and self.encoder.init is not None:
             raise ValueError("model.encoder.init: not used here; model.init names what to start from")
+        if self.encoder is not None and self.encoder.init_answers is not None:
+            raise ValueError("model.encoder.init_answers: not used here; model.init_answers is the key")
         return self
 
 

@@ -57,7 +57,7 @@ class TaskSection(Section):
     """Which job this is: a key of ``capt.pretrain.registry.TASKS``."""
 
     type: str = Field(
-        description="the type of the job: capt_language, capt_vl, latent, ace, glue, or a task of an entry point"
+        description="the type of the job: capt_language, capt_vl, latent, ace, glue, labels, or that of an entry point"
     )
 
 

@@ -135,9 +135,13 @@ class CollapseWatch:
             logger.info("step %d: the representations have recovered from their collapse", step)
 
     def _warn(self, split: Split, step: int, figures: Figures, best: Best) -> None:
+        distances = zip(figures.distances(), best.figures().distances(), strict=True)
+        kept = [now / then if then else 1.0 for now, then in distances]
+        fallen_first = sorted(zip(kept, best, figures, strict=True), key=lambda row: row[0])
         changes = ", ".join(
-            f"{name.replace('_', ' ')} {mark.value:.3g} (step {mark.step}) -> {value:.3g}"
-            for (name, mark), value in zip(best, figures, strict=True)
+            f"{name.replace('_', ' ')} "
+            + (f"{mark.value:.3g} (step {mark.step}) -> {value:.3g}" if part < _RECOVERED else f"{value:.3g}")
+            for part, (name, mark), value in fallen_first
         )
         logger.warning(
             "step %d (%s): the representations are collapsing: %s. What helps: %s", step, split, changes, self._remedies

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from capt.pretrain.config.base import PositiveInt
+from capt.pretrain.config.base import PositiveInt, Section
 from capt.pretrain.config.contrast import ContrastSection, check_validation_samples
 from capt.pretrain.config.schema import Job, LoaderSection, ValidateSection
 from capt.pretrain.data.config import TEXT_KEYS, CorruptionConfig, DataConfig
@@ -20,6 +20,19 @@ CONTRAST_METRICS = (
 )  # fmt: skip
 NOISE_METRICS = ("cosine_gap", "centred_gap", "drift", "top1")
 """What validation reports; the last of them for both ways of pooling, as ``noise/mean/top1``."""
+
+
+class MaskedSection(Section):
+    """The masked-language-model loss on the corrupted view, and its head."""
+
+    weight: NonNegativeFloat = Field(
+        1.0, description="factor of the loss in the total; 0 = contrast alone, and the loss is only measured"
+    )
+    head: Literal["random", "identity"] = Field(
+        "random",
+        description="the head over a model.init that has none: random weights, or near the identity, so that words are "
+        "scored by the products of hidden states and word embeddings, and the encoder is changed less",
+    )
 
 
 class LanguageValidate(ValidateSection):
@@ -39,6 +52,7 @@ class LanguageJob(Job):
     data: DataConfig
     tokenizer: TokenizerSection = TokenizerSection()
     model: RobertaConfig = RobertaConfig()
+    mlm: MaskedSection = MaskedSection()
     contrast: ContrastSection = ContrastSection()
     corruption: CorruptionConfig = CorruptionConfig()
     loader: LoaderSection = LoaderSection()
@@ -52,6 +66,14 @@ class LanguageJob(Job):
                 f"data.sequence_length {self.data.sequence_length} is longer than the position table: "
                 f"model.max_positions is {self.model.max_positions}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _something_is_trained(self) -> LanguageJob:
+        if not self.mlm.weight and not self.contrast.weight:
+            raise ValueError("mlm.weight and contrast.weight are both 0: nothing is trained; raise one of them")
+        if self.mlm.head == "identity" and self.model.init is None:
+            raise ValueError("mlm.head=identity is for a model.init without a language-model head; name one")
         return self
 
     @classmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal, cast
 
 from capt.pretrain.base.errors import ConfigError, did_you_mean
@@ -188,8 +189,9 @@ def _summary(job: Mapping[str, Any], trained: bool) -> str:
 logger = logging.getLogger(__name__)
 
 TARGETS = ("hf", "sentence-transformers", "onnx")
-POOLINGS = ("mean", "cls", "head")
-"""The first is the default: the best of the three at sentence similarity (docs/results/language.md)."""
+POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "head")
+"""The first is the default of a checkpoint that was never evaluated at sentence similarity: the best of the three in
+docs/results/language.md."""
 
 
 def command(
@@ -207,7 +209,8 @@ def command(
         checkpoint: a checkpoint or a run.
         out: a folder that does not exist or is empty.
         to: ``hf`` (``RobertaForMaskedLM``), ``sentence-transformers`` or ``onnx``.
-        pooling: ``mean`` (also if None), ``cls`` or ``head`` (the aggregation head); of sentence-transformers and ONNX.
+        pooling: ``mean``, ``cls`` or ``head`` (the aggregation head), of sentence-transformers and ONNX; None: the best
+            at sentence similarity, as ``capt evaluate`` has measured this checkpoint, or else ``mean``.
         overwrite: replace ``out`` if it is an older export.
         about: for the model card.
 
@@ -220,10 +223,15 @@ def command(
         raise ConfigError(f"--pooling {pooling} has no meaning with --to hf")
     if to == "onnx":
         require_packages()
-    chosen = cast(Pooling, pooling or POOLINGS[0])
     restored = load_model(checkpoint)
+    evaluations = sections_of(restored.checkpoint)
+    chosen, reason = pooling or POOLINGS[0], ""
+    if pooling is None and to != "hf":
+        chosen, reason = chosen_pooling(evaluations)
+        logger.info("--pooling %s: %s", chosen, reason)
     config, job = restored.model.config, restored.job
-    state, card = restored.model.state_dict(), _card(restored, cast(Form, to), chosen, about)
+    state = restored.model.state_dict()
+    card = _card(restored, cast(Form, to), chosen, reason, evaluations, about)
     # Position rows beyond the windows of training are as random as they started, but for a model that came with more.
     length = config.max_positions if job.model.init else job.data.sequence_length
     shared: dict[str, Any] = {"max_length": length, "overwrite": overwrite}
@@ -237,7 +245,34 @@ def command(
     return out
 
 
-def _card(restored: Restored, form: Form, pooling: Pooling, about: About | None) -> str:
+def chosen_pooling(evaluations: Sequence[Section]) -> tuple[Pooling, str]:
+    """The pooling to export, and on which figures it rests, in a sentence for the log and the card.
+
+    It is the one with the best mean Spearman correlation over the stored STS sets that all poolings were measured on:
+    over development sets where there are any, so that the test sets stay measurements.
+
+    Args:
+        evaluations: what ``capt evaluate`` has stored about the checkpoint.
+    """
+    sets = [each for each in evaluations if any("spearman" in figures for figures in each.poolers.values())]
+    known = [name for name in POOLINGS if sets and any(name in each.poolers for each in sets)]
+    whole = [each for each in sets if all(each.poolers.get(name, {}).get("spearman") is not None for name in known)]
+    used = [each for each in whole if each.name.endswith(" dev")] or whole
+    if not used or len(known) < 2:
+        return "mean", (
+            "capt evaluate RUN --sts FOLDER has not compared the poolings of this checkpoint; mean was the best of "
+            "three at sentence similarity in docs/results/language.md"
+        )
+    means = {name: fmean(float(each.poolers[name]["spearman"] or 0.0) for each in used) for name in known}
+    best = max(known, key=lambda name: means[name])
+    others = ", ".join(f"{name} {means[name]:.4g}" for name in known if name != best)
+    measured = ", ".join(each.name for each in used)
+    return best, f"Spearman {means[best]:.4g} on {measured} ({others}), as capt evaluate has stored"
+
+
+def _card(
+    restored: Restored, form: Form, pooling: Pooling, reason: str, evaluations: Sequence[Section], about: About | None
+) -> str:
     config, run = restored.model.config, restored.checkpoint.resolve().parent.parent
     progress = read_metadata(restored.checkpoint).progress.model_dump()
     facts: dict[str, Any] = {
@@ -251,6 +286,7 @@ def _card(restored: Restored, form: Form, pooling: Pooling, about: About | None)
     }
     if form != "hf":
         facts["sentence embedding"] = f"{config.pooling}, aggregation head" if pooling == "head" else pooling
+        facts |= {"chosen because": reason} if reason else {}
     return model_card(
         form,
         name=run.name,
@@ -259,6 +295,6 @@ def _card(restored: Restored, form: Form, pooling: Pooling, about: About | None)
         progress=progress,
         metrics=final_metrics(run, progress["step"]),
         about=(about or About()).started_from(restored.job.model.init, run),
-        evaluations=sections_of(restored.checkpoint),
+        evaluations=evaluations,
         pooling=pooling,
     )

@@ -118,7 +118,7 @@ class LanguageTask(ContrastTask[LanguageBatch]):
         self._require_memory()
         module = LanguageModule(self.job, self.model_config)
         if self.prepared.source is not None:
-            start_from(module.capt, self.prepared.source, str(self.job.model.init))
+            start_from(module.capt, self.prepared.source, str(self.job.model.init), head=self.job.mlm.head)
         return module
 
     def _require_memory(self) -> None:
@@ -165,13 +165,13 @@ class LanguageTask(ContrastTask[LanguageBatch]):
     def losses(
         self, engine: Engine, batch: LanguageBatch, scales: Scales, step: int
     ) -> tuple[Views | None, Tensor, dict[str, Tensor]]:
-        """What is contrasted of a micro-batch, its MLM loss, and its metrics."""
+        """What is contrasted of a micro-batch, its MLM loss times ``mlm.weight``, and its metrics."""
         batch = batch.to(engine.device)
         output = self._forward(engine, batch, step)
         out = output.capt
         mlm = out.mlm_loss_sum * scales["mlm"].to(out.mlm_loss_sum.dtype)
         metrics = {"loss/mlm": mlm, "accuracy/mlm": out.mlm_correct * scales["mlm"]}
-        return (_views(output, batch) if self.contrasts else None), mlm, metrics
+        return (_views(output, batch) if self.contrasts else None), self.job.mlm.weight * mlm, metrics
 
     def represent(self, engine: Engine, batch: LanguageBatch, step: int) -> Views:
         """Both views of a micro-batch, without the language model's head."""

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from torch import Tensor
 
@@ -80,10 +81,11 @@ def read_hf(folder: Path) -> HFModel:
     return HFModel(state, config, tokenizer)
 
 
-def start_from(model: CaptModel, source: HFModel, name: str) -> None:
+def start_from(model: CaptModel, source: HFModel, name: str, *, head: Literal["random", "identity"] = "random") -> None:
     """Copy the weights of ``source``, read from ``name``, into ``model``; heads that it lacks stay freshly initialised.
 
-    The log says which. An aggregation head for which ``model`` has no place is left out.
+    With ``head`` ``identity`` a language-model head that it lacks begins near the identity. The log says which. An
+    aggregation head for which ``model`` has no place is left out.
 
     Raises:
         CheckpointError: a tensor has another shape.
@@ -94,9 +96,15 @@ def start_from(model: CaptModel, source: HFModel, name: str) -> None:
         ("masked-language-model", MLM, "no lm_head"),
         ("aggregation", HEAD, f"no {HEAD_FILE}"),
     ):
+        if prefix == MLM and head == "identity" and not source.has_mlm:
+            model.mlm.begin_near_identity()
         fresh = {key: tensor for key, tensor in own.items() if key.startswith(prefix) and key not in TIED}
         if fresh and not fresh.keys() & state.keys():
-            logger.warning("%s has %s: the %s head starts from random weights", name, file, what)
+            begins = "starts from random weights"
+            if prefix == MLM:
+                near = "begins near the identity (mlm.head=identity)"
+                begins = near if head == "identity" else f"{begins} (mlm.head=identity begins near the identity)"
+            logger.warning("%s has %s: the %s head %s", name, file, what, begins)
             state |= fresh
     load_weights(model, with_rows(state, model.config.vocab_rows), name)
 

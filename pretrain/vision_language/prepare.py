@@ -36,7 +36,7 @@ from capt.pretrain.vision_language.data.answers import (
 )
 from capt.pretrain.vision_language.data.examples import Example
 from capt.pretrain.vision_language.pairs import DataFiles, EncodedPairs, Split, data_files, digest_of, write_pairs
-from capt.pretrain.vision_language.restore import Start, read_start, require_same_features
+from capt.pretrain.vision_language.restore import Start, named_answers, read_start, require_same_features
 from capt.pretrain.vision_language.sections import SentenceTokenizer
 from capt.pretrain.vision_language.sizes import completed
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
@@ -153,6 +153,8 @@ def prepare(job: VisionLanguageJob, ranks: Ranks = ALONE, run_dir: Path | None =
         start = None if job.model.init is None else read_start(job.model.init)
         if start is not None:
             require_same_features(start, store)
+            if job.objectives.answers:
+                start = start.named(named_answers(start, job.model.init_answers))
     folder = _tokenizer_folder(job, start, train, ranks, run_dir)
     answers_file = _answers_file(job, files, train, verifier, run_dir) if job.objectives.answers else None
     with ranks.synchronize_errors():

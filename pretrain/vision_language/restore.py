@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
 
 from capt.pretrain.base.errors import CheckpointError, UserError
 from capt.pretrain.engine.checkpoint import find_best, open_checkpoint, restored
@@ -15,10 +20,12 @@ from capt.pretrain.models.lxmert.model import start_from as copy_weights
 from capt.pretrain.models.lxmert.read import PretrainedLxmert, is_lxmert, read_lxmert
 from capt.pretrain.regions.store import RegionStore
 from capt.pretrain.vision_language.config import VisionLanguageJob
-from capt.pretrain.vision_language.data.answers import load_table
+from capt.pretrain.vision_language.data.answers import convert_ans, load_table
 from capt.pretrain.vision_language.features import FeatureKind, read_features, require_features
 from capt.pretrain.vision_language.module import VisionLanguageModule
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
+
+logger = logging.getLogger(__name__)
 
 TASK = "capt_vl"
 ANSWERS = "answers.json"
@@ -127,6 +134,10 @@ class Start:
         """Its sizes."""
         return self.pretrained.config
 
+    def named(self, answers: tuple[str, ...] | None) -> Start:
+        """The same with these answers as the classes of its answer head."""
+        return replace(self, pretrained=replace(self.pretrained, answers=answers))
+
 
 def read_start(source: Path) -> Start:
     """Read a run or checkpoint of ``capt_vl``, a Hugging Face folder (or hub id) or airsplay's ``.pth`` file.
@@ -152,14 +163,76 @@ def require_same_features(start: Start, store: RegionStore) -> None:
         require_features(store, start.features, str(start.source))
 
 
+def named_answers(start: Start, table: Path | Literal["new"] | None) -> tuple[str, ...] | None:
+    """What the classes of the answer head are, as the source or ``table`` (``model.init_answers``) says.
+
+    None is returned where there is no such head, or where a new one shall begin.
+
+    Raises:
+        CheckpointError: nothing says it, or ``table`` has another number of answers.
+    """
+    classes = start.config.answers or 0
+    if table == "new":
+        return None
+    if table is None:
+        if classes and start.pretrained.answers is None:
+            raise CheckpointError(
+                f"model.init {start.source}: it does not say what the {classes:,} classes of its answer head are; name "
+                "their table, model.init_answers=all_ans.json (LXMERT's), or set model.init_answers=new for a new head"
+            )
+        return start.pretrained.answers
+    answers = load_table(table).answers
+    if len(answers) != classes:
+        raise CheckpointError(
+            f"model.init_answers {table} has {len(answers)} answers, and the answer head of {start.source} {classes}: "
+            "it is not its table"
+        )
+    return answers
+
+
+def answer_rows(
+    before: Mapping[str, Tensor], names: Sequence[str], answers: Sequence[str], source: str
+) -> dict[str, Tensor]:
+    """``weight`` and ``bias`` of a layer with a row for each of ``answers``, as LXMERT's ``loadLXMERTQA`` makes them.
+
+    Rows are taken by the text of their answer, as it is or else converted (`convert_ans`); a new answer begins at 0.
+    The log says how many are taken.
+
+    Args:
+        before: ``weight`` and ``bias`` of the layer in ``source``.
+        names: the answers of its rows.
+        answers: the answers of the rows to make.
+        source: what to call it in the log.
+    """
+    rows = {convert_ans(text): row for row, text in reversed(list(enumerate(names)))}
+    rows |= {text: row for row, text in reversed(list(enumerate(names)))}
+    index = torch.tensor([rows.get(text, rows.get(convert_ans(text), -1)) for text in answers])
+    taken = {part: tensor[index.clamp_min(0)] for part, tensor in before.items()}
+    for tensor in taken.values():
+        tensor[index < 0] = 0.0
+    known = int((index >= 0).sum())
+    logger.info(
+        "answer head: %d of %d answers from %s, %d new ones begin at 0",
+        *(known, len(answers), source, len(answers) - known),
+    )
+    return taken
+
+
 def start_from(model: LxmertModel, start: Start, answers: Sequence[str] | None) -> None:
-    """Copy the weights into ``model``. Heads for other classes start anew, and so do answers of another table.
+    """Copy the weights into ``model``; the answer head is taken over answer by answer, by their text (`answer_rows`).
+
+    Heads for other classes start anew, and so does an answer head of which `named_answers` knows no answers. One that
+    the job has no use for (``answers`` is None) is left out. The log says so.
 
     Raises:
         CheckpointError: the encoder does not fit.
     """
     pretrained = start.pretrained
-    if answers is None or pretrained.answers is None or tuple(answers) != tuple(pretrained.answers):
-        state = {name: tensor for name, tensor in pretrained.state.items() if not name.startswith(_ANSWERS)}
-        pretrained = replace(pretrained, state=state)
-    copy_weights(model, pretrained, str(start.source))
+    head = {name.removeprefix(_ANSWERS): x for name, x in pretrained.state.items() if name.startswith(_ANSWERS)}
+    if head and answers is None:
+        logger.info("answer head: that of %s (%d answers) is left out", start.source, pretrained.config.answers or 0)
+    state = {name: tensor for name, tensor in pretrained.state.items() if not name.startswith(_ANSWERS)}
+    if head and answers is not None and pretrained.answers is not None:
+        taken = answer_rows(head, pretrained.answers, answers, str(start.source))
+        state |= {_ANSWERS + part: tensor for part, tensor in taken.items()}
+    copy_weights(model, replace(pretrained, state=state), str(start.source))

@@ -91,11 +91,13 @@ NOT_RUN = {
     "capt finetune vqa model.init": "needs a run of capt_vl; tests/unit/finetune/visual",
     "capt finetune gqa": "needs the files of GQA; tests/unit/finetune/visual",
     "capt finetune nlvr": "needs the files of NLVR; tests/unit/finetune/visual",
+    "capt evaluate runs/mine": "needs a fine-tuned run; tests/e2e/test_labels.py",
     "capt evaluate runs/vqa": "needs a fine-tuned run; tests/unit/finetune/visual",
     "capt evaluate runs/nlvr1": "needs a fine-tuned run; tests/unit/finetune/visual",
     "capt predictions check": "needs a result file; tests/unit/finetune/visual",
     "capt sweep vqa": "needs the files of VQA v2; tests/unit/finetune/visual",
     "capt convert runs/capt_vl": "needs a run of capt_vl; tests/parity",
+    "capt convert runs/mine": "needs a fine-tuned run; tests/e2e/test_labels.py",
     "capt convert runs/vqa": "needs a fine-tuned run; tests/parity",
     "deepspeed": "starts ssh; its arguments are parsed in tests/unit/test_docs.py, tests/multihost runs it",
     "torchrun": "tests/unit/launcher/test_torchrun.py",
@@ -160,6 +162,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "configs").symlink_to(ROOT / "configs")
     for task in ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"):
         write_task(folder / "GLUE", task)
+    labelled = [("The river opens.", 0.5), ("The stone falls.", 1.5), ("No bird sings.", 2.0), ("A king reads.", 2.5)]
+    (folder / "mine.csv").write_text("text,label\n" + "".join(f"{text},{int(score)}\n" for text, score in labelled))
+    for name in ("mine.jsonl", "held_out.jsonl"):
+        lines = [json.dumps({"text": text, "label": score}) + "\n" for text, score in labelled]
+        (folder / name).write_text("".join(lines))
     write_encoder(folder / "roberta-base-folder", max_position_embeddings=514)
     shutil.copytree(folder / "roberta-base-folder", folder / "path/to/a/hugging-face-folder")
     pairs = "".join(f"main-news\theadlines\t2016\t{n}\t{n % 5}.0\tThe river {n}.\tThe stone {n}.\n" for n in range(20))

@@ -61,7 +61,7 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "pretrain/vision_language/microworld/pictures.py": (".open .write_text", OUT),
     "pretrain/vision_language/pairs.py": ("np.load", "a cache of ours, allow_pickle=False"),
     "finetune/encoding.py": ("np.load", "a cache of ours, allow_pickle=False"),
-    "finetune/glue/export.py": (".write_text", OUT),
+    "finetune/text_export.py": (".write_text", OUT),
     "finetune/glue/files.py": (".open gzip.open", TEXT),
     "finetune/glue/submission.py": ("zipfile.ZipFile zipfile.ZipInfo", "extracts nothing; " + OUT),
     "launcher/backends/__init__.py": ("importlib.import_module", REGISTRY),

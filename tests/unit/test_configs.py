@@ -53,6 +53,7 @@ NEEDS = {
     "capt_language": ["data.files=@/text.txt"],
     "capt_continue": ["data.files=@/text.txt", "model.init=USER/NAME"],
     "glue": ["data.path=@/glue", "model.init=@/encoder"],
+    "labels": ["data.train=@/mine.csv", "model.init=@/encoder"],
     "ace": ["data.files=@/text.txt"],
     "finetune": ["data.files=@/text.txt", "model.init=@/vectors.txt"],
     "latent": ["data.path=@/ptb"],
@@ -78,6 +79,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Inputs of every kind, as far as a dry run looks."""
     folder = tmp_path_factory.mktemp("here")
     (folder / "text.txt").write_text("some text\n")
+    (folder / "mine.csv").write_text("text,label\na text,yes\n")
     (folder / "vectors.txt").write_text("some 1 2 3\n")
     for task in GLUE.values():
         (folder / "glue" / task.folder).mkdir(parents=True)

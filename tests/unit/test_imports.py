@@ -135,9 +135,14 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "pretrain.vision_language",
     ),
     "finetune": ("tokenizer", *_in("pretrain", "base", "config", "engine", "models", "language")),
+    "finetune.text_export": ("finetune", "tokenizer", *_in("pretrain", "base", "convert", "engine", "models")),
     "finetune.glue": (
         *("finetune", "tokenizer"),
         *_in("pretrain", "base", "config", "data.sts_files", "engine", "models", "convert", "report"),
+    ),
+    "finetune.labels": (
+        *("finetune", "tokenizer"),
+        *_in("pretrain", "base", "config", "engine", "models", "convert"),
     ),
     "finetune.visual": (
         *("finetune", "tokenizer"),

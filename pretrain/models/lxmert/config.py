@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from capt.pretrain.base.errors import ConfigError
-from capt.pretrain.config.base import NonNegativeInt, PositiveInt, Section
+from capt.pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
 from capt.pretrain.models.hf_config import Source
 
 PRESETS: dict[str, dict[str, int]] = {
@@ -26,6 +26,13 @@ PRESETS: dict[str, dict[str, int]] = {
     },
 }  # fmt: skip
 """``base`` is LXMERT's 9-5-5; ``custom`` takes all six fields from the user."""
+
+
+InitAnswers = Literal["new"] | PathField
+INIT_ANSWERS = (
+    "what the classes of init's answer head are, where it does not say (LXMERT's all_ans.json); new = begin a new head"
+)
+"""The key ``model.init_answers`` of pretraining and of fine-tuning."""
 
 
 class LxmertConfig(Section):
@@ -76,6 +83,7 @@ class LxmertConfig(Section):
         None,
         description="LXMERT to start from: a run or checkpoint of ours, a Hugging Face folder, or airsplay's .pth file",
     )
+    init_answers: InitAnswers | None = Field(None, description=INIT_ANSWERS)
 
     @model_validator(mode="before")
     @classmethod

@@ -14,7 +14,10 @@ from capt.pretrain.base.errors import UserError
 from capt.pretrain.config.load import load_job
 from capt.pretrain.convert.dispatch import convert
 from capt.pretrain.convert.huggingface import export_hf
+from capt.pretrain.engine.run_folder import Section
+from capt.pretrain.language.export import chosen_pooling
 from capt.pretrain.language.restore import load_model
+from capt.pretrain.models.hf_model import read_hf, start_from
 from tests.unit.convert.models import CARD, config, model, tokenizer
 
 
@@ -51,6 +54,48 @@ def test_every_form(run, tmp_path, to, inside):
     for expected in ("# first run", "| layers | 3 |", "| validation/loss/mlm | 1.5 |", "no training step"):
         assert expected in card
     assert [p.name for p in out.parent.iterdir()] == ["ex port"]
+
+
+@pytest.mark.parametrize(
+    ("figures", "best", "said"),
+    [
+        ({}, "mean", "capt evaluate RUN --sts FOLDER has not compared"),
+        ({"STS-B test": (0.1, 0.3, 0.5)}, "head", "Spearman 0.5 on STS-B test (mean 0.3, cls 0.1)"),
+        ({"STS-B test": (0.1, 0.3, 0.5), "STS-B dev": (0.4, 0.3, 0.2)}, "cls", "Spearman 0.4 on STS-B dev (mean 0.3,"),
+        ({"STS12 test": (0.1, 0.5), "STS13 test": (0.7, 0.2)}, "cls", "Spearman 0.4 on STS12 test, STS13 test (mean"),
+        ({"STS12 test": (0.1, 0.5), "STS13 test": (0.9,)}, "mean", "Spearman 0.5 on STS12 test (cls 0.1)"),
+        ({"STS12 test": (0.9,)}, "mean", "capt evaluate RUN --sts FOLDER has not compared"),
+        ({"STS12 test": (None, None)}, "mean", "capt evaluate RUN --sts FOLDER has not compared"),
+    ],
+)  # fmt: skip
+def test_the_pooling_is_that_of_the_best_figures(figures, best, said):
+    chosen, reason = chosen_pooling([Section(**section) for section in _sections(figures)])
+    assert chosen == best
+    assert reason.startswith(said)
+
+
+def _sections(figures):
+    return [
+        {
+            "name": name,
+            "protocol": "p",
+            "poolers": {p: {"spearman": v} for p, v in zip(("cls", "mean", "head"), rho, strict=False)},
+        }
+        for name, rho in figures.items()
+    ]
+
+
+def test_the_export_pools_as_the_run_was_measured_best(run, tmp_path, caplog):
+    copy = shutil.copytree(run, tmp_path / "run", symlinks=True)
+    sections = _sections({"STS-B dev": (0.1, 0.3, 0.5)})
+    (copy / "evaluation-step-00000000.json").write_text(json.dumps({"sections": sections}))
+    caplog.set_level("INFO")
+    convert(copy, tmp_path / "out", to="sentence-transformers")
+    assert (tmp_path / "out" / "2_Dense").is_dir(), "the head"
+    assert "--pooling head: Spearman 0.5 on STS-B dev" in caplog.text
+    assert "Spearman 0.5 on STS-B dev" in (tmp_path / "out" / "README.md").read_text()
+    convert(copy, tmp_path / "asked", to="sentence-transformers", pooling="mean")
+    assert not (tmp_path / "asked" / "2_Dense").exists()
 
 
 def test_an_export_is_replaced_on_request_only(run, tmp_path):
@@ -116,6 +161,12 @@ def test_a_bare_encoder_gets_a_new_language_model_head_and_says_so(hf, tmp_path,
     whole = load_model(convert(hf, tmp_path / "whole", from_="hf")).model
     assert all(torch.equal(x, whole.encoder.state_dict()[name]) for name, x in ours.encoder.state_dict().items())
     assert not torch.equal(ours.mlm.dense.weight, whole.mlm.dense.weight)
+    source = read_hf(tmp_path / "bare")
+    start_from(ours, source, "bare", head="identity")
+    assert "no lm_head: the masked-language-model head begins near the identity" in caplog.text
+    assert torch.equal(ours.mlm.dense.weight, torch.eye(48))
+    start_from(whole, read_hf(hf), "whole", head="identity")
+    assert not torch.equal(whole.mlm.dense.weight, torch.eye(48)), "a head that is there is taken"
 
 
 def test_a_damaged_checkpoint_is_named(run, tmp_path):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -240,3 +241,18 @@ def test_other_packages_may_add_corruptions(monkeypatch: pytest.MonkeyPatch) -> 
 def test_impossible_settings_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(ValidationError):
         CorruptionConfig(**bad)
+
+
+def test_the_guide_says_what_rates_mean_in_combinations() -> None:
+    """Each row of the table: the share of tokens that change, and that are predicted, at the rate of its column."""
+    page = (Path(__file__).parents[3] / "docs/guide/data.md").read_text()
+    table = page.partition("| `corruption.type` | rate .05 |")[2].partition("\n\n")[0].splitlines()[2:]
+    assert len(table) > 4
+    tokens = np.random.default_rng(0).integers(5, 1000, (200, 128)).astype(np.int32)
+    for row in table:
+        cells = [cell.strip(" `") for cell in row.strip("|").split("|")]
+        for rate, cell in zip((0.05, 0.15, 0.3), cells[1:], strict=True):
+            changed, predicted = (float(part.strip(" %")) for part in cell.split("/"))
+            out = corrupt(tokens, type=cells[0], rate=rate)
+            assert 100 * float((out.tokens != tokens).mean()) == pytest.approx(changed, abs=1.6), row
+            assert 100 * float((out.labels != IGNORE).sum()) / tokens.size == pytest.approx(predicted, abs=1.6), row

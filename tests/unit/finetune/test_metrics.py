@@ -28,6 +28,28 @@ def test_classes_against_scikit_learn_and_by_hand() -> None:
     assert (found["degenerate"], found["baseline"]) == (0.0, 0.0)
 
 
+def test_several_labels_against_scikit_learn_and_by_hand() -> None:
+    gold = np.array([[1, 0, 0], [1, 1, 0], [1, 0, 0], [0, 0, 0]])
+    predicted = np.array([[1, 0, 0], [1, 0, 1], [0, 0, 0], [0, 0, 0]])
+    found = compute_metrics(["micro_f1", "macro_f1", "accuracy"], predicted, gold)
+    assert found["micro_f1"] == pytest.approx(2 * 2 / (2 * 2 + 1 + 2))
+    assert found["macro_f1"] == pytest.approx((2 * 2 / (2 * 2 + 1) + 0 + 0) / 3)
+    assert found["accuracy"] == pytest.approx(0.5)
+    assert found["degenerate"] == 0
+    assert compute_metrics(["micro_f1"], np.zeros_like(gold), gold)["degenerate"] == 1
+    macro = compute_metrics(["macro_f1"], PREDICTED + 1, TRUE * 2)["macro_f1"]
+    assert macro == pytest.approx(sk.f1_score(TRUE * 2, PREDICTED + 1, average="macro"))
+
+
+def test_the_best_constant_labels_are_those_of_all_subsets() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        gold = (rng.random((9, 4)) < rng.random(4)).astype(np.int64)
+        subsets = (np.repeat([[i >> k & 1 for k in range(4)]], 9, axis=0) for i in range(16))
+        best = max(METRICS["micro_f1"](subset, gold) for subset in subsets)
+        assert METRICS["micro_f1"](best_constant(gold), gold) == pytest.approx(best)
+
+
 def test_scores_against_scipy() -> None:
     rng = np.random.default_rng(0)
     gold = rng.uniform(0, 5, 200).astype(np.float32)
@@ -67,7 +89,7 @@ def test_the_baseline_is_the_best_constant() -> None:
 
 
 def test_bad_calls() -> None:
-    with pytest.raises(ConfigError, match="unknown metric 'accurracy'; known: accuracy, f1, matthews"):
+    with pytest.raises(ConfigError, match="unknown metric 'accurracy'; known: accuracy, f1, macro_f1, matthews"):
         compute_metrics(["accurracy"], PREDICTED, TRUE)
     with pytest.raises(ValueError, match="2 predictions for 10 labels"):
         compute_metrics(["accuracy"], PREDICTED[:2], TRUE)

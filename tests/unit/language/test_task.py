@@ -123,3 +123,49 @@ def test_documents_of_both_splits_are_counted(tmp_path: Path, caplog: pytest.Log
     mapping["data"]["validation_files"] = [str(tmp_path / "held_out.txt")]
     prepare(job_from_mapping(mapping, "test"))  # type: ignore[arg-type]
     assert "validation text overlaps training text: 3 of 4 documents are in both" in caplog.text
+
+
+def test_the_weight_of_masked_words_scales_their_gradient_alone(tmp_path: Path) -> None:
+    """The loss is linear in ``mlm.weight``; at 0 the contrast is trained alone, and the words are still measured."""
+
+    def step(weight: float) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+        mapping = language_mapping(
+            tmp_path, mlm={"weight": weight}, contrast={"queue": 0}, batch={"global": 8, "micro": 4},
+            model={"dropout": 0.0, "attention_dropout": 0.0}, optimizer={"clip": 0.0},
+        )  # fmt: skip
+        task = LanguageTask(job_from_mapping(mapping, "test"), tmp_path / "run")
+        module = task.build_modules()["model"]
+        seen: dict[str, torch.Tensor] = {}
+        engine = LocalEngine("model", module, task.job, ModuleOptimizer(task.job.optimizer))
+
+        def keep(*_: object) -> None:
+            for name, parameter in module.named_parameters():
+                seen[name] = torch.zeros(()) if parameter.grad is None else parameter.grad.clone()
+
+        engine.step = keep  # type: ignore[method-assign]
+        report = task.step({"model": engine}, next(task.build_batches(Progress())), Progress())
+        return {name: float(value) for name, value in report.items() if name.startswith("loss")}, seen
+
+    one, none, three = step(1.0), step(0.0), step(3.0)
+    assert one[0]["loss/mlm"] == none[0]["loss/mlm"] == three[0]["loss/mlm"]
+    assert none[0]["loss"] == none[0]["loss/capt"]
+    assert three[0]["loss"] == pytest.approx(3 * one[0]["loss/mlm"] + one[0]["loss/capt"])
+    assert not none[1]["capt.mlm.dense.weight"].any()
+    for name, gradient in three[1].items():
+        expected = 3 * one[1][name] - 2 * none[1][name]
+        torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mlm": {"weight": 0.0}, "contrast": {"weight": 0.0}}, "mlm.weight and contrast.weight are both 0"),
+        ({"mlm": {"head": "identity"}}, "mlm.head=identity is for a model.init"),
+        ({"mlm": {"weight": -1.0}}, "greater than or equal to 0"),
+    ],
+)
+def test_settings_of_the_masked_loss_that_train_nothing_are_refused(
+    tmp_path: Path, changes: dict[str, dict[str, object]], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        job_from_mapping(language_mapping(tmp_path, **changes), "test")

@@ -38,3 +38,20 @@ def test_language_model_head_is_tied() -> None:
     assert int(used) == 6
     loss.backward()
     assert word.weight.grad is not None
+
+
+def test_a_head_near_the_identity_scores_words_by_the_normalised_state() -> None:
+    torch.manual_seed(0)
+    word = nn.Embedding(VOCABULARY, 64)
+    head = MLMHead(word, VOCABULARY, 1e-5)
+    hidden = F.layer_norm(torch.randn(200, 64), (64,))
+    literal = F.layer_norm(hidden, (64,)) @ word.weight[:VOCABULARY].T
+
+    def error() -> float:
+        return float(((head.logits(hidden) - literal).norm() / literal.norm()).detach())
+
+    before, embeddings = error(), word.weight.clone()
+    head.begin_near_identity()
+    assert before > 0.5
+    assert error() < 0.03
+    assert torch.equal(word.weight, embeddings)

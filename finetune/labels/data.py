@@ -1,0 +1,341 @@
+"""Read labelled texts of one's own: their columns, what the labels are, and the rows that are held out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from capt.finetune.glue.files import Examples
+from capt.finetune.labels.config import LabelsData
+from capt.finetune.labels.files import Columns, find_columns, open_table
+from capt.finetune.text_task import Kind
+from capt.pretrain.base.errors import ConfigError, DataError, counted, did_you_mean, shown
+
+logger = logging.getLogger(__name__)
+
+_MANY_CLASSES = 20
+"""More different whole numbers than that may be classes or scores: the user has to say which."""
+
+Label = str | float | tuple[str, ...]
+"""A class, a score, or the labels of a row."""
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Rows as they are in a file: the label is a cell, or the tuple of the cells of several columns."""
+
+    path: Path
+    columns: Columns
+    places: list[str]
+    first: list[str]
+    second: list[str] | None
+    cells: list[Any]
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+
+@dataclass(frozen=True)
+class Splits:
+    """What a job trains and validates on; ``data`` is its section with all that was found, ``digest`` of the rows."""
+
+    data: LabelsData
+    train: Examples
+    validation: Examples
+    digest: str
+
+
+def read_splits(data: LabelsData) -> Splits:
+    """Read the files of a job, find out what the labels are, and hold rows out.
+
+    Raises:
+        DataError: a file cannot be read, or a row has no text or no label that fits; the message names file, line and
+            what would be right.
+        ConfigError: the labels are not of ``data.kind``, or what they are has to be said.
+    """
+    rows = read_rows(data.train, data)
+    data = resolved(data, rows)
+    held_out = None if data.validation is None else read_rows(data.validation, data)
+    labels = [_parsed(rows, i, data) for i in range(len(rows))]
+    if held_out is None:
+        chosen = held_out_rows(rows, labels, data.validation_share, data.split_seed)
+        taken = set(chosen)
+        train, validation = _chosen(rows, [i for i in range(len(rows)) if i not in taken]), _chosen(rows, chosen)
+    else:
+        train, validation = rows, held_out
+    if data.kind == "regression":
+        scores = np.array([_parsed(train, i, data) for i in range(len(train))], dtype=np.float64)
+        scale = float(scores.std()) if data.scale is None else data.scale
+        if not scale > 0:
+            raise DataError(f"{rows.path}: every score is {scores[0]:g}; there is nothing to learn")
+        data = data.model_copy(
+            update={"scale": scale, "offset": float(scores.mean()) if data.offset is None else data.offset}
+        )
+    splits = Splits(data, examples(train, data), examples(validation, data), _digest(rows, held_out))
+    _report(splits)
+    return splits
+
+
+def read_rows(path: Path, data: LabelsData) -> Labelled:
+    """Read the texts and labels of a file. Raises ``DataError`` for a row without a text, or without the columns."""
+    table = open_table(path, quotes=data.quotes)
+    columns = find_columns(table, data.text, data.second, data.label_columns)
+    rows = Labelled(path, columns, [], [], None if columns.second is None else [], [])
+    for place, cells in table.rows:
+        rows.places.append(place)
+        rows.first.append(_text(cells, columns.text, place))
+        if rows.second is not None and columns.second is not None:
+            rows.second.append(_text(cells, columns.second, place))
+        found = tuple(_cell(cells, name, place) for name in columns.labels)
+        rows.cells.append(found if isinstance(data.label, list) else found[0])
+    if not len(rows):
+        raise DataError(f"{path}: the file holds no row under its header")
+    return rows
+
+
+def resolved(data: LabelsData, rows: Labelled) -> LabelsData:
+    """``data`` with its columns, the kind of the labels and the classes, as the training rows have them.
+
+    Raises:
+        DataError: the labels are all the same, or all different.
+        ConfigError: it cannot be told whether they are classes or scores.
+    """
+    columns = rows.columns
+    several = isinstance(data.label, list)
+    found: dict[str, Any] = {"text": columns.text, "second": columns.second}
+    found["label"] = list(columns.labels) if several else columns.labels[0]
+    found["kind"] = kind = data.kind or _kind(rows, data)
+    if kind != "regression":
+        known = data.labels or (list(columns.labels) if several else None)
+        data = data.model_copy(update=found)
+        found["labels"] = known or _classes(rows, [_parsed(rows, i, data) for i in range(len(rows))], kind)
+    return data.model_copy(update=found)
+
+
+def _kind(rows: Labelled, data: LabelsData) -> Kind:
+    cells = [cell for cell in rows.cells if not _is_missing(cell)]
+    if isinstance(data.label, list) or (cells and all(_list_of(cell) is not None for cell in cells)):
+        return "multi_label"
+    if data.labels is not None:
+        return "classification"
+    numbers = [number for cell in cells if (number := _number(cell)) is not None]
+    if 2 * len(numbers) <= len(cells):
+        return "classification"
+    if len(numbers) < len(cells):
+        odd = next(i for i, cell in enumerate(rows.cells) if not _is_missing(cell) and _number(cell) is None)
+        raise DataError(
+            f"{rows.places[odd]}: label {shown(rows.cells[odd])} is no number, as most labels are; correct or remove "
+            "the row, or set data.kind=classification"
+        )
+    if any(not number.is_integer() for number in numbers):
+        return "regression"
+    if len(set(numbers)) > _MANY_CLASSES:
+        raise ConfigError(
+            f"data.kind: {rows.path} has {len(set(numbers))} different whole numbers as labels; say whether they are "
+            "scores (data.kind=regression) or classes (data.kind=classification)"
+        )
+    return "classification"
+
+
+def _classes(rows: Labelled, labels: Sequence[Any], kind: Kind) -> list[str]:
+    counts = Counter(name for label in labels for name in ([label] if kind == "classification" else label))
+    if kind == "classification" and len(counts) == 1:
+        raise DataError(f"{rows.path}: every label is {shown(labels[0])}; there is nothing to learn from one class")
+    if kind == "classification" and len(counts) == len(rows):
+        raise DataError(
+            f"{rows.path}: each of its {len(rows)} rows has a label of its own ({shown(labels[0])}, ...); "
+            f"is {rows.columns.labels[0]!r} the column of the labels? data.label=NAME names it, data.kind=regression "
+            "trains on numbers"
+        )
+    if not counts:
+        raise DataError(f"{rows.path}: no row has a label; there is nothing to learn")
+    if all(_number(name) is not None for name in counts):
+        return sorted(counts, key=lambda name: (_number(name) or 0.0, name))
+    return sorted(counts)
+
+
+def held_out_rows(rows: Labelled, labels: Sequence[Any], share: float, seed: int) -> list[int]:
+    """The rows that are held out: about ``share`` of each class (of each range of scores), chosen by ``seed``.
+
+    Rows with the same texts stay together, so that none is trained on and measured.
+
+    Raises:
+        DataError: there are too few different texts for both sets.
+    """
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for i in range(len(rows)):
+        key = (rows.first[i],) if rows.second is None else (rows.first[i], rows.second[i])
+        groups.setdefault(key, []).append(i)
+    if len(groups) < 2:
+        raise DataError(f"{rows.path}: {counted(len(groups), 'different text')}; name held-out rows in data.validation")
+    members = list(groups.values())
+    shuffled = [members[i] for i in np.random.default_rng(seed).permutation(len(members))]
+    ordered = sorted(shuffled, key=lambda group: labels[group[0]])  # stable: by chance within a class
+    wanted = min(max(1, round(share * len(ordered))), len(ordered) - 1)
+    places = (np.arange(wanted) + 0.5) * len(ordered) / wanted
+    return sorted(i for place in places.astype(np.int64) for i in ordered[place])
+
+
+def examples(rows: Labelled, data: LabelsData) -> Examples:
+    """Rows with their labels as numbers: classes (int64), scores (float32), or 0 and 1 a label (float32).
+
+    Raises:
+        DataError: a label is missing or not one of ``data``.
+    """
+    parsed: list[Any] = [_parsed(rows, i, data) for i in range(len(rows))]
+    labels: np.ndarray
+    if data.kind == "regression":
+        labels = np.array(parsed, dtype=np.float32)
+    else:
+        assert data.labels is not None, "resolved fills it in"
+        number = {name: i for i, name in enumerate(data.labels)}
+        for place, label in zip(rows.places, parsed, strict=True):
+            for name in label if isinstance(label, tuple) else (str(label),):
+                if name not in number:
+                    listed = ", ".join(map(repr, data.labels))[:300]
+                    raise DataError(
+                        f"{place}: label {shown(name)} is none of {listed}; correct it, or list all in data.labels"
+                    )
+        if data.kind == "classification":
+            labels = np.array([number[str(label)] for label in parsed], dtype=np.int64)
+        else:
+            labels = np.zeros((len(rows), len(data.labels)), dtype=np.float32)
+            for i, label in enumerate(parsed):
+                labels[i, [number[name] for name in label]] = 1.0
+    return Examples(rows.first, rows.second, labels, list(range(len(rows))), str(rows.path))
+
+
+def _parsed(rows: Labelled, i: int, data: LabelsData) -> Label:
+    """The label of row ``i`` by ``data.kind``."""
+    cell, place, column = rows.cells[i], rows.places[i], rows.columns.labels[0]
+    if isinstance(cell, tuple):
+        return tuple(name for name, each in zip(rows.columns.labels, cell, strict=True) if _flag(each, name, place))
+    if data.kind == "multi_label":
+        names = _list_of(cell)
+        if names is None and isinstance(cell, str):
+            names = [name.strip() for name in cell.split(data.label_separator) if name.strip()]
+        if names is None:
+            if not _is_missing(cell):
+                raise DataError(f"{place}: {column!r} is {shown(cell)}; it must be a list of labels")
+            raise DataError(f"{place}: {column!r} is missing; a row without labels has an empty list")
+        return tuple(sorted(dict.fromkeys(names)))
+    if _is_missing(cell):
+        raise DataError(f"{place}: no label ({column!r} is empty); add it or remove the row")
+    if data.kind == "regression":
+        number = _number(cell)
+        if number is None:
+            raise DataError(f"{place}: {column!r} is {shown(cell)}; a score must be a finite number")
+        return number
+    if isinstance(cell, list | dict):
+        raise DataError(f"{place}: {column!r} is {shown(cell)}; a class is a text or a whole number")
+    return _name(cell)
+
+
+def _text(cells: dict[str, Any], column: str, place: str) -> str:
+    value = _cell(cells, column, place)
+    if not isinstance(value, str):
+        raise DataError(f"{place}: {column!r} is {shown(value)}; it must be text: correct or remove the row")
+    if not value.strip():
+        raise DataError(f"{place}: {column!r} is empty; every row needs its text: correct or remove the row")
+    if "\0" in value:
+        raise DataError(f"{place}: {column!r} is binary, not text: it holds a NUL")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{place}: {column!r} is not text: a lone surrogate at character {error.start}") from None
+    return value
+
+
+def _cell(cells: dict[str, Any], column: str, place: str) -> Any:
+    if column not in cells:
+        raise DataError(f"{place}: no {column!r}; {did_you_mean(column, list(cells), 'it has')}")
+    return cells[column]
+
+
+def _is_missing(cell: Any) -> bool:
+    return cell is None or (isinstance(cell, str) and not cell.strip()) or (isinstance(cell, float) and cell != cell)
+
+
+def _list_of(cell: Any) -> list[str] | None:
+    """The labels in a list, or in a cell with a JSON list; None for anything else."""
+    if isinstance(cell, str) and cell.strip().startswith("["):
+        try:
+            cell = json.loads(cell)
+        except (ValueError, RecursionError):
+            return None
+    if not isinstance(cell, list) or any(_is_missing(each) or isinstance(each, list | dict) for each in cell):
+        return None
+    return [_name(each) for each in cell]
+
+
+def _number(cell: Any) -> float | None:
+    """A finite number; None for anything else."""
+    if isinstance(cell, bool):
+        return None
+    try:
+        value = float(cell)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _name(cell: Any) -> str:
+    """A class as text: 1 and 1.0 (which numbers become beside missing ones) are one class, true is ``true``."""
+    if isinstance(cell, bool):
+        return str(cell).lower()
+    if isinstance(cell, float) and cell.is_integer():
+        return str(int(cell))
+    return str(cell).strip()
+
+
+def _flag(cell: Any, column: str, place: str) -> bool:
+    value = {"0": False, "1": True, "false": False, "true": True}.get(_name(cell).lower())
+    if value is None:
+        raise DataError(f"{place}: {column!r} is {shown(cell)}; a column of a label holds 0 or 1")
+    return value
+
+
+def _chosen(rows: Labelled, numbers: Sequence[int]) -> Labelled:
+    def take(values: list[_T]) -> list[_T]:
+        return [values[i] for i in numbers]
+
+    second = None if rows.second is None else take(rows.second)
+    return Labelled(rows.path, rows.columns, take(rows.places), take(rows.first), second, take(rows.cells))
+
+
+def _digest(*parts: Labelled | None) -> str:
+    digest = hashlib.sha256()
+    for rows in parts:
+        content = None if rows is None else [rows.first, rows.second, rows.cells]
+        digest.update(json.dumps(content, default=str).encode())
+    return digest.hexdigest()[:32]
+
+
+def _report(splits: Splits) -> None:
+    """Log what was found, and warn of what a class or a text without training rows makes meaningless."""
+    data, train = splits.data, splits.train
+    second = "" if data.second is None else f" and {data.second!r}"
+    logger.info("%s: text %r%s, label %r", data.train, data.text, second, data.label)
+    if data.kind == "regression":
+        logger.info("regression: scores of mean %.4g and standard deviation %.4g", data.offset, data.scale)
+        return
+    assert data.labels is not None, "resolved fills it in"
+    assert train.labels is not None, "examples fills it in"
+    many = data.kind == "multi_label"
+    counts = train.labels.sum(0) if many else np.bincount(train.labels, minlength=len(data.labels))
+    listed = ", ".join(f"{name} ({int(count)})" for name, count in zip(data.labels, counts, strict=True))
+    logger.info("%s of %d labels: %s", data.kind, len(data.labels), listed[:1000])
+    if absent := [name for name, count in zip(data.labels, counts, strict=True) if not count]:
+        logger.warning("no row that is trained on has the label %s", ", ".join(map(repr, absent))[:300])
+    if many and isinstance(data.label, str) and train.labels.sum(1).max() < 2:
+        logger.warning("no row has two labels: is data.label_separator=%r right?", data.label_separator)

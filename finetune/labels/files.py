@@ -1,0 +1,200 @@
+"""Tables of labelled texts (.csv, .tsv, .jsonl, each also .gz; .parquet): columns, and rows with their places."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from capt.pretrain.base.errors import DataError, did_you_mean
+from capt.pretrain.base.files import open_regular, printable, read_lines, require_ratio
+
+KNOWN = ".csv, .tsv, .jsonl, .csv.gz, .tsv.gz, .jsonl.gz, .parquet"
+
+_PAIRS = (
+    ("sentence1", "sentence2"), ("text1", "text2"), ("text", "text2"), ("text", "text_pair"), ("text", "second"),
+    ("premise", "hypothesis"), ("question1", "question2"), ("question", "sentence"), ("question", "answer"),
+    ("query", "document"), ("query", "passage"), ("text_a", "text_b"), ("sentence_a", "sentence_b"),
+)  # fmt: skip
+_TEXTS = ("text", "sentence", "review", "content", "document", "comment", "tweet", "question", "title")
+_LABELS = ("label", "labels", "gold_label", "class", "category", "target", "score", "rating", "sentiment", "y")
+_NUMBERS = ("id", "idx", "index")
+"""Usual names of columns, in the order in which they are looked for, whatever their case."""
+
+
+class Row(NamedTuple):
+    """``cells`` by column; ``place`` names file and line."""
+
+    place: str
+    cells: dict[str, Any]
+
+
+class Table(NamedTuple):
+    """The columns of a file (of JSON lines: the keys of the first row) and its rows, which are read as they are taken.
+
+    Reading raises ``DataError`` for a row that is no row of the table.
+    """
+
+    path: Path
+    columns: list[str]
+    rows: Iterator[Row]
+
+
+class Columns(NamedTuple):
+    """The columns of the texts and of the label; several ``labels`` are one column a label."""
+
+    text: str
+    second: str | None
+    labels: tuple[str, ...]
+
+
+def open_table(path: Path, *, quotes: bool | None = None) -> Table:
+    """Open a table.
+
+    Args:
+        path: the file; its ending tells what it is.
+        quotes: whether a cell in double quotes may hold separators and line ends; None = in .csv and not in .tsv.
+
+    Raises:
+        DataError: there is no such file, it has another ending, it holds no row, or a column twice.
+    """
+    suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+    if path.suffix == ".parquet":
+        table = _parquet(path)
+    elif suffix == ".jsonl":
+        table = _json_lines(path)
+    elif suffix in (".csv", ".tsv"):
+        table = _delimited(path, tabs=suffix == ".tsv", quotes=suffix == ".csv" if quotes is None else quotes)
+    else:
+        raise DataError(f"{path}: no table that can be read; write it as one of {KNOWN}")
+    if twice := next((name for name in table.columns if table.columns.count(name) > 1), None):
+        raise DataError(f"{path}: the column {twice!r} occurs twice; rename one of the two")
+    return table
+
+
+def find_columns(table: Table, text: str | None, second: str | None, labels: Sequence[str]) -> Columns:
+    """Find the columns of the texts and of the label: as they are named, or by their usual names.
+
+    Raises:
+        DataError: a column is missing, or cannot be told from the others.
+    """
+    path, names = table.path, table.columns
+    listed = ", ".join(map(repr, names))[:300]
+    for key, name in (("text", text), ("second", second), *(("label", name) for name in labels)):
+        if name is not None and name not in names:
+            raise DataError(f"{path}: no column {name!r} (data.{key}); {did_you_mean(name, names, 'it has')}")
+    usual = {name.lower(): name for name in reversed(names)}
+    labels = tuple(labels) or tuple(usual[name] for name in _LABELS if name in usual)[:1]
+    if not labels:
+        raise DataError(
+            f"{path}: none of its columns ({listed}) has a usual name of labels; the first line must name the columns, "
+            "and data.label=NAME says which has the labels"
+        )
+    if text is not None:
+        return Columns(text, second, labels)
+    free = [name for name in names if name not in labels and name.lower() not in _NUMBERS]
+    usual = {name.lower(): name for name in reversed(free)}
+    for pair in _PAIRS:
+        if all(name in usual for name in pair):
+            return Columns(usual[pair[0]], usual[pair[1]], labels)
+    texts = [usual[name] for name in _TEXTS if name in usual] or (free if len(free) == 1 else [])
+    if not texts:
+        raise DataError(
+            f"{path}: none of its columns ({listed}) has a usual name of texts; set data.text=NAME, and for pairs "
+            "data.second=NAME"
+        )
+    return Columns(texts[0], None, labels)
+
+
+def _delimited(path: Path, *, tabs: bool, quotes: bool) -> Table:
+    lines = read_lines([path])
+    first = next(lines, "")
+    separator = "\t" if tabs else next((s for s in (",", ";", "\t") if s in first), ",")
+    records = _records(path, chain([first], lines), separator, quotes=quotes)
+    _, header = next(records, (1, [""]))
+    columns = [name.strip() for name in header]
+    if columns == [""]:
+        raise DataError(f"{path}, line 1: empty; the first line must name the columns, such as text{separator}label")
+
+    def rows() -> Iterator[Row]:
+        for number, cells in records:
+            if len(cells) != len(columns):
+                counts = f"{len(cells)} cells, and {len(columns)} in the first line"
+                raise DataError(f"{path}, line {number}: {counts}; {_advice(quotes)}")
+            yield Row(f"{path}, line {number}", dict(zip(columns, cells, strict=True)))
+
+    return Table(path, columns, rows())
+
+
+def _records(path: Path, lines: Iterator[str], separator: str, *, quotes: bool) -> Iterator[tuple[int, list[str]]]:
+    """The cells of each row that is not an empty line, with the number of its first line."""
+    if not quotes:
+        yield from ((number, line.split(separator)) for number, line in enumerate(lines, start=1) if line)
+        return
+    reader = csv.reader((f"{line}\n" for line in lines), delimiter=separator, strict=True)
+    first = 1
+    try:
+        for cells in reader:
+            if cells:
+                yield first, cells
+            first = reader.line_num + 1
+    except csv.Error as problem:
+        raise DataError(f"{path}, line {first}: not a row of a table: {problem}; {_advice(quotes)}") from None
+
+
+def _advice(quotes: bool) -> str:
+    if quotes:
+        return (
+            'put a text with a separator or a quote between double quotes, each quote in it doubled: "He said ""no"""'
+        )
+    return "no cell may hold a tab; if texts are between double quotes set data.quotes=true"
+
+
+def _json_lines(path: Path) -> Table:
+    def rows() -> Iterator[Row]:
+        for number, line in enumerate(read_lines([path]), start=1):
+            if not line.strip():
+                continue
+            place = f"{path}, line {number}"
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"{place}: not JSON ({printable(str(error))}); write one object a line") from None
+            if not isinstance(row, dict):
+                raise DataError(f'{place}: not a JSON object; write one a line, such as {{"text": "...", "label": 1}}')
+            yield Row(place, row)
+
+    return _peeked(path, rows())
+
+
+def _parquet(path: Path) -> Table:
+    import pyarrow
+    import pyarrow.parquet
+
+    def rows() -> Iterator[Row]:
+        with open_regular(path) as raw:
+            try:
+                table = pyarrow.parquet.ParquetFile(raw)
+                groups = (table.metadata.row_group(i) for i in range(table.metadata.num_row_groups))
+                require_ratio(path, sum(group.total_byte_size for group in groups), path.stat().st_size)
+                number = 0
+                for batch in table.iter_batches(batch_size=256):
+                    for cells in batch.to_pylist():
+                        number += 1
+                        yield Row(f"{path}, row {number}", cells)
+            except DataError:
+                raise
+            except (pyarrow.ArrowException, OSError, ValueError) as error:
+                raise DataError(f"{path}: not a readable parquet file: {printable(str(error))}") from None
+
+    return _peeked(path, rows())
+
+
+def _peeked(path: Path, rows: Iterator[Row]) -> Table:
+    first: Sequence[Row] = [row for _, row in zip(range(1), rows, strict=False)]
+    if not first:
+        raise DataError(f"{path}: the file holds no row")
+    return Table(path, list(first[0].cells), chain(first, rows))

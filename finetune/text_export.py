@@ -1,0 +1,195 @@
+"""Checkpoint -> stock ``...ForSequenceClassification`` folder, loaded back and compared before it is in place.
+
+The class is RoBERTa's for our encoder, and the family's own for an encoder of transformers. Label names go into
+``config.json``: models whose classes have only numbers are read in the wrong order sooner or later.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from capt.finetune.batches import TextRows
+from capt.finetune.classifier import Classifier
+from capt.finetune.encoding import encode_texts
+from capt.finetune.restore import FineTuned
+from capt.finetune.text_task import Kind, TextTask
+from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.base.files import write_json
+from capt.pretrain.base.quiet import quiet_transformers
+from capt.pretrain.convert.card import About, final_metrics, plain_text, result, table
+from capt.pretrain.convert.output import export_folder
+from capt.pretrain.convert.reference import TEXTS, card_inputs, require_close
+from capt.pretrain.engine.checkpoint import read_metadata
+from capt.pretrain.engine.durable import write_tensors
+from capt.pretrain.models.encoder import Encoder
+from capt.pretrain.models.foreign.encoder import TransformersEncoder
+from capt.pretrain.models.foreign.families import Family, family_of
+from capt.pretrain.models.hf_map import parameter_names
+from capt.pretrain.models.roberta import RobertaEncoder
+from capt.tokenizer.check import check_with_transformers
+
+logger = logging.getLogger(__name__)
+
+_PROBLEM_TYPES: dict[Kind, str] = {
+    "classification": "single_label_classification",
+    "regression": "regression",
+    "multi_label": "multi_label_classification",
+}
+
+_CARD = """\
+{head}
+
+# {name}
+
+An encoder fine-tuned on {title}, from {init}. {meaning}
+
+## Use
+
+```python
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{location}")
+model = AutoModelForSequenceClassification.from_pretrained("{location}")
+logits = model(**tokenizer({texts}, truncation=True, return_tensors="pt")).logits
+```
+
+## Last measurements of the run
+
+{metrics}
+"""
+
+
+AnyClassifier = FineTuned[Any, Classifier]
+"""A checkpoint of a `TextJob`, loaded."""
+
+
+def export_classifier(
+    restored: AnyClassifier, out: Path, *, overwrite: bool = False, about: About | None = None
+) -> Path:
+    """Write ``out``, load it with transformers and compare its logits with ours; returns ``out``.
+
+    The logit of a score is on the scale of the labels (0 to 5 for STS-B).
+
+    Args:
+        restored: a checkpoint.
+        out: the folder to make.
+        overwrite: replace an older export.
+        about: for the model card.
+
+    Raises:
+        CheckpointError: ``out`` is taken, or transformers computes something else.
+        DataError: transformers reads the tokenizer differently. Nothing is left behind in either case.
+    """
+    hf_config = restored.job.model.encoder
+    assert hf_config is not None, "TextJob.with_encoder fills it in"
+    family = family_of(hf_config, str(restored.checkpoint))
+    length = restored.job.data.sequence_length
+    with export_folder(out, overwrite=overwrite) as folder:
+        config = {**hf_config, **_labels(restored.job.data.text_task), "architectures": [family.architecture]}
+        write_json(folder / "config.json", config)
+        write_tensors(folder / "model.safetensors", _tensors(restored, family), {"format": "pt"})
+        restored.tokenizer.save(folder, model_max_length=length, types=restored.model.reads_types)
+        (folder / "README.md").write_text(_card(restored, about or About()), encoding="utf-8")
+        with quiet_transformers():
+            difference = _check(restored, family, folder)
+    logger.info("%s: %s gives our logits within %.1e", out, family.architecture, difference)
+    return out
+
+
+def _labels(task: TextTask) -> dict[str, Any]:
+    names = task.names or ("score",)
+    return {
+        "problem_type": _PROBLEM_TYPES[task.kind],
+        "id2label": {str(number): name for number, name in enumerate(names)},
+        "label2id": {name: number for number, name in enumerate(names)},
+    }
+
+
+def _tensors(restored: AnyClassifier, family: Family) -> dict[str, Tensor]:
+    model, task = restored.model, restored.job.data.text_task
+    out = {"weight": model.out.weight * task.scale, "bias": model.out.bias * task.scale + task.offset}
+    tensors = _encoder_tensors(model.encoder.model)
+    tensors |= {f"{family.dense}.{name}": tensor for name, tensor in model.dense.named_parameters()}
+    tensors |= {f"{family.out}.{name}": tensor for name, tensor in out.items()}
+    return {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+
+
+def _encoder_tensors(encoder: Encoder) -> dict[str, Tensor]:
+    """The encoder's weights under the names that they have in transformers' classifier."""
+    state = encoder.state_dict()
+    if isinstance(encoder, TransformersEncoder):
+        return {f"{encoder.model.base_model_prefix}.{name}": tensor for name, tensor in state.items()}
+    assert isinstance(encoder, RobertaEncoder)
+    tensors: dict[str, Tensor] = {}
+    for ours, theirs in parameter_names(encoder.config.layers):
+        if ours.startswith("encoder."):
+            parts = state[ours.removeprefix("encoder.")].chunk(len(theirs))
+            tensors |= dict(zip(theirs, parts, strict=True))
+    return tensors
+
+
+@torch.no_grad()
+def _check(restored: AnyClassifier, family: Family, folder: Path) -> float:
+    """Load ``folder`` with transformers; the largest relative difference of its logits from ours."""
+    cls = getattr(transformers, family.architecture)
+    loaded, report = cls.from_pretrained(folder, local_files_only=True, output_loading_info=True)
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if report[problem]:
+            listed = ", ".join(map(str, sorted(report[problem])))
+            raise CheckpointError(f"transformers reports {problem.replace('_', ' ')}: {listed}; nothing written")
+    loaded.eval()
+    model, section = restored.model.cpu().eval(), restored.job.data
+    task: TextTask = section.text_task
+    second = TEXTS[::-1] if task.pair else None
+    assert section.sequence_length is not None
+    encoded = encode_texts(TEXTS, second, restored.tokenizer, section.sequence_length, source="probe")
+    rows = TextRows(encoded, None, restored.tokenizer.special.pad, types=model.reads_types)
+    worst = 0.0
+    for chosen in (encoded.seconds.argsort(), encoded.seconds.argsort()[:1]):
+        inputs = rows.batch(chosen).inputs
+        segments = {} if inputs.types is None else {"token_type_ids": inputs.types}
+        mask = (inputs.tokens != restored.tokenizer.special.pad).long()
+        theirs = loaded(input_ids=inputs.tokens, attention_mask=mask, **segments).logits
+        ours = task.scale * model(*inputs) + task.offset
+        worst = max(worst, require_close(f"{family.architecture}, logits", ours, theirs))
+    for given in card_inputs(folder, pairs=task.pair, singles=not task.pair):
+        ours = task.scale * model(given["input_ids"], given.get("token_type_ids"), padded=True) + task.offset
+        theirs = loaded(**given).logits
+        worst = max(worst, require_close(f"{family.architecture}, what its tokenizer gives", ours, theirs))
+    check_with_transformers(folder, TEXTS)
+    return worst
+
+
+def _card(restored: AnyClassifier, about: About) -> str:
+    task, run = restored.job.data.text_task, restored.checkpoint.resolve().parent.parent
+    step = read_metadata(restored.checkpoint).progress.step
+    metrics = {name: value for name, value in final_metrics(run, step).items() if name.startswith("validation/")}
+    names = ", ".join(plain_text(name) for name in task.names)
+    if task.kind == "regression":
+        bounds = "" if task.bounds is None else f" from {task.bounds[0]:g} to {task.bounds[1]:g}"
+        meaning = f"The logit is a score{bounds}."
+    elif task.kind == "multi_label":
+        meaning = f"Labels, each of which a text has where its logit is above 0: {names}."
+    else:
+        meaning = f"Classes: {names}."
+    about = about.started_from(restored.job.model.init, run)
+    fields = {"library_name": "transformers", "pipeline_tag": "text-classification", "tags": list(task.tags)}
+    scores = {name.removeprefix("validation/"): value for name, value in metrics.items()}
+    scores = {name: value for name, value in scores.items() if name not in ("loss", "degenerate", "baseline")}
+    results = [result("text-classification", f"{task.title}, dev", scores, kind=task.tags[0])] if scores else []
+    return _CARD.format(
+        head=about.head(fields, run.name, results),
+        location=about.location,
+        name=plain_text(run.name),
+        title=plain_text(task.title),
+        init=plain_text(restored.job.model.init.name),
+        meaning=meaning,
+        texts='"the first text", "the second text"' if task.pair else '"a text"',
+        metrics=table({"steps": step, **metrics}),
+    )

@@ -1,0 +1,181 @@
+"""A ``labels`` job from file to export: it learns, repeats itself, and transformers computes what it says."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from sklearn import metrics as sk
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from typer.testing import CliRunner
+
+from capt.finetune.labels.config import LabelsJob
+from capt.finetune.labels.data import read_splits
+from capt.finetune.restore import load_fine_tuned
+from capt.finetune.text_training import build_classifier
+from capt.launcher.cli import app
+from capt.pretrain.base.errors import UserError
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.engine.checkpoint import find_best, read_job
+from tests.finetune import glue_mapping, sentence, write_encoder
+from tests.support import run_ranks
+
+KINDS = ("classification", "regression", "multi_label")
+
+
+def _run(mapping: dict[str, Any], resume: bool = False) -> int | str:
+    from capt.pretrain.base.quiet import quiet_libraries
+    from capt.pretrain.engine.run import run_job
+
+    quiet_libraries(debug=False)
+    try:
+        return run_job(job_from_mapping(mapping, "test"), resume=resume)
+    except UserError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _mapping(folder: Path, kind: str, run: str, **data: Any) -> dict[str, Any]:
+    mapping = glue_mapping(
+        folder, run={"dir": str(folder / run)}, schedule={"epochs": 8}, batch={"global": 8, "micro": 8},
+        validate={"per_epoch": None, "every": 48}, checkpoint={"per_epoch": None},
+    )  # fmt: skip
+    data = {"train": str(folder / f"{kind}.csv"), "cache": str(folder / "cache"), **data}
+    return {**mapping, "task": {"type": "labels"}, "data": data}
+
+
+LABELS = {
+    "classification": {"Yes": "accepted", "No": "refused"},
+    "regression": {"Yes": "200", "No": "225.5"},
+    "multi_label": {"Yes": '["first"]', "No": '["second"]', "Perhaps": '["second", "first"]'},
+}
+"""The label of a text by its first word."""
+
+
+def _write(path: Path, kind: str, count: int, seed: int) -> None:
+    """Labelled texts; for regression pairs."""
+    generator, pair = random.Random(f"{kind}/{seed}"), kind == "regression"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["text", *(["text2"] if pair else []), "label"])
+        for _ in range(count):
+            word, label = generator.choice(list(LABELS[kind].items()))
+            second = [sentence(generator, 6)] if pair else []
+            writer.writerow([f"{word} {sentence(generator, 6)}", *second, label])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("labels")
+    write_encoder(folder / "encoder")
+    for kind in KINDS:
+        _write(folder / f"{kind}.csv", kind, 160, 0)
+        _write(folder / f"{kind}.more.csv", kind, 25, 1)
+        assert run_ranks(_run, 1, _mapping(folder, kind, f"run_{kind}")) == [0]
+    return folder
+
+
+def _validations(run: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if row.get("split") == "validation"]
+
+
+def _losses(run: Path) -> list[Any]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [(row["step"], row["loss"]) for row in rows if row.get("split") is None]
+
+
+def _reference(kind: str, logits: np.ndarray, job: LabelsJob, labels: np.ndarray) -> dict[str, float]:
+    """The metrics as scikit-learn and scipy compute them of the exported model's logits."""
+    if kind == "regression":
+        scores = logits[:, 0]
+        return {
+            "pearson": stats.pearsonr(scores, labels).statistic,
+            "spearman": stats.spearmanr(scores, labels).statistic,
+            "loss": float(np.mean(((scores - labels) / (job.data.scale or 0)) ** 2)),
+        }
+    predicted = (logits > 0).astype(int) if kind == "multi_label" else logits.argmax(1)
+    gold = labels.astype(int)
+    result = {"accuracy": sk.accuracy_score(gold, predicted), "macro_f1": sk.f1_score(gold, predicted, average="macro")}
+    if kind == "multi_label":
+        return {**result, "micro_f1": sk.f1_score(gold, predicted, average="micro")}
+    return {**result, "matthews": sk.matthews_corrcoef(gold, predicted)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_learns_and_the_stock_class_of_the_export_computes_the_same(kind: str, folder: Path, tmp_path: Path) -> None:
+    run, out = folder / f"run_{kind}", tmp_path / "out"
+    restored = load_fine_tuned(run, LabelsJob, "labels", build_classifier)
+    best = json.loads((run / "best.json").read_text())
+    assert best["metric"] == {"classification": "accuracy", "regression": "pearson", "multi_label": "micro_f1"}[kind]
+    assert best["value"] > 0.8
+    runner = CliRunner()
+    measured = json.loads(runner.invoke(app, ["evaluate", str(run), "--json"]).stdout)
+    row = next(row for row in _validations(run) if row["step"] == best["step"])
+    assert measured["metrics"] == pytest.approx({name: row[name] for name in measured["metrics"]}, abs=1e-6)
+
+    assert runner.invoke(app, ["convert", str(run), str(out), "--to", "hf"]).exit_code == 0
+    config = json.loads((out / "config.json").read_text())
+    names, problem = {
+        "classification": (["accepted", "refused"], "single_label_classification"),
+        "regression": (["score"], "regression"),
+        "multi_label": (["first", "second"], "multi_label_classification"),
+    }[kind]
+    assert config["id2label"] == {str(i): name for i, name in enumerate(names)}
+    assert config["problem_type"] == problem
+    model, tokenizer = AutoModelForSequenceClassification.from_pretrained(out), AutoTokenizer.from_pretrained(out)
+    rows = read_splits(restored.job.data).validation
+    given = tokenizer(rows.first, rows.second, padding=True, truncation=True, return_tensors="pt")
+    with torch.no_grad():
+        theirs = model(**given).logits
+        ours = restored.model(given["input_ids"], None, padded=True)
+    scale, offset = restored.job.data.scale or 1.0, restored.job.data.offset or 0.0
+    torch.testing.assert_close((theirs - offset) / scale, ours, atol=1e-5, rtol=1e-5)
+    assert rows.labels is not None
+    expected = _reference(kind, theirs.numpy().astype(float), restored.job, rows.labels)
+    assert {name: measured["metrics"][name] for name in expected} == pytest.approx(expected, abs=1e-4)
+    card = (out / "README.md").read_text()
+    assert "the labels of" in card
+    assert all(name in card for name in names if kind != "regression")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_file_is_measured(kind: str, folder: Path) -> None:
+    command = ["evaluate", str(folder / f"run_{kind}"), "--json", "--data", str(folder / f"{kind}.more.csv")]
+    found = json.loads(CliRunner().invoke(app, command).stdout)
+    assert found["rows"] == {"dev": 25}
+    assert found["metrics"][{"regression": "pearson"}.get(kind, "macro_f1")] > 0.7
+
+
+def test_a_run_resumed_on_two_ranks_is_the_uninterrupted_one(folder: Path, tmp_path: Path) -> None:
+    shutil.copy(folder / "multi_label.csv", tmp_path / "multi_label.csv")
+    shutil.copytree(folder / "encoder", tmp_path / "encoder")
+    mapping = _mapping(tmp_path, "multi_label", "run")
+    mapping["batch"] = {"global": 8, "micro": 4}
+    stopped = {**mapping, "schedule": {**mapping["schedule"], "stop_after": 30}}
+    assert run_ranks(_run, 2, stopped) == [75, 75]
+    assert run_ranks(_run, 2, mapping, True) == [0, 0]
+    whole = folder / "run_multi_label"
+    np.testing.assert_allclose(_losses(tmp_path / "run"), _losses(whole), rtol=2e-4, atol=1e-5)
+    job = read_job(find_best(tmp_path / "run"))
+    assert isinstance(job, LabelsJob)
+    assert (job.data.kind, job.data.labels) == ("multi_label", ["first", "second"])
+    _write(tmp_path / "multi_label.csv", "multi_label", 160, 2)
+    refused = run_ranks(_run, 1, mapping, True)[0]
+    assert "this job's data.train and data.validation is" in str(refused)
+
+
+def test_bad_data_is_exit_code_2_and_one_line(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.csv").write_text("text,label\na,x\nb\n")
+    message = run_ranks(_run, 1, {**_mapping(folder, "classification", "bad", train=str(tmp_path / "bad.csv"))})[0]
+    assert message == (
+        f"DataError: {tmp_path / 'bad.csv'}, line 3: 1 cells, and 2 in the first line; put a text with a separator or "
+        'a quote between double quotes, each quote in it doubled: "He said ""no"""'
+    )

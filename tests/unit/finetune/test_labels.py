@@ -1,0 +1,312 @@
+"""Labels of one's own: every form of a file gives the same examples, and every bad row is named by file and line."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from capt.finetune.glue.files import Examples, read_split
+from capt.finetune.glue.tasks import GLUE
+from capt.finetune.labels.config import LabelsData, LabelsJob
+from capt.finetune.labels.data import held_out_rows, read_rows, read_splits
+from capt.pretrain.base.errors import ConfigError, DataError, UserError
+from capt.pretrain.config.load import job_from_mapping
+
+NASTY = ('She said "no", twice.', "a, b; c", "two\nlines", 'ends in a quote"', " spaces ", "ﬁ \u2028 é 😀", "'single'")
+Rows = Sequence[dict[str, Any]]
+
+
+def _csv(path: Path, rows: Rows, separator: str = ",") -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), delimiter=separator)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _jsonl(path: Path, rows: Rows) -> None:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+
+
+def _gzipped(write: Callable[[Path, Rows], None]) -> Callable[[Path, Rows], None]:
+    def both(path: Path, rows: Rows) -> None:
+        write(path, rows)
+        path.write_bytes(gzip.compress(path.read_bytes()))
+
+    return both
+
+
+WRITERS: dict[str, Callable[[Path, Rows], None]] = {
+    "rows.csv": _csv,
+    "semicolons.csv": lambda path, rows: _csv(path, rows, ";"),
+    "rows.csv.gz": _gzipped(_csv),
+    "rows.jsonl": _jsonl,
+    "rows.jsonl.gz": _gzipped(_jsonl),
+    "rows.parquet": lambda path, rows: pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path),
+}
+
+
+def _data(path: Path, **keys: Any) -> LabelsData:
+    return LabelsData(train=path, **keys)
+
+
+def _all(path: Path, **keys: Any) -> tuple[LabelsData, list[tuple[Any, ...]]]:
+    """What was found, and all examples of both splits, in any order."""
+    splits = read_splits(_data(path, **keys))
+    return splits.data, sorted(_listed(splits.train) + _listed(splits.validation))
+
+
+def _listed(examples: Examples) -> list[tuple[Any, ...]]:
+    assert examples.labels is not None
+    second = examples.second or [""] * len(examples)
+    return list(zip(examples.first, second, map(str, examples.labels.tolist()), strict=True))
+
+
+def _labels(kind: str, generator: np.random.Generator, count: int) -> list[Any]:
+    if kind == "classification":
+        return [("no", "yes", "maybe")[i % 3] for i in range(count)]
+    if kind == "numbers":
+        return [i % 3 for i in range(count)]
+    if kind == "regression":
+        return [float(x) for x in generator.normal(size=count).round(3)]
+    return [[("a", "b", "c d")[k] for k in range(3) if (i >> k) & 1] for i in range(count)]
+
+
+@pytest.mark.parametrize("pair", [False, True])
+@pytest.mark.parametrize("kind", ["classification", "numbers", "regression", "multi_label"])
+def test_every_form_of_a_file_gives_the_same_examples(kind: str, pair: bool, tmp_path: Path) -> None:
+    generator = np.random.default_rng(3)
+    labels = _labels(kind, generator, 24)
+    rows = [
+        {"id": i, "text": f"{NASTY[i % 7]} {i}", **({"text2": f"{i} {NASTY[i % 5]}"} if pair else {}), "label": label}
+        for i, label in enumerate(labels)
+    ]
+    found: list[Any] = []
+    for name, write in WRITERS.items():
+        cells = "csv" in name and kind == "multi_label"
+        written = [{**row, "label": json.dumps(row["label"])} for row in rows] if cells else rows
+        write(tmp_path / name, written)
+        data, examples = _all(tmp_path / name)
+        found.append((data.model_copy(update={"train": Path()}), examples))
+        assert (data.text, data.second, data.label) == ("text", "text2" if pair else None, "label")
+    assert all(each == found[0] for each in found)
+    data, examples = found[0]
+    assert [example[:2] for example in examples] == sorted((r["text"], r.get("text2", "")) for r in rows)
+    assert data.kind == ("classification" if kind == "numbers" else kind)
+    expected = {"classification": ["maybe", "no", "yes"], "numbers": ["0", "1", "2"], "multi_label": ["a", "b", "c d"]}
+    assert data.labels == expected.get(kind)
+    if kind == "multi_label":
+        one = [{**{k: v for k, v in row.items() if k != "label"},
+                **{name: int(name in row["label"]) for name in ("a", "b", "c d")}} for row in rows]  # fmt: skip
+        _csv(tmp_path / "columns.csv", one)
+        assert _all(tmp_path / "columns.csv", label=["a", "b", "c d"])[1] == examples
+        cells_of_a_table = [{**row, "label": "; ".join(row["label"])} for row in rows]
+        _csv(tmp_path / "cells.csv", cells_of_a_table)
+        assert _all(tmp_path / "cells.csv", kind="multi_label", label_separator=";")[1] == examples
+
+
+def test_a_tsv_has_no_quotes_unless_it_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "rows.tsv"
+    path.write_text('text\tlabel\n"a\tx\nb "quoted"\ty\nc\tx\nd\ty\n')
+    assert [each[0] for each in _all(path)[1]] == ['"a', 'b "quoted"', "c", "d"]
+    path.write_text('text\tlabel\n"a\tb"\tx\n"c ""d"""\ty\ne\tx\nf\ty\n')
+    assert [each[0] for each in _all(path, quotes=True)[1]] == ["a\tb", 'c "d"', "e", "f"]
+
+
+@pytest.mark.parametrize(("task", "keys"), [
+    ("rte", {}), ("stsb", {}), ("qnli", {}), ("mnli", {}),
+    ("qqp", {"text": "question1", "second": "question2", "label": "is_duplicate"}),
+    ("mrpc", {"text": "#1 String", "second": "#2 String", "label": "Quality"}),
+])  # fmt: skip
+@pytest.mark.realdata
+def test_glues_files_are_read_as_glue_reads_them(task: str, keys: dict[str, Any], data_folder: Path) -> None:
+    split = "dev_matched" if task == "mnli" else "dev"
+    theirs = read_split(data_folder / "glue", GLUE[task], split)
+    data, ours = _all(Path(theirs.source), **keys)
+    assert theirs.labels is not None
+    if GLUE[task].regression:
+        assert data.kind == "regression"
+        assert ours == sorted(_listed(theirs))
+        return
+    assert data.labels == sorted(GLUE[task].labels)
+    number = [data.labels.index(label) for label in GLUE[task].labels]
+    assert theirs.second is not None
+    expected = zip(theirs.first, theirs.second, (str(number[label]) for label in theirs.labels), strict=True)
+    assert ours == sorted(expected)
+
+
+def test_the_held_out_rows_are_a_share_of_every_class_and_share_no_text(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    rows = [
+        {"text": f"text {generator.integers(300)}", "label": ("a", "b", "c")[min(2, i % 10)]} for i in range(1000)
+    ]  # fmt: skip
+    _csv(tmp_path / "rows.csv", rows)
+    read = read_rows(tmp_path / "rows.csv", _data(tmp_path / "rows.csv"))
+    chosen: dict[int, list[int]] = {}
+    for seed in range(3):
+        chosen[seed] = held_out_rows(read, [str(row["label"]) for row in rows], 0.2, seed)
+        assert chosen[seed] == held_out_rows(read, [str(row["label"]) for row in rows], 0.2, seed)
+        kept = set(range(1000)) - set(chosen[seed])
+        assert not {read.first[i] for i in chosen[seed]} & {read.first[i] for i in kept}
+        assert 0.15 < len(chosen[seed]) / 1000 < 0.25
+    assert chosen[0] != chosen[1] != chosen[2]
+    unique = [{"text": f"text {i}", "label": "rare" if i % 20 == 0 else "usual"} for i in range(1000)]
+    _csv(tmp_path / "unique.csv", unique)
+    splits = read_splits(_data(tmp_path / "unique.csv", validation_share=0.2))
+    assert splits.validation.labels is not None
+    assert (len(splits.validation), int((splits.validation.labels == 0).sum())) == (200, 10)
+
+
+GOOD = [{"text": f"text {i}", "second": f"other {i}", "label": ("yes", "no")[i % 2]} for i in range(12)]
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"text": ""}, "'text' is empty"),
+    ({"text": "  "}, "'text' is empty"),
+    ({"second": ""}, "'second' is empty"),
+    ({"label": ""}, r"no label \('label' is empty\); add it or remove the row"),
+    ({"label": "  "}, "no label"),
+]
+TYPED: list[tuple[dict[str, Any], str]] = [
+    ({"text": None}, "'text' is None; it must be text"),
+    ({"text": 3}, "'text' is 3; it must be text"),
+    ({"text": ["a"]}, "must be text"),
+    ({"label": None}, "no label"),
+    ({"label": float("nan")}, "no label"),
+    ({"label": {"a": 1}}, "a class is a text or a whole number"),
+    ({"text": "a\0b"}, "NUL"),
+    ({"text": "\ud800"}, "surrogate"),
+]
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("at", [0, 5, 11])
+def test_a_bad_row_is_named_wherever_it_is(form: str, at: int, tmp_path: Path) -> None:
+    path = tmp_path / f"rows.{form}"
+    for change, message in [*MISTAKES, *(TYPED if form == "jsonl" else [])]:
+        rows = [{**row, **change} if i == at else row for i, row in enumerate(GOOD)]
+        WRITERS[f"rows.{form}"](path, rows)
+        place = {"csv": f"line {at + 2}", "jsonl": f"line {at + 1}", "parquet": f"row {at + 1}"}[form]
+        for role in ("train", "validation"):
+            WRITERS[f"rows.{form}"](tmp_path / f"good.{form}", GOOD)
+            files = {"train": tmp_path / f"good.{form}", role: path}
+            with pytest.raises(DataError, match=message) as error:
+                read_splits(LabelsData(**files))
+            assert str(error.value).startswith(f"{path}, {place}: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "keys", "message"),
+    [
+        ("a.csv", "text,label\na,x\nb,y,z\n", {}, "line 3: 3 cells, and 2 in the first line; put a text"),
+        ("a.csv", 'text,label\na,x\n"b,y\nc,z\n', {}, "line 3: not a row of a table: .*; put a text"),
+        ("a.csv", 'text,label\n"a\nb",x\nc,\n', {}, "line 4: no label"),
+        ("a.tsv", "text\tlabel\na\tx\nb\tc\ty\n", {}, "line 3: 3 cells, and 2 in the first line; no cell"),
+        ("a.tsv", "text\tlabel\na\tx\n\t\n", {}, "line 3: 'text' is empty"),
+        ("a.csv", "", {}, "the file is empty"),
+        ("a.csv", "text,label\n", {}, "no row under its header"),
+        ("a.csv", "great,yes\nbad,no\n", {}, "the first line must name the columns, and data.label=NAME"),
+        ("a.csv", "one,two,label\na,b,x\n", {}, "set data.text=NAME"),
+        ("a.csv", "id,label\n1,x\n2,y\n", {}, "set data.text=NAME"),
+        ("a.csv", "text,text,label\na,b,x\n", {}, "the column 'text' occurs twice"),
+        ("a.csv", "text,label\na,x\n", {"label": "lable"}, r"no column 'lable' \(data.label\); did you mean 'label'"),
+        ("a.csv", "text,label\na,x\n", {"text": "txt"}, r"no column 'txt' \(data.text\); did you mean 'text'"),
+        ("a.csv", "text,label\na,x\nb,x\n", {}, "every label is 'x'; there is nothing to learn"),
+        ("a.csv", "text,label\na,x\nb,y\n", {}, "has a label of its own"),
+        ("a.csv", "text,label\na,1.5\nb,1.5\nc,1.5\n", {}, "every score is 1.5"),
+        ("a.csv", "text,label\na,1.5\nb,2\nc,n/a\n", {}, "line 4: label 'n/a' is no number, as most labels are"),
+        ("a.csv", "text,label\na,1.5\nb,inf\nc,2\n", {"kind": "regression"}, "line 3: 'label' is 'inf'; a score must"),
+        ("a.csv", "text,label\na,x\na,y\na,x\n", {}, "1 different text; name held-out rows in data.validation"),
+        ("a.csv", "text,label\na,x\nb,y\nc,z\nd,x\n", {"labels": ["x", "y"]}, "line 4: label 'z' is none of 'x', 'y'"),
+        ("a.csv", "text,a,b\nt,0,1\nu,1,2\n", {"label": ["a", "b"]}, "line 3: 'b' is '2'; a column of a label holds"),
+        ("a.jsonl", '{"text": "a", "label": "x"}\n{"text": "b"}\n', {}, "line 2: no 'label'"),
+        ("a.jsonl", '{"text": "a", "label": "x"}\n{"text": }\n', {}, "line 2: not JSON"),
+        ("a.jsonl", '[{"text": "a", "label": "x"}]\n', {}, "line 1: not a JSON object; write one a line"),
+        ("a.jsonl", '{"text": "a", "label": ["x"]}\n{"text": "b", "label": null}\n', {"kind": "multi_label"},
+         "line 2: 'label' is missing; a row without labels has an empty list"),
+        ("a.jsonl", '{"text": "a", "label": []}\n{"text": "b", "label": []}\n', {}, "no row has a label"),
+        ("a.txt", "text,label\n", {}, "write it as one of .csv"),
+        ("a.parquet", "no parquet", {}, "not a readable parquet file"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_with_its_place_and_remedy(
+    name: str, content: str, keys: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=message) as error:
+        read_splits(_data(tmp_path / name, **keys))
+    assert str(error.value).startswith(str(tmp_path / name))
+    assert "\n" not in str(error.value)
+
+
+def test_a_label_that_was_never_trained_on_is_refused_in_validation(tmp_path: Path) -> None:
+    _csv(tmp_path / "train.csv", GOOD)
+    _csv(tmp_path / "validation.csv", [*GOOD[:3], {**GOOD[3], "label": "maybe"}])
+    with pytest.raises(DataError, match=r"validation\.csv, line 5: label 'maybe' is none of 'no', 'yes'; correct it"):
+        read_splits(_data(tmp_path / "train.csv", validation=tmp_path / "validation.csv"))
+
+
+def test_many_whole_numbers_are_not_guessed_about(tmp_path: Path) -> None:
+    _csv(tmp_path / "rows.csv", [{"text": f"t {i}", "score": i} for i in range(40)])
+    with pytest.raises(ConfigError, match=r"40 different whole numbers .*data\.kind=regression"):
+        read_splits(_data(tmp_path / "rows.csv"))
+    assert read_splits(_data(tmp_path / "rows.csv", kind="regression")).data.scale == pytest.approx(11.5, abs=0.5)
+
+
+def test_random_bytes_are_refused_or_read(tmp_path: Path) -> None:
+    """Damaged files of every form: a `UserError`, or examples, and never anything else."""
+    rng = np.random.default_rng(0)
+    for name, write in WRITERS.items():
+        write(tmp_path / name, GOOD)
+        content = (tmp_path / name).read_bytes()
+        for _ in range(60):
+            damaged = bytearray(content)
+            for _ in range(int(rng.integers(1, 4))):
+                place = int(rng.integers(len(damaged)))
+                damaged[place : place + int(rng.integers(0, 3))] = rng.bytes(int(rng.integers(0, 3)))
+            path = tmp_path / f"damaged.{name}"
+            path.write_bytes(bytes(damaged))
+            with suppress(UserError):
+                read_splits(_data(path))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"second": "b"}, "data.second needs data.text"),
+        ({"text": "a", "second": "a"}, "name the column 'a' twice"),
+        ({"label": ["a", "b"], "kind": "classification"}, "data.label names several columns"),
+        ({"labels": ["a", "a"]}, "data.labels names 'a' twice"),
+        ({"labels": ["a"], "kind": "regression"}, "data.kind=regression has none"),
+        ({"kind": "ranking"}, "data.kind"),
+        ({"validation_share": 1.0}, "less than 1"),
+    ],
+)
+def test_keys_that_do_not_fit_are_refused(data: dict[str, Any], message: str) -> None:
+    mapping = {"task": {"type": "labels"}, "data": {"train": "a.csv", **data}, "model": {"init": "x"}}
+    with pytest.raises(ConfigError, match=message):
+        job_from_mapping(mapping, "test")
+
+
+def test_the_job_says_what_it_found_and_finds_it_again(tmp_path: Path) -> None:
+    _csv(tmp_path / "rows.csv", GOOD)
+    mapping = {"task": {"type": "labels"}, "data": {"train": str(tmp_path / "rows.csv")}, "model": {"init": "x"}}
+    job = job_from_mapping(mapping, "test")
+    assert isinstance(job, LabelsJob)
+    found = job.with_data(read_splits(job.data).data)
+    assert (found.data.kind, found.data.labels, found.data.second) == ("classification", ["no", "yes"], "second")
+    assert found.checkpoint.best == "accuracy"
+    again = job_from_mapping(found.model_dump(mode="json", by_alias=True), "again")
+    assert isinstance(again, LabelsJob)
+    assert again.with_data(read_splits(again.data).data) == found
+    other = job_from_mapping({**mapping, "checkpoint": {"best": "pearson"}}, "test")
+    assert isinstance(other, LabelsJob)
+    with pytest.raises(ConfigError, match="validation of classification reports no 'pearson'"):
+        other.with_data(read_splits(other.data).data)
