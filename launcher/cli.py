@@ -24,6 +24,7 @@ from capt.launcher.commands import (
     jobs,
     latent,
     ledger,
+    plan,
     regions,
     results,
     sweep,
@@ -61,7 +62,7 @@ def _options(
 ) -> None: ...
 
 
-for commands in (jobs, sweep, evaluate, checkpoints, results, tools):
+for commands in (jobs, plan, sweep, evaluate, checkpoints, results, tools):
     commands.register(app)
 _GROUPS = {
     "tokenizer": corpora.tokenizer_app,

@@ -146,7 +146,7 @@ def _carry_out(launch: Launch, show: Callable[[str], None] | None, preflight: bo
     if plan.blocked_reason:
         raise ConfigError(plan.blocked_reason)
     if preflight:
-        before_launch(launch, plan)
+        plan = replace(plan, files={**plan.files, **before_launch(launch, plan)})
     end = supervise(launch, lambda each: _attempt(chosen, each, plan if each is launch else chosen.plan(each)))
     if end.code == STOPPED:
         begun = holds_run(launch.run_dir)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from capt.pretrain.base import distributed
 from capt.pretrain.base.quiet import quiet_libraries
@@ -18,6 +17,7 @@ from capt.pretrain.config.schema import Job
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.engines.build import build_engines
 from capt.pretrain.engine.task import Progress
+from capt.pretrain.plan.simulated import Sent, Wire
 from capt.pretrain.registry import task_class
 
 RANKS = {"tiny": 2, "small": 8, "continue": 8, "base": 64, "large": 128}
@@ -40,53 +40,6 @@ _SMALL_PAIRS = (
     "data.minimum_answers=1", "tokenizer.vocab_size=380", "tokenizer.type=bpe", "loader.workers=0", "batch.micro=2",
 )  # fmt: skip
 _SMALL_CLUSTERS = ("model.compile=false", "data.repeats=4")
-
-
-@dataclass(frozen=True)
-class Sent:
-    """One collective: its name, the type and number of the elements that this rank puts in, and the bytes that it gets
-    of the others (a reduction: of the whole)."""
-
-    name: str
-    dtype: str
-    elements: int
-    received: int
-    phase: str = ""
-
-    @property
-    def reduces(self) -> bool:
-        """Whether it is a sum over ranks."""
-        return self.name in ("allreduce_", "_reduce_scatter_base_")
-
-
-class Wire(TorchDispatchMode):
-    """Records every collective that is called in its scope."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sent: list[Sent] = []
-        self.phase = ""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        namespace, name = func._schema.name.split("::")
-        if namespace == "c10d":
-            self.sent.append(_sent(name, args, self.phase))
-        return func(*args, **(kwargs or {}))
-
-
-def _sent(name: str, args: Any, phase: str) -> Sent:
-    if name == "_allgather_base_":
-        out, own = args[0], args[1]
-        return Sent(name, _type(own), own.numel(), out.nbytes - own.nbytes, phase)
-    if name == "_reduce_scatter_base_":
-        out, own = args[0], args[1]
-        return Sent(name, _type(own), own.numel(), own.nbytes - out.nbytes, phase)
-    tensors: list[Tensor] = args[0]
-    return Sent(name, _type(tensors[0]), sum(map(Tensor.numel, tensors)), sum(t.nbytes for t in tensors), phase)
-
-
-def _type(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 @dataclass

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
 import secrets
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from capt.launcher import environment
@@ -18,6 +21,7 @@ from capt.launcher.preflight.survey import existing, survey
 from capt.launcher.ssh import Host
 from capt.pretrain.config.load import load_job
 from capt.pretrain.config.schema import Job
+from capt.pretrain.registry import task_module
 
 
 def check_cluster(
@@ -74,8 +78,10 @@ def examine_for(config: str | None, overrides: Sequence[str], options: Options) 
     )
 
 
-def before_launch(launch: Launch, plan: Plan) -> None:
+def before_launch(launch: Launch, plan: Plan) -> dict[Path, str]:
     """Check the hosts of a launch; those of Slurm and Ray are not known before they run the job.
+
+    Returns the files to put into the run folder: what is predicted of the job on GPUs, for the report.
 
     Raises:
         ConfigError: something would stop the job. One line, with the remedy and the switch that skips the checks.
@@ -86,9 +92,40 @@ def before_launch(launch: Launch, plan: Plan) -> None:
         address, port = options.master_addr, plan.master_port
         hosts = (*plan.hosts, *plan.spares)
         refuse(check_cluster(hosts, run_dir=launch.run_dir, job=job, address=address, port=port))
+        cards, _ = probe.gpus()  # the hosts have the same
     elif plan.examined == "here":
         held = plan.launcher == "local" and not options.master_port  # the launcher itself holds the port that it chose
         refuse(check_here(job, plan.world, None if held else plan.master_port))
+        cards, _ = probe.gpus()
+    else:
+        return {}
+    return predicted(launch, plan.world, cards)
+
+
+def predicted(launch: Launch, world: int, cards: Sequence[Sequence[str]]) -> dict[Path, str]:
+    """The prediction for ``world`` GPUs like the first of ``cards``; nothing where there are none of a known kind.
+
+    Raises:
+        ConfigError: the job needs more memory than such a GPU has.
+    """
+    if not cards or not (memory := _MIB.fullmatch(cards[0][1])):
+        return {}
+    from capt.pretrain.base.quiet import quiet_libraries
+
+    quiet_libraries(debug=False)
+    from capt.pretrain.plan.devices import Cluster, device_named
+    from capt.pretrain.plan.predict import PLAN, predict, require_fit
+
+    device = device_named(cards[0][0])
+    if device is None or task_module(launch.job.task.type, "plan") is None:
+        return {}
+    found = predict(launch.job, Cluster(world, replace(device, memory=float(int(memory[1]) << 20))))
+    require_fit(found, launch.job)
+    return {launch.run_dir / PLAN: json.dumps(found.to_json(), indent=1) + "\n"}
+
+
+_MIB = re.compile(r"(\d{1,9}) MiB", re.ASCII)
+"""Memory as nvidia-smi writes it."""
 
 
 def _folder(run_dir: Path) -> Iterator[Check]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
@@ -43,6 +44,7 @@ def run_sections(
         ),
         *([validation] if comparison.keys(validation=True) else []),
         *_evaluation(comparison),
+        *_predictions(comparison),
         *added,
         ReportSection("Curves", remarks=remarks, figures=curves),
         ReportSection("Configuration", tables=configurations),
@@ -145,6 +147,23 @@ def _evaluation(comparison: Comparison) -> list[ReportSection]:
         tables.append(Table([name, *found], cells))
     remarks = [f"{name}: {protocol}" for name, protocol in columns]
     return [ReportSection("Evaluation", tables=tables, remarks=remarks)] if tables else []
+
+
+def _predictions(comparison: Comparison) -> list[ReportSection]:
+    """What was predicted of each run that has a plan, beside the median of what was measured after its first row."""
+    rows = []
+    for run in comparison.runs:
+        if run.plan is None:
+            continue
+        where = [run.folder.resolve().name, f"{run.plan.ranks} x {run.plan.devices}"]
+        for name, of in (("seconds_per_step", run.plan.seconds_per_step), ("mfu", run.plan.mfu)):
+            values = run.series(name, validation=False)[1][1:]
+            if of is not None and values:
+                seen = statistics.median(values)
+                predicted = f"{of.predicted:.4g} ({of.least:.4g} to {of.most:.4g})"
+                rows.append([*where, name, predicted, f"{seen:.4g}", f"{of.predicted / seen:.2f}" if seen else ""])
+    header = ["run", "devices", "figure", "predicted", "measured", "predicted / measured"]
+    return [ReportSection("Predicted and measured", tables=[Table(header, rows)])] if rows else []
 
 
 def _figure(figures: Mapping[str, float | None], name: str) -> str:

@@ -34,6 +34,23 @@ class _Shapes(Record):
     shapes: dict[str, Annotated[list[Count], Field(max_length=16)]]
 
 
+class Bracket(Record):
+    """A predicted number, and the least and the most that it may be."""
+
+    predicted: float = Field(strict=False)
+    least: float = Field(strict=False)
+    most: float = Field(strict=False)
+
+
+class PlanFacts(Record):
+    """What a report shows of a ``plan.json``, the prediction of ``capt plan``."""
+
+    devices: str = Field(max_length=100)
+    ranks: int = Field(ge=1)
+    seconds_per_step: Bracket
+    mfu: Bracket | None = None
+
+
 class CheckpointFacts(Record):
     """What a report shows of a checkpoint's ``manifest.json``: the parameters, and where it was written."""
 
@@ -69,6 +86,7 @@ class RunRecord:
     notes: list[str]
     checkpoint: CheckpointFacts | None = None
     evaluations: dict[str, list[Section]] = field(default_factory=dict)
+    plan: PlanFacts | None = None
 
     @property
     def last_step(self) -> int:
@@ -133,7 +151,20 @@ def read_run(folder: Path) -> RunRecord:
         notes.append(f"values that are not finite were logged for {', '.join(sorted(not_finite))}")
     config = flatten(load_mapping(folder / "config.yaml", resolved=True))
     checkpoint, evaluations = _newest_checkpoint(folder, notes), dict(_evaluations(folder, notes))
-    return RunRecord(folder, config, status, metrics.training, metrics.validation, notes, checkpoint, evaluations)
+    return RunRecord(
+        folder, config, status, metrics.training, metrics.validation, notes, checkpoint, evaluations,
+        _plan(folder, notes),
+    )  # fmt: skip
+
+
+def _plan(folder: Path, notes: list[str]) -> PlanFacts | None:
+    try:
+        return read_record(PlanFacts, folder / "plan.json", error=DataError)
+    except FileNotFoundError:
+        return None
+    except (DataError, OSError):
+        notes.append("plan.json is not what capt plan writes and was left out")
+        return None
 
 
 def _newest_checkpoint(folder: Path, notes: list[str]) -> CheckpointFacts | None:

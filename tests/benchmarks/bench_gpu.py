@@ -1,26 +1,26 @@
-"""What a GPU makes of the contrast's precisions, the padded vocabulary, and attention within documents.
+"""Steps of CAPT-Large on one GPU beside what ``capt plan`` predicts, in ten minutes; kernels; products.
 
-``python -m tests.benchmarks.bench_gpu`` prints one JSON object and needs a CUDA GPU; its output is empty on another
-machine, and its exit code 1. Products: both of the contrast at CAPT-Large's shapes, the logits of all anchors with a
-shard of the queue and the sums that follow, with the error of each against float64. Steps: whole steps of capt_base
-(four micro-batches, bf16, 512 random tokens a window) through the engine and the task, and those of them in which the
-host waits for the device. Times are medians.
+``capt bench gpu`` needs a checkout, a CUDA GPU, and neither data nor a network. Steps: {recomputation} x {micro-batch
+16, 32, 64} x {compiled} x {cached contrast} x {vocabulary padded to 64}, bf16, 512 random tokens a window, two
+micro-batches a step. Kernels: by the time on the device. Products: both of the contrast at CAPT-Large's shapes, the
+logits of all anchors with a shard of the queue and the sums that follow, with the error of each against float64. Times
+are medians.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import itertools
 import json
 import logging
 import statistics
 import sys
 import time
-import types
 import warnings
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, get_args
-from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -33,17 +33,25 @@ from capt.pretrain.engine.engines.build import build_engines
 from capt.pretrain.engine.task import Progress
 from capt.pretrain.language.batches import LanguageBatch
 from capt.pretrain.language.task import LanguageTask
+from capt.pretrain.plan.devices import Cluster, device_named
+from capt.pretrain.plan.predict import Prediction, predict
+from capt.pretrain.plan.step import fill_queue, rehearse
 
 D, ANCHORS, QUEUES, TAU = 1024, (32, 2048), (8192, 65536), 0.05  # anchors: both views of 16 samples on 1 and 64 ranks
-VOCABULARY, DOCUMENTS = 50_265, 8  # documents in a window, on average
-PEAK = 989e12  # dense bf16 of an H100 or H200, FLOP/s
+FIXED = ("engine.zero_stage=0", "run.log_every=1000000", "schedule.max_steps=1000000", "schedule.warmup_steps=0")
+_STEPS = """Of one GPU without ZeRO. `GiB` is the peak of the allocator, `waits` how often the host waits for the
+device in a step. Send this report, whatever it says, with an issue."""
 
-STEPS: dict[str, list[str]] = {
-    "capt_base": [],
-    "pad_vocab_to 64": ["model.pad_vocab_to=64"],
-    "within documents": ["data.cross_document_attention=false"],
-    **{f"precision {name}": [f"contrast.precision={name}"] for name in ("tf32", "bf16x6", "bf16x3", "bf16")},
-}
+GRID = [
+    [f"model.activation_checkpointing={recompute}", f"batch.micro={micro}", f"model.compile={compiled}",
+     f"contrast.cached={cached}", f"model.pad_vocab_to={pad}"]
+    for compiled in ("false", "true")
+    for cached in ("false", "true")
+    for pad in (1, 64)
+    for recompute in ("full", "none")
+    for micro in (16, 32, 64)
+]  # fmt: skip
+"""Overrides of each row. The rows that compile come last, for compiling takes the longest."""
 
 
 def _wait() -> None:
@@ -97,61 +105,111 @@ def products(d: int, anchors: tuple[int, ...], queues: tuple[int, ...], turns: i
             }
 
 
-def _task(overrides: list[str]) -> tuple[LanguageTask, Any, list[list[LanguageBatch]]]:
-    """The task of capt_base without its data, its engine, and two steps of random batches."""
-    job: Any = load_job("capt_base", overrides)
-    length, n = job.data.sequence_length, job.micro_batch(1)
-    slots = round(0.15 * (length - 2))
-    data = types.SimpleNamespace(
-        job=job,
-        model_config=job.model.for_tokenizer(VOCABULARY, 1),
-        corruptor=types.SimpleNamespace(slots=slots),
-        source=None,
-    )
-    with mock.patch("capt.pretrain.language.task.prepare", return_value=data):
-        task = LanguageTask(job, Path())
+def _task(job: Any) -> tuple[LanguageTask, Any, list[list[LanguageBatch]]]:
+    """The task without its data, its engine, and two steps of random batches of the whole vocabulary."""
+    rehearsal = rehearse(job, 1)
+    task: Any = rehearsal.task
     engines = build_engines(task.build_modules(), job, task.optimizers())
+    for engine in engines.values():
+        engine.train()
+    if task.contrast is not None:
+        fill_queue(task.contrast, task.width)
     generator = torch.Generator().manual_seed(0)
+    (n, length), slots = rehearsal.batch.tokens.shape, rehearsal.batch.positions.shape[1]
+    rows = task.model_config.classes
 
     def batch(first: int) -> LanguageBatch:
-        tokens = torch.randint(5, VOCABULARY, (n, length), generator=generator)
-        tokens[:, 0], tokens[:, -1] = 0, 2
+        tokens = torch.randint(5, rows, (n, length), generator=generator)
         positions = (1 + torch.rand(n, length - 2, generator=generator).argsort(1)[:, :slots]).sort(1)[0]
-        borders = torch.rand(n, length, generator=generator) < DOCUMENTS / length
-        return LanguageBatch(
-            tokens=tokens, corrupted=tokens.scatter(1, positions, 4), positions=positions,
-            labels=tokens.gather(1, positions), ids=torch.arange(first, first + n), padded=False,
-            documents=None if job.data.cross_document_attention else borders.cumsum(1),
+        return replace(
+            rehearsal.batch, tokens=tokens, corrupted=tokens.scatter(1, positions, 4), positions=positions,
+            labels=tokens.gather(1, positions), ids=torch.arange(first, first + n),
         )  # fmt: skip
 
-    parts = job.batch.global_ // n
+    parts = job.accumulation(1)
     return task, engines, [[batch((i * parts + j) * n) for j in range(parts)] for i in range(2)]
 
 
-def steps(overrides: list[str], turns: int) -> Iterator[dict[str, Any]]:
-    """Time, model FLOP utilisation, memory and waits of whole steps."""
-    for name, changes in STEPS.items():
-        if "precision=tf32" in str(changes) and not torch.cuda.is_available():
+def steps(
+    config: str, grid: Sequence[Sequence[str]], turns: int, minutes: float, device: Cluster
+) -> Iterator[dict[str, Any]]:
+    """Time, MFU and peak memory of whole steps beside what ``capt plan`` predicts; rows beyond ``minutes`` are named.
+
+    A step has two micro-batches, so that the contrast can be cached. The engines of a row are freed before the next.
+    """
+    begin = time.monotonic()
+    for overrides in grid:
+        row: dict[str, Any] = {"name": " ".join(each.partition(".")[2] for each in overrides)}
+        if time.monotonic() - begin > 60 * minutes:
+            yield row | {"result": "not run: out of time"}
             continue
-        task, engines, batches = _task([*overrides, *changes])
-        progress, number = Progress(), iter(range(10**6))
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
-
-        def step(
-            task: LanguageTask = task, engines: Any = engines, batches: Any = batches, progress: Progress = progress,
-            number: Iterator[int] = number,
-        ) -> None:  # fmt: skip
-            task.step(engines, batches[next(number) % 2], progress)
-            progress.step += 1
-
-        milliseconds = _milliseconds(step, turns)
-        row: dict[str, Any] = {"name": f"step, {name}", "ms": milliseconds}
-        row["MFU"] = task.flops_per_step() / (1e-3 * milliseconds) / PEAK
-        if torch.cuda.is_available():
-            row["GiB"] = torch.cuda.max_memory_allocated() / 2**30
-            row["waits"] = len(_waits(step))
+        micro = next(int(each.partition("=")[2]) for each in overrides if each.startswith("batch.micro="))
+        job = load_job(config, [*FIXED, *overrides, f"batch.global={2 * micro}"])
+        found = predict(job, device)
+        least, most = found.bracket
+        row |= {"predicted, ms": f"{1e3 * found.seconds:.0f} ({1e3 * least:.0f} to {1e3 * most:.0f})",
+                "predicted, GiB": round(found.memory.total / 2**30, 2)}  # fmt: skip
+        try:
+            row |= _measured(job, turns, found)
+        except torch.OutOfMemoryError:
+            row |= {"result": "out of memory"}
+        _free()
         yield row
+
+
+def _measured(job: Any, turns: int, found: Prediction) -> dict[str, Any]:
+    """One row; nothing of it lives on when it returns."""
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    step, task = _stepper(job)
+    row: dict[str, Any] = {"ms": round(_milliseconds(step, turns), 1)}
+    if on_gpu:
+        row["MFU, %"] = round(100 * task.flops_per_step() / (1e-3 * row["ms"]) / found.cluster.device.bf16, 1)
+        row["GiB"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+        row["GiB reserved"] = round(torch.cuda.max_memory_reserved() / 2**30, 2)
+        row["waits"] = len(_waits(step))
+    return row
+
+
+def _stepper(job: Any) -> tuple[Callable[[], None], LanguageTask]:
+    task, engines, batches = _task(job)
+    progress, number = Progress(), itertools.count()
+
+    def step() -> None:
+        task.step(engines, batches[next(number) % 2], progress)
+        progress.step += 1
+
+    return step, task
+
+
+def _free() -> None:
+    """Give back what the engines of a row held."""
+    gc.collect()
+    torch._dynamo.reset()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def kernels(config: str, overrides: Sequence[str], most: int = 25) -> list[dict[str, Any]]:
+    """The operators of one step by the time that they take on the device."""
+    micro = next(int(each.partition("=")[2]) for each in overrides if each.startswith("batch.micro="))
+    step, _ = _stepper(load_job(config, [*FIXED, *overrides, f"batch.global={2 * micro}"]))
+    for _ in range(3):
+        step()
+    on_gpu = torch.cuda.is_available()
+    kinds = [torch.profiler.ProfilerActivity.CPU] + [torch.profiler.ProfilerActivity.CUDA] * on_gpu
+    with torch.profiler.profile(activities=kinds) as profile:
+        step()
+        _wait()
+    name = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    events = sorted(profile.key_averages(), key=lambda event: -getattr(event, name))
+    total = sum(getattr(event, name) for event in events)
+    return [
+        {"kernel": event.key[:120], "calls": event.count, "ms": round(getattr(event, name) / 1e3, 3),
+         "share, %": round(100 * getattr(event, name) / total, 1)}
+        for event in events[:most] if total
+    ]  # fmt: skip
 
 
 def _waits(step: Callable[[], None]) -> list[str]:
@@ -171,16 +229,37 @@ def _waits(step: Callable[[], None]) -> list[str]:
 def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--turns", type=int, default=20)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--minutes", type=float, default=8.0, help="after which no further row is begun")
+    parser.add_argument("--config", default="capt_large")
     arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.stderr.write("bench_gpu needs a CUDA GPU\n")
+    device = device_named(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
+    if device is None:
+        sys.stderr.write("bench_gpu needs a CUDA GPU of a kind that capt plan knows\n")
         return 1
-    distributed.initialize(timeout_minutes=10)
-    rows = list(products(D, ANCHORS, QUEUES, arguments.turns))
-    rows += steps(["batch.global=128"], arguments.turns // 2)
-    print(json.dumps({"device": torch.cuda.get_device_name(), "rows": rows}))
+    report = sections(arguments.config, GRID, arguments.turns, arguments.minutes, Cluster(1, device))
+    print(json.dumps({"device": torch.cuda.get_device_name(), "sections": report}))
     return 0
+
+
+def sections(
+    config: str, grid: Sequence[Sequence[str]], turns: int, minutes: float, device: Cluster
+) -> list[dict[str, Any]]:
+    """The report: steps beside their prediction, kernels of the first and of the fastest row, products."""
+    rows = list(steps(config, grid, turns, minutes, device))
+    measured = [index for index, row in enumerate(rows) if "ms" in row]
+    shown = []
+    if measured:
+        fastest = min(measured, key=lambda index: rows[index]["ms"] / int(grid[index][1].partition("=")[2]))
+        shown = list(dict.fromkeys((measured[0], fastest)))
+    found = [{"title": "Steps", "text": _STEPS, "rows": rows}]
+    for index in shown:
+        _free()
+        found.append({"title": f"Kernels: {rows[index]['name']}", "rows": kernels(config, grid[index])})
+    _free()
+    if torch.cuda.is_available():
+        found.append({"title": "Products of the contrast", "rows": list(products(D, ANCHORS, QUEUES, turns))})
+    return found
 
 
 if __name__ == "__main__":

@@ -1,14 +1,10 @@
-r"""Closed forms of what a rank receives: the contrast's (``docs/contrast.md``), and ZeRO's, which is not simulated."""
+"""Closed forms of what a rank receives of the contrast (``docs/contrast.md``)."""
 
 from __future__ import annotations
 
 import functools
-from typing import Literal
 
-from capt.pretrain.engine.engines.deepspeed_config import BUCKET
 from capt.pretrain.language.config import LanguageJob
-
-Stage = Literal[0, 1, 2, 3]
 
 
 def contrast_received(job: LanguageJob, world: int, width: int) -> list[tuple[str, int]]:
@@ -58,32 +54,3 @@ def _softmax_received(
     if in_batch != "none":
         forms += [("_allgather_base_", others * m * 4)]
     return forms
-
-
-def zero_received(
-    weights: int, stage: Stage, world: int, parts: int, cached: bool, bucket: int = BUCKET
-) -> list[tuple[str, int]]:
-    """A formula: what ZeRO makes a rank receive in a step of ``parts`` micro-batches, in fp32.
-
-    Stages 1 and 2 all-reduce gradients, for DeepSpeed's buckets hold those of several owners, in about as many messages
-    as there are buckets; stage 3 reduce-scatters them. Stages 0 and 1 reduce once a step, stages 2 and 3 in every
-    micro-batch, for they keep no whole gradient. Stages 1 and 2 then gather the weights; stage 3 does for each forward
-    and each backward pass, and for the first pass of a cached contrast; recomputed layers are counted with their
-    backward pass. Of an all-reduce the size of the whole stands here, as in `tests.wire`; a ring receives it twice.
-    """
-    gather = ("_allgather_base_", 4 * weights * (world - 1) // world)
-    if stage == 3:
-        return [("_reduce_scatter_base_", gather[1])] * parts + [gather] * (parts * (3 if cached else 2))
-    if stage == 0:
-        return [("allreduce_", 4 * weights)]
-    sizes = [bucket] * (weights // bucket) + [weights % bucket] * (weights % bucket > 0)
-    return [("allreduce_", 4 * size) for size in sizes] * (parts if stage == 2 else 1) + [gather]
-
-
-def state_bytes(weights: int, stage: Stage, world: int) -> int:
-    """A formula: weights, gradients and both moments of Adam of a rank, all in fp32.
-
-    Stages 1 and 2 update a copy of the weights that a rank owns (DeepSpeed's ``single_partition_of_fp32_groups``).
-    """
-    whole, spread = {0: (4, 0), 1: (2, 3), 2: (1, 4), 3: (0, 4)}[stage]
-    return 4 * weights * whole + 4 * weights * spread // world

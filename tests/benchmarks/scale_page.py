@@ -5,14 +5,21 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from tests.benchmarks.scale_tables import FULL, GLOBAL, OTHERS, QUEUES, WORLDS, Prediction, Scenario
-from tests.benchmarks.scale_time import ABOUT, CENTRAL, CHEAP, CONSTANTS, DEAR, collective_seconds
+from capt.pretrain.plan.devices import ABOUT, CENTRAL, FAST, SLOW
+from capt.pretrain.plan.traffic import collective_seconds
+from tests.benchmarks.scale_tables import FULL, GLOBAL, OTHERS, QUEUES, WORLDS, Prediction, Scenario, shipped_rows
+from tests.benchmarks.scale_time import CHEAP, CONSTANTS, DEAR, H100
 
 _READ = f"""One rank of W runs the shipped `capt_large` job (d = 1,024 features, sequences of 512, fp32 contrast,
 full activation checkpointing, ZeRO 1) with {GLOBAL:,} samples of all ranks a step, so {2 * GLOBAL:,} anchors, unless
 a row says otherwise. *Simulated* means: our own code ran as that rank, on tensors that have a size and no data, in a
 process group that answers at once. *Predicted* means: a formula over these counts and published constants. **No GPU
 was at hand.**"""
+
+_SHIPPED = """What `capt plan capt_large --gpus 8xh100` (64, 128, 1,024) predicts of the job as it is shipped, and
+with its activations kept, its layers compiled, and micro-batches of up to 64. At 1,024 GPUs a rank has 8 samples, so
+that the shipped micro-batch of 16 is refused there: the row sets `batch.micro=8`. In brackets: every assumption set
+against the job, and for it. **No GPU was at hand.**"""
 
 _CONTRAST = """`MB received`: of all collectives of the contrast, in a step. `peak above`: the largest memory above
 queue and representations. `operations`: of the matrix products. `operators`: about the kernels that are started."""
@@ -49,8 +56,8 @@ _LIMITS = """- The anchors of *all* ranks, their sums, and the copy in which the
 - No object a rank, no dictionary of rows and no gather grows with K or with W K: between K = 0 and K = 16,777,216
   nothing changes but the rows held (K / W) and the products with them."""
 
-_REFUTE = """1. **Bytes.** `tests.wire.Wire` around a step on NCCL ranks: any collective of the contrast of other
-   bytes than in `tests/benchmarks/scale_forms.py`, or one more that depends on K.
+_REFUTE = """1. **Bytes.** `Wire` of `capt.pretrain.plan.simulated` around a step on NCCL ranks: any collective of the
+   contrast of other bytes than in `tests/benchmarks/scale_forms.py`, or one more that depends on K.
 2. **Memory.** `torch.cuda.max_memory_allocated()` of a run with K rows minus that of a run with fewer: more than 1.1
    times the difference of the column `queue` (as long as activations, not the contrast, set the peak).
 3. **Time.** `seconds_per_step` in `metrics.jsonl`, once the queue is full (K / {rows:,} steps), against the same job
@@ -80,11 +87,12 @@ def page(found: Prediction, proven: list[dict[str, Any]]) -> list[dict[str, Any]
         weak=work[OTHERS[-1]] / 1e9,
         drift=(work[drift] - work[largest[0]]) / 1e9,
         collectives=len(found.found[largest[-1]].sent),
-        reduces=2e3 * collective_seconds("allreduce_", (2 * 1024 + 1) * 8, WORLDS[-1], CENTRAL),
+        reduces=2e3 * collective_seconds("allreduce_", (2 * 1024 + 1) * 8, WORLDS[-1], CENTRAL, H100),
         all_files=_checkpoint(found, QUEUES[-1]) / 1e9,
         few_files=_checkpoint(found, QUEUES[1]) / 1e9,
     )
     return [
+        {"title": "The shipped job", "text": _SHIPPED, "rows": shipped_rows()},
         {"title": "Prediction", "text": f"{_READ}\n\n{_predictions(found, largest)}"},
         {"title": "The contrast of one rank, simulated", "text": _CONTRAST, "rows": contrasts},
         {"title": "Memory of one rank", "text": _MEMORY, "rows": list(map(found.memory_row, (*largest, *OTHERS)))},
@@ -142,15 +150,16 @@ def _assumed() -> str:
     return (
         "Besides: collectives go one after the other and over a ring, the faster of NCCL's protocols LL and Simple (no "
         "NVLS, no PAT, no SHARP, no trees, which would be faster); no rank waits for a slower one; data are always "
-        "ready; the encoder's operators start fast enough, and its products reach as much of the peak with 8 samples "
-        "as with 16; gradients and weights travel in fp32, once a step, gradients all-reduced in buckets of 25 million "
-        "as DeepSpeed does (so that at 1,024 ranks ZeRO is latency as well); the queue is full; every operator reads "
-        "and writes main memory, none is fused; hosts have 8 GPUs, and ranks follow one another on a host. *Dear* and "
-        "*cheap* set every assumption against and for the contrast."
+        "ready; products reach as much of the peak with 8 samples as with 16; gradients and weights travel in fp32, "
+        "once a step, gradients all-reduced in buckets of 25 million as DeepSpeed does (so that at 1,024 ranks ZeRO is "
+        "latency as well); the queue is full; every operator reads and writes main memory, none is fused without "
+        "model.compile; hosts have 8 GPUs, and ranks follow one another on a host. *Slow* and *fast* set every "
+        "assumption so that a step takes longer, or less time; the share of the contrast is bracketed by a fast "
+        "encoder with a slow contrast, and by the opposite."
     )
 
 
 def _assumptions() -> list[dict[str, Any]]:
-    central, dear, cheap = (asdict(each) for each in (CENTRAL, DEAR, CHEAP))
-    return [{"assumption": name, "central": str(central[name]), "dear": str(dear[name]), "cheap": str(cheap[name]),
+    central, slow, fast = (asdict(each) for each in (CENTRAL, SLOW, FAST))
+    return [{"assumption": name, "central": str(central[name]), "slow": str(slow[name]), "fast": str(fast[name]),
              "what it is": about} for name, about in ABOUT.items()]  # fmt: skip

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from capt.pretrain.base import distributed
+from capt.pretrain.plan.simulated import as_on_a_gpu
 from tests.benchmarks.scale_forms import contrast_received
 from tests.benchmarks.scale_step import Simulated, contrast_step, job_at, simulate_contrast
-from tests.simulated import as_on_a_gpu
 from tests.support import run_ranks
 
 

@@ -6,9 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.benchmarks.scale_forms import state_bytes, zero_received
-from tests.benchmarks.scale_step import Simulated, job_at, simulate_contrast, simulate_step
-from tests.benchmarks.scale_time import CENTRAL, CHEAP, DEAR, Assumptions, StepTime, step_time
+from capt.pretrain.config.load import load_job
+from capt.pretrain.plan.devices import CASES, cluster
+from capt.pretrain.plan.predict import predict
+from capt.pretrain.plan.step import Simulated, Work, rank_step
+from capt.pretrain.plan.traffic import state_bytes, zero_received
+from tests.benchmarks.scale_step import job_at, simulate_contrast
+from tests.benchmarks.scale_time import CHEAP, DEAR, MIDDLE, Given, StepTime, step_time
 
 GLOBAL = 8192
 """Samples of a step over all ranks, as ``capt_large`` has them."""
@@ -55,10 +59,10 @@ OTHERS = [
 
 @dataclass(frozen=True)
 class Encoder:
-    """A step without the contrast, for one way to compute it: operations of a sample, and bytes of activations."""
+    """A step without the contrast, for one way to compute it: work of a sample, and bytes of activations."""
 
     weights: int
-    flops: float
+    work: Work
     activations: int
 
 
@@ -84,24 +88,20 @@ class Prediction:
         if key not in self._encoders:
             samples = of.micro * (1 if of.samples == of.micro else 2)
             small = Scenario(of.world, samples, 0, (f"contrast.cached={str(cached).lower()}",))
-            step, marks = simulate_step(self._job(small), of.world)
-            alone = simulate_contrast(self._job(small), of.world)
-            weights = marks["weights"] // 4
-            self._encoders[key] = Encoder(
-                weights, (step.flops - alone.flops) / samples, marks["peak of the step"] - 2 * marks["weights"]
-            )
+            step = rank_step(self._job(small), of.world, gpu=True)
+            self._encoders[key] = Encoder(step.weights, step.encoder * (1 / samples), step.peak - 8 * step.weights)
         return self._encoders[key]
 
-    def time(self, of: Scenario, given: Assumptions = CENTRAL) -> StepTime:
+    def time(self, of: Scenario, given: Given = MIDDLE) -> StepTime:
         """The model's time of a step."""
         job, encoder = self._job(of), self.encoder(of)
         parts = job.accumulation(of.world)
         traffic = zero_received(encoder.weights, ZERO, of.world, parts, job.contrast.is_cached(parts))
         update = 7 * 4 * encoder.weights // of.world  # reads weights, gradients, moments; writes all but gradients
-        return step_time(self.found[of], of.samples * encoder.flops, traffic, update, of.world,
+        return step_time(self.found[of], encoder.work * of.samples, traffic, update, of.world,
                          job.contrast.precision, given)  # fmt: skip
 
-    def longer(self, of: Scenario, given: Assumptions = CENTRAL) -> float:
+    def longer(self, of: Scenario, given: Given = MIDDLE) -> float:
         """How much longer the step is than without queue, as a share of that one."""
         without = next(e for e in self.found if (e.world, e.samples, e.queue) == (of.world, of.samples, 0))
         return self.time(of, given).total / self.time(without, given).total - 1
@@ -139,3 +139,43 @@ class Prediction:
             **{f"{name}, ms": f"{1e3 * seconds:.1f}" for name, seconds in cells.items()},
             "contrast, share": f"{time.share:.1%} ({low:.1%} to {high:.1%})",
         }
+
+
+SHIPPED = (8, 64, 128, 1024)
+"""Numbers of GPUs at which the shipped ``capt_large`` is predicted."""
+_VARIANTS = (
+    (),
+    ("model.activation_checkpointing=none", "model.compile=true", "batch.micro=64"),
+)
+
+
+def shipped_rows() -> list[dict[str, Any]]:
+    """``capt_large`` by ``capt plan`` at numbers of H100s: as shipped, and with what the plan names as fastest."""
+    rows = []
+    for world, options in ((world, options) for world in SHIPPED for options in _VARIANTS):
+        found, changed = _planned(world, options)
+        low, high = (100 * found.mfu(case) for case in ("slow", "fast"))
+        fast, slow = found.bracket
+        rows.append({
+            "GPUs": world,
+            "keys": " ".join(changed) or "as shipped",
+            "GiB of 79.1": f"{found.memory.total / 2**30:.1f}",
+            "MB received": f"{sum(found.wire.values()) / 1e6:,.0f}",
+            "step, s": f"{found.seconds:.3g} ({fast:.3g} to {slow:.3g})",
+            "tokens/s": f"{found.tokens / found.seconds:,.0f}",
+            "MFU, %": f"{100 * found.mfu():.1f} ({low:.1f} to {high:.1f})",
+            "days": f"{found.steps * found.seconds / 86_400:.1f}",
+            "GPU hours": f"{found.steps * found.seconds / 3600 * world:,.0f}",
+        })  # fmt: skip
+    return rows
+
+
+def _planned(world: int, options: tuple[str, ...]) -> tuple[Any, tuple[str, ...]]:
+    """The prediction with ``options``, the micro-batch being the largest one up to theirs that the ranks allow."""
+    rows = GLOBAL // world
+    changed = tuple(
+        f"batch.micro={min(64, rows)}" if option.startswith("batch.micro") else option for option in options
+    )
+    if not options and rows < 16:  # the shipped micro-batch does not go into a rank's share
+        changed = (f"batch.micro={rows}",)
+    return predict(load_job("capt_large", list(changed)), cluster(f"{world}xh100"), CASES), changed

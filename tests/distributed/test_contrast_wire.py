@@ -9,10 +9,10 @@ import torch
 
 from capt.pretrain.base import distributed
 from capt.pretrain.contrast import ContrastStats, ShardedQueue, capt_loss
+from capt.pretrain.plan.simulated import Sent, Wire
 from tests.support import run_ranks
 from tests.unit.contrast.support import unit
 from tests.unit.contrast.test_capt import _LargestTensor
-from tests.wire import Sent, Wire
 
 N, D = 16, 64
 _ALL = 2 * 2 * N

@@ -11,6 +11,7 @@ from capt.pretrain.base.quiet import quiet_libraries
 from capt.pretrain.config.load import load_job
 from capt.pretrain.engine.engines.build import build_engines
 from capt.pretrain.engine.task import Progress
+from capt.pretrain.plan.simulated import Wire
 from tests.benchmarks.scale_forms import Stage, zero_received
 from tests.language import write_corpus
 from tests.latent import write_text
@@ -18,7 +19,7 @@ from tests.support import run_ranks
 from tests.toy.config import ToyJob
 from tests.toy.task import ToyTask
 from tests.vision_language import write_sentences, write_small_store
-from tests.wire import Traffic, Wire, small_job, traffic
+from tests.wire import Traffic, small_job, traffic
 
 _SHIPPED = Path(__file__).parents[2] / "configs" / "pretrain"
 JOBS = sorted(path for path in _SHIPPED.rglob("*.yaml") if not path.stem.startswith("_") and path.parent.name != "ace")

@@ -24,7 +24,7 @@ def _in(package: str, *names: str) -> tuple[str, ...]:
 BASE = ("pretrain.base",)
 TASK = (
     "tokenizer",
-    *_in("pretrain", "base", "config", "data", "models", "contrast", "contrastive", "engine", "registry"),
+    *_in("pretrain", "base", "config", "data", "models", "contrast", "contrastive", "engine", "plan", "registry"),
 )
 LATENT = (
     *BASE,
@@ -81,6 +81,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "pretrain.regions": (*BASE, "pretrain.regions.extract.prepare"),
     "pretrain.regions.extract": (
         *(*BASE, "pretrain.regions", *_in("pretrain.models", "hf_config", "hf_folder", "hub")),
+    ),
+    "pretrain.plan": (
+        *BASE,
+        *_in("pretrain", "config", "contrast", "contrastive", "engine", "models", "registry", "report"),
     ),
     "pretrain.report": (*BASE, "pretrain.config", "pretrain.registry", "pretrain.engine"),
     "pretrain.verbs": (*BASE, "pretrain.config", "pretrain.registry", "pretrain.engine"),
@@ -155,7 +159,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *_in("launcher", "cluster", "environment", "hostfile", "plan", "raycluster", "ssh", "supervisor", "watch"),
     ),
     "launcher.preflight": (
-        *(*BASE, "pretrain.config"),
+        *(*BASE, "pretrain.config", "pretrain.plan", "pretrain.registry"),
         *_in("launcher", "environment", "hostfile", "plan", "ssh"),
     ),
     "launcher.sweep": (

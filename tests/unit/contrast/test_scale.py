@@ -9,18 +9,21 @@ import torch
 import torch.distributed as dist
 
 from capt.pretrain.base import distributed
-from tests.benchmarks.scale_forms import contrast_received, state_bytes, zero_received
+from capt.pretrain.plan.devices import CENTRAL, DEVICES
+from capt.pretrain.plan.simulated import Ledger, as_on_a_gpu, rank_of
+from capt.pretrain.plan.step import Simulated, Work
+from capt.pretrain.plan.traffic import collective_seconds, state_bytes, zero_received
+from tests.benchmarks.scale_forms import contrast_received
 from tests.benchmarks.scale_proof import measures, real_contrast
-from tests.benchmarks.scale_step import Simulated, job_at, simulate_contrast, simulate_step
-from tests.benchmarks.scale_time import CENTRAL, collective_seconds, step_time
-from tests.simulated import Ledger, as_on_a_gpu, rank_of
+from tests.benchmarks.scale_step import job_at, simulate_contrast, simulate_step
+from tests.benchmarks.scale_time import step_time
 from tests.support import run_ranks
 
 SMALL = (
     "model.size=custom", "model.layers=2", "model.hidden=32", "model.heads=2", "model.ffn=48", "model.max_positions=16",
     "data.sequence_length=16", "batch.micro=4",
 )  # fmt: skip
-WIDTH, SAMPLES = 32, 8
+WIDTH, SAMPLES, H100 = 32, 8, DEVICES["h100"]
 
 
 def _simulated(world: int, queue: int, *overrides: str) -> Simulated:
@@ -177,13 +180,13 @@ def test_formulas_of_zero() -> None:
 
 
 def test_time_is_latency_for_small_and_bandwidth_for_large_collectives() -> None:
-    tiny, huge = (collective_seconds("_allgather_base_", size, 1024, CENTRAL) for size in (8, 10**11))
+    tiny, huge = (collective_seconds("_allgather_base_", size, 1024, CENTRAL, H100) for size in (8, 10**11))
     assert tiny == pytest.approx(3.6e-6 + 896 * 1.8 * 0.47e-6 + 127 * 2.7e-6, rel=1e-6)
     assert huge == pytest.approx(10**11 / 360e9, rel=0.02)
-    assert collective_seconds("allreduce_", 8, 1024, CENTRAL) == pytest.approx(2 * tiny - 3.6e-6)
-    within = collective_seconds("_allgather_base_", 3600, 8, CENTRAL)
+    assert collective_seconds("allreduce_", 8, 1024, CENTRAL, H100) == pytest.approx(2 * tiny - 3.6e-6)
+    within = collective_seconds("_allgather_base_", 3600, 8, CENTRAL, H100)
     assert within == pytest.approx(3.6e-6 + 7 * 0.47e-6 + 3600 / 120e9)
     found = _simulated(8, 512)
-    time = step_time(found, 1e15, [], 0, 8, "fp32")
+    time = step_time(found, Work({"bfloat16": 1e15}, 0, 0), [], 0, 8, "fp32")
     assert time.share == pytest.approx(time.contrast / (time.encoder + time.contrast))
-    assert time.wire == pytest.approx(sum(collective_seconds(s.name, s.received, 8, CENTRAL) for s in found.sent))
+    assert time.wire == pytest.approx(sum(collective_seconds(s.name, s.received, 8, CENTRAL, H100) for s in found.sent))

@@ -1,35 +1,38 @@
 """One rank of many, on tensors without data: what it sends and receives, what it holds, what it computes.
 
-A fake process group answers every collective at once and moves nothing; a tensor has a shape, a type and a storage of a
-size, and no numbers. So the code under test runs as rank ``r`` of any number of ranks, with queues and batches of any
-size, in seconds. What depends on values cannot run (``stats``, ``only``, rows that are not known to be equal).
+A fake process group answers every collective immediately and moves nothing; a tensor has a shape, a type and a storage
+of a size, and no numbers. So the code of a job runs as rank ``r`` of any number of ranks, with queues and batches of
+any size, in seconds. What depends on values cannot run (``stats``, ``only``, rows that are not known to be equal).
 
 The fake tensors say that they are on a CPU, for a build of torch may know no other device. Where our code treats CPUs
-and GPUs differently, `rank_of` takes the GPU's side: blocks of a GPU's size, masks of bytes, torch's own dropout.
+and GPUs differently, `rank_of` takes the GPU's side unless asked for a CPU's: blocks of a GPU's size, masks of bytes,
+torch's own dropout, and attention that keeps no weights (`_Flash`).
 """
 
 from __future__ import annotations
 
-import importlib
 import math
+import sys
 import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from capt.pretrain.contrast import cached, kernels
+from capt.pretrain.contrast import kernels
 from capt.pretrain.models import cross_entropy, layers
 
 _PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1}
@@ -46,8 +49,10 @@ _PATIENCE = 10.0
 
 
 @contextmanager
-def rank_of(world: int, rank: int = 0) -> Iterator[None]:
+def rank_of(world: int, rank: int = 0, *, gpu: bool = True) -> Iterator[None]:
     """Be rank ``rank`` of ``world``, with fake tensors and a fake process group, until the block ends.
+
+    With ``gpu`` false the code takes the side of a CPU wherever that does not depend on values.
 
     Raises:
         RuntimeError: this process already belongs to a process group.
@@ -57,9 +62,10 @@ def rank_of(world: int, rank: int = 0) -> Iterator[None]:
     dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
     try:
         with ExitStack() as stack:
-            stack.enter_context(as_on_a_gpu())
-            stack.enter_context(mock.patch.object(cached.torch, "get_rng_state", _nothing))  # no data, no state
-            stack.enter_context(mock.patch.object(cached.torch, "set_rng_state", _nothing))
+            stack.enter_context(as_on_a_gpu() if gpu else _without_values())
+            stack.enter_context(mock.patch.object(F, "scaled_dot_product_attention", _flash) if gpu else nullcontext())
+            stack.enter_context(mock.patch.object(torch, "get_rng_state", _nothing))  # no data, no state
+            stack.enter_context(mock.patch.object(torch, "set_rng_state", _nothing))
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             yield
     finally:
@@ -73,7 +79,7 @@ def as_on_a_gpu() -> Iterator[None]:
     Answers are plain functions: a `Mock` would remember its arguments, and tensors would never die.
     """
     patches = [
-        *(mock.patch.object(_module(name), "is_readable", _no) for name in ("queue", "info_nce")),
+        *_unreadable(),
         mock.patch.dict(kernels._LARGEST_BLOCK, cpu=kernels._LARGEST_BLOCK["cuda"]),
         mock.patch.object(kernels.InstanceIds, "negative_mask", property(_byte_mask)),
         mock.patch.dict(cross_entropy._BLOCK_BYTES, cpu=cross_entropy._BLOCK_BYTES["cuda"]),
@@ -89,9 +95,22 @@ def as_on_a_gpu() -> Iterator[None]:
         yield
 
 
+def _unreadable() -> Iterator[Any]:
+    return (mock.patch.object(_module(name), "is_readable", _no) for name in ("queue", "info_nce"))
+
+
+@contextmanager
+def _without_values() -> Iterator[None]:
+    """The places where code for a CPU reads the values of tensors, which fake ones do not have."""
+    with ExitStack() as stack:
+        for patch in (*_unreadable(), mock.patch.object(_module("info_nce"), "check_precision", _nothing)):
+            stack.enter_context(patch)
+        yield
+
+
 def _module(name: str) -> ModuleType:
     """A module of the contrast; the package has a function of the same name."""
-    return importlib.import_module(f"capt.pretrain.contrast.{name}")
+    return sys.modules[f"capt.pretrain.contrast.{name}"]
 
 
 def _no(*_: Any) -> bool:
@@ -116,15 +135,19 @@ def _settled(collective: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         tensors = [each for each in args if isinstance(each, Tensor)]
-        before = [each._use_count() for each in tensors]
+        before = [_uses(each) for each in tensors]
         result = collective(*args, **kwargs)
         deadline = time.monotonic() + _PATIENCE
-        while any(each._use_count() > count for each, count in zip(tensors, before, strict=True)):
+        while any(_uses(each) > count for each, count in zip(tensors, before, strict=True)):
             assert time.monotonic() < deadline, "the backend keeps a tensor of a collective that is done"
             time.sleep(1e-4)
         return result
 
     return call
+
+
+def _uses(tensor: Any) -> int:
+    return int(tensor._use_count())
 
 
 def _byte_mask(ids: kernels.InstanceIds) -> Tensor:
@@ -134,8 +157,42 @@ def _byte_mask(ids: kernels.InstanceIds) -> Tensor:
 
 
 def _multiply_as_on_a_gpu(out: Tensor, a: Tensor, b: Tensor, *, add: bool) -> None:
-    kind = {} if a.dtype == out.dtype else {"out_dtype": out.dtype}
+    kind: dict[str, Any] = {} if a.dtype == out.dtype else {"out_dtype": out.dtype}
     torch.addmm(out, a, b, out=out, **kind) if add else torch.mm(a, b, out=out, **kind)
+
+
+class _Flash(torch.autograd.Function):
+    """What a fused attention kernel of a GPU holds and computes: its output and a number a row, and no weights.
+
+    Forward it takes two products of (rows, e, L), backward five (Dao et al. 2022, appendix B).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = torch.empty_like(q)
+        ctx.save_for_backward(q, k, v, out, q.new_empty(q.shape[:-1], dtype=torch.float32))
+        _count_attention(q, k, forward=True)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v, _, _ = ctx.saved_tensors
+        _count_attention(q, k, forward=False)
+        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> Tensor:
+    return _Flash.apply(q, k, v)  # type: ignore[no-any-return]
+
+
+def _count_attention(q: Tensor, k: Tensor, *, forward: bool) -> None:
+    ledger = Ledger.current
+    if ledger is not None:
+        (heads, rows, e), columns = (math.prod(q.shape[:-2]), *q.shape[-2:]), k.shape[-2]
+        ledger.operators += 1 if forward else 2
+        ledger.count_products(q.dtype, (rows, e, columns), heads * (2 if forward else 5))
+        operands = (2 * q.nbytes + 2 * k.nbytes) if forward else (4 * q.nbytes + 4 * k.nbytes)
+        ledger.product_bytes += operands
 
 
 class Ledger(TorchDispatchMode):
@@ -149,20 +206,35 @@ class Ledger(TorchDispatchMode):
             is changed in place; a fused kernel would move fewer.
         largest: elements of the largest tensor made.
         products: how often each matrix product of (rows, inner, columns) was asked for.
+        flops_of: floating-point operations of matrix products, by the type of their factors.
+        product_bytes: bytes that matrix products read and wrote, each operand once.
     """
 
     paused = False
+    current: Ledger | None = None
+    """The innermost one that is in force; what is no operator of torch counts itself there."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.live = self.peak = self.operators = self.moved = self.largest = 0
+        self.live = self.peak = self.operators = self.moved = self.largest = self.product_bytes = 0
         self.products: Counter[tuple[int, int, int]] = Counter()
+        self.flops_of: Counter[str] = Counter()
         self._known: dict[int, weakref.ref[Any]] = {}
+        self._outer: Ledger | None = None
+
+    def __enter__(self) -> Ledger:
+        self._outer, Ledger.current = Ledger.current, self
+        return super().__enter__()  # type: ignore[no-any-return]
+
+    def __exit__(self, *exception: Any) -> None:
+        Ledger.current = self._outer
+        super().__exit__(*exception)
 
     def reset(self) -> None:
         """Count from here: the next peak begins with what is alive now."""
-        self.peak, self.operators, self.moved, self.largest = self.live, 0, 0, 0
+        self.peak, self.operators, self.moved, self.largest, self.product_bytes = self.live, 0, 0, 0, 0
         self.products.clear()
+        self.flops_of.clear()
 
     @property
     def flops(self) -> int:
@@ -189,11 +261,18 @@ class Ledger(TorchDispatchMode):
         self.operators += 1
         if name in _PRODUCTS:
             a, b = args[_PRODUCTS[name] :][:2]
-            self.products[a.shape[-2], a.shape[-1], b.shape[-1]] += a.shape[0] if a.dim() == 3 else 1
+            shape = (a.shape[-2], a.shape[-1], b.shape[-1])
+            self.count_products(a.dtype, shape, a.shape[0] if a.dim() == 3 else 1)
+            self.product_bytes += sum(each.nbytes for each in {id(e): e for e in operands + results}.values())
             return
         self.moved += sum(each.nbytes for each in {id(each): each for each in operands + results}.values())
         if name.endswith("_") and name not in _OVERWRITES:
             self.moved += sum(each.nbytes for each in results)
+
+    def count_products(self, dtype: torch.dtype, shape: tuple[int, int, int], times: int) -> None:
+        """Add matrix products of (rows, inner, columns) with factors of ``dtype``."""
+        self.products[shape] += times
+        self.flops_of[str(dtype).removeprefix("torch.")] += 2 * math.prod(shape) * times
 
     def _follow(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
@@ -210,3 +289,50 @@ class Ledger(TorchDispatchMode):
         self._known[key] = weakref.ref(storage, died)
         self.live += size
         self.peak = max(self.peak, self.live)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One collective: its name, the type and number of the elements that this rank puts in, and the bytes that it gets
+    of the others (a reduction: of the whole)."""
+
+    name: str
+    dtype: str
+    elements: int
+    received: int
+    phase: str = ""
+
+    @property
+    def reduces(self) -> bool:
+        """Whether it is a sum over ranks."""
+        return self.name in ("allreduce_", "_reduce_scatter_base_")
+
+
+class Wire(TorchDispatchMode):
+    """Records every collective that is called in its scope."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[Sent] = []
+        self.phase = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        namespace, name = func._schema.name.split("::")
+        if namespace == "c10d":
+            self.sent.append(_sent(name, args, self.phase))
+        return func(*args, **(kwargs or {}))
+
+
+def _sent(name: str, args: Any, phase: str) -> Sent:
+    if name == "_allgather_base_":
+        out, own = args[0], args[1]
+        return Sent(name, _type(own), own.numel(), out.nbytes - own.nbytes, phase)
+    if name == "_reduce_scatter_base_":
+        out, own = args[0], args[1]
+        return Sent(name, _type(own), own.numel(), own.nbytes - out.nbytes, phase)
+    tensors: list[Tensor] = args[0]
+    return Sent(name, _type(tensors[0]), sum(map(Tensor.numel, tensors)), sum(t.nbytes for t in tensors), phase)
+
+
+def _type(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

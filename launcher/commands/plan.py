@@ -1,0 +1,125 @@
+"""``capt plan``: what a job needs and how long it takes on given devices, before it is run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from capt.launcher.commands import options as o
+
+if TYPE_CHECKING:
+    from capt.pretrain.plan.advice import Change
+    from capt.pretrain.plan.predict import Prediction
+
+_GIB = 2**30
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to the command line."""
+    app.command(
+        epilog="\b\nExample: capt plan capt_large --gpus 8xh100\n"
+        "capt plan capt_large batch.micro=8 --gpus 64xh100 --json\n"
+        "capt plan capt_small --gpus 1xcpu --calibrate runs/first"
+    )(plan)
+
+
+def plan(
+    context: typer.Context,
+    config: o.Config,
+    overrides: o.Overrides = None,
+    gpus: Annotated[
+        str, typer.Option(metavar="NxKIND", help="The devices: a100, h100, h200, b200 or cpu, such as 8xh100.")
+    ] = "8xh100",
+    calibrate: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="RUN", help="Take the rates from runs on such devices (may be repeated; best 3 or more)."),
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Keep the prediction in this run folder, for capt report to compare."),
+    ] = None,
+    advice: Annotated[
+        bool, typer.Option("--advice/--no-advice", help="Also try changes of the job that would fit or be faster.")
+    ] = True,
+    json: o.Json = False,
+) -> int:
+    """Predict memory, traffic, time and cost of a job on given devices, without data and without the devices.
+
+    A step of one rank is simulated on tensors without data. The exit code is 2 for a job that does not fit.
+    """
+    import logging
+
+    from capt.pretrain.base.files import write_json
+    from capt.pretrain.config.load import load_job
+    from capt.pretrain.plan.calibrate import cases
+    from capt.pretrain.plan.devices import cluster
+
+    o.quiet(context)
+    devices = cluster(gpus)
+    job = load_job(config, overrides or [])
+    if not o.debug(context):
+        logging.getLogger("capt.pretrain").setLevel(logging.ERROR)  # of a queue and of sizes, as at every start
+    from capt.pretrain.engine.run_folder import require_run
+    from capt.pretrain.plan.advice import changes
+    from capt.pretrain.plan.predict import PLAN, predict, require_fit
+
+    if save is not None:
+        require_run(save)
+    assumptions = cases(calibrate or [], devices.device.name)
+    found = predict(job, devices, assumptions)
+    tried = changes(job, found, assumptions) if advice else []
+    require_fit(found, job, [" ".join(change.keys) for change in tried])
+    if save is not None:
+        write_json(save / PLAN, found.to_json())
+    if json:
+        o.echo_json({**found.to_json(), "changes": [change.to_json() for change in tried]})
+    else:
+        o.say("\n".join(_lines(config, found, tried, bool(calibrate))))
+    return 0
+
+
+def _lines(config: str, found: Prediction, tried: Sequence[Change], calibrated: bool) -> Iterator[str]:
+    step, memory, device = found.step, found.memory, found.cluster.device
+    least, most = found.bracket
+    yield f"{config} on {found.cluster}: {step.weights:,} parameters, {found.samples:,} samples a step"
+    yield f"  in {step.parts} micro-batch{'es' if step.parts > 1 else ''} a rank; predicted, not measured"
+    yield ""
+    yield f"memory of a rank, GiB   {memory.total / _GIB:9.2f} of {device.memory / _GIB:.1f}"
+    for name in ("weights", "gradients", "optimizer", "buckets", "queue", "activations", "reserve"):
+        if getattr(memory, name):
+            yield f"  {name:<20} {getattr(memory, name) / _GIB:11.2f}"
+    if found.wire:
+        yield "received by a rank in a step, MB"
+        yield from (f"  {name:<24} {received / 1e6:9.1f}" for name, received in found.wire.items() if received >= 1e5)
+    yield f"step, seconds           {_three(found.seconds, least, most)}"
+    time = found.times["central"]
+    parts = {
+        "products": time.products, "other operators": time.between, "starts by the host": time.launches,
+        "update": time.update, "ZeRO": time.zero, "contrast's wire": time.contrast,
+    }  # fmt: skip
+    yield from (f"  {name:<20} {seconds:11.4g}" for name, seconds in parts.items() if seconds)
+    if found.tokens:
+        yield f"tokens per second       {_three(*(found.tokens / seconds for seconds in (found.seconds, most, least)))}"
+    if device.is_gpu:
+        yield f"MFU, %                  {_three(*(100 * found.mfu(case) for case in ('central', 'slow', 'fast')))}"
+    days, hours = found.steps / 86_400, found.steps / 3600 * found.cluster.count
+    yield f"days to step {found.steps:<10,} {_three(*(days * s for s in (found.seconds, least, most)))}"
+    unit = "GPU hours" if device.is_gpu else "process hours"
+    yield f"{unit:<23} {_three(*(hours * s for s in (found.seconds, least, most)))}"
+    if step.assumed:
+        yield f"assumed: {'; '.join(step.assumed)}"
+    if not device.is_gpu and not calibrated:
+        yield "the rates of a CPU are a guess: --calibrate RUN takes them from runs on this machine"
+    if tried:
+        yield ""
+        yield "changes that fit and are faster"
+        for change in tried[:6]:
+            need = f"{change.prediction.memory.total / _GIB:.1f} GiB"
+            yield f"  {change.speed:5.2f} x  {need:>10}  {' '.join(change.keys)}"
+
+
+def _three(central: float, least: float, most: float) -> str:
+    return f"{central:11.4g} ({least:.4g} to {most:.4g})"

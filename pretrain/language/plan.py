@@ -1,0 +1,74 @@
+"""A ``capt_language`` job without its text, for ``capt plan``: its sizes, and a batch of its shapes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from capt.pretrain.base import distributed
+from capt.pretrain.contrastive.task import ContrastTask, Scales
+from capt.pretrain.language.batches import LanguageBatch
+from capt.pretrain.language.config import LanguageJob
+from capt.pretrain.language.task import LanguageTask
+from capt.pretrain.models.config import RobertaConfig
+from capt.pretrain.models.hf_config import hub_id
+from capt.pretrain.models.hf_folder import read_description
+from capt.pretrain.plan.step import Rehearsal
+from capt.tokenizer.encode import load_tokenizer
+
+VOCABULARY = 50_265
+"""Ids of RoBERTa's tokenizer, taken where the job's own is not here yet."""
+
+
+class RehearsedTask(LanguageTask):
+    """The task over no text, on tensors without data."""
+
+    def __init__(self, job: LanguageJob, config: RobertaConfig) -> None:
+        ContrastTask.__init__(self, job)
+        slots = round(job.corruption.rate * (job.data.sequence_length - 2))
+        self.prepared: Any = SimpleNamespace(source=None, corruptor=SimpleNamespace(slots=slots))
+        self.model_config = config
+
+    def scales(self, batch: list[LanguageBatch], device: torch.device) -> Scales:
+        """Masked tokens are exchanged and counted as labels, which have no values here."""
+        here = sum(micro_batch.labels.numel() for micro_batch in batch)
+        masked = distributed.all_reduce_sum(torch.full((), here, dtype=torch.float64, device=device))
+        return {"mlm": distributed.world_size() * len(batch) / masked}
+
+    def _require_memory(self) -> None:
+        """Nothing is allocated."""
+
+
+def rehearse(job: LanguageJob, world: int) -> Rehearsal:
+    """The task, and a micro-batch of this rank. Every row is full, and so are its masked positions."""
+    config, assumed = _sizes(job)
+    task = RehearsedTask(job, config)
+    n, length, slots = job.micro_batch(world), job.data.sequence_length, task.prepared.corruptor.slots
+    tokens, masked = torch.zeros(n, length, dtype=torch.int64), torch.zeros(n, slots, dtype=torch.int64)
+    documents = None
+    if not job.data.cross_document_attention:
+        documents = torch.zeros(n, length, dtype=torch.int64)
+    batch = LanguageBatch(
+        tokens=tokens, corrupted=tokens, positions=masked, labels=masked, ids=torch.arange(n), padded=False,
+        documents=documents, runs=None if documents is None else n,
+    )  # fmt: skip
+    return Rehearsal(task, batch, assumed)
+
+
+def _sizes(job: LanguageJob) -> tuple[RobertaConfig, tuple[str, ...]]:
+    """The model's configuration, and what was assumed of it."""
+    model, path = job.model, job.tokenizer.path
+    tokenizer = load_tokenizer(path) if path is not None and path.is_dir() else None
+    if model.init is not None and hub_id(model.init) is None:
+        claimed, own = read_description(model.init)
+        return model.with_sizes_of(claimed.for_tokenizer(own.vocab_size, own.special.pad), str(model.init)), ()
+    assumed = () if model.init is None else (f"sizes of model.init {model.init}, which is not on this host: the job's",)
+    if model.vocab_size is not None:
+        return model, assumed
+    if tokenizer is not None:
+        return model.for_tokenizer(tokenizer.vocab_size, model.pad_id), assumed
+    if path is None and model.init is None:
+        return model.for_tokenizer(job.tokenizer.vocab_size, model.pad_id), assumed
+    return model.for_tokenizer(VOCABULARY, model.pad_id), (*assumed, f"a vocabulary of {VOCABULARY:,} ids")

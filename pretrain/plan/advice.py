@@ -1,0 +1,84 @@
+"""Changes of a job that would make it fit, or faster, each simulated and ranked by what it brings."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config.schema import Job
+from capt.pretrain.plan.devices import CASES, Assumptions, Case
+from capt.pretrain.plan.predict import Prediction, predict
+from capt.pretrain.plan.step import RankStep
+
+_MOST = 16
+"""Changes that are simulated, at most."""
+_ENOUGH = 2
+"""Changes that are looked for where the job itself does not fit."""
+_WORTH = 1.02
+"""A change that brings less is not named."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """Keys to set, and what is predicted of the job with them."""
+
+    keys: tuple[str, ...]
+    prediction: Prediction
+    speed: float
+    """Steps in the time of one of the job as it is."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The change as plain values."""
+        return {
+            "keys": list(self.keys),
+            "speed": self.speed,
+            "seconds_per_step": self.prediction.seconds,
+            "memory": self.prediction.memory.total,
+        }
+
+
+def changes(job: Job, found: Prediction, cases: Mapping[Case, Assumptions] = CASES) -> list[Change]:
+    """What fits and is faster than ``job``, the fastest first; for a job that does not fit, whatever fits."""
+    tried: list[Change] = []
+    simulated: dict[tuple[str, ...], RankStep] = {(): found.step}
+    for keys, changed in itertools.islice(_candidates(job, found), _MOST):
+        if not found.fits and len(tried) == _ENOUGH:
+            break
+        try:
+            alike = tuple(key for key in keys if not key.startswith("model.compile="))
+            prediction = predict(changed, found.cluster, cases, simulated.get(alike))
+        except ConfigError:
+            continue
+        simulated[alike] = prediction.step
+        speed = found.seconds / prediction.seconds
+        if prediction.fits and (speed > _WORTH or not found.fits):
+            tried.append(Change(keys, prediction, speed))
+    return sorted(tried, key=lambda change: -change.speed)
+
+
+def _candidates(job: Any, found: Prediction) -> Iterator[tuple[tuple[str, ...], Job]]:
+    """Jobs that compute the same: other micro-batches, recomputation and compilation, alone and together."""
+    world = found.cluster.count
+    model: Any = getattr(job, "model", None)
+    rows = job.batch.global_ // world
+    micro = job.micro_batch(world)
+    fits = [n for n in range(1, rows + 1) if rows % n == 0]
+    smaller, larger = [n for n in fits if n < micro][::-1], [n for n in fits if n > micro]
+    sizes = [micro, *larger[:2], *smaller[:1]] if found.fits else [micro, *smaller]
+    recompute = getattr(model, "activation_checkpointing", None)
+    switches: list[dict[str, Any]] = [{}]
+    if recompute is not None:
+        switches.append({"activation_checkpointing": "none" if recompute != "none" else "full"})
+    if hasattr(model, "compile") and not model.compile:
+        switches += [{**each, "compile": True} for each in switches]
+    for size, change in itertools.product(sizes, switches):
+        keys = [f"model.{name}={str(value).lower()}" for name, value in change.items()]
+        keys += [f"batch.micro={size}"] if size != micro else []
+        if keys:
+            yield tuple(keys), job.model_copy(update={
+                "batch": job.batch.model_copy(update={"micro": size}),
+                **({"model": model.model_copy(update=change)} if model is not None and change else {}),
+            })  # fmt: skip

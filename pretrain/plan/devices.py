@@ -1,0 +1,173 @@
+"""Devices and clusters that a job can be planned for: peaks, memory, links, each with where the number comes from."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from capt.pretrain.base.errors import ConfigError, did_you_mean
+
+TUNING = "NCCL, `src/graph/tuning.cc`, commit 01afd20"
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A published number in SI units, with where it comes from."""
+
+    value: float
+    unit: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Device:
+    """What is published of a device.
+
+    Attributes:
+        name: as ``--gpus`` has it.
+        bf16: peak of dense products, FLOP/s.
+        tf32: the same.
+        fp32: the same.
+        bandwidth: of its memory, B/s.
+        memory: bytes, as torch reports them.
+        link: between the devices of a host, one direction, B/s.
+        card: of a network card between hosts, B/s; a host has one for each device.
+        source: of these numbers.
+    """
+
+    name: str
+    bf16: float
+    tf32: float
+    fp32: float
+    bandwidth: float
+    memory: float
+    link: float
+    card: float
+    source: str
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is no processor of a host."""
+        return self.name != "cpu"
+
+    def peak(self, precision: str) -> float:
+        """Peak of dense products in ``bf16``, ``fp16``, ``tf32`` or ``fp32``; splits into bf16 count as bf16."""
+        return {"tf32": self.tf32, "fp32": self.fp32}.get(precision, self.bf16)
+
+
+CARD = Constant(45.7e9, "B/s", "nccl-tests#309: 366 GB/s on 4 hosts with 8 cards of 400 Gb/s each")
+GPUS_OF_HOST = Constant(8.0, "", "DGX A100, H100, H200, B200, data sheets: 8 GPUs and 8 network cards a host")
+START = {"Simple": Constant(8.4e-6, "s", TUNING), "LL": Constant(3.6e-6, "s", TUNING)}
+NVLINK_STEP = {"Simple": Constant(3.4e-6, "s", TUNING), "LL": Constant(0.47e-6, "s", TUNING)}
+NETWORK_STEP = {"Simple": Constant(9.6e-6, "s", TUNING), "LL": Constant(2.7e-6, "s", TUNING)}
+LL_BETWEEN_HOSTS = Constant(1.8, "", f"{TUNING}: a step of LL on NVLink in a ring of several hosts")
+LL_SLOWER = {True: Constant(3.0, "", TUNING), False: Constant(4.0, "", TUNING)}
+"""Bandwidth of the protocol Simple divided by that of LL: on one host, and otherwise."""
+
+DEVICES = {
+    "a100": Device(
+        "a100", 312e12, 156e12, 19.5e12, 2.039e12, 79.15 * GIB, 300e9, CARD.value / 2,
+        "NVIDIA A100 80GB SXM data sheet; cards of 200 Gb/s (DGX A100)",
+    ),
+    "h100": Device(
+        "h100", 989.4e12, 494.7e12, 66.9e12, 3.35e12, 79.1 * GIB, 450e9, CARD.value,
+        "NVIDIA H100 white paper, SXM5, dense; memory and links: data sheet",
+    ),
+    "h200": Device(
+        "h200", 989.4e12, 494.7e12, 66.9e12, 4.8e12, 139.8 * GIB, 450e9, CARD.value, "NVIDIA H200 data sheet, SXM",
+    ),
+    "b200": Device(
+        "b200", 2250e12, 1125e12, 75e12, 7.7e12, 178.3 * GIB, 900e9, CARD.value,
+        "NVIDIA HGX B200 data sheet, dense, an eighth of the board",
+    ),
+    # A guess of one thread with 8-wide fused multiply-adds at 3 GHz; --calibrate replaces it.
+    "cpu": Device("cpu", 96e9, 96e9, 96e9, 12e9, 0.0, 10e9, 1e9, "an assumption: one thread of a recent x86 processor"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """``count`` devices of one kind; ranks follow one another on hosts of eight."""
+
+    count: int
+    device: Device
+
+    def __str__(self) -> str:
+        return f"{self.count} x {self.device.name}"
+
+    @property
+    def hosts(self) -> int:
+        """Hosts of the devices."""
+        return max(1, self.count // int(GPUS_OF_HOST.value)) if self.device.is_gpu else 1
+
+
+_FORM = re.compile(r"(?:(\d{1,6})x)?([a-z][a-z0-9]*)", re.ASCII)
+
+
+def cluster(text: str) -> Cluster:
+    """The cluster that ``8xh100`` names; ``h100`` is one device.
+
+    Raises:
+        ConfigError: the text has another form, or names an unknown device.
+    """
+    found = _FORM.fullmatch(text.strip().lower())
+    if found is None or found[1] == "0":
+        raise ConfigError(f"--gpus {text!r}: write the number and the kind of the devices, such as 8xh100")
+    name, count = found[2], int(found[1] or 1)
+    if name not in DEVICES:
+        raise ConfigError(f"--gpus {text!r}: unknown device {name!r}; {did_you_mean(name, list(DEVICES))}")
+    device = DEVICES[name]
+    if not device.is_gpu:
+        host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        device = replace(device, memory=host / count)
+    return Cluster(count, device)
+
+
+def device_named(name: str) -> Device | None:
+    """The device whose name is part of what a driver reports, such as ``NVIDIA H100 80GB HBM3``."""
+    return next((each for key, each in DEVICES.items() if each.is_gpu and key in name.lower()), None)
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """What no published number says (`ABOUT`). The defaults are the central case."""
+
+    products: float = 0.62
+    memory: float = 0.75
+    launch: float = 5e-6
+    fused_bytes: float = 0.45
+    fused_operators: float = 0.35
+    links: float = 0.80
+    rails: bool = True
+    zero_hidden: float = 0.5
+    scale: float = 1.0
+
+
+ABOUT = {
+    "products": "share of the peak that matrix products reach",
+    "memory": "share of the memory's bandwidth that the operators between the products, and the update, reach",
+    "launch": "seconds in which the host starts an operator; hosts run ahead, so the larger of this and of the time of "
+    "the device counts",
+    "fused_bytes": "share of the bytes between products that is left with model.compile",
+    "fused_operators": "share of the operators that is left with model.compile",
+    "links": "share of a link's peak that a ring reaches",
+    "rails": "whether a ring between hosts uses all network cards of a host; else one card",
+    "zero_hidden": "share of ZeRO's reduction of gradients that is hidden behind the backward pass",
+    "scale": "what the time of computation is multiplied by, from --calibrate",
+}
+CENTRAL = Assumptions()
+SLOW = replace(
+    CENTRAL, products=0.50, memory=0.6, launch=9e-6, fused_bytes=0.6, fused_operators=0.5, rails=False, zero_hidden=0.0
+)
+"""Every assumption set so that a step takes longer."""
+FAST = replace(
+    CENTRAL, products=0.75, memory=0.88, launch=3.5e-6, fused_bytes=0.3, fused_operators=0.25, links=0.9,
+    zero_hidden=1.0,
+)  # fmt: skip
+"""Every assumption set so that a step takes less time."""
+
+Case = Literal["central", "slow", "fast"]
+CASES: dict[Case, Assumptions] = {"central": CENTRAL, "slow": SLOW, "fast": FAST}

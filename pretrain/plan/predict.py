@@ -1,0 +1,241 @@
+"""The prediction of a job on a cluster: memory of a rank by part, bytes on the wire, and the time of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config.schema import Job
+from capt.pretrain.engine.engines.deepspeed_config import BUCKET
+from capt.pretrain.engine.optim.settings import offloads_optimizer
+from capt.pretrain.plan.devices import CASES, GIB, Assumptions, Case, Cluster
+from capt.pretrain.plan.step import RankStep, Work, parts_of, rank_step
+from capt.pretrain.plan.traffic import traffic_seconds, zero_received
+
+PLAN = "plan.json"
+"""The file of a run folder that holds its prediction."""
+RESERVE = 2 * GIB
+"""Bytes of a GPU that torch does not get: the context of CUDA, the buffers of NCCL. An assumption."""
+_BF16 = frozenset(("bfloat16", "float16"))
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a rank at most, by part; ``activations`` is all that the others are not."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    buckets: int
+    queue: int
+    activations: int
+    reserve: int
+
+    @property
+    def total(self) -> int:
+        """Bytes of all parts."""
+        return sum(asdict(self).values())
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step's parts on one rank.
+
+    Attributes:
+        products: of matrix products on the device.
+        between: of the operators between them, by the bytes that they move.
+        launches: of the host, which starts all operators.
+        update: of the optimizer.
+        zero: of gradients and weights on the wire, as far as nothing hides it.
+        contrast: of the task's own collectives.
+        overlaps: whether the host runs ahead of the device.
+    """
+
+    products: float
+    between: float
+    launches: float
+    update: float
+    zero: float
+    contrast: float
+    overlaps: bool
+
+    @property
+    def compute(self) -> float:
+        """Seconds of the passes: of the device, or of the host where that takes longer."""
+        device = self.products + self.between
+        return max(device, self.launches) if self.overlaps else device + self.launches
+
+    @property
+    def total(self) -> float:
+        """Seconds of the step."""
+        return self.compute + self.update + self.zero + self.contrast
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is predicted of a job on a cluster.
+
+    Attributes:
+        cluster: the devices.
+        step: what the simulation has found.
+        memory: of a rank.
+        wire: name -> bytes that a rank receives in a step.
+        times: of a step, in each case of the assumptions.
+        samples: of a step over all ranks.
+        tokens: of a step over all ranks; 0 for a task without.
+        steps: ``schedule.max_steps``.
+    """
+
+    cluster: Cluster
+    step: RankStep
+    memory: Memory
+    wire: Mapping[str, int]
+    times: Mapping[Case, StepTime]
+    samples: int
+    tokens: int
+    steps: int
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of a step, in the central case."""
+        return self.times["central"].total
+
+    @property
+    def bracket(self) -> tuple[float, float]:
+        """The least and the most seconds of a step."""
+        return self.times["fast"].total, self.times["slow"].total
+
+    def mfu(self, case: Case = "central") -> float:
+        """Model FLOP divided by the peak of bf16 products in the time of a step."""
+        return self.step.flops / (self.cluster.count * self.cluster.device.bf16 * self.times[case].total)
+
+    @property
+    def fits(self) -> bool:
+        """Whether a rank has the memory."""
+        return self.memory.total <= self.cluster.device.memory
+
+    def to_json(self) -> dict[str, Any]:
+        """The prediction as plain values: bytes, seconds, FLOP."""
+        fast, slow = self.bracket
+        return {
+            "devices": self.cluster.device.name,
+            "ranks": self.cluster.count,
+            "parameters": self.step.weights,
+            "memory": {**asdict(self.memory), "total": self.memory.total, "device": int(self.cluster.device.memory)},
+            "fits": self.fits,
+            "received_per_step": dict(self.wire),
+            "micro_batches": self.step.parts,
+            "seconds_per_step": {"predicted": self.seconds, "least": fast, "most": slow},
+            "parts_of_a_step": {**asdict(self.times["central"]), "compute": self.times["central"].compute},
+            "tokens_per_second": self.tokens / self.seconds if self.tokens else None,
+            "samples_per_second": self.samples / self.seconds,
+            "flops_per_step": self.step.flops,
+            "mfu": {"predicted": self.mfu(), "least": self.mfu("slow"), "most": self.mfu("fast")}
+            if self.cluster.device.is_gpu
+            else None,
+            "steps": self.steps,
+            "days": self.steps * self.seconds / 86_400,
+            "device_hours": self.steps * self.seconds / 3600 * self.cluster.count,
+            "assumed": list(self.step.assumed),
+        }
+
+
+def predict(
+    job: Job, cluster: Cluster, cases: Mapping[Case, Assumptions] = CASES, step: RankStep | None = None
+) -> Prediction:
+    """Simulate a step of ``job`` on ``cluster`` and predict memory and time.
+
+    ``step`` is a simulation of the same job, with ``model.compile`` or without, where there is one already.
+
+    Raises:
+        ConfigError: the batch sizes do not fit the number of ranks, or the task cannot be planned.
+    """
+    step = step or rank_step(job, cluster.count, gpu=cluster.device.is_gpu)
+    zero = zero_received(step.weights, job.engine.zero_stage, cluster.count, step.parts, step.cached)
+    wire: dict[str, int] = {}
+    for name, sent in (("ZeRO", zero), ("contrast", parts_of(step.sent))):
+        for collective, received in sent:
+            key = f"{name}, {_WORDS.get(collective, collective)}"
+            wire[key] = wire.get(key, 0) + received
+    tokens = job.batch.global_ * getattr(getattr(job, "data", None), "sequence_length", 0)
+    return Prediction(
+        cluster, step, _memory(job, cluster, step), wire,
+        {case: _time(job, cluster, step, zero, given) for case, given in cases.items()},
+        job.batch.global_, tokens, job.schedule.max_steps,
+    )  # fmt: skip
+
+
+_WORDS = {"allreduce_": "all-reduce", "_allgather_base_": "all-gather", "_reduce_scatter_base_": "reduce-scatter"}
+
+
+def _memory(job: Job, cluster: Cluster, step: RankStep) -> Memory:
+    """Weights and gradients in fp32, as the engines keep them; what DeepSpeed adds to them are formulas."""
+    engine, world, p = job.engine, cluster.count, step.weights
+    stage, moments = engine.zero_stage, job.optimizer.bytes_per_parameter - 4
+    plain = world == 1 and stage == 0 and engine.precision != "fp16"
+    low = engine.precision == "fp16" and stage > 0
+    weights = 4 * p - 2 * p * low
+    gradients = {0: 4 * p, 1: 4 * p}.get(stage, 4 * p // world) - 2 * p * low * (stage < 2)
+    section = getattr(job, "contrast", None)
+    average = 4 * p if section is not None and section.weight and section.momentum is not None else 0
+    optimizer = average + (moments * p if stage == 0 else (moments + 4) * p // world)
+    if offloads_optimizer(engine):
+        optimizer = average
+    if engine.offload_param:
+        weights = min(weights, 4 * BUCKET)
+    buckets = 0 if plain else 2 * 4 * min(BUCKET, p) if stage in (1, 2) else 4 * p * (world > 1)
+    kept = weights + gradients + step.queue
+    # In the simulation whole weights lie there from the beginning, and whole gradients before the last backward pass
+    # ends; where the engine keeps parts of them, the rest is not there.
+    during = step.peak - (4 * p - weights) - (4 * p - gradients if stage >= 2 or low else 0)
+    activations = max(during - kept, 0)
+    return Memory(weights, gradients, optimizer, buckets, step.queue, activations,
+                  RESERVE if cluster.device.is_gpu else 0)  # fmt: skip
+
+
+def _time(job: Any, cluster: Cluster, step: RankStep, zero: Sequence[tuple[str, int]], given: Assumptions) -> StepTime:
+    device, world = cluster.device, cluster.count
+    encoder = step.encoder
+    if getattr(getattr(job, "model", None), "compile", False):
+        moved, operators = encoder.moved * given.fused_bytes, encoder.operators * given.fused_operators
+        encoder = Work(encoder.flops_of, moved, operators)
+    work = encoder + step.contrast
+    fp32 = getattr(getattr(job, "contrast", None), "precision", "fp32")
+    peaks = {name: device.peak("bf16" if name in _BF16 else "tf32" if fp32 == "tf32" else "fp32")
+             for name in work.flops_of}  # fmt: skip
+    bandwidth = given.memory * device.bandwidth
+    reductions = [each for each in zero if each[0] != "_allgather_base_"]
+    gathers = [each for each in zero if each[0] == "_allgather_base_"]
+    moments = (job.optimizer.bytes_per_parameter - 4) // 4
+    owners = world if job.engine.zero_stage else 1
+    return StepTime(
+        products=given.scale * sum(flops / (given.products * peaks[name]) for name, flops in work.flops_of.items()),
+        between=given.scale * work.moved / bandwidth,
+        launches=given.scale * given.launch * work.operators,
+        update=given.scale * (3 + 2 * moments) * 4 * step.weights / owners / bandwidth,
+        zero=(1 - given.zero_hidden) * traffic_seconds(reductions, world, given, device)
+        + traffic_seconds(gathers, world, given, device),
+        contrast=traffic_seconds(parts_of(step.sent), world, given, device),
+        overlaps=device.is_gpu,
+    )
+
+
+def require_fit(found: Prediction, job: Job, advice: Sequence[str] = ()) -> None:
+    """Refuse a job that a rank has no memory for. Raises ``ConfigError``: by how much, and which keys would help."""
+    if found.fits:
+        return
+    memory, device = found.memory, found.cluster.device
+    largest = max(("activations", "queue", "optimizer"), key=lambda name: getattr(memory, name))
+    key = {
+        "activations": f"batch.micro={job.micro_batch(found.cluster.count)}",
+        "queue": f"contrast.queue={getattr(getattr(job, 'contrast', None), 'queue', 0)}",
+        "optimizer": f"engine.zero_stage={job.engine.zero_stage}",
+    }[largest]
+    need, have = memory.total / GIB, device.memory / GIB
+    remedy = f"; it fits with {advice[0]}" if advice else "; lower it, or take smaller model.* sizes"
+    raise ConfigError(
+        f"{key}: a rank needs {need:,.1f} GiB, {device.name} has {have:,.1f}: {need - have:,.1f} GiB too much, "
+        f"{getattr(memory, largest) / GIB:,.1f} of them {largest}{remedy}"
+    )

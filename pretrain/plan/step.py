@@ -1,0 +1,398 @@
+"""A training step of one rank of a job, on tensors without data: what it sends, holds and computes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config.schema import Job
+from capt.pretrain.contrastive.term import ContrastTerm
+from capt.pretrain.contrastive.views import Views
+from capt.pretrain.engine.engines.base import Engine
+from capt.pretrain.engine.optim.settings import ModuleOptimizer
+from capt.pretrain.engine.task import Progress
+from capt.pretrain.plan.simulated import Ledger, Sent, Wire, rank_of
+from capt.pretrain.registry import task_module
+
+TEMPERATURE = 0.05
+LAYERS = 2
+"""Layers, and one more, from which those of a deeper stack follow."""
+_NEVER = 2**31 - 1
+
+
+class Rehearsal(NamedTuple):
+    """A task without its data, as the module ``plan`` of its package makes it (``rehearse(job, world)``).
+
+    Attributes:
+        task: a `Task` whose ``build_modules``, ``step`` and ``flops_per_step`` need no data.
+        batch: a micro-batch of this rank, of the shapes that training has.
+        assumed: what is not known before the data are read, and what is taken instead.
+    """
+
+    task: Any
+    batch: Any
+    assumed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What one rank does and holds in a simulated part of a step.
+
+    Attributes:
+        sent: every collective, in order.
+        before: bytes that lived before.
+        peak: the largest number of bytes that lived.
+        queue: bytes of this rank's rows and ids.
+        flops: of matrix products.
+        moved: bytes read and written by all other operators.
+        operators: kernels that are launched, about.
+        flops_of: ``flops`` by the type of the factors.
+        product_bytes: bytes read and written by the products.
+    """
+
+    sent: tuple[Sent, ...]
+    before: int
+    peak: int
+    queue: int
+    flops: int
+    moved: int
+    operators: int
+    flops_of: Mapping[str, int] = field(default_factory=dict)
+    product_bytes: int = 0
+
+    @classmethod
+    def of(cls, wire: Wire, ledger: Ledger, before: int, queue: int) -> Simulated:
+        """What ``ledger`` and ``wire`` have counted since the last reset."""
+        return cls(
+            tuple(wire.sent), before, ledger.peak, queue, ledger.flops, ledger.moved, ledger.operators,
+            dict(ledger.flops_of), ledger.product_bytes,
+        )  # fmt: skip
+
+    @property
+    def received(self) -> int:
+        """Bytes that this rank receives."""
+        return sum(each.received for each in self.sent)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a rank computes in a step, in the units that a device's rates are of.
+
+    Attributes:
+        flops_of: floating-point operations of matrix products, by type.
+        moved: bytes read and written by the other operators.
+        operators: that are started.
+    """
+
+    flops_of: Mapping[str, int | float]
+    moved: int | float
+    operators: int | float
+
+    @classmethod
+    def of(cls, found: Simulated) -> Work:
+        """The work of a simulated part."""
+        return cls(found.flops_of, found.moved, found.operators)
+
+    @property
+    def flops(self) -> int | float:
+        """Operations of all types."""
+        return sum(self.flops_of.values())
+
+    def __add__(self, other: Work) -> Work:
+        summed = Counter(dict(self.flops_of))
+        summed.update(other.flops_of)
+        return Work(dict(summed), self.moved + other.moved, self.operators + other.operators)
+
+    def __sub__(self, other: Work) -> Work:
+        return self + other * -1
+
+    def __mul__(self, factor: int | float) -> Work:
+        scaled = {name: factor * value for name, value in self.flops_of.items()}
+        return Work(scaled, factor * self.moved, factor * self.operators)
+
+
+@dataclass(frozen=True)
+class RankStep:
+    """A whole step of one rank, but for ZeRO's traffic and the update.
+
+    Attributes:
+        weights: elements of all parameters.
+        encoder: work outside of the contrast, of all micro-batches.
+        contrast: work of the contrast.
+        sent: collectives of the task.
+        peak: bytes that live at most: weights, gradients, queue, activations; without what the optimizer keeps.
+        queue: bytes of the queue among them.
+        flops: model FLOP of a step over all ranks (`Task.flops_per_step`).
+        parts: micro-batches.
+        cached: whether the contrast is cached.
+        assumed: as of `Rehearsal`.
+    """
+
+    weights: int
+    encoder: Work
+    contrast: Work
+    sent: tuple[Sent, ...]
+    peak: int
+    queue: int
+    flops: float
+    parts: int
+    cached: bool
+    assumed: tuple[str, ...]
+
+
+def rank_step(job: Job, world: int, *, gpu: bool) -> RankStep:
+    """Simulate rank 0 of ``world`` in a step of ``job``.
+
+    Two micro-batches are simulated, which the others repeat. A cached contrast, which is one over all of them, is
+    simulated by itself where there are more. Of a stack of equal layers (``model.layers``) the first few are
+    simulated: work, weights and memory are affine in their number.
+
+    Raises:
+        ConfigError: the batch sizes do not fit ``world``, or the task cannot be planned.
+    """
+    _planner(job)
+    try:
+        job.accumulation(world)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    job = _quiet(job)
+    layers = getattr(getattr(job, "model", None), "layers", 0)
+    if layers <= LAYERS + 1:
+        return _rank_step(job, world, gpu=gpu)
+    few, more = (_rank_step(_with_layers(job, LAYERS + i), world, gpu=gpu) for i in range(2))
+    times = layers - LAYERS
+    return replace(
+        few,
+        weights=few.weights + times * (more.weights - few.weights),
+        encoder=few.encoder + (more.encoder - few.encoder) * times,
+        peak=few.peak + times * (more.peak - few.peak),
+        flops=rehearse(job, world).task.flops_per_step(),
+    )
+
+
+def _with_layers(job: Any, layers: int) -> Any:
+    return job.model_copy(update={"model": job.model.model_copy(update={"layers": layers})})
+
+
+def _rank_step(job: Any, world: int, *, gpu: bool) -> RankStep:
+    parts = job.accumulation(world)
+    section: Any = getattr(job, "contrast", None)
+    contrasts = section is not None and section.weight > 0
+    cached = contrasts and section.is_cached(parts)
+    shown = min(parts, 2)
+    if not cached or parts == shown:
+        step, alone, rehearsal, marks = _with_contrast(job, world, shown, gpu=gpu)
+        factor = parts / shown
+        encoder, contrast = (Work.of(step) - Work.of(alone)) * factor, Work.of(alone) * factor
+        sent, peak, queue = step.sent * round(factor), step.peak, step.queue
+    else:
+        small = _without_queue(job)
+        step, alone, rehearsal, marks = _with_contrast(small, world, shown, gpu=gpu)
+        whole = simulate_contrast(job, rehearsal.task.width, world, gpu=gpu)
+        encoder, contrast = (Work.of(step) - Work.of(alone)) * (parts / shown), Work.of(whole)
+        counted = step.sent[: len(step.sent) - len(alone.sent)]
+        sent, queue = (*counted, *whole.sent), whole.queue
+        rows = (parts - shown) * 2 * job.micro_batch(world) * rehearsal.task.width * 4
+        during = marks.get("when the contrast begins", 0) + (whole.peak - whole.before) + 2 * rows
+        peak = max(step.peak + 2 * rows, during) + queue
+    weights = marks["weights"] // 4
+    flops = rehearse(job, world).task.flops_per_step()
+    return RankStep(
+        weights, encoder, contrast, tuple(sent), peak, queue, flops, parts, cached, rehearsal.assumed
+    )  # fmt: skip
+
+
+def _planner(job: Job) -> Any:
+    """The module ``plan`` of a task's package. Raises ``ConfigError`` where it has none."""
+    module = task_module(job.task.type, "plan")
+    if module is None:
+        raise ConfigError(
+            f"task.type {job.task.type}: its package has no module plan, so that its jobs cannot be planned"
+        )
+    return module
+
+
+def rehearse(job: Job, world: int) -> Rehearsal:
+    """The task of a job without its data. Raises ``ConfigError`` where it cannot be planned."""
+    with mock.patch("capt.pretrain.contrastive.task.check_precision"):  # this host may not have the device's types
+        found: Rehearsal = _planner(job).rehearse(job, world)
+    return found
+
+
+def simulate_step(
+    job: Job, world: int, rank: int = 0, *, parts: int | None = None, gpu: bool = True
+) -> tuple[Simulated, dict[str, int], Rehearsal]:
+    """A step of ``parts`` micro-batches but for the update; and bytes that lived when.
+
+    Gradients stay where they are: averaging and updating them is the engine's, whose traffic and state are formulas.
+    """
+    parts = job.accumulation(world) if parts is None else parts
+    rehearsal = rehearse(job, world)
+    task: Any = rehearsal.task
+    batch = [rehearsal.batch] * parts
+    with rank_of(world, rank, gpu=gpu), Ledger() as ledger:
+        modules = task.build_modules()
+        weights = sum(p.numel() for module in modules.values() for p in module.parameters())
+        term = getattr(task, "contrast", None)
+        stored = fill_queue(term, task.width) if term is not None else 0
+        before, marks = ledger.live, {"weights": 4 * weights, "queue": stored}
+        ledger.reset()
+        with Wire() as wire, _marked(term, ledger, marks):
+            engines: dict[str, Any] = {
+                name: _Gradients(name, module, job, parts)  # type: ignore[abstract]  # nothing else is asked for
+                for name, module in modules.items()
+            }
+            task.step(engines, batch, Progress())
+        peak = max(ledger.peak, *(marks.get(name, 0) for name in ("peak of the contrast", "peak before the contrast")))
+        marks["peak of the step"] = peak
+        return replace(Simulated.of(wire, ledger, before, stored), peak=peak), marks, rehearsal
+
+
+def simulate_contrast(job: Any, width: int, world: int, rank: int = 0, *, gpu: bool = True) -> Simulated:
+    """`contrast_step` of one simulated rank."""
+    with rank_of(world, rank, gpu=gpu), mock.patch("capt.pretrain.contrast.info_nce.check_precision"):
+        return contrast_step(job, width)
+
+
+def contrast_step(job: Any, width: int, parts: int | None = None) -> Simulated:
+    """The contrast of a step of this rank, simulated or real: forward, backward and push; the encoder is left out.
+
+    The queue is full. The representations of the rank's samples are leaves, as in a cached step. Without
+    ``contrast.cached`` the micro-batches are contrasted one after the other.
+    """
+    section, world = job.contrast, distributed.world_size()
+    accumulation = job.accumulation(world) if parts is None else parts
+    n = job.micro_batch(world)
+    sizes = [n * accumulation] if section.is_cached(accumulation) else [n] * accumulation
+    with Ledger() as ledger:
+        term = ContrastTerm(section, width, job.batch.global_)
+        fill_queue(term, width)
+        stored = ledger.live
+        views = [Views(_rows(k, width), _rows(k, width), torch.arange(k), TEMPERATURE) for k in sizes]
+        ledger.reset()
+        before = ledger.live
+        with Wire() as wire:
+            for each in views:
+                term.loss(each, step=section.queue_start).backward()
+        return Simulated.of(wire, ledger, before, stored)
+
+
+def _with_contrast(
+    job: Job, world: int, parts: int, *, gpu: bool
+) -> tuple[Simulated, Simulated, Rehearsal, dict[str, int]]:
+    """A step of ``parts`` micro-batches, and the contrast of that step alone (nothing, without one)."""
+    shorter = job.model_copy(update={"batch": job.batch.model_copy(update={
+        "global_": parts * job.micro_batch(world) * world, "micro": job.micro_batch(world),
+    })})  # fmt: skip
+    section = getattr(job, "contrast", None)
+    step, marks, rehearsal = simulate_step(shorter, world, gpu=gpu)
+    if section is None or not section.weight:
+        alone = Simulated((), 0, 0, 0, 0, 0, 0)
+    else:
+        alone = simulate_contrast(shorter, rehearsal.task.width, world, gpu=gpu)
+    return step, alone, rehearsal, marks
+
+
+def _without_queue(job: Any) -> Any:
+    return job.model_copy(update={"contrast": job.contrast.model_copy(update={"queue": 0, "cached": True})})
+
+
+def _quiet(job: Job) -> Any:
+    """The job with no step that is logged, for its metrics are values, and without a compiler, which needs some."""
+    update: dict[str, Any] = {
+        "run": job.run.model_copy(update={"log_every": _NEVER}),
+        "schedule": job.schedule.model_copy(update={"max_steps": _NEVER}),
+    }
+    if getattr(getattr(job, "model", None), "compile", False):
+        update["model"] = job.model.model_copy(update={"compile": False})  # type: ignore[attr-defined]
+    return job.model_copy(update=update)
+
+
+def fill_queue(term: ContrastTerm, width: int) -> int:
+    """Fill the queue, and return the bytes of this rank's rows and ids."""
+    if term.queue is None:
+        return 0
+    size = term.queue.shard_size
+    term.queue.enqueue(F.normalize(torch.randn(size, width), dim=1), ids=torch.arange(size) + (1 << 40))
+    return int(size * (width * term.queue.rows.element_size() + 8))
+
+
+def _rows(count: int, width: int) -> Tensor:
+    return F.normalize(torch.randn(count, width), dim=1).requires_grad_()
+
+
+@contextmanager
+def _marked(term: ContrastTerm | None, ledger: Ledger, marks: dict[str, int]) -> Iterator[None]:
+    """Write down what lives before the contrast of the step, at most, and what at most while it is computed."""
+    if term is None:
+        yield
+        return
+    plain: Callable[..., Tensor] = term.loss
+
+    def loss(*args: Any, **kwargs: Any) -> Tensor:
+        marks.setdefault("peak before the contrast", ledger.peak)
+        marks["when the contrast begins"] = ledger.live
+        ledger.peak = ledger.live
+        value = plain(*args, **kwargs)
+        marks["peak of the contrast"] = max(ledger.peak, marks.get("peak of the contrast", 0))
+        return value
+
+    with mock.patch.object(term, "loss", loss):
+        yield
+
+
+class _Gradients(Engine):
+    """The part of an engine that a simulated step needs: forward in the job's precision, backward, no update."""
+
+    name, zero_stage, at_boundary = "", 0, True
+
+    def __init__(self, name: str, module: nn.Module, job: Job, parts: int) -> None:
+        self.name = name
+        self._module, self._low = module.train(), job.engine.precision != "fp32"
+        self._settings = ModuleOptimizer(job.optimizer)
+        self._optimizer = torch.optim.SGD(module.parameters())  # has no state; nothing is updated
+        self._parts = parts
+
+    @property
+    def optimizer_settings(self) -> ModuleOptimizer:
+        return self._settings
+
+    @property
+    def base_optimizer(self) -> torch.optim.Optimizer:
+        return self._optimizer
+
+    @property
+    def module(self) -> nn.Module:
+        return self._module
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16) if self._low else nullcontext():
+            return self._module(*args, **kwargs)
+
+    def backward(self, loss: Tensor, *, last: bool = True) -> None:
+        (loss / self._parts if self._parts > 1 else loss).backward()
+
+    def step(self, loss: Tensor | None = None) -> None:
+        """No update."""
+
+    def gradient_norm(self) -> Tensor:
+        return torch.zeros(())
+
+
+def parts_of(sent: Sequence[Sent]) -> list[tuple[str, int]]:
+    """Name and bytes of collectives, as `capt.pretrain.plan.traffic` takes them."""
+    return [(each.name, each.received) for each in sent]

@@ -1,0 +1,182 @@
+"""``capt plan``: memory is what the allocator gives out, what cannot fit is refused, rates are found in runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capt.launcher.cli import main
+from capt.launcher.plan import Launch, Options
+from capt.launcher.preflight.run import predicted
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config.load import load_job
+from capt.pretrain.plan import step
+from capt.pretrain.plan.advice import changes
+from capt.pretrain.plan.calibrate import Measured, calibrated
+from capt.pretrain.plan.devices import CENTRAL, FAST, SLOW, cluster
+from capt.pretrain.plan.predict import PLAN, predict, require_fit
+from capt.pretrain.report import report
+from tests.benchmarks.bench_plan import MEMORY, job_of, tracked_peak
+from tests.support import run_ranks
+
+SMALL = [
+    "model.size=custom", "model.layers=2", "model.hidden=32", "model.heads=2", "model.ffn=48", "model.max_positions=16",
+    "data.sequence_length=16", "tokenizer.vocab_size=300", "batch.micro=4", "batch.global=64",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("overrides", [MEMORY[3], MEMORY[4]], ids=["bf16", "cached"])
+def test_memory_is_what_the_allocator_gives_out(overrides: list[str]) -> None:
+    tracked = run_ranks(tracked_peak, 1, overrides)[0]
+    assert predict(job_of(overrides), cluster("cpu")).memory.total == pytest.approx(tracked, rel=0.03)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("total", [64, 32])  # cached, and one micro-batch
+@pytest.mark.parametrize("gpu", [True, False])
+def test_layers_are_affine(recompute: str, total: int, gpu: bool) -> None:
+    job = load_job(
+        "capt_large", [*SMALL, "model.layers=5", f"batch.global={total}", f"model.activation_checkpointing={recompute}"]
+    )
+    assert step.rank_step(job, 8, gpu=gpu) == step._rank_step(step._quiet(job), 8, gpu=gpu)
+
+
+def test_products_are_those_of_the_flop_count() -> None:
+    """A step without recomputation computes what the FLOP of MFU say; fused attention computes its weights twice."""
+    job = load_job("capt_base", ["batch.global=64", "batch.micro=8", "model.layers=3"])
+    found = step.rank_step(job, 8, gpu=True)
+    assert found.encoder.flops == pytest.approx(found.flops / 8, rel=0.05)
+
+
+def test_a_step_of_pairs_is_planned() -> None:
+    tiny = ["model.language_layers=2", "model.vision_layers=2", "model.cross_layers=3"]
+    sizes = ["model.size=custom", *tiny, "model.hidden=64", "model.heads=2", "model.ffn=128", "batch.micro=8"]
+    found = predict(load_job("capt_vl", [*sizes, "batch.global=64"]), cluster("8xh100"))
+    # The FLOP of MFU count the last layer everywhere, which is a third of the cross layers here.
+    assert 0.7 < found.step.encoder.flops / (found.step.flops / 8) < 1.05
+    assert any("region store" in each for each in found.step.assumed)
+    assert found.wire["contrast, all-gather"] > 0
+
+
+def test_slow_and_fast_enclose_the_central_case() -> None:
+    found = predict(load_job("capt_large", SMALL), cluster("8xh100"))
+    least, most = found.bracket
+    assert least < found.seconds < most
+    assert found.mfu("slow") < found.mfu() < found.mfu("fast") < 1
+    assert SLOW.products < CENTRAL.products < FAST.products
+
+
+@pytest.mark.parametrize(("stage", "states"), [(0, 16), (1, 8 + 12 / 8), (2, 4 + 16 / 8)])
+def test_what_is_kept_of_a_parameter_at_each_stage(stage: int, states: float) -> None:
+    memory = predict(load_job("capt_large", [*SMALL, f"engine.zero_stage={stage}"]), cluster("8xh100")).memory
+    kept = memory.weights + memory.gradients + memory.optimizer
+    parameters = memory.weights / 4
+    assert kept / parameters == pytest.approx(states, rel=0.01)
+
+
+def test_what_does_not_fit_is_refused_and_told_what_would() -> None:
+    job, small = load_job("capt_large", [*SMALL, "batch.micro=8"]), cluster("8xh100")
+    need = predict(job, small).memory.total
+    tight = replace(small, device=replace(small.device, memory=need - 1))
+    found = predict(job, tight)
+    fitting = changes(job, found)
+    assert fitting
+    assert all(each.prediction.fits for each in fitting)
+    with pytest.raises(ConfigError, match=r"batch\.micro=8: a rank needs .* too much.*it fits with .*"):
+        require_fit(found, job, [" ".join(fitting[0].keys)])
+    require_fit(predict(job, replace(tight, device=replace(tight.device, memory=need))), job)
+
+
+def test_changes_are_ranked_and_compute_the_same() -> None:
+    job = load_job("capt_large", SMALL)
+    found = predict(job, cluster("2xh100"))
+    speeds = [each.speed for each in changes(job, found)]
+    assert speeds == sorted(speeds, reverse=True)
+    assert all(speed > 1 for speed in speeds)
+
+
+def _measured(job: Any, products: float, between: float, launches: float) -> Measured:
+    run = Measured("run", job, cluster("cpu"), 1.0)
+    time = run.prediction.times["central"]
+    seconds = products * time.products + between * (time.between + time.update) + launches * time.launches
+    return replace(run, seconds=seconds)
+
+
+def test_rates_are_found_in_runs() -> None:
+    jobs = [
+        load_job("capt_tiny", [*SMALL, *more, "batch.global=8", "engine.zero_stage=0"])
+        for more in ([], ["model.hidden=64"], ["model.layers=4"], ["batch.micro=2"])
+    ]
+    given = calibrated([_measured(job, 3.0, 2.0, 5.0) for job in jobs], "cpu")["central"]
+    rates = (CENTRAL.products / given.products, CENTRAL.memory / given.memory, given.launch / CENTRAL.launch)
+    assert rates == pytest.approx((3.0, 2.0, 5.0), rel=1e-3)
+    one = calibrated([_measured(jobs[0], 4.0, 4.0, 4.0)], "cpu")["central"]
+    assert predict(jobs[1], cluster("cpu"), {"central": one, "slow": one, "fast": one}).seconds == pytest.approx(
+        4 * predict(jobs[1], cluster("cpu")).seconds, rel=1e-6
+    )
+
+
+def test_rates_of_another_device_are_refused() -> None:
+    job = load_job("capt_tiny", [*SMALL, "batch.global=8", "engine.zero_stage=0"])
+    with pytest.raises(ConfigError, match="a run on cpu, not on h100"):
+        calibrated([Measured("run", job, cluster("cpu"), 1.0)], "h100")
+
+
+@pytest.mark.parametrize("text", ["8", "x", "0xh100", "8xh10", "-1xh100", "8 x h100", ""])
+def test_devices_that_are_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="--gpus"):
+        cluster(text)
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "capt_large", *SMALL, "--gpus", "2xh100", "--no-advice"])
+    assert ended.value.code == 0
+    assert "MFU, %" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "capt_large", *SMALL, "--gpus", "2xh100", "--no-advice", "--json"])
+    values = json.loads(capsys.readouterr().out)
+    assert ended.value.code == 0
+    assert values["fits"]
+    parts = {name: size for name, size in values["memory"].items() if name not in ("total", "device")}
+    assert sum(parts.values()) == values["memory"]["total"]
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "capt_large", "batch.micro=1024", "--gpus", "8xh100", "--no-advice"])
+    assert ended.value.code == 2
+    assert "batch.micro=1024: a rank needs" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "clusters_k4", "--no-advice"])
+    assert ended.value.code == 2
+    assert "cannot be planned" in capsys.readouterr().err
+
+
+def test_a_launch_on_gpus_is_planned(tmp_path: Path) -> None:
+    job = load_job("capt_large", [*SMALL, f"run.dir={tmp_path / 'run'}"])
+    launch = Launch("capt.pretrain", (), job, Options())
+    (path, text), *rest = predicted(launch, 2, [["NVIDIA H100 80GB HBM3", "81559 MiB", "550"]]).items()
+    assert (path, rest) == (tmp_path / "run" / PLAN, [])
+    assert json.loads(text)["ranks"] == 2
+    assert predicted(launch, 2, []) == predicted(launch, 2, [["NVIDIA T4", "15360 MiB", "550"]]) == {}
+    with pytest.raises(ConfigError, match="GiB too much"):
+        predicted(launch, 2, [["NVIDIA H100 80GB HBM3", "1024 MiB", "550"]])
+
+
+def test_the_report_shows_predicted_and_measured(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("task: {type: capt_language}\n")
+    rows = [{"step": n, "samples": n, "tokens": n, "loss": 1.0, "seconds_per_step": 2.0} for n in (1, 2, 3)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    bracket = {"predicted": 1.0, "least": 0.5, "most": 3.0}
+    (run / PLAN).write_text(json.dumps({"devices": "h100", "ranks": 8, "seconds_per_step": bracket}))
+    report([run], tmp_path / "out")
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "Predicted and measured" in text
+    assert "1 (0.5 to 3)" in text
+    (run / PLAN).write_text("{")
+    report([run], tmp_path / "out")
+    assert "plan.json is not what capt plan writes" in (tmp_path / "out" / "report.md").read_text()
