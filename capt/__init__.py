@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         build_temperature,
         cached_backward,
         capt_loss,
+        distillation_loss,
         info_nce,
         inverted_triangle,
     )
@@ -29,6 +30,7 @@ __all__ = [
     "build_temperature",
     "cached_backward",
     "capt_loss",
+    "distillation_loss",
     "info_nce",
     "inverted_triangle",
 ]

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from capt.pretrain.base.errors import ConfigError
-from capt.pretrain.config.base import NonNegativeInt, Section
+from capt.pretrain.config.base import NonNegativeInt, PositiveInt, Section
 
 
 class TemperatureSection(Section):
@@ -68,6 +68,34 @@ class ContrastSection(Section):
         description="one contrast over the whole step, whatever the micro-batches: each is then encoded twice; auto: "
         "where a step has several",
     )
+    hardness_in_batch: NonNegativeFloat = Field(
+        0.0,
+        le=1000,
+        description="live rows that are near to the anchor count more: this factor times the cosine is added to the "
+        "logits of other samples, without gradient (9 in Lan et al. 2025); 0 = every row counts alike",
+    )
+    mask_margin: float | None = Field(
+        None,
+        ge=-2,
+        le=2,
+        description="a negative whose cosine exceeds the positive's plus this margin is taken for a false one and left "
+        "out; a margin below 0 leaves out more; null = no mask",
+    )
+    mask_relative: float | None = Field(
+        None,
+        ge=0,
+        le=2,
+        description="the same mask with the limit s - |s| times this for a positive of cosine s (0.05 = 95 % of it); "
+        "null = no mask",
+    )
+    matryoshka: tuple[PositiveInt, ...] = Field(
+        (),
+        description="widths: the loss is the sum over them of the loss of rows cut to so many features; list the whole "
+        "width as well; [] = whole rows alone",
+    )
+    matryoshka_weights: tuple[NonNegativeFloat, ...] = Field(
+        (), description="a factor of each width of matryoshka; [] = 1 each"
+    )
     in_batch: Literal["global", "local", "none"] = Field(
         "global", description="negatives within the batch: rows of all ranks, of this rank, or none"
     )
@@ -106,6 +134,15 @@ class ContrastSection(Section):
             raise ValueError(
                 "contrast.queue_weight is of a term beside that of the batch: it needs contrast.queue, and "
                 "contrast.in_batch other than none"
+            )
+        if self.mask_margin is not None and self.mask_relative is not None:
+            raise ValueError("contrast.mask_margin and contrast.mask_relative are limits of one mask; set one to null")
+        if len(set(self.matryoshka)) < len(self.matryoshka):
+            raise ValueError(f"contrast.matryoshka lists a width twice: {list(self.matryoshka)}")
+        if self.matryoshka_weights and len(self.matryoshka_weights) != len(self.matryoshka):
+            raise ValueError(
+                f"contrast.matryoshka_weights has {len(self.matryoshka_weights)} numbers for {len(self.matryoshka)} "
+                "widths of contrast.matryoshka; give one each, or []"
             )
         if self.hardness and self.queue == 0:
             raise ValueError("contrast.hardness weighs the rows of the queue: it needs contrast.queue, or set it to 0")

@@ -15,10 +15,13 @@ from torch.nn.functional import normalize
 
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import ConfigError
-from capt.pretrain.contrast.kernels import Precision, check_precision
+from capt.pretrain.contrast.exchange import Exchange
+from capt.pretrain.contrast.forms import softmaxes
+from capt.pretrain.contrast.kernels import Precision, Products, check_precision
 from capt.pretrain.contrast.metrics import ContrastStats
+from capt.pretrain.contrast.options import ContrastOptions
 from capt.pretrain.contrast.queue import NO_ID, ShardedQueue, is_not_one, is_readable, norms_of
-from capt.pretrain.contrast.sharded import ContrastOptions, Exchange, InBatch, ShardedSoftmax, SoftmaxContext
+from capt.pretrain.contrast.sharded import Arrived, ShardedSoftmax, SoftmaxContext, cut
 
 
 def compute_dtype(anchors: Tensor, positives: Tensor, precision: Precision) -> torch.dtype:
@@ -64,14 +67,56 @@ def check_rows(
         raise ConfigError(f"{name} must have unit norm: apply torch.nn.functional.normalize(rows, dim=-1) first")
 
 
+def check_negatives(
+    anchors: Tensor,
+    negatives: Tensor | None,
+    negative_ids: Tensor | None,
+    negative_owners: Tensor | None,
+    ids: Tensor | None,
+    options: ContrastOptions,
+) -> None:
+    """Raise for ids or owners of hard negatives that do not fit them, and for options that need what is not given."""
+    named = {"negative_ids": negative_ids, "negative_owners": negative_owners}
+    for name, numbers in named.items():
+        if numbers is not None and (
+            negatives is None or numbers.shape != negatives.shape[:1] or numbers.dtype != torch.int64
+        ):
+            raise ConfigError(
+                f"{name} is one int64 number for each of {0 if negatives is None else len(negatives)} negatives, got "
+                f"{tuple(numbers.shape)} of {numbers.dtype}"
+            )
+    if negative_ids is not None and ids is None:
+        raise ConfigError("negative_ids are compared with the ids of the anchors: give ids as well")
+    if negatives is None:
+        return
+    if negative_owners is None:
+        directions = options.form.directions if options.form else ()
+        asks = {
+            "in_batch=none": options.in_batch == "none",
+            "hard_negatives=own": not options.sees_all_hard_negatives,
+            "hardness_own": options.hardness_own > 0,
+            "direction d-d": "d-d" in directions,
+        }
+        for name, is_asked in asks.items():
+            if is_asked:
+                raise ConfigError(f"{name} asks whose hard negative each of negatives is: give negative_owners")
+    elif is_readable(negative_owners) and len(negative_owners):
+        low, high = int(negative_owners.min()), int(negative_owners.max())
+        if low < -1 or high >= len(anchors):
+            raise ConfigError(
+                f"negative_owners are rows of the anchors, 0 to {len(anchors) - 1}, or -1 for nobody's, got {low} to "
+                f"{high}"
+            )
+
+
 def check_queue(
     anchors: Tensor, queue: ShardedQueue | None, negatives: Tensor | None, in_batch: str, group: distributed.Group
 ) -> None:
     """Raise where the queue has another width, device or group than the loss, or rows without unit norm, or where there
     would be no negatives.
     """
-    if in_batch == "none" and (queue is None or negatives is not None):
-        raise ConfigError("in_batch=none leaves only the queue: pass one, and no negatives")
+    if in_batch == "none" and queue is None and negatives is None:
+        raise ConfigError("in_batch=none leaves only the queue and an anchor's own hard negatives: pass one of them")
     if queue is None:
         return
     if not queue.has_unit_rows:
@@ -105,6 +150,8 @@ def info_nce(
     temperature: float | Float[Tensor, ""],
     queue: ShardedQueue | None = None,
     negatives: Float[Tensor, "k d"] | None = None,
+    negative_ids: Int[Tensor, " k"] | None = None,
+    negative_owners: Int[Tensor, " k"] | None = None,
     symmetric: bool = False,
     within_view: bool = False,
     ids: Int[Tensor, " n"] | None = None,
@@ -121,22 +168,28 @@ def info_nce(
 
     The negatives of anchor ``i`` are all rows of the queue and, of the live batch, the positives of other samples; with
     ``within_view`` the anchors of other samples, too. The sample's own rows are never among them. The queue is frozen;
-    live rows receive gradients from the anchors of every rank that sees them.
+    live rows receive gradients from the anchors of every rank that sees them. The option ``directions`` names the forms
+    of embedding training, :mod:`capt.pretrain.contrast.forms`, in place of ``symmetric`` and ``within_view``.
 
     Args:
         anchors: unit rows. In float64 everything is computed in float64, else in float32, whatever their type.
         positives: unit rows; row ``i`` is the positive of anchor ``i``.
-        temperature: a number, or a positive scalar tensor whose exact gradient is wanted.
+        temperature: a number, or a positive scalar tensor whose exact gradient is wanted. It may differ from call to
+            call, as between sources of data.
         queue: more negatives, over all ranks. Enqueue *after* the loss; with a ``drift``, those views that are keys
             here, whose statistics the queued rows take on.
-        negatives: more live negatives for every anchor that sees this rank's batch, unit rows, any number.
+        negatives: hard negatives: more live negatives for every anchor that sees this rank's batch, unit rows, any
+            number.
+        negative_ids: instance of each hard negative, to be compared with ``ids``.
+        negative_owners: the anchor of this rank that each is a hard negative of, -1 for nobody's. With
+            ``hard_negatives="own"`` or ``in_batch="none"`` an anchor sees its own alone.
         symmetric: positives are anchors as well (the mean is then over both directions).
         within_view: rows of the anchor's own view are negatives as well (SimCLR, CAPT).
         ids: instance of each sample; a key with the anchor's id, live or queued, is no negative (it shows the same
             thing). The positive always counts once.
         group: the ranks over which batch and queue are spread. Ranks may hold different ``n``.
-        stats: filled with diagnostics of this rank's anchors.
-        options: :class:`~capt.pretrain.contrast.sharded.ContrastOptions`.
+        stats: filled with diagnostics of this rank's anchors (with ``matryoshka`` of the widest rows).
+        options: :class:`~capt.pretrain.contrast.options.ContrastOptions`.
         changes: fields of the options that differ from ``options``, such as ``hardness=2.0``.
 
     Raises:
@@ -148,23 +201,33 @@ def info_nce(
     check_temperature(temperature)
     check_precision(options.precision, anchors.device)
     check_rows(anchors, positives, negatives, ids, wait_for_values=stats is not None)
+    check_negatives(anchors, negatives, negative_ids, negative_owners, ids, options)
     check_queue(anchors, queue, negatives, options.in_batch, group)
+    if options.directions is not None and (symmetric or within_view):
+        raise ConfigError("directions name the form: leave out symmetric and within_view")
     if options.queue_share == 0:  # its rows would count 0 times, and still be the nearest ones
         queue = None
     if queue is None:
         options = replace(options, hardness=0.0)
     dtype = compute_dtype(anchors, positives, options.precision)
+    parts = softmaxes(
+        anchors, positives, negatives,
+        options=options, owned=negative_owners is not None, symmetric=symmetric, within_view=within_view,
+    )  # fmt: skip
 
     samples = Exchange.gather_counts(len(anchors), anchors.device, group, equal=options.equal_rows)
     scale = float(distributed.world_size(group)) if options.grad_reduction == "mean" else 1.0
-    if options.reduction == "mean":
-        scale /= max(1, sum(samples.counts)) * (2 if symmetric else 1)  # of no anchor at all the loss is 0
+    if options.reduction == "mean":  # of no anchor at all the loss is 0
+        scale /= max(1, sum(samples.counts)) * sum(len(part.positives) for part in parts)
     # other ranks' anchors are needed where this rank holds keys for them
     exchange = samples if queue is not None or options.in_batch == "global" else samples.local()
     largest = LARGEST_INVERSE_TEMPERATURE[dtype]
-    bounded = not isinstance(temperature, Tensor) and 1 / temperature + options.hardness <= largest
-    instances = torch.arange(len(anchors), device=anchors.device) if ids is None else ids
-    extra = [] if negatives is None else [negatives]
+    bounded = not isinstance(temperature, Tensor) and 1 / temperature + options.largest_hardness <= largest
+    places = torch.arange(len(anchors), device=anchors.device)
+    instances = places if ids is None else ids
+    nobody = places.new_full((0 if negatives is None else len(negatives),), -1)
+    hard_ids = torch.full_like(nobody, NO_ID) if negative_ids is None else negative_ids
+    hard_owners = nobody if negative_owners is None else negative_owners
 
     queued, queued_weight = None, None
     if queue is not None:
@@ -177,39 +240,57 @@ def info_nce(
             queued_weight = _weight_of_queue(options.queue_share * live_rows, queued[0], group)
 
     losses: list[Tensor] = []
-    for q, k, live in _softmaxes(anchors, positives, symmetric, within_view, options.in_batch):
+    widths = options.widths(anchors.shape[1])
+    for part in parts:
+        views, sides, keys, hard = len(part.positives), len(part.sides), len(part.keys), part.hard is not None
+        rows = _take_turns([_concatenate(side) for side in part.sides])
+        live = [*part.keys, *([] if part.hard is None else [part.hard])] or [anchors[:0].detach()]
+        tensors = [each.to(dtype) for each in (rows, _concatenate(part.positives), _concatenate(live))]
+        tensors[2] = tensors[2].view_as(tensors[2])  # the positives may be the live keys: a compiler wants them apart
         context = SoftmaxContext(
-            exchange=exchange.with_views(len(q)),
+            exchange=exchange.with_views(views * sides),
             options=options,
-            queued=queued,
+            queued=queued if part.queue_step else None,
             queued_weight=queued_weight,
-            anchor_ids=_concatenate([instances] * len(q)),
-            live_ids=_concatenate(
-                [*(instances[: len(rows)] for rows in live), *(instances.new_full((len(k),), NO_ID) for k in extra)]
-            ),
+            queue_step=part.queue_step,
+            anchor_ids=_take_turns([_concatenate([instances] * views)] * sides),
+            anchor_places=_take_turns([_concatenate([places] * views)] * sides),
+            live_ids=_concatenate([instances] * keys + [hard_ids] * hard or [instances[:0]]),
+            live_owners=_concatenate([torch.full_like(places, -1)] * keys + [hard_owners] * hard or [places[:0]]),
+            interactions=part.interactions,
+            sides=sides,
+            positive_count=part.positive_count,
+            arrived=None,
             shared_ids=ids is not None,
             needs_max=not bounded or stats is not None,
             scale=scale,
             stats=stats,
         )
-        tensors = [_concatenate(rows).to(dtype) for rows in (q, k, [*live, *extra])]
-        tensors[2] = tensors[2].view_as(tensors[2])  # the positives may be the live keys: a compiler wants them apart
-        with torch.autocast(anchors.device.type, enabled=False):
-            losses.append(ShardedSoftmax.apply(*tensors, temperature, context))
+        losses += _at_widths(tensors, temperature, context, widths)
     return functools.reduce(torch.add, losses)
 
 
-def _softmaxes(
-    a: Tensor, p: Tensor, symmetric: bool, within_view: bool, in_batch: InBatch
-) -> list[tuple[list[Tensor], list[Tensor], list[Tensor]]]:
-    """The views that are anchors, their positives, and the live keys that they see, for each softmax of the loss."""
-    if symmetric and within_view:
-        parts = [([a, p], [p, a], [a, p])]
-    elif symmetric:
-        parts = [([a], [p], [p]), ([p], [a], [a])]
-    else:
-        parts = [([a], [p], [a, p] if within_view else [p])]
-    return [(q, k, live if in_batch != "none" else [a[:0].detach()]) for q, k, live in parts]
+def _at_widths(
+    tensors: list[Tensor], temperature: float | Tensor, context: SoftmaxContext, widths: list[tuple[int, float]]
+) -> list[Tensor]:
+    """The loss of one softmax over ``tensors`` (anchors, positives, live keys) at each width, times its weight.
+
+    Where rows are cut the anchors travel once, whole, and are cut on arrival.
+    """
+    anchors, features = tensors[0], tensors[0].shape[1]
+    if widths != [(features, 1.0)]:
+        wire = Products(context.options.precision).wire_dtype(anchors.dtype)
+        gathered = context.exchange.all_gather(anchors.detach().to(wire))
+        context = replace(context, arrived=Arrived(gathered, context.gathered_ids(len(gathered))))
+    losses = []
+    for width, weight in widths:
+        queued = context.queued and (cut(context.queued[0], width), context.queued[1])
+        stats = context.stats if width == max(widths)[0] else None
+        at_width = replace(context, queued=queued, stats=stats)
+        with torch.autocast(anchors.device.type, enabled=False):
+            loss = ShardedSoftmax.apply(*(cut(rows, width) for rows in tensors), temperature, at_width)
+        losses.append(loss if weight == 1 else weight * loss)
+    return losses
 
 
 def _weight_of_queue(rows: float, queued: Tensor, group: distributed.Group) -> Tensor:
@@ -222,6 +303,11 @@ def _weight_of_queue(rows: float, queued: Tensor, group: distributed.Group) -> T
 
 def _concatenate(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _take_turns(sides: list[Tensor]) -> Tensor:
+    """Rows of several sides in turns: the first of each side, the second of each, and so on."""
+    return sides[0] if len(sides) == 1 else torch.stack(sides, 1).flatten(0, 1)
 
 
 def capt_loss(
@@ -253,7 +339,7 @@ def capt_loss(
         ids: instance of each sample, to take copies of the same text out of the negatives.
         group: the ranks that train together.
         stats: filled with diagnostics.
-        options: :class:`~capt.pretrain.contrast.sharded.ContrastOptions`. ``reduction="mean"`` is
+        options: :class:`~capt.pretrain.contrast.options.ContrastOptions`. ``reduction="mean"`` is
             :math:`\frac1n \sum_i [\mathcal{L}(x_i) + \mathcal{L}(\hat x_i)]` over the samples of all ranks, the scale
             of a mean-token MLM loss; ``sum`` is Eq. 4 to the letter.
         changes: fields of the options that differ from ``options``, such as ``hardness=2.0``.
@@ -262,6 +348,8 @@ def capt_loss(
         ConfigError: see :func:`~capt.pretrain.contrast.info_nce.info_nce`.
     """
     options = replace(options or ContrastOptions(), **changes)
+    if options.directions is not None:
+        raise ConfigError("the directions of capt_loss are those of Eq. 2-4: leave out directions, or use info_nce")
     loss = info_nce(
         s, s_hat, temperature=temperature, queue=queue, symmetric=True, within_view=True, ids=ids, group=group,
         stats=stats, options=options,

@@ -25,12 +25,13 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.contrast.masks import InstanceIds, NegativeMask
 
 Precision = Literal["fp32", "tf32", "bf16x6", "bf16x3", "bf16"]
 Terms = tuple[Tensor, ...]
@@ -130,39 +131,6 @@ def _cuda_fp32_precision(kind: str) -> Iterator[None]:
         setting.fp32_precision = before
 
 
-class InstanceIds:
-    """Instance ids of anchors ``(N,)`` and of keys ``(c,)``; a key with the anchor's id is not a negative."""
-
-    def __init__(self, anchors: Tensor, keys: Tensor) -> None:
-        self.anchors, self.keys = anchors, keys
-        self._negative_mask: Tensor | None = None
-
-    def block(self, rows: slice, columns: slice) -> InstanceIds:
-        """The ids of one block of anchors x keys."""
-        return InstanceIds(self.anchors[rows], self.keys[columns])
-
-    def equal(self) -> Tensor:
-        """``(N, c)``, true where key and anchor are of one instance."""
-        return self.anchors[:, None] == self.keys[None, :]
-
-    def own_keys(self) -> Tensor:
-        """``(N,)``, how many keys are of the anchor's instance; no tensor of N x c."""
-        keys = self.keys.sort().values
-        return torch.searchsorted(keys, self.anchors, right=True) - torch.searchsorted(keys, self.anchors)
-
-    @property
-    def negative_mask(self) -> Tensor:
-        """``(N, c)``, 1 where the key is a negative and 0 elsewhere: a factor of exponentials.
-
-        In fp32 on a CPU, which multiplies numbers ten times as fast as it fills by a mask, and in bytes on a GPU.
-        """
-        if self._negative_mask is None:
-            dtype = torch.float32 if self.anchors.is_cpu else torch.bool
-            mask = torch.empty(len(self.anchors), len(self.keys), dtype=dtype, device=self.anchors.device)
-            self._negative_mask = torch.ne(self.anchors[:, None], self.keys[None, :], out=mask)
-        return self._negative_mask
-
-
 @dataclass(frozen=True)
 class SoftmaxSums:
     r"""The running sums of an online softmax over keys, one row per anchor, updated in place.
@@ -175,6 +143,7 @@ class SoftmaxSums:
         squares: ``(N,)``, :math:`\sum_j e^{2 (s_{ij} - r_i)}`; ``None`` where no diagnostics are wanted.
         largest: ``(N,)``, the largest logit so far, for diagnostics of weighted keys, whose :math:`r_i` is that of the
             weighted terms; ``None`` where it is not wanted, or is the running maximum.
+        count: ``(N,)``, the number of negatives so far, where only their logits tell; ``None`` where it is not wanted.
     """
 
     normaliser: Tensor
@@ -182,6 +151,7 @@ class SoftmaxSums:
     running_max: Tensor | None
     squares: Tensor | None = None
     largest: Tensor | None = None
+    count: Tensor | None = None
 
     def __getitem__(self, rows: slice) -> SoftmaxSums:
         """The sums of some anchors; a view, so that adding to it adds to these."""
@@ -192,17 +162,21 @@ class SoftmaxSums:
             None if self.running_max is None else self.running_max[rows],
             None if self.squares is None else self.squares[rows],
             None if self.largest is None else self.largest[rows],
+            None if self.count is None else self.count[rows],
         )
 
-    def exponentials(self, logits: Tensor, ids: InstanceIds | None) -> Tensor:
-        """Overwrite ``logits (N, c)`` with :math:`e^{s_{ij} - r_i}`, 0 for keys of the anchor's own instance.
+    def exponentials(self, logits: Tensor, mask: NegativeMask | None) -> Tensor:
+        """Overwrite ``logits (N, c)`` with :math:`e^{s_{ij} - r_i}`, 0 for keys that are no negatives.
 
         A running maximum is raised to these logits first.
         """
+        if self.count is not None:
+            self.count.add_(logits.shape[1] if mask is None else mask.factor(logits).sum(1))
         if self.running_max is None:
-            return logits.exp_() if ids is None else logits.exp_().mul_(ids.negative_mask)
-        if ids is not None:
-            logits.masked_fill_(ids.equal(), -torch.inf)
+            factor = None if mask is None else mask.factor(logits)
+            return logits.exp_() if factor is None else logits.exp_().mul_(factor)
+        if mask is not None:
+            logits.masked_fill_(mask.excluded(logits), -torch.inf)
         highest = logits.amax(1)
         if self.largest is not None:
             torch.maximum(self.largest, highest, out=self.largest)
@@ -222,6 +196,24 @@ class SoftmaxSums:
         if self.squares is not None:
             self.squares.mul_(factor.square())
 
+    def joined(self, sides: int) -> SoftmaxSums:
+        """The sums of denominators that ``sides`` rows share, one behind the other; weighted keys stay those of a row.
+
+        The sums of all rows are scaled to the largest maximum among those that share.
+        """
+        if sides == 1:
+            return self
+        running_max = None if self.running_max is None else self.running_max.unflatten(0, (-1, sides)).amax(1)
+        if self.running_max is not None and running_max is not None:
+            self.weigh(torch.exp(self.running_max - torch.stack([running_max] * sides, 1).flatten()))
+        return SoftmaxSums(
+            self.normaliser.unflatten(0, (-1, sides)).sum(1),
+            self.weighted_keys,
+            running_max,
+            None if self.squares is None else self.squares.unflatten(0, (-1, sides)).sum(1),
+            None if self.largest is None else self.largest.unflatten(0, (-1, sides)).amax(1),
+        )
+
     def rescale(self, logits: Tensor) -> Tensor:
         """Raise the running maximum to ``logits (N,)`` where these are larger, scale the sums to it, and return it."""
         assert self.running_max is not None
@@ -230,13 +222,14 @@ class SoftmaxSums:
         return self.running_max.copy_(maximum)
 
 
-def probabilities(logits: Tensor, lse: Tensor, ids: InstanceIds | None) -> Tensor:
-    r"""Overwrite ``logits (N, c)`` with :math:`e^{s_{ij} - \mathrm{lse}_i}`, 0 for keys of the anchor's own instance.
+def probabilities(logits: Tensor, lse: Tensor, mask: NegativeMask | None) -> Tensor:
+    r"""Overwrite ``logits (N, c)`` with :math:`e^{s_{ij} - \mathrm{lse}_i}`, 0 for keys that are no negatives.
 
-    A negative's logit is never above ``lse (N,)``, but that of an own key, which is not in it, may be.
+    A negative's logit is never above ``lse (N,)``, but that of another key, which is not in it, may be.
     """
+    factor = None if mask is None else mask.factor(logits)
     below = logits.sub_(lse[:, None])
-    return below.exp_() if ids is None else below.clamp_max_(0.0).exp_().mul_(ids.negative_mask)
+    return below.exp_() if factor is None else below.clamp_max_(0.0).exp_().mul_(factor)
 
 
 @runtime_checkable
@@ -244,11 +237,13 @@ class Kernel(Protocol):
     """The interface of a kernel."""
 
     def accumulate(
-        self, sums: SoftmaxSums, q: Tensor, keys: Tensor, ids: InstanceIds | None, products: Products
+        self, sums: SoftmaxSums, q: Tensor, keys: Tensor, mask: NegativeMask | None, products: Products
     ) -> None:
         """Add the keys ``(c, d)`` to the sums of the anchors ``q (N, d)``."""
 
-    def key_gradient(self, q: Tensor, keys: Tensor, lse: Tensor, ids: InstanceIds | None, products: Products) -> Tensor:
+    def key_gradient(
+        self, q: Tensor, keys: Tensor, lse: Tensor, mask: NegativeMask | None, products: Products
+    ) -> Tensor:
         r"""The ``(c, d)`` rows :math:`\sum_i e^{s_{ij} - \mathrm{lse}_i} q_i` over the anchors that see key ``j``."""
 
 
@@ -302,26 +297,26 @@ class Chunked:
     """
 
     def accumulate(
-        self, sums: SoftmaxSums, q: Tensor, keys: Tensor, ids: InstanceIds | None, products: Products = FP32
+        self, sums: SoftmaxSums, q: Tensor, keys: Tensor, mask: NegativeMask | None, products: Products = FP32
     ) -> None:
         """Implement :meth:`Kernel.accumulate`."""
         dtype = sums.normaliser.dtype
         workspace = _workspace(q, keys, dtype)
         for rows, columns, anchors, k in _split_blocks(q, keys, products, dtype):
             block = sums[rows]
-            weights = block.exponentials(_logits(workspace, anchors, k), ids and ids.block(rows, columns))
+            weights = block.exponentials(_logits(workspace, anchors, k), mask and mask.block(rows, columns))
             block.add(weights)
             if block.weighted_keys is not None:
                 multiply(block.weighted_keys, products.split(weights, dtype), k, add=True)
 
     def key_gradient(
-        self, q: Tensor, keys: Tensor, lse: Tensor, ids: InstanceIds | None, products: Products = FP32
+        self, q: Tensor, keys: Tensor, lse: Tensor, mask: NegativeMask | None, products: Products = FP32
     ) -> Tensor:
         """Implement :meth:`Kernel.key_gradient`."""
         out = keys.new_zeros(keys.shape, dtype=lse.dtype)
         workspace = _workspace(q, keys, lse.dtype)
         for rows, columns, anchors, k in _split_blocks(q, keys, products, lse.dtype):
-            weights = probabilities(_logits(workspace, anchors, k), lse[rows], ids and ids.block(rows, columns))
+            weights = probabilities(_logits(workspace, anchors, k), lse[rows], mask and mask.block(rows, columns))
             multiply(out[columns], transpose(products.split(weights, lse.dtype)), anchors, add=True)
         return out
 
@@ -334,25 +329,25 @@ class Dense:
     """The kernel in its plainest form, all logits in one matrix, to compare ``chunked`` with. It needs N x c memory."""
 
     def accumulate(
-        self, sums: SoftmaxSums, q: Tensor, keys: Tensor, ids: InstanceIds | None, products: Products = FP32
+        self, sums: SoftmaxSums, q: Tensor, keys: Tensor, mask: NegativeMask | None, products: Products = FP32
     ) -> None:
         """Implement :meth:`Kernel.accumulate`."""
         if not len(q) or not len(keys):
             return
         dtype = sums.normaliser.dtype
         k = products.split(keys, dtype)
-        weights = sums.exponentials(_product(products.split(q, dtype), transpose(k), dtype), ids)
+        weights = sums.exponentials(_product(products.split(q, dtype), transpose(k), dtype), mask)
         sums.add(weights)
         if sums.weighted_keys is not None:
             sums.weighted_keys.add_(_product(products.split(weights, dtype), k, dtype))
 
     def key_gradient(
-        self, q: Tensor, keys: Tensor, lse: Tensor, ids: InstanceIds | None, products: Products = FP32
+        self, q: Tensor, keys: Tensor, lse: Tensor, mask: NegativeMask | None, products: Products = FP32
     ) -> Tensor:
         """Implement :meth:`Kernel.key_gradient`."""
         anchors = products.split(q, lse.dtype)
         logits = _product(anchors, transpose(products.split(keys, lse.dtype)), lse.dtype)
-        weights = products.split(probabilities(logits, lse, ids), lse.dtype)
+        weights = products.split(probabilities(logits, lse, mask), lse.dtype)
         return _product(transpose(weights), anchors, lse.dtype)
 
 
@@ -369,36 +364,53 @@ class CompilableKernel:
     name: str
 
     def accumulate(
-        self, sums: SoftmaxSums, q: Tensor, keys: Tensor, ids: InstanceIds | None, products: Products = FP32
+        self, sums: SoftmaxSums, q: Tensor, keys: Tensor, mask: NegativeMask | None, products: Products = FP32
     ) -> None:
         """Implement :meth:`Kernel.accumulate`."""
         if not torch.compiler.is_compiling():
             with products.applied_on(q.device):
-                _PLAIN[self.name].accumulate(sums, q, keys, ids, products)
+                _PLAIN[self.name].accumulate(sums, q, keys, mask, products)
             return
-        anchor_ids, key_ids = (None, None) if ids is None else (ids.anchors, ids.keys)
         _accumulate(
-            sums.normaliser, sums.weighted_keys, sums.running_max, sums.squares, sums.largest, q, keys, anchor_ids,
-            key_ids, self.name, products.precision,
+            sums.normaliser, sums.weighted_keys, sums.running_max, sums.squares, sums.largest, sums.count, q, keys,
+            *_parts(mask), self.name, products.precision,
         )  # fmt: skip
 
     def key_gradient(
-        self, q: Tensor, keys: Tensor, lse: Tensor, ids: InstanceIds | None, products: Products = FP32
+        self, q: Tensor, keys: Tensor, lse: Tensor, mask: NegativeMask | None, products: Products = FP32
     ) -> Tensor:
         """Implement :meth:`Kernel.key_gradient`."""
         if not torch.compiler.is_compiling():
             with products.applied_on(q.device):
-                return _PLAIN[self.name].key_gradient(q, keys, lse, ids, products)
-        anchor_ids, key_ids = (None, None) if ids is None else (ids.anchors, ids.keys)
-        gradient: Tensor = _key_gradient(q, keys, lse, anchor_ids, key_ids, self.name, products.precision)
+                return _PLAIN[self.name].key_gradient(q, keys, lse, mask, products)
+        gradient: Tensor = _key_gradient(q, keys, lse, *_parts(mask), self.name, products.precision)
         return gradient
+
+
+_MASK_SCHEMA = "Tensor? ids_a, Tensor? ids_k, Tensor? owners_a, Tensor? owners_k, bool owned, Tensor? limits"
+_MaskParts = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, bool, Tensor | None]
+
+
+def _parts(mask: NegativeMask | None) -> _MaskParts:
+    """A mask as arguments of an operator, which takes tensors and numbers alone."""
+    mask = mask or NegativeMask()
+    ids = (None, None) if mask.ids is None else (mask.ids.anchors, mask.ids.keys)
+    owners = (None, None) if mask.owners is None else (mask.owners.anchors, mask.owners.keys)
+    return *ids, *owners, mask.owned, mask.limits
+
+
+def _mask(parts: _MaskParts) -> NegativeMask | None:
+    ids_a, ids_k, owners_a, owners_k, owned, limits = parts
+    ids = None if ids_a is None or ids_k is None else InstanceIds(ids_a, ids_k)
+    owners = None if owners_a is None or owners_k is None else InstanceIds(owners_a, owners_k)
+    return None if ids is None and owners is None and limits is None else NegativeMask(ids, owners, owned, limits)
 
 
 @torch.library.custom_op(
     "capt::accumulate",
-    mutates_args=("normaliser", "weighted_keys", "running_max", "squares", "largest"),
+    mutates_args=("normaliser", "weighted_keys", "running_max", "squares", "largest", "count"),
     schema="(Tensor(a!) normaliser, Tensor(b!)? weighted_keys, Tensor(c!)? running_max, Tensor(d!)? squares, "
-    "Tensor(e!)? largest, Tensor q, Tensor keys, Tensor? anchor_ids, Tensor? key_ids, str impl, str precision) -> ()",
+    f"Tensor(e!)? largest, Tensor(f!)? count, Tensor q, Tensor keys, {_MASK_SCHEMA}, str impl, str precision) -> ()",
 )
 def _accumulate(
     normaliser: Tensor,
@@ -406,42 +418,29 @@ def _accumulate(
     running_max: Tensor | None,
     squares: Tensor | None,
     largest: Tensor | None,
+    count: Tensor | None,
     q: Tensor,
     keys: Tensor,
-    anchor_ids: Tensor | None,
-    key_ids: Tensor | None,
-    impl: str,
-    precision: str,
+    *others: Any,
 ) -> None:
-    sums = SoftmaxSums(normaliser, weighted_keys, running_max, squares, largest)
-    KERNELS[impl].accumulate(sums, q, keys, _ids(anchor_ids, key_ids), _products(precision))
+    sums = SoftmaxSums(normaliser, weighted_keys, running_max, squares, largest, count)
+    *mask, impl, precision = others
+    KERNELS[impl].accumulate(sums, q, keys, _mask(tuple(mask)), _products(precision))
 
 
 @torch.library.custom_op(
     "capt::key_gradient",
     mutates_args=(),
-    schema="(Tensor q, Tensor keys, Tensor lse, Tensor? anchor_ids, Tensor? key_ids, str impl, str precision)"
-    " -> Tensor",
+    schema=f"(Tensor q, Tensor keys, Tensor lse, {_MASK_SCHEMA}, str impl, str precision) -> Tensor",
 )
-def _key_gradient(
-    q: Tensor,
-    keys: Tensor,
-    lse: Tensor,
-    anchor_ids: Tensor | None,
-    key_ids: Tensor | None,
-    impl: str,
-    precision: str,
-) -> Tensor:
-    return KERNELS[impl].key_gradient(q, keys, lse, _ids(anchor_ids, key_ids), _products(precision))
+def _key_gradient(q: Tensor, keys: Tensor, lse: Tensor, *others: Any) -> Tensor:
+    *mask, impl, precision = others
+    return KERNELS[impl].key_gradient(q, keys, lse, _mask(tuple(mask)), _products(precision))
 
 
 @_key_gradient.register_fake
 def _(q: Tensor, keys: Tensor, lse: Tensor, *others: object) -> Tensor:
     return lse.new_empty(keys.shape)
-
-
-def _ids(anchors: Tensor | None, keys: Tensor | None) -> InstanceIds | None:
-    return None if anchors is None or keys is None else InstanceIds(anchors, keys)
 
 
 def _products(precision: str) -> Products:

@@ -38,209 +38,47 @@ weights are numbers and take no gradient. So
 
 and :math:`A` and :math:`B` are the sums of one kernel at the temperatures :math:`1 / \alpha` and
 :math:`1 / (\alpha + 1/\tau)`. :math:`A_i` and :math:`K_i` are totalled over the ranks before the live keys are added.
+
+Live keys have the simpler weight of Lan et al. 2025 (arXiv:2503.04812), :math:`e^{\alpha c_{ij}}`, which is not kept at
+a total: the logit is :math:`c_{ij} / \tau + \alpha c_{ij}`, the sums are those at :math:`1 / (\alpha + 1/\tau)`.
+
+**Sides.** Where documents are anchors beside their queries (:mod:`capt.pretrain.contrast.forms`), :math:`\ell_i` is
+the sum over the negatives of both, and each side has its own part of it in :math:`\bar k_i`. The rows of the sides
+take turns, :math:`q_0, d_0, q_1, d_1, \dots`, so that they travel like any other anchors, and one side is every second
+row. Where the denominator has the positive :math:`m` times, :math:`L_i = \log(m + e^{x_i}) = \log m + \log(1 + e^{x_i
+- \log m})`.
+
+**False negatives.** A negative whose cosine exceeds :math:`u_i`, the cosine of the positive plus a margin, is left out
+(:mod:`capt.pretrain.contrast.masks`). :math:`u_i` is known to the owner of the anchor before the sums, and travels
+with it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import normalize
 
-from capt.pretrain.base import distributed
-from capt.pretrain.base.errors import ConfigError
-from capt.pretrain.contrast.kernels import KERNELS, InstanceIds, Kernel, Precision, Products, SoftmaxSums
+from capt.pretrain.contrast.exchange import Exchange
+from capt.pretrain.contrast.forms import Interaction, Span
+from capt.pretrain.contrast.kernels import KERNELS, Kernel, Products, SoftmaxSums
+from capt.pretrain.contrast.masks import InstanceIds, NegativeMask
 from capt.pretrain.contrast.metrics import ContrastStats, effective_number
+from capt.pretrain.contrast.options import ContrastOptions
 from capt.pretrain.contrast.queue import NO_ID
 
-InBatch = Literal["global", "local", "none"]
-Reduction = Literal["mean", "sum"]
 
+class Arrived(NamedTuple):
+    """The anchors of all ranks, whole and not divided by the temperature, and their ids."""
 
-@dataclass(frozen=True)
-class ContrastOptions:
-    r"""How a contrast is computed: one object from the job to the kernel.
-
-    A field here is a keyword of the loss, and a key of the section ``contrast`` of that name sets it.
-
-    Attributes:
-        queue_share: how much the queue may weigh beside the live keys. Every queued row then counts
-            ``min(1, queue_share * L / K)`` times, of ``L`` live rows of the views that are keys, ``negatives`` not
-            counted (of all ranks, or of a rank in the mean where ``in_batch`` is local), and ``K`` rows that the queue
-            holds, so that stale rows never drown live ones. 0 = as without the queue, None = every row counts once.
-        hardness: :math:`\alpha`; each queued row counts :math:`K_i e^{\alpha c_{ij}} / \sum_{j'} e^{\alpha c_{ij'}}`
-            times, with its cosine :math:`c_{ij}` to the anchor and :math:`K_i` queued negatives of it, so that near
-            ones count more and all together as often as before. The weights take no gradient. 0 = every row counts
-            once.
-        in_batch: whose live rows are negatives: those of all ranks, of this rank, or none.
-        equal_rows: the caller knows that all ranks hold the same number of rows: then no rank asks the others for
-            theirs, and the host does not wait for the device. Other sizes would be an error of the collectives, or
-            wrong rows.
-        reduction: ``mean`` over the anchors of all ranks, or ``sum``.
-        grad_reduction: how the engine combines the parameter gradients of the ranks. The value returned on each rank is
-            scaled so that this very combination of the ranks' values, and of their gradients, is exact.
-        impl: ``chunked``, or ``dense`` (all logits of a rank in one matrix, to compare with).
-        precision: of the matrix products with keys and queue, :mod:`capt.pretrain.contrast.kernels`; exponentials,
-            sums and all else stay in float32.
-
-    Raises:
-        ConfigError: an unknown choice, or a number that is negative or not finite.
-    """
-
-    queue_share: float | None = None
-    hardness: float = 0.0
-    in_batch: InBatch = "global"
-    equal_rows: bool = False
-    reduction: Reduction = "mean"
-    grad_reduction: Reduction = "mean"
-    impl: str = "chunked"
-    precision: Precision = "fp32"
-
-    def __post_init__(self) -> None:
-        choices = {
-            "in_batch": (self.in_batch, get_args(InBatch)),
-            "reduction": (self.reduction, get_args(Reduction)),
-            "grad_reduction": (self.grad_reduction, get_args(Reduction)),
-            "impl": (self.impl, tuple(KERNELS)),
-        }
-        for name, (value, allowed) in choices.items():
-            if value not in allowed:
-                raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
-        if not 0 <= self.hardness < math.inf:
-            raise ConfigError(f"hardness is a number of 0 or more, got {self.hardness}")
-        if self.queue_share is not None and (self.in_batch == "none" or not 0 <= self.queue_share < math.inf):
-            raise ConfigError(
-                f"queue_share is a number of 0 or more, and a share of the live keys, got {self.queue_share} with "
-                f"in_batch={self.in_batch}"
-            )
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """Collectives over ``group``, whose rank ``r`` has ``counts[r]`` rows in this step.
-
-    Collectives need equal shapes, so each rank's rows are padded with zeros to the longest. No mask is needed: a zero
-    anchor adds nothing to the gradient of any key, its own sums are dropped by its owner, and keys are never sent.
-    """
-
-    counts: tuple[int, ...]
-    group: distributed.Group
-
-    @classmethod
-    def gather_counts(
-        cls, rows: int, device: torch.device, group: distributed.Group, *, equal: bool = False
-    ) -> Exchange:
-        """Learn every rank's number of rows: an all-gather of 8 bytes per rank, for whose result the host waits.
-
-        With ``equal`` the caller knows that all ranks have the same number, and there is no collective.
-        """
-        if equal or distributed.world_size(group) == 1:
-            return cls((rows,) * distributed.world_size(group), group)
-        counts = distributed.all_gather(torch.tensor(rows, device=device), group)
-        return cls(tuple(counts.tolist()), group)
-
-    def with_views(self, views: int) -> Exchange:
-        """The exchange of ``views`` rows per sample in place of one."""
-        return Exchange(tuple(count * views for count in self.counts), self.group)
-
-    def local(self) -> Exchange:
-        """The exchange of this rank's rows with itself, for a loss in which no other rank holds keys."""
-        return Exchange((self.counts[self.rank],), None)
-
-    @property
-    def rank(self) -> int:
-        """This rank's place in ``counts``."""
-        return distributed.rank(self.group) if len(self.counts) > 1 else 0
-
-    @property
-    def local_rows(self) -> slice:
-        """The place of this rank's rows among the gathered ones."""
-        start = self.rank * max(self.counts)
-        return slice(start, start + self.counts[self.rank])
-
-    def all_gather(self, rows: Tensor) -> Tensor:
-        """The rows of all ranks, padded: ``(n, ...) -> (W * max n, ...)``."""
-        if len(self.counts) == 1:
-            return rows
-        missing = max(self.counts) - len(rows)
-        if missing:
-            rows = torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
-        return distributed.all_gather(rows, self.group).flatten(0, 1)
-
-    def reduce_scatter(self, sums: SoftmaxSums) -> SoftmaxSums:
-        """Total the sums of all ranks and return those of this rank's anchors, in one collective.
-
-        All ranks must have the same running maxima (:meth:`all_reduce_max`).
-        """
-        if len(self.counts) == 1:
-            return sums
-        numbers = [sums.normaliser] if sums.squares is None else [sums.normaliser, sums.squares]
-        columns = [each[:, None] for each in numbers]
-        if sums.weighted_keys is not None:
-            columns.append(sums.weighted_keys)
-        by_owner = torch.cat(columns, dim=1).unflatten(0, (len(self.counts), -1))
-        totals = distributed.reduce_scatter_sum(by_owner, self.group)[: self.counts[self.rank]]
-        return SoftmaxSums(
-            normaliser=totals[:, 0],
-            weighted_keys=None if sums.weighted_keys is None else totals[:, len(numbers) :],
-            running_max=None if sums.running_max is None else sums.running_max[self.local_rows],
-            squares=None if sums.squares is None else totals[:, 1],
-            largest=None if sums.largest is None else sums.largest[self.local_rows],
-        )
-
-    def all_reduce_max(self, values: Tensor) -> Tensor:
-        """The elementwise maximum over the ranks."""
-        return values if len(self.counts) == 1 else distributed.all_reduce_max(values, self.group)
-
-    def all_reduce_sum(self, values: Tensor) -> Tensor:
-        """The elementwise sum over the ranks."""
-        return values if len(self.counts) == 1 else distributed.all_reduce_sum(values, self.group)
-
-
-def accumulate_hard(
-    sums: SoftmaxSums,
-    queries: Tensor,
-    keys: Tensor,
-    ids: InstanceIds | None,
-    temperature: Tensor | float,
-    context: SoftmaxContext,
-) -> None:
-    r"""Add this rank's queued ``keys (k, d)``, so weighted, to the sums of all anchors (collective).
-
-    Args:
-        sums: nothing has been added to them yet. Their running maxima, where they have some, are at most
-            :math:`-(\alpha + 1/\tau)` and become those of the weighted terms.
-        queries: ``(N, d)``, the anchors divided by the temperature.
-        ids: of anchors and keys; a key with the anchor's id is no negative.
-        temperature: :math:`\tau`.
-        context: with the hardness :math:`\alpha`, which is above 0.
-    """
-    exchange, kernel, products, hardness = context.exchange, context.kernel, context.products, context.options.hardness
-    queries = queries.to(sums.normaliser.dtype)
-    scale = hardness * temperature
-    proposal = SoftmaxSums(
-        normaliser=torch.zeros_like(sums.normaliser),
-        weighted_keys=None,
-        running_max=None if sums.running_max is None else torch.full_like(sums.running_max, -hardness),
-    )
-    kernel.accumulate(proposal, queries * scale, keys, ids, products)
-    if proposal.running_max is not None:
-        proposal.rescale(exchange.all_reduce_max(proposal.running_max))
-    negatives = torch.full_like(proposal.normaliser, float(len(keys)))
-    if ids is not None:
-        negatives -= ids.own_keys()
-    negatives, total = exchange.all_reduce_sum(torch.stack([negatives, proposal.normaliser]))
-
-    kernel.accumulate(sums, queries * (1 + scale), keys, ids, products)
-    if sums.largest is not None:
-        sums.largest.div_(1 + scale)
-    sums.weigh(negatives / total.clamp_min(torch.finfo(total.dtype).tiny))  # 0 / tiny: an anchor without any negative
-    if sums.running_max is not None and proposal.running_max is not None:
-        sums.running_max.sub_(proposal.running_max)
+    anchors: Tensor
+    ids: Tensor
 
 
 @dataclass(frozen=True)
@@ -252,8 +90,15 @@ class SoftmaxContext:
         options: how it is computed; ``hardness`` is 0 without a queue.
         queued: frozen negatives of this rank ``(k, d)`` and their instances ``(k,)``, or ``None``.
         queued_weight: how often each of them counts, a scalar (None: once), the same on all ranks.
+        queue_step: every anchor sees them (1), or every second one (2).
         anchor_ids: ``(m,)``, the instance of each anchor.
+        anchor_places: ``(m,)``, the row of this rank that each anchor is; hard negatives are owned by such rows.
         live_ids: ``(c,)``, the instance of each live key; a key of the anchor's own instance is never a negative.
+        live_owners: ``(c,)``, the row that each live key is a hard negative of, or another number than any row's.
+        interactions: which anchors see which live keys.
+        sides: how many rows share a denominator, one behind the other among the anchors.
+        positive_count: how often the positive is in the denominator.
+        arrived: what has been gathered before, where anchors are cut to fewer features; ``None``: it is sent.
         shared_ids: whether an id means the same on every rank and in the queue (because the user gave it).
         needs_max: whether logits may be too large for a bare exponential, or diagnostics ask for the largest.
         scale: factor of the returned loss and of all gradients.
@@ -264,8 +109,15 @@ class SoftmaxContext:
     options: ContrastOptions
     queued: tuple[Tensor, Tensor] | None
     queued_weight: Tensor | None
+    queue_step: int
     anchor_ids: Tensor
+    anchor_places: Tensor
     live_ids: Tensor
+    live_owners: Tensor
+    interactions: list[Interaction]
+    sides: int
+    positive_count: int
+    arrived: Arrived | None
     shared_ids: bool
     needs_max: bool
     scale: float
@@ -281,25 +133,111 @@ class SoftmaxContext:
         """The matrix products; exponentials and sums are fp32 (fp64)."""
         return Products(self.options.precision)
 
+    def gathered_queries(self, anchors: Tensor, temperature: Tensor | float) -> Tensor:
+        """The anchors of all ranks over the temperature, as they are multiplied."""
+        wire = self.products.wire_dtype(anchors.dtype)
+        if self.arrived is None:
+            return self.exchange.all_gather((anchors / temperature).to(wire))
+        return (cut(self.arrived.anchors.to(anchors.dtype), anchors.shape[1]) / temperature).to(wire)
+
     def gathered_ids(self, gathered: int) -> Tensor:
         """The ids of all ``gathered`` anchors; without shared ids only this rank's are known, and needed."""
+        if self.arrived is not None:
+            return self.arrived.ids
         if self.shared_ids or len(self.exchange.counts) == 1:
             return self.exchange.all_gather(self.anchor_ids)
         ids = self.anchor_ids.new_full((gathered,), NO_ID)
         ids[self.exchange.local_rows] = self.anchor_ids
         return ids
 
-    def live_blocks(self, gathered_ids: Tensor) -> Iterator[tuple[slice, InstanceIds | None]]:
+    def gathered_limits(
+        self, positive_cosines: Tensor, temperature: Tensor | float, dtype: torch.dtype
+    ) -> Tensor | None:
+        """The largest logit of a negative of each anchor of all ranks; None where no mask goes by the score."""
+        limits = self.options.limits(positive_cosines)
+        if limits is None:
+            return None
+        return self.exchange.all_gather(each_side((limits / temperature).to(dtype), self.sides))
+
+    def queue_block(self, gathered_ids: Tensor, limits: Tensor | None) -> Block | None:
+        """The queue and the anchors that see it."""
+        if self.queued is None:
+            return None
+        anchors = Span(0, len(gathered_ids), self.queue_step)
+        ids = InstanceIds(gathered_ids[anchors.index], self.queued[1]) if self.shared_ids else None
+        limits = None if limits is None else limits[anchors.index]
+        mask = None if ids is None and limits is None else NegativeMask(ids, limits=limits)
+        return Block(anchors, Span(0, len(self.queued[0])), mask, self.options.hardness)
+
+    def live_blocks(self, gathered_ids: Tensor, limits: Tensor | None) -> Iterator[Block]:
         """The gathered anchors that see this rank's live keys, in blocks, with ids where a block has own keys."""
-        local, end = self.exchange.local_rows, len(gathered_ids)
-        if self.options.in_batch == "global" and self.shared_ids:
-            yield slice(0, end), InstanceIds(gathered_ids, self.live_ids)
-        elif self.options.in_batch != "none":
-            yield local, InstanceIds(self.anchor_ids, self.live_ids)
-            if self.options.in_batch == "global" and local.start:
-                yield slice(0, local.start), None
-            if self.options.in_batch == "global" and local.stop < end:
-                yield slice(local.stop, end), None
+        for each in self.interactions:
+            for anchors, is_local in self._anchors_that_see(each):
+                ids = owners = None
+                if is_local or self.shared_ids:
+                    ids = InstanceIds(gathered_ids[anchors.index], self.live_ids[each.keys.index])
+                if is_local and each.owned is not None:
+                    owners = InstanceIds(self.anchor_places[each.side :: self.sides], self.live_owners[each.keys.index])
+                limit = None if limits is None else limits[anchors.index]
+                mask = NegativeMask(ids, owners, bool(each.owned), limit)
+                yield Block(anchors, each.keys, None if ids is None and limit is None else mask, each.hardness)
+
+    def _anchors_that_see(self, interaction: Interaction) -> Iterator[tuple[Span, bool]]:
+        """Rows of the interaction's side among the gathered ones, and whether they are this rank's.
+
+        Where ids are shared and nothing depends on the owner, the rows of all ranks are one block.
+        """
+        side, sides = interaction.side, self.sides
+        local, end = self.exchange.local_rows, max(self.exchange.counts) * len(self.exchange.counts)
+        everywhere = self.options.in_batch == "global" and not interaction.owned
+        if everywhere and self.shared_ids and interaction.owned is None:
+            yield Span(side, end, sides), False
+            return
+        yield Span(local.start + side, local.stop, sides), True
+        if everywhere and local.start:
+            yield Span(side, local.start, sides), False
+        if everywhere and local.stop < end:
+            yield Span(local.stop + side, end, sides), False
+
+
+@dataclass(frozen=True)
+class Block:
+    r"""Some of the gathered anchors, some of this rank's keys that they see, and how.
+
+    Attributes:
+        anchors: their places.
+        keys: their places.
+        mask: which of them are negatives; its limits are logits :math:`c_{ij} / \tau`. None: all.
+        hardness: :math:`\alpha` of these keys.
+    """
+
+    anchors: Span
+    keys: Span
+    mask: NegativeMask | None
+    hardness: float
+
+    def scaled(self, queries: Tensor, temperature: Tensor | float) -> tuple[Tensor, NegativeMask | None]:
+        r"""The block's anchors and mask for logits :math:`c_{ij} / \tau + \alpha c_{ij}`."""
+        if not self.hardness:
+            return queries[self.anchors.index], self.mask
+        return self.at(queries, 1 + self.hardness * temperature)
+
+    def at(self, queries: Tensor, factor: Tensor | float) -> tuple[Tensor, NegativeMask | None]:
+        """The block's anchors and mask for logits multiplied by ``factor``."""
+        rows, mask = queries[self.anchors.index], self.mask
+        if mask is not None and mask.limits is not None:
+            mask = replace(mask, limits=mask.limits * factor)
+        return rows.to(torch.promote_types(rows.dtype, torch.float32)) * factor, mask
+
+
+def cut(rows: Tensor, width: int) -> Tensor:
+    """Rows cut to their first ``width`` features and normalised again; whole rows as they are."""
+    return rows if width == rows.shape[1] else normalize(rows[:, :width], dim=-1)
+
+
+def each_side(values: Tensor, sides: int) -> Tensor:
+    """Values of denominators for each of the rows that share one."""
+    return values if sides == 1 else torch.stack([values] * sides, 1).flatten(0, 1)
 
 
 class ShardedSoftmax(torch.autograd.Function):
@@ -309,27 +247,34 @@ class ShardedSoftmax(torch.autograd.Function):
     def forward(
         ctx: Any, anchors: Tensor, positives: Tensor, live: Tensor, temperature: Tensor | float, context: SoftmaxContext
     ) -> Tensor:
-        """The loss of this rank's anchors, a scalar. Shapes: anchors and positives ``(m, d)``, live keys ``(c, d)``."""
-        queries = context.exchange.all_gather((anchors / temperature).to(context.products.wire_dtype(anchors.dtype)))
+        """The loss of this rank's anchors, a scalar.
+
+        Shapes: anchors ``(m * sides, d)``, positives ``(m, d)``, live keys ``(c, d)``.
+        """
+        sides = context.sides
+        queries = context.gathered_queries(anchors, temperature)
         gathered_ids = context.gathered_ids(len(queries))
-        blocks = list(context.live_blocks(gathered_ids))
-        least = anchors.new_full((len(queries),), -1.0) * (1 / temperature + context.options.hardness)
+        # One number per anchor: float64 costs nothing here and saves the digits of a difference of large logits.
+        positive_cosines = (anchors[::sides].double() * positives.double()).sum(1)
+        positive_logits = positive_cosines / temperature
+        limits = context.gathered_limits(positive_cosines, temperature, anchors.dtype)
+        blocks = list(context.live_blocks(gathered_ids, limits))
+        least = anchors.new_full((len(queries),), -1.0) * (1 / temperature + context.options.largest_hardness)
         sums = SoftmaxSums(
             normaliser=torch.zeros_like(least),
             weighted_keys=anchors.new_zeros(queries.shape) if any(ctx.needs_input_grad) else None,
             running_max=least.clone() if context.needs_max else None,
             squares=torch.zeros_like(least) if context.stats is not None else None,
-            largest=least if context.stats is not None and context.options.hardness else None,
+            largest=least if context.stats is not None and context.options.largest_hardness else None,
         )
-        _accumulate_keys(sums, queries, gathered_ids, live, blocks, temperature, context)
-        sums = context.exchange.reduce_scatter(sums)
+        _accumulate_keys(sums, queries, context.queue_block(gathered_ids, limits), live, blocks, temperature, context)
+        sums = context.exchange.reduce_scatter(sums).joined(sides)
 
-        # One number per anchor: float64 costs nothing here and saves the digits of a difference of large logits.
-        positive_logits = (anchors.double() * positives.double()).sum(1) / temperature
         margins = sums.normaliser.double().log() - positive_logits  # x_i
         if sums.running_max is not None:
             margins += sums.running_max
-        losses = torch.logaddexp(margins, torch.zeros_like(margins))
+        margins -= math.log(context.positive_count)
+        losses = torch.logaddexp(margins, torch.zeros_like(margins)) + math.log(context.positive_count)
         if context.stats is not None and sums.running_max is not None and sums.squares is not None:
             nearest = sums.running_max if sums.largest is None else sums.largest
             context.stats.update(
@@ -340,15 +285,16 @@ class ShardedSoftmax(torch.autograd.Function):
 
         if sums.weighted_keys is not None:
             tiny = torch.finfo(anchors.dtype).tiny  # an anchor without any negative: 0 / tiny, times sigmoid(-inf)
-            mean_negative = sums.weighted_keys / sums.normaliser.clamp_min(tiny)[:, None]
+            pull = sums.weighted_keys / each_side(sums.normaliser, sides).clamp_min(tiny)[:, None]  # mean negative
+            pull[::sides] -= positives  # of a document that is an anchor, the positive's part is that of the positive
             weight = torch.sigmoid(margins).to(anchors.dtype)[:, None] * context.scale / temperature
-            grad_anchors = weight * (mean_negative - positives)
+            grad_anchors = each_side(weight, sides) * pull
             grad_temperature = -(anchors * grad_anchors).sum() / temperature if ctx.needs_input_grad[3] else None
             grad_live = None
             if ctx.needs_input_grad[2]:
-                lse = context.exchange.all_gather((positive_logits + losses).to(anchors.dtype))
-                grad_live = _live_gradient(queries, lse, live, blocks, context)
-            ctx.save_for_backward(grad_anchors, -weight * anchors, grad_live, grad_temperature)
+                lse = context.exchange.all_gather(each_side((positive_logits + losses).to(anchors.dtype), sides))
+                grad_live = _live_gradient(queries, lse, live, blocks, temperature, context)
+            ctx.save_for_backward(grad_anchors, -weight * anchors[::sides], grad_live, grad_temperature)
         return (losses.sum() * context.scale).to(anchors.dtype)
 
     @staticmethod
@@ -362,39 +308,109 @@ class ShardedSoftmax(torch.autograd.Function):
 def _accumulate_keys(
     sums: SoftmaxSums,
     queries: Tensor,
-    gathered_ids: Tensor,
+    queue_block: Block | None,
     live: Tensor,
-    blocks: list[tuple[slice, InstanceIds | None]],
+    blocks: list[Block],
     temperature: Tensor | float,
     context: SoftmaxContext,
 ) -> None:
     """Add this rank's queue rows and live keys to the sums of all anchors; give all ranks the same running maxima."""
-    if context.queued is not None:
-        queued, queued_ids = context.queued
-        ids = InstanceIds(gathered_ids, queued_ids) if context.shared_ids else None
-        if context.options.hardness:
-            accumulate_hard(sums, queries, queued, ids, temperature, context)
+    if context.queued is not None and queue_block is not None:
+        of_queue = sums[queue_block.anchors.index]
+        if queue_block.hardness:
+            accumulate_hard(of_queue, queries, context.queued[0], queue_block, temperature, context)
         else:
-            context.kernel.accumulate(sums, queries, queued, ids, context.products)
+            context.kernel.accumulate(
+                of_queue, queries[queue_block.anchors.index], context.queued[0], queue_block.mask, context.products
+            )
         if context.queued_weight is not None:
-            sums.weigh(context.queued_weight)
-    for rows, ids in blocks:
-        context.kernel.accumulate(sums[rows], queries[rows], live, ids, context.products)
+            of_queue.weigh(context.queued_weight)
+    for block in blocks:
+        _accumulate_block(sums[block.anchors.index], queries, live[block.keys.index], block, temperature, context)
     if sums.running_max is not None:
         sums.rescale(context.exchange.all_reduce_max(sums.running_max))
     if sums.largest is not None:
         sums.largest.copy_(context.exchange.all_reduce_max(sums.largest))
 
 
+def _accumulate_block(
+    sums: SoftmaxSums, queries: Tensor, keys: Tensor, block: Block, temperature: Tensor | float, context: SoftmaxContext
+) -> None:
+    """Add the live ``keys`` of a block to the sums of its anchors."""
+    largest = sums.largest
+    if block.hardness:
+        sums = replace(sums, largest=None if largest is None else torch.full_like(largest, -torch.inf))
+    scaled, mask = block.scaled(queries, temperature)
+    context.kernel.accumulate(sums, scaled, keys, mask, context.products)
+    if block.hardness and largest is not None and sums.largest is not None:
+        torch.maximum(largest, sums.largest / (1 + block.hardness * temperature), out=largest)
+
+
+def accumulate_hard(
+    sums: SoftmaxSums,
+    queries: Tensor,
+    keys: Tensor,
+    block: Block,
+    temperature: Tensor | float,
+    context: SoftmaxContext,
+) -> None:
+    r"""Add this rank's queued ``keys (k, d)``, so weighted, to the sums of the block's anchors (collective).
+
+    Args:
+        sums: of these anchors; nothing has been added to them yet. Their running maxima, where they have some, are at
+            most :math:`-(\alpha + 1/\tau)` and become those of the weighted terms.
+        queries: ``(N, d)``, all anchors divided by the temperature.
+        keys: the queue of this rank.
+        block: the anchors that see it, its mask, and the hardness :math:`\alpha`, which is above 0.
+        temperature: :math:`\tau`.
+        context: of the softmax.
+    """
+    exchange, kernel, products, hardness = context.exchange, context.kernel, context.products, block.hardness
+    scale = hardness * temperature
+    by_score = block.mask is not None and block.mask.limits is not None
+    proposal = SoftmaxSums(
+        normaliser=torch.zeros_like(sums.normaliser),
+        weighted_keys=None,
+        running_max=None if sums.running_max is None else torch.full_like(sums.running_max, -hardness),
+        count=torch.zeros_like(sums.normaliser) if by_score else None,
+    )
+    kernel.accumulate(proposal, *_operands(block.at(queries, scale), keys), products)
+    if proposal.running_max is not None:
+        proposal.rescale(exchange.all_reduce_max(proposal.running_max))
+    negatives = proposal.count
+    if negatives is None:
+        negatives = torch.full_like(proposal.normaliser, float(len(keys)))
+        if block.mask is not None and block.mask.ids is not None:
+            negatives -= block.mask.ids.own_keys()
+    negatives, total = exchange.all_reduce_sum(torch.stack([negatives, proposal.normaliser]))
+
+    kernel.accumulate(sums, *_operands(block.at(queries, 1 + scale), keys), products)
+    if sums.largest is not None:
+        sums.largest.div_(1 + scale)
+    sums.weigh(negatives / total.clamp_min(torch.finfo(total.dtype).tiny))  # 0 / tiny: an anchor without any negative
+    if sums.running_max is not None and proposal.running_max is not None:
+        sums.running_max.sub_(proposal.running_max)
+
+
+def _operands(scaled: tuple[Tensor, NegativeMask | None], keys: Tensor) -> tuple[Tensor, Tensor, NegativeMask | None]:
+    """The arguments of a kernel for anchors and mask at one scale."""
+    return scaled[0], keys, scaled[1]
+
+
 def _live_gradient(
     queries: Tensor,
     lse: Tensor,
     live: Tensor,
-    blocks: list[tuple[slice, InstanceIds | None]],
+    blocks: list[Block],
+    temperature: Tensor | float,
     context: SoftmaxContext,
 ) -> Tensor:
     r"""The gradient of this rank's live keys from the anchors of all ranks, :math:`\frac1\tau \sum_i p_{ij} q_i`."""
     total = lse.new_zeros(live.shape)
-    for rows, ids in blocks:
-        total += context.kernel.key_gradient(queries[rows], live, lse[rows], ids, context.products)
+    for block in blocks:
+        scaled, mask = block.scaled(queries, temperature)
+        part = context.kernel.key_gradient(
+            scaled, live[block.keys.index], lse[block.anchors.index], mask, context.products
+        )
+        total[block.keys.index] += part / (1 + block.hardness * temperature) if block.hardness else part
     return total * context.scale

@@ -15,8 +15,8 @@ from torch import Tensor
 from capt.pretrain.base import distributed
 from capt.pretrain.contrast.info_nce import capt_loss
 from capt.pretrain.contrast.metrics import ContrastStats, RowSample
+from capt.pretrain.contrast.options import ContrastOptions
 from capt.pretrain.contrast.queue import ShardedQueue
-from capt.pretrain.contrast.sharded import ContrastOptions
 from capt.pretrain.contrast.shards import read_drift
 from capt.pretrain.contrast.temperature import Schedule, build_temperature
 from capt.pretrain.contrastive.views import Views
@@ -40,6 +40,7 @@ class ContrastTerm:
 
     def __init__(self, section: ContrastSection, width: int, batch: int) -> None:
         self.section = section
+        options_of(section).widths(width)  # refuses widths above that of the rows before the first step
         self.queue: ShardedQueue | None = None
         if section.queue:
             dtype = _DTYPES[section.queue_dtype]

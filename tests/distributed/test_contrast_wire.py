@@ -96,10 +96,17 @@ def test_rows_known_to_be_equal_are_not_counted() -> None:
             [8, 2 * N * D * 4, _ALL * 4, 2 * _ALL * 4, _ALL * 4, _ALL * 4, 2 * N * (D + 2) * 4, 2 * N * 4],
         ),
         ({"precision": "bf16"}, False, [8, 2 * N * D * 2, 2 * N * (D + 1) * 4, 2 * N * 4]),
+        ({"mask_margin": 0.1}, False, [8, 2 * N * D * 4, 2 * N * 4, 2 * N * (D + 1) * 4, 2 * N * 4]),
+        ({"hardness_in_batch": 5.0}, False, [8, 2 * N * D * 4, 2 * N * (D + 1) * 4, 2 * N * 4]),
+        (
+            {"matryoshka": (D, 16), "ids": True},
+            False,
+            [8, 2 * N * D * 4, 2 * N * 8, *(size for w in (D, 16) for size in (2 * N * (w + 1) * 4, 2 * N * 4))],
+        ),
     ],
     ids=[
         "queue only", "statistics", "ids", "validation", "share of the queue", "hardness", "hardness, large logits",
-        "hardness, statistics", "bf16",
+        "hardness, statistics", "bf16", "mask by score", "hardness of live rows", "widths",
     ],
 )  # fmt: skip
 def test_what_each_option_adds(options: dict[str, Any], frozen: bool, expected: list[int]) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from capt.pretrain.base.errors import CheckpointError, ConfigError
 from capt.pretrain.contrast import ContrastStats, ShardedQueue, capt_loss
-from capt.pretrain.contrast.info_nce import InBatch
+from capt.pretrain.contrast.options import InBatch
 from tests.unit.contrast.reference import capt_loss_dense, drifted_queue_by_terms
 from tests.unit.contrast.support import relative, unit
 

@@ -143,7 +143,7 @@ def test_a_queue_on_another_device_is_refused() -> None:
         info_nce(a, p, temperature=TAU, queue=ShardedQueue(8, D, device="meta"))
 
 
-def test_queue_alone_and_live_negatives_contradict_each_other() -> None:
+def test_without_a_batch_negatives_need_an_owner() -> None:
     a, p, extra = _rows()
-    with pytest.raises(ConfigError, match="leaves only the queue: pass one, and no negatives"):
+    with pytest.raises(ConfigError, match="in_batch=none asks whose hard negative each of negatives is"):
         info_nce(a, p, temperature=TAU, queue=_queue(), negatives=extra, in_batch="none")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from capt.pretrain.contrast.kernels import KERNELS, InstanceIds, Precision, Products, SoftmaxSums, _blocks
+from capt.pretrain.contrast.kernels import KERNELS, Precision, Products, SoftmaxSums, _blocks
+from capt.pretrain.contrast.masks import InstanceIds, NegativeMask
 from tests.unit.contrast.support import relative, unit
 
 SHAPES = [(1, 1, 3), (5, 127, 123), (300, 7, 9), (259, 2100, 17), (3, 0, 4), (0, 5, 4)]
@@ -21,8 +22,8 @@ def _sums(n: int, d: int, value: float, reference: float | None) -> SoftmaxSums:
     return SoftmaxSums(full[:, 0].clone(), full[:, 1:].clone(), at, full[:, 0].clone())
 
 
-def _ids(n: int, c: int) -> InstanceIds:
-    return InstanceIds(torch.arange(n) % 11, torch.arange(c) % 7)
+def _mask(n: int, c: int) -> NegativeMask:
+    return NegativeMask(InstanceIds(torch.arange(n) % 11, torch.arange(c) % 7))
 
 
 @pytest.mark.parametrize(("n", "c", "d"), SHAPES)
@@ -33,7 +34,7 @@ def test_sums_are_equal(n: int, c: int, d: int, masked: bool, running: bool) -> 
     results = []
     for kernel in (KERNELS["chunked"], KERNELS["dense"]):
         sums = _sums(n, d, 1.0, -3.0 if running else None)
-        kernel.accumulate(sums, q, keys, _ids(n, c) if masked else None)
+        kernel.accumulate(sums, q, keys, _mask(n, c) if masked else None)
         results.append(sums)
     for name in ("normaliser", "weighted_keys", "running_max", "squares"):
         torch.testing.assert_close(getattr(results[0], name), getattr(results[1], name), rtol=1e-11, atol=1e-12)
@@ -44,8 +45,8 @@ def test_sums_are_equal(n: int, c: int, d: int, masked: bool, running: bool) -> 
 def test_key_gradients_are_equal(n: int, c: int, d: int, masked: bool) -> None:
     q, keys = _problem(n, c, d, 0.05)
     lse = (q @ keys.T).logsumexp(1) + 0.1 if c else torch.zeros(n, dtype=torch.float64)
-    ids = _ids(n, c) if masked else None
-    actual, expected = (KERNELS[name].key_gradient(q, keys, lse, ids) for name in ("chunked", "dense"))
+    mask = _mask(n, c) if masked else None
+    actual, expected = (KERNELS[name].key_gradient(q, keys, lse, mask) for name in ("chunked", "dense"))
     torch.testing.assert_close(actual, expected, rtol=1e-11, atol=1e-14)
 
 
@@ -54,7 +55,9 @@ def test_an_own_key_far_above_all_negatives_is_no_number_too_large(name: str) ->
     """Its logit is not in lse: in fp32, exp of the difference would be infinite, and 0 times that is not a number."""
     q, keys = torch.tensor([[120.0, 0.0]]), torch.tensor([[1.0, 0.0], [-0.9, 0.1], [0.0, 1.0]])
     lse = (q @ keys[1:].T).logsumexp(1)
-    found = KERNELS[name].key_gradient(q, keys, lse, InstanceIds(torch.tensor([7]), torch.tensor([7, 8, 9])))
+    found = KERNELS[name].key_gradient(
+        q, keys, lse, NegativeMask(InstanceIds(torch.tensor([7]), torch.tensor([7, 8, 9])))
+    )
     expected = (q @ keys.T - lse[:, None]).exp()[:, 1:].T @ q
     assert torch.equal(found[0], torch.zeros(2))
     torch.testing.assert_close(found[1:], expected)
@@ -106,7 +109,7 @@ def test_the_tensor_core_path_asks_only_for_what_torch_has(precision: Precision,
     """bfloat16 operands into float32 sums exist on a GPU only; the meta device checks calls, shapes and dtypes."""
     q, keys = torch.empty(64, 32, device="meta"), torch.empty(500, 32, dtype=queue, device="meta")
     weighted, lse = torch.empty(64, 32, device="meta"), torch.empty(64, device="meta")
-    ids = InstanceIds(*(torch.empty(n, dtype=torch.int64, device="meta") for n in (64, 500)))
+    mask = NegativeMask(InstanceIds(*(torch.empty(n, dtype=torch.int64, device="meta") for n in (64, 500))))
     for reference in (None, lse):
-        KERNELS["chunked"].accumulate(SoftmaxSums(lse, weighted, reference), q, keys, ids, Products(precision))
-    assert KERNELS["chunked"].key_gradient(q, keys, lse, ids, Products(precision)).dtype == torch.float32
+        KERNELS["chunked"].accumulate(SoftmaxSums(lse, weighted, reference), q, keys, mask, Products(precision))
+    assert KERNELS["chunked"].key_gradient(q, keys, lse, mask, Products(precision)).dtype == torch.float32

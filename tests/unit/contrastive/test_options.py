@@ -20,12 +20,20 @@ from tests.unit.contrast.support import unit
 OTHER: dict[str, Any] = {
     "queue_share": 0.5,
     "hardness": 2.0,
+    "hardness_in_batch": 3.0,
+    "mask_margin": 0.1,
+    "mask_relative": 0.2,
+    "matryoshka": (8, 4),
+    "matryoshka_weights": (1.0,),
     "in_batch": "local",
     "reduction": "sum",
     "impl": "dense",
     "precision": "bf16x3",
 }
 """Another value than the default of every key that is an option."""
+
+WITH: dict[str, Any] = {"matryoshka_weights": {"matryoshka": (4,)}}
+"""What a key cannot be without."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +79,7 @@ def test_every_option_of_a_job_reaches_the_softmax(seen: list[ContrastOptions]) 
     rows = unit(4, 8, seed=0, dtype=torch.float32)
     for name, value in OTHER.items():
         assert getattr(ContrastOptions(), name) == ContrastSection.model_fields[name].default != value
-        contrast = ContrastTerm(ContrastSection(queue=64, **{name: value}), 8, 4)
+        contrast = ContrastTerm(ContrastSection(queue=64, **WITH.get(name, {}), **{name: value}), 8, 4)
         contrast.loss(Views(rows, rows, torch.arange(4), 0.1), step=10**9)
         assert getattr(seen[-1], name) == value
         assert seen[-1].equal_rows

@@ -1,0 +1,95 @@
+r"""Masks: which keys are negatives of which anchors, decided block by block so that no rank holds the whole matrix.
+
+A key :math:`k_j` is a negative of the anchor :math:`q_i` where every condition that is set holds:
+
+- *instance*: it shows another thing, :math:`\mathrm{id}_j \neq \mathrm{id}_i`;
+- *owner*: it is a hard negative of this very anchor, or of another one, :math:`\mathrm{owner}_j = i` or
+  :math:`\mathrm{owner}_j \neq i`;
+- *score*: it is not nearer to the anchor than the limit that the positive sets, :math:`s_{ij} \le u_i`. A key above the
+  limit is taken for a positive that nobody has labelled. The limit is one number an anchor, and takes no gradient.
+
+The positive is in none of these sums (:mod:`capt.pretrain.contrast.sharded` adds it by itself), so no mask can remove
+it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+class InstanceIds:
+    """Instance ids of anchors ``(N,)`` and of keys ``(c,)``; a key with the anchor's id is not a negative."""
+
+    def __init__(self, anchors: Tensor, keys: Tensor) -> None:
+        self.anchors, self.keys = anchors, keys
+        self._negative_mask: Tensor | None = None
+
+    def block(self, rows: slice, columns: slice) -> InstanceIds:
+        """The ids of one block of anchors x keys."""
+        return InstanceIds(self.anchors[rows], self.keys[columns])
+
+    def equal(self) -> Tensor:
+        """``(N, c)``, true where key and anchor are of one instance."""
+        return self.anchors[:, None] == self.keys[None, :]
+
+    def own_keys(self) -> Tensor:
+        """``(N,)``, how many keys are of the anchor's instance; no tensor of N x c."""
+        keys = self.keys.sort().values
+        return torch.searchsorted(keys, self.anchors, right=True) - torch.searchsorted(keys, self.anchors)
+
+    @property
+    def negative_mask(self) -> Tensor:
+        """``(N, c)``, 1 where the key is a negative and 0 elsewhere: a factor of exponentials.
+
+        In fp32 on a CPU, which multiplies numbers ten times as fast as it fills by a mask, and in bytes on a GPU.
+        """
+        if self._negative_mask is None:
+            dtype = torch.float32 if self.anchors.is_cpu else torch.bool
+            mask = torch.empty(len(self.anchors), len(self.keys), dtype=dtype, device=self.anchors.device)
+            self._negative_mask = torch.ne(self.anchors[:, None], self.keys[None, :], out=mask)
+        return self._negative_mask
+
+
+@dataclass(frozen=True)
+class NegativeMask:
+    """The conditions under which one rank's keys ``(c,)`` are negatives of anchors ``(N,)``.
+
+    Attributes:
+        ids: the instance of each anchor and key; equal ones are no negatives. None: all are of different instances.
+        owners: the place of each anchor, and the place of the anchor that each key is a hard negative of. None: anybody
+            sees the key.
+        owned: with owners: an anchor sees its own keys alone, or (False) those of others alone.
+        limits: ``(N,)``, the largest logit of a negative; None: any logit.
+    """
+
+    ids: InstanceIds | None = None
+    owners: InstanceIds | None = None
+    owned: bool = False
+    limits: Tensor | None = None
+
+    def block(self, rows: slice, columns: slice) -> NegativeMask:
+        """The mask of one block of anchors x keys."""
+        return NegativeMask(
+            self.ids and self.ids.block(rows, columns),
+            self.owners and self.owners.block(rows, columns),
+            self.owned,
+            None if self.limits is None else self.limits[rows],
+        )
+
+    def factor(self, logits: Tensor) -> Tensor:
+        """``(N, c)``, 1 where the key is a negative and 0 elsewhere, for ``logits`` of that shape."""
+        factors = [] if self.ids is None else [self.ids.negative_mask]
+        if self.owners is not None:
+            factors.append(self.owners.equal() if self.owned else self.owners.negative_mask)
+        if self.limits is not None:
+            factors.append(logits <= self.limits[:, None])
+        return factors[0] if len(factors) == 1 else torch.stack([each.bool() for each in factors]).all(0)
+
+    def excluded(self, logits: Tensor) -> Tensor:
+        """``(N, c)``, true where the key is no negative."""
+        if self.owners is None and self.limits is None and self.ids is not None:
+            return self.ids.equal()
+        return ~self.factor(logits).bool()

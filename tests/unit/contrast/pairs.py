@@ -1,0 +1,154 @@
+"""A loss over pairs and hard negatives as a literal loop over terms, on one process in float64.
+
+Every term of every denominator is one scalar, visited by its name: whose key, which direction, why it counts. It is the
+oracle of all forms, masks, weights and widths of ``info_nce`` and shares no code with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.unit.contrast.support import near, unit
+
+N, K, QUEUED, WIDTH = 13, 11, 9, 8
+COUNTS = {1: (13,), 2: (9, 4), 4: (5, 2, 6, 0)}
+"""Pairs on each rank."""
+
+SOFTMAXES: dict[Any, list[list[str]]] = {
+    None: [["q-d"]],
+    "infonce": [["q-d"]],
+    "symmetric": [["q-d"], ["d-q"]],
+    "gte": [["q-d", "q-q", "d-q", "d-d"]],
+    "qwen3": [["q-d", "q-q", "d-d"]],
+}
+
+
+@dataclass
+class Pairs:
+    """The batch of all ranks: queries, documents, hard negatives and what is queued."""
+
+    world: int = 1
+    q: Tensor = field(default_factory=lambda: unit(N, WIDTH, seed=0))
+    d: Tensor = field(default_factory=lambda: near(unit(N, WIDTH, seed=0), 0.35, seed=1))
+    h: Tensor = field(default_factory=lambda: unit(K, WIDTH, seed=2))
+    queue: Tensor = field(default_factory=lambda: unit(QUEUED, WIDTH, seed=3))
+    owners: Tensor = field(default_factory=lambda: torch.tensor([0, 0, 1, 3, 4, -1, 6, 6, 6, 10, 12]))
+    ids: Tensor = field(default_factory=lambda: torch.arange(N) // 2 + 100)
+    hard_ids: Tensor = field(default_factory=lambda: torch.arange(K) % 7 + 100)
+    queue_ids: Tensor = field(default_factory=lambda: torch.arange(QUEUED) % 5 + 100)
+
+    @property
+    def ranks(self) -> list[int]:
+        """The rank of each pair; pairs lie on the ranks one behind the other."""
+        return [rank for rank, count in enumerate(COUNTS[self.world]) for _ in range(count)]
+
+    @property
+    def hard_ranks(self) -> list[int]:
+        """The rank of each hard negative: that of its owner; nobody's lie on the first."""
+        return [self.ranks[owner] if owner >= 0 else 0 for owner in self.owners.tolist()]
+
+    def solve(self, temperature: float, options: dict[str, Any]) -> dict[str, Any]:
+        """The loss over all ranks, its gradients by ``q``, ``d``, ``h`` and the temperature, and the masked terms."""
+        rows = [each.clone().requires_grad_() for each in (self.q, self.d, self.h)]
+        tau = torch.tensor(temperature, dtype=torch.float64, requires_grad=True)
+        widths = options.get("matryoshka") or (WIDTH,)
+        weights = options.get("matryoshka_weights") or (1.0,) * len(widths)
+        loss, masked = torch.zeros((), dtype=torch.float64), 0
+        for width, weight in zip(widths, weights, strict=True):
+            cut = [each if width == WIDTH else F.normalize(each[:, :width], dim=1) for each in (*rows, self.queue)]
+            terms = _Loop(self, *cut, tau, options)
+            loss = loss + weight * terms.loss()
+            masked += terms.masked
+        q, d, h, by_tau = torch.autograd.grad(loss, (*rows, tau), materialize_grads=True)
+        return {"loss": loss.item(), "q": q, "d": d, "h": h, "tau": by_tau.item(), "masked": masked}
+
+
+class _Loop:
+    def __init__(
+        self, batch: Pairs, q: Tensor, d: Tensor, h: Tensor, queue: Tensor, tau: Tensor, options: dict[str, Any]
+    ) -> None:
+        self.batch, self.options, self.tau = batch, options, tau
+        self.rows = {"q": q, "d": d, "h": h, "queue": queue}
+        self.cosines = {a + b: self.rows[a] @ self.rows[b].T for a in "qd" for b in self.rows}
+        self.in_batch = options.get("in_batch", "global")
+        directions = options.get("directions")
+        self.softmaxes = SOFTMAXES.get(directions) or [list(directions)]
+        if self.in_batch == "none":
+            self.softmaxes = [["q-d"]]
+        self.own_only = options.get("hard_negatives", "own" if directions == "qwen3" else "all") == "own"
+        self.margin = options.get("mask_margin", 0.1 if directions == "qwen3" else None)
+        self.masked = 0
+
+    def loss(self) -> Tensor:
+        """The mean over all anchors, or their sum."""
+        losses = [self._loss_of(i, directions) for directions in self.softmaxes for i in range(N)]
+        return torch.stack(losses).sum() / (1 if self.options.get("reduction") == "sum" else len(losses))
+
+    def _loss_of(self, i: int, directions: list[str]) -> Tensor:
+        positive = self.cosines["qd"][i, i]
+        limit, number = torch.inf, positive.item()
+        if self.margin is not None:
+            limit = number + self.margin
+        if "mask_relative" in self.options:
+            limit = number - abs(number) * self.options["mask_relative"]
+        positives, negatives = 0, torch.zeros((), dtype=torch.float64)  # all over the term of the positive
+        for direction in directions:
+            positives += direction in ("q-d", "d-q")
+            for cosine, alpha in self._live_terms(i, direction):
+                if cosine.item() > limit:
+                    self.masked += 1
+                else:
+                    negatives = negatives + ((cosine - positive) / self.tau + alpha * cosine.detach()).exp()
+            if direction in ("q-d", "d-d") and self.options.get("queued"):
+                negatives = negatives + self._queue_terms(i, direction, limit, positive)
+        return torch.log1p(negatives + (positives - 1))
+
+    def _live_terms(self, i: int, direction: str) -> Iterator[tuple[Tensor, float]]:
+        anchor, key = direction[0], direction[2]
+        for j in range(N):
+            if self.in_batch != "none" and j != i and self._sees(i, self.batch.ranks[j]) and self._differ(i, "ids", j):
+                yield self.cosines[anchor + key][i, j], self._alpha("hardness_in_batch", direction)
+        if key == "q" or not self.options.get("hard", True):
+            return
+        for k, owner in enumerate(self.batch.owners.tolist()):
+            if not self._differ(i, "hard_ids", k):
+                continue
+            if owner == i and direction == "q-d":
+                yield self.cosines["qh"][i, k], self._alpha("hardness_own", direction)
+            elif owner != i and not self.own_only and self._sees(i, self.batch.hard_ranks[k]):
+                yield self.cosines[anchor + "h"][i, k], self._alpha("hardness_in_batch", direction)
+
+    def _queue_terms(self, i: int, direction: str, limit: float, positive: Tensor) -> Tensor:
+        cosines = [
+            cosine
+            for k, cosine in enumerate(self.cosines[direction[0] + "queue"][i])
+            if self._differ(i, "queue_ids", k) and cosine.item() <= limit
+        ]
+        hardness = self.options.get("hardness", 0.0)
+        total = sum(torch.exp(hardness * cosine.detach()) for cosine in cosines)
+        share = self.options.get("queue_share")
+        weight = 1.0 if share is None else min(1.0, share * N / QUEUED)
+        terms = [
+            weight
+            * len(cosines)
+            * torch.exp(hardness * cosine.detach())
+            / total
+            * ((cosine - positive) / self.tau).exp()
+            for cosine in cosines
+        ]
+        return sum(terms, torch.zeros((), dtype=torch.float64))
+
+    def _sees(self, i: int, rank: int) -> bool:
+        return self.in_batch == "global" or (self.in_batch == "local" and self.batch.ranks[i] == rank)
+
+    def _differ(self, i: int, name: str, j: int) -> bool:
+        return not self.options.get("with_ids") or int(self.batch.ids[i]) != int(getattr(self.batch, name)[j])
+
+    def _alpha(self, name: str, direction: str) -> float:
+        return float(self.options.get(name, 0.0)) if direction == "q-d" else 0.0
