@@ -261,7 +261,8 @@ def describe(launch: Launch, plan: Plan) -> str:
     hosts += "".join(f"; spare: {host.name}" for host in plan.spares)
     blocks = [
         f"# {plan.launcher}: {counted(plan.world, 'rank')} ({hosts})\n"
-        f"# batch.global {batch.global_} = batch.micro {launch.job.micro_batch(plan.world)} x accumulation "
+        f"# batch.global {batch.global_} {'=' if batch.global_ == generated['train_batch_size'] else '<'} "
+        f"batch.micro {launch.job.micro_batch(plan.world)} x accumulation "
         f"{generated['gradient_accumulation_steps']} x {counted(plan.world, 'rank')}\n"
         f"# run.dir {launch.run_dir}" + "".join(f"\n# {line}" for line in launch.inputs)
     ]

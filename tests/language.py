@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import types
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 _TEXT = """
 the a this that of in on under over river stone house old new small green door opens closes near far child
@@ -57,3 +60,53 @@ def language_mapping(folder: Path, **changes: Any) -> dict[str, Any]:
     for key, value in changes.items():
         mapping[key] = {**mapping.get(key, {}), **value} if isinstance(value, dict) else value
     return mapping
+
+
+def random_steps(name: str, overrides: list[str], steps: int) -> list[dict[str, float]]:
+    """Train a shipped job on random tokens of RoBERTa's vocabulary, without text, tokenizer, network or checkpoints.
+
+    Windows are full, as nearly all of a text are, and every step has the same ones. Returns what each logged step says
+    of its speed.
+    """
+    import torch
+
+    from capt.pretrain.base import distributed
+    from capt.pretrain.config.load import load_job
+    from capt.pretrain.engine.callbacks.performance import Throughput
+    from capt.pretrain.engine.engines.build import build_engines
+    from capt.pretrain.engine.loop import Callback, Run, train
+    from capt.pretrain.engine.task import Progress, StepMetrics
+    from capt.pretrain.language.batches import LanguageBatch
+    from capt.pretrain.language.task import LanguageTask
+
+    job: Any = load_job(name, [*overrides, f"schedule.max_steps={steps}", "schedule.warmup_steps=0"])
+    world, length, vocabulary = distributed.world_size(), job.data.sequence_length, 50_265
+    slots = round(0.15 * (length - 2))
+    data = types.SimpleNamespace(
+        job=job, model_config=job.model.for_tokenizer(vocabulary, 1), source=None,
+        corruptor=types.SimpleNamespace(slots=slots), train=range(10**6),
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(distributed.rank())
+
+    def batch(first: int, n: int) -> LanguageBatch:
+        tokens = torch.randint(5, vocabulary, (n, length), generator=generator)
+        tokens[:, 0], tokens[:, -1] = 0, 2
+        positions = (1 + torch.rand(n, length - 2, generator=generator).argsort(1)[:, :slots]).sort(1)[0]
+        labels, ids = tokens.gather(1, positions), torch.arange(first, first + n)
+        return LanguageBatch(tokens, tokens.scatter(1, positions, 4), positions, labels, ids, padded=False)
+
+    class Reports(Callback):
+        rows: list[dict[str, float]] = []  # noqa: RUF012
+
+        def after_step(self, run: Run, report: StepMetrics) -> None:
+            if "seconds_per_step" in report:
+                self.rows.append({key: float(value) for key, value in report.items()})
+
+    with mock.patch("capt.pretrain.language.task.prepare", return_value=data):
+        task = LanguageTask(job, job.run.dir)
+    engines = build_engines(task.build_modules(), job, task.optimizers())
+    parts, share = job.accumulation(world), job.batch.global_ // world
+    step = [batch(part * share // parts, share // parts) for part in range(parts)]
+    with mock.patch.object(task, "build_batches", return_value=itertools.repeat(step)):
+        train(Run(job, job.run.dir, task, engines, Progress()), [Throughput(), reports := Reports()])
+    return reports.rows

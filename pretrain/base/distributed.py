@@ -142,7 +142,9 @@ def broadcast_object(value: T, src: int = 0) -> T:
 def broadcast_tensor(x: Tensor) -> None:
     """Overwrite ``x`` on every rank by that of rank 0."""
     if world_size() > 1:
-        dist.broadcast(x.detach(), 0, group=None if x.is_cuda else _control_group)
+        there = x.detach().to(device())  # the links between GPUs are tens of times faster than those of the hosts
+        dist.broadcast(there, 0)
+        x.detach().copy_(there)
 
 
 def gather_objects(value: T) -> list[T]:
@@ -265,6 +267,12 @@ def barrier() -> None:
 def device() -> torch.device:
     """Return the device of this process: ``cuda:LOCAL_RANK`` where a GPU is present, else the CPU."""
     return torch.device("cuda", local_rank()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def wait_for_device() -> None:
+    """Wait until the device of this process has finished all work that was given to it; a CPU always has."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def shutdown() -> None:

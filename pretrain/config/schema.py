@@ -87,15 +87,16 @@ class RunSection(Section):
 class BatchSection(Section):
     """Sequences an optimizer step (``global``) and a forward pass on one rank (``micro``).
 
-    ``global = micro x accumulation x ranks``; the accumulation follows from the other three. Without ``micro`` a rank
-    takes its part of ``global`` in one pass, whatever number of ranks there is.
+    Pretraining with the contrast shares ``global`` among any number of ranks, and a rank's part among as few forward
+    passes of at most ``micro`` as it takes. Other tasks need ``global = micro x accumulation x ranks``. Without
+    ``micro`` a rank takes its part in one pass.
     """
 
     global_: PositiveInt = Field(
         256, le=2**31 - 1, alias="global", description="sequences per optimizer step, over all ranks"
     )
     micro: PositiveInt | None = Field(
-        32, le=2**31 - 1, description="sequences per forward pass on one rank; null = batch.global / ranks"
+        32, le=2**31 - 1, description="most sequences of a forward pass on one rank; null = batch.global / ranks"
     )
 
 
@@ -180,8 +181,9 @@ class EngineSection(Section):
     """How DeepSpeed runs the job. ``deepspeed_extra`` is merged last into the generated DeepSpeed configuration."""
 
     zero_stage: Literal[0, 1, 2, 3] = Field(1, description="what is sharded: 1 optimizer, 2 gradients, 3 weights")
-    precision: Literal["fp32", "bf16", "fp16"] = Field(
-        "fp32", description="precision of the forward pass; weights stay fp32"
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        "fp32",
+        description="precision of the forward pass; weights stay fp32; auto = bf16 on a GPU that has it, else fp32",
     )
     offload_optimizer: bool = Field(False, description="keep the optimizer state in host memory (ZeRO 1 to 3)")
     offload_param: bool = Field(False, description="keep the weights in host memory (ZeRO 3)")
@@ -266,6 +268,8 @@ class Job(Section):
 
     pretrains: ClassVar[bool] = False
     """Whether it trains a model of its own, which ``capt finetune`` is not for."""
+    shares_unevenly: ClassVar[bool] = False
+    """Whether ranks and micro-batches may have different numbers of sequences, each of the same weight in the loss."""
 
     schema_version: Literal[1] = Field(1, description="version of the configuration format; checked on load")
     task: TaskSection
@@ -319,12 +323,26 @@ class Job(Section):
         return None
 
     def micro_batch(self, world: int) -> int:
-        """Return the sequences of a forward pass on one of ``world`` ranks: ``batch.micro``, or a rank's whole part."""
-        return self.batch.micro or max(1, self.batch.global_ // world)
+        """Return the most sequences of a forward pass on one of ``world`` ranks: ``batch.micro``, or its whole part."""
+        return self.batch.micro or -(-self.batch.global_ // world)
 
     def accumulation(self, world: int) -> int:
-        """Return the micro-batches per optimizer step on ``world`` ranks. Raises ``ValueError`` where none is whole."""
+        """Return the micro-batches per optimizer step on ``world`` ranks, the same on every rank.
+
+        Raises:
+            ValueError: a rank would have a micro-batch without a sequence, or, where the task does not share unevenly,
+                one that is not ``batch.micro``.
+        """
         micro = self.micro_batch(world)
+        if self.shares_unevenly:
+            parts = -(-self.batch.global_ // (micro * world))
+            if parts * world > self.batch.global_:
+                enough = "batch.micro=2" if self.batch.global_ >= world else f"batch.global={world} or more"
+                raise ValueError(
+                    f"batch.global {self.batch.global_} leaves one of {world} ranks without a sequence in one of its "
+                    f"{parts} micro-batches of batch.micro {micro}; set {enough}"
+                )
+            return parts
         if self.batch.global_ % (micro * world):
             fits = [] if self.batch.global_ % world else _divisors(self.batch.global_ // world)
             near = f"batch.micro may be one of {fits[-6:]}" if fits else f"batch.global must be a multiple of {world}"

@@ -24,7 +24,7 @@ from capt.pretrain.contrast.kernels import check_precision
 from capt.pretrain.contrastive.collapse import CollapseState, CollapseWatch, Figures
 from capt.pretrain.contrastive.term import ContrastTerm, StepDiagnostics
 from capt.pretrain.contrastive.views import CachedContrast, Views, joined
-from capt.pretrain.data.sampler import micro_batches
+from capt.pretrain.data.sampler import micro_batch_weights, micro_batches
 from capt.pretrain.engine.engines.base import Engine, averaged_weights
 from capt.pretrain.engine.loading import training_batches
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
@@ -160,7 +160,7 @@ class ContrastTask(ABC, Generic[BatchT]):
         steps = self.job.schedule.max_steps - progress.step
         starts = range(progress.samples, progress.samples + steps * batch.global_, batch.global_)
         world = distributed.world_size()
-        shape = (batch.global_, self.job.micro_batch(world), world, distributed.rank())
+        shape = (batch.global_, self.job.accumulation(world), world, distributed.rank())
         assembler = self.assembler("train")
 
         def assemble(start: int) -> list[BatchT]:
@@ -173,7 +173,8 @@ class ContrastTask(ABC, Generic[BatchT]):
 
         A task's own losses are means over the whole step (all ranks, all micro-batches), and so is CAPT with
         ``contrast.cached``: Eq. 4's mean form over one batch, whatever the micro-batches are. Otherwise CAPT is the
-        mean over micro-batches of that form, each micro-batch being one batch over all ranks.
+        mean over micro-batches of that form, each micro-batch being one batch over all ranks, and each sample having
+        the same weight.
 
         With ``contrast.momentum`` the averaged encoder sees the step first, and its rows are queued at the end.
         """
@@ -195,13 +196,14 @@ class ContrastTask(ABC, Generic[BatchT]):
             represent = [functools.partial(self.represent, engine, part, progress.step) for part in batch]
             cached = CachedContrast(represent, contrast)
         totals: dict[str, Tensor] = {}
+        weights = micro_batch_weights(self.job.batch.global_, len(batch), distributed.world_size())
         for number, micro_batch in enumerate(batch):
             if cached is not None:
                 cached.rewind(number)
             views, loss, metrics = self.losses(engine, micro_batch, scales, progress.step)
             metrics["loss"] = loss
             if views is not None:
-                metrics["loss/capt"] = contrast(views) if cached is None else cached.loss
+                metrics["loss/capt"] = weights[number] * contrast(views) if cached is None else cached.loss
                 metrics["loss"] = loss + self.job.contrast.weight * metrics["loss/capt"]
                 surrogate = metrics["loss/capt"] if cached is None else cached.surrogate(number, views)
                 loss = loss + self.job.contrast.weight * surrogate
@@ -257,7 +259,10 @@ class ContrastTask(ABC, Generic[BatchT]):
     def shared_numbers(self) -> Mapping[str, int | float | str]:
         """What of the queue is the same on every rank: its size, and how many rows each has pushed since the start."""
         queue = None if self.contrast is None else self.contrast.queue
-        return {} if queue is None else {"queue capacity": queue.capacity, "rows pushed into the queue": queue.pushed}
+        if queue is None:
+            return {}
+        even = self.job.batch.global_ % distributed.world_size() == 0
+        return {"queue capacity": queue.capacity, **({"rows pushed into the queue": queue.pushed} if even else {})}
 
     def loss_changes(self, step: int) -> bool:
         """The queue joins the contrast at ``contrast.queue_start``."""

@@ -35,12 +35,13 @@ class ContrastTerm:
     Args:
         section: the job's ``contrast``.
         width: columns of the representations.
-        batch: samples of an optimizer step over all ranks, to warn of a queue that holds less than one step.
+        batch: samples of an optimizer step over all ranks.
     """
 
     def __init__(self, section: ContrastSection, width: int, batch: int) -> None:
         self.section = section
         options_of(section).widths(width)  # refuses widths above that of the rows before the first step
+        self._batch = batch
         self.queue: ShardedQueue | None = None
         if section.queue:
             dtype = _DTYPES[section.queue_dtype]
@@ -56,7 +57,7 @@ class ContrastTerm:
 
         Args:
             views: of the samples; ``ids`` are not read where ``contrast.mask_duplicates`` is off. All ranks give
-                the same number of samples, of which ``only`` may choose different numbers.
+                the same number of samples where they share the batch evenly; ``only`` may choose different numbers.
             step: optimizer updates done; the queue counts from ``contrast.queue_start`` on.
             stats: filled with diagnostics.
         """
@@ -64,7 +65,8 @@ class ContrastTerm:
         known = views.ids if section.mask_duplicates else None
         rows = slice(None) if only is None else only
         queue = self.queue if step >= section.queue_start else None
-        options = replace(options_of(section), equal_rows=only is None)
+        equal = only is None and self._batch % distributed.world_size() == 0
+        options = replace(options_of(section), equal_rows=equal)
         contrast = functools.partial(
             capt_loss, views.s[rows], views.s_hat[rows], temperature=views.temperature,
             ids=None if known is None else known[rows], options=options,

@@ -106,6 +106,7 @@ logger = logging.getLogger(__name__)
 _PACKAGES = ("capt-pretraining", "torch", "transformers", "tokenizers", "safetensors")
 _NOT_OF_THE_MODEL = {
     "lr", "grad_norm", "mfu", "seconds_per_step", "samples_per_second", "tokens_per_second",
+    "memory/peak", "memory/reserved", "memory/retries",
 }  # fmt: skip
 """Figures that describe the machine or a setting and not the model."""
 _MARKUP = re.compile(r"[&<>\[\]|`*\\~$!]|\b_|_\b|(?<=\w):(?=//)|^([#+-]|\d+[.)])|(?<=www)\.")

@@ -14,7 +14,6 @@ from functools import lru_cache
 import numpy as np
 from jaxtyping import Int64
 
-from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.randomness import GOLDEN, UInt64Array, mix64, stream_key
 
 _ROUNDS = 6
@@ -79,26 +78,32 @@ def _round_keys(key: int) -> UInt64Array:
 
 
 def micro_batches(
-    start: int, global_batch: int, micro_batch: int, world: int, rank: int
+    start: int, global_batch: int, parts: int, world: int, rank: int
 ) -> list[Int64[np.ndarray, " micro"]]:
     """The sample numbers that ``rank`` handles in the step whose first sample is ``start``, one array per micro-batch.
 
-    Micro-batch ``m`` of all ranks together is the ``micro_batch * world`` samples from
-    ``start + m * micro_batch * world`` on; rank ``r`` takes those with ``g % world == r``. So the samples of a step
-    depend on ``start`` and ``global_batch`` alone, and the next step starts at ``start + global_batch``, whatever the
-    world size was before.
-
-    Raises ``ConfigError`` when ``global_batch`` is not a multiple of ``micro_batch * world``.
+    Rank ``r`` takes the samples with ``g % world == r``, in ``parts`` micro-batches whose sizes differ by one at most.
+    So the samples of a step depend on ``start`` and ``global_batch`` alone, and the next step starts at
+    ``start + global_batch``, whatever the world size was before.
     """
-    together = micro_batch * world
-    if global_batch < 1 or global_batch % together:
-        raise ConfigError(
-            f"batch.global = {global_batch} is not a multiple of batch.micro x ranks = {micro_batch} x {world}"
-            f" = {together}; the next larger one is {(global_batch // together + 1) * together}"
-        )
     first = start + (rank - start) % world
-    step = np.arange(first, start + global_batch, world, dtype=np.int64)
-    return list(step.reshape(-1, micro_batch))
+    return np.array_split(np.arange(first, start + global_batch, world, dtype=np.int64), parts)
+
+
+def micro_batch_weights(global_batch: int, parts: int, world: int) -> list[float]:
+    """The weight of each micro-batch of all ranks in the mean over the samples of a step, times ``parts``.
+
+    Every weight is 1 where the micro-batches are equal.
+    """
+    least, more = divmod(global_batch, world)  # `more` ranks have one sample more than the others
+    sizes = [
+        sum(
+            ranks * (share // parts + (part < share % parts))
+            for ranks, share in ((world - more, least), (more, least + 1))
+        )
+        for part in range(parts)
+    ]
+    return [size * parts / global_batch for size in sizes]
 
 
 def validation_samples(

@@ -202,6 +202,8 @@ def _documents_end_at(tokens: int) -> Callable[[memoryview], None]:
     return look
 
 
+_WINDOWS = 256
+"""Windows whose documents are looked at for `PackedDataset.tokens_seen`."""
 _REMEDY = "; prepare the data again"
 
 
@@ -309,6 +311,13 @@ class PackedDataset:
         out[1 : len(text) + 1] = text
         out[len(text) + 1] = self._special.eos
         return out
+
+    def tokens_seen(self) -> float:
+        """How many tokens a token attends to on average where attention keeps within documents, by some windows."""
+        windows = np.linspace(0, len(self) - 1, min(len(self), _WINDOWS), dtype=np.int64)
+        rows = [self.documents(int(window)) for window in windows]
+        borders = [np.flatnonzero(np.diff(row, prepend=row[0] - 1, append=row[-1] + 1)) for row in rows]
+        return float(np.mean([np.square(np.diff(each)).sum() / self.sequence_length for each in borders]))
 
     def documents(self, index: int) -> Int64[np.ndarray, " L"]:
         """The number of the document that each token of the window belongs to: 0, 1, ...; padding has -1.

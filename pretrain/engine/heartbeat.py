@@ -15,19 +15,21 @@ import mmap
 import os
 import signal
 import struct
+import sys
 import time
 from contextlib import suppress
 from typing import Literal
 
-Section = Literal["start", "data", "step", "validation", "save", "local", "end"]
-SECTIONS: tuple[Section, ...] = ("start", "data", "step", "validation", "save", "local", "end")
+Section = Literal["start", "data", "compile", "step", "validation", "save", "local", "end"]
+SECTIONS: tuple[Section, ...] = ("start", "data", "compile", "step", "validation", "save", "local", "end")
 HEARTBEAT, STACKS = "CAPT_HEARTBEAT", "CAPT_STACKS"
 """Variables that name the inherited descriptors of the page and of the file for stacks."""
 HEADER = struct.Struct("<qqdd")
 """Number of the section, optimizer updates done, time of its beginning (CLOCK_MONOTONIC, seconds), and when an error
 ended the rank (0: none has)."""
 PAST = struct.Struct("<qd")
-"""Record of a section: how often it has ended, and its longest duration in seconds."""
+"""Record of a section: how often it has ended, and its longest duration in seconds, but for that of the first step:
+libraries, kernels and connections are made ready in it, and it says nothing of the others."""
 _LONGEST_TRACE = 50_000
 SIZE = HEADER.size + len(SECTIONS) * PAST.size
 
@@ -67,12 +69,27 @@ def enter(section: Section, step: int | None = None) -> Section:
     now = time.monotonic()
     place = HEADER.size + _Page.section * PAST.size
     count, longest = PAST.unpack_from(_Page.memory, place)
-    PAST.pack_into(_Page.memory, place, count + 1, max(longest, now - _Page.since))
+    if count or before != "step":
+        longest = max(longest, now - _Page.since)
+    PAST.pack_into(_Page.memory, place, count + 1, longest)
     _Page.section, _Page.since = SECTIONS.index(section), now
     if step is not None:
         _Page.step = step
     _note()
     return before
+
+
+def note_compilations() -> None:
+    """Note each compilation of torch as a section of its own, wherever it begins; without a compiled module, nothing.
+
+    A step that compiles takes minutes. It may be any step: the first one with another shape, mask or mode does.
+    """
+    compiler = sys.modules.get("torch._dynamo.callback")  # seconds to import
+    if compiler is None or _Page.memory is None:
+        return
+    interrupted: list[Section] = []
+    compiler.callback_handler.register_start_callback(lambda _: interrupted.append(enter("compile")))
+    compiler.callback_handler.register_end_callback(lambda _: enter(interrupted.pop()))
 
 
 def fail(trace: str, summary: str) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine import heartbeat
@@ -64,6 +67,26 @@ class Run:
     """The last validation's values, the same on every rank."""
     validated_at: int = -1
     """The step of that validation."""
+
+    paused: float = 0.0
+    """Seconds of this launch in which the training waited for a validation or for a checkpoint."""
+    _pauses: int = 0
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Count the time inside as time without training, once the device has finished the steps so far."""
+        if self._pauses == 0:
+            distributed.wait_for_device()
+        begin = time.perf_counter()
+        self._pauses += 1
+        try:
+            yield
+            if self._pauses == 1:
+                distributed.wait_for_device()
+        finally:
+            self._pauses -= 1
+            if self._pauses == 0:
+                self.paused += time.perf_counter() - begin
 
     def settle(self) -> None:
         """Run the checks of ``before_save``. Collective.

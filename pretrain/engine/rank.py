@@ -10,6 +10,7 @@ import torch
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.randomness import derive
+from capt.pretrain.config.schema import Job
 
 logger = logging.getLogger(__name__)
 
@@ -62,31 +63,38 @@ def seed_step(seed: int, step: int) -> None:
         torch.cuda.manual_seed_all(value)
 
 
-# Checks whether this machine computes in the precision that a job asks for.
+# Which precisions the device of this process computes in, and which of them a job is run in.
 
 
 def check_precision(precision: str) -> None:
-    """Ask DeepSpeed's accelerator whether the device of this process computes in ``engine.precision``.
+    """Check that the device of this process computes in ``engine.precision``.
 
     Numbers of 16 bits that are emulated count as missing: such a job would run many times slower than in fp32.
 
     Raises:
         ConfigError: it does not.
     """
-    if precision == "fp32":
+    if precision in ("fp32", "auto") or precision in (here := device_precisions()):
         return
-    from deepspeed.accelerator import get_accelerator
+    device = "GPU" if torch.cuda.is_available() else "CPU"
+    fits = " or ".join(["fp32", *here])
+    raise ConfigError(f"engine.precision {precision}: this machine's {device} has no {precision} units; use {fits}")
 
-    accelerator = get_accelerator()
-    gpu = accelerator.device_name() == "cuda"
-    has = {"fp16": bool(accelerator.is_fp16_supported()), "bf16": bool(accelerator.is_bf16_supported())}
-    if gpu:
-        import torch
 
-        has["bf16"] = torch.cuda.is_bf16_supported(including_emulation=False)
-    if has[precision]:
-        return
-    fits = " or ".join(["fp32", *(name for name, supported in has.items() if supported)])
-    raise ConfigError(
-        f"engine.precision {precision}: this machine's {'GPU' if gpu else 'CPU'} has no {precision} units; use {fits}"
-    )
+def device_precisions() -> list[str]:
+    """Return the precisions of 16 bits that the device of this process has units for."""
+    if torch.cuda.is_available():
+        fp16 = torch.cuda.get_device_capability()[0] >= 7
+        bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        fp16 = getattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", lambda: False)()  # not in every build of torch
+        bf16 = True
+    return [name for name, has in (("fp16", fp16), ("bf16", bf16)) if has]
+
+
+def with_precision(job: Job) -> Job:
+    """Return ``job`` with the precision that ``auto`` means here: bf16 on a GPU that has it, else fp32."""
+    if job.engine.precision != "auto":
+        return job
+    bf16 = torch.cuda.is_available() and "bf16" in device_precisions()
+    return job.model_copy(update={"engine": job.engine.model_copy(update={"precision": "bf16" if bf16 else "fp32"})})

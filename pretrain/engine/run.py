@@ -23,8 +23,9 @@ from capt.pretrain.engine.checkpoint import (
 )
 from capt.pretrain.engine.checkpoint.layout import SpikeState
 from capt.pretrain.engine.engines.build import build_engines
+from capt.pretrain.engine.heartbeat import note_compilations
 from capt.pretrain.engine.loop import NEVER, Callback, Run, train
-from capt.pretrain.engine.rank import check_precision, keep_freed_memory
+from capt.pretrain.engine.rank import check_precision, keep_freed_memory, with_precision
 from capt.pretrain.engine.resume_point import choose_checkpoint, give_up
 from capt.pretrain.engine.run_folder import DONE, PATIENCE, STOPPED, changed_keys
 from capt.pretrain.engine.run_status import RunStatus, open_run_folder
@@ -121,8 +122,11 @@ def run_job(
 
 def _build(job: Job, task: Task, source: Path | None) -> Run:
     """Build modules and engines, from the seed or from a checkpoint. Collective."""
+    if job.engine.precision == "auto":
+        logger.info("engine.precision auto: %s", with_precision(job).engine.precision)
     with distributed.synchronize_errors():
         modules = task.build_modules()
+    note_compilations()
     if source is not None:
         for name, module in modules.items():
             restore_weights_together(source, name, module)

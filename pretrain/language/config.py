@@ -48,6 +48,7 @@ class LanguageJob(Job):
     """The configuration of a RoBERTa encoder trained with masked language modelling and the CAPT loss."""
 
     pretrains: ClassVar[bool] = True
+    shares_unevenly: ClassVar[bool] = True
 
     data: DataConfig
     tokenizer: TokenizerSection = TokenizerSection()

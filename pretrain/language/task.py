@@ -208,14 +208,10 @@ class LanguageTask(ContrastTask[LanguageBatch]):
 
     def flops_per_step(self) -> float:
         """Forward and backward FLOP of one global batch, both views."""
-        length = self.job.data.sequence_length
-        return (
-            self.job.batch.global_
-            * length
-            * flops_per_token(
-                self.model_config, length, self.prepared.corruptor.slots / length, views=2 if self.contrasts else 1
-            )
-        )
+        length, views = self.job.data.sequence_length, 2 if self.contrasts else 1
+        seen = None if self.job.data.cross_document_attention else self.prepared.train.tokens_seen()
+        masked = self.prepared.corruptor.slots / length
+        return self.job.batch.global_ * length * flops_per_token(self.model_config, length, masked, views, seen)
 
     def next_steps(self, run_dir: Path) -> Sequence[str]:
         """Commands that measure and export the encoder."""

@@ -81,7 +81,10 @@ class RobertaConfig(Section):
     activation_checkpointing: Literal["none", "full", "offload"] = Field(
         "none", description="recompute layers in the backward pass; offload also moves their inputs to host memory"
     )
-    compile: bool = Field(False, description="torch.compile the layers (needs a C++ compiler, or Triton on a GPU)")
+    compile: bool | Literal["auto"] = Field(
+        False,
+        description="torch.compile the layers (needs a C++ compiler, or Triton on a GPU); auto = on GPUs only",
+    )
     init: Source | None = Field(
         None,
         description="RoBERTa or XLM-R to start from, which brings its sizes: a Hugging Face folder or USER/NAME[@REV]",

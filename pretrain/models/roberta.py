@@ -57,8 +57,9 @@ class RobertaEncoder(Encoder):
         self.hidden_size, self.vocab_size = config.hidden, config.classes
         self.max_positions, self.pad_id = config.max_positions, config.pad_id
         self.embeddings = Embeddings(config)
+        self._compiled = torch.cuda.is_available() if config.compile == "auto" else config.compile
         self.layers = nn.ModuleList(
-            checkpointed(EncoderLayer(config, config.compile), config.activation_checkpointing)
+            checkpointed(EncoderLayer(config, self._compiled), config.activation_checkpointing)
             for _ in range(config.layers)
         )
 
@@ -80,7 +81,7 @@ class RobertaEncoder(Encoder):
         """
         x = self.embeddings(tokens, padded)
         within: Runs | None = None
-        if documents is not None and runs is not None and layers.prefers_runs(x) and not self.config.compile:
+        if documents is not None and runs is not None and layers.prefers_runs(x, runs, self._compiled):
             within = layers.document_runs(documents, runs)
         mask = self._mask(tokens, padded, documents) if within is None else within
         autocast = autocast_dtype(x)

@@ -30,6 +30,7 @@ class VisionLanguageJob(Job):
     """The configuration of an LXMERT encoder trained with LXMERT's objectives and the CAPT loss."""
 
     pretrains: ClassVar[bool] = True
+    shares_unevenly: ClassVar[bool] = True
 
     data: VisionLanguageData = VisionLanguageData()
     objectives: ObjectivesSection = ObjectivesSection()

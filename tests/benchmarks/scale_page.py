@@ -11,10 +11,10 @@ from tests.benchmarks.scale_tables import FULL, GLOBAL, OTHERS, QUEUES, WORLDS, 
 from tests.benchmarks.scale_time import CHEAP, CONSTANTS, DEAR, H100
 
 _READ = f"""One rank of W runs the shipped `capt_large` job (d = 1,024 features, sequences of 512, fp32 contrast,
-full activation checkpointing, ZeRO 1) with {GLOBAL:,} samples of all ranks a step, so {2 * GLOBAL:,} anchors, unless
-a row says otherwise. *Simulated* means: our own code ran as that rank, on tensors that have a size and no data, in a
-process group that answers at once. *Predicted* means: a formula over these counts and published constants. **No GPU
-was at hand.**"""
+ZeRO 1) with {GLOBAL:,} samples of all ranks a step, so {2 * GLOBAL:,} anchors, unless a row says otherwise. A rank
+that has fewer samples than `batch.micro` takes them in one pass, without a second one for the contrast. *Simulated*
+means: our own code ran as that rank, on tensors that have a size and no data, in a process group that answers at once.
+*Predicted* means: a formula over these counts and published constants. **No GPU was at hand.**"""
 
 _SHIPPED = """What `capt plan capt_large --gpus 8xh100` (64, 128, 1,024) predicts of the job as it is shipped, and
 with its activations kept, its layers compiled, and micro-batches of up to 64. At 1,024 GPUs a rank has 8 samples, so
@@ -30,7 +30,8 @@ its peak, which comes when no activation is held. *At most* adds the larger of t
 fragments, the engine's buckets of gradients, and NCCL's own buffers are not in it."""
 
 _TIME = """`arithmetic` and `wire` are the contrast's. In brackets the share of the contrast in the step with every
-assumption set against and for it."""
+assumption set against and for it; in those of `MFU` the utilisation with the same two sets. MFU counts what the model
+needs (`capt.pretrain.models.flops`), neither recomputed layers nor the first passes of a cached contrast."""
 
 _PROOF = """Real gloo ranks run the same step with random rows, in blocks of a GPU's size, and are measured by the
 same instruments. Every collective with its bytes, the peak and the operations of every rank must be those of the

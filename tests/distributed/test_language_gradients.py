@@ -167,6 +167,32 @@ def test_without_the_cache_each_micro_batch_is_a_batch_of_its_own(references: An
     assert relative(two, one) < 1e-6
 
 
+_UNEVEN = {3: [(0, 2), (3, 2)], 5: [(1, 4)]}
+"""Ranks that cannot share a batch of 16 evenly: ZeRO stages, and the most samples of a rank's micro-batch."""
+
+
+def test_any_number_of_ranks_gives_the_gradient_of_one(folder: Path) -> None:
+    """Ranks and micro-batches of unlike numbers of samples. The queue holds all steps: of a full one each rank keeps
+    its own newest rows."""
+
+    def uneven(world: int, stage: int, micro: int, **contrast: Any) -> dict[str, Any]:
+        mapping = _mapping(folder, world, stage, "fp32", _GLOBAL, **{"queue": 200, **contrast})
+        return {**mapping, "batch": {"global": _GLOBAL, "micro": micro}}
+
+    options: list[dict[str, Any]] = [{}, _OPTIONS["loss of its own"]]
+    wholes = run_ranks(_all_gradients, 1, [uneven(1, 0, _GLOBAL, cached=False, **option) for option in options])[0]
+    for world, cuts in _UNEVEN.items():
+        cases = [(0, stage, micro) for stage, micro in cuts] + [(1, *cuts[-1])]
+        ranks = run_ranks(_all_gradients, world, [uneven(world, *cut, **options[which]) for which, *cut in cases])
+        for number, case in enumerate(cases):
+            whole = wholes[case[0]]
+            for step in range(STEPS):
+                assert relative(ranks[0][number]["gradients"][step], whole["gradients"][step]) < 2e-6, (world, case)
+                for name in ("loss", "loss/mlm", "loss/capt", "accuracy/mlm"):
+                    mean = np.mean([rank[number]["losses"][step][name] for rank in ranks])
+                    assert mean == pytest.approx(whole["losses"][step][name], rel=1e-5), (world, case, name)
+
+
 def test_without_a_contrast_the_accumulation_is_nothing_to_the_gradient(folder: Path) -> None:
     """Micro-batches with unlike numbers of masked tokens: the mean is over those of the whole step."""
     mapping = _mapping(folder, 1, 0, "fp32", 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +16,10 @@ import yaml
 from capt.pretrain.models import layers
 from capt.pretrain.models.config import RobertaConfig
 from capt.pretrain.models.roberta import RobertaEncoder
-from tests.language import language_mapping
+from tests.language import language_mapping, random_steps
+from tests.support import run_ranks
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1800)]
 
 
 def _run(tmp_path: Path, *, nproc: int = 1, **changes: Any) -> list[dict[str, Any]]:
@@ -26,7 +28,8 @@ def _run(tmp_path: Path, *, nproc: int = 1, **changes: Any) -> list[dict[str, An
     config = tmp_path / "job.yaml"
     config.write_text(yaml.safe_dump(mapping))
     command = [sys.executable, "-m", "capt.launcher.cli", "pretrain", str(config), "--nproc", str(nproc)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False)
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}  # a checkout need not be installed
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False, env=env)
     assert done.returncode == 0, done.stderr[-4000:]
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     return [row for row in rows if "split" not in row]
@@ -58,6 +61,7 @@ def test_compiled_layers_follow_eager_ones(tmp_path: Path) -> None:
     assert losses[True] == pytest.approx(losses[False], rel=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")  # once a process
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_attention_by_runs_equals_the_mask(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs and gradients of flash attention over runs against a dense mask; with dropout it waits for nothing."""
@@ -71,7 +75,7 @@ def test_attention_by_runs_equals_the_mask(precision: str, monkeypatch: pytest.M
     weight = torch.randn(6, 128, 128, generator=generator)
     results = []
     for by_runs in (False, True):
-        monkeypatch.setattr(layers, "prefers_runs", lambda x, by_runs=by_runs: by_runs)
+        monkeypatch.setattr(layers, "prefers_runs", lambda *_, by_runs=by_runs: by_runs)
         torch.manual_seed(1)
         config = RobertaConfig(
             size="custom", layers=3, hidden=128, heads=2, ffn=256, vocab_size=97, max_positions=128, dropout=0.0,
@@ -110,19 +114,9 @@ def test_two_gpus_over_nccl_equal_one(tmp_path: Path) -> None:
 
 
 def test_roberta_large_utilisation(tmp_path: Path, record_property: Any) -> None:
-    """bf16, 512 tokens, both views, queue of 8,192: model FLOP utilisation of one GPU, at least 35%."""
-    rows = _run(
-        tmp_path,
-        run={"log_every": 10},
-        data={"sequence_length": 512},
-        model={"size": "large", "max_positions": 512, "dropout": 0.1, "attention_dropout": 0.1},
-        batch={"global": 32, "micro": 16},
-        schedule={"max_steps": 40, "warmup_steps": 5},
-        optimizer={"lr": 1e-4},
-        engine={"zero_stage": 1, "precision": "bf16"},
-        contrast={"queue": 8192},
-    )
-    mfu = rows[-1]["mfu"]
-    record_property("mfu", mfu)
-    record_property("tokens_per_second", rows[-1]["tokens_per_second"])
-    assert mfu > 0.35
+    """capt_large as it is shipped, with few sequences a step on one GPU: model FLOP utilisation, at least 35%."""
+    changes = [f"run.dir={tmp_path}", "run.log_every=5", "batch.global=128"]
+    (rows,) = run_ranks(random_steps, 1, "capt_large", changes, 20, timeout=1500)
+    for name in ("mfu", "tokens_per_second", "seconds_per_step", "memory/peak"):
+        record_property(name, rows[-1][name])
+    assert rows[-1]["mfu"] > 0.35

@@ -153,14 +153,15 @@ def test_sweep_loads_and_its_jobs_are_valid(path: Path, tmp_path: Path, here: Pa
 @pytest.mark.parametrize("world", WORLDS)
 def test_batches_fit_the_world_or_are_refused(path: Path, world: int) -> None:
     job = _job(path)
-    if job.batch.global_ % (job.micro_batch(world) * world):
+    size, most = job.batch.global_, job.micro_batch(world)
+    if size % (most * world) and not job.shares_unevenly:
         with pytest.raises(ConfigError, match=r"batch\.global .* x accumulation x"):
             deepspeed_config(job, world)
         return
     generated = deepspeed_config(job, world)
     accumulation = generated["gradient_accumulation_steps"]
-    assert generated["train_batch_size"] == job.batch.global_
-    assert generated["train_micro_batch_size_per_gpu"] * accumulation * world == job.batch.global_
+    assert generated["train_micro_batch_size_per_gpu"] * accumulation * world == generated["train_batch_size"]
+    assert size <= generated["train_batch_size"] < size + most * world
     assert generated["zero_optimization"]["stage"] == job.engine.zero_stage
     assert ("torch_autocast" in generated) == (job.engine.precision == "bf16")
 

@@ -171,7 +171,7 @@ class Checkpointer(Callback):
     def _try(self, run: Run, action: Callable[[Run], None]) -> bool:
         """Return whether a save on the way succeeded; all ranks agree. The next one is tried in its time."""
         try:
-            with self._pace.cost():
+            with run.pause(), self._pace.cost():
                 action(run)
         except CheckpointError as error:
             run.failed_saves += 1

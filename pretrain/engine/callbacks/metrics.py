@@ -151,12 +151,13 @@ class Validator(Callback):
             return
         run.settle()  # of a state that has diverged there is nothing to measure
         before = heartbeat.enter("validation")
-        for engine in run.engines.values():
-            engine.eval()
-        with torch.no_grad():
-            report = run.task.validate(run.engines, run.progress)
-        for engine in run.engines.values():
-            engine.train()
+        with run.pause():
+            for engine in run.engines.values():
+                engine.eval()
+            with torch.no_grad():
+                report = run.task.validate(run.engines, run.progress)
+            for engine in run.engines.values():
+                engine.train()
         run.validation = self._metrics.write(run, report, split="validation") if report else {}
         run.validated_at = run.progress.step
         heartbeat.enter(before)

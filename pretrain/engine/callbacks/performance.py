@@ -29,33 +29,58 @@ def peak_flops() -> float | None:
     return each * distributed.world_size() if each else None
 
 
-class Throughput(Callback):
-    """Adds ``samples_per_second``, ``tokens_per_second`` (a packed token counts once, not once per view) and ``mfu``.
+def memory_report() -> dict[str, float]:
+    """Return the GPU memory of the rank that took most since the last call, in GiB, and its retries. Collective."""
+    statistics = torch.cuda.memory_stats()
+    names = {
+        "memory/peak": statistics["allocated_bytes.all.peak"] / 2**30,
+        "memory/reserved": statistics["reserved_bytes.all.peak"] / 2**30,
+        "memory/retries": statistics["num_alloc_retries"],
+    }
+    torch.cuda.reset_peak_memory_stats()
+    most = distributed.all_reduce_max(torch.tensor(list(names.values()), device=distributed.device()))
+    return dict(zip(names, most.tolist(), strict=True))
 
-    Rates are over the last logging interval; validation and checkpoints in between are not counted.
+
+class Throughput(Callback):
+    """Adds ``samples_per_second``, ``tokens_per_second`` (a packed token counts once, not once per view) and ``mfu``;
+    on GPUs also ``memory/peak`` and ``memory/reserved`` (GiB, the largest of all ranks since the last logged step) and
+    ``memory/retries`` (allocations so far that had to give cached memory back first).
+
+    Rates are by wall-clock time from one logged step to the next, both waited for on the device, less validations
+    and checkpoints in between. The host's own time in a step says nothing: it enqueues in a few
+    milliseconds what the device computes for a second.
     """
 
     def on_start(self, run: Run) -> None:
         self._flops = run.task.flops_per_step()
         self._peak = peak_flops()
-        self._busy = 0.0
+        self._begun: float | None = None
         self._last = Progress(**run.progress.to_json())
 
     def before_step(self, run: Run) -> None:
-        self._mark = time.perf_counter()
+        if self._begun is None:
+            self._begin(run)
 
     def after_step(self, run: Run, report: StepMetrics) -> None:
-        self._busy += time.perf_counter() - self._mark
-        if is_logged(run.job, run.progress.step):
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            steps = run.progress.step - self._last.step
-            report["samples_per_second"] = (run.progress.samples - self._last.samples) / self._busy
-            report["tokens_per_second"] = (run.progress.tokens - self._last.tokens) / self._busy
-            report["seconds_per_step"] = self._busy / steps
-            if self._peak is not None:
-                report["mfu"] = self._flops * steps / self._busy / self._peak
-            self._busy, self._last = 0.0, Progress(**run.progress.to_json())
+        if not is_logged(run.job, run.progress.step):
+            return
+        assert self._begun is not None
+        distributed.wait_for_device()
+        seconds = time.perf_counter() - self._begun - (run.paused - self._paused)
+        steps = run.progress.step - self._last.step
+        report["samples_per_second"] = (run.progress.samples - self._last.samples) / seconds
+        report["tokens_per_second"] = (run.progress.tokens - self._last.tokens) / seconds
+        report["seconds_per_step"] = seconds / steps
+        if self._peak is not None:
+            report["mfu"] = self._flops * steps / seconds / self._peak
+        if torch.cuda.is_available():
+            report |= memory_report()
+        self._begin(run)
+
+    def _begin(self, run: Run) -> None:
+        self._begun, self._paused = time.perf_counter(), run.paused
+        self._last = Progress(**run.progress.to_json())
 
     def next_due(self, run: Run) -> int:
         return NEVER
@@ -116,7 +141,8 @@ class Profiler(Callback):
                 trace = Path(private) / "trace.json"
                 self._profile.export_chrome_trace(str(trace))
                 write_bytes(folder / f"{name}.json", trace.read_bytes())
-            table = self._profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=40)
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+            table = self._profile.key_averages().table(sort_by=f"self_{device}_time_total", row_limit=40)
             write_text(folder / f"{name}.txt", table)
             self._profile = None
         self._maybe_start(run)

@@ -12,6 +12,7 @@ from capt.pretrain.config.schema import Job, OptimizerSection
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.engines.local import LocalEngine
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
+from capt.pretrain.engine.rank import with_precision
 from capt.pretrain.engine.row_shard import is_row_sharded
 
 
@@ -32,7 +33,7 @@ def build_engines(
         ConfigError: a module has sparse gradients, or only some rows here, and its optimizer or ``engine`` has no place
             for them.
     """
-    optimizers = optimizers or {}
+    job, optimizers = with_precision(job), optimizers or {}
     assert not (unknown := optimizers.keys() - modules.keys()), f"optimizers() names no module: {unknown}"
     settings = {name: optimizers.get(name, ModuleOptimizer(job.optimizer)) for name in modules}
     engine = job.engine

@@ -106,7 +106,7 @@ def deepspeed_config(job: Job, world: int, optimizer: OptimizerSection | None = 
     if engine.offload_param:
         zero["offload_param"] = {"device": "cpu"}
     config: dict[str, Any] = {
-        "train_batch_size": job.batch.global_,
+        "train_batch_size": job.micro_batch(world) * accumulation * world,  # it counts whole micro-batches
         "train_micro_batch_size_per_gpu": job.micro_batch(world),
         "gradient_accumulation_steps": accumulation,
         "gradient_clipping": 0.0 if clips_here(engine) else (optimizer or job.optimizer).clip,

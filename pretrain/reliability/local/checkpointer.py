@@ -149,7 +149,7 @@ class LocalCheckpointer(Callback):
     def _try(self, run: Run, action: Callable[[Run], None]) -> None:
         """Run ``action`` as a section of its own, and count its time. A location that fails is not used again."""
         before = heartbeat.enter("local")
-        with self._pace.cost():
+        with run.pause(), self._pace.cost():
             try:
                 action(run)
             except CheckpointError as error:

@@ -149,12 +149,34 @@ def test_not_utf8(tmp_path: Path) -> None:
 
 
 def test_batch_identity_names_what_would_fit() -> None:
-    job = load_job("capt_small", ["batch.global=96", "batch.micro=32"])
+    job = load_job("rte", ["data.path=unread", "model.init=unread", "batch.global=96", "batch.micro=32"])
     assert job.accumulation(3) == 1
     with pytest.raises(
         ValueError, match=r"batch.global 96 is not batch.micro 32 x accumulation x 2 ranks; .*\[.*16, 24, 48\]"
     ):
         job.accumulation(2)
+
+
+@pytest.mark.parametrize("micro", [1, 2, 3, 16, None])
+def test_any_number_of_ranks_shares_a_pretraining_batch(micro: int | None) -> None:
+    job = load_job("capt_small", ["batch.global=96", f"batch.micro={'null' if micro is None else micro}"])
+    for world in range(1, 110):
+        shares = {96 // world, -(-96 // world)}
+        if world > 96 or (micro == 1 and len(shares) > 1):
+            fits = "batch.global=" if world > 96 else "batch.micro=2"
+            with pytest.raises(ValueError, match=rf"batch.global 96 leaves one of {world} ranks without .* set {fits}"):
+                job.accumulation(world)
+            continue
+        parts = job.accumulation(world)
+        assert -(-max(shares) // parts) <= job.micro_batch(world)  # the largest micro-batch fits
+        assert parts == 1 or -(-max(shares) // (parts - 1)) > job.micro_batch(world)  # and fewer would not
+
+
+def test_a_lost_host_costs_its_part_and_no_more() -> None:
+    """127 of 128 hosts of 8 ranks take the batch of capt_large, of which no rank has more than one sequence more."""
+    job = load_job("capt_large", ["batch.micro=8"])
+    assert [job.accumulation(world) for world in (1024, 1016, 512)] == [1, 2, 2]
+    assert load_job("capt_large", ["batch.micro=16"]).accumulation(1016) == 1
 
 
 def test_what_a_run_wrote_is_read_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,12 @@ def test_documents_are_numbered_within_each_window(tmp_path: Path) -> None:
     ]
 
 
+def test_tokens_that_a_token_sees_within_its_document(tmp_path: Path) -> None:
+    windows = pack(tmp_path / "s", ["abcd", "ef", "g"], 6)
+    pairs = [(row[:, None] == row).sum() for row in map(windows.documents, range(len(windows)))]
+    assert windows.tokens_seen() == sum(pairs) / (6 * len(windows))
+
+
 @pytest.mark.parametrize(("length", "shard_tokens"), [(3, 50), (8, 7), (17, 64), (128, 100), (5000, 1000)])
 def test_every_token_is_in_exactly_one_window(tmp_path: Path, length: int, shard_tokens: int) -> None:
     rng = np.random.default_rng(0)

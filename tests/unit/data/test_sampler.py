@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capt.pretrain.base.errors import ConfigError
-from capt.pretrain.data.sampler import Sampler, micro_batches, permute
+from capt.pretrain.data.sampler import Sampler, micro_batch_weights, micro_batches, permute
 
 
 def _locate(sampler: Sampler, sample: int) -> tuple[int, int]:
@@ -56,31 +55,39 @@ def test_huge_datasets_need_no_table() -> None:
     assert 0 <= window < 10**12
 
 
-@given(
-    start=st.integers(0, 10**6),
-    micro=st.integers(1, 5),
-    world=st.sampled_from([1, 2, 3, 4, 8]),
-    steps=st.integers(1, 4),
-)
-def test_ranks_split_each_global_micro_batch(start: int, micro: int, world: int, steps: int) -> None:
-    together = micro * world
-    per_rank = [micro_batches(start, steps * together, micro, world, rank) for rank in range(world)]
-    for m in range(steps):
-        samples = np.concatenate([batches[m] for batches in per_rank])
-        assert sorted(samples.tolist()) == list(range(start + m * together, start + (m + 1) * together))
-    for rank, batches in enumerate(per_rank):
-        assert all(len(batch) == micro and (batch % world == rank).all() for batch in batches)
+@given(start=st.integers(0, 10**6), batch=st.integers(1, 90), parts=st.integers(1, 7), world=st.integers(1, 9))
+def test_ranks_and_micro_batches_share_each_step(start: int, batch: int, parts: int, world: int) -> None:
+    per_rank = [micro_batches(start, batch, parts, world, rank) for rank in range(world)]
+    every = np.concatenate([part for parts_ in per_rank for part in parts_])
+    assert sorted(every.tolist()) == list(range(start, start + batch))
+    for rank, own in enumerate(per_rank):
+        assert len(own) == parts
+        assert all((part % world == rank).all() for part in own)
+        sizes = [len(part) for part in own]
+        assert max(sizes) - min(sizes) <= 1
+    shares = [sum(map(len, own)) for own in per_rank]
+    assert max(shares) - min(shares) <= 1
+    totals = [sum(len(own[part]) for own in per_rank) for part in range(parts)]
+    assert micro_batch_weights(batch, parts, world) == pytest.approx([total * parts / batch for total in totals])
+    if batch % (parts * world) == 0:  # even ones are whole runs of samples, each of the weight 1 to the last bit
+        assert micro_batch_weights(batch, parts, world) == [1.0] * parts
+        for part in range(parts):
+            first = start + part * batch // parts
+            mixed = sorted(np.concatenate([own[part] for own in per_rank]).tolist())
+            assert mixed == list(range(first, first + batch // parts))
 
 
 def test_sample_ids_are_exact_over_a_change_of_world_size() -> None:
-    """Step 0 on 2 ranks, step 1 on 1 rank, step 2 on 4 ranks: the ids of an uninterrupted run."""
+    """Step 0 on 2 ranks, step 1 on 1 rank, step 2 on 4 ranks, step 3 on 3: the ids of an uninterrupted run."""
     assert [b.tolist() for b in micro_batches(0, 8, 2, 2, 0)] == [[0, 2], [4, 6]]
     assert [b.tolist() for b in micro_batches(0, 8, 2, 2, 1)] == [[1, 3], [5, 7]]
-    assert [b.tolist() for b in micro_batches(8, 8, 4, 1, 0)] == [[8, 9, 10, 11], [12, 13, 14, 15]]
-    assert [[b.tolist() for b in micro_batches(16, 8, 1, 4, rank)] for rank in range(4)] == [
+    assert [b.tolist() for b in micro_batches(8, 8, 2, 1, 0)] == [[8, 9, 10, 11], [12, 13, 14, 15]]
+    assert [[b.tolist() for b in micro_batches(16, 8, 2, 4, rank)] for rank in range(4)] == [
         [[16], [20]], [[17], [21]], [[18], [22]], [[19], [23]],
     ]  # fmt: skip
-    assert [b.tolist() for b in micro_batches(7, 6, 1, 3, 0)] == [[9], [12]]
+    assert [[b.tolist() for b in micro_batches(24, 8, 2, 3, rank)] for rank in range(3)] == [
+        [[24, 27], [30]], [[25, 28], [31]], [[26], [29]],
+    ]  # fmt: skip
 
 
 def test_mid_epoch_resume_goes_on_with_the_next_sample() -> None:
@@ -88,9 +95,3 @@ def test_mid_epoch_resume_goes_on_with_the_next_sample() -> None:
     whole = [_locate(sampler, g) for g in range(40)]
     again = Sampler(windows=11, seed=5)
     assert [_locate(again, g) for g in range(17, 40)] == whole[17:]
-
-
-@pytest.mark.parametrize(("batch", "micro", "world"), [(6, 4, 1), (3, 2, 2), (0, 1, 1)])
-def test_batch_that_does_not_fit_the_ranks_is_refused(batch: int, micro: int, world: int) -> None:
-    with pytest.raises(ConfigError, match=rf"batch.global = {batch} .* {micro} x {world} = {micro * world}"):
-        micro_batches(0, batch, micro, world, 0)

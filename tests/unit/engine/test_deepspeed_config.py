@@ -86,5 +86,13 @@ def test_one_of_the_two_clips(overrides: list[str], here: bool) -> None:
 
 
 def test_batches_that_do_not_fit_are_a_user_error() -> None:
-    with pytest.raises(ConfigError, match=r"batch\.global 64 is not batch.micro 8 x accumulation x 3 ranks"):
-        _config(3)
+    with pytest.raises(ConfigError, match=r"batch\.global 64 leaves one of 65 ranks without a sequence"):
+        _config(65)
+
+
+def test_an_uneven_batch_is_one_of_whole_micro_batches_to_deepspeed() -> None:
+    """It checks the product, and knows nothing of the rows of a micro-batch."""
+    config = _config(3)
+    assert config["gradient_accumulation_steps"] == 3
+    assert config["train_micro_batch_size_per_gpu"] == 8
+    assert config["train_batch_size"] == 3 * 8 * 3

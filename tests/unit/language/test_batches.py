@@ -49,7 +49,7 @@ def _epochs(prepared: Prepared, world: int, start: int, steps: int, workers: int
     taken: list[dict[int, LanguageBatch]] = [{} for _ in range(steps)]
     for rank in range(world):
         starts = range(start, start + steps * size, size)
-        shape = (size, micro, world, rank)
+        shape = (size, size // (micro * world), world, rank)
         loader = LoaderSection(workers=workers, prefetch=2)
         for step, parts in enumerate(training_batches(_steps(_assembler(prepared), *shape), starts, loader)):
             for index, part in enumerate(parts):

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from capt.launcher.supervisor.heartbeats import Page, Pulse, find_stall, is_stopped
+from capt.pretrain.engine.heartbeat import HEADER, PAST, SECTIONS
 
 STALL = 10.0
 
@@ -69,6 +70,47 @@ def test_a_process_is_seen_through_its_page() -> None:
             process.communicate("\n")
     finally:
         page.close()
+
+
+COMPILES = """
+import os, time, torch
+from capt.pretrain.engine import heartbeat as h
+h.open_page()
+model = torch.compile(lambda x: x.sin(), backend=lambda graph, _: time.sleep(0.3) or graph)
+h.note_compilations()
+for size in (3, 4, 4, 4):  # the second size is compiled once more, for any size
+    h.enter('step')
+    model(torch.ones(size))
+h.enter('data')
+"""
+
+
+def test_a_compilation_is_no_step_and_neither_is_the_first_step() -> None:
+    """Three times the longest step is the limit: with a compilation in it, a hang would go unnoticed for minutes."""
+    page = Page(0)
+    try:
+        env = {**os.environ, **page.env}
+        subprocess.run([sys.executable, "-c", COMPILES], env=env, pass_fds=page.descriptors, check=True)
+        past = {name: PAST.unpack_from(page._memory, HEADER.size + i * PAST.size) for i, name in enumerate(SECTIONS)}
+    finally:
+        page.close()
+    assert past["compile"][0] == 2
+    assert past["compile"][1] > 0.3
+    assert past["step"][0] == 6  # each is in two parts that compiles
+    assert past["step"][1] < 0.3
+    slow = (
+        "import time; from capt.pretrain.engine import heartbeat as h; h.open_page(); h.enter('step'); time.sleep(.3);"
+    )
+    page = Page(0)
+    try:
+        script = slow + "[h.enter('step') for _ in range(4)]"
+        env = {**os.environ, **page.env}
+        subprocess.run([sys.executable, "-c", script], env=env, pass_fds=page.descriptors, check=True)
+        seen = page.read()
+    finally:
+        page.close()
+    assert seen is not None
+    assert (seen.times, seen.longest < 0.2) == (4, True)
 
 
 def test_an_unwatched_rank_notes_nothing() -> None:

@@ -90,9 +90,9 @@ def test_a_hostfile_of_this_host_alone_runs_locally(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "options", "says"),
     [
-        ((), {"nproc": 3}, "is not batch.micro 32 x accumulation x 3 ranks"),
-        (("batch.micro=64",), {"hostfile": Path("hosts")}, "4 ranks"),
-        (("batch.micro=64",), {"launcher": "slurm"}, "16 ranks"),
+        (("batch.micro=1",), {"nproc": 3}, "leaves one of 3 ranks without a sequence"),
+        (("batch.global=2",), {"hostfile": Path("hosts")}, "4 ranks"),
+        (("batch.global=12",), {"launcher": "slurm"}, "16 ranks"),
         ((), {"hostfile": Path("nowhere")}, "no hostfile nowhere"),
         ((), {"launcher": "local", "hostfile": Path("hosts")}, "this host only"),
         (

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from capt.pretrain.models import layers
-from capt.pretrain.models.layers import SelfAttention, attend
+from capt.pretrain.models.layers import SelfAttention, attend, attend_within, document_runs
 from tests.unit.models.support import small_config
 
 B, HEADS, QUERIES, KEYS, SIZE = 3, 2, 4, 7, 5
@@ -76,3 +79,61 @@ def test_module_under_autocast(training: bool) -> None:
     y.float().sum().backward()
     assert module.key_value.weight.grad is not None
     assert module.key_value.weight.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("longest", [1, 3, 15, 16, 17, 40, 90])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_within_runs_is_that_under_a_mask(longest: int, dtype: torch.dtype) -> None:
+    """Output and gradients, for runs of any lengths in windows that need not end together."""
+    generator = torch.Generator().manual_seed(longest)
+    b, length, heads, e = 3, 90, 2, 8
+    ends = torch.randint(1, longest + 1, (b, length), generator=generator).cumsum(1)
+    documents = torch.stack([torch.bucketize(torch.arange(length), row, right=True) for row in ends])
+    runs = document_runs(documents, b + int((documents.diff(dim=1) != 0).sum()))
+    inputs = [torch.randn(b, length, heads, e, generator=generator).to(dtype).requires_grad_() for _ in range(3)]
+    weight = torch.randn(b, length, heads, e, generator=generator).to(dtype)
+    mask = (documents[:, :, None] == documents[:, None, :]).unsqueeze(1)
+    dense = attend(*(x.transpose(1, 2) for x in inputs), mask, 0.0).transpose(1, 2)
+    blocks = attend_within(*inputs, runs, 0.0)
+    bound = 1e-5 if dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(blocks, dense, rtol=bound, atol=bound)
+    theirs = torch.autograd.grad(dense, inputs, weight)
+    for ours, other in zip(torch.autograd.grad(blocks, inputs, weight), theirs, strict=True):
+        torch.testing.assert_close(ours, other, rtol=bound, atol=bound)
+
+
+def test_dropout_within_runs_keeps_the_mean() -> None:
+    torch.manual_seed(4)
+    documents = torch.tensor([[0, 0, 0, 1, 1, 2]])
+    q, k, v = (torch.randn(1, 6, 2, 8) for _ in range(3))
+    many = [x.expand(3000, -1, -1, -1) for x in (q, k, v)]
+    mean = attend_within(*many, document_runs(documents.expand(3000, -1), 9000), 0.2).mean(0)
+    whole = attend_within(q, k, v, document_runs(documents, 3), 0.0)[0]
+    assert float((mean - whole).abs().max()) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "e", "flash"),
+    [(torch.bfloat16, 64, True), (torch.float16, 20, True), (torch.float16, 64, False), (torch.float32, 64, True)],
+)
+def test_a_gpu_is_asked_for_one_kernel_of_its_own(dtype: torch.dtype, e: int, flash: bool) -> None:
+    """By shapes alone: the kernels need a GPU. Nothing among the operators makes the host wait."""
+    called: list[str] = []
+
+    class Calls(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            called.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    q, k, v = (torch.empty(96, 4, e, dtype=dtype, device="meta", requires_grad=True) for _ in range(3))
+    runs = layers.Runs(torch.empty(7, dtype=torch.int32, device="meta"), 48, flash)
+    with Calls():
+        y = layers._attend_by_kernel(q, k, v, runs, 0.1)
+        assert (y.shape, y.dtype) == (q.shape, dtype)
+        gradients = torch.autograd.grad(y.sum(), (q, k, v))
+    assert all(gradient.shape == q.shape for gradient in gradients)
+    kernel = "flash" if flash and dtype != torch.float32 else "efficient"
+    assert [name.split(".")[1] for name in called if "attention" in name] == [
+        f"_{kernel}_attention_forward", f"_{kernel}_attention_backward",
+    ]  # fmt: skip
+    assert not any(name in text for text in called for name in ("_local_scalar_dense", "nonzero"))

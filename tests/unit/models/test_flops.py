@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from capt.pretrain.models.flops import flops_per_token
+from capt.pretrain.models.flops import encoder_flops, flops_per_token
 from tests.unit.models.support import LENGTH, batch, small_model
 
 N, MASKED = 5, 3
@@ -34,3 +34,16 @@ def test_both_views_count_what_is_read() -> None:
     """The original's rows of the last layer are as many as the corrupted's for a static shape; only <s> is needed."""
     expected = flops_per_token(small_model().config, LENGTH, MASKED / LENGTH, views=2)
     assert expected < _counted(True, "cls") < 1.2 * expected
+
+
+def test_attention_within_documents_counts_what_it_computes() -> None:
+    """Windows of equal documents, of lengths that need no padding: the products that run are those that are counted."""
+    length, part, n = 256, 32, 2
+    model = small_model(False, torch.float32, max_positions=length, layers=3)
+    tokens = torch.randint(5, 97, (n, length))
+    documents = (torch.arange(length) // part).expand(n, -1)
+    with FlopCounterMode(display=False) as counter:
+        model.encoder.train()(tokens, documents=documents, runs=n * length // part).sum().backward()
+    expected = 3 * n * encoder_flops(model.config, float(length), float(length), seen=float(part))
+    assert counter.get_total_flops() == pytest.approx(expected, rel=1e-6)
+    assert 3 * n * encoder_flops(model.config, float(length), float(length)) > 1.5 * expected

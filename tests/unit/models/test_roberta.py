@@ -67,7 +67,6 @@ def test_documents_do_not_see_each_other() -> None:
     assert not torch.allclose(model.encoder(tokens)[:, other], model.encoder(changed)[:, other])
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")  # on a CPU, run by run
 @pytest.mark.parametrize(
     ("kind", "autocast", "fields"),
     [
@@ -89,7 +88,7 @@ def test_attention_by_runs_equals_the_mask(
     within = layers.attend_within
     monkeypatch.setattr(layers, "attend_within", lambda *args: taken.append(1) or within(*args))
     for by_runs in (False, True):
-        monkeypatch.setattr(layers, "prefers_runs", lambda x, by_runs=by_runs: by_runs)
+        monkeypatch.setattr(layers, "prefers_runs", lambda *_, by_runs=by_runs: by_runs)
         dtype = torch.float32 if autocast else torch.float64
         model = small_model(dtype=dtype, dropout=0.0, attention_dropout=0.0, **fields).train()
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):

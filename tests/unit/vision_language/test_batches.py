@@ -203,7 +203,7 @@ def _steps(prepared: Prepared, world: int, micro: int, workers: int, start: int 
     starts = range(start, start + 36, 12)
     for rank in range(world):
         assembler = _assembler(prepared)
-        shape = (12, micro, world, rank)
+        shape = (12, 12 // (micro * world), world, rank)
         batches = training_batches(partial(_assemble, assembler, shape), starts, LoaderSection(workers=workers))
         for step, (first, parts) in enumerate(zip(starts, batches, strict=True)):
             for samples, part in zip(micro_batches(first, *shape), parts, strict=True):
