@@ -165,8 +165,8 @@ def attend_within(
     On a GPU by torch's kernels for ragged sequences (flash attention in 16 bits from Ampere on, else a memory-efficient
     one), which can be traced; on a CPU by runs of like lengths together.
     """
-    flat = [x.flatten(0, 1).contiguous() for x in (q, k, v)]
-    attended = _attend_by_kernel(*flat, runs, p) if q.is_cuda else _attend_by_length(*flat, runs, p)
+    attend_runs = _attend_by_kernel if q.is_cuda else _attend_by_length
+    attended = attend_runs(*(x.flatten(0, 1).contiguous() for x in (q, k, v)), runs=runs, p=p)
     return attended.reshape(q.shape)
 
 

@@ -32,7 +32,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from capt.pretrain.contrast import kernels
+from capt.pretrain.contrast import kernels, masks
 from capt.pretrain.models import cross_entropy, layers
 
 _PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1}
@@ -81,10 +81,10 @@ def as_on_a_gpu() -> Iterator[None]:
     patches = [
         *_unreadable(),
         mock.patch.dict(kernels._LARGEST_BLOCK, cpu=kernels._LARGEST_BLOCK["cuda"]),
-        mock.patch.object(kernels.InstanceIds, "negative_mask", property(_byte_mask)),
+        mock.patch.object(masks.InstanceIds, "negative_mask", property(_byte_mask)),
         mock.patch.dict(cross_entropy._BLOCK_BYTES, cpu=cross_entropy._BLOCK_BYTES["cuda"]),
         mock.patch.object(kernels, "_multiply", _multiply_as_on_a_gpu),
-        *(mock.patch.object(module, "draws_own_masks", _no) for module in (layers, layers)),
+        mock.patch.object(layers, "draws_own_masks", _no),
         mock.patch.object(_module("info_nce"), "check_precision", _nothing),  # tf32
         *(mock.patch.object(dist, name, _settled(getattr(dist, name))) for name in _COLLECTIVES),
         mock.patch.object(dist, "reduce_scatter_single", _settled(_unseen(dist.reduce_scatter_single))),
@@ -150,7 +150,7 @@ def _uses(tensor: Any) -> int:
     return int(tensor._use_count())
 
 
-def _byte_mask(ids: kernels.InstanceIds) -> Tensor:
+def _byte_mask(ids: masks.InstanceIds) -> Tensor:
     if ids._negative_mask is None:
         ids._negative_mask = ids.anchors[:, None] != ids.keys[None, :]
     return ids._negative_mask
