@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -14,6 +15,8 @@ from capt.launcher.commands import options as o
 if TYPE_CHECKING:
     from capt.pretrain.data.shards import ShardSummary
     from capt.pretrain.language.config import LanguageJob
+    from capt.pretrain.pairs.inspect import PairFiles, PairSummary
+    from capt.tokenizer.encode import TextTokenizer
 
 tokenizer_app = typer.Typer(help="Train, use and export tokenizers.", rich_markup_mode=None)
 data_app = typer.Typer(help="Prepare and inspect corpora.", rich_markup_mode=None)
@@ -153,31 +156,207 @@ def prepare(
     typer.echo(f"use them with: {place}tokenizer.path={folder}")
 
 
-@data_app.command(epilog="\b\nExample: capt data inspect shards/train --tokenizer tok --sequence-length 128")
+@data_app.command(
+    epilog="\b\nExample: capt data inspect pairs.jsonl --tokenizer tok\n"
+    "Example: capt data inspect shards/train --tokenizer tok --sequence-length 128"
+)
 def inspect(
-    shards: Annotated[Path, typer.Argument(metavar="SHARDS", help="A shard set: a folder with a manifest.json.")],
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="The tokenizer of the shards, to show text instead of ids.")
+    paths: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PATH...] [a.b=c ...]",
+            help="A shard set (a folder with a manifest.json); or pairs of texts: .jsonl, .csv, .tsv, .txt, .parquet, "
+            "a BEIR folder, a data set of the hub. With --job also keys to set in the job.",
+        ),
     ] = None,
-    sequence_length: Annotated[int, typer.Option(min=8, help="Tokens per window.")] = 128,
-    samples: Annotated[int, typer.Option(min=0, help="Windows to show.")] = 3,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            help="The tokenizer: shards are shown as text, pairs as the encoder reads them. A model also has one."
+        ),
+    ] = None,
+    sequence_length: Annotated[int, typer.Option(min=8, help="Tokens per window, or of a text of a pair.")] = 128,
+    samples: Annotated[int, typer.Option(min=0, help="Windows or rows to show.")] = 3,
+    job: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CONFIG", help="A job of pairs: its files, prompts, lengths and the tokenizer of model.init."
+        ),
+    ] = None,
+    form: Annotated[str, typer.Option(help="Pairs: the form of the rows, if the columns do not say.")] = "auto",
+    corpus: Annotated[str | None, typer.Option(help="Pairs: where the texts of document ids are.")] = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ROLE=NAME", help="Pairs: the column of query, positive, negative, score or text."),
+    ] = None,
+    split: Annotated[
+        str, typer.Option(help="Pairs: the split of a data set of the hub, or of BEIR's qrels.")
+    ] = "train",
     json: o.Json = False,
 ) -> None:
-    """Verify a shard set and show how many documents and tokens it holds and how they pack into windows."""
+    """Verify a shard set and show how it packs into windows; or read pairs and show them as the encoder sees them."""
+    from dataclasses import asdict
+
+    from capt.pretrain.base.errors import ConfigError
+    from capt.pretrain.pairs.inspect import PairFiles, Side, is_pairs, summarize_pairs
+
+    keys = [path for path in paths or [] if _KEY.match(path) and not Path(path).exists()]
+    files = [Path(path).expanduser() for path in paths or [] if path not in keys]
+    if job is None and keys:
+        raise ConfigError(f"{keys[0]}: keys belong to a job; name it by --job")
+    if job is None and not files:
+        raise ConfigError("nothing to inspect: name a shard set or files of pairs, or a job of pairs by --job")
+    if job is None and len(files) == 1 and not is_pairs(files[0]):
+        _inspect_shards(files[0], tokenizer, sequence_length, samples, json)
+        return
+    if job is not None:
+        sources, model = _job_of_pairs(job, keys, files)
+    else:
+        side = Side(length=sequence_length)
+        roles = dict(_role(column) for column in columns or [])
+        place = Path(corpus).expanduser() if corpus is not None else None
+        sources, model = [PairFiles(files, form, place, roles, split, side, side)], None
+    named = tokenizer or model
+    loaded = _tokenizer_of(named) if named is not None else None
+    summaries = [summarize_pairs(source, loaded, samples) for source in sources]
+    if json:
+        o.echo_json([asdict(summary) for summary in summaries])
+    else:
+        for summary in summaries:
+            _show_pairs(summary, has_tokens=loaded is not None)
+
+
+@data_app.command(epilog="\b\nExample: capt data duplicates pairs.jsonl --against beir/nfcorpus")
+def duplicates(
+    train: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="TRAIN...", help="Training texts: files, folders or data sets of the hub, as for pairs."
+        ),
+    ],
+    against: Annotated[list[Path], typer.Option(help="Evaluation texts, in the same forms (may be repeated).")],
+    threshold: Annotated[
+        float, typer.Option(min=0.1, max=1.0, help="Jaccard similarity from which texts are nearly equal.")
+    ] = 0.8,
+    near: Annotated[bool, typer.Option(help="Look for nearly equal texts as well.")] = True,
+    words: Annotated[int, typer.Option(min=1, help="Texts with fewer words are not compared.")] = 5,
+    split: Annotated[str, typer.Option(help="The split of a data set of the hub.")] = "train",
+    samples: Annotated[int, typer.Option(min=0, help="Texts to show.")] = 5,
+    json: o.Json = False,
+) -> None:
+    """Find evaluation texts that are equal or nearly equal to training texts."""
+    from dataclasses import asdict
+
+    from capt.pretrain.pairs.duplicates import find_duplicates
+
+    found = find_duplicates(train, against, threshold=threshold if near else None, words=words, split=split)
+    if json:
+        o.echo_json(asdict(found))
+        return
+    for name, texts in (("equal", found.equal), ("nearly equal", found.near)):
+        if name == "equal" or near:
+            typer.echo(f"{len(texts):,} of {found.compared:,} evaluation texts are {name} to a training text")
+    typer.echo(
+        f"{found.trained:,} training texts; {found.short:,} texts have fewer than {words} words, and were not compared"
+    )
+    for match in sorted([*found.equal, *found.near], key=lambda match: -match.similarity)[:samples]:
+        o.say(f"{match.similarity:.2f}  {match.place}: {match.text[:200]}")
+        o.say(f"      {match.trained_place}: {match.trained_text[:200]}")
+
+
+_KEY = re.compile(r"[a-z_]+(\.[a-z_]+)+=")
+
+
+def _role(text: str) -> tuple[str, str]:
+    from capt.pretrain.base.errors import ConfigError
+
+    role, separator, name = text.partition("=")
+    if not (separator and name):
+        raise ConfigError(f"--columns {text}: write ROLE=NAME, for example query=question")
+    return role, name
+
+
+def _tokenizer_of(path: Path) -> TextTokenizer:
+    """The tokenizer in a folder, in a model of Hugging Face, or in a run or checkpoint of ours."""
+    from capt.pretrain.engine.checkpoint import find_best
+    from capt.pretrain.models.hf_config import TOKENIZER_FILES, local_folder
+    from capt.tokenizer.encode import load_tokenizer
+
+    folder = local_folder(path, TOKENIZER_FILES)
+    if (folder / "checkpoints").is_dir() or (folder / "manifest.json").is_file():
+        folder = find_best(folder) / "tokenizer"
+    return load_tokenizer(folder)
+
+
+def _job_of_pairs(config: str, overrides: list[str], files: list[Path]) -> tuple[list[PairFiles], Path]:
+    """The sources of a job of pairs, or ``files`` read as its ``data`` says; and its ``model.init``."""
+    from capt.pretrain.base.errors import ConfigError
+    from capt.pretrain.config.load import load_job
+    from capt.pretrain.pairs.inspect import PairFiles, Side
+
+    if files:
+        overrides = [*overrides, f"data.files=[{', '.join(map(str, files))}]"]
+    job: Any = load_job(config, overrides)
+    if job.task.type != "capt_pairs":
+        raise ConfigError(f"{config}: task.type is {job.task.type}; only capt_pairs jobs read pairs")
+    sources = [
+        PairFiles(
+            [Path(pattern).expanduser() for pattern in source.files],
+            source.form,
+            source.corpus,
+            source.columns,
+            query=Side(source.prompts.query, source.query_length),
+            document=Side(source.prompts.document, source.document_length),
+        )
+        for source in job.data.each()
+    ]
+    return sources, job.model.init
+
+
+def _show_pairs(summary: PairSummary, *, has_tokens: bool) -> None:
+    counts = summary.counts
+    for path, described in counts.columns.items():
+        o.say(f"{path}: {described}")
+    typer.echo(
+        f"{counts.rows:,} rows, {counts.used:,} usable: {summary.positives:,} positives and {summary.negatives:,} "
+        "negatives"
+    )
+    unit = "tokens" if has_tokens else "characters"
+    for name, lengths, side in (
+        ("query", summary.query, summary.query_side),
+        ("document", summary.document, summary.document_side),
+    ):
+        if lengths.texts:
+            mean = lengths.total / lengths.texts
+            prompt = f" with the prompt {side.prompt!r}" if side.prompt else ""
+            o.say(f"a {name} has {lengths.shortest:,} to {lengths.longest:,} {unit}, {mean:.1f} on average{prompt}")
+            if lengths.cut:
+                typer.echo(f"  {lengths.cut:,} of {lengths.texts:,} are longer than {lengths.limit}, and are cut")
+    for sample in summary.samples:
+        o.say(sample.place + (f"  score {sample.score:g}" if sample.score is not None else ""))
+        for text in sample.texts:
+            o.say(f"  {text.role:>8} | {' '.join(text.pieces) or text.text}")
+            if text.ids:
+                typer.echo(f"  {'cut' if text.is_cut else '':>8} | {' '.join(map(str, text.ids))}")
+        if sample.more:
+            typer.echo(f"  {'':>8} | and {sample.more:,} more")
+
+
+def _inspect_shards(folder: Path, tokenizer: Path | None, sequence_length: int, samples: int, json: bool) -> None:
     from dataclasses import asdict
 
     from capt.pretrain.base.verification import Verifier
     from capt.pretrain.data.shards import ShardSet, summarize
     from capt.tokenizer.encode import load_tokenizer
 
-    opened = ShardSet.open(shards, Verifier(again=True))
+    opened = ShardSet.open(folder, Verifier(again=True))
     loaded = load_tokenizer(tokenizer) if tokenizer else None
     if loaded is not None:
         opened.check_tokenizer(loaded)
     decode = loaded.decode if loaded is not None else lambda ids: " ".join(map(str, ids))
     summary = summarize(opened, sequence_length, decode, samples)
     if json:
-        o.echo_json({"folder": str(shards), **asdict(summary)})
+        o.echo_json({"folder": str(folder), **asdict(summary)})
     else:
         _show(summary, sequence_length)
 

@@ -200,6 +200,7 @@ _EXTRAS = {
     "export": ("sentence_transformers",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "vision": ("PIL",),
+    "duplicates": ("datasketch",),
     "track": ("mlflow", "wandb"),
 }  # fmt: skip
 EXTRA_OF = {package: extra for extra, packages in _EXTRAS.items() for package in packages}

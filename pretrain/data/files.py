@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.compute
@@ -142,16 +143,7 @@ class FileCorpus(Corpus):
                 continue
             if len(line) == _LONGEST_ROW:
                 raise DataError(f"{path}, line {number}: over {_LONGEST_ROW:,} characters, more than a row may have")
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                hint = _LIST if line.lstrip().startswith("[") else ""
-                raise DataError(f"{path}, line {number}, column {error.colno}: not JSON ({error.msg}){hint}") from None
-            except (ValueError, RecursionError) as error:  # a number of thousands of digits, a thousand brackets
-                raise DataError(f"{path}, line {number}: not JSON that can be read ({error})") from None
-            if not isinstance(row, dict):
-                hint = _LIST if isinstance(row, list) else ""
-                raise DataError(f"{path}, line {number}: a JSON object is needed, this is a {type(row).__name__}{hint}")
+            row = json_object(path, number, line)
             where = f"{path}, line {number}"
             if self._column in row:
                 known = True
@@ -166,24 +158,55 @@ class FileCorpus(Corpus):
         self._end_of_table(path, column)
 
     def _rows(self, path: Path, raw: io.BufferedReader) -> Iterator[str]:
-        try:
-            table = pyarrow.parquet.ParquetFile(raw)
-            if self._column not in table.schema_arrow.names:
-                raise DataError(f"{path}: {_missing_column(self._column, table.schema_arrow.names)}")
-            _require_ratio(path, table)
-            column, size = TextColumn(self._column, self._missing), 0
-            for batch in table.iter_batches(batch_size=256, columns=[self._column]):
-                size += _size(batch.column(0))
-                require_ratio(path, size, path.stat().st_size)
-                for value in batch.column(0).to_pylist():
-                    where = f"{path}, row {column.rows + 1}"
-                    if (text := column.text(value, where)) is not None:
-                        yield _check_text(text, where, self._column)
-            self._end_of_table(path, column)
-        except DataError:
-            raise
-        except (pyarrow.ArrowException, OSError, ValueError) as error:  # ValueError: bytes that are not UTF-8, too
-            raise DataError(f"{path} is not a readable parquet file: {printable(str(error))}") from None
+        def choose(names: list[str]) -> list[str]:
+            if self._column not in names:
+                raise DataError(f"{path}: {_missing_column(self._column, names)}")
+            return [self._column]
+
+        column = TextColumn(self._column, self._missing)
+        for batch in parquet_batches(path, raw, choose):
+            for value in batch[self._column]:
+                where = f"{path}, row {column.rows + 1}"
+                if (text := column.text(value, where)) is not None:
+                    yield _check_text(text, where, self._column)
+        self._end_of_table(path, column)
+
+
+def json_object(path: Path, number: int, line: str) -> dict[str, Any]:
+    """The JSON object on line ``number`` of a file. Raises ``DataError`` for anything else."""
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        hint = _LIST if line.lstrip().startswith("[") else ""
+        raise DataError(f"{path}, line {number}, column {error.colno}: not JSON ({error.msg}){hint}") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, a thousand brackets
+        raise DataError(f"{path}, line {number}: not JSON that can be read ({error})") from None
+    if not isinstance(row, dict):
+        hint = _LIST if isinstance(row, list) else ""
+        raise DataError(f"{path}, line {number}: a JSON object is needed, this is a {type(row).__name__}{hint}")
+    return row
+
+
+def parquet_batches(
+    path: Path, raw: io.BufferedReader, choose: Callable[[list[str]], list[str]]
+) -> Iterator[dict[str, list[Any]]]:
+    """Yield 256 rows at a time of a parquet file, as column -> values; ``choose`` picks from the columns that it has.
+
+    Raises ``DataError`` for a damaged file, and for one that unpacks to far more than text does.
+    """
+    try:
+        table = pyarrow.parquet.ParquetFile(raw)
+        columns = choose(table.schema_arrow.names)
+        _require_ratio(path, table)
+        size = 0
+        for batch in table.iter_batches(batch_size=256, columns=columns):
+            size += sum(_size(column) for column in batch.columns)
+            require_ratio(path, size, path.stat().st_size)
+            yield {name: column.to_pylist() for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+    except DataError:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError) as error:  # ValueError: bytes that are not UTF-8, too
+        raise DataError(f"{path} is not a readable parquet file: {printable(str(error))}") from None
 
 
 def _require_ratio(path: Path, table: pyarrow.parquet.ParquetFile) -> None:
@@ -229,7 +252,7 @@ def resolve_paths(patterns: Sequence[str], key: str) -> list[Path]:
         matches = [path] if path.is_file() else sorted(Path(p) for p in glob.glob(str(path), recursive=True))
         files = [match for match in matches if match.is_file()]
         if not files:
-            raise DataError(f"{key}: {_why_missing(path)}")
+            raise DataError(f"{key}: {why_missing(path)}")
         for file in files:
             if file in paths:
                 raise DataError(f"{key}: {file} is named twice")
@@ -260,7 +283,8 @@ def _reader(path: Path) -> FileReader:
     return READERS[suffix]
 
 
-def _why_missing(path: Path) -> str:
+def why_missing(path: Path) -> str:
+    """Say why a path or pattern names no file, with the nearest name that exists."""
     if path.is_dir():
         return f"{path} is a folder; name its files, for example {path}/*.txt"
     if path.exists():

@@ -31,7 +31,7 @@ class HubCorpus(Corpus):
         *,
         missing: Missing = "skip",
     ) -> None:
-        self._rows = _load_split(name, subset, split)
+        self._rows = load_split(name, subset, split)
         self._where, self._column, self._missing = f"{name} ({split})", text_column, missing
         self._without_text = 0
         self._start = re.compile(document_start) if document_start else None
@@ -60,13 +60,19 @@ class HubCorpus(Corpus):
         self._without_text = column.without
 
 
-def _load_split(name: str, subset: str | None, split: str) -> datasets.Dataset:
+def is_saved(folder: Path) -> bool:
+    """Whether ``save_to_disk`` of ``datasets`` has written a folder."""
+    return (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file()
+
+
+def load_split(name: str, subset: str | None, split: str, key: str = "data.name") -> datasets.Dataset:
+    """A split of the dataset ``name``, which the configuration key ``key`` names. Raises ``DataError``."""
     try:
-        if Path(name, "state.json").is_file() or Path(name, "dataset_dict.json").is_file():
+        if is_saved(Path(name)):
             saved = datasets.load_from_disk(name)
             splits = {"train": saved} if isinstance(saved, datasets.Dataset) else saved
             if split not in splits:
-                raise DataError(f"data.name: {name} has no split {split!r}; it has {', '.join(splits)}")
+                raise DataError(f"{key}: {name} has no split {split!r}; it has {', '.join(splits)}")
             return splits[split]
         if subset is None:
             subsets = datasets.get_dataset_config_names(name)
@@ -77,4 +83,4 @@ def _load_split(name: str, subset: str | None, split: str) -> datasets.Dataset:
     except DataError:
         raise
     except (OSError, ValueError) as error:
-        raise DataError(f"data.name: cannot load {name} (split {split}): {str(error).splitlines()[0]}") from error
+        raise DataError(f"{key}: cannot load {name} (split {split}): {str(error).splitlines()[0]}") from error

@@ -1,0 +1,1 @@
+"""Training on pairs of texts: a query and the documents that answer it."""

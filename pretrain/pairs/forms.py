@@ -1,0 +1,408 @@
+"""Read pairs of texts in the forms in which they are published: one `Pair` a row, whatever its columns are called.
+
+A row that cannot be meant (a number in the place of a text, a score that is not a number, mixed-up columns) is a
+``DataError``. What can be left out or kept without harm is counted, and said at the end (`Counts`).
+"""
+
+from __future__ import annotations
+
+import glob
+import logging
+import unicodedata
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from capt.pretrain.base.errors import ConfigError, DataError, counted, did_you_mean, shown
+from capt.pretrain.pairs.layout import LABELS, Layout, Layouts
+from capt.pretrain.pairs.tables import (
+    DOCUMENT_IDS,
+    has_header,
+    id_of,
+    is_number,
+    number_of,
+    read_table,
+    score_of,
+    text_of,
+    values,
+)
+
+logger = logging.getLogger(__name__)
+
+FORMS = {
+    "auto": "whichever of the others the names of the columns say",
+    "flagembedding": "query, pos, neg (lists), pos_scores, neg_scores",
+    "columns": "anchor, positive, negatives: by name, else in the order of the columns",
+    "scores": "two texts and the score of their similarity",
+    "texts": "one column alone",
+    "ids": "a query and the ids of documents, whose texts are in `corpus`",
+    "beir": "a folder with corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv",
+}
+"""The forms that `read_pairs` knows."""
+
+_DOCUMENT_TEXTS = ("text", "document_text", "passage", "document", "contents", "content", "body")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A query, the documents that belong to it, and documents that do not.
+
+    ``score`` is the similarity of query and document in a row of two texts and a score. A row of one text alone has no
+    positives. The scores of positives and negatives are a teacher's, one for each document.
+    """
+
+    query: str
+    positives: tuple[str, ...]
+    negatives: tuple[str, ...] = ()
+    positive_scores: tuple[float, ...] | None = None
+    negative_scores: tuple[float, ...] | None = None
+    score: float | None = None
+
+
+def _count(description: str) -> Any:
+    return field(default=0, metadata={"says": description})
+
+
+@dataclass
+class Counts:
+    """What `read_pairs` has met: rows, usable rows, and each thing that was left out or looks like a mistake."""
+
+    rows: int = 0
+    used: int = 0
+    columns: dict[str, str] = field(default_factory=dict)
+    """File -> how its columns were read."""
+    without_query: int = _count("rows left out, the query is empty")
+    without_positive: int = _count("rows left out, they have no document")
+    empty_texts: int = _count("empty documents, left out")
+    duplicates: int = _count("rows that repeat an earlier row")
+    query_is_positive: int = _count("rows whose query equals a document of theirs")
+    negative_is_positive: int = _count("negatives left out, they equal a positive of their row")
+    negative_is_query: int = _count("negatives left out, they equal their query")
+    first: dict[str, str] = field(default_factory=dict)
+    """Name of a count -> the place of the first case."""
+
+    def add(self, name: str, place: str) -> None:
+        """Count one case of ``name``."""
+        setattr(self, name, getattr(self, name) + 1)
+        self.first.setdefault(name, place)
+
+    def remarks(self) -> list[str]:
+        """One line for each count that is not zero, with the place of the first case."""
+        found = [(f.name, getattr(self, f.name), f.metadata["says"]) for f in fields(self) if "says" in f.metadata]
+        where = {name: f", the first at {place}" for name, place in self.first.items()}
+        return [f"{says}: {number:,}{where.get(name, '')}" for name, number, says in found if number]
+
+
+def same_text(text: str) -> str:
+    """The form of a text in which texts that differ in case, spaces or Unicode's form alone are equal."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def read_pairs(
+    files: Sequence[Path],
+    *,
+    form: str = "auto",
+    corpus: Path | None = None,
+    columns: Mapping[str, str] | None = None,
+    split: str = "train",
+    counts: Counts | None = None,
+) -> Iterator[tuple[str, Pair]]:
+    """Yield the place (``FILE:LINE``) and the pair of every usable row.
+
+    Args:
+        files: files, patterns, folders of ``datasets`` or of BEIR, or ids of the hub: see `read_table`.
+        form: one of `FORMS`.
+        corpus: where the texts of document ids are: a table with ids and texts, or a folder with corpus.jsonl.
+        columns: role (query, positive, negative, score, positive_scores, negative_scores, or text for one column alone)
+            -> name, where the names are not known. Several columns of negatives are separated by commas.
+        split: the split of a data set of the hub, or of BEIR's qrels.
+        counts: filled while rows are read; what it has to say is logged at the end.
+
+    Raises:
+        DataError: a row is malformed, or all rows together cannot train anything (no usable row, one text throughout,
+            one score throughout, texts that are numbers, queries that all equal their documents).
+        ConfigError: unknown form, or a role that does not exist.
+    """
+    if form not in FORMS:
+        raise ConfigError(f"form: there is no form {form!r}; {did_you_mean(form, list(FORMS))}")
+    if form == "ids" and corpus is None:
+        raise ConfigError("form=ids needs the texts of the documents: name them by corpus")
+    if form in ("scores", "texts", "beir") and corpus is not None:
+        raise ConfigError(f"corpus: form={form} has no ids of documents to look up; leave corpus out, or form=ids")
+    counts = Counts() if counts is None else counts
+    state = _Meaning(counts)
+    for path in _expanded(files):
+        is_beir = path.is_dir() and any((path / "qrels").glob("*.tsv"))
+        if is_beir or form == "beir":
+            rows: Iterable[tuple[str, Pair]] = _beir(path, split, counts)
+        else:
+            rows = _table(path, form, corpus, columns or {}, split, counts)
+        for place, pair in rows:
+            state.see(place, pair)
+            yield place, pair
+    state.end(files)
+
+
+def _expanded(files: Sequence[Path]) -> Iterator[Path]:
+    if not files:
+        raise DataError("no file of pairs is named")
+    for path in files:
+        if glob.has_magic(str(path)) and not path.exists():
+            yield from [Path(name) for name in sorted(glob.glob(str(path), recursive=True))] or [path]
+        else:
+            yield path
+
+
+# ---- tables
+
+
+def _table(
+    path: Path, form: str, corpus: Path | None, columns: Mapping[str, str], split: str, counts: Counts
+) -> Iterator[tuple[str, Pair]]:
+    layouts = Layouts(form, columns, has_header(path), with_corpus=corpus is not None)
+    texts: dict[str, str] | None = None
+    if corpus is not None:
+        needed = {i for place, row in read_table(path, split) for i in _ids(row, layouts.find(place, row), place)}
+        texts = _corpus(corpus, needed)
+    for place, row in read_table(path, split, layouts.choose):
+        layout = layouts.find(place, row)
+        if str(path) not in counts.columns:
+            counts.columns[str(path)] = layout.describe()
+            for label in sorted(set(layout.ignored) & set(LABELS)) if layout.kind == "pairs" else ():
+                logger.warning("%s: %r is not read; every row counts as a pair that belongs together", path, label)
+        counts.rows += 1
+        pair = _pair(place, row, layout, texts, counts)
+        if pair is not None:
+            yield place, pair
+    layouts.end(path)
+
+
+def _pair(
+    place: str, row: Mapping[str, Any], layout: Layout, texts: dict[str, str] | None, counts: Counts
+) -> Pair | None:
+    queries = _documents(place, row, (layout.query,), None)
+    if len(queries) > 1:
+        raise DataError(f"{place}: {layout.query!r} holds {len(queries)} texts; a row has one query")
+    score = None if layout.score is None else score_of(place, row.get(layout.score), layout.score, layout.is_label)
+    positives = _scored(place, row, layout.positives, layout.positive_scores, texts)
+    negatives = _scored(place, row, layout.negatives, layout.negative_scores, texts)
+    if not queries or not queries[0].strip():
+        counts.add("without_query", place)
+        return None
+    query = queries[0]
+    positives = _not_empty(place, positives, counts)
+    if layout.positives and not positives:
+        counts.add("without_positive", place)
+        return None
+    own, known = same_text(query), {same_text(text) for text, _ in positives}
+    if own in known:
+        counts.add("query_is_positive", place)
+    kept = []
+    for text, number in _not_empty(place, negatives, counts):
+        name = same_text(text)
+        if name in known or name == own:
+            counts.add("negative_is_positive" if name in known else "negative_is_query", place)
+        else:
+            kept.append((text, number))
+    return Pair(
+        query,
+        tuple(text for text, _ in positives),
+        tuple(text for text, _ in kept),
+        _numbers(positives, layout.positive_scores, row),
+        _numbers(kept, layout.negative_scores, row),
+        score,
+    )
+
+
+def _numbers(
+    documents: list[tuple[str, float]], column: str | None, row: Mapping[str, Any]
+) -> tuple[float, ...] | None:
+    return None if column is None or row.get(column) is None else tuple(number for _, number in documents)
+
+
+def _scored(
+    place: str, row: Mapping[str, Any], columns: Sequence[str], scores: str | None, texts: dict[str, str] | None
+) -> list[tuple[str, float]]:
+    """The documents of some columns, each with its teacher's score (0 where there are none)."""
+    documents = _documents(place, row, columns, texts)
+    given = None if scores is None else row.get(scores)
+    if given is None:
+        return [(text, 0.0) for text in documents]
+    values = given if isinstance(given, list | tuple) else [given]
+    if len(values) != len(documents):
+        raise DataError(
+            f"{place}: {scores!r} has {counted(len(values), 'score')} for {counted(len(documents), 'document')}; give "
+            "one for each"
+        )
+    assert scores is not None
+    return list(zip(documents, (number_of(place, value, scores) for value in values), strict=True))
+
+
+def _not_empty(place: str, documents: list[tuple[str, float]], counts: Counts) -> list[tuple[str, float]]:
+    kept = [(text, number) for text, number in documents if text.strip()]
+    for _ in range(len(documents) - len(kept)):
+        counts.add("empty_texts", place)
+    return kept
+
+
+def _documents(place: str, row: Mapping[str, Any], columns: Sequence[str], texts: dict[str, str] | None) -> list[str]:
+    """The texts of some columns; those that ``texts`` has by id, where the row gives ids."""
+    found = []
+    for column in columns:
+        for value in values(row.get(column)):
+            if texts is None or not _is_id(value):
+                found.append(text_of(place, column, value))
+            elif (name := id_of(place, column, value)) in texts:
+                found.append(texts[name])
+            else:
+                raise DataError(
+                    f"{place}: {column!r} names {shown(name)}, which the corpus does not have; add it, or drop the row"
+                )
+    return found
+
+
+# ---- documents by id
+
+
+def _ids(row: Mapping[str, Any], layout: Layout, place: str) -> Iterator[str]:
+    for column in (*layout.positives, *layout.negatives):
+        for value in values(row.get(column)):
+            if _is_id(value):
+                yield id_of(place, column, value)
+
+
+def _is_id(value: Any) -> bool:
+    return value != "" and not (isinstance(value, Mapping) and "text" in value)
+
+
+def _corpus(path: Path, needed: set[str]) -> dict[str, str]:
+    """The texts of the documents that are needed, a title before its text. The others are not kept in memory."""
+    is_beir = path.is_dir() and any(path.glob("corpus.*"))
+    return _texts_by_id(_file_in(path, "corpus") if is_beir else path, needed, "a document")
+
+
+def _texts_by_id(table: Path, needed: set[str], what: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for place, row in read_table(table):
+        name_column = next((name for name in DOCUMENT_IDS if name in row), None)
+        text_column = next((name for name in _DOCUMENT_TEXTS if name in row), None)
+        if name_column is None or text_column is None:
+            raise DataError(
+                f"{place}: {what} needs an id and a text (_id or docid, text or document_text); this row has "
+                f"{', '.join(shown(name, 40) for name in list(row)[:10]) or 'nothing'}"
+            )
+        name = id_of(place, name_column, row[name_column])
+        if name not in needed:
+            continue
+        columns = [column for column in ("title", text_column) if row.get(column) is not None]
+        parts = [text_of(place, column, row[column]).strip() for column in columns]
+        text = " ".join(part for part in parts if part)
+        if found.setdefault(name, text) != text:
+            raise DataError(f"{place}: the id {shown(name)} has another text above; an id has one")
+    return found
+
+
+def _file_in(folder: Path, stem: str) -> Path:
+    names = [f"{stem}{suffix}" for suffix in (".jsonl", ".jsonl.gz", ".parquet")]
+    found = next((folder / name for name in names if (folder / name).is_file()), None)
+    if found is None:
+        raise DataError(f"{folder}: no {stem}.jsonl; a BEIR folder has corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv")
+    return found
+
+
+def _beir(folder: Path, split: str, counts: Counts) -> Iterator[tuple[str, Pair]]:
+    """The judged queries of a split: documents with a positive score are positives, the other judged ones negatives."""
+    corpus, queries = _file_in(folder, "corpus"), _file_in(folder, "queries")
+    path = folder / "qrels" / f"{split}.tsv"
+    if not path.is_file():
+        there = ", ".join(sorted(file.stem for file in path.parent.glob("*.tsv"))) or "none"
+        raise DataError(f"{path}: no such file; split={split} is chosen, and there are {there}")
+    judged: dict[str, tuple[str, list[str], list[str]]] = {}
+    for place, row in read_table(path):
+        if missing := [name for name in ("query-id", "corpus-id", "score") if name not in row]:
+            raise DataError(f"{path}, line 1: no column {', '.join(missing)}; qrels have query-id, corpus-id, score")
+        relevant = number_of(place, row["score"], "score") > 0
+        _, positives, negatives = judged.setdefault(row["query-id"].strip(), (place, [], []))
+        (positives if relevant else negatives).append(row["corpus-id"].strip())
+    texts = _texts_by_id(
+        corpus, {name for _, *lists in judged.values() for part in lists for name in part}, "a document"
+    )
+    asked = _texts_by_id(queries, set(judged), "a query")
+    counts.columns[str(folder)] = f"the qrels of {split}"
+    layout = Layout(query="query", positives=("corpus-id",), negatives=("not relevant",))
+    for name, (place, relevant_ids, others) in judged.items():
+        counts.rows += 1
+        if name not in asked:
+            raise DataError(f"{place}: query-id {shown(name)} is not in {queries}; add it, or drop its judgements")
+        documents = [_documents(place, {"corpus-id": part}, ("corpus-id",), texts) for part in (relevant_ids, others)]
+        row = {"query": asked[name], "corpus-id": documents[0], "not relevant": documents[1]}
+        if (pair := _pair(place, row, layout, None, counts)) is not None:
+            yield place, pair
+
+
+# ---- all rows together
+
+
+class _Meaning:
+    """Decides whether all rows together can train anything. What differs is found at the second row, and kept cheap."""
+
+    def __init__(self, counts: Counts) -> None:
+        self._counts = counts
+        self._rows = array("q")
+        self._first: Pair | None = None
+        self._one = {"query": True, "document": True, "score": True}
+        self._numeric = {"query": True, "document": True}
+        self._own_negatives = True
+        """Whether every row of the file that named negatives lost all of them."""
+
+    def see(self, place: str, pair: Pair) -> None:
+        self._counts.used += 1
+        self._rows.append(hash((pair.query, pair.positives, pair.negatives, pair.score)))
+        first = self._first = self._first or pair
+        self._one["query"] &= pair.query == first.query
+        self._one["document"] &= pair.positives[:1] == first.positives[:1]
+        self._one["score"] &= pair.score == first.score
+        self._numeric["query"] &= self._numeric["query"] and is_number(pair.query)
+        self._numeric["document"] &= self._numeric["document"] and all(map(is_number, pair.positives))
+        self._own_negatives &= not pair.negatives
+
+    def end(self, files: Sequence[Path]) -> None:
+        """Raise ``DataError`` where the rows cannot train anything, and log what was counted."""
+        counts, first = self._counts, self._first
+        name = ", ".join(map(str, files[:3])) + (", ..." if len(files) > 3 else "")
+        counts.duplicates = len(self._rows) - len(np.unique(np.frombuffer(self._rows, np.int64)) if self._rows else ())
+        remarks = counts.remarks()
+        if first is None:
+            raise DataError(
+                f"{name}: no usable row of {counts.rows:,}" + (f": {'; '.join(remarks)}" if remarks else "")
+            )
+        for part in ("query", *(("document",) if first.positives else ())):
+            text = shown(first.query if part == "query" else first.positives[0], 60)
+            if counts.used > 1 and self._numeric[part]:
+                raise DataError(
+                    f"{name}: every {part} is a number, as {text}: is it an id? Texts of ids come by corpus; "
+                    "columns={query: NAME, positive: NAME} chooses other columns"
+                )
+            if counts.used > 1 and self._one[part] and (first.score is None or all(self._one.values())):
+                raise DataError(
+                    f"{name}: every {part} of {counts.used:,} rows is {text}: rows that do not differ teach nothing; "
+                    "check that the right column is read"
+                )
+        if counts.used > 1 and first.score is not None and self._one["score"]:
+            raise DataError(
+                f"{name}: every score of {counts.used:,} rows is {first.score:g}; scores must "
+                "differ; form=columns reads the texts without them"
+            )
+        if counts.used > 1 and counts.query_is_positive == counts.used:
+            raise DataError(
+                f"{name}: every query equals its document: is one column named twice? To train on one column alone, "
+                "form=texts"
+            )
+        if counts.used > 1 and counts.negative_is_positive >= counts.used and self._own_negatives:
+            raise DataError(f"{name}: every negative equals a positive of its row: are the columns mixed up?")
+        for remark in remarks:
+            logger.warning("%s: %s", name, remark)

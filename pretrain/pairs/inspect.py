@@ -1,0 +1,170 @@
+"""What ``capt data inspect`` shows of pairs: counts, lengths, and a few rows as the encoder sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.pairs.forms import Counts, Pair, read_pairs
+from capt.tokenizer.encode import TextTokenizer
+
+_LENGTH = 128
+"""Tokens of a text where nothing says how many."""
+_SHOWN = 3
+"""Positives, and negatives, that are shown of a row."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """How the texts of one side are read: the prompt before them, and the tokens that one may have.
+
+    ``length`` counts the special tokens around a text and not its prompt; None is 128, or fewer where there is no room.
+    """
+
+    prompt: str = ""
+    length: int | None = None
+
+
+@dataclass(frozen=True)
+class PairFiles:
+    """Files of pairs with the options of `read_pairs`, and how queries and documents are read."""
+
+    files: Sequence[Path]
+    form: str = "auto"
+    corpus: Path | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    split: str = "train"
+    query: Side = Side()
+    document: Side = Side()
+
+
+@dataclass
+class Lengths:
+    """Tokens of all texts of one side, as they are without a limit (characters where there is no tokenizer)."""
+
+    texts: int = 0
+    shortest: int = 0
+    longest: int = 0
+    total: int = 0
+    limit: int | None = None
+    """The tokens that are read of one, its prompt included."""
+    cut: int = 0
+    """Texts that are longer than the limit, so that their end is not read."""
+
+    def add(self, lengths: Sequence[int], limit: int | None) -> None:
+        """Count some texts."""
+        self.limit = limit
+        if lengths:
+            self.shortest = min(lengths) if self.texts == 0 else min(self.shortest, *lengths)
+            self.longest = max(self.longest, *lengths)
+            self.texts += len(lengths)
+            self.total += sum(lengths)
+            self.cut += 0 if limit is None else sum(length > limit for length in lengths)
+
+
+@dataclass(frozen=True)
+class ShownText:
+    """One text of a sample; ``ids`` are what the encoder reads, ``pieces`` their names."""
+
+    role: str
+    text: str
+    ids: list[int]
+    pieces: list[str]
+    is_cut: bool
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A row, with the place that it comes from."""
+
+    place: str
+    texts: list[ShownText]
+    score: float | None
+    more: int
+    """Positives and negatives that are not shown."""
+
+
+@dataclass(frozen=True)
+class PairSummary:
+    """Counts, the number of positives and negatives, lengths of both sides, and the first rows."""
+
+    counts: Counts
+    positives: int
+    negatives: int
+    query: Lengths
+    document: Lengths
+    query_side: Side
+    document_side: Side
+    samples: list[Sample]
+
+
+def text_ids(tokenizer: TextTokenizer, texts: Sequence[str], side: Side) -> tuple[list[list[int]], int]:
+    """The ids of every text with its prompt and ``<s> </s>`` around it, uncut, and the ids that the encoder may read.
+
+    Raises:
+        ConfigError: the prompt is longer than the texts that may follow it.
+    """
+    special = tokenizer.special
+    before = len(tokenizer.encode_batch([side.prompt])[0]) if side.prompt else 0
+    length = side.length or max(8, min(_LENGTH, tokenizer.model_max_length - before))
+    if before > length - 2:
+        raise ConfigError(
+            f"the prompt {side.prompt[:60]!r} has {before} tokens, the text behind it at most {length - 2}: "
+            "shorten the prompt, or allow more tokens"
+        )
+    encoded = tokenizer.encode_batch([side.prompt + text for text in texts])
+    return [[special.bos, *ids.tolist(), special.eos] for ids in encoded], length + before
+
+
+def summarize_pairs(source: PairFiles, tokenizer: TextTokenizer | None, samples: int = 3) -> PairSummary:
+    """Read all pairs of a source, and describe them. Raises ``DataError`` and ``ConfigError`` as `read_pairs`."""
+    counts = Counts()
+    pairs = read_pairs(
+        source.files,
+        form=source.form,
+        corpus=source.corpus,
+        columns=source.columns,
+        split=source.split,
+        counts=counts,
+    )
+    lengths = {"query": Lengths(), "document": Lengths()}
+    shown: list[Sample] = []
+    positives = negatives = 0
+    while block := list(islice(pairs, 1024)):
+        positives += sum(len(pair.positives) for _, pair in block)
+        negatives += sum(len(pair.negatives) for _, pair in block)
+        queries = [pair.query for _, pair in block]
+        documents = [text for _, pair in block for text in (*pair.positives, *pair.negatives)]
+        for name, texts, side in (("query", queries, source.query), ("document", documents, source.document)):
+            if tokenizer is None:
+                lengths[name].add([len(text) for text in texts], None)
+            else:
+                ids, limit = text_ids(tokenizer, texts, side)
+                lengths[name].add([len(row) for row in ids], limit)
+        shown += [_sample(place, pair, source, tokenizer) for place, pair in block[: samples - len(shown)]]
+    sides = (source.query, source.document)
+    return PairSummary(counts, positives, negatives, lengths["query"], lengths["document"], *sides, shown)
+
+
+def _sample(place: str, pair: Pair, source: PairFiles, tokenizer: TextTokenizer | None) -> Sample:
+    """A row as the encoder sees it: a text that is longer than allowed keeps its beginning, and ends with ``</s>``."""
+    sides = (("positive", pair.positives), ("negative", pair.negatives))
+    roles = [("query", pair.query), *((role, text) for role, texts in sides for text in texts[:_SHOWN])]
+    shown = []
+    for role, text in roles:
+        if tokenizer is None:
+            shown.append(ShownText(role, text, [], [], False))
+            continue
+        (ids,), limit = text_ids(tokenizer, [text], source.query if role == "query" else source.document)
+        read = ids if len(ids) <= limit else [*ids[: limit - 1], tokenizer.special.eos]
+        pieces = [str(tokenizer.backend.id_to_token(i)) for i in read]
+        shown.append(ShownText(role, text, read, pieces, len(ids) > limit))
+    return Sample(place, shown, pair.score, 1 + len(pair.positives) + len(pair.negatives) - len(shown))
+
+
+def is_pairs(path: Path) -> bool:
+    """Whether a path names pairs, and not a set of token shards."""
+    return not path.is_dir() or any((path / name).exists() for name in ("qrels", "state.json", "dataset_dict.json"))

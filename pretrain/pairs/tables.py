@@ -1,0 +1,245 @@
+"""Rows of tables of any kind (jsonl, csv, tsv, parquet, plain lines, data sets of the hub), and what their cells hold.
+
+Every row has a place. A cell that is not what it should be is a ``DataError`` that names it.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from capt.pretrain.base.errors import DataError, shown
+from capt.pretrain.base.files import LONGEST_LINE, is_utf8, open_regular, read_lines
+from capt.pretrain.data.files import json_object, parquet_batches, why_missing
+
+Row = tuple[str, dict[str, Any]]
+"""The place of a row, ``FILE:LINE`` (``FILE:ROW`` where a file has no lines), and its cells by column."""
+Choose = Callable[[list[str]], list[str]]
+"""Picks the columns to read from those that a parquet file or a data set has."""
+
+SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".parquet")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+
+
+def has_header(path: Path) -> bool:
+    """Whether the columns of a file are named by its first line alone."""
+    return _suffix(path) in (".csv", ".tsv")
+
+
+def read_table(path: Path, split: str = "train", choose: Choose = list) -> Iterator[Row]:
+    """Yield the rows of a file, of a folder that ``datasets`` saved, or of a data set of the hub.
+
+    - ``.jsonl``, ``.json``: one object a line; blank lines are passed over.
+    - ``.csv``: a header, commas, quotes as in RFC 4180, so that a cell may have line breaks.
+    - ``.tsv``: a header and tabs. There is no quoting, as in GLUE: a quotation mark is text.
+    - ``.txt``: one text a line, in the column ``text``.
+    - ``.parquet``, and ``USER/NAME`` or ``USER/NAME/SUBSET`` of the hub (its split ``split``).
+
+    All but parquet may be packed (``.gz``). Raises ``DataError`` that names file and line.
+    """
+    if path.is_dir():
+        from capt.pretrain.data.hub import is_saved  # datasets takes a second to import
+
+        if not is_saved(path):
+            names = ", ".join(f"*{suffix}" for suffix in SUFFIXES)
+            raise DataError(
+                f"{path}: a folder without a data set; name its files ({names}), a folder that datasets saved, or one "
+                "with corpus.jsonl, queries.jsonl and qrels/"
+            )
+        yield from _data_set(str(path), None, split, choose)
+    elif path.exists() or path.is_symlink():
+        yield from _file(path, choose)
+    elif _HUB_ID.fullmatch(str(path)) and not Path(path.parts[0]).exists() and _suffix(path) not in SUFFIXES:
+        user, name, *subset = path.parts
+        yield from _data_set(f"{user}/{name}", subset[0] if subset else None, split, choose)
+    else:
+        raise DataError(why_missing(path))
+
+
+def _suffix(path: Path) -> str:
+    return (path.with_suffix("") if path.suffix == ".gz" else path).suffix.lower()
+
+
+def _file(path: Path, choose: Choose) -> Iterator[Row]:
+    suffix = _suffix(path)
+    if suffix not in SUFFIXES or (suffix == ".parquet" and path.suffix == ".gz"):
+        raise DataError(
+            f"{path}: no reader for files ending in {path.suffix or 'nothing'}; known: {', '.join(SUFFIXES)}, and .gz "
+            "of these except .parquet"
+        )
+    if suffix == ".parquet":
+        with open_regular(path) as raw:
+            batches = parquet_batches(path, raw, choose)
+            yield from _numbered(str(path), batches)
+    elif suffix == ".csv":
+        yield from _csv(path)
+    elif suffix == ".tsv":
+        yield from _tsv(path)
+    elif suffix == ".txt":
+        for number, line in enumerate(read_lines([path]), start=1):
+            yield f"{path}:{number}", {"text": line}
+    else:
+        for number, line in enumerate(read_lines([path]), start=1):
+            if line.strip():
+                yield f"{path}:{number}", json_object(path, number, line)
+
+
+def _csv(path: Path) -> Iterator[Row]:
+    csv.field_size_limit(LONGEST_LINE)
+    reader = csv.reader((line + "\n" for line in read_lines([path])), strict=True)
+    header: list[str] | None = None
+    begin = 1
+    try:
+        for cells in reader:
+            if header is None:
+                header = _header(path, cells, ",")
+            elif cells or len(header) == 1:
+                yield f"{path}:{begin}", _cells(path, begin, header, cells or [""])
+            begin = reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(
+            f"{path}, line {begin}: not CSV ({error}); a cell with commas, quotes or line breaks has quotes around it, "
+            "and a quote in it is doubled"
+        ) from None
+
+
+def _tsv(path: Path) -> Iterator[Row]:
+    header: list[str] | None = None
+    for number, line in enumerate(read_lines([path]), start=1):
+        if header is None:
+            header = _header(path, line.split("\t"), "\t")
+        elif line or len(header) == 1:
+            yield f"{path}:{number}", _cells(path, number, header, line.split("\t"))
+
+
+def _header(path: Path, cells: list[str], separator: str) -> list[str]:
+    names = [cell.strip() for cell in cells]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise DataError(f"{path}, line 1: two columns have the name {shown(twice)}; the first line names the columns")
+    other = next((mark for mark in ("\t", ";", "|", ",") if mark != separator and mark in "".join(names)), None)
+    if len(names) == 1 and other is not None:
+        raise DataError(
+            f"{path}, line 1: one column, {shown(names[0])}: are the cells separated by {other!r}? "
+            "In .csv they are by commas, in .tsv by tabs"
+        )
+    return names
+
+
+def _cells(path: Path, number: int, header: list[str], cells: list[str]) -> dict[str, Any]:
+    if len(cells) != len(header):
+        raise DataError(
+            f"{path}, line {number}: {len(cells)} columns; the header has {len(header)} "
+            f"({', '.join(shown(name, 40) for name in header[:10])})"
+        )
+    return dict(zip(header, cells, strict=True))
+
+
+def _data_set(name: str, subset: str | None, split: str, choose: Choose) -> Iterator[Row]:
+    from capt.pretrain.data.hub import load_split
+
+    rows = load_split(name, subset, split, "data.files")
+    chosen = rows.select_columns(choose(rows.column_names))
+    yield from _numbered(f"{name}/{subset}" if subset else name, chosen.iter(batch_size=256))
+
+
+def _numbered(name: str, batches: Iterator[dict[str, list[Any]]]) -> Iterator[Row]:
+    number = 0
+    for batch in batches:
+        for cells in zip(*batch.values(), strict=True):
+            number += 1
+            yield f"{name}:{number}", dict(zip(batch, cells, strict=True))
+
+
+# ---- cells
+
+DOCUMENT_IDS = ("_id", "id", "docid", "doc_id", "document_id", "pid", "corpus_id", "corpus-id")
+"""Names under which the id of a document is known."""
+_LOWEST, _HIGHEST = -1.0, 5.0
+"""Scores of similarity are cosines, from -1 to 1, or judgements from 0 to 5 as those of STS."""
+
+
+def values(value: Any) -> list[Any]:
+    """The entries of a cell: those of a list (null is an empty text), or the one value; none for null and NaN."""
+    if isinstance(value, list | tuple):
+        return ["" if entry is None else entry for entry in value]
+    return [] if value is None or value != value else [value]
+
+
+def text_of(place: str, column: str, value: Any) -> str:
+    """The text of an entry; of an object with ``text`` (a passage), its title before it."""
+    if isinstance(value, Mapping):  # a passage as Tevatron has it: docid, title, text
+        value = _passage(place, column, value)
+    if not isinstance(value, str):
+        raise DataError(
+            f"{place}: {column!r} must be text, it holds {shown(value, 40)} ({type(value).__name__}); are the columns "
+            "mixed up? columns={query: NAME, positive: NAME} chooses them"
+        )
+    if "\0" in value:
+        raise DataError(f"{place}: {column!r} is binary, not text: NUL at character {value.index(chr(0))}")
+    if not is_utf8(value):
+        raise DataError(f"{place}: {column!r} is not text: it holds half a character (a lone surrogate)")
+    return value
+
+
+def _passage(place: str, column: str, value: Mapping[str, Any]) -> Any:
+    if "text" not in value:
+        keys = ", ".join(map(str, value)) or "no key"
+        raise DataError(f"{place}: {column!r} holds an object without 'text' ({keys}); texts of ids come by corpus")
+    title = value.get("title")
+    return f"{title} {value['text']}" if isinstance(title, str) and title.strip() else value["text"]
+
+
+def score_of(place: str, value: Any, column: str, is_label: bool) -> float:
+    """The similarity in a cell: a cosine or a judgement up to 5; a label must lie from 0 to 1."""
+    if is_label and isinstance(value, str) and not is_number(value):
+        raise DataError(
+            f"{place}: {column!r} is the name of a class, {shown(value, 40)}, and no score; keep the rows whose texts "
+            "belong together and drop the column, or name a score by columns={score: NAME}"
+        )
+    number = number_of(place, value, column)
+    if is_label and not 0 <= number <= 1:
+        raise DataError(
+            f"{place}: {column!r} is {number:g}: labels of classes are no scores; a label is from 0 to 1 here, "
+            f"columns={{score: {column}}} says that it is a similarity"
+        )
+    if not _LOWEST <= number <= _HIGHEST:
+        raise DataError(
+            f"{place}: score {number:g} in {column!r} is out of range; a score is a cosine from -1 to 1, or a "
+            "similarity from 0 to 5"
+        )
+    return number
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number, or a text that reads as one."""
+    if isinstance(value, str):
+        try:
+            float(value)
+        except ValueError:
+            return False
+        return True
+    return isinstance(value, int | float)
+
+
+def number_of(place: str, value: Any, column: str) -> float:
+    """A finite number, also one written as text."""
+    if isinstance(value, str) and is_number(value):
+        value = float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise DataError(f"{place}: {column!r} must be a number, it holds {shown(value, 40)}; are the columns mixed up?")
+    if (isinstance(value, int) and value.bit_length() > 64) or not math.isfinite(value):
+        raise DataError(f"{place}: {column!r} is {shown(value, 40)}, and not a finite number")
+    return float(value)
+
+
+def id_of(place: str, column: str, value: Any) -> str:
+    """The id of a document: a text, a whole number, or an object that has one."""
+    if isinstance(value, Mapping):
+        value = next((value[name] for name in DOCUMENT_IDS if name in value), value)
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise DataError(f"{place}: {column!r} must be the id of a document, it holds {shown(value, 40)}")
+    return str(value).strip()

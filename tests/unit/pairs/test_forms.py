@@ -1,0 +1,476 @@
+"""The same pairs in every form and kind of file are read as the same pairs; what cannot be meant is refused."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import logging
+import os
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.pairs.forms import FORMS, Counts, Pair, read_pairs
+from capt.pretrain.pairs.layout import ROLES
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def write_json(path: Path, rows: Rows) -> Path:
+    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n")
+    return path
+
+
+def write_table(path: Path, rows: Rows) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def write_tabs(path: Path, rows: Rows) -> Path:
+    path.write_text(
+        "\n".join("\t".join(map(str, cells)) for cells in (rows[0], *(row.values() for row in rows))) + "\n"
+    )
+    return path
+
+
+def write_parquet(path: Path, rows: Rows) -> Path:
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
+    return path
+
+
+def write_saved(path: Path, rows: Rows) -> Path:
+    datasets.Dataset.from_list(list(rows)).save_to_disk(path)
+    return path
+
+
+def packed(write: Callable[[Path, Rows], Path]) -> Callable[[Path, Rows], Path]:
+    def write_packed(path: Path, rows: Rows) -> Path:
+        plain = write(path.with_suffix(""), rows)
+        path.write_bytes(gzip.compress(plain.read_bytes()))
+        return path
+
+    return write_packed
+
+
+WRITERS: dict[str, Callable[[Path, Rows], Path]] = {
+    "a.jsonl": write_json,
+    "a.jsonl.gz": packed(write_json),
+    "a.csv": write_table,
+    "a.csv.gz": packed(write_table),
+    "a.tsv": write_tabs,
+    "a.parquet": write_parquet,
+    "saved": write_saved,
+}
+WITH_LISTS = ["a.jsonl", "a.jsonl.gz", "a.parquet", "saved"]
+TEXTS = ['a "quoted" word', 'b"', "c, d", "'e'", "naïve 日本 😀", "1984", "[f]", "g\u2028h", "two  spaces", "İ", "#x;y"]
+
+
+def some_texts(number: int, *, line_breaks: bool) -> list[str]:
+    rng = random.Random(number)
+    joints = [" ", ", ", ' " ', *(["\n"] if line_breaks else [])]
+    return [f"{i} {rng.choice(TEXTS)}{rng.choice(joints)}{rng.choice(TEXTS)}" for i in range(40)]
+
+
+def read(*files: Path, **options: Any) -> list[Pair]:
+    return [pair for _, pair in read_pairs(files, **options)]
+
+
+# ---- every form in every kind of file
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize(
+    "columns", [(q, p) for q in ("anchor", "question", "my left") for p in ("positive", "doc_1", "pos")]
+)
+def test_two_columns(tmp_path: Path, name: str, columns: tuple[str, str]) -> None:
+    texts = some_texts(1, line_breaks=name != "a.tsv")
+    rows = [dict(zip(columns, two, strict=True)) for two in zip(texts[::2], texts[1::2], strict=True)]
+    assert read(WRITERS[name](tmp_path / name, rows)) == [Pair(q, (p,)) for q, p in (row.values() for row in rows)]
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize(
+    "columns", [("anchor", "positive", "negative"), ("sent0", "sent1", "hard_neg"), ("a", "b", "c", "d"),
+                ("query", "positive", "negative_1", "negative_2")]
+)  # fmt: skip
+def test_negatives_in_columns(tmp_path: Path, name: str, columns: tuple[str, ...]) -> None:
+    texts, width = some_texts(2, line_breaks=name != "a.tsv"), len(columns)
+    rows = [dict(zip(columns, texts[i : i + width], strict=True)) for i in range(0, len(texts) - width, width)]
+    expected = [Pair(q, (p,), tuple(n)) for q, p, *n in (row.values() for row in rows)]
+    assert read(WRITERS[name](tmp_path / name, rows)) == expected
+
+
+def test_numbered_negatives_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    row = {"negative_10": "ten", "positive": "p", "negative_2": "two", "anchor": "a"}
+    assert read(write_json(tmp_path / "a.jsonl", [row])) == [Pair("a", ("p",), ("two", "ten"))]
+
+
+@pytest.mark.parametrize("name", WITH_LISTS)
+def test_flagembedding(tmp_path: Path, name: str) -> None:
+    t = some_texts(3, line_breaks=True)
+    rows = [
+        {
+            "query": t[0],
+            "pos": t[1:3],
+            "neg": t[3:6],
+            "pos_scores": [1, 0.5],
+            "neg_scores": [0.25, -3, 0],
+            "prompt": "x",
+        },
+        {"query": t[6], "pos": t[7:8], "neg": t[8:9], "pos_scores": [2], "neg_scores": [1], "prompt": "x"},
+    ]
+    expected = [
+        Pair(t[0], (t[1], t[2]), tuple(t[3:6]), (1.0, 0.5), (0.25, -3.0, 0.0)),
+        Pair(t[6], (t[7],), (t[8],), (2.0,), (1.0,)),
+    ]
+    for form in ("auto", "flagembedding", "columns"):
+        assert read(WRITERS[name](tmp_path / f"{form}-{name}", rows), form=form) == expected
+
+
+def test_keys_of_json_rows_may_be_absent(tmp_path: Path) -> None:
+    rows = [
+        {"query": "a", "pos": "b"},
+        {"pos": ["c"], "query": "d", "neg": ["e"]},
+        {"query": "f", "pos": ["g"], "neg": None},
+    ]
+    assert read(write_json(tmp_path / "a.jsonl", rows)) == [
+        Pair("a", ("b",)),
+        Pair("d", ("c",), ("e",)),
+        Pair("f", ("g",)),
+    ]
+
+
+def test_columns_by_order_stay_the_same_when_the_keys_of_a_row_are_in_another(tmp_path: Path) -> None:
+    rows = [{"left": "a", "right": "b"}, {"right": "c", "left": "d"}]
+    assert read(write_json(tmp_path / "a.jsonl", rows)) == [Pair("a", ("b",)), Pair("d", ("c",))]
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize(
+    "columns", [("sentence1", "sentence2", "score"), ("left", "right", "x"), ("question1", "question2", "is_duplicate")]
+)
+def test_scores(tmp_path: Path, name: str, columns: tuple[str, str, str]) -> None:
+    texts = some_texts(4, line_breaks=name != "a.tsv")
+    rows = [dict(zip(columns, (texts[i], texts[i + 1], i / 40), strict=True)) for i in range(0, 40, 2)]
+    expected = [Pair(texts[i], (texts[i + 1],), score=i / 40) for i in range(0, 40, 2)]
+    for form in ("auto", "scores"):
+        assert read(WRITERS[name](tmp_path / f"{form}-{name}", rows), form=form) == expected
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_one_column_alone(tmp_path: Path, name: str) -> None:
+    texts = some_texts(5, line_breaks=name != "a.tsv")
+    path = WRITERS[name](tmp_path / name, [{"text": text} for text in texts])
+    assert read(path) == read(path, form="texts") == [Pair(text, ()) for text in texts]
+
+
+def test_lines_are_texts(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("\ufeffone\r\ntwo\x85\u2028 2\n\nthree".encode())
+    counts = Counts()
+    assert read(tmp_path / "a.txt", counts=counts) == [Pair("one", ()), Pair("two\x85\u2028 2", ()), Pair("three", ())]
+    assert (counts.rows, counts.used, counts.without_query) == (4, 3, 1)
+    assert counts.first["without_query"] == f"{tmp_path}/a.txt:3"
+
+
+def test_one_of_several_columns_is_chosen(tmp_path: Path) -> None:
+    path = write_json(tmp_path / "a.jsonl", [{"title": "a", "body": "b"}, {"title": "c", "body": "d"}])
+    assert read(path, columns={"text": "body"}) == [Pair("b", ()), Pair("d", ())]
+    assert read(path, columns={"query": "body", "positive": "title"}) == [Pair("b", ("a",)), Pair("d", ("c",))]
+
+
+@pytest.mark.parametrize("name", WITH_LISTS)
+@pytest.mark.parametrize("corpus_name", WRITERS)
+def test_ids_with_a_corpus(tmp_path: Path, name: str, corpus_name: str) -> None:
+    texts = some_texts(6, line_breaks=corpus_name != "a.tsv")
+    corpus = WRITERS[corpus_name](
+        tmp_path / f"corpus-{corpus_name}",
+        [{"docid": f"d{i}", "title": "", "document_text": t} for i, t in enumerate(texts)],
+    )
+    rows = [
+        {"query_id": "1", "query_text": "x", "positive_document_ids": ["d3"], "negative_document_ids": ["d5", "d39"]},
+        {"query_id": "2", "query_text": "y", "positive_document_ids": ["d4", "d0"], "negative_document_ids": ["d2"]},
+    ]
+    path = WRITERS[name](tmp_path / name, rows)
+    own = [text.strip() for text in texts]
+    assert read(path, corpus=corpus) == read(path, corpus=corpus, form="ids")
+    assert read(path, corpus=corpus) == [
+        Pair("x", (own[3],), (own[5], own[39])), Pair("y", (own[4], own[0]), (own[2],))
+    ]  # fmt: skip
+
+
+def test_passages_as_objects(tmp_path: Path) -> None:
+    """Tevatron's older form, and NeMo's, in which a document may be an id."""
+    rows = [
+        {
+            "query": "x",
+            "positive_passages": [{"docid": "1", "title": "T", "text": "t"}],
+            "negative_passages": [{"text": "n"}],
+        },
+        {"query": "y", "positive_passages": [{"docid": "2", "title": "", "text": "u"}], "negative_passages": []},
+    ]
+    assert read(write_json(tmp_path / "a.jsonl", rows)) == [Pair("x", ("T t",), ("n",)), Pair("y", ("u",))]
+    corpus = write_json(tmp_path / "corpus.jsonl", [{"id": 7, "text": "seven"}, {"id": 8, "text": "eight"}])
+    rows = [{"question_id": "q", "question": "x", "pos_doc": [{"id": "7"}], "neg_doc": [{"id": "8"}]}]
+    assert read(write_json(tmp_path / "b.jsonl", rows), corpus=corpus) == [Pair("x", ("seven",), ("eight",))]
+
+
+def beir(folder: Path, judgements: Sequence[tuple[str, str, object]], split: str = "test") -> Path:
+    (folder / "qrels").mkdir(parents=True)
+    write_json(folder / "corpus.jsonl", [{"_id": f"d{i}", "title": "T" * (i % 2), "text": f"t{i}"} for i in range(6)])
+    write_json(folder / "queries.jsonl", [{"_id": f"q{i}", "text": f"query {i}"} for i in range(4)])
+    rows = [{"query-id": q, "corpus-id": d, "score": s} for q, d, s in judgements]
+    write_tabs(folder / "qrels" / f"{split}.tsv", rows)
+    return folder
+
+
+def test_beir(tmp_path: Path) -> None:
+    folder = beir(
+        tmp_path / "set", [("q1", "d1", 1), ("q0", "d2", 2), ("q1", "d4", 0), ("q1", "d3", 1), ("q3", "d5", 0)]
+    )
+    counts = Counts()
+    found = dict(read_pairs([folder], split="test", counts=counts))
+    path = folder / "qrels" / "test.tsv"
+    assert found == {f"{path}:2": Pair("query 1", ("T t1", "T t3"), ("t4",)), f"{path}:3": Pair("query 0", ("t2",))}
+    assert (counts.rows, counts.without_positive, counts.first["without_positive"]) == (3, 1, f"{path}:6")
+
+
+@pytest.mark.realdata
+def test_real_data() -> None:
+    data = Path(os.environ["CAPT_DATA"])
+    cranfield = read(data / "retrieval" / "cranfield", split="test")
+    judgements = (data / "retrieval" / "cranfield" / "qrels" / "test.tsv").read_text().splitlines()[1:]
+    relevant = {line.split("\t")[0] for line in judgements if int(line.split("\t")[2]) > 0}
+    assert len(cranfield) == len(relevant)
+    sts = read(data / "glue" / "STS-B" / "train.tsv")
+    assert len(sts) == 5749
+    assert sts[0] == Pair("A plane is taking off.", ("An air plane is taking off.",), score=5.0)
+
+
+@pytest.mark.parametrize("name", WITH_LISTS)
+def test_a_text_of_digits_is_a_text_where_values_have_types(tmp_path: Path, name: str) -> None:
+    rows = [{"left": "in what year", "right": "1984"}, {"left": "where", "right": "here"}]
+    assert read(WRITERS[name](tmp_path / name, rows)) == [Pair("in what year", ("1984",)), Pair("where", ("here",))]
+
+
+# ---- places
+
+
+def test_a_place_is_the_line_at_which_a_row_begins(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('anchor,positive\n"a\nb","c\r\nd"\n\ne,f\n')
+    assert list(read_pairs([path])) == [(f"{path}:2", Pair("a\nb", ("c\nd",))), (f"{path}:6", Pair("e", ("f",)))]
+
+
+def test_several_files_and_patterns(tmp_path: Path) -> None:
+    for i in range(3):
+        write_json(tmp_path / f"{i}.jsonl", [{"query": f"q{i}", "pos": [f"p{i}"]}])
+    assert [place for place, _ in read_pairs([tmp_path / "[12].jsonl", tmp_path / "0.jsonl"])] == [
+        f"{tmp_path}/{i}.jsonl:1" for i in (1, 2, 0)
+    ]
+
+
+# ---- what is counted
+
+
+def test_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [
+        {"query": "a", "pos": ["b"], "neg": ["c"]},
+        {"query": " ", "pos": ["b"]},
+        {"query": None, "pos": ["b"]},
+        {"query": "a", "pos": ["", " "]},
+        {"query": "a", "pos": []},
+        {"query": "a", "pos": ["b", None], "neg": ["", "d"], "neg_scores": [1, 2]},
+        {"query": "a", "pos": ["b"], "neg": ["c"]},
+        {"query": "e\u0301 f", "pos": ["\u00e9  f"]},
+        {"query": "g", "pos": ["h"], "neg": [" h ", "g", "i"], "neg_scores": [1, 2, 3]},
+    ]
+    path, counts = write_json(tmp_path / "a.jsonl", rows), Counts()
+    with caplog.at_level(logging.WARNING):
+        found = read(path, counts=counts)
+    assert found[1] == Pair("a", ("b",), ("d",), negative_scores=(2.0,))
+    assert found[-1] == Pair("g", ("h",), ("i",), negative_scores=(3.0,))
+    assert (counts.rows, counts.used, len(found)) == (9, 5, 5)
+    assert (counts.without_query, counts.without_positive, counts.empty_texts) == (2, 2, 4)
+    assert (counts.duplicates, counts.query_is_positive) == (1, 1)
+    assert (counts.negative_is_positive, counts.negative_is_query) == (1, 1)
+    assert f"rows left out, the query is empty: 2, the first at {path}:2" in caplog.text
+    assert all(remark in caplog.text for remark in counts.remarks())
+    assert len(counts.remarks()) == 7
+
+
+# ---- what is refused
+
+FAULTS: dict[str, tuple[Rows, dict[str, Any], str]] = {
+    "number for a text": ([{"query": "a", "pos": [3]}], {}, "1: 'pos' must be text, it holds 3"),
+    "list for a query": ([{"query": ["a", "b"], "pos": ["c"]}], {}, "1: 'query' holds 2 texts"),
+    "NUL": ([{"query": "a\0", "pos": ["c"]}], {}, "1: 'query' is binary"),
+    "half a character": ([{"query": "\ud800", "pos": ["c"]}], {}, "1: 'query' is not text"),
+    "scores of another number": ([{"query": "a", "pos": ["c"], "pos_scores": [1, 2]}], {}, "2 scores for 1 document;"),
+    "score is NaN": ([{"query": "a", "pos": ["c"], "pos_scores": [float("nan")]}], {}, "not a finite number"),
+    "score is a text": ([{"sentence1": "a", "sentence2": "b", "score": "good"}], {}, "must be a number.*mixed up"),
+    "similarity is NaN": ([{"sentence1": "a", "sentence2": "b", "score": float("nan")}], {}, "not a finite number"),
+    "similarity out of range": ([{"sentence1": "a", "sentence2": "b", "score": 87}], {}, "87 in 'score' is out of"),
+    "score is missing": ([{"sentence1": "a", "sentence2": "b", "score": None}], {}, "must be a number, it holds None"),
+    "label is a class": ([{"sentence1": "a", "sentence2": "b", "label": 2}], {}, "labels of classes are no scores"),
+    "label is a name": ([{"sentence1": "a", "sentence2": "b", "label": "entailment"}], {}, "name of a class"),
+    "score and negatives": ([{"anchor": "a", "positive": "b", "negative": "c", "score": 1}], {}, "is a score of two"),
+    "roles out of order": ([{"doc": "a", "query": "b"}], {}, "'doc', 'query' are not a query and its positive"),
+    "negative without a positive": ([{"query": "a", "neg": ["b"]}], {}, "are not a query and its positive"),
+    "text beside another": ([{"text": "a", "source": "web"}], {}, "are not a query and its positive"),
+    "text with a class": ([{"text": "a", "label": 1}], {}, "form=texts with columns"),
+    "numbers alone": ([{"a": 1, "b": 2}], {}, "are not a query and its positive"),
+    "no columns": ([{}], {}, "the columns none are not"),
+    "another form later": ([{"query": "a", "pos": ["b"]}, {"text": "c"}], {}, ":2: the columns are"),
+    "a key misspelt later": ([{"query": "a", "pos": ["b"]}, {"query": "c", "psitive": "d"}], {}, ":2: the columns are"),
+    "a score later": (
+        [{"query": "a", "document": "b"}, {"query": "c", "document": "d", "score": 1}], {}, ":2: a row of scores.*pairs"
+    ),
+    "ids without a corpus": ([{"query": "a", "positive_document_ids": ["1"]}], {}, "name the texts.* by corpus"),
+    "objects without text": ([{"query": "a", "pos": [{"id": "1"}]}], {}, "an object without 'text'"),
+    "column that is not there": ([{"a": "x", "b": "y"}], {"columns": {"query": "a", "positive": "c"}}, "names 'c'"),
+    "negatives that are not there": (
+        [{"a": "x", "b": "y"}],
+        {"columns": {"query": "a", "positive": "b", "negative": "n1, n2"}},
+        "no row has the column 'n1'",
+    ),
+    "form does not fit": ([{"a": "x", "b": "y"}], {"form": "flagembedding"}, "are not 'query' and 'pos'"),
+    "no scores": ([{"query": "x", "pos": "y"}], {"form": "scores"}, "are not two texts and a score"),
+    "no usable row": ([{"query": "", "pos": ["b"]}, {"query": "a", "pos": []}], {}, "no usable row of 2: .*empty"),
+    "one query": ([{"query": "a", "pos": ["b"]}, {"query": "a", "pos": ["c"]}], {}, "every query of 2 rows is 'a'"),
+    "one document": ([{"query": "a", "pos": ["b"]}, {"query": "c", "pos": ["b"]}], {}, "every document of 2 rows"),
+    "one text": ([{"text": "a"}, {"text": "a"}], {}, "every query of 2 rows is 'a'"),
+    "one score": (
+        [{"sentence1": t, "sentence2": t + "x", "score": 1} for t in "ab"], {}, "every score of 2 rows is 1; "
+    ),
+    "a column twice": ([{"query": t, "pos": [t]} for t in "ab"], {}, "every query equals its document"),
+    "negatives are positives": ([{"query": t, "pos": [t + "x"], "neg": [t + "x"]} for t in "ab"], {}, "every negative"),
+    "queries are numbers": ([{"query": t, "pos": [t + "x"]} for t in "12"], {}, "every query is a number, as '1'"),
+    "documents are numbers": ([{"query": t + "x", "pos": [t]} for t in "12"], {}, "every document is a number, as '1'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_cannot_be_meant_is_refused(tmp_path: Path, fault: str) -> None:
+    rows, options, message = FAULTS[fault]
+    path = write_json(tmp_path / "a.jsonl", rows)
+    with pytest.raises(DataError, match=message) as caught:
+        read(path, **options)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+TABLES = {
+    "no header": (
+        "a.csv",
+        "A man is here.,A woman is there.\nx,y\n",
+        "line 1: 'A man is here.' is no name of a column",
+    ),
+    "semicolons": ("a.csv", "anchor;positive\na;b\n", "are the cells separated by ';'"),
+    "tabs in csv": ("a.csv", "anchor\tpositive\na\tb\n", "separated by '.t'"),
+    "commas in tsv": ("a.tsv", "anchor,positive\na,b\n", "separated by ','"),
+    "a name twice": ("a.csv", "anchor,anchor\na,b\n", "line 1: two columns have the name 'anchor'"),
+    "a cell too many": ("a.csv", "anchor,positive\na,b\nc,d,e\n", "line 3: 3 columns; the header has 2"),
+    "a cell too few": ("a.tsv", "anchor\tpositive\na\tb\nc\n", "line 3: 1 columns; the header has 2"),
+    "an open quote": ("a.csv", 'anchor,positive\na,b\nc,"d\ne,f\n', "line 3: not CSV"),
+    "a quote within": ("a.csv", 'anchor,positive\na,b\nc,"d" e\n', "line 3: not CSV"),
+    "a list as text": ("a.csv", "query,pos\na,\"['x', 'y']\"\n", "2: 'pos' holds a list written as text"),
+    "not UTF-8": ("a.csv", "anchor,positive\na,\udcff\n", "line 2: not UTF-8"),
+    "a header alone": ("a.tsv", "anchor\tpositive\n", "no usable row of 0"),
+    "nothing": ("a.csv", "", "is empty"),
+    "a JSON list": ("a.json", '[{"query": "a"}]', "jq -c"),
+    "not JSON": ("a.jsonl", '{"query": "a", "pos": ["b"]}\n{"query": \n', "line 2.*: not JSON"),
+    "unknown suffix": ("a.xlsx", "x", r"no reader for files ending in \.xlsx"),
+    "packed parquet": ("a.parquet.gz", "x", "no reader for files"),
+    "not parquet": ("a.parquet", "x", "not a readable parquet file"),
+}
+
+
+@pytest.mark.parametrize("fault", TABLES)
+def test_damaged_tables(tmp_path: Path, fault: str) -> None:
+    name, content, message = TABLES[fault]
+    (tmp_path / name).write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(DataError, match=message):
+        read(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+def test_quotes_in_tsv_are_text(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text('anchor,positive\n"a",b\n'.replace(",", "," if name == "a.csv" else "\t"))
+    assert read(tmp_path / name) == [Pair("a" if name == "a.csv" else '"a"', ("b",))]
+
+
+@pytest.mark.parametrize(
+    ("judgements", "split", "message"),
+    [
+        ([("q1", "d1", 1)], "train", r"train\.tsv: no such file; split=train is chosen, and there are test"),
+        ([("q1", "d9", 1)], "test", "test.tsv:2: 'corpus-id' names 'd9', which the corpus does not have"),
+        ([("q9", "d1", 1)], "test", r"test\.tsv:2: query-id 'q9' is not in .*queries\.jsonl"),
+        ([("q1", "d1", "x")], "test", r"test\.tsv:2: 'score' must be a number"),
+        ([("q1", "d1", 0)], "test", "no usable row of 1"),
+    ],
+)
+def test_damaged_beir(tmp_path: Path, judgements: list[tuple[str, str, object]], split: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read(beir(tmp_path / "set", judgements), split=split)
+
+
+def test_an_id_has_one_text(tmp_path: Path) -> None:
+    path = write_json(tmp_path / "a.jsonl", [{"query": "x", "pos": ["1"]}])
+    corpus = write_json(tmp_path / "c.jsonl", [{"_id": "1", "text": "a"}, {"_id": "1", "text": "a"}])
+    assert read(path, corpus=corpus) == [Pair("x", ("a",))]
+    write_json(corpus, [{"_id": "1", "text": "a"}, {"_id": "1", "text": "b"}])
+    with pytest.raises(DataError, match=r"c\.jsonl:2: the id '1' has another text above"):
+        read(path, corpus=corpus)
+
+
+def test_the_caller_is_told_of_wrong_options(tmp_path: Path) -> None:
+    path = write_json(tmp_path / "a.jsonl", [{"query": "x", "pos": ["1"]}])
+    for options, message in [
+        ({"form": "flagembeding"}, "did you mean 'flagembedding'"),
+        ({"form": "ids"}, "form=ids needs the texts"),
+        ({"form": "texts", "corpus": path}, "leave corpus out"),
+        ({"columns": {"anchor": "x"}}, "columns: there is no role 'anchor'"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            read(path, **options)
+    with pytest.raises(DataError, match="no file of pairs"):
+        read()
+    with pytest.raises(DataError, match=r"nothing\.jsonl does not exist"):
+        read(tmp_path / "nothing.jsonl")
+    with pytest.raises(DataError, match="a folder without a data set"):
+        read(tmp_path)
+
+
+def test_a_set_of_the_hub_is_asked_for_by_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = datasets.Dataset.from_dict({"dataset": ["x", "x"], "query": ["a", "b"], "document": ["c", "d"]})
+    asked: list[tuple[str, str | None, str]] = []
+
+    def load_dataset(name: str, subset: str | None, split: str) -> datasets.Dataset:
+        asked.append((name, subset, split))
+        return rows
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(datasets, "get_dataset_config_names", lambda name: ["default"])
+    counts = Counts()
+    found = dict(read_pairs([Path("some/pairs")], counts=counts))
+    assert found == {"some/pairs:1": Pair("a", ("c",)), "some/pairs:2": Pair("b", ("d",))}
+    assert counts.columns == {"some/pairs": "query 'query'; positive 'document'; not read 'dataset'"}
+    assert len(read(Path("some/pairs/triplet"), split="dev")) == 2
+    assert asked == [("some/pairs", None, "train"), ("some/pairs", "triplet", "dev")]
+
+
+def test_no_name_has_two_roles() -> None:
+    names = [name for known in ROLES.values() for name in known]
+    assert len(names) == len(set(names))
+    assert set(FORMS) >= {"auto", "beir"}
