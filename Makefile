@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 RUN    ?= runs/quickstart
 ARGS   ?=
 FUZZ   ?= 10000
+# Of make quickstart-pairs: its folder.
+PAIRS  ?= runs/quickstart-pairs
 # Of make quickstart-vl: its folder, its size, and keys for pretraining and fine-tuning.
 VL     ?= runs/quickstart-vl
 PICTURES ?= 2500
@@ -31,7 +33,7 @@ FAULTS := $(addprefix tests/,multihost/test_faults.py multihost/test_slurm.py e2
 	$(addprefix tests/distributed/test_,supervision.py meeting.py local.py ledger.py replicas.py) \
 	$(addprefix tests/unit/,launcher/test_nodes.py launcher/test_gathering.py launcher/test_local.py base/test_cache.py)
 
-.PHONY: install wheelhouse quickstart quickstart-vl test test-gpu fuzz faults soak check format docs bench kenlm clean
+.PHONY: install wheelhouse quickstart quickstart-vl quickstart-pairs test test-gpu fuzz faults soak check format docs bench kenlm clean
 .DEFAULT_GOAL := help
 
 help:
@@ -39,6 +41,7 @@ help:
 	@echo "make wheelhouse  all of its packages as wheels in a folder, for hosts without a network (WHEELHOUSE=wheelhouse)"
 	@echo "make quickstart  the whole job at small size: train on 2 processes, resume, export, query, report"
 	@echo "make quickstart-vl  the same for pictures and words, on a synthetic world: store, pretraining, VQA, GQA, NLVR2"
+	@echo "make quickstart-pairs  an embedding model from pairs: what a function does, and its name with its signature"
 	@echo "make test        everything that runs without a GPU, shared by two workers (WORKERS=2)"
 	@echo "make test-gpu    what needs a CUDA GPU"
 	@echo "make fuzz        thousands of hostile inputs of every kind (FUZZ=10000), about an hour"
@@ -110,6 +113,20 @@ quickstart-vl: install
 	$(BIN)/capt report $(VL)/pretraining --out $(VL)/report
 	$(BIN)/capt report $(VL)/vqa $(VL)/gqa $(VL)/nlvr2 --out $(VL)/report-tasks
 	@echo "report: $(VL)/report/report.html   Hugging Face model: $(VL)/export/hf   figures on the synthetic test split: $(VL)/*_figures.json"
+
+# Pairs from a text's own structure: the docstring of each installed function, and the function's name and signature.
+quickstart-pairs: install
+	rm -rf $(PAIRS)
+	$(BIN)/python -c "from pathlib import Path; from capt.pretrain.data.docstrings import write_pairs; print(write_pairs(Path('$(PAIRS)/data')), 'pairs')"
+	$(BIN)/capt pretrain mlm_tiny --nproc 2 run.dir=$(PAIRS)/encoder data.source=docstrings
+	$(BIN)/capt pretrain pairs_tiny --nproc 2 run.dir=$(PAIRS)/model model.init=$(PAIRS)/encoder \
+	    data.files=$(PAIRS)/data/pairs.jsonl schedule.stop_after=150 $(ARGS) || test $$? -eq 75
+	$(BIN)/capt resume $(PAIRS)/model
+	$(BIN)/capt convert $(PAIRS)/model $(PAIRS)/export --to sentence-transformers
+	$(BIN)/capt neighbors $(PAIRS)/export --text $(PAIRS)/data/signatures.txt --lines 50000 \
+	    "copy a file to another place" "read a table from a CSV file" "compute the inverse of a matrix" "start a new thread"
+	$(BIN)/capt report $(PAIRS)/model --out $(PAIRS)/report
+	@echo "report: $(PAIRS)/report/report.html   sentence-transformers model: $(PAIRS)/export"
 
 test: install
 	$(BIN)/python -m pytest -m "not gpu" -n $(WORKERS) --dist loadfile --no-loadscope-reorder

@@ -12,9 +12,6 @@ from capt.pretrain.models.layers import dropout, initialise_weights
 
 _ACTIVATIONS = {"tanh": F.tanh, "gelu": F.gelu, "relu": F.relu}
 
-ENCODER = "encoder.model."
-"""Prefix of the encoder's parameters in a `Classifier`, and so in every checkpoint of fine-tuning."""
-
 
 class FirstToken(nn.Module):
     """The final hidden state of the first token (``<s>``, ``[CLS]``) of each sequence; no other output is computed.

@@ -6,7 +6,7 @@ No torch here.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
@@ -82,13 +82,6 @@ class FineTuningJob(Job):
     schedule: FineTuningSchedule = FineTuningSchedule()
     validate_: FineTuningValidate = Field(FineTuningValidate(), alias="validate")
     checkpoint: FineTuningCheckpoint = FineTuningCheckpoint()
-
-    def encoder_config(self) -> dict[str, Any] | None:
-        """The text encoder in the job's checkpoints, as ``config.json`` describes it; None where they have none.
-
-        It lets further fine-tuning start from them. Tasks override it.
-        """
-        return None
 
     def with_steps(self: AnyJob, examples: int) -> AnyJob:
         """The job for a training set of this size: all that is given in epochs is filled in as steps.

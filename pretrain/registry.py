@@ -27,6 +27,7 @@ from capt.pretrain.base.sensitive import has_secret
 TASKS = {
     "ace": "capt.pretrain.embeddings",
     "capt_language": "capt.pretrain.language",
+    "capt_pairs": "capt.pretrain.pairs",
     "capt_vl": "capt.pretrain.vision_language",
     "glue": "capt.finetune.glue",
     "labels": "capt.finetune.labels",

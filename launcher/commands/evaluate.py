@@ -35,7 +35,7 @@ def evaluate(
         list[Path] | None,
         typer.Option(
             help="The data folder of a GLUE or latent checkpoint, if it has moved; the files of any split for a visual "
-            "one (may be repeated)."
+            "one, held-out pairs for one of pairs (may be repeated)."
         ),
     ] = None,
     predictions: Annotated[

@@ -57,7 +57,8 @@ class TaskSection(Section):
     """Which job this is: a key of ``capt.pretrain.registry.TASKS``."""
 
     type: str = Field(
-        description="the type of the job: capt_language, capt_vl, latent, ace, glue, labels, or that of an entry point"
+        description="the type of the job: capt_language, capt_pairs, capt_vl, latent, ace, glue, labels, or that of an "
+        "entry point"
     )
 
 
@@ -203,6 +204,7 @@ class ValidateSection(Section):
     """Validation during training: ``every`` steps (0 = only at the end)."""
 
     every: NonNegativeInt = Field(500, description="steps between two validations; 0 = only at the end")
+    first: bool = Field(False, description="validate before the first step as well: the baseline of the run")
 
 
 class LocalSection(Section):
@@ -306,6 +308,13 @@ class Job(Section):
 
     def metric_names(self) -> frozenset[str] | None:
         """What the job's validation reports, for ``checkpoint.best``; None where the configuration does not tell."""
+        return None
+
+    def encoder_config(self) -> dict[str, Any] | None:
+        """The text encoder in the job's checkpoints, as ``config.json`` describes it; None where they have none.
+
+        It lets other jobs start from them. Tasks override it.
+        """
         return None
 
     def check_inputs(self) -> list[str]:

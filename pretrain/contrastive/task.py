@@ -26,7 +26,7 @@ from capt.pretrain.contrastive.term import ContrastTerm, StepDiagnostics
 from capt.pretrain.contrastive.views import CachedContrast, Views, joined
 from capt.pretrain.data.sampler import micro_batch_weights, micro_batches
 from capt.pretrain.engine.engines.base import Engine, averaged_weights
-from capt.pretrain.engine.loading import training_batches
+from capt.pretrain.engine.loading import AssembleStep, training_batches
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
 from capt.pretrain.engine.task import Progress, Rows, SampleOrder, StepMetrics, is_logged, to_float
 
@@ -64,6 +64,8 @@ class ContrastTask(ABC, Generic[BatchT]):
     """What a task calls the data that it is trained on."""
     noise: tuple[str, ...]
     """The sections of the job that say how samples are corrupted."""
+    contrast_loss = "loss/capt"
+    """The name of the contrast's loss in the metrics."""
 
     def __init__(self, job: Any) -> None:
         self.job = job
@@ -141,8 +143,12 @@ class ContrastTask(ABC, Generic[BatchT]):
         torch.manual_seed(derive(self.job.run.seed, "init"))
         self._module = self.build_module()
         if self.contrasts:
-            self.contrast = ContrastTerm(self.job.contrast, self.width, self.job.batch.global_)
+            self.contrast = self.build_term()
         return {"model": self._module}
+
+    def build_term(self) -> ContrastTerm:
+        """The contrast of the job, with its queue."""
+        return ContrastTerm(self.job.contrast, self.width, self.job.batch.global_)
 
     def optimizers(self) -> Mapping[str, ModuleOptimizer]:
         """The job's; with ``contrast.momentum`` it keeps an average of the weights."""
@@ -161,12 +167,20 @@ class ContrastTask(ABC, Generic[BatchT]):
         starts = range(progress.samples, progress.samples + steps * batch.global_, batch.global_)
         world = distributed.world_size()
         shape = (batch.global_, self.job.accumulation(world), world, distributed.rank())
+        return training_batches(self.step_assembler(*shape), starts, self.job.loader)
+
+    def step_assembler(self, batch: int, parts: int, world: int, rank: int) -> AssembleStep[BatchT]:
+        """What makes the ``parts`` micro-batches of ``rank`` of the step that begins at a sample."""
         assembler = self.assembler("train")
 
         def assemble(start: int) -> list[BatchT]:
-            return [assembler(samples) for samples in micro_batches(start, *shape)]
+            return [assembler(samples) for samples in micro_batches(start, batch, parts, world, rank)]
 
-        return training_batches(assemble, starts, self.job.loader)
+        return assemble
+
+    def tokens(self, batch: list[BatchT]) -> int:
+        """Tokens of a step over all ranks."""
+        return int(self.job.batch.global_ * self.job.data.sequence_length)
 
     def step(self, engines: Mapping[str, Engine], batch: list[BatchT], progress: Progress) -> StepMetrics:
         """One optimizer step over the micro-batches of ``batch``.
@@ -203,9 +217,10 @@ class ContrastTask(ABC, Generic[BatchT]):
             views, loss, metrics = self.losses(engine, micro_batch, scales, progress.step)
             metrics["loss"] = loss
             if views is not None:
-                metrics["loss/capt"] = weights[number] * contrast(views) if cached is None else cached.loss
-                metrics["loss"] = loss + self.job.contrast.weight * metrics["loss/capt"]
-                surrogate = metrics["loss/capt"] if cached is None else cached.surrogate(number, views)
+                contrasted = weights[number] * contrast(views) if cached is None else cached.loss
+                metrics[self.contrast_loss] = contrasted
+                metrics["loss"] = loss + self.job.contrast.weight * contrasted
+                surrogate = contrasted if cached is None else cached.surrogate(number, views)
                 loss = loss + self.job.contrast.weight * surrogate
             engine.backward(loss)
             engine.step(metrics["loss"])
@@ -215,7 +230,7 @@ class ContrastTask(ABC, Generic[BatchT]):
             assert self.contrast is not None
             self.contrast.push(keys)
         progress.samples += self.job.batch.global_
-        progress.tokens += self.job.batch.global_ * self.job.data.sequence_length
+        progress.tokens += self.tokens(batch)
         report: StepMetrics = {**totals, "grad_norm": engine.gradient_norm()}
         if self.contrasts:
             report["temperature"] = tau.detach() if isinstance(tau, Tensor) else tau
@@ -227,7 +242,7 @@ class ContrastTask(ABC, Generic[BatchT]):
             figures = seen.compute()
             report |= figures
             if "contrast/accuracy" not in figures:
-                report.pop("loss/capt", None)
+                report.pop(self.contrast_loss, None)
                 return report
             self.collapse.look("training", progress.step + 1, Figures(
                 figures["contrast/accuracy"], figures["contrast/uniformity"], figures["contrast/first_direction"]

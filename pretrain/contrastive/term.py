@@ -38,6 +38,9 @@ class ContrastTerm:
         batch: samples of an optimizer step over all ranks.
     """
 
+    pushed = 2
+    """Rows of each sample that enter the queue."""
+
     def __init__(self, section: ContrastSection, width: int, batch: int) -> None:
         self.section = section
         options_of(section).widths(width)  # refuses widths above that of the rows before the first step
@@ -48,7 +51,7 @@ class ContrastTerm:
             self.queue = ShardedQueue(
                 section.queue, width, dtype=dtype, device=distributed.device(), drift=section.drift
             )
-            self.queue.warn_if_smaller_than(2 * batch)
+            self.queue.warn_if_smaller_than(self.pushed * batch)
 
     def loss(self, views: Views, *, step: int, stats: ContrastStats | None = None) -> Float[Tensor, ""]:
         """The loss of some samples of every rank (`capt_loss`, without its weight); both views then enter the queue.

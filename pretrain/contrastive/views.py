@@ -22,6 +22,10 @@ class Views:
         ids: instance of each sample.
         temperature: of this step; a tensor where it is learned.
         only: the samples that are anchors and negatives; None = all of them.
+        negatives: unit rows that are negatives of the samples, any number; None = none but other samples.
+        negative_ids: instance of each of them.
+        owners: sample of each of them.
+        own_alone: a sample is compared with its own negatives alone.
     """
 
     s: Float[Tensor, "n d"]
@@ -29,11 +33,16 @@ class Views:
     ids: Int[Tensor, " n"]
     temperature: float | Float[Tensor, ""]
     only: Int[Tensor, " k"] | None = None
+    negatives: Float[Tensor, "m d"] | None = None
+    negative_ids: Int[Tensor, " m"] | None = None
+    owners: Int[Tensor, " m"] | None = None
+    own_alone: bool = False
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """What gradients flow to: ``s``, ``s_hat`` and a learned temperature, as a row."""
+        """What gradients flow to: ``s``, ``s_hat``, negatives and a learned temperature, as a row."""
         learned = (self.temperature.reshape(1),) if isinstance(self.temperature, Tensor) else ()
-        return self.s, self.s_hat, *learned
+        negatives = () if self.negatives is None else (self.negatives,)
+        return self.s, self.s_hat, *negatives, *learned
 
 
 class CachedContrast:
@@ -70,14 +79,24 @@ class CachedContrast:
         return self._micro_batches * self._cache.surrogate(number, views.tensors())
 
 
-def joined(views: Sequence[Views], s: Tensor, s_hat: Tensor, *temperature: Tensor) -> Views:
-    """The views of all samples; the temperature is that of the first micro-batch, for all have the same."""
-    only = None
+def joined(views: Sequence[Views], s: Tensor, s_hat: Tensor, *rest: Tensor) -> Views:
+    """The views of all samples, ``rest`` being the other `Views.tensors`.
+
+    The temperature is that of the first micro-batch, for all have the same.
+    """
+    starts = torch.tensor([0, *(len(each.ids) for each in views)]).cumsum(0).tolist()
+    only = negatives = negative_ids = owners = None
     if any(each.only is not None for each in views):
-        starts = torch.tensor([0, *(len(each.ids) for each in views)]).cumsum(0).tolist()
         only = torch.cat([
             (torch.arange(len(each.ids), device=s.device) if each.only is None else each.only) + start
             for each, start in zip(views, starts, strict=False)
         ])  # fmt: skip
-    learned = temperature[0][0] if temperature else views[0].temperature
-    return Views(s, s_hat, torch.cat([each.ids for each in views]), learned, only)
+    if views[0].negatives is not None:
+        negatives, rest = rest[0], rest[1:]
+        negative_ids = torch.cat([each.negative_ids for each in views if each.negative_ids is not None])
+        owners = torch.cat([
+            each.owners + start for each, start in zip(views, starts, strict=False) if each.owners is not None
+        ])  # fmt: skip
+    learned = rest[0][0] if rest else views[0].temperature
+    ids = torch.cat([each.ids for each in views])
+    return Views(s, s_hat, ids, learned, only, negatives, negative_ids, owners, views[0].own_alone)

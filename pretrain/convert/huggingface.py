@@ -18,7 +18,9 @@ from capt.pretrain.convert.reference import TEXTS, card_inputs, probe_batches, r
 from capt.pretrain.engine.durable import write_tensors
 from capt.pretrain.models.capt import CaptModel, build_model
 from capt.pretrain.models.config import RobertaConfig
-from capt.pretrain.models.hf_map import HEAD_FILE, to_hf
+from capt.pretrain.models.encoder import Encoder
+from capt.pretrain.models.hf_map import HEAD_FILE, parameter_names, to_hf
+from capt.pretrain.models.roberta import RobertaEncoder
 from capt.tokenizer.check import check_with_transformers
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 
@@ -105,6 +107,19 @@ def write_encoder(model: CaptModel, tokenizer: TextTokenizer, folder: Path, *, m
     hidden = model.config.hidden
     pooler = {"pooler.dense.weight": torch.zeros(hidden, hidden), "pooler.dense.bias": torch.zeros(hidden)}
     write_tensors(folder / "model.safetensors", tensors | pooler, {"format": "pt"})
+
+
+def encoder_tensors(encoder: Encoder) -> dict[str, Tensor]:
+    """The encoder's weights under the names of transformers' bare model of its family."""
+    state = encoder.state_dict()
+    if not isinstance(encoder, RobertaEncoder):
+        return state
+    tensors: dict[str, Tensor] = {}
+    for ours, theirs in parameter_names(encoder.config.layers):
+        if ours.startswith("encoder."):
+            names = [name.removeprefix("roberta.") for name in theirs]
+            tensors |= dict(zip(names, state[ours.removeprefix("encoder.")].chunk(len(names)), strict=True))
+    return tensors
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ a pooling file has one boolean a mode and types are ``sentence_transformers.mode
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -43,10 +43,14 @@ _POOLING_MODES = (
     "pooling_mode_weightedmean_tokens",
     "pooling_mode_lasttoken",
 )
-_MODE_OF = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"}
+_MODE_OF = {
+    "cls": "pooling_mode_cls_token",
+    "mean": "pooling_mode_mean_tokens",
+    "last": "pooling_mode_lasttoken",
+}
 
-_ACTIVATIONS = {"inner": "torch.nn.modules.activation.GELU", "outer": "torch.nn.modules.linear.Identity"}
-"""The two linear maps of the aggregation head and what follows each; names under ``torch.`` need no trust."""
+_GELU, IDENTITY = "torch.nn.modules.activation.GELU", "torch.nn.modules.linear.Identity"
+"""What follows each linear map of the aggregation head; names under ``torch.`` need no trust."""
 
 
 def export_sentence_transformers(
@@ -90,8 +94,35 @@ def export_sentence_transformers(
 
 
 def _write_modules(model: CaptModel, folder: Path, pooling: Pooling, max_length: int) -> None:
-    hidden, ffn = model.config.hidden, model.config.ffn
-    kinds = ["Transformer", "Pooling", *(["Dense", "Dense"] if pooling == "head" else []), "Normalize"]
+    mode, dense = model.config.pooling if pooling == "head" else pooling, []
+    if pooling == "head":
+        assert model.aggregation is not None, "require_pooling has seen the head"
+        dense = [(model.aggregation.inner, _GELU), (model.aggregation.outer, IDENTITY)]
+    write_modules(folder, hidden=model.config.hidden, mode=mode, dense=dense, max_length=max_length)
+
+
+def write_modules(
+    folder: Path,
+    *,
+    hidden: int,
+    mode: str,
+    dense: Sequence[tuple[torch.nn.Linear, str]] = (),
+    max_length: int,
+    prompts: Mapping[str, str] | None = None,
+    truncate_dim: int | None = None,
+) -> None:
+    """Write what makes an encoder's folder one of sentence-transformers, up to unit rows.
+
+    Args:
+        folder: has the encoder and its tokenizer.
+        hidden: columns of the hidden states.
+        mode: mean, cls or last.
+        dense: linear maps behind the pooling, each with the path of the function that follows it.
+        max_length: ids to cut inputs to, special tokens and prompt included.
+        prompts: text before an input, by the name under which ``encode`` asks for it.
+        truncate_dim: columns of the vectors that are kept; None = all.
+    """
+    kinds = ["Transformer", "Pooling", *["Dense"] * len(dense), "Normalize"]
     modules = [
         {
             "idx": index,
@@ -103,26 +134,29 @@ def _write_modules(model: CaptModel, folder: Path, pooling: Pooling, max_length:
     ]
     for module in modules[1:]:
         (folder / str(module["path"])).mkdir()
-    mode = _MODE_OF[model.config.pooling if pooling == "head" else pooling]
-    pooling_config = {name: name == mode for name in _POOLING_MODES}
+    pooling_config = {name: name == _MODE_OF[mode] for name in _POOLING_MODES}
     write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": hidden, **pooling_config})
-    if pooling == "head":
-        assert model.aggregation is not None, "require_pooling has seen the head"
-        _write_dense(model.aggregation.inner, folder / "2_Dense", hidden, ffn, _ACTIVATIONS["inner"])
-        _write_dense(model.aggregation.outer, folder / "3_Dense", ffn, hidden, _ACTIVATIONS["outer"])
+    for number, (linear, activation) in enumerate(dense, 2):
+        _write_dense(linear, folder / f"{number}_Dense", activation)
     write_json(folder / "modules.json", modules)
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
     # Without a sentence-transformers version, on purpose: releases older than the named one would warn.
     versions = {"transformers": version("transformers"), "pytorch": torch.__version__}
-    settings: dict[str, Any] = {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"}
+    settings: dict[str, Any] = {
+        "prompts": dict(prompts or {}),
+        "default_prompt_name": None,
+        "similarity_fn_name": "cosine",
+        **({} if truncate_dim is None else {"truncate_dim": truncate_dim}),
+    }
     write_json(
         folder / "config_sentence_transformers.json",
         {"model_type": "SentenceTransformer", "__version__": versions, **settings},
     )
 
 
-def _write_dense(linear: torch.nn.Linear, folder: Path, inputs: int, outputs: int, activation: str) -> None:
-    config = {"in_features": inputs, "out_features": outputs, "bias": True, "activation_function": activation}
+def _write_dense(linear: torch.nn.Linear, folder: Path, activation: str) -> None:
+    sizes = {"in_features": linear.in_features, "out_features": linear.out_features}
+    config = {**sizes, "bias": True, "activation_function": activation}
     write_json(folder / "config.json", config)
     tensors = {f"linear.{name}": parameter.detach().contiguous() for name, parameter in linear.named_parameters()}
     write_tensors(folder / "model.safetensors", tensors, {"format": "pt"})

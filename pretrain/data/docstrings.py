@@ -83,6 +83,55 @@ def docstring_file(
     return path
 
 
+def write_pairs(folder: Path, folders: Sequence[Path] | None = None, workers: int = 2) -> int:
+    """Write pairs of what a function does and its name with its signature, and return how many.
+
+    ``folder/pairs.jsonl`` has a query (the first English paragraph of the docstring) and a positive on each line,
+    ``folder/signatures.txt`` each signature once, to search in. Functions whose names begin with an underscore, and
+    paragraphs that describe more than one function, are left out.
+
+    Raises:
+        DataError: no function has such a docstring.
+    """
+    files = [path for each in (folders or python_folders()) for path in _python_files(each)]
+    tasks = [files[i : i + _FILES_A_TASK] for i in range(0, len(files), _FILES_A_TASK)]
+    signatures: dict[str, set[str]] = {}
+    for found in ordered_map(_read_signatures, tasks, workers):
+        for paragraph, signature in found:
+            signatures.setdefault(paragraph, set()).add(signature)
+    pairs = [(paragraph, *named) for paragraph, named in signatures.items() if len(named) == 1]
+    if not pairs:
+        raise DataError(f"no function in {len(files)} Python files has a docstring")
+    folder.mkdir(parents=True, exist_ok=True)
+    with new_file(folder / "pairs.jsonl") as out:
+        for paragraph, signature in pairs:
+            out.write(json.dumps({"query": paragraph, "pos": [signature]}, ensure_ascii=False) + "\n")
+    with new_file(folder / "signatures.txt") as out:
+        out.write("".join(f"{signature}\n" for signature in dict.fromkeys(signature for _, signature in pairs)))
+    return len(pairs)
+
+
+def _read_signatures(paths: Sequence[Path]) -> list[tuple[str, str]]:
+    """The first English paragraph of every public function, and its name with its signature."""
+    found = []
+    for path in paths:
+        tree = _parsed(path)
+        for node, name in _functions(tree, "") if tree is not None else ():
+            paragraph = next(prose(_docstring(node)), None)
+            if paragraph is not None and not node.name.startswith("_"):
+                found.append((paragraph, f"{name}({ast.unparse(node.args)})"[:200]))
+    return found
+
+
+def _functions(node: Definition, prefix: str) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, str]]:
+    """The functions of a module and of its classes, with names such as ``Path.exists``."""
+    for child in node.body:
+        if isinstance(child, ast.ClassDef):
+            yield from _functions(child, f"{prefix}{child.name}.")
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield child, f"{prefix}{child.name}"
+
+
 def prose(docstring: str) -> Iterator[str]:
     """The English paragraphs of a docstring, each on one line, markup removed."""
     paragraph: list[str] = []
@@ -126,18 +175,25 @@ def _read_files(paths: Sequence[Path]) -> list[list[str]]:
     """The prose of every module that has some; a file that is not Python of this version has none."""
     documents = []
     for path in paths:
-        try:
-            source = path.read_bytes()
-            if b'"""' not in source:  # two thirds of the time goes into parsing
-                continue
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # other people's invalid escape sequences
-                tree = ast.parse(source)
-        except (SyntaxError, ValueError, RecursionError):
+        tree = _parsed(path)
+        if tree is None:
             continue
         docstrings = [_docstring(node) for node in _definitions(tree)]
         documents.append([paragraph for text in docstrings for paragraph in prose(text)])
     return [document for document in documents if document]
+
+
+def _parsed(path: Path) -> ast.Module | None:
+    """The syntax tree of a file; None where it has no docstring, or is not Python of this version."""
+    try:
+        source = path.read_bytes()
+        if b'"""' not in source:  # two thirds of the time goes into parsing
+            return None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # other people's invalid escape sequences
+            return ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
 
 
 Definition = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

@@ -240,11 +240,11 @@ READERS: dict[str, FileReader] = {
 }
 
 
-def resolve_paths(patterns: Sequence[str], key: str) -> list[Path]:
+def resolve_paths(patterns: Sequence[str], key: str, *, any_suffix: bool = False) -> list[Path]:
     """The files that ``patterns``, the paths or globs of the configuration key ``key``, name; matches of a glob sorted.
 
-    Raises ``DataError`` for a pattern without a match (with the nearest existing name), an unknown suffix, or a file
-    named twice.
+    Raises ``DataError`` for a pattern without a match (with the nearest existing name), a file named twice, or, unless
+    ``any_suffix``, a suffix that no reader of text knows.
     """
     paths: dict[Path, None] = {}
     for pattern in patterns:
@@ -256,7 +256,8 @@ def resolve_paths(patterns: Sequence[str], key: str) -> list[Path]:
         for file in files:
             if file in paths:
                 raise DataError(f"{key}: {file} is named twice")
-            _reader(file)
+            if not any_suffix:
+                _reader(file)
             paths[file] = None
     return list(paths)
 

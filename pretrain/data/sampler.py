@@ -120,3 +120,81 @@ def validation_samples(
         rows = min(micro_batch, rows_per_rank - first)
         numbers = samples_here[first : first + rows]
         yield np.concatenate([numbers, np.zeros(rows - len(numbers), dtype=np.int64)]), len(numbers)
+
+
+@dataclass(frozen=True)
+class MixedSampler:
+    """Maps sample numbers to ``(epoch, row)`` where each block of samples comes from one of several sources.
+
+    Block ``b``, the samples ``b * block`` to ``(b + 1) * block - 1``, is the ``k``-th block of its source ``s``: its
+    samples are the numbers from ``k * block`` on in the order that `Sampler` gives that source. So every source has
+    epochs of its own. The source of a block is the one that is furthest behind its share of the blocks so far (largest
+    remainder), which depends on the weights, the seed and ``b`` alone. Rows of the sources are numbered one source
+    behind the other.
+
+    ``sizes``: rows of each source. ``weights``: the share of each, above 0; their sum does not matter.
+    """
+
+    sizes: tuple[int, ...]
+    weights: tuple[float, ...]
+    block: int
+    seed: int
+
+    def locate(self, samples: Int64[np.ndarray, " n"]) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+        """The epochs (each of its source) and rows of the samples numbered ``samples``."""
+        blocks, within = np.divmod(samples, self.block)
+        sources, turns = _schedule(self.weights, self.seed).locate(blocks)
+        epochs, rows = np.empty_like(samples), np.empty_like(samples)
+        first = 0
+        for source, size in enumerate(self.sizes):
+            here = sources == source
+            sampler = Sampler(size, stream_key(f"source/{source}", self.seed))
+            epochs[here], rows[here] = sampler.locate(turns[here] * self.block + within[here])
+            rows[here] += first
+            first += size
+        return epochs, rows
+
+    def used(self, blocks: int) -> list[int]:
+        """Samples of each source in the first ``blocks`` blocks."""
+        return [turns * self.block for turns in _schedule(self.weights, self.seed).turns_before(blocks)]
+
+
+class _Schedule:
+    """The source of each block, and how many blocks of that source came before; computed once, as far as asked for."""
+
+    def __init__(self, weights: tuple[float, ...], seed: int) -> None:
+        total = sum(weights)
+        self._shares = [weight / total for weight in weights]
+        # the seed decides who begins: phases below 1 move every source's turns without changing its share
+        self._phases = [stream_key(f"turn/{source}", seed) / 2**64 for source in range(len(weights))]
+        self._counts = [0] * len(weights)
+        self._sources: list[int] = []
+        self._turns: list[int] = []
+
+    def _extend(self, blocks: int) -> None:
+        for number in range(len(self._sources) + 1, blocks + 1):
+            behind = [
+                share * number + phase - count
+                for share, phase, count in zip(self._shares, self._phases, self._counts, strict=True)
+            ]
+            source = behind.index(max(behind))
+            self._sources.append(source)
+            self._turns.append(self._counts[source])
+            self._counts[source] += 1
+
+    def locate(self, blocks: Int64[np.ndarray, " n"]) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+        self._extend(int(blocks.max(initial=-1)) + 1)
+        different, places = np.unique(blocks, return_inverse=True)
+        chosen = different.tolist()
+        sources = np.array([self._sources[block] for block in chosen], dtype=np.int64)
+        turns = np.array([self._turns[block] for block in chosen], dtype=np.int64)
+        return sources[places], turns[places]
+
+    def turns_before(self, blocks: int) -> list[int]:
+        self._extend(blocks)
+        return np.bincount(self._sources[:blocks], minlength=len(self._shares)).tolist()  # type: ignore[no-any-return]
+
+
+@lru_cache(maxsize=16)
+def _schedule(weights: tuple[float, ...], seed: int) -> _Schedule:
+    return _Schedule(weights, seed)

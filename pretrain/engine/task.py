@@ -188,6 +188,9 @@ class SampleOrder:
         data: a digest of what the ids represent; with another one they are other rows.
         noise: a digest of the settings by which rows are corrupted.
         shuffle: whether an epoch has an order of its own.
+        sizes: rows of each source, where several take turns (`capt.pretrain.data.sampler.MixedSampler`); else empty.
+        weights: the share of each source.
+        block: samples of a turn.
     """
 
     samples: int
@@ -195,6 +198,9 @@ class SampleOrder:
     data: str
     noise: str = ""
     shuffle: bool = True
+    sizes: tuple[int, ...] = ()
+    weights: tuple[float, ...] = ()
+    block: int = 0
 
 
 class Rows(NamedTuple):

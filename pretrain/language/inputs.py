@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from capt.pretrain.models.config import RobertaConfig
     from capt.tokenizer.encode import TextTokenizer
 
+_MARKS = ("config.json", "manifest.json", "checkpoints")
+"""One of these lies in a Hugging Face folder, in a checkpoint and in a run."""
+
 
 def describe_inputs(
     data: DataConfig, init: Path | None, tokenizer: Path | None, *, trained_tokenizer: str
@@ -132,3 +135,26 @@ def _check_shards_are_of(data: DataConfig, tokenizer: TextTokenizer) -> None:
         from capt.pretrain.data.shards import ShardSet
 
         ShardSet.open(data.shards / "train").check_tokenizer(tokenizer)
+
+
+def describe_initial_model(init: Path) -> str:
+    """Where the model of ``model.init`` comes from, in one line; no tensor is read.
+
+    Raises:
+        CheckpointError: ``model.init`` is neither a run or checkpoint of ours nor a Hugging Face folder, or its encoder
+            or tokenizer is one that the job would refuse.
+    """
+    from capt.pretrain.models.foreign.families import read_description
+    from capt.pretrain.models.hf_folder import is_hf
+
+    if hub_id(init) is not None:
+        return f"the hub's model {init}, fetched at the start"
+    if not init.is_dir():
+        raise CheckpointError(f"model.init: no folder {init}; name a run, a checkpoint or a Hugging Face folder")
+    if is_hf(init):
+        read_description(init)
+        if not any((init / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
+            raise CheckpointError(f"model.init {init}: no model.safetensors")
+    if not any((init / mark).exists() for mark in _MARKS):
+        raise CheckpointError(f"model.init {init}: neither a run or checkpoint of ours nor a Hugging Face folder")
+    return str(init)

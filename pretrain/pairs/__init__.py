@@ -1,1 +1,1 @@
-"""Training on pairs of texts: a query and the documents that answer it."""
+"""The task ``capt_pairs``: an embedding model from pairs of texts that mean the same, on any encoder."""

@@ -45,6 +45,7 @@ PICTURES = [
 # What a shipped job or sweep leaves to its user, by its name or its task; @ is the folder that ``here`` makes.
 NEEDS = {
     "capt_tiny": [],
+    "capt_pairs": ["data.files=@/pairs.jsonl", "model.init=@/encoder"],
     "capt_vl": ["data.regions=@/store", "data.train=@/train.json"],
     "capt_vl_small": [],
     "capt_vl_nlvr1": ["data.regions=@/store", "data.train=@/train.json"],
@@ -80,6 +81,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("here")
     (folder / "text.txt").write_text("some text\n")
     (folder / "mine.csv").write_text("text,label\na text,yes\n")
+    (folder / "pairs.jsonl").write_text('{"query": "a question", "pos": ["an answer"]}\n')
     (folder / "vectors.txt").write_text("some 1 2 3\n")
     for task in GLUE.values():
         (folder / "glue" / task.folder).mkdir(parents=True)

@@ -95,6 +95,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "pretrain.__main__": (*BASE, "pretrain.config", "pretrain.engine"),
     # ---- tasks
     "pretrain.language": (*TASK, "pretrain.convert"),
+    "pretrain.pairs": (*TASK, "pretrain.convert", *_in("pretrain.language", "backbone", "inputs")),
     "pretrain.latent.text_files": (*BASE, "pretrain.config"),
     "pretrain.latent.config": (*BASE, "pretrain.config", "pretrain.latent.text_files"),
     "pretrain.latent.data": LATENT,

@@ -114,6 +114,8 @@ class Metrics(Callback):
 
 
 # Runs the task's validation every ``validate.every`` steps and at the end, when the last checkpoint is written.
+#
+# With ``validate.first`` it also runs before the first step, so that the table of a run has its baseline.
 
 
 class Validator(Callback):
@@ -133,6 +135,10 @@ class Validator(Callback):
         self._off = bool(fault)
         if fault and distributed.rank() == 0:
             logger.warning("validation is off: %s", fault)
+
+    def on_ready(self, run: Run) -> None:
+        if run.job.validate_.first and run.progress.step == 0:
+            self._validate(run)
 
     def after_step(self, run: Run, report: StepMetrics) -> None:
         every = run.job.validate_.every

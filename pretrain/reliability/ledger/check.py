@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from capt.pretrain.base.errors import ConfigError, counted, quoted
+from capt.pretrain.data.sampler import MixedSampler
 from capt.pretrain.reliability.ledger.files import Header, launches_of, read_launch
 from capt.pretrain.reliability.ledger.history import (
     Fault,
@@ -211,7 +212,18 @@ def _epochs(launches: list[Launch]) -> Iterator[Epochs]:
         else:
             stretches.append((launch.head, begin, end))
     for head, begin, end in stretches:
-        ids = head.order.samples
+        sampler = head.order.sampler()
+        if isinstance(sampler, MixedSampler):
+            used = (sampler.used(samples // sampler.block) for samples in (begin, end))
+            for of_source in zip(*used, sampler.sizes, strict=True):
+                yield from _epochs_between(*of_source)
+        else:
+            yield from _epochs_between(begin, end, head.order.samples)
+
+
+def _epochs_between(begin: int, end: int, ids: int) -> Iterator[Epochs]:
+    """The epochs of the samples from ``begin`` to before ``end``; those that are whole in one row."""
+    if end > begin:
         whole = range(-(-begin // ids), end // ids)
         if begin % ids:
             yield Epochs(begin // ids, begin // ids, min(end, (begin // ids + 1) * ids) - begin, ids)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Annotated, BinaryIO, Literal
 
 import numpy as np
 from jaxtyping import Int64, UInt64
@@ -26,6 +26,7 @@ from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.files import open_regular
 from capt.pretrain.base.randomness import GOLDEN, UInt64Array, mix64, unmix64
 from capt.pretrain.base.records import Count, Record, parse_record
+from capt.pretrain.data.sampler import MixedSampler, Sampler
 from capt.pretrain.engine.durable import GrowingFile
 
 # Digests of the rows of a step that do not depend on how ranks and micro-batches share them.
@@ -118,6 +119,15 @@ class Order(Record):
     data: str = Field(max_length=1000)
     noise: str = Field(max_length=1000)
     shuffle: bool
+    sizes: Annotated[tuple[Count, ...], Field(strict=False)] = ()
+    weights: Annotated[tuple[float, ...], Field(strict=False)] = ()
+    block: Count = 0
+
+    def sampler(self) -> Sampler | MixedSampler:
+        """Where each sample lies."""
+        if self.sizes:
+            return MixedSampler(self.sizes, self.weights, self.block, self.seed)
+        return Sampler(self.samples, self.seed, self.shuffle)
 
 
 class Header(Record):

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 
 from capt.pretrain.base.errors import quoted
-from capt.pretrain.data.sampler import Sampler
 from capt.pretrain.engine.checkpoint import checkpoints_of
 from capt.pretrain.reliability.ledger.files import Header, LedgerFile, find_exchange, hash_ids, read_launch
 from capt.pretrain.reliability.ledger.history import Fault, Launch, remedy_for_files
@@ -91,7 +90,7 @@ def _check_rank(run: Path, launch: Launch, file: LedgerFile, rows: np.ndarray, b
 
 def _plan(head: Header, rank: int, begin: int, steps: int) -> Iterator[tuple[int, np.ndarray]]:
     """The ids whose turn it was on a rank in ``steps`` steps after ``begin``: pieces ``[steps, batch / world]``."""
-    sampler = Sampler(head.order.samples, head.order.seed, head.order.shuffle)
+    sampler = head.order.sampler()
     share = head.batch // head.world
     piece = max(1, _AT_ONCE // share)
     for first in range(0, steps, piece):

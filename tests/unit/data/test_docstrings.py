@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.data.docstrings import docstring_file, prose
+from capt.pretrain.data.docstrings import docstring_file, prose, write_pairs
 
 NUMPY = """
     Return the union of the indexes that are given by the user.
@@ -164,3 +164,30 @@ def test_control_characters_do_not_reach_the_corpus(tmp_path: Path) -> None:
     assert plain.encode() in text
     assert b"\0" not in text
     assert b"half of a pair" not in text
+
+
+def test_pairs_are_what_a_public_function_does_and_its_signature(tmp_path: Path) -> None:
+    """A paragraph that two functions share tells neither from the other; tests and private functions are left out."""
+    says = "Return the {} of the list that is given by the user."
+    functions = [("Table.mean", says.format("mean")), ("total", says.format("sum")), ("_hidden", says.format("end"))]
+    lines = ["class Table:", f'    def mean(self, rows: list = ()):\n        """{functions[0][1]}"""']
+    lines += [
+        f'def {name}(rows, /, *, start=0):\n    """{text}\n\n    :param rows: x"""' for name, text in functions[1:]
+    ]
+    lines += [f'def {name}(x):\n    """{says.format("copy")}"""' for name in ("first", "second")]
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "module.py").write_text("\n".join(lines) + "\n")
+    (tmp_path / "code" / "broken.py").write_text('"""not Python""" (')
+    assert write_pairs(tmp_path / "out", [tmp_path / "code"], workers=1) == 2
+    rows = [json.loads(line) for line in (tmp_path / "out" / "pairs.jsonl").read_text().splitlines()]
+    assert rows == [
+        {"query": says.format("mean"), "pos": ["Table.mean(self, rows: list=())"]},
+        {"query": says.format("sum"), "pos": ["total(rows, /, *, start=0)"]},
+    ]
+    assert (tmp_path / "out" / "signatures.txt").read_text().splitlines() == [row["pos"][0] for row in rows]
+
+
+def test_files_without_a_described_function_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text("x = 1\n")
+    with pytest.raises(DataError, match="no function in 1 Python files has a docstring"):
+        write_pairs(tmp_path / "out", [tmp_path], workers=1)

@@ -1,0 +1,274 @@
+"""The configuration of the ``capt_pairs`` job: an embedding model from pairs of texts, on any encoder. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+
+from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
+from capt.pretrain.config.contrast import ContrastSection, TemperatureSection, check_validation_samples
+from capt.pretrain.config.schema import Job, LoaderSection, OptimizerSection, ValidateSection
+from capt.pretrain.data.config import Patterns
+from capt.pretrain.models.hf_config import Source, hub_id
+
+METRICS = (
+    "loss/pairs", "recall/to_document", "recall/to_query", "mrr/to_document", "mrr/to_query", "alignment", "uniformity",
+    "first_direction", "validation_samples",
+)  # fmt: skip
+"""What validation reports."""
+
+Pooling = Literal["mean", "cls", "last"]
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=64)]
+
+
+class Prompts(Section):
+    """Text before each query and before each document, in training, validation and the export."""
+
+    query: str = Field("", description="text before a query, such as 'search_query: '")
+    document: str = Field("", description="text before a document, such as 'search_document: '")
+
+
+class PairSource(Section):
+    """One source of pairs. What is not set is as ``data`` says."""
+
+    name: Name = Field(description="name in the log, in errors and in the metrics")
+    files: Patterns = Field(description="paths or globs of files with pairs")
+    form: str = Field("auto", description="form of the rows; auto recognises it")
+    corpus: PathField | None = Field(None, description="texts of the ids that the files name")
+    columns: dict[str, str] = Field({}, description="role of a column -> its name in the files")
+    weight: NonNegativeFloat = Field(1.0, description="share of the global batches, relative to the other sources")
+    prompts: Prompts | None = Field(None, description="text before queries and documents; null = data.prompts")
+    query_length: PositiveInt | None = Field(
+        None, ge=8, le=2**20, description="tokens of a query, prompt not counted; null = data.query_length"
+    )
+    document_length: PositiveInt | None = Field(
+        None, ge=8, le=2**20, description="tokens of a document, prompt not counted; null = data.sequence_length"
+    )
+    negatives: NonNegativeInt | None = Field(
+        None, le=1024, description="hard negatives of a query in a step; null = data.negatives"
+    )
+    in_batch: bool = Field(True, description="false: a query is compared with its own hard negatives alone")
+    temperature: PositiveFloat | None = Field(None, description="temperature; null = contrast.temperature")
+
+    def paths(self) -> list[Path]:
+        """The files and folders that are named. Raises ``DataError`` where one is not there."""
+        return _paths(self.files, f"source {self.name}")
+
+
+class PairData(Section):
+    """Pairs of texts: one source in ``files``, or several in ``sources``."""
+
+    files: Patterns = Field([], description="paths or globs of files with pairs; for several sources set data.sources")
+    sources: list[PairSource] = Field(
+        [], description="sources of pairs; each global batch comes from one of them, in proportion to its weight"
+    )
+    form: str = Field("auto", description="form of the rows of data.files; auto recognises it")
+    corpus: PathField | None = Field(None, description="texts of the ids that data.files name")
+    columns: dict[str, str] = Field({}, description="role of a column -> its name in data.files")
+    validation_files: Patterns = Field([], description="held-out pairs; without them a fraction of the pairs")
+    validation_fraction: float = Field(
+        0.02, ge=0, lt=1, description="share of the queries to hold out, with all their pairs; 0 = none"
+    )
+    prompts: Prompts = Prompts()
+    query_length: PositiveInt | None = Field(
+        None, ge=8, le=2**20, description="tokens of a query, prompt not counted; null = data.sequence_length"
+    )
+    sequence_length: PositiveInt | None = Field(
+        None,
+        ge=8,
+        le=2**20,
+        description="tokens of a document, prompt not counted; null = 128, or what the encoder's positions leave",
+    )
+    negatives: NonNegativeInt = Field(
+        0, le=1024, description="hard negatives of a query in a step, drawn anew at each visit; 0 = none"
+    )
+    bucketing: bool = Field(
+        True,
+        description="micro-batches of texts of similar length within a step (contrast.cached); the loss is the same",
+    )
+    allow_change: bool = Field(False, description="a resumed run may continue with other pairs than it began with")
+
+    @model_validator(mode="after")
+    def _names_pairs(self) -> PairData:
+        if self.files and self.sources:
+            raise ValueError("data.files and data.sources are both set: name every source in data.sources")
+        names = [source.name for source in self.sources]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"data.sources: {twice[0]} is the name of several sources")
+        if self.sources and not sum(source.weight for source in self.sources):
+            raise ValueError("data.sources: all weights are 0; give at least one source a weight above 0")
+        return self
+
+    def held_out_paths(self) -> list[Path]:
+        """The files of ``validation_files``. Raises ``DataError`` where one is missing, or is trained on."""
+        held_out = _paths(self.validation_files, "data.validation_files")
+        trained_on = {path for source in self.each() for path in source.paths()}
+        if both := sorted(trained_on & set(held_out)):
+            raise DataError(f"data.validation_files: {both[0]} is trained on too; name other pairs")
+        return held_out
+
+    def each(self) -> Iterator[PairSource]:
+        """Yield every source whose weight is above 0, with all that ``data`` says filled in, lengths if it says any.
+
+        Raises:
+            ConfigError: no pairs are named, or a source has nothing to compare a query with.
+        """
+        sources = self.sources
+        if not sources:
+            if not self.files:
+                raise ConfigError("data names no pairs: set data.files (paths or globs), or data.sources")
+            sources = [
+                PairSource(name="pairs", files=self.files, form=self.form, corpus=self.corpus, columns=self.columns)
+            ]
+        for source in sources:
+            if not source.weight:
+                continue
+            negatives = self.negatives if source.negatives is None else source.negatives
+            if not source.in_batch and not negatives:
+                raise ConfigError(
+                    f"source {source.name}: in_batch false leaves no negatives; set its negatives above 0"
+                )
+            yield source.model_copy(
+                update={
+                    "prompts": source.prompts or self.prompts,
+                    "query_length": source.query_length or self.query_length or self.sequence_length,
+                    "document_length": source.document_length or self.sequence_length,
+                    "negatives": negatives,
+                }
+            )
+
+
+def _paths(patterns: Sequence[str], key: str) -> list[Path]:
+    """The files of paths and globs, and folders and data sets of the hub as they are."""
+    from capt.pretrain.data.files import resolve_paths
+
+    found: list[Path] = []
+    for pattern in patterns:
+        path = Path(pattern).expanduser()
+        whole = path.is_dir() or hub_id(path) is not None
+        found += [path] if whole else resolve_paths([pattern], key, any_suffix=True)
+    if twice := sorted({path for path in found if found.count(path) > 1}):
+        raise DataError(f"{key}: {twice[0]} is named twice")
+    return found
+
+
+class PairModel(Section):
+    """The encoder, which queries and documents share, and how a text's vector is made of its output."""
+
+    init: Source = Field(
+        description="a run or checkpoint of ours, a Hugging Face folder, or USER/NAME[@REV] of the hub"
+    )
+    pooling: Literal["auto", "mean", "cls", "last"] = Field(
+        "auto", description="mean over tokens, first or last token; auto: as model.init was trained, else mean"
+    )
+    projection: PositiveInt | None = Field(
+        None, le=65_536, description="columns of a linear map behind the pooling; null = none"
+    )
+    dropout: NonNegativeFloat = Field(0.1, lt=1, description="dropout of embeddings and layer outputs")
+    attention_dropout: NonNegativeFloat = Field(0.1, lt=1, description="dropout of the attention weights")
+    allow_missing: bool = Field(False, description="continue where weights of the encoder are missing or unknown")
+    encoder: dict[str, Any] | None = Field(
+        None, description="the encoder as config.json describes it; filled in by the job"
+    )
+
+
+class PairTemperature(TemperatureSection):
+    """tau over training; ``constant`` at .05 unless set."""
+
+    type: Literal["inverted_triangle", "constant", "linear", "learned"] = Field(
+        "constant", description="how tau changes over training"
+    )
+    value: PositiveFloat = Field(0.05, description="constant: tau; learned: its first value")
+
+
+class PairContrast(ContrastSection):
+    """The contrast of queries and documents."""
+
+    queue: NonNegativeInt = Field(0, le=2**31 - 1, description="documents kept as negatives, over all ranks; 0 = none")
+    directions: Literal["infonce", "symmetric", "gte", "qwen3"] = Field(
+        "infonce",
+        description="cosines in the loss: infonce = query to documents; symmetric = also document to queries, one "
+        "softmax each; gte and qwen3 = also queries and documents among themselves, in one softmax",
+    )
+    hard_negatives: Literal["all", "own"] | None = Field(
+        None, description="a query sees the hard negatives of all queries, or its own; null = as directions has it"
+    )
+    hardness_own: NonNegativeFloat = Field(
+        0.0,
+        le=1000,
+        description="this factor times the cosine is added to the logit of a query's own hard negatives, without "
+        "gradient (5 in EmbeddingGemma)",
+    )
+    temperature: PairTemperature = PairTemperature()
+
+
+class PairValidate(ValidateSection):
+    """Validation on held-out pairs: each query searches its document among all of them, and the other way round."""
+
+    first: bool = Field(True, description="validate before the first step as well: the baseline of the run")
+    samples: PositiveInt = Field(1000, description="held-out pairs")
+    temperature: PositiveFloat = Field(0.05, description="temperature of the validation loss, the same at every step")
+
+
+class PairOptimizer(OptimizerSection):
+    """Adam as embedding models are trained."""
+
+    lr: PositiveFloat = Field(2e-5, description="peak learning rate")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="decay of Adam's two moments")
+    clip: NonNegativeFloat = Field(1.0, description="largest global gradient norm; 0 = off")
+
+
+class PairJob(Job):
+    """The configuration of an embedding model trained on pairs of texts."""
+
+    data: PairData
+    model: PairModel
+    contrast: PairContrast = PairContrast()
+    optimizer: PairOptimizer = PairOptimizer()
+    loader: LoaderSection = LoaderSection()
+    validate_: PairValidate = Field(PairValidate(), alias="validate")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> PairJob:
+        if self.contrast.weight == 0:
+            raise ValueError("contrast.weight 0: the contrast is the only loss of capt_pairs; set it above 0")
+        sources = self.data.sources
+        if self.contrast.temperature.type == "learned" and (own := [s.name for s in sources if s.temperature]):
+            raise ValueError(
+                f"data.sources: {own[0]} has a temperature of its own, and contrast.temperature.type is learned: "
+                "remove one of them"
+            )
+        return self
+
+    def metric_names(self) -> frozenset[str]:
+        """What validation reports."""
+        return frozenset(METRICS)
+
+    def encoder_config(self) -> dict[str, Any] | None:
+        """The encoder of ``model.init``, which the job notes when it starts."""
+        return self.model.encoder
+
+    def check_inputs(self) -> list[str]:
+        """Describe the files of each source and ``model.init``; no pair is read.
+
+        Refuse ``validate.samples=1`` too: validation compares pairs with each other.
+        """
+        check_validation_samples(self.validate_.samples)
+        from capt.pretrain.language.inputs import describe_initial_model
+
+        lines = []
+        for source in self.data.each():
+            files = source.paths()
+            size = sum(file.stat().st_size for file in files if file.is_file())
+            lines.append(f"source {source.name}: {len(files)} files, {size:,} bytes, weight {source.weight:g}")
+        if self.data.validation_files:
+            lines.append(f"held-out pairs: {len(self.data.held_out_paths())} files")
+        return [*lines, f"model.init: {describe_initial_model(self.model.init)}"]
+
+
+JOB = PairJob

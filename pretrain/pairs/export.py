@@ -1,0 +1,217 @@
+"""``capt convert`` of a model of pairs: a sentence-transformers folder with its prompts, pooling and length."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from capt.pretrain.base.errors import ConfigError, did_you_mean
+from capt.pretrain.base.files import write_json
+from capt.pretrain.base.quiet import quiet_transformers
+from capt.pretrain.convert.card import About, compose, final_metrics, plain_text, result, table, training_facts
+from capt.pretrain.convert.huggingface import encoder_tensors
+from capt.pretrain.convert.output import export_folder
+from capt.pretrain.convert.reference import LONG_TEXT, TEXTS, require_close, tokenize
+from capt.pretrain.convert.sentence_transformers import IDENTITY, write_modules
+from capt.pretrain.engine.checkpoint import read_metadata
+from capt.pretrain.engine.durable import write_tensors
+from capt.pretrain.engine.metrics_file import METRICS, read_metrics
+from capt.pretrain.pairs.batches import PaddedTexts
+from capt.pretrain.pairs.config import Prompts
+from capt.pretrain.pairs.restore import Restored, load_model
+from capt.pretrain.pairs.sources import longest_text
+
+logger = logging.getLogger(__name__)
+
+TARGETS = ("sentence-transformers",)
+
+_USE = """\
+```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("{location}")
+queries = model.encode_query(["what is asked"])
+documents = model.encode_document(["one text", "another text"])
+print(queries @ documents.T)  # unit rows: a dot product is a cosine
+```"""
+
+_KEYS = (
+    ("model.init", "started from"),
+    ("data.files", "data files"),
+    ("data.negatives", "hard negatives a query"),
+    ("batch.global", "pairs a step"),
+    ("schedule.max_steps", "scheduled steps"),
+    ("schedule.warmup_steps", "warmup steps"),
+    ("optimizer.type", "optimizer"),
+    ("optimizer.lr", "peak learning rate"),
+    ("engine.precision", "precision"),
+    ("contrast.queue", "queue (documents, all ranks)"),
+    ("contrast.temperature.type", "temperature schedule"),
+    ("contrast.temperature.value", "temperature"),
+    ("run.seed", "seed"),
+)
+_COUNTED = {"step": "steps taken", "samples": "pairs seen", "tokens": "tokens seen"}
+_CAVEATS = (
+    "Inputs longer than the trained length are cut.",
+    "The model repeats the biases and errors of its training text; it was evaluated only on what is listed here.",
+)
+
+
+def command(
+    checkpoint: Path,
+    out: Path,
+    *,
+    to: str,
+    source: str | None = None,
+    truncate_dim: int | None = None,
+    overwrite: bool = False,
+    about: About | None = None,
+) -> Path:
+    """Write a checkpoint, or the best or newest one of a run, as the folder ``out`` and return it.
+
+    Args:
+        checkpoint: a checkpoint or a run.
+        out: a folder that does not exist or is empty.
+        to: ``sentence-transformers``.
+        source: the source of pairs whose prompts and lengths the folder has; None = the one with the largest weight.
+        truncate_dim: columns of the vectors that ``encode`` returns; None = all.
+        overwrite: replace ``out`` if it is an older export.
+        about: for the model card.
+
+    Raises:
+        UserError: an argument, the checkpoint or ``out`` is wrong, or the export differs from our model.
+    """
+    restored = load_model(checkpoint)
+    width = restored.model.width
+    if truncate_dim is not None and not 0 < truncate_dim <= width:
+        raise ConfigError(f"truncate_dim {truncate_dim}: the vectors have {width} columns; give 1 to {width}")
+    prompts, lengths = _prompts(restored, source)
+    named = {"query": prompts.query, "document": prompts.document}
+    model = restored.model.encoder
+    with export_folder(out, overwrite=overwrite) as folder, quiet_transformers():
+        _write_encoder(restored, folder, max(lengths))
+        write_modules(
+            folder,
+            hidden=model.model.hidden_size,
+            mode=model.pooling,
+            dense=[] if restored.model.projection is None else [(restored.model.projection, IDENTITY)],
+            max_length=max(lengths),
+            prompts=named,
+            truncate_dim=truncate_dim,
+        )
+        (folder / "README.md").write_text(_card(restored, about or About(), named, max(lengths)), encoding="utf-8")
+        difference = _check(restored, folder, named, max(lengths), truncate_dim)
+    logger.info("%s: sentence-transformers gives our vectors within %.1e", out, difference)
+    return out
+
+
+def _prompts(restored: Restored, name: str | None) -> tuple[Prompts, list[int]]:
+    """The prompts of a source, and the longest query and document in tokens, prompts included."""
+    sources = {source.name: source for source in restored.job.data.each()}
+    if name is None:
+        name = max(sources, key=lambda each: sources[each].weight)
+        if len({source.prompts for source in sources.values()}) > 1:
+            logger.warning("the prompts are those of source %s; --option source=NAME chooses another one", name)
+    if name not in sources:
+        raise ConfigError(f"--option source={name}: no such source; {did_you_mean(name, sorted(sources))}")
+    source, positions = sources[name], restored.model.encoder.model.max_positions
+    assert source.prompts is not None
+    sides = ((source.prompts.query, source.query_length), (source.prompts.document, source.document_length))
+    return source.prompts, [
+        longest_text(restored.tokenizer, prompt, length, positions, f"source {name}") for prompt, length in sides
+    ]
+
+
+def _write_encoder(restored: Restored, folder: Path, max_length: int) -> None:
+    """Write the encoder as transformers' bare model of its family, and the tokenizer.
+
+    Some of these models have a pooler that ours do not have and that transformers would fill at random, with a warning
+    to every user: zeros keep it silent. Nothing reads its output.
+    """
+    from transformers import AutoConfig, AutoModel
+
+    hf_config = restored.job.model.encoder
+    assert hf_config is not None, "load_model has seen it"
+    keys = {key: value for key, value in hf_config.items() if key != "model_type"}
+    with torch.device("meta"):
+        empty = AutoModel.from_config(AutoConfig.for_model(hf_config["model_type"], **keys))
+    encoder = restored.model.encoder.model
+    tensors = {name: tensor.detach().clone().contiguous() for name, tensor in encoder_tensors(encoder).items()}
+    poolers = {
+        name: torch.zeros(parameter.shape)
+        for name, parameter in empty.named_parameters()
+        if name not in tensors and name.startswith("pooler")
+    }
+    write_json(folder / "config.json", {**hf_config, "architectures": [type(empty).__name__]})
+    write_tensors(folder / "model.safetensors", tensors | poolers, {"format": "pt"})
+    restored.tokenizer.save(folder, model_max_length=max_length, types=encoder.reads_types)
+
+
+@torch.no_grad()
+def _check(
+    restored: Restored, folder: Path, prompts: Mapping[str, str], max_length: int, truncate_dim: int | None
+) -> float:
+    """Load ``folder`` without network and without trusting code in it; the largest relative difference from ours."""
+    from sentence_transformers import SentenceTransformer
+
+    loaded: Any = SentenceTransformer(str(folder), device="cpu", trust_remote_code=False, local_files_only=True)
+    model = restored.model.cpu().eval()
+    worst = 0.0
+    for name, prompt in prompts.items():
+        for texts in (list(TEXTS), [LONG_TEXT]):
+            tokens = tokenize([prompt + text for text in texts], restored.tokenizer, max_length)
+            ours: Tensor = model.embed(PaddedTexts(tokens, True))[:, :truncate_dim]
+            theirs = loaded.encode(texts, prompt_name=name, convert_to_numpy=True, show_progress_bar=False)
+            worst = max(worst, require_close(f"sentence-transformers export, {name}", ours, theirs))
+    return worst
+
+
+def _card(restored: Restored, about: About, prompts: Mapping[str, str], max_length: int) -> str:
+    job, run = restored.job, restored.checkpoint.resolve().parent.parent
+    progress = read_metadata(restored.checkpoint).progress.model_dump()
+    model = restored.model
+    about = about.started_from(job.model.init, run)
+    metrics = final_metrics(run, progress["step"])
+    scores = {name: metrics[f"validation/{name}"] for name in _SCORES if f"validation/{name}" in metrics}
+    results = [result("sentence-similarity", "held-out pairs", scores)] if scores else []
+    fields = {
+        "library_name": "sentence-transformers",
+        "pipeline_tag": "sentence-similarity",
+        "tags": ["capt", "sentence-transformers", "feature-extraction"],
+    }
+    return compose(
+        about.head(fields, run.name, results),
+        run.name,
+        "An embedding model trained on pairs of texts: queries and the documents that belong to them.",
+        _USE.format(location=about.location),
+        model={
+            "sentence embedding": model.encoder.pooling + ("" if model.projection is None else ", linear projection"),
+            "columns": model.width,
+            "longest input": max_length,
+            **{f"prompt of a {name}": repr(prompt) for name, prompt in prompts.items() if prompt},
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        },
+        training=training_facts(job.model_dump(mode="json", by_alias=True), progress, _KEYS, _COUNTED),
+        evaluations=[_comparison(run, scores)] if scores else [],
+        metrics=metrics,
+        caveats=_CAVEATS,
+    )
+
+
+_SCORES = ("recall/to_document", "recall/to_query", "mrr/to_document", "mrr/to_query")
+
+
+def _comparison(run: Path, scores: Mapping[str, float]) -> str:
+    """Retrieval on the held-out pairs, with what it was before the first step where that was measured."""
+    rows = read_metrics(run / METRICS).validation if (run / METRICS).exists() else []
+    first = next((row.figures for row in rows if row.step == 0), {})
+    shown = {
+        name: f"{value:.4f}" + (f" (before training {first[name]:.4f})" if name in first else "")
+        for name, value in scores.items()
+    }
+    return f"{plain_text('Held-out pairs of the training data')}\n\n{table(shown)}"

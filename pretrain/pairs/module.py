@@ -1,0 +1,71 @@
+"""The module that the engine wraps: an encoder with its pooling, a projection, and the temperature."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from capt.pretrain.contrast.temperature import Schedule
+from capt.pretrain.contrastive.term import build_schedule
+from capt.pretrain.models.encoder import Encoder
+from capt.pretrain.models.heads import mean_over_tokens
+from capt.pretrain.pairs.batches import PaddedTexts
+from capt.pretrain.pairs.config import PairJob, Pooling
+
+
+class PairOutput(NamedTuple):
+    """Unit rows of each list of texts, and the temperature of this step."""
+
+    rows: list[Float[Tensor, "_ d"]]
+    temperature: float | Tensor
+
+
+class PooledEncoder(nn.Module):
+    """An encoder, and one vector of each text: the mean over its tokens, or the state of the first or last one."""
+
+    def __init__(self, encoder: Encoder, pooling: Pooling) -> None:
+        super().__init__()
+        self.model, self.pooling = encoder, pooling
+
+    def forward(self, tokens: Int[Tensor, "n L"], padded: bool) -> Float[Tensor, "n h"]:
+        """The pooled hidden states; ``padded`` says whether any token is padding."""
+        if self.pooling == "mean":
+            hidden = self.model(tokens, padded=padded)
+            return mean_over_tokens(hidden, tokens, self.model.pad_id) if padded else hidden.mean(1)
+        if self.pooling == "cls":
+            rows = torch.zeros_like(tokens[:, :1])
+        else:
+            rows = (tokens != self.model.pad_id).sum(1, keepdim=True) - 1
+        return self.model(tokens, padded=padded, rows=rows)[:, 0]  # type: ignore[no-any-return]
+
+
+class PairModule(nn.Module):
+    """Encoder, pooling, projection and temperature schedule; queries and documents share all of them."""
+
+    def __init__(self, job: PairJob, encoder: Encoder, pooling: Pooling) -> None:
+        super().__init__()
+        self.encoder = PooledEncoder(encoder, pooling)
+        width = job.model.projection
+        self.projection = None if width is None else nn.Linear(encoder.hidden_size, width)
+        self.temperature: Schedule = build_schedule(job.contrast.temperature, job.schedule.max_steps)
+
+    @property
+    def width(self) -> int:
+        """Columns of the vectors."""
+        return self.encoder.model.hidden_size if self.projection is None else self.projection.out_features
+
+    def embed(self, texts: PaddedTexts) -> Float[Tensor, "n d"]:
+        """Unit rows, normalised in fp32 as bf16 cannot tell similar directions apart."""
+        rows = self.encoder(texts.tokens, texts.padded)
+        if self.projection is not None:
+            rows = self.projection(rows)
+        return F.normalize(rows.to(torch.promote_types(rows.dtype, torch.float32)), dim=-1, eps=1e-12)
+
+    def forward(self, texts: Sequence[PaddedTexts], *, step: int) -> PairOutput:
+        """Unit rows of each list of texts."""
+        return PairOutput([self.embed(each) for each in texts], self.temperature(step))

@@ -1,0 +1,97 @@
+"""A trained model of pairs back from a checkpoint, and how a model to start from pools its texts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from capt.pretrain.base.errors import CheckpointError, shown
+from capt.pretrain.engine.checkpoint import find_best, open_checkpoint, read_job, restored
+from capt.pretrain.models.foreign.encoder import build_encoder
+from capt.pretrain.models.hf_config import SENTENCE_FILES, local_folder
+from capt.pretrain.models.hf_folder import is_hf, read_json
+from capt.pretrain.pairs.config import PairJob, Pooling
+from capt.pretrain.pairs.module import PairModule
+from capt.tokenizer.encode import TextTokenizer, load_tokenizer
+
+_MODES: dict[str, Pooling] = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "last",
+    "mean": "mean",
+    "cls": "cls",
+    "lasttoken": "last",
+}
+"""How sentence-transformers names the ways of pooling, in old and new releases."""
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A model in evaluation mode, its tokenizer and its job."""
+
+    checkpoint: Path
+    model: PairModule
+    tokenizer: TextTokenizer
+    job: PairJob
+
+
+def load_model(path: Path) -> Restored:
+    """Load a checkpoint, or the best or newest one of a run, after verifying every file.
+
+    Raises:
+        CheckpointError: nothing there, damaged, or the checkpoint of another kind of job.
+    """
+    checkpoint = find_best(path)
+    job = open_checkpoint(checkpoint, PairJob, "capt_pairs")
+    model = restored(checkpoint, "model", lambda: _build(job, checkpoint))
+    return Restored(checkpoint, model.eval(), load_tokenizer(checkpoint / "tokenizer"), job)
+
+
+def _build(job: PairJob, checkpoint: Path) -> PairModule:
+    section = job.model
+    if section.encoder is None or section.pooling == "auto":
+        raise CheckpointError(
+            f"{checkpoint / 'config.yaml'}: model.encoder or model.pooling is not set; every checkpoint of capt_pairs "
+            "has them"
+        )
+    encoder = build_encoder(
+        section.encoder,
+        dropout=section.dropout,
+        attention_dropout=section.attention_dropout,
+        source=str(checkpoint),
+    )
+    return PairModule(job, encoder, section.pooling)
+
+
+def pooling_of_init(init: Path) -> Pooling:
+    """How the model that ``model.init`` names pools its texts: as it was trained, where it says so, else the mean.
+
+    Raises:
+        CheckpointError: it pools in a way that is not known here.
+    """
+    folder = local_folder(init, SENTENCE_FILES)
+    if is_hf(folder):
+        return _pooling_of(folder) or "mean"
+    job = read_job(find_best(folder))
+    return job.model.pooling if isinstance(job, PairJob) and job.model.pooling != "auto" else "mean"
+
+
+def _pooling_of(folder: Path) -> Pooling | None:
+    """How sentence-transformers pools the encoder in ``folder``; None where the folder does not say.
+
+    Raises:
+        CheckpointError: it pools in a way that is not known here.
+    """
+    path = folder / "1_Pooling" / "config.json"
+    if not path.is_file():
+        return None
+    config = read_json(path)
+    if "pooling_mode" in config:
+        modes = config["pooling_mode"]
+        named = modes if isinstance(modes, list) else [modes]
+    else:
+        named = [name for name, chosen in config.items() if name.startswith("pooling_mode_") and chosen is True]
+    if len(named) == 1 and (mode := _MODES.get(cast(str, named[0]))) is not None:
+        return mode
+    raise CheckpointError(f"{path}: pools by {shown(named)}; set model.pooling to mean, cls or last")

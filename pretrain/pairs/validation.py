@@ -1,0 +1,121 @@
+"""Retrieval on held-out pairs: each query searches its document among all of them, and each document its query."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from capt.pretrain.base import distributed
+from capt.pretrain.contrast.metrics import PairAccumulator, alignment, first_direction, uniformity
+from capt.pretrain.data.sampler import validation_samples
+from capt.pretrain.engine.engines.base import Engine
+from capt.pretrain.pairs.batches import padded
+from capt.pretrain.pairs.module import PairModule
+from capt.pretrain.pairs.sources import SourceRows
+
+_TIES = 1e-9
+"""Cosines nearer than this are equal: float64 rounding of equal rows is 1e-15."""
+_BLOCK = 1 << 22
+"""Cosines in memory at a time."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Held-out pairs: the tokens of each query and of its first positive, and the keys of both texts."""
+
+    queries: list[np.ndarray]
+    documents: list[np.ndarray]
+    query_keys: Int64[np.ndarray, " n"]
+    document_keys: Int64[np.ndarray, " n"]
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+
+def pool_of(sources: Sequence[SourceRows], limit: int) -> Pool:
+    """A pool of at most ``limit`` pairs, of every source as large a share of its rows as of the others."""
+    total = sum(map(len, sources))
+    queries: list[np.ndarray] = []
+    documents: list[np.ndarray] = []
+    keys: list[tuple[np.ndarray, np.ndarray]] = []
+    chosen = np.arange(total) if total <= limit else np.arange(limit) * total // limit
+    first = 0
+    for source in sources:
+        rows = chosen[(chosen >= first) & (chosen < first + len(source))] - first
+        first += len(source)
+        texts, positives = source.query[rows], source.positives.values[source.positives.starts[rows]]
+        queries += source.queries.tokens(texts)
+        documents += source.documents.tokens(positives)
+        keys.append((source.queries.keys[texts], source.documents.keys[positives]))
+    return Pool(queries, documents, np.concatenate([q for q, _ in keys]), np.concatenate([d for _, d in keys]))
+
+
+@torch.no_grad()
+def validate(engine: Engine | PairModule, pool: Pool, temperature: float, micro: int, pad_id: int) -> dict[str, float]:
+    """Loss, Recall@1 and MRR in both directions, alignment and spread, equal on all ranks.
+
+    ``loss/pairs`` is InfoNCE of each query against all documents of the pool at ``temperature``; it grows with the
+    pool, as the ranks do. Other pairs of the same query or the same document are left out of a pair's candidates.
+    """
+    found, device = PairAccumulator(), distributed.device()
+    world, rank = distributed.world_size(), distributed.rank()
+    for numbers, valid in validation_samples(len(pool), micro, world, rank):
+        texts = [padded([side[i] for i in numbers.tolist()], pad_id, device) for side in (pool.queries, pool.documents)]
+        queries, documents = engine(texts, step=0).rows
+        found.update(queries[:valid], documents[:valid])
+    q, d = (torch.nn.functional.normalize(rows.double(), dim=1) for rows in found.gather())
+    order = torch.from_numpy(np.concatenate([np.arange(first, len(pool), world) for first in range(world)]))
+    keys = [torch.from_numpy(keys)[order].to(q.device) for keys in (pool.query_keys, pool.document_keys)]
+    report = {"loss/pairs": pool_loss(q, d, *keys, temperature=temperature), "validation_samples": float(len(pool))}
+    for name, (a, b) in {"to_document": (q, d), "to_query": (d, q)}.items():
+        report |= {f"{metric}/{name}": value for metric, value in retrieval(a, b, *keys).items()}
+    return report | {
+        "alignment": alignment(q, d),
+        "uniformity": uniformity(q),
+        "first_direction": first_direction(q),
+    }
+
+
+def retrieval(queries: Float[Tensor, "n d"], keys: Float[Tensor, "n d"], *ids: Int64[Tensor, " n"]) -> dict[str, float]:
+    """Recall@1 and the mean reciprocal rank of row ``i`` of ``keys`` for row ``i`` of ``queries``, by cosine.
+
+    Rows that share an id with row ``i`` are no candidates for it. Among ``k`` equal cosines the right one counts as
+    found in ``1 / k`` of all orders, and its rank is the middle one, so that the order of the rows does not matter.
+    """
+    hits = reciprocal = 0.0
+    for rows, scores in _blocks(queries, keys, ids):
+        own = scores[torch.arange(len(scores)), torch.arange(rows.start, rows.start + len(scores))][:, None]
+        better = (scores > own + _TIES).sum(1)
+        equal = ((scores - own).abs() <= _TIES).sum(1)  # itself included
+        hits += float(((better == 0) / equal).sum())
+        reciprocal += float((1 / (better + (equal + 1) / 2)).sum())
+    return {"recall": hits / len(queries), "mrr": reciprocal / len(queries)}
+
+
+def pool_loss(
+    queries: Float[Tensor, "n d"], documents: Float[Tensor, "n d"], *ids: Int64[Tensor, " n"], temperature: float
+) -> float:
+    """InfoNCE of each query against all documents that are its candidates, in the mean."""
+    total = 0.0
+    for rows, scores in _blocks(queries, documents, ids):
+        own = scores[torch.arange(len(scores)), torch.arange(rows.start, rows.start + len(scores))]
+        total += float(((scores / temperature).logsumexp(1) - own / temperature).sum())
+    return total / len(queries)
+
+
+def _blocks(queries: Tensor, keys: Tensor, ids: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor]]:
+    """Cosines of some queries with all keys; -inf where a key is no candidate."""
+    size = max(1, _BLOCK // max(1, len(keys)))
+    for start in range(0, len(queries), size):
+        rows = slice(start, start + size)
+        same: Bool[Tensor, "m n"] = torch.zeros(len(queries[rows]), len(keys), dtype=torch.bool, device=queries.device)
+        for values in ids:
+            same |= values[rows, None] == values[None]
+        own = torch.arange(len(same), device=queries.device)
+        same[own, own + start] = False
+        yield rows, (queries[rows] @ keys.T).masked_fill(same, -torch.inf)

@@ -1,0 +1,177 @@
+"""A job of pairs through its real entry: resume, ledger, other world sizes, export, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from capt.pretrain.base.errors import UserError
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.reliability.ledger.check import check
+from tests.pairs import pairs_mapping, two_sources, write_pairs
+from tests.support import run_ranks
+
+
+def _run(mapping: dict[str, Any], resume: bool = False) -> tuple[int | str, list[list[int]]]:
+    """Exit code (or the user error), and the rows this rank trained on, step by step."""
+    from capt.pretrain.base.quiet import quiet_libraries
+    from capt.pretrain.engine.run import run_job
+    from capt.pretrain.pairs.task import PairTask
+
+    quiet_libraries(debug=False)
+    seen: list[list[int]] = []
+    step = PairTask.step
+
+    def remember(self: PairTask, engines: Any, batch: Any, progress: Any) -> Any:
+        seen.append([int(i) for part in batch for i in part.ids])
+        return step(self, engines, batch, progress)
+
+    PairTask.step = remember  # type: ignore[method-assign]
+    try:
+        return run_job(job_from_mapping(mapping, "test"), resume=resume), seen
+    except UserError as error:
+        return f"{type(error).__name__}: {error}", seen
+
+
+def _rows(run_dir: Path, split: str | None = None) -> list[dict[str, float]]:
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    keys = ("step", "loss", "loss/pairs", "grad_norm", "tokens", "recall/to_document", "mrr/to_query")
+    return [{key: row[key] for key in keys if key in row} for row in rows if row.get("split") == split]
+
+
+def _stopped_at(mapping: dict[str, Any], step: int) -> dict[str, Any]:
+    return {**mapping, "schedule": {**mapping["schedule"], "stop_after": step}}
+
+
+def test_resume_equals_the_uninterrupted_run_and_the_ledger_is_right(tmp_path: Path) -> None:
+    """Two sources, hard negatives, dropout, a queue, micro-batches by length, a stop between two checkpoints."""
+    job = pairs_mapping(
+        tmp_path, data=two_sources(tmp_path), model={"dropout": 0.1, "projection": 12}, contrast={"queue": 24},
+        schedule={"max_steps": 9}, validate={"every": 3},
+    )  # fmt: skip
+    whole = {**job, "run": {**job["run"], "dir": str(tmp_path / "whole")}}
+    assert [code for code, _ in run_ranks(_run, 2, whole)] == [0, 0]
+    assert [code for code, _ in run_ranks(_run, 2, _stopped_at(job, 5))] == [75, 75]
+    assert [code for code, _ in run_ranks(_run, 2, job, True)] == [0, 0]
+    assert len(_rows(tmp_path / "whole")) == 9
+    assert [row["step"] for row in _rows(tmp_path / "whole", "validation")] == [0, 3, 6, 9], "the baseline comes first"
+    for split in (None, "validation"):
+        assert _rows(tmp_path / "run", split) == _rows(tmp_path / "whole", split)
+    for run in ("run", "whole"):
+        report = check(tmp_path / run)
+        assert not report.faults
+        assert sum(epochs.used * (1 + epochs.last - epochs.first) for epochs in report.epochs) == 9 * 8
+
+
+def test_another_world_size_uses_the_same_rows_and_learns_the_same(tmp_path: Path) -> None:
+    job = pairs_mapping(tmp_path, data=two_sources(tmp_path), optimizer={"lr": 1e-3, "clip": 0.0})
+    whole = {**job, "run": {**job["run"], "dir": str(tmp_path / "whole")}}
+    reference = [sorted(chain(*ranks)) for ranks in zip(*(ids for _, ids in run_ranks(_run, 2, whole)), strict=True)]
+    steps: list[list[int]] = []
+    for world, stage, stop in ((2, 1, 3), (1, 3, 6)):
+        part = {**job, "engine": {"zero_stage": stage}, "batch": {"global": 8, "micro": 4 // world}}
+        outcomes = run_ranks(_run, world, _stopped_at(part, stop) if stop < 6 else part, stop != 3)
+        assert [code for code, _ in outcomes] == [75 if stop < 6 else 0] * world
+        steps += [sorted(chain(*ranks)) for ranks in zip(*(ids for _, ids in outcomes), strict=True)]
+    assert steps == reference
+    assert not check(tmp_path / "run").faults
+    for ours, theirs in zip(_rows(tmp_path / "run"), _rows(tmp_path / "whole"), strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+        assert ours["tokens"] == theirs["tokens"]
+
+
+@pytest.mark.parametrize("cls", ["RobertaForMaskedLM", "BertModel"])
+def test_the_export_is_read_by_sentence_transformers_and_starts_another_job(tmp_path: Path, cls: str) -> None:
+    """Every family goes the same way; a run starts a next stage, with its pooling."""
+    pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    from sentence_transformers import SentenceTransformer
+
+    from capt.pretrain.convert.dispatch import convert
+    from capt.pretrain.pairs.evaluate import command
+    from tests.finetune import write_encoder
+
+    write_encoder(tmp_path / "encoder", cls)
+    prompts = {"query": "the ", "document": "a house "}
+    job = pairs_mapping(tmp_path, data={"prompts": prompts}, model={"pooling": "last"}, schedule={"max_steps": 1})
+    assert run_ranks(_run, 1, job)[0][0] == 0
+    convert(tmp_path / "run", tmp_path / "out", to="sentence-transformers")
+    model = SentenceTransformer(str(tmp_path / "out"), device="cpu", local_files_only=True)
+    assert model.prompts == prompts
+    one, same = model.encode_query(["river"]), model.encode(["the river"])
+    assert np.allclose(one, same, atol=1e-6)
+    held_out = write_pairs(tmp_path / "held_out.jsonl", 12, seed=5)
+    (section,) = command(tmp_path / "run", data=[held_out])["sections"]
+    assert section["metrics"]["validation_samples"] == 12
+    assert 0 <= section["metrics"]["recall/to_document"] <= section["metrics"]["mrr/to_document"] <= 1
+    assert "before training" in (tmp_path / "out" / "README.md").read_text()
+    for init in ("run", "out"):
+        run = {**job["run"], "dir": str(tmp_path / f"second-{init}")}
+        model_section = {**job["model"], "init": str(tmp_path / init), "pooling": "auto"}
+        assert run_ranks(_run, 1, {**job, "run": run, "model": model_section})[0][0] == 0
+        assert "pooling: last" in (tmp_path / f"second-{init}" / "config.yaml").read_text()
+
+
+def _pairs(*rows: dict[str, Any]) -> str:
+    return "\n".join(json.dumps(row) for row in rows) + "\n"
+
+
+_MANY = [{"query": f"question {i}", "pos": [f"answer {i}"]} for i in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "said"),
+    [
+        (_pairs(*_MANY[:5]), {}, r"source pairs: \d pairs do not fill a step.*set batch.global to"),
+        (_pairs(*({"query": f"q {i}", "pos": ["one text"]} for i in range(20))), {}, "one text"),
+        (_pairs(*_MANY), {"data": {"negatives": 2}}, "negatives is 2, and no row has a negative"),
+        (_pairs(*_MANY), {"data": {"prompts": {"query": "the river " * 40}}}, "the prompt 'the river .* has .* tokens"),
+        (_pairs(*_MANY), {"data": {"sequence_length": 600}}, "more than the encoder's 64 positions"),
+        (_pairs(*({**row, "neg": [f"no {i}"][: i % 2]} for i, row in enumerate(_MANY))),
+         {"data": {"files": [], "sources": [{"name": "a", "files": ["@"], "in_batch": False, "negatives": 1}]}},
+         r"pairs.jsonl.*1: no negative, and source a has in_batch false"),
+        (_pairs(*({"query": f"text {i}", "pos": []} for i in range(20))), {}, "document|set model.dropout above 0"),
+    ],
+)  # fmt: skip
+def test_pairs_that_teach_nothing_are_refused_with_the_remedy(
+    tmp_path: Path, text: str, changes: dict[str, Any], said: str
+) -> None:
+    (tmp_path / "pairs.jsonl").write_text(text)
+    from capt.pretrain.pairs.task import PairTask
+
+    mapping = pairs_mapping(tmp_path, **changes)
+    for source in mapping["data"].get("sources", []):
+        source["files"] = [str(tmp_path / "pairs.jsonl")]
+    job = job_from_mapping(mapping, "test")
+    with pytest.raises(UserError, match=said):
+        PairTask(job, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"files": []}, "data names no pairs"),
+        ({"sources": [{"name": "a", "files": ["x"]}]}, "both set"),
+        ({"files": [], "sources": [{"name": "a", "files": ["x"], "weight": 0}]}, "all weights are 0"),
+        ({"files": [], "sources": [{"name": "a", "files": ["x"]}] * 2}, "name of several sources"),
+        ({"files": ["nowhere.jsonl"]}, "nowhere.jsonl does not exist"),
+        ({"files": [], "sources": [{"name": "a", "files": ["x"], "in_batch": False}]}, "in_batch false leaves no neg"),
+    ],
+)
+def test_sources_that_cannot_be_meant_are_refused_before_the_start(
+    tmp_path: Path, data: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        job_from_mapping(pairs_mapping(tmp_path, data=data), "test").check_inputs()
+
+
+def test_other_pairs_or_another_batch_of_sources_are_refused_at_a_resume(tmp_path: Path) -> None:
+    job = pairs_mapping(tmp_path, data=two_sources(tmp_path), checkpoint={"every": 1})
+    assert run_ranks(_run, 1, _stopped_at(job, 1))[0][0] == 75
+    assert "take turns by whole batches" in str(run_ranks(_run, 1, {**job, "batch": {"global": 4, "micro": 2}}, True))
+    write_pairs(tmp_path / "first.jsonl", 40, seed=9)
+    assert "trained on other pairs" in str(run_ranks(_run, 1, job, True))

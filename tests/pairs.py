@@ -1,0 +1,66 @@
+"""A small job of pairs on generated text, shared by tests that need the whole task."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from tests.finetune import sentence, write_encoder
+
+
+def write_pairs(path: Path, count: int = 60, *, positives: int = 1, negatives: int = 0, seed: int = 0) -> Path:
+    """Queries, and documents of the same words in another order; rows have up to ``negatives`` other sentences."""
+    generator = random.Random(seed)
+    lines = []
+    for number in range(count):
+        query = f"{sentence(generator, 8)} {number}"
+        words = query.split()
+        row = {
+            "query": query,
+            "pos": [" ".join([*generator.sample(words, len(words)), "x" * i]).strip() for i in range(positives)],
+            "neg": [
+                f"{sentence(generator, 12)} {number}" for _ in range(generator.randint(min(1, negatives), negatives))
+            ],
+        }
+        lines.append(json.dumps(row))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def pairs_mapping(folder: Path, **changes: Any) -> dict[str, Any]:
+    """A job mapping with everything small; ``changes`` are merged section by section."""
+    if not (folder / "encoder").exists():
+        write_encoder(folder / "encoder")
+    if not (folder / "pairs.jsonl").exists():
+        write_pairs(folder / "pairs.jsonl")
+    mapping: dict[str, Any] = {
+        "task": {"type": "capt_pairs"},
+        "run": {"dir": str(folder / "run"), "log_every": 1, "tensorboard": False, "threads": 1},
+        "data": {"files": [str(folder / "pairs.jsonl")], "validation_fraction": 0.15, "sequence_length": 24},
+        "model": {"init": str(folder / "encoder"), "dropout": 0.0, "attention_dropout": 0.0},
+        "batch": {"global": 8, "micro": 2},
+        "schedule": {"max_steps": 6},
+        "optimizer": {"lr": 3e-3},
+        "validate": {"every": 0, "samples": 9},
+        "checkpoint": {"every": 3},
+        "loader": {"workers": 0},
+    }
+    for key, value in changes.items():
+        mapping[key] = {**mapping.get(key, {}), **value} if isinstance(value, dict) else value
+    return mapping
+
+
+def two_sources(folder: Path) -> dict[str, Any]:
+    """The section ``data`` of a job with two sources, one of them with several positives and hard negatives."""
+    first = write_pairs(folder / "first.jsonl", 40)
+    second = write_pairs(folder / "second.jsonl", 30, positives=3, negatives=3, seed=1)
+    prompts = {"query": "the ", "document": "a house "}
+    return {
+        "files": [],
+        "sources": [
+            {"name": "first", "files": [str(first)], "weight": 2.0, "prompts": prompts},
+            {"name": "second", "files": [str(second)], "negatives": 2, "query_length": 16, "temperature": 0.1},
+        ],
+    }

@@ -1,0 +1,194 @@
+"""What a step of pairs holds: drawn by visit, shared by ranks and micro-batches, with keys of what is the same."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from capt.pretrain.data.sampler import MixedSampler, Sampler
+from capt.pretrain.pairs.batches import Assembler, PairBatch, by_length, draw, shared_keys
+from capt.pretrain.pairs.config import PairSource
+from capt.pretrain.pairs.sources import EncodedTexts, Lists, SourceRows
+
+
+def _texts(generator: random.Random, count: int, first: int) -> EncodedTexts:
+    lengths = [generator.randint(2, 12) for _ in range(count)]
+    starts = np.cumsum([0, *lengths])
+    ids = np.arange(starts[-1], dtype=np.int32) + first
+    return EncodedTexts(ids, starts.astype(np.int64), np.arange(count, dtype=np.int64) + first, 0)
+
+
+def _source(name: str, rows: int, negatives: int, seed: int) -> SourceRows:
+    generator = random.Random(seed)
+    documents = 5 * rows
+    return SourceRows(
+        source=PairSource(name=name, files=["x"], negatives=negatives),
+        queries=_texts(generator, rows, 10_000 * (seed + 1)),
+        documents=_texts(generator, documents, 10_000 * (seed + 2) + 5000),
+        query=np.arange(rows, dtype=np.int64),
+        positives=Lists.of([[5 * i + j for j in range(generator.randint(1, 3))] for i in range(rows)]),
+        negatives=Lists.of(
+            [generator.sample(range(documents), generator.randint(0, 4)) for _ in range(rows)] if negatives
+            else [[] for _ in range(rows)]
+        ),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sources() -> list[SourceRows]:
+    return [_source("a", 41, 0, 0), _source("b", 23, 2, 1)]
+
+
+def _row_contents(batch: PairBatch) -> list[tuple[int, int, tuple[int, ...]]]:
+    """Of each query: its row, the digest of its texts, and all of its tokens."""
+    texts = list(batch.tokens.split(batch.lengths.tolist()))
+    n = len(batch.ids)
+    negatives: list[list[int]] = [[] for _ in range(n)]
+    for text, owner in zip(texts[2 * n :], batch.owners.tolist(), strict=True):
+        negatives[owner] += text.tolist()
+    return [
+        (int(batch.ids[i]), int(batch.contents[i]), (*texts[i].tolist(), *texts[n + i].tolist(), *negatives[i]))
+        for i in range(n)
+    ]
+
+
+@pytest.mark.parametrize("bucketing", [False, True])
+def test_a_step_is_the_same_for_any_ranks_and_micro_batches(sources: list[SourceRows], bucketing: bool) -> None:
+    sampler = MixedSampler((41, 23), (2.0, 1.0), 16, seed=3)
+    seen = {}
+    for world, micro in ((1, 16), (1, 4), (2, 2), (4, 2)):
+        makers = [
+            Assembler(
+                sources,
+                sampler,
+                batch=16,
+                parts=16 // (micro * world),
+                world=world,
+                rank=rank,
+                seed=3,
+                bucketing=bucketing,
+            )
+            for rank in range(world)
+        ]
+        for step in range(9):
+            batches = [batch for maker in makers for batch in maker(16 * step)]
+            assert len(batches) == 16 // micro
+            assert len({batch.step_tokens for batch in batches}) == 1
+            assert sum(int(batch.lengths.sum()) for batch in batches) == batches[0].step_tokens
+            keys = {int(i): int(k) for batch in batches for i, k in zip(batch.ids, batch.keys, strict=True)}
+            content = sorted(row for batch in batches for row in _row_contents(batch)), keys
+            assert seen.setdefault(step, content) == content
+
+
+def test_each_step_is_of_one_source_and_each_source_has_epochs_of_its_own(sources: list[SourceRows]) -> None:
+    sampler = MixedSampler((41, 23), (2.0, 1.0), 16, seed=3)
+    used: list[list[int]] = [[], []]
+    for step in range(60):
+        _, rows = sampler.locate(np.arange(16 * step, 16 * step + 16))
+        source = int(rows[0] >= 41)
+        assert all((row >= 41) == source for row in rows)
+        used[source] += rows.tolist()
+    assert [len(each) // 16 for each in used] == [40, 20]
+    assert sampler.used(60) == [len(each) for each in used]
+    for rows, size in zip(used, (41, 23), strict=True):
+        for begin in range(0, len(rows) - size + 1, size):
+            assert len(set(rows[begin : begin + size])) == size, "an epoch has each row once"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_sources_take_turns_in_proportion_to_their_weights_wherever_one_looks(seed: int) -> None:
+    """At every step, whatever is asked first: the schedule depends on weights, seed and step alone."""
+    generator = random.Random(seed)
+    weights = tuple(generator.uniform(0.1, 5) for _ in range(generator.randint(2, 6)))
+    sizes = (7,) * len(weights)
+    blocks = np.array([generator.randrange(3000) for _ in range(200)])
+    asked = MixedSampler(sizes, weights, 1, seed).locate(blocks)[1] // 7
+    whole = MixedSampler(sizes, weights, 1, seed).locate(np.arange(3000))[1] // 7
+    assert (asked == whole[blocks]).all()
+    shares = np.array(weights) / sum(weights)
+    for end in (1, 10, 100, 3000):
+        counts = np.bincount(whole[:end], minlength=len(weights))
+        assert (np.abs(counts - shares * end) < 2).all(), "never two turns away from its share"
+    turns = [MixedSampler(sizes, weights, 1, other).locate(np.arange(50))[1].tolist() for other in range(10)]
+    assert len({tuple(each) for each in turns}) > 1, "the seed decides who begins"
+
+
+def test_one_source_is_read_as_by_the_plain_order() -> None:
+    """Rows of every epoch, each once."""
+    plain = Sampler(23, 5)
+    epochs, rows = plain.locate(np.arange(100))
+    assert Counter(rows[epochs == 1].tolist()) == Counter(range(23))
+
+
+def test_visits_go_through_the_positives_and_through_the_negatives(sources: list[SourceRows]) -> None:
+    source = sources[1]
+    rows = np.arange(len(source))
+    seen: list[set[int]] = [set() for _ in rows]
+    negatives: list[set[int]] = [set() for _ in rows]
+    for visit in range(6):
+        drawn = draw(source, rows, np.full(len(rows), visit), seed=1)
+        for row in rows:
+            own = source.positives.values[source.positives.starts[row] : source.positives.starts[row + 1]]
+            assert drawn.positives[row] in own
+            seen[row].add(int(drawn.positives[row]))
+            mine = drawn.negatives[drawn.owners == row]
+            assert len(set(mine.tolist())) == len(mine) == min(2, source.negatives.counts[row])
+            negatives[row] |= set(mine.tolist())
+    assert [len(each) for each in seen] == source.positives.counts.tolist(), "every positive has its turn"
+    assert [len(each) for each in negatives] == source.negatives.counts.tolist(), "every negative has its turn"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_samples_that_share_a_query_or_a_document_have_one_key(seed: int) -> None:
+    """Against the closure by definition; a negative has the key of the samples whose positive it is."""
+    generator = random.Random(seed)
+    n, kinds = generator.randint(1, 30), generator.randint(1, 30)
+    queries = np.array([generator.randrange(kinds) for _ in range(n)])
+    positives = np.array([generator.randrange(kinds) for _ in range(n)])
+    negatives = np.array([generator.randrange(2 * kinds) for _ in range(7)])
+    keys, negative_keys = shared_keys(queries, positives, negatives)
+    group = list(range(n))
+    for _ in range(n):
+        for i in range(n):
+            for j in range(n):
+                if queries[i] == queries[j] or positives[i] == positives[j]:
+                    group[i] = group[j] = min(group[i], group[j])
+    assert [[keys[i] == keys[j] for j in range(n)] for i in range(n)] == [[a == b for b in group] for a in group]
+    for text, key in zip(negatives, negative_keys, strict=True):
+        owners = np.flatnonzero(positives == text)
+        assert key == (keys[owners[0]] if len(owners) else text)
+    alone = [i for i in range(n) if group.count(group[i]) == 1]
+    assert all(keys[i] == positives[i] for i in alone), "a queue finds the document of another step"
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 7])
+def test_micro_batches_by_length_hold_all_samples_and_about_as_many_tokens(parts: int) -> None:
+    generator = np.random.default_rng(parts)
+    lengths = generator.integers(2, 200, size=70)
+    samples = np.arange(0, 70, 2)
+    divided = by_length(samples, lengths, parts)
+    assert len(divided) == parts
+    assert all(len(part) for part in divided)
+    assert sorted(np.concatenate(divided).tolist()) == samples.tolist()
+    tokens = [int(lengths[part].sum()) for part in divided]
+    assert max(tokens) - min(tokens) <= 2 * lengths.max()
+    assert all(lengths[a].min() >= lengths[b].max() for a, b in pairwise(divided))
+
+
+def test_texts_are_padded_on_the_right_and_say_whether_they_are(sources: list[SourceRows]) -> None:
+    maker = Assembler(sources, MixedSampler((41, 23), (1.0, 1.0), 8, 0), batch=8, parts=1, world=1, rank=0, seed=0,
+                      bucketing=False)  # fmt: skip
+    for step in range(4):
+        (batch,) = maker(8 * step)
+        queries, documents = batch.texts(9, torch.device("cpu"))
+        rows = [*queries.tokens, *documents.tokens]
+        texts = batch.tokens.split(batch.lengths.tolist())
+        for row, text in zip(rows, texts, strict=True):
+            assert row[: len(text)].tolist() == text.tolist()
+            assert (row[len(text) :] == 9).all()
+        assert queries.padded == (len({len(text) for text in texts[:8]}) > 1)
