@@ -6,7 +6,7 @@ No torch here.
 from __future__ import annotations
 
 import math
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 

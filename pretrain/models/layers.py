@@ -166,7 +166,8 @@ def attend_within(
     one), which can be traced; on a CPU by runs of like lengths together.
     """
     attend_runs = _attend_by_kernel if q.is_cuda else _attend_by_length
-    attended = attend_runs(*(x.flatten(0, 1).contiguous() for x in (q, k, v)), runs=runs, p=p)
+    flat_q, flat_k, flat_v = (x.flatten(0, 1).contiguous() for x in (q, k, v))
+    attended = attend_runs(flat_q, flat_k, flat_v, runs, p)
     return attended.reshape(q.shape)
 
 
@@ -349,7 +350,7 @@ class EncoderLayer(nn.Module):
             use_own_compile_cache()
         self._run = self._compute
         if compile:  # beyond the limit torch would run eagerly, which draws other dropout masks: an error instead
-            self._run = torch.compile(self._compute, fullgraph=True, recompile_limit=_GRAPHS)
+            self._run = torch.compile(self._compute, fullgraph=True, recompile_limit=_GRAPHS)  # type: ignore[call-overload]
 
     def forward(
         self,

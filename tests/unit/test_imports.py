@@ -133,7 +133,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "pretrain.embeddings.objectives": EMBEDDINGS,
     "pretrain.embeddings": (*TASK, "pretrain.convert", "pretrain.report", "pretrain.embeddings"),
-    "pretrain.pairs": TASK,
     "pretrain.vision_language.data": (*BASE, "pretrain.regions.nlvr1"),
     "pretrain.vision_language.microworld": (*BASE, "pretrain.regions", "pretrain.vision_language.data"),
     "pretrain.vision_language": (
