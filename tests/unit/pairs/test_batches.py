@@ -62,7 +62,6 @@ def test_a_step_is_the_same_for_any_ranks_and_micro_batches(sources: list[Source
     sampler = MixedSampler((41, 23), (2.0, 1.0), 16, seed=3)
     seen = {}
     for world, micro in ((1, 16), (1, 4), (2, 2), (4, 2)):
-        shape = {"batch": 16, "parts": 16 // (micro * world), "world": world}
         makers = [
             Assembler(
                 sources,
