@@ -27,6 +27,7 @@ from capt.launcher.commands import (
     plan,
     regions,
     results,
+    retrieval,
     sweep,
     tools,
 )
@@ -62,7 +63,7 @@ def _options(
 ) -> None: ...
 
 
-for commands in (jobs, plan, sweep, evaluate, checkpoints, results, tools):
+for commands in (jobs, plan, sweep, evaluate, checkpoints, retrieval, results, tools):
     commands.register(app)
 _GROUPS = {
     "tokenizer": corpora.tokenizer_app,

@@ -19,6 +19,7 @@ import capt.pretrain.engine.engines.deepspeed
 import capt.pretrain.engine.run
 import capt.pretrain.language.task
 import capt.pretrain.latent.task
+import capt.pretrain.retrieval.work
 import capt.pretrain.vision_language.task
 import capt.tokenizer.train
 import tests.support

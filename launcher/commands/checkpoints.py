@@ -81,7 +81,7 @@ def neighbors(
         typer.Argument(
             metavar="MODEL",
             parser=o.source_path,
-            help="A sentence-transformers folder (capt convert --to), or USER/NAME.",
+            help="A sentence-transformers folder (capt convert --to), a run, a Hugging Face folder, or USER/NAME.",
         ),
     ],
     queries: Annotated[list[str], typer.Argument(metavar="QUERY...", help="Sentences to find neighbours of.")],
@@ -91,11 +91,11 @@ def neighbors(
     lines: Annotated[int, typer.Option("--lines", "--limit", min=1, help="How many lines to search, at most.")] = 2000,
     json: o.Json = False,
 ) -> None:
-    """Show the lines of a text that an exported encoder puts nearest to each query."""
+    """Show the lines of a text that an encoder puts nearest to each query."""
     o.quiet(context)
     from dataclasses import asdict
 
-    from capt.pretrain.language.neighbors import neighbors as find_neighbors
+    from capt.pretrain.retrieval.neighbors import neighbors as find_neighbors
 
     results = find_neighbors(model, queries, run=run, text=text or (), top=top, limit=lines)
     if json:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from capt.launcher.commands import options as o
+from capt.launcher.commands import retrieval as r
+from capt.launcher.plan import Options
 
 
 def register(app: typer.Typer) -> None:
@@ -85,6 +87,28 @@ def evaluate(
     seed: Annotated[
         int | None, typer.Option(min=0, help="Seed for the choice of windows and the corruption; default 1.")
     ] = None,
+    retrieval: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A BEIR folder, a folder of NanoBEIR's parquet files, or a file of pairs (may be repeated): measure "
+            "retrieval instead. The model may be a sentence-transformers folder as well."
+        ),
+    ] = None,
+    dims: Annotated[
+        str | None, typer.Option(metavar="N,N,...", help="Also by the first N numbers of each vector. (--retrieval)")
+    ] = None,
+    bm25: Annotated[bool, typer.Option("--bm25", help="BM25 beside the model. (--retrieval)")] = False,
+    per_query: Annotated[
+        Path | None, typer.Option(help="JSON lines with the figures of each query, for capt compare. (--retrieval)")
+    ] = None,
+    query_prompt: r.QueryPrompt = None,
+    document_prompt: r.DocumentPrompt = None,
+    store: r.Store = None,
+    dtype: r.DType = "fp32",
+    tokens: r.Tokens = None,
+    nproc: o.Nproc = None,
+    hostfile: o.Hostfile = None,
+    launcher: o.Launcher = None,
     option: o.OwnOptions = None,
     json: o.Json = False,
 ) -> None:
@@ -93,13 +117,29 @@ def evaluate(
     Which options have a meaning depends on the task that the checkpoint was trained on.
     """
     o.quiet(context)
-    _refuse_overwriting((predictions, out), (*(text or ()), *(data or ()), word_similarity, analogies))
+    _refuse_overwriting(
+        (predictions, out, per_query), (*(text or ()), *(data or ()), *(retrieval or ()), word_similarity, analogies)
+    )
     given = {
         "text": text, "data": data, "predictions": predictions, "sts": sts, "out": out, "pooler": pooler,
         "samples": samples, "length": length, "batch": batch, "split": split, "draws": draws, "weighted": weighted,
         "weighted_sentences": weighted_sentences, "bridge": bridge, "generated": generated, "seed": seed,
         "word_similarity": word_similarity, "analogies": analogies,
     }  # fmt: skip
+    ranks = Options.given(nproc=nproc, hostfile=hostfile, launcher=launcher)
+    of_retrieval = {
+        "dims": dims, "bm25": bm25 or None, "per_query": per_query, "query_prompt": query_prompt,
+        "document_prompt": document_prompt, "store": store, "nproc": nproc, "hostfile": hostfile, "launcher": launcher,
+    }  # fmt: skip
+    if retrieval:
+        _refuse_options(given, ("out", "pooler", "length", "split"), "with --retrieval")
+        settings = {
+            "dims": _dims(dims), "bm25": bm25, "split": split, "per_query": per_query and str(per_query.absolute())
+        }  # fmt: skip
+        _evaluate_retrieval(checkpoint, retrieval, settings, pooler, length, out, query_prompt, document_prompt,
+                            r.store_options(store, dtype, tokens), ranks, json)  # fmt: skip
+        return
+    _refuse_options(of_retrieval, (), "without --retrieval")
     from capt.launcher.progress import progress_bar
     from capt.pretrain.base.files import require_writable
     from capt.pretrain.models.hf_config import local_folder
@@ -119,6 +159,59 @@ def evaluate(
         o.echo_json(result)
     else:
         o.say(module.as_text(result))
+
+
+def _refuse_options(given: Mapping[str, object], allowed: Iterable[str], where: str) -> None:
+    from capt.pretrain.base.errors import ConfigError
+
+    wrong = [name for name, value in given.items() if value not in (None, []) and name not in allowed]
+    if wrong:
+        raise ConfigError(f"--{wrong[0].replace('_', '-')} has no meaning {where}")
+
+
+def _dims(text: str | None) -> list[int]:
+    from capt.pretrain.base.errors import ConfigError
+
+    words = [word.strip() for word in text.split(",")] if text else []
+    if not all(word.isascii() and word.isdigit() and 0 < int(word) < 1 << 20 for word in words):
+        raise ConfigError(f"--dims {text}: whole numbers separated by commas are expected, such as 256,64")
+    return list(dict.fromkeys(map(int, words)))
+
+
+def _evaluate_retrieval(
+    model: Path,
+    sets: list[Path],
+    settings: dict[str, Any],
+    pooler: list[str] | None,
+    length: int | None,
+    out: Path | None,
+    query_prompt: str | None,
+    document_prompt: str | None,
+    store: dict[str, Any],
+    ranks: Options,
+    json: bool,
+) -> None:
+    from capt.pretrain.base.cache import default_cache
+    from capt.pretrain.base.errors import ConfigError
+    from capt.pretrain.base.files import require_writable
+
+    if pooler and len(pooler) > 1:
+        raise ConfigError("--pooler may be given once with --retrieval")
+    for path in (out, settings["per_query"]):
+        if path is not None:
+            require_writable(Path(path))
+    work = {
+        "verb": "evaluate", "model": str(model), "sets": [str(path.absolute()) for path in sets], "settings": settings,
+        "encoder": r.encoder_options(pooler[0] if pooler else None, length, query_prompt, document_prompt),
+        "store": store, "out": str(out.absolute()) if out else None,
+    }  # fmt: skip
+    result = r.carry_out(work, Path(store["store"] or default_cache() / "vectors"), ranks)
+    if json:
+        o.echo_json(result)
+        return
+    from capt.pretrain.retrieval.evaluate import as_text
+
+    o.say(as_text(result))
 
 
 def _refuse_overwriting(outputs: Iterable[Path | None], inputs: Iterable[Path | None]) -> None:

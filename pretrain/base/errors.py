@@ -199,6 +199,7 @@ _EXTRAS = {
     "report": ("matplotlib",),
     "export": ("sentence_transformers",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "retrieval": ("bm25s",),
     "vision": ("PIL",),
     "duplicates": ("datasketch",),
     "track": ("mlflow", "wandb"),

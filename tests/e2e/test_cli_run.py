@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import run_capt, start_capt
+from tests.unit.retrieval.toy import write_beir
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(300)
@@ -95,6 +96,33 @@ def test_convert_and_look(folder: Folder) -> None:
     said, _ = folder.capt("neighbors", "st", "the river ran", "birds sang", "--run", "r", "--top", "2")
     lines = said.splitlines()
     assert [lines[0], lines[3], len(lines)] == ["the river ran", "birds sang", 6]
+
+
+def test_retrieval_with_a_run_on_two_ranks(folder: Folder, tmp_path: Path) -> None:
+    """The figures of one process, and one line of error from the ranks; the run keeps what was measured."""
+    write_beir(folder.path / "beir")
+    figures = []
+    for number, ranks in enumerate(([], ["--nproc", "2"])):
+        out = ["--per-query", str(tmp_path / f"{number}.jsonl"), "--store", str(tmp_path / str(number))]
+        _in_forks(folder, tmp_path, 0, "evaluate", "r", "--retrieval", "beir", "--pooler", "head", *out, *ranks)
+        figures.append((tmp_path / f"{number}.jsonl").read_text())
+    assert figures[0] == figures[1]
+    (kept,) = (folder.path / "r").glob("evaluation-*.json")
+    assert "beir" in [section["name"] for section in json.loads(kept.read_text())["sections"]]
+    wrong = ["--store", str(tmp_path / "0"), "--nproc", "2", "--dims", "9999"]
+    said = _in_forks(folder, tmp_path, 2, "evaluate", "r", "--retrieval", "beir", *wrong)
+    assert said.count("error:") == 1
+    assert "--dims 9999: r gives" in said
+    assert not list((tmp_path / "0").glob(".work-*"))
+
+
+def _in_forks(folder: Folder, log: Path, code: int, *arguments: str) -> str:
+    log = log / "log"
+    log.unlink(missing_ok=True)
+    process = start_capt(*arguments, cwd=folder.path, env=folder.env, log=log)
+    process.join()
+    assert process.exitcode == code, log.read_text()
+    return log.read_text()
 
 
 def test_report(folder: Folder) -> None:

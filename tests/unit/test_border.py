@@ -90,6 +90,7 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "launcher/supervisor/heartbeats.py": (".read_text mmap.mmap", "/proc; memory without a name, shared with a rank"),
     "launcher/supervisor/scratch.py": ("os.open", "our own temporary folders, no link followed"),
     "launcher/supervisor/node.py": (".read_text os.open", "/proc; /dev/null"),
+    "pretrain/retrieval/store.py": (".open np.fromfile np.memmap", "numbers of ours, each row with a checksum"),
     "launcher/sweep/trial_log.py": (".open", OWN),
     "launcher/sweep/restart.py": (".open .read_text", TYPED + "; " + OWN),
     "pretrain/config/reader.py": ("yaml.SafeLoader yaml.dump", "writes" + "; " + "plain types alone, within bounds"),

@@ -29,7 +29,7 @@ from tests.unit.test_docs import BIN, OWN, SHIPPED
 
 PUBLIC = (
     "base", "config", "contrast", "contrastive", "convert", "data", "embeddings", "engine", "language", "latent",
-    "models", "pairs", "plan", "regions", "reliability", "report", "vision_language",
+    "models", "pairs", "plan", "regions", "reliability", "report", "retrieval", "vision_language",
 )  # fmt: skip
 
 

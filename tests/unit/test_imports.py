@@ -96,6 +96,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     # ---- tasks
     "pretrain.language": (*TASK, "pretrain.convert"),
     "pretrain.pairs": (*TASK, "pretrain.convert", *_in("pretrain.language", "backbone", "inputs")),
+    "pretrain.retrieval": (
+        *(*BASE, "tokenizer", "pretrain.convert"),
+        *_in("pretrain", "config", "data", "engine", "language", "models"),
+    ),
     "pretrain.latent.text_files": (*BASE, "pretrain.config"),
     "pretrain.latent.config": (*BASE, "pretrain.config", "pretrain.latent.text_files"),
     "pretrain.latent.data": LATENT,

@@ -1,4 +1,4 @@
-"""Nearest-neighbour queries against an exported encoder: the quickest look at what a model has learnt."""
+"""Nearest-neighbour queries against an encoder: the quickest look at what a model has learnt."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,10 @@ from capt.pretrain.config.load import load_job
 from capt.pretrain.data.files import FileCorpus, resolve_paths
 from capt.pretrain.data.prepare import tokenizer_corpus
 from capt.pretrain.language.config import LanguageJob
-from capt.pretrain.language.sentence_folder import load_sentence_model
+from capt.pretrain.retrieval.encode import Options, embed, rows_of
+from capt.pretrain.retrieval.encoders import EncoderOptions, load_text_encoder
+from capt.pretrain.retrieval.evaluate import search
+from capt.pretrain.retrieval.store import default_store
 
 logger = logging.getLogger(__name__)
 _MIN_CHARACTERS = 20
@@ -62,31 +64,38 @@ def _long_enough(lines: Iterable[str]) -> Iterator[str]:
     return (line.strip() for line in lines if len(line.strip()) >= _MIN_CHARACTERS)
 
 
-def nearest(model: Any, queries: Sequence[str], texts: Sequence[str], top: int) -> list[list[Neighbor]]:
-    """The ``top`` texts by cosine for each query; ``model`` has sentence-transformers' ``encode``."""
-    keys = model.encode(list(texts), normalize_embeddings=True, show_progress_bar=False, batch_size=64)
-    rows = model.encode(list(queries), normalize_embeddings=True, show_progress_bar=False)
-    similarity = np.asarray(rows) @ np.asarray(keys).T
-    order = np.argsort(-similarity, axis=1)[:, :top]
-    return [
-        [Neighbor(texts[i], float(similarity[row, i])) for i in columns] for row, columns in enumerate(order.tolist())
-    ]
-
-
 def neighbors(
-    folder: Path,
+    model: Path,
     queries: Sequence[str],
     *,
     run: Path | None = None,
     text: Sequence[Path] = (),
     top: int = 3,
     limit: int = 2000,
+    store: Path | None = None,
 ) -> list[list[Neighbor]]:
-    """Load a sentence-transformers folder (or hub id) and answer ``queries`` from the first ``limit`` lines of text.
+    """Answer ``queries`` from the first ``limit`` lines of text, by cosine.
+
+    Args:
+        model: see `load_text_encoder`.
+        queries: sentences.
+        run: a run whose training text is searched.
+        text: files that are searched instead.
+        top: lines for each query.
+        limit: lines at most.
+        store: where vectors are kept for the next call; without it the store of this host.
 
     Raises:
-        CheckpointError: as `load_sentence_model`.
+        CheckpointError: as `load_text_encoder`.
         DataError: as `candidates`.
     """
-    model = load_sentence_model(folder)
-    return nearest(model, queries, candidates(run, text, limit), top)
+    texts = candidates(run, text, limit)
+    encoder = load_text_encoder(model, EncoderOptions())
+    options = Options(store or default_store())
+    rows = rows_of(embed(encoder, queries, "query", options), queries)
+    documents = embed(encoder, texts, "document", options)
+    found = search(rows, iter(texts), documents, min(top, len(texts)), np.arange(len(texts)), normalize=True)
+    return [
+        [Neighbor(texts[i], float(score)) for i, score in zip(numbers, scores, strict=True)]
+        for numbers, scores in zip(found.numbers.tolist(), found.scores.tolist(), strict=True)
+    ]

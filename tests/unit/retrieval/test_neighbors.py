@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from capt.pretrain.language.neighbors import candidates
+from capt.pretrain.retrieval.neighbors import candidates
 
 
 def test_the_lines_that_are_searched_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,254 @@
+"""``capt encode``, ``capt mine``, ``capt compare``, and ``capt evaluate --retrieval``: work that ranks share."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from capt.launcher.commands import options as o
+from capt.launcher.plan import Options
+
+Model = Annotated[
+    Path,
+    typer.Argument(
+        metavar="MODEL",
+        parser=o.source_path,
+        help="A checkpoint or run, a Hugging Face or sentence-transformers folder, or USER/NAME of the hub.",
+    ),
+]
+Pooler = Annotated[
+    str | None,
+    typer.Option(help="mean (the default), cls or head; a sentence-transformers folder says it itself."),
+]
+Length = Annotated[int | None, typer.Option(min=3, help="Tokens of a text at most; default as the model's own limit.")]
+QueryPrompt = Annotated[str | None, typer.Option(help="Precedes every query; default as the folder says.")]
+DocumentPrompt = Annotated[str | None, typer.Option(help="Precedes every document; default as the folder says.")]
+Store = Annotated[Path | None, typer.Option(help="Folder of the vectors; default in this host's cache.")]
+DType = Annotated[str, typer.Option(help="What vectors are stored in: fp32 or fp16.")]
+Tokens = Annotated[
+    int | None, typer.Option(min=1, help="Tokens of a batch at most, with padding; default 2,048, on a GPU 65,536.")
+]
+
+_LAUNCHERS = ("local", "ssh", "srun")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the command line."""
+    app.command(epilog="\b\nExample: capt encode exported-st --text corpus.jsonl --out vectors --nproc 2")(encode)
+    app.command(
+        epilog="\b\nExample: capt mine --pairs pairs.jsonl --corpus beir --model exported-st --relative-margin 0.05 "
+        "--out mined"
+    )(mine)
+    app.command(epilog="\b\nExample: capt compare first.jsonl second.jsonl")(compare)
+
+
+def encode(
+    context: typer.Context,
+    model: Model,
+    text: Annotated[list[Path], typer.Option(help="A text a line, JSON lines, or a BEIR folder (may be repeated).")],
+    out: Annotated[Path, typer.Option(help="Folder of the vectors, new or of earlier calls.")],
+    role: Annotated[str, typer.Option(help="What the texts of a file are: document, query or text.")] = "document",
+    pooler: Pooler = None,
+    length: Length = None,
+    query_prompt: QueryPrompt = None,
+    document_prompt: DocumentPrompt = None,
+    dtype: DType = "fp32",
+    tokens: Tokens = None,
+    nproc: o.Nproc = None,
+    hostfile: o.Hostfile = None,
+    launcher: o.Launcher = None,
+    json: o.Json = False,
+) -> None:
+    """Encode texts into a store of vectors; what is there already is not encoded again.
+
+    After an interruption give the same command again.
+    """
+    o.quiet(context)
+    work = {
+        "verb": "encode", "model": str(model), "text": _paths(text), "role": role,
+        "encoder": encoder_options(pooler, length, query_prompt, document_prompt),
+        "store": store_options(out, dtype, tokens),
+    }  # fmt: skip
+    result = carry_out(work, out, Options.given(nproc=nproc, hostfile=hostfile, launcher=launcher))
+    if json:
+        o.echo_json(result)
+        return
+    for each in result["sources"]:
+        o.say(
+            f"{each['source']} ({each['role']}): {each['texts']:,} texts, {each['encoded']:,} encoded now, "
+            f"{each['dimension']} dimensions in {each['folder']}"
+        )
+
+
+def mine(
+    context: typer.Context,
+    pairs: Annotated[list[Path], typer.Option(help="JSON lines with query and positives (may be repeated).")],
+    model: Annotated[
+        Path, typer.Option(parser=o.source_path, metavar="MODEL", help="As for capt encode: what finds the negatives.")
+    ],
+    out: Annotated[Path, typer.Option(help="New folder for pairs.jsonl, audit.json and audit.html.")],
+    corpus: Annotated[
+        Path | None,
+        typer.Option(help="A BEIR folder, JSON lines or a text a line; default the positives of all pairs."),
+    ] = None,
+    number: Annotated[int, typer.Option(min=0, help="Negatives of a row; 0 = none, only --keep-top.")] = 7,
+    first: Annotated[int, typer.Option(min=0, help="Documents of a ranking to skip.")] = 0,
+    last: Annotated[int, typer.Option(min=1, help="Documents of a ranking to look at.")] = 100,
+    max_score: Annotated[float | None, typer.Option(help="Highest score of a negative.")] = None,
+    margin: Annotated[float | None, typer.Option(help="Least distance below the score of the positive.")] = None,
+    relative_margin: Annotated[
+        float | None, typer.Option(help="The same as a share m: s_pos - |s_pos| m at most.")
+    ] = None,
+    choice: Annotated[str, typer.Option(help="top: the nearest that are left. random: drawn from them.")] = "top",
+    keep_top: Annotated[
+        int, typer.Option(min=0, help="Leave out rows whose positive is not among this number of nearest documents.")
+    ] = 0,
+    short: Annotated[
+        str, typer.Option(help="Rows with too few negatives: refuse the output, keep them, or drop them.")
+    ] = "refuse",
+    cross_encoder: Annotated[
+        Path | None,
+        typer.Option(
+            parser=o.source_path, metavar="DIR", help="Scores by a cross-encoder, for the rules and as labels."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of --choice random.")] = 1,
+    pooler: Pooler = None,
+    length: Length = None,
+    query_prompt: QueryPrompt = None,
+    document_prompt: DocumentPrompt = None,
+    store: Store = None,
+    dtype: DType = "fp32",
+    tokens: Tokens = None,
+    nproc: o.Nproc = None,
+    hostfile: o.Hostfile = None,
+    launcher: o.Launcher = None,
+    json: o.Json = False,
+) -> None:
+    """Mine hard negatives for pairs: exact search, filters, and an audit that refuses bad output."""
+    o.quiet(context)
+    rules = {
+        "number": number, "first": first, "last": last, "max_score": max_score, "margin": margin,
+        "relative_margin": relative_margin, "choice": choice, "keep_top": keep_top, "short": short, "seed": seed,
+    }  # fmt: skip
+    work = {
+        "verb": "mine", "model": str(model), "pairs": _paths(pairs), "corpus": _paths([corpus])[0] if corpus else None,
+        "out": _paths([out])[0], "rules": rules, "cross_encoder": str(cross_encoder) if cross_encoder else None,
+        "encoder": encoder_options(pooler, length, query_prompt, document_prompt),
+        "store": store_options(store, dtype, tokens),
+    }  # fmt: skip
+    audit = carry_out(work, out.absolute().parent, Options.given(nproc=nproc, hostfile=hostfile, launcher=launcher))
+    if json:
+        o.echo_json(audit)
+        return
+    o.say(f"{out}: {audit['rows_written']:,} of {audit['rows_read']:,} rows; {out / 'audit.html'} shows examples")
+    for name, removed in audit["removed"].items():
+        o.say(f"  removed, {name}: {removed['count']:,} ({removed['share']:.1%})")
+
+
+def compare(
+    first: Annotated[str, typer.Argument(metavar="A", help="A file of capt evaluate --per-query, or FILE:SYSTEM.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="The same of another model.")],
+    samples: Annotated[int, typer.Option(min=100, help="Draws of the bootstrap.")] = 10_000,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 1,
+    json: o.Json = False,
+) -> None:
+    """Compare two models on the same queries by a paired bootstrap."""
+    from capt.pretrain.retrieval.evaluate import compare as compare_figures
+
+    rows = compare_figures(first, second, samples=samples, seed=seed)
+    if json:
+        o.echo_json(rows)
+        return
+    shown = None
+    for row in rows:
+        if row["set"] != shown:
+            shown = row["set"]
+            o.say(f"{shown}, {row['queries']} queries")
+            o.say(f"  {'':<12}{'A':>9}{'B':>9}{'B - A':>9}  95% interval        p")
+        o.say(
+            f"  {row['metric']:<12}{row['first']:>9.4f}{row['second']:>9.4f}{row['difference']:>+9.4f}"
+            f"  {row['low']:+.4f} to {row['high']:+.4f}  {row['p']:.4f}"
+        )
+
+
+def encoder_options(
+    pooler: str | None, length: int | None, query_prompt: str | None, document_prompt: str | None
+) -> dict[str, Any]:
+    """The values of `capt.pretrain.retrieval.encoders.EncoderOptions`."""
+    return {
+        "pooling": pooler, "length": length, "query_prompt": query_prompt, "document_prompt": document_prompt
+    }  # fmt: skip
+
+
+def store_options(store: Path | None, dtype: str, tokens: int | None) -> dict[str, Any]:
+    """The values of `capt.pretrain.retrieval.encode.Options`."""
+    return {"store": _paths([store])[0] if store else None, "dtype": dtype, "tokens": tokens}
+
+
+def _paths(paths: list[Path]) -> list[str]:
+    """Absolute paths: ranks on other hosts may have another working folder."""
+    return [str(path.absolute()) for path in paths]
+
+
+def carry_out(work: Mapping[str, Any], folder: Path, options: Options) -> dict[str, Any]:
+    """The result of ``capt.pretrain.retrieval.work.perform`` in this process, or on the ranks that ``options`` ask for.
+
+    Ranks read what to do from a file in ``folder``, which all hosts must see, and rank 0 writes the result beside it.
+
+    Raises:
+        UserError: as the verb; or the options are wrong. `typer.Exit` with the code of the ranks where these failed.
+    """
+    if options == Options():
+        from capt.launcher.progress import progress_bar
+        from capt.pretrain.retrieval.work import perform
+
+        with progress_bar("encoding") as progress:
+            return perform(work, progress)
+    return _on_ranks(work, folder.absolute(), options)
+
+
+def _on_ranks(work: Mapping[str, Any], folder: Path, options: Options) -> dict[str, Any]:
+    from capt.launcher.backends import backend
+    from capt.launcher.plan import Launch
+    from capt.launcher.preflight.run import before_launch
+    from capt.pretrain.base.errors import ConfigError
+    from capt.pretrain.base.files import read_json, write_json
+    from capt.pretrain.config.schema import Job
+
+    name = options.launcher or ("ssh" if options.hostfile else "local")
+    if name not in _LAUNCHERS:
+        raise ConfigError(f"--launcher {name}: such work is started by {', '.join(_LAUNCHERS)}")
+    task = folder / f".work-{secrets.token_hex(8)}.json"
+    job = Job.model_validate(
+        {
+            "task": {"type": "retrieval"}, "run": {"dir": str(folder)},
+            "supervise": {"restarts": 0, "stall": None}, "batch": {"global": 1, "micro": 1},
+        }
+    )  # fmt: skip
+    launch = Launch("capt.pretrain.retrieval", (str(task),), job, options.model_copy(update={"launcher": name}))
+    chosen = backend(name)
+    plan = chosen.plan(launch)
+    if plan.blocked_reason:
+        raise ConfigError(plan.blocked_reason)
+    job = job.model_copy(update={"batch": job.batch.model_copy(update={"global_": plan.world})})
+    launch = replace(launch, job=job)
+    before_launch(launch, plan)
+    result = task.with_suffix(".out")
+    try:
+        write_json(task, dict(work), private=True)
+        end = chosen.start(launch, plan)
+        if end.code:
+            raise typer.Exit(end.code)
+        found: dict[str, Any] = read_json(result)
+        return found
+    finally:
+        for path in (task, result):
+            with suppress(OSError):
+                path.unlink(missing_ok=True)

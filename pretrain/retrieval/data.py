@@ -1,0 +1,314 @@
+"""Retrieval data in files: BEIR folders, NanoBEIR's parquet, pairs, and plain text.
+
+Documents are streamed, since a corpus may be larger than memory. Queries and judgements are held.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+
+from capt.pretrain.base.errors import ConfigError, DataError, shown
+from capt.pretrain.base.files import is_utf8, open_regular, printable, read_lines
+from capt.pretrain.retrieval.store import text_hash
+
+Document = tuple[str, str]
+"""The id and the text of a document."""
+
+JUDGED_BY = ("test", "dev", "train")
+"""Splits of a BEIR folder, in the order in which one is looked for."""
+
+
+@dataclass(frozen=True)
+class Collection:
+    """A retrieval data set.
+
+    Attributes:
+        name: for tables.
+        documents: gives an iterator over the corpus, as often as it is called.
+        queries: id and text of each.
+        judged: for the id of a query the judgement of each document that has one.
+        split: where the judgements come from.
+    """
+
+    name: str
+    documents: Callable[[], Iterator[Document]]
+    queries: list[Document]
+    judged: dict[str, dict[str, int]] = field(default_factory=dict)
+    split: str = ""
+
+
+def read_collections(path: Path, split: str | None = None) -> list[Collection]:
+    """The data sets at ``path``: a BEIR folder, a folder of NanoBEIR's parquet files, or a file of pairs.
+
+    Args:
+        path: a file or folder.
+        split: of a BEIR folder; without it the first of test, dev and train.
+
+    Raises:
+        DataError: nothing of the kind is there, or a file is damaged.
+        ConfigError: a split of something else than a BEIR folder.
+    """
+    if _is_beir(path):
+        return [_beir(path, split)]
+    if split is not None and path.exists():
+        raise ConfigError(f"--split {split}: {path} is no BEIR folder, and has no splits")
+    if (path / "corpus").is_dir():
+        return _nano_beir(path)
+    if path.is_file():
+        return [_of_pairs(path)]
+    what = "no corpus.jsonl and no folder corpus in it" if path.is_dir() else "no such file or folder"
+    raise DataError(f"{path}: {what}; give a BEIR folder, a folder of NanoBEIR's parquet files, or a file of pairs")
+
+
+def read_documents(path: Path) -> Iterator[Document]:
+    """The corpus at ``path``: that of a BEIR folder, JSON lines with ``text``, or a text a line.
+
+    Raises:
+        DataError: nothing of the kind is there, or a line is not what it should be.
+    """
+    if _is_beir(path):
+        yield from _documents(_packed_or_not(path, "corpus.jsonl"))
+    elif path.is_dir():
+        for collection in read_collections(path):
+            yield from collection.documents()
+    elif ".jsonl" in path.suffixes:
+        yield from _documents(path)
+    else:
+        for number, line in enumerate(read_lines([path]), start=1):
+            if line.strip():
+                yield str(number), line.strip()
+
+
+def read_queries(folder: Path) -> Iterator[Document]:
+    """All queries of a BEIR folder, judged or not, none where it has no queries; the judged ones of NanoBEIR.
+
+    Raises:
+        DataError: as `read_documents`.
+    """
+    if not _is_beir(folder):
+        for collection in read_collections(folder):
+            yield from collection.queries
+    elif (folder / "queries.jsonl").exists() or (folder / "queries.jsonl.gz").exists():
+        yield from _documents(_packed_or_not(folder, "queries.jsonl"))
+
+
+def _is_beir(path: Path) -> bool:
+    return (path / "corpus.jsonl").exists() or (path / "corpus.jsonl.gz").exists()
+
+
+def _beir(folder: Path, split: str | None) -> Collection:
+    corpus, queries = (_packed_or_not(folder, name) for name in ("corpus.jsonl", "queries.jsonl"))
+    names = [split] if split else list(JUDGED_BY)
+    found = next((path for name in names if (path := folder / "qrels" / f"{name}.tsv").is_file()), None)
+    if found is None:
+        have = sorted(path.stem for path in (folder / "qrels").glob("*.tsv"))
+        raise DataError(
+            f"{folder}: no qrels/{names[0]}.tsv; " + (f"it has {', '.join(have)}: give --split" if have else "no qrels")
+        )
+    judged = _qrels(found)
+    texts = [(name, text) for name, text in _documents(queries) if name in judged]
+    if not texts:
+        raise DataError(f"{found}: none of its queries is in {queries}")
+    return Collection(folder.name, lambda: _documents(corpus), _unique(texts, queries), judged, found.stem)
+
+
+def _packed_or_not(folder: Path, name: str) -> Path:
+    for path in (folder / name, folder / f"{name}.gz"):
+        if path.is_file():
+            return path
+    raise DataError(f"{folder}: no {name}, which a BEIR folder has")
+
+
+def _documents(path: Path) -> Iterator[Document]:
+    """Rows with ``_id`` (or their number), ``text`` and perhaps ``title``: its text is title, space, text."""
+    for where, row in read_json_lines(path):
+        text, title = row.get("text"), row.get("title") or ""
+        if not isinstance(text, str) or not isinstance(title, str):
+            raise DataError(f'{where}: "text" should be a text, and "title", where there is one')
+        name = row.get("_id", row.get("id", where.rpartition(" ")[2]))
+        if isinstance(name, bool) or not isinstance(name, str | int):
+            raise DataError(f'{where}: "_id" should be a text, not {shown(name)}')
+        yield str(name), f"{title} {text}".strip() if title else text
+
+
+def _unique(documents: Iterable[Document], source: Path) -> list[Document]:
+    seen: set[str] = set()
+    kept = []
+    for name, text in documents:
+        if name in seen:
+            raise DataError(f"{source}: the id {shown(name)} is there twice")
+        seen.add(name)
+        kept.append((name, text))
+    return kept
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The place and the object of each line of a JSON lines file, packed with gzip or not; blank lines are left out.
+
+    Raises:
+        DataError: a line is no JSON object.
+    """
+    number = 0
+    for number, line in enumerate(read_lines([path]), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as problem:
+            raise DataError(f"{where}: not valid JSON: {printable(str(problem))}") from None
+        if not isinstance(row, dict):
+            raise DataError(f"{where}: a JSON object is expected, not {shown(row)}")
+        if "\\ud" in line.lower() and not is_utf8(json.dumps(row, ensure_ascii=False)):
+            raise DataError(f"{where}: half a character (a lone surrogate), which is no text")
+        yield where, row
+
+
+_GRADE = re.compile(r"-?[0-9]{1,9}(\.0+)?")
+
+
+def _qrels(path: Path) -> dict[str, dict[str, int]]:
+    """Judgements, ``query-id <tab> corpus-id <tab> score``, with or without a header; trec's four columns as well."""
+    judged: dict[str, dict[str, int]] = {}
+    for number, line in enumerate(read_lines([path]), start=1):
+        cells = line.split("\t") if "\t" in line else line.split()
+        if not line.strip() or (number == 1 and not _GRADE.fullmatch(cells[-1].strip())):
+            continue
+        if len(cells) == 4:
+            del cells[1]
+        if len(cells) != 3 or not _GRADE.fullmatch(cells[2].strip()):
+            raise DataError(f"{path}, line {number}: query-id, corpus-id and a whole number as score are expected")
+        query, document, grade = (cell.strip() for cell in cells)
+        judged.setdefault(query, {})[document] = int(float(grade))
+    if not judged:
+        raise DataError(f"{path}: no judgements")
+    return judged
+
+
+def _nano_beir(folder: Path) -> list[Collection]:
+    """Folders ``corpus``, ``queries`` and ``qrels`` with a parquet file for each data set, as the hub has them."""
+    names = sorted({_split_of(path) for path in (folder / "corpus").glob("*.parquet")})
+    if not names:
+        raise DataError(f"{folder / 'corpus'}: no parquet file")
+    return [_nano(folder, name) for name in names]
+
+
+def _split_of(path: Path) -> str:
+    return re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
+
+
+def _nano(folder: Path, name: str) -> Collection:
+    def rows(kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        files = sorted(path for path in (folder / kind).glob("*.parquet") if _split_of(path) == name)
+        if not files:
+            raise DataError(f"{folder / kind}: no parquet file of {name}")
+        for path in files:
+            yield from _parquet_rows(path)
+
+    def texts(kind: str) -> Iterator[Document]:
+        for where, row in rows(kind):
+            if not isinstance(row.get("_id"), str | int) or not isinstance(row.get("text"), str):
+                raise DataError(f'{where}: columns "_id" and "text" are expected, it has {", ".join(row)}')
+            title = row.get("title") or ""
+            yield str(row["_id"]), f"{title} {row['text']}".strip() if title else row["text"]
+
+    judged: dict[str, dict[str, int]] = {}
+    for where, row in rows("qrels"):
+        try:
+            judged.setdefault(str(row["query-id"]), {})[str(row["corpus-id"])] = int(row.get("score", 1))
+        except (KeyError, TypeError, ValueError):
+            raise DataError(
+                f'{where}: columns "query-id" and "corpus-id" are expected, it has {", ".join(row)}'
+            ) from None
+    queries = [(each, text) for each, text in texts("queries") if each in judged]
+    if not queries:
+        raise DataError(f"{folder}: none of the judged queries of {name} is among its queries")
+    return Collection(name, lambda: texts("corpus"), _unique(queries, folder / "queries"), judged, name)
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    try:
+        with open_regular(path) as raw, pyarrow.parquet.ParquetFile(raw) as file:
+            number = 0
+            for batch in file.iter_batches(batch_size=1024):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path}, row {number}", row
+    except (pyarrow.ArrowException, OSError) as problem:
+        raise DataError(f"{path}: not a parquet file: {printable(str(problem))}") from None
+
+
+@dataclass(frozen=True)
+class PairRow:
+    """A query with its positives and negatives, and the whole row of the file."""
+
+    where: str
+    query: str
+    positives: list[str]
+    negatives: list[str]
+    row: dict[str, Any]
+
+
+_QUERY = ("query", "anchor", "question", "sentence1")
+_POSITIVE = ("pos", "positive", "positives", "document", "answer", "pos_doc", "sentence2")
+_NEGATIVE = ("neg", "negative", "negatives", "neg_doc")
+
+
+def read_pair_rows(files: Sequence[Path]) -> Iterator[PairRow]:
+    """Rows of JSON lines files: a query and one positive or several, under FlagEmbedding's names or other usual ones.
+
+    Raises:
+        DataError: a row has no query or no positive, or one of them is not a text.
+    """
+    for path in files:
+        empty = True
+        for where, row in read_json_lines(path):
+            query = _field(row, _QUERY, where)
+            positives = _field(row, _POSITIVE, where)
+            negatives: Any = next((row[name] for name in _NEGATIVE if row.get(name) is not None), [])
+            texts = [[each] if isinstance(each, str) else each for each in (positives, negatives)]
+            if not isinstance(query, str) or not all(
+                isinstance(each, list) and all(isinstance(text, str) for text in each) for each in texts
+            ):
+                raise DataError(f"{where}: a query should be a text, positives and negatives texts or lists of texts")
+            if not texts[0]:
+                raise DataError(f"{where}: no positive")
+            empty = False
+            yield PairRow(where, query, texts[0], texts[1], row)
+        if empty:
+            raise DataError(f"{path}: no rows")
+
+
+def _field(row: dict[str, Any], names: Sequence[str], where: str) -> Any:
+    found = next((row[name] for name in names if name in row), None)
+    if found is None:
+        raise DataError(f"{where}: none of {', '.join(names)}; it has {', '.join(map(str, row)) or 'nothing'}"[:500])
+    return found
+
+
+def _of_pairs(path: Path) -> Collection:
+    """Queries of a pair file; the corpus is the distinct positives and negatives, whose ids are hashes."""
+    queries: dict[str, str] = {}
+    judged: dict[str, dict[str, int]] = {}
+    for pair in read_pair_rows([path]):
+        name = text_hash(pair.query).hex()
+        queries[name] = pair.query
+        judged.setdefault(name, {}).update({text_hash(text).hex(): 1 for text in pair.positives})
+
+    def documents() -> Iterator[Document]:
+        seen: set[bytes] = set()
+        for pair in read_pair_rows([path]):
+            for text in (*pair.positives, *pair.negatives):
+                if (name := text_hash(text)) not in seen:
+                    seen.add(name)
+                    yield name.hex(), text
+
+    return Collection(path.name.partition(".")[0], documents, list(queries.items()), judged, "pairs")

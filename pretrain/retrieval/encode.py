@@ -1,0 +1,148 @@
+"""Encode texts into a store: sorted by length, shared by all ranks, nothing twice."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+
+from capt.pretrain.base.distributed import barrier, device, rank, synchronize_errors, world_size
+from capt.pretrain.base.parallel import ProgressCallback
+from capt.pretrain.retrieval.encoders import Role, TextEncoder
+from capt.pretrain.retrieval.store import DType, VectorStore, text_hash
+
+logger = logging.getLogger(__name__)
+
+WINDOW = 1 << 14
+"""Texts that are sorted by length together, and in memory at the same time."""
+_TOKENS = {"cpu": 2048, "cuda": 65_536}
+_TELL = 10.0
+"""Seconds between two lines of the log."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How texts are encoded and kept.
+
+    Attributes:
+        store: root of the store.
+        dtype: of stored numbers.
+        tokens: tokens of a batch at most, padding included; without it, 2,048 on a CPU and 65,536 on a GPU.
+    """
+
+    store: Path
+    dtype: DType = "fp32"
+    tokens: int | None = None
+
+
+def embed(
+    encoder: TextEncoder,
+    texts: Iterable[str],
+    role: Role,
+    options: Options,
+    progress: ProgressCallback | None = None,
+    total: int = 0,
+) -> VectorStore:
+    """A store with a vector of every text. Collective; every rank brings the same texts.
+
+    Batches are made of a window of texts whatever is stored already, and dealt to the ranks in turn. So a vector does
+    not depend on the number of ranks or on kills, which take whole batches.
+
+    Args:
+        encoder: the model.
+        texts: in any order, any of them several times.
+        role: decides the prompt.
+        options: where and how.
+        progress: called with texts done and ``total``.
+        total: their number, as far as it is known.
+
+    Raises:
+        DataError: a vector is not finite, or the store is damaged.
+    """
+    store = VectorStore(options.store, encoder.identity(role, options.dtype))
+    seen: set[bytes] = set()
+    pace = _Pace(total, progress)
+    tokens = options.tokens or _TOKENS[device().type]
+    with synchronize_errors(patient=True):
+        try:
+            for window in _windows(texts):
+                distinct = {name: text for text in window if (name := text_hash(text)) not in seen}
+                seen.update(distinct)
+                _embed_window(encoder, distinct, role, tokens, store)
+                pace.done(len(window), store.added)
+        finally:
+            store.close()
+    barrier()
+    store.reload()
+    pace.end(store.added)
+    return store
+
+
+def _windows(texts: Iterable[str]) -> Iterator[Sequence[str]]:
+    iterator = iter(texts)
+    while window := list(islice(iterator, WINDOW)):
+        yield window
+
+
+def _embed_window(
+    encoder: TextEncoder, distinct: dict[bytes, str], role: Role, tokens: int, store: VectorStore
+) -> None:
+    names = list(distinct)
+    if all(name in store for name in names):  # nothing to tokenize
+        return
+    lengths = encoder.lengths(list(distinct.values()), role)
+    order = sorted(range(len(names)), key=lambda i: (lengths[i], names[i]), reverse=True)
+    for number, batch in enumerate(batches(order, lengths, tokens)):
+        if number % world_size() != rank():
+            continue
+        missing = [names[i] for i in batch if names[i] not in store]
+        if missing:
+            store.add(missing, encoder.encode([distinct[name] for name in missing], role))
+
+
+def batches(order: Sequence[int], lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
+    """Cut ``order``, which goes from long to short, into batches of at most ``tokens`` with their padding."""
+    batch: list[int] = []
+    for i in order:
+        if batch and lengths[batch[0]] * (len(batch) + 1) > tokens:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
+
+
+def rows_of(store: VectorStore, texts: Iterable[str]) -> Float[np.ndarray, "n d"]:
+    """The vectors of texts that are in the store."""
+    return store.vectors([text_hash(text) for text in texts])
+
+
+class _Pace:
+    """Says how many texts are done, how many a second, and how long the rest takes."""
+
+    def __init__(self, total: int, progress: ProgressCallback | None) -> None:
+        self._total, self._progress = total, progress
+        self._begin = self._told = time.monotonic()
+        self._count = 0
+
+    def done(self, count: int, encoded: int) -> None:
+        self._count += count
+        if self._progress is not None:
+            self._progress(self._count, max(self._total, self._count))
+        now = time.monotonic()
+        if rank() == 0 and now - self._told > _TELL:
+            self._told = now
+            rate = self._count / (now - self._begin)
+            left = f", {(self._total - self._count) / rate:,.0f} s left" if self._total > self._count else ""
+            logger.info("%s texts, %.0f a second%s", f"{self._count:,}", rate, left)
+
+    def end(self, encoded: int) -> None:
+        if rank() == 0 and encoded:
+            seconds = time.monotonic() - self._begin
+            logger.info("encoded %s texts in %.1f s (%.0f a second)", f"{encoded:,}", seconds, encoded / seconds)

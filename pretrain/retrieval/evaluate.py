@@ -1,0 +1,344 @@
+"""Retrieval evaluation of an encoder on data that lies on disk: exact search, figures of trec_eval, BM25 beside it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from capt.pretrain.base.distributed import rank, synchronize_errors, world_size
+from capt.pretrain.base.errors import ConfigError, DataError, did_you_mean
+from capt.pretrain.base.files import write_text
+from capt.pretrain.base.parallel import ProgressCallback
+from capt.pretrain.convert.card import with_earlier
+from capt.pretrain.engine.checkpoint import find_best
+from capt.pretrain.engine.provenance import provenance
+from capt.pretrain.engine.run_folder import EVALUATION, Figures, Section, run_of, save_artifact, write_result
+from capt.pretrain.retrieval.data import Collection, read_collections, read_json_lines
+from capt.pretrain.retrieval.encode import Options, embed, rows_of
+from capt.pretrain.retrieval.encoders import EncoderOptions, TextEncoder, load_text_encoder
+from capt.pretrain.retrieval.metrics import DEPTH, METRICS, PROTOCOL, mean_metrics, paired_bootstrap, query_metrics
+from capt.pretrain.retrieval.search import BLOCK, Nearest, TopK, by_id, unit_rows
+from capt.pretrain.retrieval.store import VectorStore, text_hash
+
+logger = logging.getLogger(__name__)
+
+BM25 = "bm25"
+FULL = "full"
+"""The name of the system that reads whole vectors, beside the numbers of cut ones."""
+
+Rankings = list[list[str]]
+"""For each query the ids of the documents found, the best first."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is evaluated beside whole vectors, and where per-query figures go."""
+
+    dims: tuple[int, ...] = ()
+    bm25: bool = False
+    split: str | None = None
+    per_query: Path | None = None
+
+
+def evaluate(
+    model: Path,
+    sets: Sequence[Path],
+    options: Options,
+    encoder_options: EncoderOptions,
+    settings: Settings,
+    *,
+    out: Path | None = None,
+    progress: ProgressCallback | None = None,
+) -> dict[str, Any]:
+    """Evaluate an encoder on retrieval data sets. Collective over all ranks.
+
+    Args:
+        model: see `load_text_encoder`.
+        sets: see `read_collections`.
+        options: how texts are encoded and kept.
+        encoder_options: pooling, length and prompts, where they are not the model's own.
+        settings: dimensions, BM25, split, file for the figures of each query.
+        out: JSON file to write the result to as well.
+        progress: called with documents encoded.
+
+    Returns:
+        ``checkpoint``, ``versions`` and ``sections``, one for each data set, as `capt.pretrain.language.evaluate` has
+        them.
+
+    Raises:
+        DataError: a data set cannot be used.
+        CheckpointError: as `load_text_encoder`.
+        ConfigError: a dimension that the model does not have.
+    """
+    with synchronize_errors(patient=True):
+        collections = [each for path in sets for each in read_collections(path, settings.split)]
+        names = [collection.name for collection in collections]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ConfigError(f"--retrieval: two data sets are called {twice!r}; rename a folder or file")
+        encoder = load_text_encoder(model, encoder_options)
+        wrong = [dim for dim in settings.dims if not 0 < dim <= encoder.dimension]
+        if wrong:
+            raise ConfigError(f"--dims {wrong[0]}: {model} gives {encoder.dimension} dimensions")
+    sections, lines = [], []
+    for collection in collections:
+        section, figures = _evaluate_set(encoder, collection, options, settings, progress)
+        sections.append(section)
+        lines += figures
+    result: dict[str, Any] = {
+        "checkpoint": str(model),
+        "versions": provenance(),
+        "sections": [section.model_dump() for section in sections],
+    }
+    with synchronize_errors():
+        if rank() == 0:
+            if settings.per_query is not None:
+                write_text(settings.per_query, "".join(f"{json.dumps(line)}\n" for line in lines))
+            if out is not None:
+                write_result(out, result)
+            if run_of(model) is not None:
+                checkpoint = find_best(model)
+                kept = {**result, "sections": with_earlier(checkpoint, result["sections"])}
+                save_artifact(checkpoint, EVALUATION.format(checkpoint=checkpoint.name), kept)
+    return result
+
+
+def _evaluate_set(
+    encoder: TextEncoder,
+    collection: Collection,
+    options: Options,
+    settings: Settings,
+    progress: ProgressCallback | None,
+) -> tuple[Section, list[dict[str, Any]]]:
+    with synchronize_errors(patient=True):
+        corpus = _Corpus.of(collection)
+    queries = embed(encoder, (text for _, text in collection.queries), "query", options)
+    documents = embed(
+        encoder, (text for _, text in collection.documents()), "document", options, progress, total=len(corpus.names)
+    )
+    rows = rows_of(queries, (text for _, text in collection.queries))
+    systems = {
+        FULL if dim == encoder.dimension else str(dim): _rank(encoder, collection, rows, documents, corpus, dim)
+        for dim in (encoder.dimension, *settings.dims)
+    }
+    if settings.bm25:
+        with synchronize_errors(patient=True):
+            systems[BM25] = bm25_rankings(collection, corpus)
+    lines = []
+    poolers: dict[str, Figures] = {}
+    for system, rankings in systems.items():
+        figures = [
+            query_metrics(ranking, collection.judged[name])
+            for (name, _), ranking in zip(collection.queries, rankings, strict=True)
+        ]
+        answerable = [
+            each
+            for (name, _), each in zip(collection.queries, figures, strict=True)
+            if max(collection.judged[name].values()) > 0
+        ]
+        poolers[system] = mean_metrics(answerable)
+        lines += [
+            {"set": collection.name, "split": collection.split, "system": system, "query": name, **each}
+            for (name, _), each in zip(collection.queries, figures, strict=True)
+            if max(collection.judged[name].values()) > 0
+        ]
+    return Section(
+        name=collection.name, protocol=_protocol(encoder, collection, corpus, poolers), poolers=poolers
+    ), lines
+
+
+@dataclass(frozen=True)
+class _Corpus:
+    """The ids of all documents, and those of them that are a query itself."""
+
+    names: list[str]
+    selves: frozenset[str]
+
+    @classmethod
+    def of(cls, collection: Collection) -> _Corpus:
+        """Read the corpus once. Raises ``DataError``: it is empty, or has an id twice."""
+        queries = {name: " ".join(text.split()) for name, text in collection.queries}
+        names, selves, seen = [], set(), set()
+        for name, text in collection.documents():
+            if name in seen:
+                raise DataError(f"{collection.name}: the document {name!r} is there twice")
+            seen.add(name)
+            names.append(name)
+            if name in queries and queries[name] in " ".join(text.split()):
+                selves.add(name)
+        if not names:
+            raise DataError(f"{collection.name}: an empty corpus")
+        return cls(names, frozenset(selves))
+
+    def without_self(self, query: str, numbers: Iterable[int]) -> list[str]:
+        """The ids of ``numbers`` (-1 is none), without the query's own where that is the query itself."""
+        found = (self.names[i] for i in numbers if i >= 0)
+        return [name for name in found if name != query or name not in self.selves][:DEPTH]
+
+
+def _rank(
+    encoder: TextEncoder,
+    collection: Collection,
+    queries: Float[np.ndarray, "q d"],
+    documents: VectorStore,
+    corpus: _Corpus,
+    dim: int,
+) -> Rankings:
+    """The best documents of each query by the first ``dim`` numbers of the vectors; never the query itself."""
+    nearest = search(
+        queries[:, :dim],
+        (text for _, text in collection.documents()),
+        documents,
+        DEPTH + bool(corpus.selves),
+        by_id(corpus.names),
+        normalize=encoder.similarity == "cosine",
+    )
+    return [
+        corpus.without_self(name, row)
+        for (name, _), row in zip(collection.queries, nearest.numbers.tolist(), strict=True)
+    ]
+
+
+def search(
+    queries: Float[np.ndarray, "q d"],
+    texts: Iterator[str],
+    store: VectorStore,
+    k: int,
+    order: Int[np.ndarray, " n"],
+    *,
+    normalize: bool,
+) -> Nearest:
+    """The ``k`` best texts of each query, alike on every rank. Collective.
+
+    Blocks of texts are dealt to the ranks in turn.
+
+    Args:
+        queries: vectors; those of the texts are cut to the same number of dimensions.
+        texts: all of them are in the store.
+        store: their vectors.
+        k: how many.
+        order: for each text its place among equal scores.
+        normalize: cosine, and not the plain product.
+    """
+    dim = queries.shape[1]
+    best = TopK(unit_rows(queries) if normalize else queries, k, order)
+    with synchronize_errors(patient=True):
+        first = 0
+        while hashes := [text_hash(text) for text in islice(texts, BLOCK)]:
+            if first // BLOCK % world_size() == rank():
+                rows = store.vectors(hashes)[:, :dim]
+                best.update(first, unit_rows(rows) if normalize else np.ascontiguousarray(rows))
+            first += len(hashes)
+    return best.result()
+
+
+def bm25_rankings(collection: Collection, corpus: _Corpus) -> Rankings:
+    """Rankings by BM25 (Lucene's variant, k1 1.5, b 0.75, words in lower case, no stop words, no stemming)."""
+    import bm25s
+
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets its own to DEBUG
+    words = {"stopwords": None, "show_progress": False}
+    documents = bm25s.tokenize([text for _, text in collection.documents()], **words)
+    queries = bm25s.tokenize([text for _, text in collection.queries], return_ids=False, **words)
+    index = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
+    index.index(documents, show_progress=False)
+    order, rankings = by_id(corpus.names), []
+    for (name, _), query in zip(collection.queries, queries, strict=True):
+        known = [word for word in query if word in index.vocab_dict]
+        scores = index.get_scores(known) if known else np.zeros(len(order), dtype=np.float32)
+        best = np.lexsort((order, -scores))[: DEPTH + 1]
+        rankings.append(corpus.without_self(name, (i for i in best.tolist() if scores[i] > 0)))
+    return rankings
+
+
+def _protocol(encoder: TextEncoder, collection: Collection, corpus: _Corpus, systems: Mapping[str, Figures]) -> str:
+    judged = [collection.judged[name] for name, _ in collection.queries]
+    without = sum(max(each.values()) <= 0 for each in judged)
+    found = set(corpus.names)
+    missing = sum(document not in found for each in judged for document in each)
+    parts = [
+        f"{len(judged) - without} queries of {collection.split}, {len(corpus.names)} documents",
+        *([f"{without} queries without a relevant document left out"] if without else []),
+        *([f"{missing} judged documents are not in the corpus"] if missing else []),
+        PROTOCOL,
+        *([f"{len(corpus.selves)} queries are documents, each left out of its own ranking"] if corpus.selves else []),
+        encoder.protocol(),
+    ]
+    if BM25 in systems:
+        from importlib.metadata import version
+
+        parts.append(f"bm25 = bm25s {version('bm25s')}, lucene, k1 1.5, b 0.75, no stop words, no stemming")
+    versions = provenance()
+    parts.append(", ".join(f"{name} {versions[name]}" for name in ("capt-pretraining", "torch", "transformers")))
+    return "; ".join(parts)
+
+
+def as_text(result: dict[str, Any]) -> str:
+    """The result of `evaluate` for people: a row for each figure, a column for each system."""
+    lines = [f"model {result['checkpoint']}"]
+    for section in result["sections"]:
+        lines += ["", section["name"], f"  protocol: {section['protocol']}"]
+        lines.append(f"  {'':<14}" + "".join(f"{system:>10}" for system in section["poolers"]))
+        for name in METRICS:
+            cells = (f"{values[name]:>10.4f}" for values in section["poolers"].values())
+            lines.append(f"  {name:<14}" + "".join(cells))
+    return "\n".join(lines)
+
+
+def compare(first: str, second: str, *, samples: int = 10_000, seed: int = 1) -> list[dict[str, Any]]:
+    """Compare two systems by a paired bootstrap over the queries that `evaluate` has kept of each.
+
+    Args:
+        first: a file of per-query figures, or ``FILE:SYSTEM`` for a row beside the model (``bm25``, ``256``).
+        second: the same.
+        samples: draws.
+        seed: of the draws.
+
+    Returns:
+        For each data set and figure the mean of both, and what `paired_bootstrap` says.
+
+    Raises:
+        DataError: a file is not of the kind, or the two have not the same queries.
+    """
+    left, right = _figures(first), _figures(second)
+    if left.keys() != right.keys():
+        odd = min(left.keys() ^ right.keys())
+        missing = second if odd in left else first
+        raise DataError(f"{missing}: no query {odd[1]!r} of {odd[0]}, which the other file has")
+    rows = []
+    for name in dict.fromkeys(each for each, _ in left):
+        keys = [key for key in left if key[0] == name]
+        for metric in METRICS:
+            a, b = ([side[key][metric] for key in keys] for side in (left, right))
+            figures = {"first": float(np.mean(a)), "second": float(np.mean(b))}
+            drawn = paired_bootstrap(a, b, samples=samples, seed=seed)
+            rows.append({"set": name, "metric": metric, "queries": len(keys), **figures, **drawn})
+    return rows
+
+
+def _figures(given: str) -> dict[tuple[str, str], dict[str, float]]:
+    path, system = Path(given), FULL
+    if not path.exists() and ":" in given:
+        name, _, system = given.rpartition(":")
+        path = Path(name)
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    systems: set[str] = set()
+    for where, row in read_json_lines(path):
+        try:
+            systems.add(str(row["system"]))
+            if row["system"] == system:
+                key = f"{row['set']} {row['split']}", str(row["query"])
+                found[key] = {metric: float(row[metric]) for metric in METRICS}
+        except (KeyError, TypeError, ValueError):
+            raise DataError(f"{where}: not a line of capt evaluate --per-query") from None
+    if not found:
+        raise DataError(f"{path}: no figures of {system!r}; {did_you_mean(system, sorted(systems), 'it has')}")
+    return found

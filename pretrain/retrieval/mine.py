@@ -1,0 +1,442 @@
+"""Mine hard negatives for a file of pairs: exact search, filters, and an audit that refuses bad output."""
+
+from __future__ import annotations
+
+import html
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from capt.pretrain.base.atomic import new_folder, require_new
+from capt.pretrain.base.distributed import gather_objects, rank, synchronize_errors, world_size
+from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
+from capt.pretrain.base.files import write_json, write_text
+from capt.pretrain.base.parallel import ProgressCallback
+from capt.pretrain.base.quiet import quiet_transformers
+from capt.pretrain.base.randomness import derive
+from capt.pretrain.engine.provenance import provenance
+from capt.pretrain.retrieval.data import PairRow, read_documents, read_pair_rows
+from capt.pretrain.retrieval.encode import Options, embed, rows_of
+from capt.pretrain.retrieval.encoders import EncoderOptions, TextEncoder, load_text_encoder
+from capt.pretrain.retrieval.evaluate import search
+from capt.pretrain.retrieval.search import by_id, pair_scores, unit_rows
+from capt.pretrain.retrieval.store import text_hash
+
+logger = logging.getLogger(__name__)
+
+PAIRS, AUDIT, PAGE = "pairs.jsonl", "audit.json", "audit.html"
+_EXAMPLES = 20
+_BINS = 20
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Which of the documents found become negatives.
+
+    Attributes:
+        number: negatives of a row; 0 mines none.
+        first: documents of a ranking to skip.
+        last: documents of a ranking to look at.
+        max_score: a negative scores at most this.
+        margin: a negative scores less than the positive by this at least.
+        relative_margin: the same, as a share m of the positive's score: at most ``s_pos - |s_pos| m``.
+        choice: the best ones (top), or drawn from all that are left (random).
+        keep_top: rows whose positive is not among the nearest documents of this number are left out; 0 keeps all.
+        short: a row with too few negatives: refuse the output, keep it as it is, or drop it.
+        seed: of the choice.
+    """
+
+    number: int = 7
+    first: int = 0
+    last: int = 100
+    max_score: float | None = None
+    margin: float | None = None
+    relative_margin: float | None = None
+    choice: str = "top"
+    keep_top: int = 0
+    short: str = "refuse"
+    seed: int = 1
+
+    def check(self) -> None:
+        """Raise ``ConfigError`` for a value that cannot be meant."""
+        if self.choice not in ("top", "random"):
+            raise ConfigError(f"--choice {self.choice}: choose top or random")
+        if self.short not in ("refuse", "keep", "drop"):
+            raise ConfigError(f"--short {self.short}: choose refuse, keep or drop")
+        if not 0 <= self.first < self.last:
+            raise ConfigError(f"--first {self.first} --last {self.last}: --last must be the larger one")
+        if self.number > self.last - self.first:
+            raise ConfigError(f"--number {self.number}: --first and --last leave {self.last - self.first} documents")
+        if self.keep_top > self.last:
+            raise ConfigError(f"--keep-top {self.keep_top}: more than --last {self.last}")
+        for name, value in (("margin", self.margin), ("relative-margin", self.relative_margin)):
+            if value is not None and not 0 <= value < float("inf"):
+                raise ConfigError(f"--{name} {value}: 0 or more")
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The documents that a query may have as negatives, the best first, and what is known of its positives."""
+
+    texts: list[str]
+    scores: list[float]
+    positive: float
+    """The lowest score of a positive: every negative must keep its distance from all of them."""
+    consistent: bool
+
+
+def normalized(text: str) -> str:
+    """A text as it is compared with others: runs of white space are one space, case does not count."""
+    return " ".join(text.split()).casefold()
+
+
+def mine(
+    pairs: Sequence[Path],
+    corpus: Path | None,
+    model: Path,
+    out: Path,
+    options: Options,
+    encoder_options: EncoderOptions,
+    rules: Rules,
+    *,
+    cross_encoder: Path | None = None,
+    progress: ProgressCallback | None = None,
+) -> dict[str, Any]:
+    """Write the folder ``out`` with the pairs and their negatives, and the audit of them. Collective over all ranks.
+
+    A negative is a document near to the query that is no positive of a row with the same query, no copy of one or of
+    the query (see `normalized`), and passes `Rules`. With a cross-encoder, its scores take the place of the encoder's
+    in `Rules`, and are written as ``pos_scores`` and ``neg_scores``.
+
+    Args:
+        pairs: files for `read_pair_rows`.
+        corpus: see `read_documents`; without it, the positives of ``pairs``.
+        model: see `load_text_encoder`.
+        out: new folder.
+        options: how texts are encoded and kept.
+        encoder_options: pooling, length and prompts, where they are not the model's own.
+        rules: which documents become negatives.
+        cross_encoder: a folder or hub id for the CrossEncoder of sentence-transformers.
+        progress: called with documents encoded.
+
+    Returns:
+        The audit.
+
+    Raises:
+        DataError: a file cannot be used, ``out`` is taken, or the audit refuses the output.
+    """
+    rules.check()
+    with synchronize_errors(patient=True):
+        require_new(out)
+        rows = list(read_pair_rows(pairs))
+        documents = _distinct(read_documents(corpus) if corpus else _positives_of(rows))
+        encoder = load_text_encoder(model, encoder_options)
+    found = _search(encoder, rows, documents, options, rules, progress)
+    with synchronize_errors(patient=True):
+        scores = _cross_scores(cross_encoder, rows, found) if cross_encoder is not None else None
+    if scores is not None:
+        found, labels = _with_scores(rows, found, _shared(scores))
+    else:
+        labels = None
+    with synchronize_errors():
+        lines, audit = _choose(rows, found, labels, rules)
+        audit = {
+            "pairs": [str(path) for path in pairs], "corpus": str(corpus) if corpus else "the positives",
+            "documents": len(documents), "model": str(model), "protocol": encoder.protocol(),
+            "cross_encoder": str(cross_encoder) if cross_encoder else None, "rules": asdict(rules),
+            "versions": provenance(), **audit,
+        }  # fmt: skip
+        if rank() == 0:
+            with new_folder(out) as folder:
+                write_text(folder / PAIRS, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in lines))
+                write_json(folder / AUDIT, audit)
+                write_text(folder / PAGE, page(audit))
+    return audit
+
+
+def _positives_of(rows: Sequence[PairRow]) -> Iterator[tuple[str, str]]:
+    for row in rows:
+        for text in row.positives:
+            yield text_hash(text).hex(), text
+
+
+def _distinct(documents: Iterator[tuple[str, str]]) -> list[str]:
+    """The texts of a corpus, each once, in an order that does not depend on that of the files."""
+    texts = {normalized(text): text for _, text in documents if text.strip()}
+    if not texts:
+        raise DataError("an empty corpus: there is nothing to mine in")
+    return [texts[name] for name in sorted(texts)]
+
+
+def _search(
+    encoder: TextEncoder,
+    rows: Sequence[PairRow],
+    documents: Sequence[str],
+    options: Options,
+    rules: Rules,
+    progress: ProgressCallback | None,
+) -> list[_Found]:
+    queries = list(dict.fromkeys(row.query for row in rows))
+    positives: dict[str, dict[str, str]] = {normalized(query): {} for query in queries}
+    for row in rows:
+        positives[normalized(row.query)].update({normalized(text): text for text in row.positives})
+    of_queries = embed(encoder, queries, "query", options)
+    of_documents = embed(
+        encoder,
+        [*documents, *(text for texts in positives.values() for text in texts.values())],
+        "document",
+        options,
+        progress,
+        total=len(documents),
+    )
+    cosine = encoder.similarity == "cosine"
+    vectors = rows_of(of_queries, queries)
+    excluded = 1 + max(map(len, positives.values()))
+    nearest = search(
+        vectors,
+        iter(documents),
+        of_documents,
+        min(len(documents), rules.last + excluded),
+        by_id(documents),
+        normalize=cosine,
+    )
+    left = unit_rows(vectors) if cosine else vectors
+    found = {}
+    names = [normalized(text) for text in documents]
+    for number, query in enumerate(queries):
+        its_own = positives[normalized(query)]
+        own = rows_of(of_documents, its_own.values())
+        scores = pair_scores(
+            left[number : number + 1],
+            unit_rows(own) if cosine else own,
+            np.zeros(len(own), dtype=np.int64),
+            np.arange(len(own)),
+        )
+        ranked = [i for i in nearest.numbers[number].tolist() if i >= 0 and names[i] != normalized(query)]
+        place = {i: nearest.scores[number, column] for column, i in enumerate(nearest.numbers[number].tolist())}
+        kept = [i for i in ranked if names[i] not in its_own]
+        best = float(scores.max())
+        ahead = sum(float(place[i]) > best for i in kept)
+        found[query] = _Found(
+            [documents[i] for i in kept[: rules.last]],
+            [float(place[i]) for i in kept[: rules.last]],
+            float(scores.min()),
+            not rules.keep_top or ahead < rules.keep_top,
+        )
+    return [found[row.query] for row in rows]
+
+
+def _cross_scores(path: Path, rows: Sequence[PairRow], found: Sequence[_Found]) -> dict[str, list[float]]:
+    """The cross-encoder's scores of positives and documents for this rank's share of the rows."""
+    model = _load_cross_encoder(path)
+    scores = {}
+    for number in range(rank(), len(rows), world_size()):
+        texts = [*rows[number].positives, *found[number].texts]
+        given = model.predict([(rows[number].query, text) for text in texts], show_progress_bar=False)
+        scores[str(number)] = np.asarray(given, dtype=np.float64).reshape(len(texts)).tolist()
+        if not np.isfinite(scores[str(number)]).all():
+            raise DataError(f"{path}: a score that is not finite for {rows[number].where}")
+    return scores
+
+
+def _load_cross_encoder(path: Path) -> Any:
+    from sentence_transformers import CrossEncoder
+
+    from capt.pretrain.models.hf_config import SENTENCE_FILES, local_folder
+    from capt.pretrain.models.hf_folder import is_hf, read_json
+
+    folder = local_folder(path, SENTENCE_FILES)
+    if not is_hf(folder):
+        raise CheckpointError(f"{path}: no config.json; give the folder or hub id of a cross-encoder")
+    read_json(folder / "config.json")
+    try:
+        with quiet_transformers():
+            return CrossEncoder(
+                str(folder), trust_remote_code=False, local_files_only=True, model_kwargs={"use_safetensors": True}
+            )
+    except Exception as error:  # what its many readers raise for a file that they do not like
+        text = " ".join(str(error).split())[:300]
+        raise CheckpointError(f"{path}: sentence-transformers cannot use it: {type(error).__name__}: {text}") from None
+
+
+def _shared(scores: dict[str, list[float]]) -> dict[int, list[float]]:
+    return {int(number): values for part in gather_objects(scores) for number, values in part.items()}
+
+
+def _with_scores(
+    rows: Sequence[PairRow], found: Sequence[_Found], scores: dict[int, list[float]]
+) -> tuple[list[_Found], list[list[float]]]:
+    """What was found with the cross-encoder's scores in the place of the encoder's, and the scores of the positives."""
+    changed, labels = [], []
+    for number, (row, each) in enumerate(zip(rows, found, strict=True)):
+        own, others = scores[number][: len(row.positives)], scores[number][len(row.positives) :]
+        order = sorted(range(len(others)), key=lambda i: (-others[i], i))
+        changed.append(_Found([each.texts[i] for i in order], [others[i] for i in order], min(own), each.consistent))
+        labels.append(own)
+    return changed, labels
+
+
+def _choose(
+    rows: Sequence[PairRow], found: Sequence[_Found], labels: Sequence[list[float]] | None, rules: Rules
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The rows to write, and their audit. Raises ``DataError`` where that refuses them."""
+    removed: Counter[str] = Counter()
+    looked = 0
+    lines: list[dict[str, Any]] = []
+    examples: list[dict[str, Any]] = []
+    positives: list[float] = []
+    negatives: list[float] = []
+    short: list[str] = []
+    for number, (pair, each) in enumerate(zip(rows, found, strict=True)):
+        if not each.consistent:
+            removed["row: its positive is not near"] += 1
+            continue
+        candidates = list(range(rules.first, min(rules.last, len(each.texts))))
+        looked += len(candidates)
+        known = {normalized(text) for text in pair.negatives}
+        kept = []
+        for i in candidates:
+            reason = _refused(each.scores[i], each.positive, rules) or (
+                "already a negative" if normalized(each.texts[i]) in known else ""
+            )
+            if reason:
+                removed[reason] += 1
+            else:
+                kept.append(i)
+        if rules.choice == "random" and len(kept) > rules.number:
+            generator = np.random.default_rng(derive(rules.seed, "mine", text_hash(pair.query).hex()))
+            kept = sorted(generator.choice(kept, rules.number, replace=False).tolist())
+        kept = kept[: rules.number]
+        if len(kept) < rules.number:
+            short.append(pair.where)
+            if rules.short == "drop":
+                removed["row: too few negatives"] += 1
+                continue
+        texts, scores = [each.texts[i] for i in kept], [each.scores[i] for i in kept]
+        positives.append(each.positive)
+        negatives += scores
+        lines.append(_line(pair, texts, scores, None if labels is None else labels[number]))
+        if len(examples) < _EXAMPLES:
+            shown = [{"text": text, "score": score} for text, score in zip(texts, scores, strict=True)]
+            examples.append(
+                {"query": pair.query, "positives": pair.positives, "score": each.positive, "negatives": shown}
+            )
+    if short and rules.short == "refuse":
+        raise DataError(
+            f"{len(short)} of {len(rows)} rows have fewer than {rules.number} negatives, the first is {short[0]}: "
+            f"look further (--last), ease the margins, or say --short keep or --short drop"
+        )
+    if not lines:
+        raise DataError("no row is left: ease --keep-top, the margins or --number")
+    faults = _faults(lines)
+    if faults:
+        raise DataError(f"the output is refused: {faults[0]} ({len(faults)} such rows)")
+    audit = {
+        "rows_read": len(rows), "rows_written": len(lines), "rows_with_too_few_negatives": len(short),
+        "candidates": looked,
+        "removed": {name: {"count": count, "share": count / max(1, len(rows) if name.startswith("row") else looked)}
+                    for name, count in sorted(removed.items())},
+        "positive_scores": _histogram(positives), "negative_scores": _histogram(negatives), "examples": examples,
+    }  # fmt: skip
+    return lines, audit
+
+
+def _refused(score: float, positive: float, rules: Rules) -> str:
+    """The rule that a document breaks, or nothing."""
+    if rules.max_score is not None and score > rules.max_score:
+        return "above --max-score"
+    if rules.margin is not None and score > positive - rules.margin:
+        return "within --margin of the positive"
+    if rules.relative_margin is not None and score > positive - abs(positive) * rules.relative_margin:
+        return "within --relative-margin of the positive"
+    return ""
+
+
+def _line(pair: PairRow, texts: list[str], scores: list[float], labels: list[float] | None) -> dict[str, Any]:
+    """The row as the pair task reads it; every field of the input that has no meaning for it stays."""
+    own: dict[str, Any] = {"query": pair.query, "pos": pair.positives, "neg": [*pair.negatives, *texts]}
+    if labels is not None and not pair.negatives:  # a label for each negative, or for none
+        own |= {"pos_scores": labels, "neg_scores": scores}
+    return {**{name: value for name, value in pair.row.items() if name not in own}, **own}
+
+
+def _faults(lines: Sequence[dict[str, Any]]) -> list[str]:
+    """Rows that would do harm in training: a negative that is a positive of the query or the query, or one twice."""
+    positives: dict[str, set[str]] = {}
+    for row in lines:
+        positives.setdefault(normalized(row["query"]), set()).update(map(normalized, row["pos"]))
+    faults = []
+    for row in lines:
+        names = [normalized(text) for text in row["neg"]]
+        query = normalized(row["query"])
+        if positives[query] & set(names):
+            faults.append(f"a negative of {row['query'][:80]!r} is a positive of the same query")
+        elif query in names:
+            faults.append(f"a negative of {row['query'][:80]!r} is the query itself")
+        elif len(set(names)) < len(names):
+            faults.append(f"{row['query'][:80]!r} has a negative twice")
+    return faults
+
+
+def _histogram(values: Sequence[float]) -> dict[str, Any]:
+    if not values:
+        return {"count": 0}
+    rows: Float[np.ndarray, " n"] = np.asarray(values, dtype=np.float64)
+    counts, edges = np.histogram(rows, bins=_BINS)
+    quantiles = np.percentile(rows, [5, 25, 50, 75, 95]).tolist()
+    return {
+        "count": len(values), "mean": float(rows.mean()), "quantiles_5_25_50_75_95": quantiles,
+        "counts": counts.tolist(), "edges": edges.tolist(),
+    }  # fmt: skip
+
+
+def page(audit: dict[str, Any]) -> str:
+    """The audit as a page for people, which needs no network: figures, histograms and examples."""
+    facts = {
+        "rows read": audit["rows_read"], "rows written": audit["rows_written"],
+        "rows with too few negatives": audit["rows_with_too_few_negatives"], "documents": audit["documents"],
+        "model": audit["model"], "how texts are encoded": audit["protocol"],
+        "cross-encoder": audit["cross_encoder"] or "none",
+        **{f"rule {name}": value for name, value in audit["rules"].items() if value is not None},
+        **{f"removed, {name}": f"{each['count']:,} ({each['share']:.1%})" for name, each in audit["removed"].items()},
+    }  # fmt: skip
+    table = "".join(f"<tr><th>{html.escape(str(k))}</th><td>{html.escape(str(v))}</td></tr>" for k, v in facts.items())
+    charts = "".join(
+        f"<h2>Scores of {name}</h2>{_chart(audit[f'{kind}_scores'])}"
+        for kind, name in (("positive", "positives"), ("negative", "negatives"))
+    )
+    examples = "".join(
+        f"<h3>{html.escape(each['query'])}</h3><ul>"
+        + "".join(f"<li><b>{each['score']:.3f} {html.escape(text)}</b></li>" for text in each["positives"])
+        + "".join(f"<li>{one['score']:.3f} {html.escape(one['text'])}</li>" for one in each["negatives"])
+        + "</ul>"
+        for each in audit["examples"]
+    )
+    style = "body{font:15px sans-serif;max-width:60em;margin:2em auto}th{text-align:left;padding-right:1em}"
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Mined negatives</title><style>{style}</style>'
+        f"<h1>Mined negatives</h1><table>{table}</table>{charts}"
+        f"<h2>Examples (positives in bold)</h2>{examples}</html>\n"
+    )
+
+
+def _chart(histogram: dict[str, Any]) -> str:
+    if not histogram["count"]:
+        return "<p>none</p>"
+    highest, edges = max(histogram["counts"]), histogram["edges"]
+    bars = "".join(
+        f'<rect x="{30 * i}" y="{100 - 100 * count / highest:.1f}" width="28" height="{100 * count / highest:.1f}">'
+        f"<title>{edges[i]:.3f} to {edges[i + 1]:.3f}: {count:,}</title></rect>"
+        for i, count in enumerate(histogram["counts"])
+    )
+    return (
+        f'<svg width="600" height="100" fill="#3b6ea5">{bars}</svg>'
+        f"<p>{edges[0]:.3f} to {edges[-1]:.3f}, mean {histogram['mean']:.3f}, {histogram['count']:,} scores</p>"
+    )

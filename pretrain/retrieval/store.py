@@ -1,0 +1,199 @@
+"""Vectors of texts on disk: memory-mapped, keyed by everything that decides a vector, complete after any kill.
+
+``ROOT/<key>/`` holds the vectors of one `Identity`. A process appends to a segment of its own: ``<segment>.rows`` has
+the vectors one after the other, ``<segment>.ids`` the hash of each text with a checksum of its row. The vectors of a
+batch are written before their ids, so that a killed process leaves no id without its vector.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import numpy as np
+from jaxtyping import Float
+
+from capt.pretrain.base.atomic import sync
+from capt.pretrain.base.cache import default_cache
+from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.base.files import write_json
+
+DType = Literal["fp32", "fp16"]
+_TYPES: dict[str, np.dtype[Any]] = {"fp32": np.dtype("<f4"), "fp16": np.dtype("<f2")}
+_ID = np.dtype([("text", "V16"), ("check", "<u4")])
+_SEGMENT_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Everything beside the text that decides a vector.
+
+    Attributes:
+        model: hash of weights and configuration.
+        tokenizer: hash of the files of the tokenizer.
+        prompt: what precedes every text, and the role of the text where the model has a path for each role.
+        length: tokens of a text at most.
+        pooling: how a vector is made of hidden states.
+        dimension: numbers of a vector.
+        precision: what the model computes in.
+        dtype: what the store keeps.
+    """
+
+    model: str
+    tokenizer: str
+    prompt: str
+    length: int
+    pooling: str
+    dimension: int
+    precision: str = "fp32"
+    dtype: DType = "fp32"
+
+    @property
+    def key(self) -> str:
+        """The name of the folder of these vectors: 32 hexadecimal digits of a SHA-256."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:32]
+
+
+def text_hash(text: str) -> bytes:
+    """The first 16 bytes of the SHA-256 of a text."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:16]
+
+
+def default_store() -> Path:
+    """The store of this host, which lies in the cache: `capt cache prune` removes it."""
+    return default_cache() / "vectors"
+
+
+class VectorStore:
+    """The vectors of one identity. Several processes may add to it; `reload` shows what the others have added."""
+
+    def __init__(self, root: Path, identity: Identity) -> None:
+        self.folder, self.identity = root / identity.key, identity
+        self.added = 0
+        """Vectors that this process has written."""
+        self._type = _TYPES[identity.dtype]
+        self._rows: list[np.memmap[Any, np.dtype[Any]]] = []
+        self._checks: list[np.ndarray] = []
+        self._places: dict[bytes, tuple[int, int]] = {}
+        self._read: dict[str, int] = {}
+        self._writing: tuple[IO[bytes], IO[bytes]] | None = None
+        self._written = 0
+        self.folder.mkdir(parents=True, exist_ok=True)
+        about = self.folder / "identity.json"
+        if not about.exists():
+            write_json(about, asdict(identity))
+        self.reload()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, text: bytes) -> bool:
+        return text in self._places
+
+    def reload(self) -> None:
+        """Map what all processes have written so far.
+
+        Raises:
+            DataError: a file is not one of a store.
+        """
+        width = self.identity.dimension * self._type.itemsize
+        for path in sorted(self.folder.glob("*.ids")):
+            rows = path.with_suffix(".rows")
+            if not rows.is_file():
+                raise DataError(f"{rows} is missing: remove {path}, its texts are encoded again")
+            count = min(path.stat().st_size // _ID.itemsize, rows.stat().st_size // width)
+            before = self._read.get(path.name, 0)
+            if count <= before:
+                continue
+            ids = np.fromfile(path, dtype=_ID, count=count)
+            mapped = np.memmap(rows, dtype=self._type, mode="r", shape=(count, self.identity.dimension))
+            number = len(self._rows)
+            self._rows.append(mapped)
+            self._checks.append(ids["check"])
+            names = ids["text"].tobytes()
+            # After a loss of power the end of a file may be zeros: its texts are encoded again.
+            while count > before and zlib.crc32(mapped[count - 1].tobytes()) != ids["check"][count - 1]:
+                count -= 1
+            for row in range(before, count):
+                self._places.setdefault(names[16 * row : 16 * row + 16], (number, row))
+            self._read[path.name] = count
+
+    def add(self, texts: Sequence[bytes], rows: Float[np.ndarray, "n d"]) -> None:
+        """Append the vectors of a batch, which a kill from now on does not lose.
+
+        Raises:
+            DataError: a vector is not finite, or too large for fp16.
+        """
+        with np.errstate(over="ignore"):
+            kept = np.ascontiguousarray(rows, dtype=self._type)
+        if kept.shape != (len(texts), self.identity.dimension):
+            raise AssertionError(f"vectors of shape {kept.shape} for {len(texts)} texts")
+        if not np.isfinite(kept).all():
+            what = "use --dtype fp32" if np.isfinite(rows).all() else "its weights or its precision are at fault"
+            raise DataError(f"the model gives numbers that {self.identity.dtype} cannot hold: {what}")
+        ids = np.empty(len(texts), dtype=_ID)
+        ids["text"] = np.frombuffer(b"".join(texts), dtype="V16")
+        ids["check"] = [zlib.crc32(row.tobytes()) for row in kept]
+        if self._writing is None:
+            name = f"segment-{secrets.token_hex(8)}"
+            self._writing = (
+                (self.folder / f"{name}.rows").open("xb", buffering=0),
+                (self.folder / f"{name}.ids").open("xb", buffering=0),
+            )
+        for file, content in zip(self._writing, (kept, ids), strict=True):
+            _write_all(file, content.tobytes())
+        self.added += len(texts)
+        self._written += kept.nbytes
+        if self._written > _SEGMENT_BYTES:
+            self.close()
+
+    def close(self) -> None:
+        """Make durable what was added; the next vectors begin a segment."""
+        for file in self._writing or ():
+            file.close()
+            sync(Path(file.name))
+        self._writing, self._written = None, 0
+
+    def vectors(self, texts: Sequence[bytes]) -> Float[np.ndarray, "n d"]:
+        """The vectors of texts by their hashes, in fp32.
+
+        Raises:
+            DataError: a vector is damaged, or not there.
+        """
+        out = np.empty((len(texts), self.identity.dimension), dtype=np.float32)
+        for position, text in enumerate(texts):
+            place = self._places.get(text)
+            if place is None:
+                raise DataError(f"{self.folder}: the vector of a text is missing: start the command again")
+            segment, row = place
+            found = self._rows[segment][row]
+            if zlib.crc32(found.tobytes()) != self._checks[segment][row]:
+                damaged = self._rows[segment].filename
+                raise DataError(f"{damaged} is damaged (row {row}): remove {self.folder}, its texts are encoded again")
+            out[position] = found
+        return out
+
+
+def _write_all(file: IO[bytes], content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[file.write(view) :]
+
+
+def require_dtype(name: str) -> DType:
+    """A type of stored numbers by its name. Raises ``ConfigError``."""
+    known: dict[str, DType] = {"fp32": "fp32", "fp16": "fp16"}
+    if name in known:
+        return known[name]
+    raise ConfigError(f"dtype {name!r}: choose fp32 or fp16")
+
+
+def digest(parts: Iterable[tuple[str, str]]) -> str:
+    """One SHA-256 of names and hashes of files, in the order of the names."""
+    return hashlib.sha256(json.dumps(sorted(parts)).encode()).hexdigest()

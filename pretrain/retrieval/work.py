@@ -1,0 +1,89 @@
+"""The commands of this package as functions of plain values, which a file can hand to every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from capt.pretrain.base.distributed import gather_objects, synchronize_errors
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.parallel import ProgressCallback
+from capt.pretrain.retrieval.data import read_documents, read_queries
+from capt.pretrain.retrieval.encode import Options, embed
+from capt.pretrain.retrieval.encoders import EncoderOptions, load_text_encoder
+from capt.pretrain.retrieval.evaluate import Settings, evaluate
+from capt.pretrain.retrieval.mine import Rules, mine
+from capt.pretrain.retrieval.store import default_store, require_dtype
+
+
+def perform(work: Mapping[str, Any], progress: ProgressCallback | None = None) -> dict[str, Any]:
+    """Carry out ``work["verb"]`` with the other values as its arguments; collective over all ranks.
+
+    Raises:
+        UserError: as the verb.
+    """
+    values = dict(work)
+    return _VERBS[values.pop("verb")](progress=progress, **values)
+
+
+def _encode(
+    model: str, text: list[str], role: str, encoder: dict[str, Any], store: dict[str, Any],
+    progress: ProgressCallback | None,
+) -> dict[str, Any]:  # fmt: skip
+    if role not in ("query", "document", "text"):
+        raise ConfigError(f"--role {role}: choose query, document or text")
+    options = _options(store)
+    with synchronize_errors(patient=True):
+        loaded = load_text_encoder(Path(model), EncoderOptions(**encoder))
+    result: dict[str, Any] = {"model": model, "protocol": loaded.protocol(), "sources": []}
+    for path in map(Path, text):
+        roles = ("document", "query") if path.is_dir() else (role,)
+        for each in roles:
+            with synchronize_errors(patient=True):
+                total = sum(1 for _ in _texts(path, each))
+            stored = embed(loaded, _texts(path, each), each, options, progress, total)  # type: ignore[arg-type]
+            result["sources"].append(
+                {
+                    "source": str(path), "role": each, "texts": total, "encoded": sum(gather_objects(stored.added)),
+                    "stored": len(stored), "folder": str(stored.folder), "dimension": loaded.dimension,
+                }
+            )  # fmt: skip
+    return result
+
+
+def _texts(path: Path, role: str) -> Iterator[str]:
+    if path.is_dir() and role == "query":
+        return (text for _, text in read_queries(path))
+    return (text for _, text in read_documents(path))
+
+
+def _evaluate(
+    model: str, sets: list[str], encoder: dict[str, Any], store: dict[str, Any], settings: dict[str, Any],
+    out: str | None, progress: ProgressCallback | None,
+) -> dict[str, Any]:  # fmt: skip
+    per_query = settings.pop("per_query")
+    chosen = Settings(dims=tuple(settings.pop("dims")), per_query=Path(per_query) if per_query else None, **settings)
+    return evaluate(
+        Path(model), [Path(each) for each in sets], _options(store), EncoderOptions(**encoder), chosen,
+        out=Path(out) if out else None, progress=progress,
+    )  # fmt: skip
+
+
+def _mine(
+    model: str, pairs: list[str], corpus: str | None, out: str, encoder: dict[str, Any], store: dict[str, Any],
+    rules: dict[str, Any], cross_encoder: str | None, progress: ProgressCallback | None,
+) -> dict[str, Any]:  # fmt: skip
+    return mine(
+        [Path(each) for each in pairs], Path(corpus) if corpus else None, Path(model), Path(out), _options(store),
+        EncoderOptions(**encoder), Rules(**rules), cross_encoder=Path(cross_encoder) if cross_encoder else None,
+        progress=progress,
+    )  # fmt: skip
+
+
+def _options(given: Mapping[str, Any]) -> Options:
+    root = given["store"]
+    return Options(Path(root) if root else default_store(), require_dtype(given["dtype"]), given["tokens"])
+
+
+_VERBS: dict[str, Callable[..., dict[str, Any]]] = {"encode": _encode, "evaluate": _evaluate, "mine": _mine}

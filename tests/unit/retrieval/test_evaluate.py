@@ -1,0 +1,328 @@
+"""Evaluation end to end: the forms of data, sentence-transformers' own figures, and the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from capt.launcher.cli import main
+from capt.pretrain.base.errors import ConfigError, DataError, UserError
+from capt.pretrain.retrieval.data import read_collections, read_documents, read_queries
+from capt.pretrain.retrieval.encode import Options, embed
+from capt.pretrain.retrieval.encoders import EncoderOptions, load_text_encoder
+from capt.pretrain.retrieval.evaluate import Settings, compare, evaluate
+from capt.pretrain.retrieval.metrics import METRICS
+from tests.finetune import write_encoder
+from tests.unit.retrieval.toy import write_beir, write_sentence_folder
+
+FUZZ = int(os.environ.get("CAPT_FUZZ", 1)) * 120
+"""Damaged folders: CAPT_FUZZ multiplies their number, as in tests/fuzz."""
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_sentence_folder(tmp_path_factory.mktemp("model") / "st")
+
+
+@pytest.fixture
+def capt(capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            main(list(arguments))
+        said = capsys.readouterr()
+        return int(end.value.code or 0), said.out, said.err
+
+    return run
+
+
+def measured(model: Path, data: Path, store: Path, **settings: object) -> dict[str, dict[str, float]]:
+    result = evaluate(model, [data], Options(store), EncoderOptions(), Settings(**settings))  # type: ignore[arg-type]
+    return dict(result["sections"][0]["poolers"])
+
+
+def test_the_figures_are_those_of_sentence_transformers(sentences: Path, tmp_path: Path) -> None:
+    """InformationRetrievalEvaluator, prompts included. Its nDCG knows no grades, so that these are 0 and 1."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+
+    folder = write_beir(tmp_path / "beir", documents=200, queries=30)
+    rows = (folder / "corpus.jsonl").read_text().splitlines()[:-1]  # ties are theirs by arrival
+    (folder / "corpus.jsonl").write_text("".join(f"{row}\n" for row in dict.fromkeys(rows)))
+    qrels = folder / "qrels" / "test.tsv"
+    lines = [line.split("\t") for line in qrels.read_text().splitlines() if "absent" not in line and "d199" not in line]
+    qrels.write_text("".join(f"{q}\t{d}\t{s if s == 'score' else min(int(s), 1)}\n" for q, d, s in lines))
+    (collection,) = read_collections(folder)
+    relevant = {query: {name for name, grade in of.items() if grade} for query, of in collection.judged.items()}
+    theirs = InformationRetrievalEvaluator(
+        {name: text for name, text in collection.queries if relevant[name]},
+        dict(collection.documents()),
+        {name: names for name, names in relevant.items() if names},
+        accuracy_at_k=[1],
+        precision_recall_at_k=[1, 10, 100],
+        map_at_k=[100],
+        query_prompt_name="query",
+        corpus_prompt_name="document",
+    )(SentenceTransformer(str(sentences), device="cpu"))
+    ours = measured(sentences, folder, tmp_path / "store", dims=(8,))
+    for name in METRICS:
+        (expected,) = (value for key, value in theirs.items() if key.replace("cosine_", "") == name)
+        assert ours["full"][name] == pytest.approx(expected, abs=1e-9), name
+    assert ours["8"] != ours["full"]
+
+
+@pytest.mark.parametrize("kind", ["run-less folder", "foreign family", "sentence-transformers"])
+def test_vectors_are_those_of_the_libraries(kind: str, sentences: Path, tmp_path: Path) -> None:
+    """Mean pooling over all tokens of a Hugging Face model, and whatever a sentence-transformers folder says."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+    texts = ["the river runs", "a stone", "no bird sings and the door opens and the tree falls"]
+    if kind == "sentence-transformers":
+        folder, model = sentences, SentenceTransformer(str(sentences), device="cpu")
+    else:
+        folder = write_encoder(tmp_path / "hf", "RobertaForMaskedLM" if kind == "run-less folder" else "BertModel")
+        part = Transformer(str(folder), max_seq_length=64)
+        model = SentenceTransformer(modules=[part, Pooling(32, pooling_mode="mean")], device="cpu")
+    prompt = "no " if kind == "sentence-transformers" else ""
+    with torch.inference_mode():
+        expected = model.encode([prompt + text for text in texts])
+    encoder = load_text_encoder(folder, EncoderOptions())
+    assert np.abs(encoder.encode(texts, "query") - expected).max() < 1e-5
+    assert encoder.lengths(texts, "query") == [
+        len(row) for row in model.tokenizer([prompt + text for text in texts])["input_ids"]
+    ]
+    assert "no prompts" in encoder.protocol() or "'no '" in encoder.protocol()
+
+
+def test_nano_beir_and_pairs_give_the_figures_of_the_beir_folder(sentences: Path, tmp_path: Path) -> None:
+    folder = write_beir(tmp_path / "beir")
+    expected = measured(sentences, folder, tmp_path / "store")
+    (collection,) = read_collections(folder)
+    rows = {
+        "corpus": [{"_id": name, "text": text} for name, text in collection.documents()],
+        "queries": [{"_id": name, "text": text} for name, text in collection.queries],
+        "qrels": [
+            {"query-id": q, "corpus-id": d, "score": g} for q, of in collection.judged.items() for d, g in of.items()
+        ],
+    }
+    for kind, content in rows.items():
+        (tmp_path / "nano" / kind).mkdir(parents=True)
+        path = tmp_path / "nano" / kind / "NanoToy-00000-of-00001.parquet"
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(content), path)
+    assert measured(sentences, tmp_path / "nano", tmp_path / "store") == expected
+
+    documents = dict(collection.documents())
+    pairs = [
+        {"query": text, "pos": [documents["d1"], documents["d2"]], "neg": [documents["d3"]]}
+        for _, text in collection.queries
+    ]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
+    (of_pairs,) = read_collections(tmp_path / "pairs.jsonl")
+    assert len(list(of_pairs.documents())) == 3
+    assert measured(sentences, tmp_path / "pairs.jsonl", tmp_path / "store")["full"]["recall@10"] == 1
+
+
+def test_a_query_that_is_a_document_does_not_find_itself(sentences: Path, tmp_path: Path) -> None:
+    """The same id alone is not enough: many sets count queries and documents from 1."""
+    folder = write_beir(tmp_path / "beir", documents=30)
+    (collection,) = read_collections(folder)
+    text = dict(collection.documents())["d4"]
+    for name, rank_of_itself in (("d4", 0.0), ("other", 1.0)):
+        (folder / "queries.jsonl").write_text(json.dumps({"_id": name, "text": text}) + "\n")
+        (folder / "qrels" / "test.tsv").write_text(f"q\td\ts\n{name}\td4\t1\n")
+        plain = EncoderOptions(query_prompt="", document_prompt="")
+        result = evaluate(sentences, [folder], Options(tmp_path / "store"), plain, Settings())
+        assert result["sections"][0]["poolers"]["full"]["mrr@10"] == rank_of_itself
+    (folder / "queries.jsonl").write_text(json.dumps({"_id": "d5", "text": text}) + "\n")
+    (folder / "qrels" / "test.tsv").write_text("q\td\ts\nd5\td5\t1\n")
+    assert measured(sentences, folder, tmp_path / "store")["full"]["recall@100"] == 1
+
+
+def test_bm25_beside_the_model(sentences: Path, tmp_path: Path) -> None:
+    """Against the literal formula: idf log(1 + (N - n + .5) / (n + .5)), tf / (tf + k1 (1 - b + b L / mean L))."""
+    pytest.importorskip("bm25s", reason="bm25s is not installed")
+    import math
+    import re
+
+    from capt.pretrain.retrieval.evaluate import _Corpus, bm25_rankings
+
+    folder = write_beir(tmp_path / "beir")
+    (collection,) = read_collections(folder)
+    corpus = _Corpus.of(collection)
+    texts = [re.findall(r"(?u)\b\w\w+\b", text.lower()) for _, text in collection.documents()]
+    mean = sum(map(len, texts)) / len(texts)
+    for (_, query), found in zip(collection.queries, bm25_rankings(collection, corpus), strict=True):
+        scores = {}
+        for name, words in zip(corpus.names, texts, strict=True):
+            scores[name] = sum(
+                math.log(1 + (len(texts) - n + 0.5) / (n + 0.5))
+                * words.count(word)
+                / (words.count(word) + 1.5 * (0.25 + 0.75 * len(words) / mean))
+                for word in re.findall(r"(?u)\b\w\w+\b", query.lower())
+                if (n := sum(word in other for other in texts))
+            )
+        ranked = [round(scores[name], 4) for name in found]
+        assert ranked == sorted(ranked, reverse=True)
+        assert len(found) == sum(score > 0 for score in scores.values())
+    systems = measured(sentences, folder, tmp_path / "store", bm25=True)
+    assert list(systems) == ["full", "bm25"]
+
+
+def test_the_command_line(sentences: Path, tmp_path: Path, capt: Run) -> None:
+    folder = write_beir(tmp_path / "beir")
+    store, kept, out = (str(tmp_path / name) for name in ("store", "figures.jsonl", "out.json"))
+    data = ["--retrieval", str(folder), "--store", store]
+    code, said, err = capt(
+        "evaluate", str(sentences), *data, "--dims", "16,8", "--per-query", kept, "--out", out, "--json"
+    )
+    assert code == 0, err
+    assert json.loads(said)["sections"] == json.loads(Path(out).read_text())["sections"]
+    rows = [json.loads(line) for line in Path(kept).read_text().splitlines()]
+    assert {row["system"] for row in rows} == {"full", "16", "8"}
+    means = json.loads(said)["sections"][0]["poolers"]["8"]
+    assert np.mean([row["map@100"] for row in rows if row["system"] == "8"]) == pytest.approx(means["map@100"])
+    code, said, _ = capt("compare", kept, f"{kept}:8", "--json")
+    assert code == 0
+    (line,) = (row for row in json.loads(said) if row["metric"] == "map@100")
+    assert line["second"] == pytest.approx(means["map@100"])
+    code, said, _ = capt("encode", str(sentences), "--text", str(folder), "--out", store, "--json")
+    assert code == 0
+    assert [each["encoded"] for each in json.loads(said)["sources"]] == [0, 1]  # a query without judgements
+    text = tmp_path / "text.txt"
+    text.write_text("the river runs\n\nthe river runs\na stone\n")
+    _, said, _ = capt("encode", str(sentences), "--text", str(text), "--out", store, "--json")
+    assert [(each["texts"], each["encoded"]) for each in json.loads(said)["sources"]] == [(3, 2)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--retrieval", "DATA", "--dims", "999"], "--dims 999"),
+        (["--retrieval", "DATA", "--dims", "x"], "whole numbers"),
+        (["--retrieval", "DATA", "--samples", "3"], "--samples has no meaning with --retrieval"),
+        (["--retrieval", "DATA", "--pooler", "mean"], "says itself how it pools"),
+        (["--retrieval", "DATA", "--split", "dev"], "it has test: give --split"),
+        (["--retrieval", "DATA", "--dtype", "int8"], "choose fp32 or fp16"),
+        (["--retrieval", "DATA", "--launcher", "ray"], "local, ssh, srun"),
+        (["--retrieval", "DATA", "--retrieval", "DATA"], "two data sets are called 'beir'"),
+        (["--retrieval", "nowhere"], "no such file or folder"),
+        (["--bm25"], "--bm25 has no meaning without --retrieval"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    arguments: list[str], says: str, sentences: Path, tmp_path: Path, capt: Run
+) -> None:
+    folder = write_beir(tmp_path / "beir")
+    given = [str(folder) if each == "DATA" else each for each in arguments]
+    code, _, err = capt("evaluate", str(sentences), "--store", str(tmp_path / "store"), *given)
+    assert code == 2, err
+    assert says in err
+
+
+def test_files_of_any_content_are_read_or_refused(tmp_path: Path) -> None:
+    """Random damage to a BEIR folder: what is not read is a `UserError` with the file's name."""
+    generator = random.Random(11)
+    refused = 0
+    pieces = [
+        b"\xff",
+        b"\x00",
+        b'"',
+        b"{",
+        b"}",
+        b"\t",
+        b"\n",
+        b"null",
+        b"1e999",
+        b"\\ud800",
+        b"[]",
+        b" ",
+        b"-1",
+        b"_id",
+    ]
+    for number in range(FUZZ):
+        folder = write_beir(tmp_path / "beir", documents=6, queries=3, seed=number)
+        path = generator.choice([path for path in folder.rglob("*") if path.is_file()])
+        content = bytearray(path.read_bytes())
+        for _ in range(generator.randint(1, 3)):
+            place = generator.randrange(len(content))
+            content[place : place + generator.randint(0, 8)] = generator.choice(pieces)
+        path.write_bytes(bytes(content))
+        said = ""
+        try:
+            for collection in read_collections(folder):
+                documents = list(collection.documents())
+                assert all(isinstance(name, str) and isinstance(text, str) for name, text in documents)
+                assert collection.queries
+        except UserError as error:
+            said = str(error)
+        refused += bool(said)
+        assert not said or (str(folder) in said and "\n" not in said), said
+    assert 0.1 * FUZZ < refused < FUZZ
+
+
+def test_compare_refuses_other_queries(tmp_path: Path) -> None:
+    figures = dict.fromkeys(METRICS, 0.5)
+    rows = [{"set": "s", "split": "test", "system": "full", "query": f"q{i}", **figures} for i in range(3)]
+    first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    first.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    second.write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
+    with pytest.raises(DataError, match="no query 'q2'"):
+        compare(str(first), str(second))
+    with pytest.raises(DataError, match="no figures of 'bm25'"):
+        compare(f"{first}:bm25", str(second))
+    (tmp_path / "c.jsonl").write_text("{}\n")
+    with pytest.raises(DataError, match="not a line of capt evaluate"):
+        compare(str(first), str(tmp_path / "c.jsonl"))
+
+
+def test_documents_of_each_form(tmp_path: Path) -> None:
+    folder = write_beir(tmp_path / "beir", documents=4)
+    (tmp_path / "text.txt").write_text("one\n\ntwo\n")
+    (tmp_path / "rows.jsonl").write_text('{"text": "one"}\n{"_id": 7, "title": "T", "text": "two"}\n')
+    assert list(read_documents(tmp_path / "text.txt")) == [("1", "one"), ("3", "two")]
+    assert list(read_documents(tmp_path / "rows.jsonl")) == [("1", "one"), ("7", "T two")]
+    assert len(list(read_documents(folder))) == 4
+    with pytest.raises(ConfigError, match="no BEIR folder"):
+        read_collections(tmp_path / "rows.jsonl", "dev")
+    shutil.rmtree(folder / "qrels")
+    assert len(list(read_documents(folder))) == 4
+    assert len(list(read_queries(folder))) == 9
+    with pytest.raises(ConfigError):
+        load_text_encoder(folder, EncoderOptions(pooling="max"))
+
+
+@pytest.mark.realdata
+def test_cranfield_by_bm25(data_folder: Path) -> None:
+    """The classical collection; figures of BM25 on it are known to be about this."""
+    pytest.importorskip("bm25s", reason="bm25s is not installed")
+    from capt.pretrain.retrieval.evaluate import _Corpus, bm25_rankings
+    from capt.pretrain.retrieval.metrics import mean_metrics, query_metrics
+
+    (collection,) = read_collections(data_folder / "retrieval" / "cranfield")
+    rankings = bm25_rankings(collection, _Corpus.of(collection))
+    found = zip(collection.queries, rankings, strict=True)
+    figures = mean_metrics([query_metrics(ranking, collection.judged[name]) for (name, _), ranking in found])
+    assert figures["ndcg@10"] == pytest.approx(0.3512, abs=5e-4)
+
+
+def test_embedding_is_refused_where_a_vector_is_not_finite(tmp_path: Path) -> None:
+    from tests.unit.retrieval.toy import ToyEncoder
+
+    class Broken(ToyEncoder):
+        def encode(self, texts: list[str], role: str) -> np.ndarray:  # type: ignore[override]
+            return np.full((len(texts), self.dimension), np.nan, dtype=np.float32)
+
+    with pytest.raises(DataError, match="cannot hold"):
+        embed(Broken(), ["a"], "document", Options(tmp_path))

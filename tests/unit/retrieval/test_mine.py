@@ -1,0 +1,298 @@
+"""Mined negatives against the literal rules, the audit, and the same output on any number of ranks."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from capt.launcher.cli import main
+from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.retrieval import mine as room
+from capt.pretrain.retrieval.encode import Options
+from capt.pretrain.retrieval.encoders import EncoderOptions
+from capt.pretrain.retrieval.mine import Rules, mine, normalized, page
+from capt.pretrain.retrieval.search import unit_rows
+from tests.support import run_ranks
+from tests.unit.retrieval.toy import ToyEncoder, write_beir, write_sentence_folder
+
+_WORDS = ["river", "stone", "house", "door", "bird", "tree", "road", "bread", "king", "queen", "water", "fire", "wind"]
+
+
+def write_pairs(folder: Path, rows: int = 25, documents: int = 150, seed: int = 0) -> tuple[Path, Path]:
+    """Pairs with several positives and further fields, queries that are documents, and copies of positives."""
+    generator = random.Random(seed)
+
+    def text() -> str:
+        return " ".join(generator.choices(_WORDS, k=generator.randint(2, 5)))
+
+    corpus = list(dict.fromkeys(text() for _ in range(documents)))
+    pairs = []
+    for i in range(rows):
+        positives = generator.sample(corpus, generator.randint(1, 3))
+        query = generator.choice([text(), generator.choice(corpus)])
+        if normalized(query) in map(normalized, positives):
+            continue
+        pairs.append({"query": query, "pos": positives, "source": i, "extra": {"kept": [i]}})
+    pairs.append({**pairs[0], "pos": [corpus[0]], "source": "the same query again"})
+    copies = [each.upper() + " " for each in corpus[:40]]
+    rows_of_corpus = [{"_id": str(i), "text": each} for i, each in enumerate([*corpus, *copies])]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_of_corpus))
+    return folder / "pairs.jsonl", folder / "corpus.jsonl"
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "load_text_encoder", lambda *_: ToyEncoder())
+
+
+def mined(folder: Path, name: str = "out", **rules: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    pairs, corpus = write_pairs(folder)
+    audit = mine(
+        [pairs], corpus, Path("toy"), folder / name, Options(folder / "store"), EncoderOptions(), Rules(**rules)
+    )
+    lines = [json.loads(line) for line in (folder / name / "pairs.jsonl").read_text().splitlines()]
+    assert json.loads((folder / name / "audit.json").read_text()) == audit
+    return lines, audit
+
+
+def reference(folder: Path, rules: Rules) -> list[list[str]]:
+    """The rules, one query and one document at a time."""
+    pairs, corpus = write_pairs(folder)
+    rows = [json.loads(line) for line in pairs.read_text().splitlines()]
+    texts: dict[str, str] = {}
+    for line in corpus.read_text().splitlines():
+        text = json.loads(line)["text"]
+        texts[normalized(text)] = text
+    encoder = ToyEncoder()
+    positives: dict[str, set[str]] = {}
+    for row in rows:
+        positives.setdefault(normalized(row["query"]), set()).update(map(normalized, row["pos"]))
+
+    def cosine(query: str, text: str) -> np.float32:
+        left = unit_rows(encoder.encode([encoder.prompts["query"] * 0 + query], "query")).astype(np.float64)
+        right = unit_rows(encoder.encode([text], "document")).astype(np.float64)
+        return np.float32((left * right).sum())
+
+    expected = []
+    for row in rows:
+        own = positives[normalized(row["query"])]
+        originals = {normalized(text): text for each in rows if normalized(each["query"]) == normalized(row["query"])
+                     for text in each["pos"]}  # fmt: skip
+        s_pos = float(min(cosine(row["query"], text) for text in originals.values()))
+        ranked = [(cosine(row["query"], text), text) for name, text in texts.items()
+                  if name not in own and name != normalized(row["query"])]  # fmt: skip
+        ranked.sort(key=lambda each: each[1], reverse=True)
+        ranked.sort(key=lambda each: -each[0])
+        kept = []
+        for score, text in ranked[rules.first : rules.last]:
+            if rules.max_score is not None and score > rules.max_score:
+                continue
+            if rules.margin is not None and score > s_pos - rules.margin:
+                continue
+            if rules.relative_margin is not None and score > s_pos - abs(s_pos) * rules.relative_margin:
+                continue
+            kept.append(text)
+        expected.append(kept[: rules.number])
+    return expected
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        Rules(number=5),
+        Rules(number=4, first=3, last=30, short="keep"),
+        Rules(number=6, last=60, max_score=0.5, short="keep"),
+        Rules(number=6, last=60, margin=0.1, short="keep"),
+        Rules(number=6, last=60, relative_margin=0.3, short="keep"),
+    ],
+    ids=["top", "range", "max score", "margin", "relative margin"],
+)
+def test_the_rules_one_by_one(rules: Rules, tmp_path: Path) -> None:
+    lines, audit = mined(tmp_path, **vars(rules))
+    expected = reference(tmp_path, rules)
+    assert [line["neg"] for line in lines] == expected
+    short = sum(len(each) < rules.number for each in expected)
+    assert audit["rows_with_too_few_negatives"] == short
+    assert any(expected)
+
+
+def test_a_relative_margin_of_a_negative_score_moves_down() -> None:
+    """``s_pos * (1 - m)`` would let a negative be nearer than its positive."""
+    rules = Rules(relative_margin=0.5)
+    assert room._refused(-0.25, -0.2, rules)
+    assert not room._refused(-0.31, -0.2, rules)
+
+
+def test_all_fields_of_a_row_are_kept(tmp_path: Path) -> None:
+    lines, audit = mined(tmp_path, number=2)
+    pairs, _ = write_pairs(tmp_path)
+    given = [json.loads(line) for line in pairs.read_text().splitlines()]
+    for row, line in zip(given, lines, strict=True):
+        assert {name: line[name] for name in row} == row
+        assert len(line["neg"]) == 2
+    assert audit["rows_read"] == audit["rows_written"] == len(given)
+
+
+def test_negatives_that_a_row_has_stay_and_are_not_mined_again(tmp_path: Path) -> None:
+    lines, _ = mined(tmp_path, number=2)
+    pairs, corpus = write_pairs(tmp_path)
+    pairs.write_text("".join(json.dumps({**line, "neg": line["neg"][:1]}) + "\n" for line in lines))
+    mine([pairs], corpus, Path("toy"), tmp_path / "2", Options(tmp_path / "store"), EncoderOptions(), Rules(number=1))
+    again = [json.loads(line) for line in (tmp_path / "2" / "pairs.jsonl").read_text().splitlines()]
+    assert [line["neg"] for line in again] == [line["neg"] for line in lines]
+
+
+def test_drawn_negatives_belong_to_the_query(tmp_path: Path) -> None:
+    first, _ = mined(tmp_path, number=3, choice="random", last=50)
+    same, _ = mined(tmp_path, "same", number=3, choice="random", last=50)
+    other, _ = mined(tmp_path, "other", number=3, choice="random", last=50, seed=2)
+    top, _ = mined(tmp_path, "top", number=50, last=50)
+    assert first == same != other
+    assert all(set(line["neg"]) <= set(all_of["neg"]) for line, all_of in zip(first, top, strict=True))
+    assert first[0]["neg"] == first[-1]["neg"]
+
+
+def test_the_consistency_filter_keeps_pairs_whose_positive_is_near(tmp_path: Path) -> None:
+    lines, audit = mined(tmp_path, number=0, keep_top=2, last=50)
+    pairs, corpus = write_pairs(tmp_path)
+    kept = []
+    encoder = ToyEncoder()
+    rows = [json.loads(line) for line in pairs.read_text().splitlines()]
+    texts = {normalized(text): text for text in (json.loads(line)["text"] for line in corpus.read_text().splitlines())}
+    for row in rows:
+        own = {normalized(t) for other in rows if normalized(other["query"]) == normalized(row["query"])
+               for t in other["pos"]}  # fmt: skip
+        query = unit_rows(encoder.encode([row["query"]], "query")).astype(np.float64)[0]
+        scores = {name: np.float32(unit_rows(encoder.encode([text], "document")).astype(np.float64)[0] @ query)
+                  for name, text in texts.items() if name != normalized(row["query"])}  # fmt: skip
+        positives = [text for other in rows if normalized(other["query"]) == normalized(row["query"])
+                     for text in other["pos"]]  # fmt: skip
+        best = max(
+            np.float32(unit_rows(encoder.encode([t], "document")).astype(np.float64)[0] @ query) for t in positives
+        )
+        if sum(score > best for name, score in scores.items() if name not in own) < 2:
+            kept.append(row["source"])
+    assert [line["source"] for line in lines] == kept
+    assert 0 < len(kept) < len(rows)
+    assert audit["removed"]["row: its positive is not near"]["count"] == len(rows) - len(kept)
+
+
+def test_bad_output_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"rows have fewer than 20 negatives, the first is .*line \d+.*--short"):
+        mined(tmp_path, number=20, margin=0.3)
+    assert not (tmp_path / "out").exists()
+    lines, audit = mined(tmp_path, number=20, margin=0.3, short="drop")
+    assert all(len(line["neg"]) == 20 for line in lines)
+    assert audit["removed"]["row: too few negatives"]["count"] + len(lines) == audit["rows_read"]
+    with pytest.raises(DataError, match="already exists"):
+        mined(tmp_path, number=1)
+
+
+@pytest.mark.parametrize(
+    ("negatives", "says"),
+    [
+        (["Stone  house"], "is a positive of the same query"),
+        (["the QUERY"], "is the query itself"),
+        (["road", "road "], "has a negative twice"),
+    ],
+)
+def test_the_audit_finds_what_would_do_harm(negatives: list[str], says: str) -> None:
+    rows = [
+        {"query": "the query", "pos": ["river"], "neg": negatives},
+        {"query": "The  query", "pos": ["stone house"], "neg": ["door"]},
+    ]
+    (fault,) = room._faults(rows)
+    assert says in fault
+    assert room._faults([{**rows[0], "neg": ["bird"]}, rows[1]]) == []
+
+
+def test_a_cross_encoder_decides_and_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Cross:
+        def predict(self, pairs: list[tuple[str, str]], **_: Any) -> np.ndarray:
+            return np.array([len(text) / 100 for _, text in pairs])
+
+    monkeypatch.setattr(room, "_load_cross_encoder", lambda _: Cross())
+    pairs, corpus = write_pairs(tmp_path)
+    audit = mine([pairs], corpus, Path("toy"), tmp_path / "out", Options(tmp_path / "store"), EncoderOptions(),
+                 Rules(number=3, last=40, margin=0.01, short="keep"), cross_encoder=Path("cross"))  # fmt: skip
+    lines = [json.loads(line) for line in (tmp_path / "out" / "pairs.jsonl").read_text().splitlines()]
+    assert audit["cross_encoder"] == "cross"
+    assert sum(len(line["neg"]) for line in lines) > 10
+    for line in lines:
+        assert line["pos_scores"] == [len(text) / 100 for text in line["pos"]]
+        assert line["neg_scores"] == sorted((len(text) / 100 for text in line["neg"]), reverse=True)
+        assert all(score <= min(line["pos_scores"]) - 0.01 for score in line["neg_scores"])
+
+
+def test_the_page_shows_texts_as_they_are(tmp_path: Path) -> None:
+    _, audit = mined(tmp_path, number=2)
+    audit["examples"][0]["query"] = "<script>alert(1)</script>"
+    shown = page(audit)
+    assert "<script>" not in shown
+    assert "&lt;script&gt;" in shown
+    assert "http" not in shown
+
+
+@pytest.mark.parametrize(
+    ("rules", "says"),
+    [
+        ({"choice": "best"}, "choose top or random"),
+        ({"short": "no"}, "choose refuse, keep or drop"),
+        ({"first": 5, "last": 5}, "must be the larger one"),
+        ({"number": 200}, "leave 100 documents"),
+        ({"margin": -1.0}, "0 or more"),
+        ({"relative_margin": float("nan")}, "0 or more"),
+        ({"keep_top": 101}, "more than --last"),
+    ],
+)
+def test_rules_that_cannot_be_meant(rules: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Rules(**rules).check()
+
+
+def _of_rank(folder: str, name: str) -> bytes:
+    from capt.pretrain.retrieval import evaluate
+
+    room.load_text_encoder = lambda *_: ToyEncoder()  # type: ignore[assignment]
+    evaluate.BLOCK = 16
+    home, out = Path(folder), Path(folder) / name
+    options = Options(out.with_suffix(".store"), tokens=40)
+    mine([home / "pairs.jsonl"], home / "corpus.jsonl", Path("toy"), out, options, EncoderOptions(), Rules(number=5))
+    return (out / "pairs.jsonl").read_bytes()
+
+
+def test_ranks_write_what_one_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from capt.pretrain.retrieval import evaluate
+
+    monkeypatch.setattr(evaluate, "BLOCK", evaluate.BLOCK)
+    write_pairs(tmp_path)
+    alone = _of_rank(str(tmp_path), "alone")
+    assert run_ranks(_of_rank, 4, str(tmp_path), "ranks") == [alone] * 4
+
+
+def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """From a BEIR folder to pairs with negatives, with a real folder of sentence-transformers."""
+    monkeypatch.undo()
+    model, beir = write_sentence_folder(tmp_path / "st"), write_beir(tmp_path / "beir")
+    texts = [json.loads(line)["text"] for line in (beir / "corpus.jsonl").read_text().splitlines()]
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text(
+        "".join(json.dumps({"anchor": text, "positive": texts[i + 1]}) + "\n" for i, text in enumerate(texts[:9]))
+    )
+    arguments = ["mine", "--pairs", str(pairs), "--corpus", str(beir), "--model", str(model), "--number", "3",
+                 "--store", str(tmp_path / "store"), "--out", str(tmp_path / "mined")]  # fmt: skip
+    for code in (0, 2):  # the second time the folder is there
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        assert (end.value.code or 0) == code
+    lines = [json.loads(line) for line in (tmp_path / "mined" / "pairs.jsonl").read_text().splitlines()]
+    assert [len(line["neg"]) for line in lines] == [3] * 9
+    assert lines[0]["anchor"] == lines[0]["query"] == texts[0]
+    assert "9 of 9 rows" in capsys.readouterr().out
