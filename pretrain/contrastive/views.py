@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -84,7 +85,7 @@ def joined(views: Sequence[Views], s: Tensor, s_hat: Tensor, *rest: Tensor) -> V
 
     The temperature is that of the first micro-batch, for all have the same.
     """
-    starts = torch.tensor([0, *(len(each.ids) for each in views)]).cumsum(0).tolist()
+    starts = [0, *itertools.accumulate(len(each.ids) for each in views)]
     only = negatives = negative_ids = owners = None
     if any(each.only is not None for each in views):
         only = torch.cat([
