@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from capt.launcher.commands import options as o
-from capt.launcher.plan import Options
+
+if TYPE_CHECKING:
+    from capt.launcher.plan import Options
 
 Model = Annotated[
     Path,
@@ -75,6 +77,8 @@ def encode(
         "encoder": encoder_options(pooler, length, query_prompt, document_prompt),
         "store": store_options(out, dtype, tokens),
     }  # fmt: skip
+    from capt.launcher.plan import Options
+
     result = carry_out(work, out, Options.given(nproc=nproc, hostfile=hostfile, launcher=launcher))
     if json:
         o.echo_json(result)
@@ -143,6 +147,8 @@ def mine(
         "encoder": encoder_options(pooler, length, query_prompt, document_prompt),
         "store": store_options(store, dtype, tokens),
     }  # fmt: skip
+    from capt.launcher.plan import Options
+
     audit = carry_out(work, out.absolute().parent, Options.given(nproc=nproc, hostfile=hostfile, launcher=launcher))
     if json:
         o.echo_json(audit)
@@ -205,6 +211,8 @@ def carry_out(work: Mapping[str, Any], folder: Path, options: Options) -> dict[s
     Raises:
         UserError: as the verb; or the options are wrong. `typer.Exit` with the code of the ranks where these failed.
     """
+    from capt.launcher.plan import Options
+
     if options == Options():
         from capt.launcher.progress import progress_bar
         from capt.pretrain.retrieval.work import perform

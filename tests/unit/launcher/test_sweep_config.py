@@ -50,7 +50,7 @@ def write(folder: Path, **parts: Any) -> str:
         ({"trial": {"cpus": 1e999}}, "trial.cpus"),
         ({"trial": {"resources": {"GPU": 1}}}, "GPUs trial.gpus"),
         ({"trial": {"resources": {"licence": 0}}}, "trial.resources.licence"),
-        ({"space": {"batch.global": {"grid": [7]}}}, "batch.global 7 is not"),
+        ({"space": {"batch.global": {"grid": [0]}}}, "batch.global: 0"),
         ({"space": {"optimizer.lr": {"grid": [-1.0]}}}, "optimizer.lr: -1.0"),
         (
             {
