@@ -11,7 +11,6 @@ import typer
 
 from capt.launcher.commands import options as o
 from capt.launcher.commands import retrieval as r
-from capt.launcher.plan import Options
 
 
 def register(app: typer.Typer) -> None:
@@ -126,7 +125,7 @@ def evaluate(
         "weighted_sentences": weighted_sentences, "bridge": bridge, "generated": generated, "seed": seed,
         "word_similarity": word_similarity, "analogies": analogies,
     }  # fmt: skip
-    ranks = Options.given(nproc=nproc, hostfile=hostfile, launcher=launcher)
+    ranks = {"nproc": nproc, "hostfile": hostfile, "launcher": launcher}
     of_retrieval = {
         "dims": dims, "bm25": bm25 or None, "per_query": per_query, "query_prompt": query_prompt,
         "document_prompt": document_prompt, "store": store, "nproc": nproc, "hostfile": hostfile, "launcher": launcher,
@@ -188,7 +187,7 @@ def _evaluate_retrieval(
     query_prompt: str | None,
     document_prompt: str | None,
     store: dict[str, Any],
-    ranks: Options,
+    ranks: dict[str, Any],
     json: bool,
 ) -> None:
     from capt.pretrain.base.cache import default_cache
@@ -205,7 +204,7 @@ def _evaluate_retrieval(
         "encoder": r.encoder_options(pooler[0] if pooler else None, length, query_prompt, document_prompt),
         "store": store, "out": str(out.absolute()) if out else None,
     }  # fmt: skip
-    result = r.carry_out(work, Path(store["store"] or default_cache() / "vectors"), ranks)
+    result = r.carry_out(work, Path(store["store"] or default_cache() / "vectors"), **ranks)
     if json:
         o.echo_json(result)
         return

@@ -77,9 +77,7 @@ def encode(
         "encoder": encoder_options(pooler, length, query_prompt, document_prompt),
         "store": store_options(out, dtype, tokens),
     }  # fmt: skip
-    from capt.launcher.plan import Options
-
-    result = carry_out(work, out, Options.given(nproc=nproc, hostfile=hostfile, launcher=launcher))
+    result = carry_out(work, out, nproc=nproc, hostfile=hostfile, launcher=launcher)
     if json:
         o.echo_json(result)
         return
@@ -147,9 +145,7 @@ def mine(
         "encoder": encoder_options(pooler, length, query_prompt, document_prompt),
         "store": store_options(store, dtype, tokens),
     }  # fmt: skip
-    from capt.launcher.plan import Options
-
-    audit = carry_out(work, out.absolute().parent, Options.given(nproc=nproc, hostfile=hostfile, launcher=launcher))
+    audit = carry_out(work, out.absolute().parent, nproc=nproc, hostfile=hostfile, launcher=launcher)
     if json:
         o.echo_json(audit)
         return
@@ -203,8 +199,10 @@ def _paths(paths: list[Path]) -> list[str]:
     return [str(path.absolute()) for path in paths]
 
 
-def carry_out(work: Mapping[str, Any], folder: Path, options: Options) -> dict[str, Any]:
-    """The result of ``capt.pretrain.retrieval.work.perform`` in this process, or on the ranks that ``options`` ask for.
+def carry_out(work: Mapping[str, Any], folder: Path, **given: Any) -> dict[str, Any]:
+    """The result of ``capt.pretrain.retrieval.work.perform``, in this process or on the ranks that ``given`` asks for.
+
+    ``given`` are arguments of `capt.launcher.plan.Options.given`.
 
     Ranks read what to do from a file in ``folder``, which all hosts must see, and rank 0 writes the result beside it.
 
@@ -213,6 +211,7 @@ def carry_out(work: Mapping[str, Any], folder: Path, options: Options) -> dict[s
     """
     from capt.launcher.plan import Options
 
+    options = Options.given(**given)
     if options == Options():
         from capt.launcher.progress import progress_bar
         from capt.pretrain.retrieval.work import perform
