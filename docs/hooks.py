@@ -1,7 +1,8 @@
 """What the pages do not say twice is written from the code when they are built; formulas become MathML.
 
-A page asks for a table with a line ``<!-- generated: keys glue -->`` (a task's type, or ``sweep``) or
-``<!-- generated: cli -->``. MathML is what browsers show without a script, so the site needs no network.
+A page asks for a table with a line ``<!-- generated: keys glue -->`` (a task's type, or ``sweep``),
+``<!-- generated: cli -->`` or ``<!-- generated: metrics -->`` (``metrics noise``). MathML is what browsers show
+without a script, so the site needs no network.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from pydantic_core import to_jsonable_python
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # mkdocs' own script starts without the checkout
 
+from capt.pretrain.models.architecture import ENCODERS, EncoderConfig, encoder_class
+
 _FORMULA = re.compile(
     r'<(div|span) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.S
 )  # as pymdownx.arithmatex writes it
@@ -28,7 +31,7 @@ _MARKER = re.compile(r"^<!-- generated: (\w+)(?: (\w+))? -->$", re.M)
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """mkdocs' hook: replace every marker of a page."""
-    writers: dict[str, Callable[..., str]] = {"keys": keys_markdown, "cli": cli_markdown}
+    writers: dict[str, Callable[..., str]] = {"keys": keys_markdown, "cli": cli_markdown, "metrics": metrics_markdown}
     return _MARKER.sub(lambda match: writers[match[1]](*filter(None, [match[2]])), markdown)
 
 
@@ -71,13 +74,16 @@ def sections(job: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type
         if get_origin(kind) is dict:
             dotted, kind = f"{dotted}.NAME", get_args(kind)[1]
         models = [m for m in (get_args(kind) or (kind,)) if isinstance(m, type) and issubclass(m, BaseModel)]
+        if EncoderConfig in models:
+            models = [encoder_class(arch) for arch in ENCODERS]
         for model in models:
             yield (f"{dotted} ({_type_of(model)})" if len(models) > 1 else dotted), model
             yield from sections(model, f"{dotted}.")
 
 
 def _type_of(model: type[BaseModel]) -> str:
-    return str(get_args(model.model_fields["type"].annotation)[0])
+    fields = model.model_fields
+    return str(get_args(fields["type"].annotation)[0] if "type" in fields else fields["arch"].default)
 
 
 def _rows(model: type[BaseModel]) -> Iterator[tuple[str, str, str, str]]:
@@ -117,6 +123,19 @@ def _prose(model: type[BaseModel]) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def metrics_markdown(of: str = "") -> str:
+    """The validation metrics: those of masked tokens and of the head, or those of noise on the encoder's own output."""
+    from capt.pretrain.contrastive.metrics import METRICS
+
+    rows = [(row.of, name, _cell(about)) for row in METRICS for name, about in zip(row.names, row.about, strict=True)]
+    if of == "noise":
+        table = [f"| `{name}` | {about} |" for kind, name, about in rows if kind == of]
+        return "\n".join(["| metric | what it is |", "|---|---|", *table])
+    needs = {"tokens": "no", "pairs": "yes"}
+    table = [f"| `{name}` | {about} | {needs[kind]} |" for kind, name, about in rows if kind in needs]
+    return "\n".join(["| metric | what it is | needs the head |", "|---|---|---|", *table])
 
 
 def cli_markdown() -> str:

@@ -1,7 +1,7 @@
 """Checkpoint -> stock ``...ForSequenceClassification`` folder, loaded back and compared before it is in place.
 
-The class is RoBERTa's for our encoder, and the family's own for an encoder of transformers. Label names go into
-``config.json``: models whose classes have only numbers are read in the wrong order sooner or later.
+The class is the family's own, for our encoders and for those of transformers. Label names go into ``config.json``:
+models whose classes have only numbers are read in the wrong order sooner or later.
 """
 
 from __future__ import annotations
@@ -23,15 +23,13 @@ from capt.pretrain.base.errors import CheckpointError
 from capt.pretrain.base.files import write_json
 from capt.pretrain.base.quiet import quiet_transformers
 from capt.pretrain.convert.card import About, final_metrics, plain_text, result, table
+from capt.pretrain.convert.huggingface import encoder_tensors
 from capt.pretrain.convert.output import export_folder
 from capt.pretrain.convert.reference import TEXTS, card_inputs, require_close
 from capt.pretrain.engine.checkpoint import read_metadata
 from capt.pretrain.engine.durable import write_tensors
-from capt.pretrain.models.encoder import Encoder
-from capt.pretrain.models.foreign.encoder import TransformersEncoder
-from capt.pretrain.models.foreign.families import Family, family_of
-from capt.pretrain.models.hf_map import parameter_names
-from capt.pretrain.models.roberta import RobertaEncoder
+from capt.pretrain.models.architecture import Family
+from capt.pretrain.models.foreign.families import family_of
 from capt.tokenizer.check import check_with_transformers
 
 logger = logging.getLogger(__name__)
@@ -114,24 +112,12 @@ def _labels(task: TextTask) -> dict[str, Any]:
 def _tensors(restored: AnyClassifier, family: Family) -> dict[str, Tensor]:
     model, task = restored.model, restored.job.data.text_task
     out = {"weight": model.out.weight * task.scale, "bias": model.out.bias * task.scale + task.offset}
-    tensors = _encoder_tensors(model.encoder.model)
-    tensors |= {f"{family.dense}.{name}": tensor for name, tensor in model.dense.named_parameters()}
-    tensors |= {f"{family.out}.{name}": tensor for name, tensor in out.items()}
-    return {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
-
-
-def _encoder_tensors(encoder: Encoder) -> dict[str, Tensor]:
-    """The encoder's weights under the names that they have in transformers' classifier."""
-    state = encoder.state_dict()
-    if isinstance(encoder, TransformersEncoder):
-        return {f"{encoder.model.base_model_prefix}.{name}": tensor for name, tensor in state.items()}
-    assert isinstance(encoder, RobertaEncoder)
-    tensors: dict[str, Tensor] = {}
-    for ours, theirs in parameter_names(encoder.config.layers):
-        if ours.startswith("encoder."):
-            parts = state[ours.removeprefix("encoder.")].chunk(len(theirs))
-            tensors |= dict(zip(theirs, parts, strict=True))
-    return tensors
+    head = {f"{family.dense}.{name}": tensor for name, tensor in model.dense.named_parameters()}
+    head |= {f"{family.out}.{name}": tensor for name, tensor in out.items()}
+    prefix = getattr(transformers, family.architecture).base_model_prefix
+    encoder = encoder_tensors(model.encoder.model, restored.job.model.encoder)
+    tensors = {f"{prefix}.{name}": tensor for name, tensor in encoder.items()}
+    return tensors | {name: tensor.detach().clone().contiguous() for name, tensor in head.items()}
 
 
 @torch.no_grad()

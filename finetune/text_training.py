@@ -20,7 +20,7 @@ from capt.pretrain.base.overlap import report_overlap, shared
 from capt.pretrain.base.randomness import derive
 from capt.pretrain.models.encoder import Encoder
 from capt.pretrain.models.foreign.encoder import build_encoder
-from capt.pretrain.models.foreign.families import FAMILIES
+from capt.pretrain.models.foreign.families import family_of
 from capt.tokenizer.encode import TextTokenizer
 
 
@@ -29,7 +29,7 @@ def classifier_on(encoder: Encoder, job: TextJob) -> Classifier:
     section, task = job.model, job.data.text_task
     assert section.encoder is not None, "TextJob.with_encoder fills it in"
     head = section.dropout if section.classifier_dropout is None else section.classifier_dropout
-    return Classifier(encoder, max(1, len(task.names)), head, FAMILIES[section.encoder["model_type"]].activation)
+    return Classifier(encoder, max(1, len(task.names)), head, family_of(section.encoder, "model.encoder").activation)
 
 
 def build_classifier(job: TextJob, checkpoint: Path) -> Classifier:

@@ -7,8 +7,8 @@ report`` (:mod:`capt.pretrain.report.runs`). Other distributions add tasks throu
 (name = the type, value = the package), with the same verbs.
 
 Callbacks work alike: a plain dict from a key of ``run.callbacks`` to the class, and the entry-point group
-``capt.callbacks`` (name = the key, value = ``module:Class``). So do launchers (`capt.launcher.backends`) and sources
-of text (`capt.pretrain.data.sources`).
+``capt.callbacks`` (name = the key, value = ``module:Class``). So do launchers (`capt.launcher.backends`), sources of
+text (`capt.pretrain.data.sources`) and encoders (`capt.pretrain.models.architecture`).
 """
 
 from __future__ import annotations
@@ -80,6 +80,28 @@ def entry_point_values(group: str) -> dict[str, str]:
     return {entry.name: entry.value for entry in entry_points(group=group)}
 
 
+def load_entry(path: str, group: str, user: str, form: str = "MODULE:CLASS") -> Any:
+    """Import what a value of an entry-point ``group`` names: an attribute of a module, or the module alone.
+
+    Args:
+        path: ``MODULE:CLASS`` or ``MODULE``.
+        group: for the message.
+        user: the key that names it, with its value, such as ``data.source hub``.
+        form: what ``path`` must be.
+
+    Raises:
+        ConfigError: it cannot be imported, or is not of the ``form``.
+    """
+    module, colon, attribute = path.partition(":")
+    try:
+        found = importlib.import_module(module)
+        return getattr(found, attribute) if colon or form != "a module" else found
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"{user}: the entry point {path!r} of {group} cannot be imported: {error}; it must be {form}"
+        ) from error
+
+
 def job_class(type_: str) -> Any:
     """The configuration class of a task (imports no torch). Raises ``ConfigError`` for an unknown type."""
     return _attribute_of_task(type_, "config", "JOB")
@@ -140,15 +162,7 @@ def callback_class(name: str) -> Any:
     Raises:
         ConfigError: the key is unknown, or the entry point of that name leads to nothing that can be imported.
     """
-    path = _callback_path(name)
-    module, _, attribute = path.partition(":")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"run.callbacks.{name}: the entry point {path!r} of capt.callbacks cannot be imported: {error}; it must be "
-            "MODULE:CLASS"
-        ) from error
+    return load_entry(_callback_path(name), "capt.callbacks", f"run.callbacks.{name}")
 
 
 def reliability_callback(name: str) -> Any:

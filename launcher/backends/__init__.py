@@ -11,7 +11,7 @@ import importlib
 from typing import Any
 
 from capt.pretrain.base.errors import ConfigError
-from capt.pretrain.registry import look_up
+from capt.pretrain.registry import load_entry, look_up
 
 LAUNCHERS = {
     "local": "capt.launcher.backends.local",
@@ -31,16 +31,11 @@ def backend(name: str) -> Any:
         ConfigError: there is no launcher of that name, or its module cannot be imported or lacks a function.
     """
     path = look_up(name, LAUNCHERS, "capt.launchers", "--launcher: unknown launcher")
-    try:
+    if name in LAUNCHERS:  # an error in it is ours, and keeps its traceback
         module = importlib.import_module(path)
-        missing = [function for function in ("plan", "start") if not hasattr(module, function)]
-    except ImportError as error:
-        if name in LAUNCHERS:
-            raise
-        raise ConfigError(
-            f"--launcher {name}: the entry point {path!r} of capt.launchers cannot be imported: {error}; it must be a "
-            "module"
-        ) from error
+    else:
+        module = load_entry(path, "capt.launchers", f"--launcher {name}", "a module")
+    missing = [function for function in ("plan", "start") if not hasattr(module, function)]
     if missing:
         raise ConfigError(f"--launcher {name}: its module {path!r} has no function {missing[0]}, as a launcher must")
     return module

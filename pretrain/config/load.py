@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import itertools
 import re
 from collections.abc import Mapping, Sequence
@@ -262,6 +263,8 @@ def explain(error: ValidationError, cls: type[BaseModel]) -> str:
     key = ".".join(part[:100] for part in location) or "configuration"
     if problem["type"] == "extra_forbidden":
         valid = _keys_at(cls, location[:-1])
+        if location[-1] in valid:
+            return f"{key}: a key of another kind of {'.'.join(location[:-1])}, not of the one that this job names"
         return f"{key}: unknown key; {did_you_mean(location[-1], valid, 'valid:')}"
     message = problem["msg"].removeprefix("Value error, ")
     value = problem.get("input")
@@ -280,7 +283,7 @@ def explain(error: ValidationError, cls: type[BaseModel]) -> str:
 
 def _keys_at(cls: type[BaseModel], location: Sequence[str]) -> list[str]:
     fields = [item for model in _models_at(cls, location) for item in model.model_fields.items()]
-    return [field.alias or name for name, field in fields]
+    return list(dict.fromkeys(field.alias or name for name, field in fields))
 
 
 def _models_at(cls: type[BaseModel], location: Sequence[str]) -> list[type[BaseModel]]:
@@ -300,4 +303,7 @@ def _models_at(cls: type[BaseModel], location: Sequence[str]) -> list[type[BaseM
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
     if get_origin(annotation) in (Union, UnionType):
         return [model for argument in get_args(annotation) for model in _models_in(argument)]
-    return [annotation] if isinstance(annotation, type) and issubclass(annotation, BaseModel) else []
+    if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        return []
+    # A section of several kinds is an abstract class; those kinds are known whose module has been imported.
+    return annotation.__subclasses__() if inspect.isabstract(annotation) else [annotation]

@@ -106,27 +106,6 @@ def first_direction(s: Float[Tensor, "n d"]) -> float:
     return float(torch.linalg.eigvalsh(products)[-1]) / len(s)
 
 
-def contrast_metrics(s: Float[Tensor, "n d"], s_hat: Float[Tensor, "n d"], temperature: float) -> dict[str, float]:
-    """How well N texts and their corruptions find each other, under the names of the metrics file.
-
-    ``loss/capt_fixed`` (`contrastive_loss`), ``retrieval/to_corrupted`` and ``retrieval/to_original``
-    (`retrieval_accuracy` in both directions), ``alignment``, ``uniformity`` and ``first_direction`` of the originals.
-
-    Args:
-        s: unit rows of the originals.
-        s_hat: unit rows of their corruptions.
-        temperature: above 0, and the same for all runs that are compared.
-    """
-    return {
-        "loss/capt_fixed": contrastive_loss(s, s_hat, temperature),
-        "retrieval/to_corrupted": retrieval_accuracy(s, s_hat),
-        "retrieval/to_original": retrieval_accuracy(s_hat, s),
-        "alignment": alignment(s, s_hat),
-        "uniformity": uniformity(s),
-        "first_direction": first_direction(s),
-    }
-
-
 def noise_invariance(z: Float[Tensor, "n d"], z_hat: Float[Tensor, "n d"]) -> dict[str, float]:
     r"""How close an encoder keeps a corrupted text to its original, comparable between any two encoders.
 
@@ -270,8 +249,8 @@ class MaskedTokenAccumulator:
         """Add the sums of a batch: the cross entropy in nats, the right predictions, the masked tokens."""
         self._sums += torch.stack((loss_sum.detach().double(), correct.double(), count.double()))
 
-    def compute(self) -> dict[str, float]:
-        """``loss/mlm`` (mean nats a masked token) and ``accuracy/mlm`` over all ranks (collective).
+    def totals(self) -> tuple[float, float, float]:
+        """The three sums over all ranks (collective).
 
         Raises:
             DataError: no token was masked on any rank.
@@ -279,7 +258,7 @@ class MaskedTokenAccumulator:
         loss, correct, count = all_reduce_sum(self._sums).tolist()
         if count == 0:
             raise DataError("validation saw no masked token: the corruption masks none, or the texts are too short")
-        return {"loss/mlm": loss / count, "accuracy/mlm": correct / count}
+        return loss, correct, count
 
 
 class ContrastStats:

@@ -1,4 +1,4 @@
-"""Checkpoint -> stock ``RobertaForMaskedLM`` folder, loaded back and compared with our model before it is in place."""
+"""Checkpoint -> stock masked-language model, loaded back and compared with our model before it is in place."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from capt.pretrain.base.quiet import quiet_transformers
 from capt.pretrain.convert.output import export_folder
 from capt.pretrain.convert.reference import TEXTS, card_inputs, probe_batches, require_close
 from capt.pretrain.engine.durable import write_tensors
+from capt.pretrain.models.architecture import EncoderConfig
 from capt.pretrain.models.capt import CaptModel, build_model
-from capt.pretrain.models.config import RobertaConfig
 from capt.pretrain.models.encoder import Encoder
-from capt.pretrain.models.hf_map import HEAD_FILE, parameter_names, to_hf
-from capt.pretrain.models.roberta import RobertaEncoder
+from capt.pretrain.models.foreign.families import own_encoder
+from capt.pretrain.models.hf_map import HEAD_FILE, split, to_hf
 from capt.tokenizer.check import check_with_transformers
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 def export_hf(
     state: Mapping[str, Tensor],
-    config: RobertaConfig,
+    config: EncoderConfig,
     tokenizer: TextTokenizer,
     out: Path,
     card: str,
@@ -60,7 +60,7 @@ def export_hf(
     model = build_model(state, config, str(out))
     with export_folder(out, overwrite=overwrite) as folder:
         write_description(model.config, tokenizer, folder, max_length=max_length or config.max_positions)
-        write_tensors(folder / "model.safetensors", to_hf(model.state_dict(), config.layers), {"format": "pt"})
+        write_tensors(folder / "model.safetensors", to_hf(model.state_dict(), config), {"format": "pt"})
         if model.aggregation is not None:
             head = {name: tensor.contiguous() for name, tensor in model.aggregation.state_dict().items()}
             write_tensors(folder / HEAD_FILE, head, {"format": "pt", "pooling": config.pooling})
@@ -72,12 +72,12 @@ def export_hf(
 
 
 def write_description(
-    config: RobertaConfig,
+    config: EncoderConfig,
     tokenizer: TextTokenizer,
     folder: Path,
     *,
     max_length: int,
-    architecture: str = "RobertaForMaskedLM",
+    architecture: str | None = None,
 ) -> None:
     """Write ``config.json`` and the tokenizer's two files.
 
@@ -90,36 +90,40 @@ def write_description(
             f"({config.classes} rows, padding {config.pad_id})"
         )
     described = config.to_hf(bos_id=tokenizer.special.bos, eos_id=tokenizer.special.eos)
-    write_json(folder / "config.json", described | {"architectures": [architecture]})
+    write_json(folder / "config.json", described | {"architectures": [architecture or config.hf.masked_lm]})
     tokenizer.save(folder, model_max_length=max_length, types=False)
 
 
 def write_encoder(model: CaptModel, tokenizer: TextTokenizer, folder: Path, *, max_length: int) -> None:
-    """Write the encoder alone, as a ``RobertaModel`` folder.
+    """Write the encoder alone, as a folder of a bare encoder such as ``RobertaModel``.
 
-    ``RobertaModel`` has a pooler that we do not have and that transformers would fill at random, with a warning to
-    every user; zeros keep it silent, and its output the same for every input.
+    Where that has a pooler, which we do not have, transformers would fill it at random, with a warning to every user;
+    zeros keep it silent, and its output the same for every input.
     """
-    write_description(model.config, tokenizer, folder, max_length=max_length, architecture="RobertaModel")
-    prefix = "roberta."
-    named = to_hf(model.state_dict(), model.config.layers)
+    hf = model.config.hf
+    write_description(model.config, tokenizer, folder, max_length=max_length, architecture=hf.encoder)
+    prefix = hf.prefix
+    named = to_hf(model.state_dict(), model.config)
     tensors = {name.removeprefix(prefix): tensor for name, tensor in named.items() if name.startswith(prefix)}
     hidden = model.config.hidden
     pooler = {"pooler.dense.weight": torch.zeros(hidden, hidden), "pooler.dense.bias": torch.zeros(hidden)}
-    write_tensors(folder / "model.safetensors", tensors | pooler, {"format": "pt"})
+    write_tensors(folder / "model.safetensors", tensors | (pooler if hf.pooler else {}), {"format": "pt"})
 
 
-def encoder_tensors(encoder: Encoder) -> dict[str, Tensor]:
-    """The encoder's weights under the names of transformers' bare model of its family."""
-    state = encoder.state_dict()
-    if not isinstance(encoder, RobertaEncoder):
-        return state
-    tensors: dict[str, Tensor] = {}
-    for ours, theirs in parameter_names(encoder.config.layers):
-        if ours.startswith("encoder."):
-            names = [name.removeprefix("roberta.") for name in theirs]
-            tensors |= dict(zip(names, state[ours.removeprefix("encoder.")].chunk(len(names)), strict=True))
-    return tensors
+def encoder_tensors(encoder: Encoder, hf_config: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Copies of the encoder's weights under the names of transformers' bare model of its family.
+
+    Args:
+        encoder: one that `capt.pretrain.models.foreign.encoder.build_encoder` makes of ``hf_config``.
+        hf_config: the keys of its ``config.json``.
+    """
+    state, own = encoder.state_dict(), own_encoder(hf_config)
+    if own is None:
+        return split(state, {name: (name,) for name in state})
+    named = {f"encoder.{name}": tensor for name, tensor in state.items()}
+    table = own.from_hf(hf_config).hf_names()
+    tensors = split(named, {ours: theirs for ours, theirs in table.items() if ours in named})
+    return {name.removeprefix(own.hf.prefix): tensor for name, tensor in tensors.items()}
 
 
 @torch.no_grad()
@@ -130,15 +134,16 @@ def check_hf(model: CaptModel, tokenizer: TextTokenizer, folder: Path) -> float:
         CheckpointError: transformers misses or ignores a tensor, does not tie the head, or a logit differs.
         DataError: a text gets other ids.
     """
-    from transformers import RobertaForMaskedLM
+    import transformers
 
     loaded: Any
-    loaded, report = RobertaForMaskedLM.from_pretrained(folder, local_files_only=True, output_loading_info=True)
+    cls = getattr(transformers, model.config.hf.masked_lm)
+    loaded, report = cls.from_pretrained(folder, local_files_only=True, output_loading_info=True)
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if report[problem]:
             names = ", ".join(map(str, sorted(report[problem])))
             raise CheckpointError(f"transformers reports {problem.replace('_', ' ')}: {names}; nothing written")
-    if loaded.lm_head.decoder.weight.data_ptr() != loaded.roberta.embeddings.word_embeddings.weight.data_ptr():
+    if loaded.get_output_embeddings().weight.data_ptr() != loaded.get_input_embeddings().weight.data_ptr():
         raise CheckpointError("transformers does not tie the output matrix to the word embedding; nothing written")
     loaded.eval()
     worst = 0.0

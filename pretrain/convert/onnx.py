@@ -29,8 +29,8 @@ from capt.pretrain.convert.reference import (
     require_close,
     require_pooling,
 )
+from capt.pretrain.models.architecture import EncoderConfig
 from capt.pretrain.models.capt import CaptModel, build_model
-from capt.pretrain.models.config import RobertaConfig
 from capt.tokenizer.encode import TextTokenizer
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class _Embedder(nn.Module):
 
 def export_onnx(
     state: Mapping[str, Tensor],
-    config: RobertaConfig,
+    config: EncoderConfig,
     tokenizer: TextTokenizer,
     out: Path,
     card: str,

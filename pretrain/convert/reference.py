@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.models.architecture import EncoderConfig
 from capt.pretrain.models.capt import CaptModel
-from capt.pretrain.models.config import RobertaConfig
 from capt.pretrain.models.heads import mean_over_tokens
 from capt.tokenizer.encode import TextTokenizer
 
@@ -37,7 +37,7 @@ TEXTS = (
 LONG_TEXT = "It is a truth universally acknowledged, that a text may be longer than a position table. " * 400
 
 
-def probe_batches(config: RobertaConfig, tokenizer: TextTokenizer) -> Iterator[Int[Tensor, "n L"]]:
+def probe_batches(config: EncoderConfig, tokenizer: TextTokenizer) -> Iterator[Int[Tensor, "n L"]]:
     """Batches of token ids: one text, all ``TEXTS`` with padding, a random sequence as long as the position table."""
     yield tokenize(TEXTS[:1], tokenizer, config.max_positions)
     yield tokenize(TEXTS, tokenizer, config.max_positions)

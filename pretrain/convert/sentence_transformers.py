@@ -29,8 +29,8 @@ from capt.pretrain.convert.reference import (
     tokenize,
 )
 from capt.pretrain.engine.durable import write_tensors
+from capt.pretrain.models.architecture import EncoderConfig
 from capt.pretrain.models.capt import CaptModel, build_model
-from capt.pretrain.models.config import RobertaConfig
 from capt.tokenizer.encode import TextTokenizer
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ _GELU, IDENTITY = "torch.nn.modules.activation.GELU", "torch.nn.modules.linear.I
 
 def export_sentence_transformers(
     state: Mapping[str, Tensor],
-    config: RobertaConfig,
+    config: EncoderConfig,
     tokenizer: TextTokenizer,
     out: Path,
     card: str,

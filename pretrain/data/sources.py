@@ -8,7 +8,6 @@ Readers are imported where they are used, so that a job without files is checked
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Literal, Protocol, cast, runtime_checkable
 
@@ -17,6 +16,7 @@ from capt.pretrain.base.parallel import ProgressCallback, usable_cores
 from capt.pretrain.base.verification import Verifier
 from capt.pretrain.data.config import NO_TEXT, DataConfig, source_path
 from capt.pretrain.data.corpus import Corpus
+from capt.pretrain.registry import load_entry
 
 Split = Literal["train", "validation"]
 
@@ -53,15 +53,7 @@ def source_of(data: DataConfig) -> Source:
     """
     if data.source is None:
         raise ConfigError(NO_TEXT)
-    path = source_path(data.source)
-    module, _, attribute = path.partition(":")
-    try:
-        return cast(Source, getattr(importlib.import_module(module), attribute)())
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"data.source {data.source}: the entry point {path!r} of capt.sources cannot be imported: {error}; it must "
-            "be MODULE:CLASS"
-        ) from error
+    return cast(Source, load_entry(source_path(data.source), "capt.sources", f"data.source {data.source}")())
 
 
 class Files:

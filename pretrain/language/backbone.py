@@ -15,10 +15,11 @@ from capt.pretrain.language.config import LanguageJob
 from capt.pretrain.language.restore import load_model
 from capt.pretrain.models.encoder import Encoder
 from capt.pretrain.models.foreign.encoder import load_encoder
-from capt.pretrain.models.foreign.families import read_tokenizer
+from capt.pretrain.models.foreign.families import own_encoder, read_tokenizer
 from capt.pretrain.models.foreign.read import PretrainedEncoder, encoder_keys, read_encoder
 from capt.pretrain.models.hf_config import local_folder
 from capt.pretrain.models.hf_folder import is_hf
+from capt.pretrain.models.hf_map import to_hf
 from capt.tokenizer.encode import TextTokenizer
 
 ENCODER = "encoder.model."
@@ -67,7 +68,11 @@ def _read_checkpoint(path: Path) -> PretrainedEncoder:
     if isinstance(job, LanguageJob):
         model = load_model(checkpoint).model
         hf_config = model.config.to_hf(bos_id=tokenizer.special.bos, eos_id=tokenizer.special.eos)
-        return PretrainedEncoder(encoder_keys(hf_config), model.encoder.state_dict(), tokenizer)
+        state = dict(model.encoder.state_dict())
+        if own_encoder(hf_config) is None:  # a family that is fine-tuned on transformers' model
+            named, prefix = to_hf(model.state_dict(), model.config), model.config.hf.prefix
+            state = {name.removeprefix(prefix): x for name, x in named.items() if name.startswith(prefix)}
+        return PretrainedEncoder(encoder_keys(hf_config), state, tokenizer)
     if (encoder := job.encoder_config()) is not None:
         weights = read_weights(checkpoint)
         state = {name.removeprefix(ENCODER): x for name, x in weights.items() if name.startswith(ENCODER)}

@@ -1,25 +1,20 @@
-"""The configuration of the ``capt_language`` job: RoBERTa with masked-language-model and CAPT losses. No torch."""
+"""The configuration of the ``capt_language`` job: an encoder with masked-language-model and CAPT losses. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, SerializeAsAny, model_validator
 
 from capt.pretrain.config.base import PositiveInt, Section
 from capt.pretrain.config.contrast import ContrastSection, check_validation_samples
 from capt.pretrain.config.schema import Job, LoaderSection, ValidateSection
+from capt.pretrain.contrastive.metrics import names_of
 from capt.pretrain.data.config import TEXT_KEYS, CorruptionConfig, DataConfig
+from capt.pretrain.models.architecture import EncoderConfig
 from capt.pretrain.models.config import RobertaConfig
 from capt.pretrain.models.tokenizer import TokenizerSection
-
-MASKED_METRICS = ("loss/mlm", "accuracy/mlm", "validation_samples")
-CONTRAST_METRICS = (
-    "loss/capt_fixed", "retrieval/to_corrupted", "retrieval/to_original", "alignment", "uniformity", "first_direction",
-)  # fmt: skip
-NOISE_METRICS = ("cosine_gap", "centred_gap", "drift", "top1")
-"""What validation reports; the last of them for both ways of pooling, as ``noise/mean/top1``."""
 
 
 class MaskedSection(Section):
@@ -45,14 +40,14 @@ class LanguageValidate(ValidateSection):
 
 
 class LanguageJob(Job):
-    """The configuration of a RoBERTa encoder trained with masked language modelling and the CAPT loss."""
+    """The configuration of an encoder trained with masked language modelling and the CAPT loss."""
 
     pretrains: ClassVar[bool] = True
     shares_unevenly: ClassVar[bool] = True
 
     data: DataConfig
     tokenizer: TokenizerSection = TokenizerSection()
-    model: RobertaConfig = RobertaConfig()
+    model: SerializeAsAny[EncoderConfig] = RobertaConfig()
     mlm: MaskedSection = MaskedSection()
     contrast: ContrastSection = ContrastSection()
     corruption: CorruptionConfig = CorruptionConfig()
@@ -66,6 +61,11 @@ class LanguageJob(Job):
             raise ValueError(
                 f"data.sequence_length {self.data.sequence_length} is longer than the position table: "
                 f"model.max_positions is {self.model.max_positions}"
+            )
+        if not self.data.cross_document_attention and not self.model.packs_documents:
+            raise ValueError(
+                f"data.cross_document_attention is false, and model.arch {self.model.arch} cannot keep attention "
+                "inside documents; set it to true"
             )
         return self
 
@@ -87,8 +87,9 @@ class LanguageJob(Job):
 
     def metric_names(self) -> frozenset[str]:
         """Names of the metrics of masked tokens and noise, and of the contrast where it is trained."""
-        names = MASKED_METRICS + tuple(f"noise/{pool}/{name}" for pool in ("cls", "mean") for name in NOISE_METRICS)
-        return frozenset(names + (CONTRAST_METRICS if self.contrast.weight > 0 else ()))
+        noise = [f"noise/{pool}/{name}" for pool in ("cls", "mean") for name in names_of("noise")]
+        pairs = names_of("pairs") if self.contrast.weight > 0 else ()
+        return frozenset(["validation_samples", *names_of("tokens"), *noise, *pairs])
 
     def checkpoint_bytes(self) -> int | None:
         """Encoder, heads, moments, average and queue; None for sizes that ``init`` or a tokenizer brings."""

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from capt.pretrain.base.distributed import device, rank, world_size
 from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
-from capt.pretrain.contrast.metrics import MaskedTokenAccumulator, PairAccumulator, contrast_metrics, noise_invariance
+from capt.pretrain.contrast.metrics import MaskedTokenAccumulator, PairAccumulator
+from capt.pretrain.contrastive.metrics import contrast_metrics, noise_metrics, token_metrics
 from capt.pretrain.convert.card import with_earlier
 from capt.pretrain.data.config import CorruptionConfig, DataConfig
 from capt.pretrain.data.corruption import Corruptor
@@ -115,7 +116,7 @@ def evaluate(
     """Evaluate an encoder on held-out text and on semantic textual similarity.
 
     On each text, with 15% and with 30% of its tokens chosen for masking: MLM loss and accuracy, and by each pooler
-    `contrast_metrics` (on unit rows) and `noise_invariance`. On each STS set: `score_rows`. The numbers of two
+    `contrast_metrics` (on unit rows) and `noise_metrics`. On each STS set: `score_rows`. The numbers of two
     checkpoints compare where their protocol lines are the same.
 
     Args:
@@ -265,13 +266,13 @@ def _masked_section(
     for pooler, accumulator in pairs.items():
         x, x_hat = accumulator.gather()
         unit = F.normalize(x, dim=1), F.normalize(x_hat, dim=1)
-        poolers[pooler] = {**contrast_metrics(*unit, TEMPERATURE), **noise_invariance(x, x_hat)}
+        poolers[pooler] = {**contrast_metrics(*unit, TEMPERATURE), **noise_metrics(x, x_hat)}
     attention = "across" if data.cross_document_attention else "within"
     protocol = (
         f"{samples} of {len(windows)} windows of {settings.length} tokens, seed {settings.seed}, attention {attention} "
         f"documents; mask_tokens {rate:.0%} (80/10/10); contrast at temperature {TEMPERATURE}; {_measured_with(model)}"
     )
-    metrics = tokens.compute() if restored.has_mlm else {}
+    metrics = token_metrics(*tokens.totals()) if restored.has_mlm else {}
     name = f"{Path(data.files[0]).name}, {rate:.0%} masked"
     return Section(name=name, protocol=protocol, metrics=dict(metrics), poolers=poolers)
 

@@ -208,7 +208,7 @@ def command(
     Args:
         checkpoint: a checkpoint or a run.
         out: a folder that does not exist or is empty.
-        to: ``hf`` (``RobertaForMaskedLM``), ``sentence-transformers`` or ``onnx``.
+        to: ``hf`` (a masked-language model of transformers), ``sentence-transformers`` or ``onnx``.
         pooling: ``mean``, ``cls`` or ``head`` (the aggregation head), of sentence-transformers and ONNX; None: the best
             at sentence similarity, as ``capt evaluate`` has measured this checkpoint, or else ``mean``.
         overwrite: replace ``out`` if it is an older export.

@@ -1,4 +1,4 @@
-"""Hugging Face RoBERTa or XLM-R folder -> a run that ``capt resume`` continues, from weights alone, at step 0."""
+"""Hugging Face folder of an encoder -> a run that ``capt resume`` continues, from weights alone, at step 0."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from capt.pretrain.engine.checkpoint.layout import CONFIG, step_folder
 from capt.pretrain.engine.checkpoint.save import partial_folder, write_weights_only
 from capt.pretrain.language.config import LanguageJob
 from capt.pretrain.language.task import LanguageModule
-from capt.pretrain.models.config import RobertaConfig
+from capt.pretrain.models.architecture import EncoderConfig
 from capt.pretrain.models.hf_config import local_folder, origin
 from capt.pretrain.models.hf_model import read_hf, start_from
 from capt.tokenizer.encode import TextTokenizer
@@ -26,7 +26,7 @@ RECIPE = "capt_continue"
 
 
 def command(source: Path, out: Path, *, overwrite: bool = False) -> None:
-    """Make the run ``out`` of a RoBERTa: its weights at step 0, and its tokenizer.
+    """Make the run ``out`` of a pretrained encoder: its weights at step 0, and its tokenizer.
 
     The aggregation head is that of ``capt_head.safetensors`` (our own exports have it), else freshly initialised; so is
     the masked-language-model head of a bare encoder. ``out/config.yaml`` is the shipped job ``capt_continue`` with the
@@ -48,7 +48,7 @@ def command(source: Path, out: Path, *, overwrite: bool = False) -> None:
         _write_run(run, job, module, imported.tokenizer)
 
 
-def _job(config: RobertaConfig, out: Path) -> LanguageJob:
+def _job(config: EncoderConfig, out: Path) -> LanguageJob:
     mapping = load_mapping(RECIPE)
     length = min(mapping["data"]["sequence_length"], config.max_positions)
     mapping["run"]["dir"] = str(out)

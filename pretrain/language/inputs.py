@@ -14,7 +14,7 @@ from capt.pretrain.data.sources import source_of
 from capt.pretrain.models.hf_config import hub_id
 
 if TYPE_CHECKING:
-    from capt.pretrain.models.config import RobertaConfig
+    from capt.pretrain.models.architecture import EncoderConfig
     from capt.tokenizer.encode import TextTokenizer
 
 _MARKS = ("config.json", "manifest.json", "checkpoints")
@@ -56,7 +56,7 @@ def describe_inputs(
     return lines + ([f"model.init: {init}"] if init is not None else [])
 
 
-def check_model(model: RobertaConfig, length: int, tokenizer_folder: Path | None) -> list[str]:
+def check_model(model: EncoderConfig, length: int, tokenizer_folder: Path | None) -> list[str]:
     """Refuse a model that does not fit its tokenizer or ``model.init``, as the job would; nothing is read of the hub.
 
     Args:
@@ -87,8 +87,8 @@ def check_model(model: RobertaConfig, length: int, tokenizer_folder: Path | None
 
 
 def with_sizes_of_init(
-    model: RobertaConfig, length: int, config: RobertaConfig, own: TextTokenizer, tokenizer: TextTokenizer
-) -> RobertaConfig:
+    model: EncoderConfig, length: int, config: EncoderConfig, own: TextTokenizer, tokenizer: TextTokenizer
+) -> EncoderConfig:
     """The ``model`` of a job with the sizes of its ``init``, which has ``config`` and its ``own`` tokenizer.
 
     Raises:

@@ -12,7 +12,7 @@ from capt.pretrain.contrastive.task import ContrastTask, Scales
 from capt.pretrain.language.batches import LanguageBatch
 from capt.pretrain.language.config import LanguageJob
 from capt.pretrain.language.task import LanguageTask
-from capt.pretrain.models.config import RobertaConfig
+from capt.pretrain.models.architecture import EncoderConfig
 from capt.pretrain.models.hf_config import hub_id
 from capt.pretrain.models.hf_folder import read_description
 from capt.pretrain.plan.step import Rehearsal
@@ -25,7 +25,7 @@ VOCABULARY = 50_265
 class RehearsedTask(LanguageTask):
     """The task over no text, on tensors without data."""
 
-    def __init__(self, job: LanguageJob, config: RobertaConfig) -> None:
+    def __init__(self, job: LanguageJob, config: EncoderConfig) -> None:
         ContrastTask.__init__(self, job)
         slots = round(job.corruption.rate * (job.data.sequence_length - 2))
         self.prepared: Any = SimpleNamespace(source=None, corruptor=SimpleNamespace(slots=slots))
@@ -57,7 +57,7 @@ def rehearse(job: LanguageJob, world: int) -> Rehearsal:
     return Rehearsal(task, batch, assumed)
 
 
-def _sizes(job: LanguageJob) -> tuple[RobertaConfig, tuple[str, ...]]:
+def _sizes(job: LanguageJob) -> tuple[EncoderConfig, tuple[str, ...]]:
     """The model's configuration, and what was assumed of it."""
     model, path = job.model, job.tokenizer.path
     tokenizer = load_tokenizer(path) if path is not None and path.is_dir() else None

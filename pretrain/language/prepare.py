@@ -20,7 +20,7 @@ from capt.pretrain.data.shards import PackedDataset, ShardSet
 from capt.pretrain.engine.run_folder import kept_in_run
 from capt.pretrain.language.config import LanguageJob
 from capt.pretrain.language.inputs import with_sizes_of_init
-from capt.pretrain.models.config import RobertaConfig
+from capt.pretrain.models.architecture import EncoderConfig
 from capt.pretrain.models.hf_config import TOKENIZER_FILES, local_folder
 from capt.pretrain.models.hf_model import HFModel, read_hf
 from capt.pretrain.models.tokenizer import trained_tokenizer
@@ -41,7 +41,7 @@ class Prepared:
     train: PackedDataset
     validation: PackedDataset | None
     corruptor: Corruptor
-    model_config: RobertaConfig
+    model_config: EncoderConfig
     source: HFModel | None
     """The pretrained model that ``model.init`` names."""
     job: LanguageJob

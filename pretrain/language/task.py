@@ -28,8 +28,8 @@ from capt.pretrain.language.batches import Assembler, LanguageBatch
 from capt.pretrain.language.config import LanguageJob
 from capt.pretrain.language.prepare import Prepared, prepare
 from capt.pretrain.language.validation import validate
+from capt.pretrain.models.architecture import EncoderConfig
 from capt.pretrain.models.capt import CaptModel, CaptOutput, Pairs
-from capt.pretrain.models.config import RobertaConfig
 from capt.pretrain.models.flops import flops_per_token
 from capt.pretrain.models.hf_model import start_from
 
@@ -47,7 +47,7 @@ class LanguageOutput(NamedTuple):
 class LanguageModule(nn.Module):
     """CAPT model + temperature schedule: ``temperature(step)`` is a number, or a tensor with a gradient if learned."""
 
-    def __init__(self, job: LanguageJob, config: RobertaConfig) -> None:
+    def __init__(self, job: LanguageJob, config: EncoderConfig) -> None:
         super().__init__()
         self.capt = CaptModel(config, contrast=job.contrast.weight > 0)
         self.temperature: Schedule = build_schedule(job.contrast.temperature, job.schedule.max_steps)
@@ -80,7 +80,7 @@ class _State(ContrastState):
 
 
 class LanguageTask(ContrastTask[LanguageBatch]):
-    """RoBERTa under masked-language-model and CAPT losses (CAPT paper, sections 2 and 3)."""
+    """An encoder under masked-language-model and CAPT losses (CAPT paper, sections 2 and 3)."""
 
     job: LanguageJob
     State = _State

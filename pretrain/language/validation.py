@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from capt.pretrain.base import distributed
-from capt.pretrain.contrast.metrics import MaskedTokenAccumulator, PairAccumulator, contrast_metrics, noise_invariance
+from capt.pretrain.contrast.metrics import MaskedTokenAccumulator, PairAccumulator
+from capt.pretrain.contrastive.metrics import contrast_metrics, noise_metrics, token_metrics
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import StepMetrics
 from capt.pretrain.language.batches import Assembler, validation_batches
@@ -16,8 +17,8 @@ from capt.pretrain.language.config import LanguageJob
 def validate(engine: Engine, assembler: Assembler, job: LanguageJob, windows: int) -> StepMetrics:
     """Metrics over ``validate.samples`` held-out windows (all of them where there are fewer), equal on all ranks.
 
-    ``loss/mlm`` and ``accuracy/mlm`` over masked tokens; :func:`contrast_metrics` on the aggregation head (only when
-    it is trained); :func:`noise_invariance` on the encoder's own outputs, ``cls`` and ``mean``, which compares
+    :func:`token_metrics`; :func:`contrast_metrics` on the aggregation head (only when it is trained);
+    :func:`noise_metrics` on the encoder's own outputs, ``cls`` and ``mean``, which compares
     an MLM-only encoder with a CAPT encoder.
     """
     head, pools = PairAccumulator(), {"cls": PairAccumulator(), "mean": PairAccumulator()}
@@ -35,9 +36,9 @@ def validate(engine: Engine, assembler: Assembler, job: LanguageJob, windows: in
             pools[name].update(x[:valid], x_hat[:valid])
         if job.contrast.weight > 0:
             head.update(out.s[:valid], out.s_hat[:valid])
-    report: StepMetrics = {**masked.compute(), "validation_samples": samples}
+    report: StepMetrics = {**token_metrics(*masked.totals()), "validation_samples": samples}
     if job.contrast.weight > 0:
         report |= contrast_metrics(*head.gather(), job.validate_.temperature)
     for name, pairs in pools.items():
-        report |= {f"noise/{name}/{key}": value for key, value in noise_invariance(*pairs.gather()).items()}
+        report |= {f"noise/{name}/{key}": value for key, value in noise_metrics(*pairs.gather()).items()}
     return report

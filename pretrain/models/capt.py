@@ -11,12 +11,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from capt.pretrain.base.errors import CheckpointError, ConfigError
-from capt.pretrain.models.config import RobertaConfig
+from capt.pretrain.models.architecture import EncoderConfig
 from capt.pretrain.models.encoder import Encoder
-from capt.pretrain.models.heads import AggregationHead, MLMHead, mean_over_tokens, take_rows, with_rows
+from capt.pretrain.models.heads import AggregationHead, mean_over_tokens, take_rows, with_rows
 from capt.pretrain.models.hf_map import HEAD, TIED
-from capt.pretrain.models.layers import initialise_weights
-from capt.pretrain.models.roberta import RobertaEncoder
 
 Pairs = tuple[Float[Tensor, "n h"], Float[Tensor, "n h"]]
 """Rows of the original sequences, and of the corrupted ones."""
@@ -39,29 +37,29 @@ class CaptModel(nn.Module):
     backward pass. Hidden states are asked for only where they are read: at ``<s>`` and at the masked positions.
 
     Args:
-        config: the sizes of the heads, and of the RoBERTa where no ``encoder`` is given.
+        config: of the heads, and of the encoder where no ``encoder`` is given.
         contrast: with the aggregation head; without it the model is the MLM-only baseline.
-        encoder: a pretrained encoder, whose weights stay as they are (None = a RoBERTa that is drawn anew).
+        encoder: a pretrained encoder, whose weights stay as they are (None = that of ``config``, drawn anew).
 
     Raises:
         ConfigError: the encoder's token embeddings are narrower than its hidden states (ALBERT, ELECTRA-small), so
             that the language-model head cannot share them.
     """
 
-    def __init__(self, config: RobertaConfig, contrast: bool = True, encoder: Encoder | None = None) -> None:
+    def __init__(self, config: EncoderConfig, contrast: bool = True, encoder: Encoder | None = None) -> None:
         super().__init__()
         self.config = config
-        self.encoder: Encoder = RobertaEncoder(config) if encoder is None else encoder
+        self.encoder: Encoder = config.build_encoder() if encoder is None else encoder
         word, hidden_size = self.encoder.word_embedding, self.encoder.hidden_size
         if word.embedding_dim != hidden_size:
             raise ConfigError(
                 f"the encoder embeds tokens in {word.embedding_dim} dimensions and has hidden states of {hidden_size}: "
                 "a language-model head that shares the embeddings needs the same number; take another encoder"
             )
-        self.mlm = MLMHead(word, self.encoder.vocab_size, config.layer_norm_eps)
+        self.mlm = config.build_mlm_head(word, self.encoder.vocab_size)
         self.aggregation = AggregationHead(hidden_size, config.ffn) if contrast else None
         drawn = self if encoder is None else nn.ModuleList(head for head in (self.mlm, self.aggregation) if head)
-        initialise_weights(drawn, config.initializer_range)
+        config.initialise(drawn)
 
     def forward(
         self,
@@ -150,7 +148,7 @@ class CaptModel(nn.Module):
 # Build a `CaptModel` from weights of any origin; everything that does not fit is listed in the error.
 
 
-def build_model(state: Mapping[str, Tensor], config: RobertaConfig, source: str) -> CaptModel:
+def build_model(state: Mapping[str, Tensor], config: EncoderConfig, source: str) -> CaptModel:
     """Our model in evaluation mode with the weights ``state``; with an aggregation head if ``state`` has one.
 
     Rows that padded the vocabulary (``pad_vocab_to``) are left out.

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from capt.pretrain.models.config import RobertaConfig
-
-
-def encoder_flops(config: RobertaConfig, length: float, read: float, seen: float | None = None) -> float:
-    """Forward FLOP of a sequence of ``length`` tokens through the encoder, its output read at ``read`` of them.
-
-    Matrix products only, a multiply-add being 2. The last layer is computed for the positions that are read, but for
-    keys and values, which it needs everywhere. ``seen``: tokens that a token attends to on average (None = all).
-    """
-    h = config.hidden
-    keys_values = 4 * h * h
-    row = 4 * h * h + 4 * h * config.ffn  # query, output, feed-forward
-    scores = 4 * h * (length if seen is None else seen)  # and the average that they weight
-    return config.layers * length * keys_values + ((config.layers - 1) * length + read) * (row + scores)
+from capt.pretrain.models.architecture import EncoderConfig
 
 
 def flops_per_token(
-    config: RobertaConfig, sequence_length: int, masked_fraction: float, views: int, seen: float | None = None
+    config: EncoderConfig, sequence_length: int, masked_fraction: float, views: int, seen: float | None = None
 ) -> float:
     """Model FLOP (forward and backward) of a training step divided by its packed tokens, each counted once.
 
-    The encoder as in `encoder_flops`, the vocabulary only at masked positions; the backward pass costs twice the
+    The encoder as in `EncoderConfig.flops`, the vocabulary only at masked positions; the backward pass costs twice the
     forward (Chowdhery et al. 2022, appendix B; recomputation is not counted).
 
     Args:
@@ -36,7 +23,7 @@ def flops_per_token(
     h, length = config.hidden, sequence_length
     masked = masked_fraction * length
     read = views * length if config.pooling == "mean" and views == 2 else masked + (views if views == 2 else 0)
-    encoder = views * encoder_flops(config, float(length), read / views, seen)
+    encoder = views * config.flops(float(length), read / views, seen)
     heads = masked * (2 * h * h + 2 * h * config.classes)
     if views == 2:
         heads += views * 4 * h * config.ffn

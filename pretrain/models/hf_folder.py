@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from capt.pretrain.base import files as safe_files
 from capt.pretrain.base.errors import CheckpointError, shown
-from capt.pretrain.models.config import RobertaConfig
+from capt.pretrain.models.architecture import EncoderConfig, encoder_of_type, model_types
 from capt.pretrain.models.hf_config import list_names
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 
@@ -61,19 +61,6 @@ _RUNS_CODE = re.compile(r"auto_map|trust_remote_code|custom_(pipelines|generate)
 _NO_CODE = (None, False, True, "eager", "sdpa")
 """Values of such keys that name none: flags of old releases, and the implementations that torch itself has."""
 
-_FIXED: dict[str, tuple[Any, ...]] = {
-    "model_type": ("roberta", "xlm-roberta"),
-    "hidden_act": ("gelu",),
-    "position_embedding_type": ("absolute", None),
-    "is_decoder": (False, None),
-    "add_cross_attention": (False, None),
-    "is_encoder_decoder": (False, None),
-    "tie_word_embeddings": (True, None),
-    "quantization_config": (None,),
-    "pruned_heads": ({}, None),
-}
-"""Values that decide the architecture. Any other value is another model, which our encoder would compute wrongly."""
-
 
 def is_hf(folder: Path) -> bool:
     """True for a folder with a ``config.json``, which our checkpoints and runs do not have."""
@@ -81,31 +68,39 @@ def is_hf(folder: Path) -> bool:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The keys of ``folder/config.json``, of a RoBERTa or XLM-R encoder and nothing else.
+    """The keys of ``folder/config.json``, of an encoder that can be pretrained.
 
     Raises:
         CheckpointError: the file is missing, not plain JSON, names code to run, or describes another architecture.
     """
     path = folder / "config.json"
     config = read_json(path)
-    for key, allowed in _FIXED.items():
+    kind = config.get("model_type")
+    encoder = encoder_of_type(kind)
+    if encoder is None:
+        problem = f"is {shown(kind)}" if "model_type" in config else "is missing"
+        expected = " or ".join(map(repr, model_types()))
+        raise CheckpointError(f"{path}: model_type {problem}; an encoder that can be pretrained has {expected}")
+    for key, allowed in encoder.hf.fixed.items():
+        # Any other value is another model, which our encoder would compute wrongly.
         if key in config and config[key] not in allowed:
             expected = " or ".join(repr(value) for value in allowed)
-            raise CheckpointError(f"{path}: {key} is {shown(config[key])}; a RoBERTa or XLM-R encoder has {expected}")
-    if "model_type" not in config:
-        raise CheckpointError(f"{path}: model_type is missing; expected 'roberta' or 'xlm-roberta'")
+            raise CheckpointError(f"{path}: {key} is {shown(config[key])}; a {encoder.hf.what} encoder has {expected}")
     return config
 
 
-def read_description(folder: Path) -> tuple[RobertaConfig, TextTokenizer]:
-    """The configuration and the tokenizer of a RoBERTa or XLM-R; no tensor is read.
+def read_description(folder: Path) -> tuple[EncoderConfig, TextTokenizer]:
+    """The configuration and the tokenizer of an encoder that can be pretrained; no tensor is read.
 
     Raises:
         CheckpointError: as `read_config`, or a size is impossible.
         DataError: its tokenizer cannot be read.
         ConfigError: tokenizer and model do not fit.
     """
-    config = RobertaConfig.from_hf(read_config(folder), str(folder / "config.json"))
+    keys = read_config(folder)
+    encoder = encoder_of_type(keys["model_type"])
+    assert encoder is not None, "read_config refuses other encoders"
+    config = encoder.from_hf(keys, str(folder / "config.json"))
     read_tokenizer_configs(folder)
     tokenizer = load_tokenizer(folder)
     config.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)

@@ -1,9 +1,8 @@
-"""Read a Hugging Face RoBERTa or XLM-R from a folder or the hub: weights under our names, tokenizer and sizes."""
+"""Read an encoder of the registry from a Hugging Face folder or the hub: weights under our names, tokenizer, sizes."""
 
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,24 +11,15 @@ from typing import Literal
 from torch import Tensor
 
 from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.models.architecture import EncoderConfig
 from capt.pretrain.models.capt import CaptModel, load_weights
-from capt.pretrain.models.config import RobertaConfig
 from capt.pretrain.models.heads import with_rows
 from capt.pretrain.models.hf_config import local_folder
 from capt.pretrain.models.hf_folder import open_tensors, read_description, read_tensor_file, read_tensors
-from capt.pretrain.models.hf_map import HEAD, HEAD_FILE, MLM, TIED, from_hf, with_roberta_prefix
+from capt.pretrain.models.hf_map import HEAD, HEAD_FILE, MLM, TIED, from_hf, layers_in, with_prefix
 from capt.tokenizer.encode import TextTokenizer
 
 logger = logging.getLogger(__name__)
-
-_LAYER = re.compile(r"roberta\.encoder\.layer\.(\d+)\.")
-_SIZES = {
-    "vocab_size": ("encoder.embeddings.word.weight", 0),
-    "hidden_size": ("encoder.embeddings.word.weight", 1),
-    "max_position_embeddings": ("encoder.embeddings.position.weight", 0),
-    "intermediate_size": ("encoder.layers.0.ffn_in.weight", 0),
-}
-"""Key of ``config.json`` -> the tensor (our name) and the axis that have this size."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +27,7 @@ class HFModel:
     """What a folder holds. ``state`` is that of a `CaptModel`, with an aggregation head where the folder has one."""
 
     state: dict[str, Tensor]
-    config: RobertaConfig
+    config: EncoderConfig
     tokenizer: TextTokenizer
 
     @property
@@ -47,7 +37,7 @@ class HFModel:
 
     @property
     def has_mlm(self) -> bool:
-        """False for a bare encoder (``RobertaModel``), which brings no masked-language-model head."""
+        """False for a bare encoder, which brings no masked-language-model head."""
         return any(name.startswith(MLM) and name not in TIED for name in self.state)
 
 
@@ -55,7 +45,7 @@ def read_hf(folder: Path) -> HFModel:
     """Read ``folder``, or the hub model it names, running and following nothing in it and believing no size it claims.
 
     Raises:
-        CheckpointError: ``folder`` is not a RoBERTa or XLM-R, is damaged or hostile, or the hub has no such model.
+        CheckpointError: no encoder that can be pretrained, damaged or hostile files, or the hub has no such model.
         DataError: its tokenizer cannot be read.
         ConfigError: tokenizer and model do not fit.
     """
@@ -63,12 +53,11 @@ def read_hf(folder: Path) -> HFModel:
     path = folder / "config.json"
     claimed, tokenizer = read_description(folder)
     config = claimed.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
-    tensors = with_roberta_prefix(read_tensors(folder))
-    layers = {match[1] for name in tensors if (match := _LAYER.match(name))}
+    tensors = with_prefix(read_tensors(folder), config)
     claims = claimed.to_hf(bos_id=tokenizer.special.bos, eos_id=tokenizer.special.eos)
-    _require_sizes(claims, {"num_hidden_layers": len(layers)}, path)
-    state = from_hf(tensors, config.layers, str(folder))
-    _require_sizes(claims, {key: _size(state[name], axis) for key, (name, axis) in _SIZES.items()}, path)
+    _require_sizes(claims, {"num_hidden_layers": layers_in(tensors, config)}, path)
+    state = from_hf(tensors, config, str(folder))
+    _require_sizes(claims, {key: _size(state[name], axis) for key, (name, axis) in config.hf.sizes.items()}, path)
     if (folder / HEAD_FILE).exists():
         state |= {HEAD + name: tensor for name, tensor in read_tensor_file(folder / HEAD_FILE).items()}
         with open_tensors(folder / HEAD_FILE) as file:

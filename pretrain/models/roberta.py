@@ -10,7 +10,6 @@ from capt.pretrain.base.errors import DataError
 from capt.pretrain.models import layers
 from capt.pretrain.models.config import RobertaConfig
 from capt.pretrain.models.encoder import Encoder
-from capt.pretrain.models.flops import encoder_flops
 from capt.pretrain.models.heads import WordEmbedding
 from capt.pretrain.models.layers import EncoderLayer, Runs, autocast_dtype, checkpointed, dropout
 
@@ -99,8 +98,8 @@ class RobertaEncoder(Encoder):
         return self.embeddings.word
 
     def flops(self, length: float, read: float | None = None) -> float:
-        """Forward FLOP of a sequence; see `capt.pretrain.models.flops.encoder_flops`."""
-        return encoder_flops(self.config, length, length if read is None else read)
+        """Forward FLOP of a sequence; see `RobertaConfig.flops`."""
+        return self.config.flops(length, length if read is None else read)
 
     def _mask(self, tokens: Tensor, padded: bool, documents: Tensor | None) -> Tensor | None:
         if documents is not None:

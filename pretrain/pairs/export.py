@@ -141,7 +141,7 @@ def _write_encoder(restored: Restored, folder: Path, max_length: int) -> None:
     with torch.device("meta"):
         empty = AutoModel.from_config(AutoConfig.for_model(hf_config["model_type"], **keys))
     encoder = restored.model.encoder.model
-    tensors = {name: tensor.detach().clone().contiguous() for name, tensor in encoder_tensors(encoder).items()}
+    tensors = encoder_tensors(encoder, hf_config)
     poolers = {
         name: torch.zeros(parameter.shape)
         for name, parameter in empty.named_parameters()

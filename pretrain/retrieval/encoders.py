@@ -20,14 +20,14 @@ from capt.pretrain.base.verification import sha256
 from capt.pretrain.engine.checkpoint import find_best, read_manifest
 from capt.pretrain.language.restore import load_hf, load_model
 from capt.pretrain.language.sentence_folder import load_sentence_model
+from capt.pretrain.models.architecture import encoder_of_type
 from capt.pretrain.models.capt import CaptModel
 from capt.pretrain.models.encoder import Encoder
 from capt.pretrain.models.foreign.encoder import load_encoder as load_foreign
-from capt.pretrain.models.foreign.families import ROBERTA_TYPES, read_description
 from capt.pretrain.models.foreign.read import read_encoder
 from capt.pretrain.models.heads import mean_over_tokens
 from capt.pretrain.models.hf_config import SENTENCE_FILES, TOKENIZER_FILES, local_folder
-from capt.pretrain.models.hf_folder import is_hf
+from capt.pretrain.models.hf_folder import is_hf, read_json
 from capt.pretrain.retrieval.store import DType, Identity, digest
 from capt.tokenizer.encode import TextTokenizer
 
@@ -207,7 +207,7 @@ def load_text_encoder(path: Path, options: EncoderOptions) -> TextEncoder:
     pooling = options.pooling or "mean"
     if is_hf(folder):
         facts = _facts(_hashes(folder), pooling)
-        if read_description(folder)[0]["model_type"] not in ROBERTA_TYPES:
+        if encoder_of_type(read_json(folder / "config.json").get("model_type")) is None:
             return _of_foreign(path, folder, pooling, facts, options)
         restored = load_hf(folder)
     elif folder.is_dir():

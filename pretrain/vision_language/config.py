@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from capt.pretrain.config.contrast import check_validation_samples
 from capt.pretrain.config.schema import Job, LoaderSection
+from capt.pretrain.contrastive.metrics import names_of
 from capt.pretrain.models.lxmert.config import LxmertConfig
 from capt.pretrain.vision_language.sections import (
     ObjectivesSection,
@@ -19,9 +20,6 @@ from capt.pretrain.vision_language.sections import (
     without_microworld,
 )
 
-CONTRAST_METRICS = (
-    "loss/capt_fixed", "retrieval/to_corrupted", "retrieval/to_original", "alignment", "uniformity", "first_direction",
-)  # fmt: skip
 ACCURACIES = ("mlm", "matching", "answers")
 """The objectives whose accuracy is reported beside their loss."""
 
@@ -66,7 +64,7 @@ class VisionLanguageJob(Job):
         on = [name for name, weight in self.objectives.weights().items() if weight]
         names = ["loss", "validation_samples", *(f"loss/{name}" for name in on)]
         names += [f"accuracy/{name}" for name in on if name in ACCURACIES]
-        return frozenset([*names, *(CONTRAST_METRICS if self.contrast.weight > 0 else ())])
+        return frozenset([*names, *(names_of("pairs") if self.contrast.weight > 0 else ())])
 
     def check_inputs(self) -> list[str]:
         """Describe the inputs; see `capt.pretrain.vision_language.inputs.describe_inputs`."""

@@ -12,7 +12,8 @@ from pydantic import PositiveInt
 from capt.pretrain.base.distributed import device, rank
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.verification import ALONE, Verifier
-from capt.pretrain.contrast.metrics import PairAccumulator, noise_invariance
+from capt.pretrain.contrast.metrics import PairAccumulator
+from capt.pretrain.contrastive.metrics import noise_metrics
 from capt.pretrain.convert.card import with_earlier
 from capt.pretrain.engine.provenance import provenance
 from capt.pretrain.engine.run_folder import EVALUATION, Section, save_artifact, write_result
@@ -46,7 +47,7 @@ def evaluate(
 
     Losses and accuracies of all its objectives (``matching``: telling a picture's own sentence from that of another);
     with an aggregation head the metrics of the contrast; and how far corruption moves the state of ``[CLS]`` that
-    fine-tuning reads (``noise/cls/*``, `noise_invariance`), which compares models with and without contrast.
+    fine-tuning reads (``noise/cls/*``, `noise_metrics`), which compares models with and without contrast.
 
     Args:
         checkpoint: checkpoint folder, run folder, or a model that is loaded already.
@@ -182,7 +183,7 @@ def _section(
 
 @torch.no_grad()
 def _noise(module: _Module, assembler: Assembler, samples: int, micro: int) -> dict[str, float]:
-    """`noise_invariance` of the encoder's state of ``[CLS]`` under the corruption of training."""
+    """`noise_metrics` of the encoder's state of ``[CLS]`` under the corruption of training."""
     encoder, found = module.module.lxmert.encoder, PairAccumulator()
     for batch, valid in validation_batches(assembler, samples, micro):
         batch = batch.to(module.device)
@@ -193,4 +194,4 @@ def _noise(module: _Module, assembler: Assembler, samples: int, micro: int) -> d
             for tokens, features in views
         )
         found.update(x[:valid], x_hat[:valid])
-    return {f"noise/cls/{key}": value for key, value in noise_invariance(*found.gather()).items()}
+    return {f"noise/cls/{key}": value for key, value in noise_metrics(*found.gather()).items()}

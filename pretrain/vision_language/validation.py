@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from capt.pretrain.base import distributed
-from capt.pretrain.contrast.metrics import PairAccumulator, contrast_metrics
+from capt.pretrain.contrast.metrics import PairAccumulator
+from capt.pretrain.contrastive.metrics import contrast_metrics
 from capt.pretrain.data.corruption import IGNORE
 from capt.pretrain.data.sampler import validation_samples
 from capt.pretrain.engine.task import StepMetrics

@@ -39,7 +39,7 @@ def _ours(theirs: RobertaForMaskedLM) -> CaptModel:
     config = RobertaConfig.from_hf(hf)
     model = CaptModel(config)
     own_head = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(HEAD)}
-    load_weights(model, own_head | from_hf(theirs.state_dict(), config.layers), "theirs")
+    load_weights(model, own_head | from_hf(theirs.state_dict(), config), "theirs")
     return model.eval()
 
 
@@ -73,7 +73,7 @@ def test_loss_and_gradients(theirs: RobertaForMaskedLM, padded: bool) -> None:
     loss.backward()
     torch.testing.assert_close(loss, reference.loss, rtol=1e-12, atol=0)
     mine = {name: p.grad for name, p in ours.named_parameters() if p.grad is not None}
-    assert_same(to_hf(mine, 3), expected, 1e-9)
+    assert_same(to_hf(mine, ours.config), expected, 1e-9)
 
 
 @pytest.mark.parametrize("cls", [RobertaForMaskedLM, XLMRobertaForMaskedLM])
@@ -83,7 +83,7 @@ def test_our_weights_in_their_class(tmp_path: Path, cls: type[RobertaForMaskedLM
     if cls is XLMRobertaForMaskedLM:
         hf |= {"model_type": "xlm-roberta", "architectures": [cls.__name__]}
     (tmp_path / "config.json").write_text(json.dumps(hf))
-    save_file(to_hf(ours.state_dict(), ours.config.layers), tmp_path / "model.safetensors", {"format": "pt"})
+    save_file(to_hf(ours.state_dict(), ours.config), tmp_path / "model.safetensors", {"format": "pt"})
     loaded, report = cls.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert loaded.lm_head.decoder.weight is loaded.roberta.embeddings.word_embeddings.weight
@@ -100,7 +100,7 @@ def test_saved_by_them_and_read_by_us(theirs: RobertaForMaskedLM, tmp_path: Path
     theirs.save_pretrained(tmp_path)
     hf = json.loads((tmp_path / "config.json").read_text())
     config = RobertaConfig.from_hf(hf)
-    state = from_hf(load_file(tmp_path / "model.safetensors"), config.layers)
+    state = from_hf(load_file(tmp_path / "model.safetensors"), config)
     model = CaptModel(config)
     model.load_state_dict(state, strict=False)
     tokens, *_ = batch()

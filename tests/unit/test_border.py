@@ -113,6 +113,7 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "pretrain/engine/provenance.py": (
         "subprocess.run .read_text", "git, in the source checkout; /proc/cpuinfo, of the kernel; " + TOOL,
     ),
+    "pretrain/pairs/export.py": (".write_text", OUT),
     "pretrain/report/__init__.py": (".write_text", OUT),
     "pretrain/data/sources.py": ("importlib.import_module", REGISTRY),
     "finetune/visual/dumps.py": ("importlib.import_module", REGISTRY),

@@ -22,6 +22,7 @@ from capt.pretrain.__main__ import parse
 from capt.pretrain.base.command_line import with_value_of_resume
 from capt.pretrain.base.errors import UserError
 from capt.pretrain.config.load import load_mapping, resolve_path
+from capt.pretrain.models.architecture import ENCODERS, EncoderConfig, encoder_class
 from capt.pretrain.registry import TASKS, job_class
 from tests.documented import BLOCK, OURS, PAGES, ROOT, SHELL, blocks, capt_commands, commands
 
@@ -137,7 +138,8 @@ def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
         annotation: Any = field.annotation
         if get_origin(annotation) is dict:
             key, annotation = f"{key}.NAME", get_args(annotation)[1]
-        for kind in get_args(annotation) or (annotation,):
+        kinds = [encoder_class(arch) for arch in ENCODERS] if annotation is EncoderConfig else get_args(annotation)
+        for kind in kinds or (annotation,):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 yield from keys(kind, f"{key}.")
 

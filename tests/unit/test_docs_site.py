@@ -21,6 +21,7 @@ from capt.pretrain.config.load import load_job
 from capt.pretrain.config.schema import EngineSection, OptimizerSection
 from capt.pretrain.contrast.kernels import KERNELS
 from capt.pretrain.data.config import CORRUPTIONS
+from capt.pretrain.models.architecture import ENCODERS
 from capt.pretrain.registry import CALLBACKS, job_class
 from docs.hooks import sections
 from tests.browser import CHROMIUM, Browser
@@ -166,6 +167,7 @@ REGISTRIES: Mapping[str, set[str]] = {
     "kernels": set(KERNELS),
     "corruptions": set(CORRUPTIONS),
     "callbacks": set(CALLBACKS),
+    "encoders": set(ENCODERS),
     "launchers": set(LAUNCHERS),
 }
 

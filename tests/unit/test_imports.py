@@ -46,7 +46,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "pretrain.engine.optim": (*BASE, "pretrain.config", "pretrain.engine.optim.settings"),
     "pretrain.engine.engines": (
         *(*BASE, "pretrain.config"),
-        *_in("pretrain.engine", "optim", "own_time", "row_shard"),
+        *_in("pretrain.engine", "optim", "own_time", "rank", "row_shard"),
     ),
     "pretrain.engine.checkpoint": (
         *(*BASE, "pretrain.config"),
@@ -75,7 +75,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "pretrain.data.sampler",
     ),
     "pretrain.data": (*BASE, "tokenizer", "pretrain.config.base", "pretrain.registry"),
-    "pretrain.models": (*BASE, "tokenizer", "pretrain.config.base"),
+    "pretrain.models": (*BASE, "tokenizer", "pretrain.config.base", "pretrain.registry"),
     "pretrain.models.foreign": (*BASE, "tokenizer", "pretrain.models"),
     "pretrain.models.lxmert": (*BASE, "tokenizer", "pretrain.config.base", "pretrain.models"),
     "pretrain.regions": (*BASE, "pretrain.regions.extract.prepare"),

@@ -11,14 +11,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
-from capt.pretrain.models.config import RobertaConfig
 from capt.pretrain.models.encoder import Encoder
-from capt.pretrain.models.foreign.families import ROBERTA_TYPES, family_of
+from capt.pretrain.models.foreign.families import family_of, own_encoder
 from capt.pretrain.models.foreign.read import PretrainedEncoder
 from capt.pretrain.models.heads import take_rows
 from capt.pretrain.models.hf_config import list_names
-from capt.pretrain.models.layers import initialise_weights
-from capt.pretrain.models.roberta import RobertaEncoder
 
 
 class TransformersEncoder(Encoder):
@@ -104,7 +101,7 @@ logger = logging.getLogger(__name__)
 
 
 def build_encoder(hf_config: Mapping[str, Any], *, dropout: float, attention_dropout: float, source: str) -> Encoder:
-    """A freshly initialised encoder: our RoBERTa for RoBERTa and XLM-R, else transformers' model.
+    """A freshly initialised encoder: ours for a family that can be pretrained, else transformers' model.
 
     Args:
         hf_config: the keys of a ``config.json``.
@@ -116,10 +113,10 @@ def build_encoder(hf_config: Mapping[str, Any], *, dropout: float, attention_dro
         CheckpointError: the family is not known, or keys are missing or impossible.
     """
     family = family_of(hf_config, source)
-    if hf_config["model_type"] in ROBERTA_TYPES:
-        config = RobertaConfig.from_hf(hf_config, f"{source}: config.json")
-        encoder = RobertaEncoder(config.model_copy(update={"dropout": dropout, "attention_dropout": attention_dropout}))
-        initialise_weights(encoder, config.initializer_range)
+    if (own := own_encoder(hf_config)) is not None:
+        config = own.from_hf(hf_config, f"{source}: config.json")
+        encoder = config.model_copy(update={"dropout": dropout, "attention_dropout": attention_dropout}).build_encoder()
+        config.initialise(encoder)
         return encoder
     from transformers import AutoConfig, AutoModel
 

@@ -1,49 +1,17 @@
-"""The families of encoders that are known here, by ``model_type`` of ``config.json``. No torch."""
+"""The families of encoders that can be fine-tuned, by ``model_type`` of ``config.json``. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from capt.pretrain.base.errors import CheckpointError, DataError, shown
+from capt.pretrain.models.architecture import EncoderConfig, Family, encoder_of_type, model_types
 from capt.pretrain.models.hf_folder import read_config, read_json, read_tokenizer_configs
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 
-
-@dataclass(frozen=True)
-class Family:
-    """How transformers builds its own sequence classifier of a family, so that ours can become one.
-
-    Attributes:
-        architecture: the class of transformers.
-        dense: its name for the first layer of the classification head.
-        out: its name for the last layer of the head.
-        activation: the function between the two.
-        dropout: the key of ``config.json`` for dropout of hidden states.
-        attention_dropout: the key for dropout of attention weights.
-        counts_from_padding: positions begin behind the padding id, as in RoBERTa, so that the first
-            ``pad_token_id + 1`` rows of the position table belong to no token.
-    """
-
-    architecture: str
-    dense: str
-    out: str
-    activation: str = "tanh"
-    dropout: str = "hidden_dropout_prob"
-    attention_dropout: str = "attention_probs_dropout_prob"
-    counts_from_padding: bool = False
-
-
-ROBERTA_TYPES = ("roberta", "xlm-roberta")
-"""Families that run on our own RoBERTa; the others run on transformers' model."""
-
-_ROBERTA = Family("RobertaForSequenceClassification", "classifier.dense", "classifier.out_proj")
-
 FAMILIES: dict[str, Family] = {
-    "roberta": _ROBERTA,
-    "xlm-roberta": _ROBERTA,
     "bert": Family("BertForSequenceClassification", "bert.pooler.dense", "classifier"),
     "electra": Family("ElectraForSequenceClassification", "classifier.dense", "classifier.out_proj", "gelu"),
     "distilbert": Family(
@@ -58,7 +26,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "deberta-v2": Family("DebertaV2ForSequenceClassification", "pooler.dense", "classifier", "gelu"),
 }
-"""Families by ``model_type`` of ``config.json``."""
+"""Families by ``model_type`` of ``config.json`` that run on transformers' model. Others run on our own encoders."""
 
 
 def family_of(hf_config: Mapping[str, Any], source: str) -> Family:
@@ -68,11 +36,20 @@ def family_of(hf_config: Mapping[str, Any], source: str) -> Family:
         CheckpointError: the family is not known here; ``source`` is named.
     """
     kind = hf_config.get("model_type")
-    if not isinstance(kind, str) or kind not in FAMILIES:
-        raise CheckpointError(
-            f"{source}: model_type is {shown(kind)}; encoders of {', '.join(FAMILIES)} can be fine-tuned"
-        )
-    return FAMILIES[kind]
+    if isinstance(kind, str) and kind in FAMILIES:
+        return FAMILIES[kind]
+    own = encoder_of_type(kind)
+    if own is None or own.hf.classifier is None:
+        known = [name for name in model_types() if (cls := encoder_of_type(name)) is not None and cls.hf.classifier]
+        names = ", ".join(dict.fromkeys([*known, *FAMILIES]))
+        raise CheckpointError(f"{source}: model_type is {shown(kind)}; encoders of {names} can be fine-tuned")
+    return own.hf.classifier
+
+
+def own_encoder(hf_config: Mapping[str, Any]) -> type[EncoderConfig] | None:
+    """Our own encoder for the keys of a ``config.json``; None where the family runs on transformers' model."""
+    kind = hf_config.get("model_type")
+    return None if kind in FAMILIES else encoder_of_type(kind)
 
 
 def read_description(folder: Path) -> tuple[dict[str, Any], TextTokenizer]:
@@ -84,7 +61,7 @@ def read_description(folder: Path) -> tuple[dict[str, Any], TextTokenizer]:
     """
     hf_config = read_json(folder / "config.json")
     family_of(hf_config, str(folder / "config.json"))
-    if hf_config["model_type"] in ROBERTA_TYPES:
+    if own_encoder(hf_config) is not None:
         hf_config = read_config(folder)
     read_tokenizer_configs(folder)
     tokenizer = read_tokenizer(folder, folder)

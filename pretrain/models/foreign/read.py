@@ -15,9 +15,10 @@ from typing import Any
 from torch import Tensor
 
 from capt.pretrain.base.errors import CheckpointError, shown
-from capt.pretrain.models.foreign.families import ROBERTA_TYPES, read_description
+from capt.pretrain.models.architecture import EncoderConfig
+from capt.pretrain.models.foreign.families import own_encoder, read_description
 from capt.pretrain.models.hf_folder import read_tensors
-from capt.pretrain.models.hf_map import concatenate, parameter_names
+from capt.pretrain.models.hf_map import concatenate
 from capt.tokenizer.encode import TextTokenizer
 
 _HEADS = re.compile(
@@ -74,8 +75,8 @@ def read_encoder(folder: Path) -> PretrainedEncoder:
         raise CheckpointError(
             f"{folder / 'config.json'}: num_hidden_layers is {shown(layers)}; 1 to {_MAX_LAYERS} are possible"
         )
-    if hf_config["model_type"] in ROBERTA_TYPES:
-        state = _rename_roberta(state, layers, str(folder))
+    if (own := own_encoder(hf_config)) is not None:
+        state = _rename_own(state, own.from_hf(hf_config, f"{folder}: config.json"), str(folder))
     return PretrainedEncoder(hf_config, state, tokenizer)
 
 
@@ -104,13 +105,13 @@ def _encoder_tensors(tensors: Mapping[str, Tensor], *, tied: bool) -> dict[str, 
     return state
 
 
-def _rename_roberta(tensors: Mapping[str, Tensor], layers: int, source: str) -> dict[str, Tensor]:
-    """Tensors of RoBERTa under the names of `RobertaEncoder`; what is not in the table keeps its own name."""
+def _rename_own(tensors: Mapping[str, Tensor], config: EncoderConfig, source: str) -> dict[str, Tensor]:
+    """Tensors under the names of our own encoder; what is not in the table keeps its own name."""
     rest, state = dict(tensors), {}
-    for ours, theirs in parameter_names(layers):
-        parts = [name.removeprefix("roberta.") for name in theirs]
+    for ours, theirs in config.hf_names().items():
+        parts = [name.removeprefix(config.hf.prefix) for name in theirs]
         if ours.startswith("encoder.") and all(part in rest for part in parts):
-            state[ours.removeprefix("encoder.")] = concatenate(rest, parts, source)
+            state[ours.removeprefix("encoder.")] = concatenate(rest, parts, source, config.hf.what)
             for part in parts:
                 del rest[part]
     return state | rest

@@ -12,7 +12,8 @@ from collections.abc import Collection, Mapping
 from torch import Tensor
 
 from capt.pretrain.base.errors import CheckpointError
-from capt.pretrain.models.hf_map import check_names, check_ties, concatenate, expand, split, with_first_names
+from capt.pretrain.models.architecture import expand
+from capt.pretrain.models.hf_map import check_names, check_ties, concatenate, split, with_first_names
 from capt.pretrain.models.lxmert.config import LxmertConfig
 
 WHAT = "LXMERT"

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
-import torch
 
 from capt.finetune.glue.tasks import GLUE
 from capt.finetune.metrics import compute_metrics
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config import load_job
-from capt.pretrain.contrast.metrics import MaskedTokenAccumulator, contrast_metrics, noise_invariance
-from capt.pretrain.language.config import CONTRAST_METRICS, MASKED_METRICS, NOISE_METRICS
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.contrastive import metrics
+from capt.pretrain.contrastive.metrics import METRICS, Metric, names_of
+from capt.pretrain.engine.engines.local import LocalEngine
+from capt.pretrain.engine.optim.settings import ModuleOptimizer
+from capt.pretrain.engine.task import Progress
+from capt.pretrain.language.task import LanguageTask
+from docs.hooks import metrics_markdown
+from tests.language import language_mapping
 
 HERE = ["data.path=glue", "model.init=encoder"]
 
@@ -32,13 +42,35 @@ def test_a_mistyped_metric_is_refused_at_once(name: str, overrides: list[str], m
     assert message in str(error.value)
 
 
-def test_the_names_are_those_of_the_measures() -> None:
-    rows = torch.nn.functional.normalize(torch.randn(4, 3), dim=1)
-    assert set(CONTRAST_METRICS) == contrast_metrics(rows, rows, 0.1).keys()
-    assert set(NOISE_METRICS) == noise_invariance(rows, rows.flip(0)).keys()
-    masked = MaskedTokenAccumulator()
-    masked.update(torch.tensor(1.0), torch.tensor(1.0), torch.tensor(1.0))
-    assert {*masked.compute(), "validation_samples"} == set(MASKED_METRICS)
+def test_a_metric_is_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A metric of each kind is validated, evaluated, accepted by ``checkpoint.best`` and documented."""
+    rows = (
+        Metric(("perplexity",), "tokens", lambda loss, correct, count: [math.exp(loss / count)], ("of masked tokens",)),
+        Metric(("cosine",), "pairs", lambda s, s_hat, tau: [float((s * s_hat).sum(1).mean())], ("to the own view",)),
+        Metric(("norm",), "noise", lambda z, z_hat: [float(z.norm(dim=1).mean())], ("length of the rows",)),
+    )
+    monkeypatch.setattr(metrics, "METRICS", (*METRICS, *rows))
+    mapping = language_mapping(tmp_path, checkpoint={"best": "noise/mean/norm"})
+    job: Any = job_from_mapping(mapping, "test")
+    task = LanguageTask(job, tmp_path / "run")
+    module = task.build_modules()["model"].eval()
+    engine = LocalEngine("model", module, job, ModuleOptimizer(job.optimizer))
+    found = task.validate({"model": engine}, Progress())
+    assert found.keys() == job.metric_names()
+    assert found["perplexity"] == pytest.approx(math.exp(found["loss/mlm"]))
+    assert found["cosine"] == pytest.approx(1 - found["alignment"] / 2, abs=1e-5)
+    assert found["noise/mean/norm"] > 0
+    assert "| `perplexity` | of masked tokens | no |" in metrics_markdown()
+    assert "| `cosine` | to the own view | yes |" in metrics_markdown()
+    assert "| `norm` | length of the rows |" in metrics_markdown("noise")
+    mapping["contrast"] = {"weight": 0.0, "queue": 0}
+    assert job_from_mapping(mapping, "test").metric_names() == job.metric_names() - set(names_of("pairs"))
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.names[0])
+def test_every_metric_is_described(metric: Metric) -> None:
+    assert len(metric.about) == len(metric.names)
+    assert all("|" not in text for text in metric.about)
 
 
 @pytest.mark.parametrize("task", sorted(name for name, task in GLUE.items() if "train" in task.splits))

@@ -17,13 +17,13 @@ from capt.pretrain.contrast.metrics import (
     PairAccumulator,
     RowSample,
     alignment,
-    contrast_metrics,
     contrastive_loss,
     first_direction,
     noise_invariance,
     retrieval_accuracy,
     uniformity,
 )
+from capt.pretrain.contrastive.metrics import contrast_metrics, token_metrics
 from tests.support import run_ranks
 from tests.unit.contrast.reference import capt_loss_by_terms
 
@@ -193,14 +193,14 @@ def test_masked_tokens_weigh_equally_over_batches() -> None:
     tokens = MaskedTokenAccumulator()
     for part in (slice(0, 3), slice(3, 3), slice(3, 30)):
         tokens.update(*token_sums(logits[part], targets[part]))
-    found = tokens.compute()
+    found = token_metrics(*tokens.totals())
     assert found["loss/mlm"] == pytest.approx(float(F.cross_entropy(logits.double(), targets)), rel=1e-6)
     assert found["accuracy/mlm"] == pytest.approx(float((logits.argmax(1) == targets).double().mean()), rel=1e-12)
 
 
 def test_empty_accumulators_are_data_errors() -> None:
     with pytest.raises(DataError, match="no masked token"):
-        MaskedTokenAccumulator().compute()
+        MaskedTokenAccumulator().totals()
     pairs_ = PairAccumulator()
     with pytest.raises(DataError, match="two sequences"):
         pairs_.gather()
@@ -222,7 +222,7 @@ def _accumulated(counts: list[list[int]]) -> dict[str, float]:
         tokens.update(*token_sums(logits[index], index % 11))
     z, z_hat = rows.gather()
     unit = F.normalize(z, dim=1), F.normalize(z_hat, dim=1)
-    return {**contrast_metrics(*unit, 0.05), **noise_invariance(z, z_hat), **tokens.compute()}
+    return {**contrast_metrics(*unit, 0.05), **noise_invariance(z, z_hat), **token_metrics(*tokens.totals())}
 
 
 @pytest.mark.parametrize("counts", [[[5, 5], [5, 8]], [[10], [], [13], []], [[3], [4], [7, 2], [7]]])

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
 from capt.pretrain.config.load import job_from_mapping
-from capt.pretrain.contrast.metrics import contrast_metrics
+from capt.pretrain.contrastive.metrics import contrast_metrics
 from capt.pretrain.convert.card import sections_of
 from capt.pretrain.data.config import CorruptionConfig
 from capt.pretrain.data.corruption import Corruptor

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from capt.pretrain.models.flops import encoder_flops, flops_per_token
+from capt.pretrain.models.flops import flops_per_token
 from tests.unit.models.support import LENGTH, batch, small_model
 
 N, MASKED = 5, 3
@@ -44,6 +44,6 @@ def test_attention_within_documents_counts_what_it_computes() -> None:
     documents = (torch.arange(length) // part).expand(n, -1)
     with FlopCounterMode(display=False) as counter:
         model.encoder.train()(tokens, documents=documents, runs=n * length // part).sum().backward()
-    expected = 3 * n * encoder_flops(model.config, float(length), float(length), seen=float(part))
+    expected = 3 * n * model.config.flops(float(length), float(length), seen=float(part))
     assert counter.get_total_flops() == pytest.approx(expected, rel=1e-6)
-    assert 3 * n * encoder_flops(model.config, float(length), float(length)) > 1.5 * expected
+    assert 3 * n * model.config.flops(float(length), float(length)) > 1.5 * expected

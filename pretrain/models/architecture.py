@@ -1,0 +1,370 @@
+"""The encoders that can be pretrained: their registry, and the section ``model`` that each of them extends. No torch.
+
+An encoder is one class, a subclass of `EncoderConfig`: its keys, how its modules are built, what they cost, and how
+transformers names them. Other distributions add encoders through the entry-point group ``capt.encoders`` (name = the
+value of ``model.arch``, value = ``module:Class``).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import (
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    model_serializer,
+    model_validator,
+)
+
+from capt.pretrain.base.errors import CheckpointError, ConfigError, shown
+from capt.pretrain.config.base import NonNegativeInt, PositiveInt, Section
+from capt.pretrain.models.hf_config import Source
+from capt.pretrain.registry import entry_point_values, load_entry, look_up
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from capt.pretrain.models.encoder import Encoder
+    from capt.pretrain.models.heads import MLMHead
+
+ENCODERS = {
+    "roberta": "capt.pretrain.models.config:RobertaConfig",
+}
+"""The value of ``model.arch`` -> the class of the section ``model``."""
+
+_GROUP = "capt.encoders"
+
+Table = Mapping[str, tuple[str, ...]]
+"""Parameter names, ours and those of another library. A row is our name and the names of its parts there: where several
+tensors represent one of ours, they are its rows in that order. ``#`` is the number of a layer, ``*`` represents
+``weight`` and ``bias``."""
+
+
+def encoder_class(name: str) -> type[EncoderConfig]:
+    """The class that ``model.arch`` names.
+
+    Raises:
+        ConfigError: no encoder has that name, or its entry point leads to no `EncoderConfig`.
+    """
+    path = look_up(name, ENCODERS, _GROUP, "arch: unknown encoder")
+    found = load_entry(path, _GROUP, f"model.arch {name}")
+    if not (isinstance(found, type) and issubclass(found, EncoderConfig)):
+        raise ConfigError(f"model.arch {name}: {path!r} of {_GROUP} is no subclass of EncoderConfig, as it must be")
+    return found
+
+
+def encoder_of_type(model_type: object) -> type[EncoderConfig] | None:
+    """The class whose models have this ``model_type`` in ``config.json``; None where no encoder can read them."""
+    for names in (ENCODERS, entry_point_values(_GROUP)):
+        for name in names:
+            if model_type in (found := encoder_class(name)).hf.types:
+                return found
+    return None
+
+
+def model_types() -> list[str]:
+    """Every ``model_type`` that `encoder_of_type` knows."""
+    names = {**ENCODERS, **entry_point_values(_GROUP)}
+    return list(dict.fromkeys(kind for name in names for kind in encoder_class(name).hf.types))
+
+
+def expand(table: Table, layers: int) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Every parameter that ``table`` means in a model of ``layers`` layers."""
+    for ours, theirs in table.items():
+        for layer in range(layers) if "#" in ours else (0,):
+            for kind in ("weight", "bias") if "*" in ours else ("",):
+                yield _fill(ours, layer, kind), tuple(_fill(name, layer, kind) for name in theirs)
+
+
+def _fill(name: str, layer: int, kind: str) -> str:
+    return name.replace("#", str(layer)).replace("*", kind)
+
+
+@dataclass(frozen=True)
+class Family:
+    """How transformers builds its own sequence classifier of a family, so that ours can become one.
+
+    Attributes:
+        architecture: the class of transformers.
+        dense: its name for the first layer of the classification head.
+        out: its name for the last layer of the head.
+        activation: the function between the two.
+        dropout: the key of ``config.json`` for dropout of hidden states.
+        attention_dropout: the key for dropout of attention weights.
+        counts_from_padding: positions begin behind the padding id, as in RoBERTa, so that the first
+            ``pad_token_id + 1`` rows of the position table belong to no token.
+    """
+
+    architecture: str
+    dense: str
+    out: str
+    activation: str = "tanh"
+    dropout: str = "hidden_dropout_prob"
+    attention_dropout: str = "attention_probs_dropout_prob"
+    counts_from_padding: bool = False
+
+
+@dataclass(frozen=True)
+class HuggingFace:
+    """How transformers names an encoder and its language-model head.
+
+    Attributes:
+        what: the family's name in error messages, such as ``RoBERTa or XLM-R``.
+        types: values of ``model_type``; exports have the first.
+        masked_lm: the class with the language-model head.
+        encoder: the class without it.
+        prefix: of the encoder's tensors in ``masked_lm``.
+        heads: prefixes of the tensors of the head.
+        names: our parameters -> those of transformers; `capt.pretrain.models.hf_map` says how a row is written.
+        tied: second names of shared parameters -> the first names.
+        unused: a regular expression of tensors that may be there and are not read.
+        fixed: keys of ``config.json`` -> the only values that our encoder can represent.
+        sizes: keys of ``config.json`` -> the tensor (our name) and the axis that have this size.
+        pooler: whether ``encoder`` has ``pooler.dense``, which masked-language modelling never trains.
+        classifier: for fine-tuning; None = the encoder cannot be fine-tuned as a classifier.
+    """
+
+    what: str
+    types: tuple[str, ...]
+    masked_lm: str
+    encoder: str
+    prefix: str
+    heads: tuple[str, ...]
+    names: Table
+    tied: Mapping[str, str]
+    unused: str
+    fixed: Mapping[str, tuple[Any, ...]]
+    sizes: Mapping[str, tuple[str, int]]
+    pooler: bool = False
+    classifier: Family | None = None
+
+
+def _allow_keys_of_an_arch(schema: dict[str, Any], cls: type[Any]) -> None:
+    """The schema of the section, which is that of no single encoder, lets further keys pass."""
+    if cls is EncoderConfig:
+        schema.pop("additionalProperties", None)
+
+
+class EncoderConfig(Section):
+    """An encoder with CAPT's aggregation head. Field names are ``model.*`` keys; ``arch`` may bring further ones.
+
+    Where ``layers``, ``hidden``, ``heads`` and ``ffn`` are not set, they come from ``init`` if there is one, else from
+    ``size``. Lengths are in tokens.
+    """
+
+    presets: ClassVar[Mapping[str, Mapping[str, int]]]
+    """Values of ``size`` -> layers, hidden, heads and ffn; one of them is called ``small``."""
+    module: ClassVar[str]
+    """``MODULE:CLASS`` of the `capt.pretrain.models.encoder.Encoder`, which is built from this configuration.
+
+    Its table of token embeddings is called ``embeddings.word`` and is a `WordEmbedding`.
+    """
+    hf: ClassVar[HuggingFace]
+    packs_documents: ClassVar[bool] = True
+    """Whether attention can be kept inside the documents of a window (``data.cross_document_attention=false``)."""
+    decided_by_init: ClassVar[tuple[str, ...]] = (
+        "layers", "hidden", "heads", "ffn", "vocab_size", "max_positions", "pad_id", "layer_norm_eps",
+    )  # fmt: skip
+    """Fields that ``init`` decides where the job does not set them. All but ``vocab_size`` must be equal there."""
+
+    model_config = ConfigDict(json_schema_extra=_allow_keys_of_an_arch)
+
+    arch: str = Field("roberta", description="the encoder: roberta, or an entry point of capt.encoders")
+    size: str = Field(
+        "small", description="preset of layers, hidden, heads and ffn: tiny, small, base, large; custom = all are given"
+    )
+    layers: PositiveInt = Field(6, le=1000, description="Transformer layers")
+    hidden: PositiveInt = Field(256, le=65_536, description="width of the encoder")
+    heads: PositiveInt = Field(4, le=65_536, description="attention heads per layer")
+    ffn: PositiveInt = Field(
+        1024, le=2**20, description="inner width of the feed-forward layers and of the aggregation head"
+    )
+    vocab_size: PositiveInt | None = Field(
+        None, le=2**24, description="rows of the embedding; if unset the size of the tokenizer"
+    )
+    pad_vocab_to: PositiveInt = Field(
+        1,
+        le=65_536,
+        description="fill the rows of the embedding up to a multiple of this, with zeros that are never predicted",
+    )
+    max_positions: PositiveInt = Field(512, le=2**20, description="longest sequence, special tokens included")
+    pad_id: NonNegativeInt = Field(1, le=2**24, description="token id of padding")
+    dropout: NonNegativeFloat = Field(0.1, lt=1, description="dropout of embeddings and layer outputs")
+    attention_dropout: NonNegativeFloat = Field(0.1, lt=1, description="dropout of the attention weights")
+    layer_norm_eps: PositiveFloat = Field(1e-5, ge=1e-37, description="added to the variance in LayerNorm")
+    initializer_range: PositiveFloat = Field(0.02, description="standard deviation of the initial weights")
+    pooling: Literal["cls", "mean"] = Field("cls", description="input of the aggregation head: <s>, or the token mean")
+    activation_checkpointing: Literal["none", "full", "offload"] = Field(
+        "none", description="recompute layers in the backward pass; offload also moves their inputs to host memory"
+    )
+    compile: bool | Literal["auto"] = Field(
+        False,
+        description="torch.compile the layers (needs a C++ compiler, or Triton on a GPU); auto = on GPUs only",
+    )
+    init: Source | None = Field(
+        None,
+        description="trained model to start from (roberta: or XLM-R), which brings its sizes: a Hugging Face folder or"
+        " USER/NAME[@REV]",
+    )
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _of_its_arch(cls, value: Any, handler: Callable[[Any], Any]) -> Any:
+        if cls is not EncoderConfig or not isinstance(value, Mapping):
+            return handler(value)
+        arch = value.get("arch", "roberta")
+        if not isinstance(arch, str):
+            raise ValueError(f"arch: {shown(arch)} is no name of an encoder")
+        return encoder_class(arch).model_validate(value)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_from_preset(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        size = values.get("size", "small")
+        if isinstance(size, str) and size not in (*cls.presets, "custom"):
+            raise ValueError(f"size {shown(size)} is unknown; valid: {', '.join(cls.presets)}, custom")
+        if values.get("init") is not None:
+            return values  # which brings the sizes that are not given
+        if size == "custom":
+            missing = [key for key in cls.presets["small"] if key not in values]
+            if missing:
+                raise ValueError(
+                    f"size custom needs {', '.join(missing)} as well (or take size {', '.join(cls.presets)})"
+                )
+        return {**cls.presets.get(size, {}), **values} if isinstance(size, str) else values
+
+    @model_serializer(mode="wrap")
+    def _omit_sizes_of_init(self, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        written: dict[str, Any] = handler(self)
+        if self.init is None:
+            return written
+        omitted = {name for name in (*self.decided_by_init, "pooling") if name not in self.model_fields_set}
+        return {key: value for key, value in written.items() if key not in omitted}
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> EncoderConfig:
+        if self.hidden % self.heads:
+            fits = [n for n in range(1, self.hidden + 1) if self.hidden % n == 0 and self.hidden // n >= 16]
+            raise ValueError(f"heads {self.heads} does not divide hidden {self.hidden}; one of {fits or [1]} does")
+        if self.vocab_size is not None and self.pad_id >= self.vocab_size:
+            raise ValueError(f"pad_id {self.pad_id} is outside the vocabulary of {self.vocab_size} rows")
+        return self
+
+    @property
+    def vocab_rows(self) -> int:
+        """Rows of the word embedding: ``classes`` rounded up to ``pad_vocab_to``."""
+        return -(-self.classes // self.pad_vocab_to) * self.pad_vocab_to
+
+    @property
+    def classes(self) -> int:
+        """Ids that are embedded and predicted: ``vocab_size``, once it is known."""
+        if self.vocab_size is None:
+            raise ConfigError("model.vocab_size is not known yet: set it, or take it from the tokenizer first")
+        return self.vocab_size
+
+    def for_tokenizer(self, vocab_size: int, pad_id: int) -> EncoderConfig:
+        """This configuration with the vocabulary of a tokenizer of ``vocab_size`` ids filled in.
+
+        Raises:
+            ConfigError: a ``vocab_size`` set by hand is too small for the tokenizer, or the padding ids differ.
+        """
+        if pad_id != self.pad_id:
+            raise ConfigError(
+                f"model.pad_id is {self.pad_id} but the tokenizer pads with {pad_id}; set model.pad_id: {pad_id}"
+            )
+        if self.vocab_size is not None and self.vocab_size < vocab_size:
+            raise ConfigError(
+                f"model.vocab_size {self.vocab_size} is smaller than the tokenizer's {vocab_size} ids; "
+                "leave it unset or raise it"
+            )
+        return self.model_copy(update={"vocab_size": self.vocab_size or vocab_size})
+
+    def require_same_architecture(self, other: EncoderConfig, source: str) -> None:
+        """Check that weights made under ``other`` (read from ``source``) fit this configuration.
+
+        Raises:
+            CheckpointError: a field that decides shapes or outputs differs; the message names it and both values.
+        """
+        fields = (name for name in self.decided_by_init if name != "vocab_size")
+        for name in fields if self.arch == other.arch else ("arch",):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine != theirs:
+                raise CheckpointError(
+                    f"{source}: model.{name} is {theirs} there but {mine} in this job; set it to {theirs}"
+                )
+        if other.vocab_rows not in (self.classes, self.vocab_rows):
+            raise CheckpointError(
+                f"{source}: holds {other.vocab_rows} rows of vocabulary, this job's model {self.classes} "
+                f"(padded to {self.vocab_rows}); set model.vocab_size to {other.vocab_rows}"
+            )
+
+    def with_sizes_of(self, other: EncoderConfig, source: str) -> EncoderConfig:
+        """This configuration with the sizes of ``other``, read from ``source``, for those that the job does not set.
+
+        Raises:
+            CheckpointError: as `require_same_architecture`, for a size that the job does set.
+        """
+        if self.arch != other.arch:
+            self.require_same_architecture(other, source)
+        sizes = {name: getattr(other, name) for name in self.decided_by_init if name not in self.model_fields_set}
+        if "pooling" not in self.model_fields_set:
+            sizes["pooling"] = other.pooling
+        completed = self.model_copy(update={**sizes, "size": "custom"})
+        completed.require_same_architecture(other, source)
+        return completed
+
+    def unused_positions(self) -> str | None:
+        """Describe parameters that belong to no position of a sequence, in a sentence; None where there are few."""
+        return None
+
+    @property
+    @abstractmethod
+    def elements(self) -> int:
+        """Elements of the tables and of the layers' matrices: the model has at least this number of parameters."""
+
+    @abstractmethod
+    def flops(self, length: float, read: float, seen: float | None = None) -> float:
+        """Forward FLOP of a sequence of ``length`` tokens through the encoder, its output read at ``read`` of them.
+
+        Matrix products only, a multiply-add being 2. ``seen``: tokens that a token attends to on average (None = all).
+        """
+
+    def build_encoder(self) -> Encoder:
+        """The encoder, of the class `module`."""
+        return load_entry(self.module, _GROUP, f"model.arch {self.arch}")(self)  # type: ignore[no-any-return]
+
+    def build_mlm_head(self, word: nn.Embedding, vocab_size: int) -> MLMHead:
+        """The language-model head over the token embeddings ``word``, whose first ``vocab_size`` rows it predicts."""
+        from capt.pretrain.models.heads import MLMHead
+
+        return MLMHead(word, vocab_size, self.layer_norm_eps)
+
+    def initialise(self, module: nn.Module) -> None:
+        """Draw the weights of the encoder and of the heads, in place."""
+        from capt.pretrain.models.layers import initialise_weights
+
+        initialise_weights(module, self.initializer_range)
+
+    def hf_names(self) -> dict[str, tuple[str, ...]]:
+        """Every parameter of encoder and language-model head: our name and the names of its parts in transformers."""
+        return dict(expand(self.hf.names, self.layers))
+
+    @classmethod
+    @abstractmethod
+    def from_hf(cls, config: Mapping[str, Any], source: str = "config.json") -> EncoderConfig:
+        """The configuration that a Hugging Face ``config.json``, read from ``source``, describes.
+
+        Raises:
+            CheckpointError: a key is missing or has a value that this encoder cannot represent; the key is named.
+        """
+
+    @abstractmethod
+    def to_hf(self, *, bos_id: int, eos_id: int) -> dict[str, Any]:
+        """The ``config.json`` of the stock class of transformers that computes what this encoder does."""
