@@ -110,7 +110,7 @@ def test_a_model_without_head_says_so_and_exports_its_mean(tmp_path):
 @pytest.mark.parametrize("mistake", ["activation", "pooling"])
 def test_a_wrong_export_is_refused_and_leaves_nothing(tmp_path, monkeypatch, mistake):
     if mistake == "activation":
-        monkeypatch.setitem(st._ACTIVATIONS, "inner", "torch.nn.modules.activation.ReLU")
+        monkeypatch.setattr(st, "_GELU", "torch.nn.modules.activation.ReLU")
     else:
         monkeypatch.setitem(st._MODE_OF, "cls", "pooling_mode_mean_tokens")
     with pytest.raises(CheckpointError, match="nothing written"):

@@ -80,7 +80,7 @@ def test_what_is_kept_of_a_parameter_at_each_stage(stage: int, states: float) ->
 
 def test_what_does_not_fit_is_refused_and_told_what_would() -> None:
     job, small = load_job("capt_large", [*SMALL, "batch.micro=8"]), cluster("8xh100")
-    need = predict(job, small).memory.total
+    need = float(predict(job, small).memory.total)
     tight = replace(small, device=replace(small.device, memory=need - 1))
     found = predict(job, tight)
     fitting = changes(job, found)
