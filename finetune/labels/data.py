@@ -6,6 +6,8 @@ import hashlib
 import json
 import logging
 import math
+import re
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +24,10 @@ from capt.pretrain.base.errors import ConfigError, DataError, counted, did_you_m
 
 logger = logging.getLogger(__name__)
 
+_LARGEST = 1e18
+"""What fp32 can hold the square of."""
+_LIST = re.compile(r"\[\s*(['\"].*)?\]", re.DOTALL)
+"""A list as Python writes it."""
 _MANY_CLASSES = 20
 """More different whole numbers than that may be classes or scores: the user has to say which."""
 
@@ -75,9 +81,9 @@ def read_splits(data: LabelsData) -> Splits:
         train, validation = rows, held_out
     if data.kind == "regression":
         scores = np.array([_parsed(train, i, data) for i in range(len(train))], dtype=np.float64)
-        scale = float(scores.std()) if data.scale is None else data.scale
-        if not scale > 0:
+        if scores.max() == scores.min() and data.scale is None:  # rounding gives equal ones a deviation above 0
             raise DataError(f"{rows.path}: every score is {scores[0]:g}; there is nothing to learn")
+        scale = float(scores.std()) if data.scale is None else data.scale
         data = data.model_copy(
             update={"scale": scale, "offset": float(scores.mean()) if data.offset is None else data.offset}
         )
@@ -159,6 +165,16 @@ def _classes(rows: Labelled, labels: Sequence[Any], kind: Kind) -> list[str]:
         )
     if not counts:
         raise DataError(f"{rows.path}: no row has a label; there is nothing to learn")
+    spellings: dict[str, str] = {}
+    for name in counts:
+        number = _number(name)
+        same = unicodedata.normalize("NFKC", name).casefold() if number is None else str(number)
+        if (other := spellings.setdefault(same, name)) != name:
+            at = next(i for i, label in enumerate(labels) if label == name or (kind == "multi_label" and name in label))
+            raise DataError(
+                f"{rows.places[at]}: label {shown(name)} reads as {shown(other)} above, one class written in two ways; "
+                "write it in one, or list all classes in data.labels"
+            )
     if all(_number(name) is not None for name in counts):
         return sorted(counts, key=lambda name: (_number(name) or 0.0, name))
     return sorted(counts)
@@ -222,6 +238,8 @@ def _parsed(rows: Labelled, i: int, data: LabelsData) -> Label:
         return tuple(name for name, each in zip(rows.columns.labels, cell, strict=True) if _flag(each, name, place))
     if data.kind == "multi_label":
         names = _list_of(cell)
+        if names is None and isinstance(cell, str) and _LIST.fullmatch(cell.strip()):
+            raise DataError(f'{place}: {column!r} is {shown(cell)}, no JSON list; write it as ["a", "b"]')
         if names is None and isinstance(cell, str):
             names = [name.strip() for name in cell.split(data.label_separator) if name.strip()]
         if names is None:
@@ -235,10 +253,15 @@ def _parsed(rows: Labelled, i: int, data: LabelsData) -> Label:
         number = _number(cell)
         if number is None:
             raise DataError(f"{place}: {column!r} is {shown(cell)}; a score must be a finite number")
+        if abs(number) > _LARGEST:
+            raise DataError(f"{place}: {column!r} is {shown(cell)}; a score lies between -1e18 and 1e18")
         return number
-    if isinstance(cell, list | dict):
+    if isinstance(cell, list | dict | bytes):
         raise DataError(f"{place}: {column!r} is {shown(cell)}; a class is a text or a whole number")
-    return _name(cell)
+    name = _name(cell)
+    if data.labels is None and _LIST.fullmatch(name):
+        raise DataError(f'{place}: {column!r} is {shown(cell)}, a list as text; write it as JSON: ["a", "b"]')
+    return name
 
 
 def _text(cells: dict[str, Any], column: str, place: str) -> str:

@@ -172,6 +172,11 @@ def _table(
         layout = layouts.find(place, row)
         if str(path) not in counts.columns:
             counts.columns[str(path)] = layout.describe()
+            if layout.by_order and has_header(path):
+                logger.warning(
+                    "%s: the first line counts as names of columns, none of them a usual one: %s; if it is a pair, put "
+                    "a line above it, such as anchor and positive", path, layout.describe(),
+                )  # fmt: skip
             for label in sorted(set(layout.ignored) & set(LABELS)) if layout.kind == "pairs" else ():
                 logger.warning("%s: %r is not read; every row counts as a pair that belongs together", path, label)
         counts.rows += 1

@@ -46,7 +46,10 @@ LABELS = ("label", "labels", "is_duplicate", "gold_label")
 _KINDS = {"flagembedding": "pairs", "columns": "pairs", "scores": "scores", "texts": "texts", "ids": "pairs"}
 _IDS = ("positive_document_ids", "positive_ids", "pos_ids", "negative_document_ids", "negative_ids", "neg_ids")
 _NUMBERED = re.compile(r"(positive|pos|negative|neg|hard_negative|hard_neg)[_-]?(\d{1,4})")
-_NUMBER_OF_ROW = re.compile(r"|Unnamed: 0|_?id|idx|index|.*[_-](id|idx)|[qpd]id\d?|docid", re.IGNORECASE)
+_NUMBER_OF_ROW = re.compile(
+    r"|Unnamed: 0|__index_level_\d+__|_?id|idx|index|.*[_-](id|idx)|[qpd]id\d?|docid", re.IGNORECASE
+)
+_LIST = re.compile(r"\s*\[\s*['\"\]]")
 _NO_NAME = re.compile(r".{61,}|.*[.?!]|(\S+\s+){4,}\S+", re.DOTALL)
 """A cell that reads as a sentence and not as the name of a column."""
 
@@ -118,8 +121,7 @@ class Layouts:
             for name in names:
                 self._unseen.pop(name, None)
         layout = self._found[names]
-        if self._has_header:
-            _refuse_written_lists(place, row, layout)
+        _refuse_written_lists(place, row, layout)
         return layout
 
     def end(self, path: Path) -> None:
@@ -267,15 +269,15 @@ def _with_ignored(layout: Layout, names: Sequence[str]) -> Layout:
 
 
 def _refuse_written_lists(place: str, row: Mapping[str, Any], layout: Layout) -> None:
-    """Refuse a cell of a file without lists that a program has filled with the text of one: ``['a', 'b']``."""
+    """Refuse a cell that a program has filled with the text of a list: ``['a', 'b']``."""
     for name in (*layout.positives, *layout.negatives):
-        cell = row[name].strip()
-        if cell.startswith(("['", '["', "[]")) and cell.endswith("]") and len(cell) < 100_000:
+        cell = row.get(name)
+        if isinstance(cell, str) and _LIST.match(cell) and cell.rstrip().endswith("]") and len(cell) < 100_000:
             try:
-                value = ast.literal_eval(cell)
+                value = ast.literal_eval(cell.strip())
             except (ValueError, SyntaxError, MemoryError, RecursionError):
                 continue
             if isinstance(value, list):
                 raise DataError(
-                    f"{place}: {name!r} holds a list written as text; a cell here is one text, write lists as .jsonl"
+                    f"{place}: {name!r} holds a list written as text; a cell is one text, or in .jsonl a list"
                 )

@@ -85,6 +85,11 @@ class PairTask(ContrastTask[PairBatch]):
             files = source.paths()
             options: dict[str, Any] = {"form": source.form, "corpus": source.corpus, "columns": source.columns}
             mine, others = split_pairs(read_pairs(files, **options), fraction)
+            if others and not mine:
+                raise DataError(
+                    f"source {source.name}: data.validation_fraction {fraction:g} holds out all {len(others):,} pairs; "
+                    "lower it"
+                )
             train.append(self._encoded(source, mine))
             if len(train[-1]) < self.job.batch.global_:
                 raise DataError(
@@ -139,12 +144,13 @@ class PairTask(ContrastTask[PairBatch]):
         return self.tokenizer.fingerprint
 
     def digests(self) -> Mapping[str, tuple[str, str]]:
-        """The pairs' of all sources, as the encoder reads them."""
+        """The pairs' of all sources as the encoder reads them, and name and share of each, which decide their order."""
         return {"pairs": ("pairs", self._digest)}
 
     @cached_property
     def _digest(self) -> str:
-        parts = [rows.digest() for rows in self.sources]
+        total = sum(rows.source.weight for rows in self.sources)
+        parts = [f"{rows.source.name} {rows.source.weight / total} {rows.digest()}" for rows in self.sources]
         return hashlib.sha256("".join(parts).encode()).hexdigest()
 
     def build_module(self) -> PairModule:

@@ -22,6 +22,9 @@ from capt.pretrain.retrieval.store import text_hash
 Document = tuple[str, str]
 """The id and the text of a document."""
 
+_TABLES = (".csv", ".tsv", ".json", ".parquet")
+_ROW = '{"_id": "...", "text": "..."}'
+
 JUDGED_BY = ("test", "dev", "train")
 """Splits of a BEIR folder, in the order in which one is looked for."""
 
@@ -36,6 +39,7 @@ class Collection:
         queries: id and text of each.
         judged: for the id of a query the judgement of each document that has one.
         split: where the judgements come from.
+        remarks: what the figures leave out of the files, for their protocol.
     """
 
     name: str
@@ -43,6 +47,7 @@ class Collection:
     queries: list[Document]
     judged: dict[str, dict[str, int]] = field(default_factory=dict)
     split: str = ""
+    remarks: tuple[str, ...] = ()
 
 
 def read_collections(path: Path, split: str | None = None) -> list[Collection]:
@@ -68,19 +73,23 @@ def read_collections(path: Path, split: str | None = None) -> list[Collection]:
     raise DataError(f"{path}: {what}; give a BEIR folder, a folder of NanoBEIR's parquet files, or a file of pairs")
 
 
-def read_documents(path: Path) -> Iterator[Document]:
+def read_documents(path: Path, *, titles: bool = True) -> Iterator[Document]:
     """The corpus at ``path``: that of a BEIR folder, JSON lines with ``text``, or a text a line.
+
+    ``titles`` false gives the texts of JSON lines without their titles, in the same order.
 
     Raises:
         DataError: nothing of the kind is there, or a line is not what it should be.
     """
     if _is_beir(path):
-        yield from _documents(_packed_or_not(path, "corpus.jsonl"))
+        yield from _documents(_packed_or_not(path, "corpus.jsonl"), titles=titles)
     elif path.is_dir():
         for collection in read_collections(path):
             yield from collection.documents()
     elif ".jsonl" in path.suffixes:
-        yield from _documents(path)
+        yield from _documents(path, titles=titles)
+    elif path.suffix.lower() in _TABLES or path.with_suffix("").suffix.lower() in _TABLES:
+        raise DataError(f"{path}: a table; write its texts as JSON lines with {_ROW}, or as a text a line in a .txt")
     else:
         for number, line in enumerate(read_lines([path]), start=1):
             if line.strip():
@@ -113,11 +122,26 @@ def _beir(folder: Path, split: str | None) -> Collection:
         raise DataError(
             f"{folder}: no qrels/{names[0]}.tsv; " + (f"it has {', '.join(have)}: give --split" if have else "no qrels")
         )
-    judged = _qrels(found)
+    judged, contradictions = _qrels(found)
     texts = [(name, text) for name, text in _documents(queries) if name in judged]
     if not texts:
         raise DataError(f"{found}: none of its queries is in {queries}")
-    return Collection(folder.name, lambda: _documents(corpus), _unique(texts, queries), judged, found.stem)
+    remarks = _remarks(found, texts, judged, contradictions)
+    return Collection(folder.name, lambda: _documents(corpus), _unique(texts, queries), judged, found.stem, remarks)
+
+
+def _remarks(
+    source: Path, queries: Sequence[Document], judged: dict[str, dict[str, int]], contradictions: int = 0
+) -> tuple[str, ...]:
+    """What of the judgements has no part in the figures. Raises ``DataError`` where nothing is relevant."""
+    if not any(grade > 0 for name, _ in queries for grade in judged[name].values()):
+        raise DataError(f"{source}: no judgement of its queries is above 0, so that no document is relevant")
+    counts = {
+        "judged queries are not among the queries, and left out": len(judged) - len({name for name, _ in queries}),
+        "queries have no text": sum(not text.strip() for _, text in queries),
+        "judgements contradict an earlier one, the last counts": contradictions,
+    }
+    return tuple(f"{count} {what}" for what, count in counts.items() if count)
 
 
 def _packed_or_not(folder: Path, name: str) -> Path:
@@ -127,7 +151,7 @@ def _packed_or_not(folder: Path, name: str) -> Path:
     raise DataError(f"{folder}: no {name}, which a BEIR folder has")
 
 
-def _documents(path: Path) -> Iterator[Document]:
+def _documents(path: Path, *, titles: bool = True) -> Iterator[Document]:
     """Rows with ``_id`` (or their number), ``text`` and perhaps ``title``: its text is title, space, text."""
     for where, row in read_json_lines(path):
         text, title = row.get("text"), row.get("title") or ""
@@ -136,7 +160,7 @@ def _documents(path: Path) -> Iterator[Document]:
         name = row.get("_id", row.get("id", where.rpartition(" ")[2]))
         if isinstance(name, bool) or not isinstance(name, str | int):
             raise DataError(f'{where}: "_id" should be a text, not {shown(name)}')
-        yield str(name), f"{title} {text}".strip() if title else text
+        yield str(name), f"{title} {text}".strip() if title and titles else text
 
 
 def _unique(documents: Iterable[Document], source: Path) -> list[Document]:
@@ -173,24 +197,32 @@ def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 _GRADE = re.compile(r"-?[0-9]{1,9}(\.0+)?")
+_NAME = re.compile(r"(?!(nan|inf|null|none|na)$)[A-Za-z][A-Za-z _-]*", re.IGNORECASE)
+"""The last cell of a header."""
 
 
-def _qrels(path: Path) -> dict[str, dict[str, int]]:
-    """Judgements, ``query-id <tab> corpus-id <tab> score``, with or without a header; trec's four columns as well."""
+def _qrels(path: Path) -> tuple[dict[str, dict[str, int]], int]:
+    """Judgements, ``query-id <tab> corpus-id <tab> score``, with or without a header; trec's four columns as well.
+
+    Beside them the number of those that contradict an earlier one.
+    """
     judged: dict[str, dict[str, int]] = {}
+    contradictions = 0
     for number, line in enumerate(read_lines([path]), start=1):
         cells = line.split("\t") if "\t" in line else line.split()
-        if not line.strip() or (number == 1 and not _GRADE.fullmatch(cells[-1].strip())):
+        if not line.strip() or (number == 1 and _NAME.fullmatch(cells[-1].strip())):
             continue
         if len(cells) == 4:
             del cells[1]
         if len(cells) != 3 or not _GRADE.fullmatch(cells[2].strip()):
             raise DataError(f"{path}, line {number}: query-id, corpus-id and a whole number as score are expected")
         query, document, grade = (cell.strip() for cell in cells)
-        judged.setdefault(query, {})[document] = int(float(grade))
+        number_of_grade = int(float(grade))
+        contradictions += judged.setdefault(query, {}).setdefault(document, number_of_grade) != number_of_grade
+        judged[query][document] = number_of_grade
     if not judged:
         raise DataError(f"{path}: no judgements")
-    return judged
+    return judged, contradictions
 
 
 def _nano_beir(folder: Path) -> list[Collection]:
@@ -221,17 +253,20 @@ def _nano(folder: Path, name: str) -> Collection:
             yield str(row["_id"]), f"{title} {row['text']}".strip() if title else row["text"]
 
     judged: dict[str, dict[str, int]] = {}
+    contradictions = 0
     for where, row in rows("qrels"):
-        try:
-            judged.setdefault(str(row["query-id"]), {})[str(row["corpus-id"])] = int(row.get("score", 1))
-        except (KeyError, TypeError, ValueError):
-            raise DataError(
-                f'{where}: columns "query-id" and "corpus-id" are expected, it has {", ".join(row)}'
-            ) from None
+        query, document, grade = row.get("query-id"), row.get("corpus-id"), row.get("score", 1)
+        if not isinstance(query, str | int) or not isinstance(document, str | int):
+            raise DataError(f'{where}: columns "query-id" and "corpus-id" are expected, it has {", ".join(row)}')
+        if not isinstance(grade, int | float) or grade % 1:  # that of NaN and of infinity is NaN
+            raise DataError(f'{where}: "score" is {shown(grade)}; a whole number is expected')
+        contradictions += judged.setdefault(str(query), {}).setdefault(str(document), int(grade)) != int(grade)
+        judged[str(query)][str(document)] = int(grade)
     queries = [(each, text) for each, text in texts("queries") if each in judged]
     if not queries:
         raise DataError(f"{folder}: none of the judged queries of {name} is among its queries")
-    return Collection(name, lambda: texts("corpus"), _unique(queries, folder / "queries"), judged, name)
+    remarks = _remarks(folder / "qrels", queries, judged, contradictions)
+    return Collection(name, lambda: texts("corpus"), _unique(queries, folder / "queries"), judged, name, remarks)
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -248,18 +283,18 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 @dataclass(frozen=True)
 class PairRow:
-    """A query with its positives and negatives, and the whole row of the file."""
+    """A query with its positives and negatives, and the other columns of the row."""
 
     where: str
     query: str
     positives: list[str]
     negatives: list[str]
-    row: dict[str, Any]
+    others: dict[str, Any]
 
 
 _QUERY = ("query", "anchor", "question", "sentence1")
 _POSITIVE = ("pos", "positive", "positives", "document", "answer", "pos_doc", "sentence2")
-_NEGATIVE = ("neg", "negative", "negatives", "neg_doc")
+_NEGATIVE = ("neg", "negative", "negatives", "neg_doc", "hard_negative", "hard_negatives", "hard_neg")
 
 
 def read_pair_rows(files: Sequence[Path]) -> Iterator[PairRow]:
@@ -271,9 +306,10 @@ def read_pair_rows(files: Sequence[Path]) -> Iterator[PairRow]:
     for path in files:
         empty = True
         for where, row in read_json_lines(path):
-            query = _field(row, _QUERY, where)
-            positives = _field(row, _POSITIVE, where)
-            negatives: Any = next((row[name] for name in _NEGATIVE if row.get(name) is not None), [])
+            read = [_field(row, names, where) for names in (_QUERY, _POSITIVE)]
+            query, positives = (row[name] for name in read)
+            read += [name for name in _NEGATIVE if row.get(name) is not None][:1]
+            negatives: Any = row[read[2]] if len(read) > 2 else []
             texts = [[each] if isinstance(each, str) else each for each in (positives, negatives)]
             if not isinstance(query, str) or not all(
                 isinstance(each, list) and all(isinstance(text, str) for text in each) for each in texts
@@ -281,14 +317,17 @@ def read_pair_rows(files: Sequence[Path]) -> Iterator[PairRow]:
                 raise DataError(f"{where}: a query should be a text, positives and negatives texts or lists of texts")
             if not texts[0]:
                 raise DataError(f"{where}: no positive")
+            if not all(text.strip() for text in (query, *texts[0])):
+                raise DataError(f"{where}: an empty query or positive; remove the row")
             empty = False
-            yield PairRow(where, query, texts[0], texts[1], row)
+            others = {name: value for name, value in row.items() if name not in read}
+            yield PairRow(where, query, texts[0], texts[1], others)
         if empty:
             raise DataError(f"{path}: no rows")
 
 
-def _field(row: dict[str, Any], names: Sequence[str], where: str) -> Any:
-    found = next((row[name] for name in names if name in row), None)
+def _field(row: dict[str, Any], names: Sequence[str], where: str) -> str:
+    found = next((name for name in names if row.get(name) is not None), None)
     if found is None:
         raise DataError(f"{where}: none of {', '.join(names)}; it has {', '.join(map(str, row)) or 'nothing'}"[:500])
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,10 +82,21 @@ class TextEncoder(ABC):
         """How a text becomes a vector, in one line."""
         facts = self._facts
         prompts = ", ".join(f"{role} {self.prompts[role]!r}" for role in ("query", "document") if self.prompts[role])
+        length = f"at most {facts['length']} tokens" if facts["length"] else "texts of any length"
         return (
-            f"{self.similarity} of {self.dimension} dimensions, {facts['pooling']}, at most {facts['length']} "
-            f"tokens, {'prompts ' + prompts if prompts else 'no prompts'}, {facts['precision']} on {device().type}"
+            f"{self.similarity} of {self.dimension} dimensions, {facts['pooling']}, {length}, "
+            f"{'prompts ' + prompts if prompts else 'no prompts'}, {facts['precision']} on {device().type}"
         )
+
+    def require_room(self) -> None:
+        """Raise ``ConfigError`` for a prompt that leaves no token for a text, so that all texts would be alike."""
+        for role in ("query", "document"):
+            length = self._facts["length"]
+            if self.prompts[role] and length and self.lengths([""], role)[0] >= length:
+                raise ConfigError(
+                    f"{self.name}: the {role} prompt {self.prompts[role][:60]!r} fills all {length} tokens, and leaves "
+                    f"none for a text; shorten it (--{role}-prompt) or raise --length"
+                )
 
     @abstractmethod
     def lengths(self, texts: Sequence[str], role: Role) -> list[int]:
@@ -114,6 +126,7 @@ class OwnEncoder(TextEncoder):
         self._encoder, self._pool, self._tokenizer = encoder.to(device()).eval(), pool, tokenizer
         self._facts = {**facts, "length": options.length or room}
         self.dimension = self._vectors([[self._tokenizer.special.bos, self._tokenizer.special.eos]]).shape[1]
+        self.require_room()
 
     def lengths(self, texts: Sequence[str], role: Role) -> list[int]:
         """The number of tokens of each text, with ``<s>`` and ``</s>``."""
@@ -148,11 +161,22 @@ class SentenceEncoder(TextEncoder):
         super().__init__(name, prompts, options)
         self._model = model.to(device()).eval()
         if options.length is not None:
+            if self._limit() is None:
+                raise ConfigError(f"length {options.length}: {name} takes texts of any length; leave it out")
+            room = _positions(model)
+            if room is not None and options.length > room:
+                raise ConfigError(f"length {options.length}: {name} takes at most {room} tokens")
             self._model.max_seq_length = options.length
         self.similarity = "dot" if model.similarity_fn_name in ("dot", "dot_product") else "cosine"
         self._routes = any("Router" in type(module).__name__ for module in model.modules())
-        self._facts = {**facts, "length": int(self._model.max_seq_length or 0)}
+        self._facts = {**facts, "length": self._limit() or 0}
         self.dimension = int(self.encode(["a text"], "text").shape[1])
+        self.require_room()
+
+    def _limit(self) -> int | None:
+        """Tokens of a text at most; None where there is no limit, as for tables of vectors."""
+        limit = self._model.max_seq_length
+        return int(limit) if limit and math.isfinite(limit) else None
 
     def identity(self, role: Role, dtype: DType = "fp32") -> Identity:
         """Everything that decides the vector; with the role where the model has a path for each."""
@@ -186,6 +210,15 @@ class SentenceEncoder(TextEncoder):
             **chosen,
         )
         return np.asarray(rows, dtype=np.float32)
+
+
+def _positions(model: Any) -> int | None:
+    """Tokens that a sentence-transformers model has positions for; None where it does not say."""
+    config: Any = getattr(getattr(model[0], "auto_model", None), "config", None)
+    room = getattr(config, "max_position_embeddings", None)
+    if not isinstance(room, int):
+        return None
+    return room - config.pad_token_id - 1 if config.model_type in ROBERTA_TYPES else room
 
 
 def load_text_encoder(path: Path, options: EncoderOptions) -> TextEncoder:

@@ -157,7 +157,7 @@ def _evaluate_set(
 
 @dataclass(frozen=True)
 class _Corpus:
-    """The ids of all documents, and those of them that are a query itself."""
+    """The ids of all documents, and those of them that are a query itself, and not judged relevant to it."""
 
     names: list[str]
     selves: frozenset[str]
@@ -172,7 +172,8 @@ class _Corpus:
                 raise DataError(f"{collection.name}: the document {name!r} is there twice")
             seen.add(name)
             names.append(name)
-            if name in queries and queries[name] in " ".join(text.split()):
+            relevant = collection.judged.get(name, {}).get(name, 0) > 0
+            if queries.get(name) and not relevant and queries[name] in " ".join(text.split()):
                 selves.add(name)
         if not names:
             raise DataError(f"{collection.name}: an empty corpus")
@@ -247,6 +248,8 @@ def bm25_rankings(collection: Collection, corpus: _Corpus) -> Rankings:
     logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets its own to DEBUG
     words = {"stopwords": None, "show_progress": False}
     documents = bm25s.tokenize([text for _, text in collection.documents()], **words)
+    if not any(documents.ids):  # no word anywhere, which it cannot index
+        return [[] for _ in collection.queries]
     queries = bm25s.tokenize([text for _, text in collection.queries], return_ids=False, **words)
     index = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
     index.index(documents, show_progress=False)
@@ -268,6 +271,7 @@ def _protocol(encoder: TextEncoder, collection: Collection, corpus: _Corpus, sys
         f"{len(judged) - without} queries of {collection.split}, {len(corpus.names)} documents",
         *([f"{without} queries without a relevant document left out"] if without else []),
         *([f"{missing} judged documents are not in the corpus"] if missing else []),
+        *collection.remarks,
         PROTOCOL,
         *([f"{len(corpus.selves)} queries are documents, each left out of its own ranking"] if corpus.selves else []),
         encoder.protocol(),

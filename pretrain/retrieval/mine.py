@@ -5,8 +5,9 @@ from __future__ import annotations
 import html
 import json
 import logging
+import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from capt.pretrain.retrieval.store import text_hash
 logger = logging.getLogger(__name__)
 
 PAIRS, AUDIT, PAGE = "pairs.jsonl", "audit.json", "audit.html"
+_SCORES = ("pos_scores", "neg_scores", "positive_scores", "negative_scores")
 _EXAMPLES = 20
 _BINS = 20
 
@@ -76,6 +78,8 @@ class Rules:
             raise ConfigError(f"--number {self.number}: --first and --last leave {self.last - self.first} documents")
         if self.keep_top > self.last:
             raise ConfigError(f"--keep-top {self.keep_top}: more than --last {self.last}")
+        if self.max_score is not None and self.max_score != self.max_score:
+            raise ConfigError(f"--max-score {self.max_score}: a number is expected")
         for name, value in (("margin", self.margin), ("relative-margin", self.relative_margin)):
             if value is not None and not 0 <= value < float("inf"):
                 raise ConfigError(f"--{name} {value}: 0 or more")
@@ -93,8 +97,8 @@ class _Found:
 
 
 def normalized(text: str) -> str:
-    """A text as it is compared with others: runs of white space are one space, case does not count."""
-    return " ".join(text.split()).casefold()
+    """A text as it is compared with others: white space, case and Unicode's form do not count (as in training)."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def mine(
@@ -112,8 +116,8 @@ def mine(
     """Write the folder ``out`` with the pairs and their negatives, and the audit of them. Collective over all ranks.
 
     A negative is a document near to the query that is no positive of a row with the same query, no copy of one or of
-    the query (see `normalized`), and passes `Rules`. With a cross-encoder, its scores take the place of the encoder's
-    in `Rules`, and are written as ``pos_scores`` and ``neg_scores``.
+    the query (see `normalized`; neither behind a title), and passes `Rules`. With a cross-encoder, its scores take the
+    place of the encoder's in `Rules`, and are written as ``pos_scores`` and ``neg_scores``.
 
     Args:
         pairs: files for `read_pair_rows`.
@@ -137,8 +141,9 @@ def mine(
         require_new(out)
         rows = list(read_pair_rows(pairs))
         documents = _distinct(read_documents(corpus) if corpus else _positives_of(rows))
+        titled = _titled(corpus) if corpus else {}
         encoder = load_text_encoder(model, encoder_options)
-    found = _search(encoder, rows, documents, options, rules, progress)
+    found = _search(encoder, rows, documents, titled, options, rules, progress)
     with synchronize_errors(patient=True):
         scores = _cross_scores(cross_encoder, rows, found) if cross_encoder is not None else None
     if scores is not None:
@@ -175,10 +180,17 @@ def _distinct(documents: Iterator[tuple[str, str]]) -> list[str]:
     return [texts[name] for name in sorted(texts)]
 
 
+def _titled(corpus: Path) -> dict[str, str]:
+    """What a document with a title is without it."""
+    both = zip(read_documents(corpus), read_documents(corpus, titles=False), strict=True)
+    return {normalized(text): normalized(bare) for (_, text), (_, bare) in both if text != bare}
+
+
 def _search(
     encoder: TextEncoder,
     rows: Sequence[PairRow],
     documents: Sequence[str],
+    titled: Mapping[str, str],
     options: Options,
     rules: Rules,
     progress: ProgressCallback | None,
@@ -198,7 +210,10 @@ def _search(
     )
     cosine = encoder.similarity == "cosine"
     vectors = rows_of(of_queries, queries)
-    excluded = 1 + max(map(len, positives.values()))
+    names = [normalized(text) for text in documents]
+    alone = [titled.get(name, name) for name in names]
+    copies = Counter(alone)
+    excluded = 1 + max(sum(max(1, copies[name]) for name in own) for own in positives.values())
     nearest = search(
         vectors,
         iter(documents),
@@ -209,7 +224,6 @@ def _search(
     )
     left = unit_rows(vectors) if cosine else vectors
     found = {}
-    names = [normalized(text) for text in documents]
     for number, query in enumerate(queries):
         its_own = positives[normalized(query)]
         own = rows_of(of_documents, its_own.values())
@@ -221,7 +235,7 @@ def _search(
         )
         ranked = [i for i in nearest.numbers[number].tolist() if i >= 0 and names[i] != normalized(query)]
         place = {i: nearest.scores[number, column] for column, i in enumerate(nearest.numbers[number].tolist())}
-        kept = [i for i in ranked if names[i] not in its_own]
+        kept = [i for i in ranked if names[i] not in its_own and alone[i] not in its_own]
         best = float(scores.max())
         ahead = sum(float(place[i]) > best for i in kept)
         found[query] = _Found(
@@ -294,6 +308,7 @@ def _choose(
     positives: list[float] = []
     negatives: list[float] = []
     short: list[str] = []
+    written: list[str] = []
     for number, (pair, each) in enumerate(zip(rows, found, strict=True)):
         if not each.consistent:
             removed["row: its positive is not near"] += 1
@@ -322,7 +337,11 @@ def _choose(
         texts, scores = [each.texts[i] for i in kept], [each.scores[i] for i in kept]
         positives.append(each.positive)
         negatives += scores
-        lines.append(_line(pair, texts, scores, None if labels is None else labels[number]))
+        line = _line(pair, texts, scores, None if labels is None else labels[number])
+        if any(name in pair.others and name not in line for name in _SCORES):
+            removed["row scores: the new negatives have none"] += 1
+        lines.append(line)
+        written.append(pair.where)
         if len(examples) < _EXAMPLES:
             shown = [{"text": text, "score": score} for text, score in zip(texts, scores, strict=True)]
             examples.append(
@@ -337,7 +356,10 @@ def _choose(
         raise DataError("no row is left: ease --keep-top, the margins or --number")
     faults = _faults(lines)
     if faults:
-        raise DataError(f"the output is refused: {faults[0]} ({len(faults)} such rows)")
+        number, fault = faults[0]
+        raise DataError(
+            f"{written[number]}: the output is refused: {fault} ({len(faults)} such rows); remove it from the row"
+        )
     audit = {
         "rows_read": len(rows), "rows_written": len(lines), "rows_with_too_few_negatives": len(short),
         "candidates": looked,
@@ -362,26 +384,27 @@ def _refused(score: float, positive: float, rules: Rules) -> str:
 def _line(pair: PairRow, texts: list[str], scores: list[float], labels: list[float] | None) -> dict[str, Any]:
     """The row as the pair task reads it; every field of the input that has no meaning for it stays."""
     own: dict[str, Any] = {"query": pair.query, "pos": pair.positives, "neg": [*pair.negatives, *texts]}
-    if labels is not None and not pair.negatives:  # a label for each negative, or for none
+    left_out = {*own, *(_SCORES if texts else ())}  # a score for each negative, or for none
+    if labels is not None and not pair.negatives:
         own |= {"pos_scores": labels, "neg_scores": scores}
-    return {**{name: value for name, value in pair.row.items() if name not in own}, **own}
+    return {**{name: value for name, value in pair.others.items() if name not in left_out}, **own}
 
 
-def _faults(lines: Sequence[dict[str, Any]]) -> list[str]:
+def _faults(lines: Sequence[dict[str, Any]]) -> list[tuple[int, str]]:
     """Rows that would do harm in training: a negative that is a positive of the query or the query, or one twice."""
     positives: dict[str, set[str]] = {}
     for row in lines:
         positives.setdefault(normalized(row["query"]), set()).update(map(normalized, row["pos"]))
     faults = []
-    for row in lines:
+    for number, row in enumerate(lines):
         names = [normalized(text) for text in row["neg"]]
         query = normalized(row["query"])
         if positives[query] & set(names):
-            faults.append(f"a negative of {row['query'][:80]!r} is a positive of the same query")
+            faults.append((number, f"a negative of {row['query'][:80]!r} is a positive of the same query"))
         elif query in names:
-            faults.append(f"a negative of {row['query'][:80]!r} is the query itself")
+            faults.append((number, f"a negative of {row['query'][:80]!r} is the query itself"))
         elif len(set(names)) < len(names):
-            faults.append(f"{row['query'][:80]!r} has a negative twice")
+            faults.append((number, f"{row['query'][:80]!r} has a negative twice"))
     return faults
 
 

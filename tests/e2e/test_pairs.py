@@ -173,5 +173,9 @@ def test_other_pairs_or_another_batch_of_sources_are_refused_at_a_resume(tmp_pat
     job = pairs_mapping(tmp_path, data=two_sources(tmp_path), checkpoint={"every": 1})
     assert run_ranks(_run, 1, _stopped_at(job, 1))[0][0] == 75
     assert "take turns by whole batches" in str(run_ranks(_run, 1, {**job, "batch": {"global": 4, "micro": 2}}, True))
+    for changed in ({"weight": 7.0}, {"name": "other"}):  # both decide which rows come when
+        first, second = job["data"]["sources"]
+        data = {**job["data"], "sources": [{**first, **changed}, second]}
+        assert "trained on other pairs" in str(run_ranks(_run, 1, {**job, "data": data}, True))
     write_pairs(tmp_path / "first.jsonl", 40, seed=9)
     assert "trained on other pairs" in str(run_ranks(_run, 1, job, True))

@@ -384,6 +384,16 @@ TABLES = {
     "a cell too few": ("a.tsv", "anchor\tpositive\na\tb\nc\n", "line 3: 1 columns; the header has 2"),
     "an open quote": ("a.csv", 'anchor,positive\na,b\nc,"d\ne,f\n', "line 3: not CSV"),
     "a quote within": ("a.csv", 'anchor,positive\na,b\nc,"d" e\n', "line 3: not CSV"),
+    "a list with spaces as text": (
+        "a.csv",
+        "query,pos\na,\"[ 'x', 'y' ] \"\n",
+        "2: 'pos' holds a list written as text",
+    ),
+    "a list as text in JSON": (
+        "a.jsonl",
+        '{"query": "a", "pos": "[\'x\', \'y\']"}\n',
+        "1: 'pos' holds a list written as text",
+    ),
     "a list as text": ("a.csv", "query,pos\na,\"['x', 'y']\"\n", "2: 'pos' holds a list written as text"),
     "not UTF-8": ("a.csv", "anchor,positive\na,\udcff\n", "line 2: not UTF-8"),
     "a header alone": ("a.tsv", "anchor\tpositive\n", "no usable row of 0"),
@@ -474,3 +484,18 @@ def test_no_name_has_two_roles() -> None:
     names = [name for known in ROLES.values() for name in known]
     assert len(names) == len(set(names))
     assert set(FORMS) >= {"auto", "beir"}
+
+
+def test_a_first_line_that_may_be_a_pair_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "a.tsv"
+    for header, said in (("apple\tpear", True), ("anchor\tpositive", False)):
+        caplog.clear()
+        path.write_text(f"{header}\ncat\tdog\nred\tblue\n")
+        assert len(list(read_pairs([path]))) == 2
+        assert ("the first line counts as names of columns" in caplog.text) == said
+
+
+def test_the_index_that_pandas_writes_is_no_score(tmp_path: Path) -> None:
+    columns = {"foo": ["a", "b"], "bar": ["x", "y"], "__index_level_0__": [0, 1]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    assert [pair.score for _, pair in read_pairs([tmp_path / "a.parquet"])] == [None, None]

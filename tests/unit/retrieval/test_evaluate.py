@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ import pytest
 
 from capt.launcher.cli import main
 from capt.pretrain.base.errors import ConfigError, DataError, UserError
-from capt.pretrain.retrieval.data import read_collections, read_documents, read_queries
+from capt.pretrain.retrieval.data import Collection, read_collections, read_documents, read_queries
 from capt.pretrain.retrieval.encode import Options, embed
 from capt.pretrain.retrieval.encoders import EncoderOptions, load_text_encoder
 from capt.pretrain.retrieval.evaluate import Settings, compare, evaluate
@@ -135,19 +136,68 @@ def test_nano_beir_and_pairs_give_the_figures_of_the_beir_folder(sentences: Path
 
 
 def test_a_query_that_is_a_document_does_not_find_itself(sentences: Path, tmp_path: Path) -> None:
-    """The same id alone is not enough: many sets count queries and documents from 1."""
+    """The same id alone is not enough: many sets count queries and documents from 1. Nor is a relevant one left out."""
     folder = write_beir(tmp_path / "beir", documents=30)
     (collection,) = read_collections(folder)
     text = dict(collection.documents())["d4"]
-    for name, rank_of_itself in (("d4", 0.0), ("other", 1.0)):
+    for name, relevant, left_out in (("d4", "d5", True), ("other", "d4", False), ("d4", "d4", False)):
         (folder / "queries.jsonl").write_text(json.dumps({"_id": name, "text": text}) + "\n")
-        (folder / "qrels" / "test.tsv").write_text(f"q\td\ts\n{name}\td4\t1\n")
+        (folder / "qrels" / "test.tsv").write_text(f"q\td\ts\n{name}\t{relevant}\t1\n")
         plain = EncoderOptions(query_prompt="", document_prompt="")
         result = evaluate(sentences, [folder], Options(tmp_path / "store"), plain, Settings())
-        assert result["sections"][0]["poolers"]["full"]["mrr@10"] == rank_of_itself
+        assert ("left out of its own ranking" in result["sections"][0]["protocol"]) == left_out
+        if relevant == "d4":
+            assert result["sections"][0]["poolers"]["full"]["mrr@10"] == 1
     (folder / "queries.jsonl").write_text(json.dumps({"_id": "d5", "text": text}) + "\n")
     (folder / "qrels" / "test.tsv").write_text("q\td\ts\nd5\td5\t1\n")
     assert measured(sentences, folder, tmp_path / "store")["full"]["recall@100"] == 1
+
+
+@pytest.mark.parametrize(
+    ("qrels", "queries", "says"),
+    [
+        ("q1\td1\t0\nq2\td2\t-1\n", "12", "no judgement of its queries is above 0"),
+        ("q1\td1\t0.5\nq2\td2\t1\n", "12", "line 1: query-id, corpus-id and a whole number"),
+        ("q1\td1\tnan\nq2\td2\t1\n", "12", "line 1: query-id, corpus-id and a whole number"),
+        ("q1\td1\t\nq2\td2\t1\n", "12", "line 1: query-id, corpus-id and a whole number"),
+        ("q1\td1\t1\nq2\td2\t1\nq3\td2\t1\n", "12", "1 judged queries are not among the queries"),
+        ("q1\td1\t1\nq1\td1\t1\nq2\td2\t1\nq2\td2\t2\n", "12", "1 judgements contradict an earlier one"),
+        ("q0\td1\t1\n", "0", "1 queries have no text"),
+        ("query-id\tcorpus-id\tscore\nq1\td1\t1\nq2\td2\t1\n", "12", ""),
+    ],
+)
+def test_no_judgement_or_query_is_lost_without_a_word(qrels: str, queries: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "corpus.jsonl").write_text('{"_id": "d1", "text": "a"}\n{"_id": "d2", "text": "b"}\n')
+    rows = [{"_id": f"q{each}", "text": "a" * int(each)} for each in queries]
+    (tmp_path / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "qrels" / "test.tsv").write_text(qrels)
+    try:
+        (collection,) = read_collections(tmp_path)
+        said = "; ".join(collection.remarks)
+        assert len(collection.queries) == len(queries)
+    except DataError as error:
+        said = str(error)
+    assert says in said if says else not said
+
+
+@pytest.mark.parametrize("score", [0.4, float("nan"), float("inf"), None, "1"])
+def test_a_judgement_in_parquet_is_a_whole_number(score: object, tmp_path: Path) -> None:
+    tables = {"corpus": {"_id": ["1"], "text": ["a"]}, "queries": {"_id": ["1"], "text": ["b"]},
+              "qrels": {"query-id": ["1"], "corpus-id": ["1"], "score": [score]}}  # fmt: skip
+    for name, table in tables.items():
+        (tmp_path / name).mkdir()
+        pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / name / "Nano.parquet")
+    with pytest.raises(DataError, match=r'Nano.parquet, row 1: "score" is .*; a whole number is expected'):
+        read_collections(tmp_path)
+
+
+def test_bm25_of_texts_without_a_word() -> None:
+    pytest.importorskip("bm25s", reason="bm25s is not installed")
+    from capt.pretrain.retrieval.evaluate import _Corpus, bm25_rankings
+
+    collection = Collection("c", lambda: iter([("1", ""), ("2", "!")]), [("q", "a word")], {"q": {"1": 1}})
+    assert bm25_rankings(collection, _Corpus.of(collection)) == [[]]
 
 
 def test_bm25_beside_the_model(sentences: Path, tmp_path: Path) -> None:
@@ -294,6 +344,10 @@ def test_documents_of_each_form(tmp_path: Path) -> None:
     assert list(read_documents(tmp_path / "text.txt")) == [("1", "one"), ("3", "two")]
     assert list(read_documents(tmp_path / "rows.jsonl")) == [("1", "one"), ("7", "T two")]
     assert len(list(read_documents(folder))) == 4
+    for name in ("table.csv", "collection.tsv", "collection.tsv.gz", "array.json", "rows.parquet"):
+        (tmp_path / name).write_bytes(b"0\ta text")
+        with pytest.raises(DataError, match=rf"{name}: a table; write its texts as JSON lines"):
+            next(read_documents(tmp_path / name))
     with pytest.raises(ConfigError, match="no BEIR folder"):
         read_collections(tmp_path / "rows.jsonl", "dev")
     shutil.rmtree(folder / "qrels")
@@ -315,6 +369,45 @@ def test_cranfield_by_bm25(data_folder: Path) -> None:
     found = zip(collection.queries, rankings, strict=True)
     figures = mean_metrics([query_metrics(ranking, collection.judged[name]) for (name, _), ranking in found])
     assert figures["ndcg@10"] == pytest.approx(0.3512, abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (EncoderOptions(length=65), "length 65: .* takes at most 64 tokens"),
+        (EncoderOptions(document_prompt="no " * 30), "the document prompt .* fills all 24 tokens"),
+        (EncoderOptions(query_prompt="no " * 30, length=12), "the query prompt .* fills all 12 tokens"),
+        (EncoderOptions(query_prompt="no " * 30, length=64), ""),
+    ],
+)
+@pytest.mark.parametrize("kind", ["sentence-transformers", "ours"])
+def test_a_text_has_room_behind_its_prompt(
+    kind: str, options: EncoderOptions, says: str, sentences: Path, tmp_path: Path
+) -> None:
+    folder = sentences if kind == "sentence-transformers" else write_encoder(tmp_path / "encoder", "BertModel")
+    if kind == "ours" and options.length is None:
+        options = replace(options, length=24)
+    if kind == "ours" and options.length == 65:
+        says = "length 65: .* takes 3 to 64 tokens"
+    if not says:
+        load_text_encoder(folder, options)
+        return
+    with pytest.raises(ConfigError, match=says):
+        load_text_encoder(folder, options)
+
+
+def test_a_table_of_vectors_has_no_limit_of_length(sentences: Path, tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+    from tokenizers import Tokenizer
+
+    table = StaticEmbedding(Tokenizer.from_file(str(sentences / "tokenizer.json")), embedding_dim=8)
+    SentenceTransformer(modules=[table], device="cpu").save(str(tmp_path / "table"), create_model_card=False)
+    encoder = load_text_encoder(tmp_path / "table", EncoderOptions())
+    assert "texts of any length" in encoder.protocol()
+    assert encoder.encode(["river " * 500, ""], "document").shape == (2, 8)
+    with pytest.raises(ConfigError, match="takes texts of any length"):
+        load_text_encoder(tmp_path / "table", EncoderOptions(length=20))
 
 
 def test_embedding_is_refused_where_a_vector_is_not_finite(tmp_path: Path) -> None:
