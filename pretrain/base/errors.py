@@ -58,8 +58,10 @@ def quoted(word: object) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 file``, ``2 files``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    """``1 file``, ``2 files``, ``2 queries``."""
+    if number != 1:
+        noun = f"{noun[:-1]}ies" if noun.endswith("ry") else f"{noun}s"
+    return f"{number:,} {noun}"
 
 
 class RunFailedError(RuntimeError):

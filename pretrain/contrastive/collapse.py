@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
+from capt.pretrain.base import distributed
 from capt.pretrain.base.records import Count, Record
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class CollapseWatch:
     is below a half and uniformity nearly 0, which finds a run that was never better. One figure alone may have other
     causes: retrieval falls where a longer queue holds more rows to tell apart, and the temperature moves uniformity.
 
-    Every fall is logged once, with its remedies; until two figures are three quarters as far from collapse again,
+    Rank 0 logs every fall once, with its remedies; until two figures are three quarters as far from collapse again,
     ``status`` names it. All ranks see the same figures.
 
     Args:
@@ -120,7 +121,7 @@ class CollapseWatch:
         limit, part = (_SPREAD, _RECOVERED) if past.fallen else (_ONE_POINT, _LEFT)
         lost = figures.are_of_one_point(limit) or _lost(figures, best, part) >= 2
         doubts = past.doubts + 1 if lost else 0
-        fallen = lost and (past.fallen or doubts >= _LOOKS[split])
+        fallen = step > 0 and lost and (past.fallen or doubts >= _LOOKS[split])  # step 0: nothing is trained yet
         pasts = {**self.state.past, split: Past(best=best, doubts=doubts, fallen=fallen)}
         status = ""
         if fallen:
@@ -129,6 +130,8 @@ class CollapseWatch:
         elif any(other.fallen for other in pasts.values()):
             status = self.state.status
         self.state = CollapseState(past=pasts, status=status)
+        if distributed.rank():
+            return
         if status and not was_fallen:
             self._warn(split, step, figures, best)
         elif was_fallen and not status:

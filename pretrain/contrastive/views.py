@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from jaxtyping import Float, Int
@@ -85,7 +85,7 @@ def joined(views: Sequence[Views], s: Tensor, s_hat: Tensor, *rest: Tensor) -> V
 
     The temperature is that of the first micro-batch, for all have the same.
     """
-    starts = [0, *itertools.accumulate(len(each.ids) for each in views)]
+    starts = list(accumulate((len(each.ids) for each in views), initial=0))
     only = negatives = negative_ids = owners = None
     if any(each.only is not None for each in views):
         only = torch.cat([

@@ -188,13 +188,21 @@ def _compare_losses(source: Path, job: Job) -> bool:
     saved = read_job(source)
     changed = [key for key in changed_keys(saved, job) if key.partition(".")[0] not in _SAME_LOSS]
     before, ranks = read_manifest(source).world_size, distributed.world_size()
-    then, now = before * saved.micro_batch(before), ranks * job.micro_batch(ranks)
+    then, now = _sequences_of_a_loss(saved, before), _sequences_of_a_loss(job, ranks)
     if then != now:
         logger.warning(
             "batch.micro x ranks is %d, it was %d: a loss over the sequences of a forward pass (in-batch negatives) "
             "now sees another number of them; batch.micro=%g keeps it", now, then, then / ranks,
         )  # fmt: skip
     return then == now and not set(changed) - {"batch.micro"}
+
+
+def _sequences_of_a_loss(job: Job, ranks: int) -> int:
+    """Sequences that an in-batch loss compares: of a forward pass on all ranks, or of a step with a cached contrast."""
+    contrast = getattr(job, "contrast", None)
+    if contrast is not None and contrast.is_cached(job.accumulation(ranks)):
+        return job.batch.global_
+    return ranks * job.micro_batch(ranks)
 
 
 def _set_up_torch(job: Job) -> None:

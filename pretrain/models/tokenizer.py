@@ -64,11 +64,12 @@ def trained_tokenizer(
     recipe = {**content, **section.model_dump(mode="json", exclude={"path"})}
     name = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:32]
     folder = cache / "tokenizers" / name
+    if not folder.exists():  # said by every rank: the one that trains may be one whose log is not shown
+        logger.info("no tokenizer.path: one is trained on the text, and kept in %s", folder)
     with ranks.synchronize_errors(), cache_lock(folder.with_suffix(".lock")):
         if not folder.exists():
             from capt.tokenizer.train import train
 
-            logger.info("no tokenizer.path: one is trained on the text, and kept in %s", folder)
             train(
                 texts(),
                 folder,

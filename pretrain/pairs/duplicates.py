@@ -134,7 +134,7 @@ def _texts(paths: Sequence[Path], split: str) -> Iterator[tuple[str, str]]:
         tables = [path / name for name in ("corpus.jsonl", "queries.jsonl") if (path / name).is_file()] or [path]
         for table in tables:
             for place, row in read_table(table, split):
-                for text in _in_cell(list(row.values())):
+                for text in _in_cell([value for name, value in row.items() if name != "_id"]):
                     yield place, text
 
 

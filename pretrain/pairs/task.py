@@ -99,7 +99,9 @@ class PairTask(ContrastTask[PairBatch]):
             if len(np.unique(train[-1].documents.keys)) < 2:
                 raise DataError(f"source {source.name}: all documents are one text: there is nothing to tell apart")
             if others:
-                held_out.append(self._encoded(source.model_copy(update=_HELD_OUT), others))
+                held_out.append(
+                    self._encoded(source.model_copy(update={**_HELD_OUT, "name": f"{source.name}, held out"}), others)
+                )
         if data.validation_files:
             source = next(data.each()).model_copy(update={**_HELD_OUT, "name": "validation"})
             options = {"form": source.form, "corpus": source.corpus, "columns": source.columns}
@@ -113,7 +115,8 @@ class PairTask(ContrastTask[PairBatch]):
             "query": shared(queries, pool.query_keys.tolist()),
             "document": shared(documents, pool.document_keys.tolist()),
         }
-        report_overlap(counts, train="training pairs", validation="held-out pairs")
+        if distributed.rank() == 0:  # all ranks read the same pairs
+            report_overlap(counts, train="training text", validation="held-out text")
         return train, pool
 
     def _encoded(self, source: PairSource, pairs: Any) -> SourceRows:

@@ -120,6 +120,9 @@ class ProgressDisplay(Callback):
             self._live = Live(self._view, console=console, refresh_per_second=4)
             self._show(Live.start)
 
+    def on_ready(self, run: Run) -> None:
+        self._tell_validation(run)  # the baseline, before the figures of step 1
+
     def after_step(self, run: Run, report: StepMetrics) -> None:
         if self._live is not None:
             self._view.done, self._view.left = run.progress.step, self._left(run)

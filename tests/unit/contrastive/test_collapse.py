@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from capt.pretrain.base import distributed
 from capt.pretrain.base.records import parse_record
 from capt.pretrain.config.contrast import ContrastSection
 from capt.pretrain.config.load import job_from_mapping
@@ -162,6 +163,21 @@ def test_new_encoders_are_none(figures: Figures) -> None:
     """Mean pooling puts all texts into one point and finds each; the first token has no text in it yet."""
     assert watched([("validation", 1, figures)]).status == ""
     assert watched(training(10, *[figures] * 4)).status == ""
+
+
+def test_before_the_first_step_nothing_has_fallen(caplog: pytest.LogCaptureFixture) -> None:
+    """The baseline of a job of pairs: an encoder of a masked-language model has its means in one point."""
+    watch = watched(validation((0, 0.214, -0.00154, 1)))
+    assert (watch.status, caplog.records) == ("", [])
+    watch.look("validation", 20, Figures(0.2, -0.0015, 1.0))
+    assert watch.status.startswith("COLLAPSED")
+    assert len(caplog.records) == 1
+
+
+def test_rank_0_alone_tells_of_a_fall(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "rank", lambda: 1)
+    assert watched(NEVER_GOOD_VALIDATED).status
+    assert not caplog.records
 
 
 def test_from_one_point_to_a_few_is_no_recovery() -> None:

@@ -11,10 +11,12 @@ import torch
 
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.contrast import ContrastSection
+from capt.pretrain.config.load import load_job
 from capt.pretrain.contrast import ContrastOptions, ShardedQueue, capt_loss
 from capt.pretrain.contrastive import term
 from capt.pretrain.contrastive.term import ContrastTerm, options_of
 from capt.pretrain.contrastive.views import Views
+from capt.pretrain.engine.run import _sequences_of_a_loss
 from tests.unit.contrast.support import unit
 
 OTHER: dict[str, Any] = {
@@ -95,3 +97,14 @@ def test_an_option_without_a_queue_to_use_it_is_refused_where_it_has_no_meaning(
     rows = unit(4, 8, seed=0)
     with pytest.raises(TypeError, match="unexpected keyword argument 'hardnes'"):
         capt_loss(rows, rows, ShardedQueue(8, 8), temperature=0.1, hardnes=1.0)
+
+
+@pytest.mark.parametrize("job", ["capt_tiny", "pairs_tiny"])
+@pytest.mark.parametrize(("cached", "expected"), [("auto", [64] * 3), ("true", [64] * 3), ("false", [16, 32, 64])])
+def test_a_cached_contrast_compares_the_step_on_any_number_of_ranks(job: str, cached: str, expected: list[int]) -> None:
+    """A resume on other ranks then needs no warning of another loss."""
+    settings = ["batch.global=64", "batch.micro=16", f"contrast.cached={cached}"]
+    if job == "pairs_tiny":
+        settings += ["data.files=a.jsonl", "model.init=runs/a"]
+    loaded = load_job(job, settings)
+    assert [_sequences_of_a_loss(loaded, ranks) for ranks in (1, 2, 4)] == expected

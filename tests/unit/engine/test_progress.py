@@ -63,6 +63,19 @@ def test_each_validation_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureF
     assert told == ["step 2 validation: accuracy 0.75  loss/mlm 2.5"]
 
 
+def test_the_baseline_is_told_before_the_first_step(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run, display = _run(tmp_path, run={"log_every": 1}), ProgressDisplay(Metrics())
+    display.on_start(run)
+    run.validation, run.validated_at = {"loss": 4.0}, 0
+    with caplog.at_level(logging.INFO):
+        display.on_ready(run)
+        run.progress.step = 1
+        display.after_step(run, {})
+    assert [" ".join(each.getMessage().split()[:3]) for each in caplog.records] == [
+        "step 0 validation:", "step 1/4 eta",
+    ]  # fmt: skip
+
+
 def test_a_terminal_that_is_closed_ends_the_bar_and_not_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from capt.launcher.cli import app
-from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.errors import DataError, counted
 from capt.pretrain.pairs.duplicates import find_duplicates
 from capt.pretrain.pairs.forms import same_text
 from tests.unit.pairs.test_forms import write_json
@@ -86,6 +86,12 @@ def test_a_folder_of_beir_and_nested_texts(tmp_path: Path) -> None:
     assert [(match.place, match.trained_place) for match in found.equal] == [
         (f"{tmp_path}/queries.jsonl:1", f"{train}:1")
     ]
+    assert found.short == 3  # the empty title, the query and the docid of the training row; no id of the folder
+
+
+def test_queries_and_entries_are_counted_in_their_plural() -> None:
+    assert [counted(n, "query") for n in (0, 1, 2)] == ["0 queries", "1 query", "2 queries"]
+    assert counted(2, "key") == "2 keys"
 
 
 def test_the_command(files: tuple[Path, Path, list[str], list[str]], tmp_path: Path) -> None:
