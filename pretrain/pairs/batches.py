@@ -88,8 +88,8 @@ class Drawn(NamedTuple):
 def draw(source: SourceRows, rows: Int64[np.ndarray, " n"], visits: Int64[np.ndarray, " n"], seed: int) -> Drawn:
     """Draw a positive and the hard negatives of each row for its ``visits``-th visit (counted from 0).
 
-    The visits of a row go through its positives one after the other, and through its negatives as many at a time as
-    ``negatives`` says; a row of its own begins anywhere. A row with fewer negatives gives them all.
+    The visits of a row go through its positives one after the other, and through its negatives in groups of
+    ``negatives``; each row begins at a place of its own. A row with fewer negatives gives them all.
     """
     begin = stream_key(f"visit/{source.source.name}", seed) % 2**31 + rows
     ones = np.ones(len(rows), dtype=np.int64)

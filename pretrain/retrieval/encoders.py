@@ -21,7 +21,7 @@ from capt.pretrain.base.verification import sha256
 from capt.pretrain.engine.checkpoint import find_best, read_manifest
 from capt.pretrain.language.restore import load_hf, load_model
 from capt.pretrain.language.sentence_folder import load_sentence_model
-from capt.pretrain.models.architecture import encoder_of_type
+from capt.pretrain.models.architecture import encoder_class, encoder_of_type
 from capt.pretrain.models.capt import CaptModel
 from capt.pretrain.models.encoder import Encoder
 from capt.pretrain.models.foreign.encoder import load_encoder as load_foreign
@@ -218,7 +218,7 @@ def _positions(model: Any) -> int | None:
     room = getattr(config, "max_position_embeddings", None)
     if not isinstance(room, int):
         return None
-    return room - config.pad_token_id - 1 if config.model_type in ROBERTA_TYPES else room
+    return room - config.pad_token_id - 1 if config.model_type in encoder_class("roberta").hf.types else room
 
 
 def load_text_encoder(path: Path, options: EncoderOptions) -> TextEncoder:

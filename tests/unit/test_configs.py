@@ -325,7 +325,6 @@ def test_typo_in_a_cluster_file_is_refused(path: Path, tmp_path: Path) -> None:
         ("data.cache=text.txt", "data.cache text.txt: text.txt is a file"),
         ("checkpoint.local.dir=text.txt", "checkpoint.local.dir text.txt"),
         ("run.callbacks={wandb: {}}", "the package wandb is not installed"),
-        ("batch.global=33", "batch.micro"),
     ],
 )
 @pytest.mark.parametrize("verb", [["config", "validate"], ["pretrain", "--dry-run"]])
