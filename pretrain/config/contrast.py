@@ -90,8 +90,8 @@ class ContrastSection(Section):
     )
     matryoshka: tuple[PositiveInt, ...] = Field(
         (),
-        description="widths: the loss is the sum over them of the loss of rows cut to that number of features; list the whole "
-        "width as well; [] = whole rows alone",
+        description="widths: the loss is the sum over them of the loss of rows cut to that number of features; list the "
+        "whole width as well; [] = whole rows alone",
     )
     matryoshka_weights: tuple[NonNegativeFloat, ...] = Field(
         (), description="a factor of each width of matryoshka; [] = 1 each"
