@@ -90,7 +90,7 @@ class ContrastSection(Section):
     )
     matryoshka: tuple[PositiveInt, ...] = Field(
         (),
-        description="widths: the loss is the sum over them of the loss of rows cut to that number of features; list the "
+        description="widths: the loss is the sum over them of the loss of rows cut to that many features; list the "
         "whole width as well; [] = whole rows alone",
     )
     matryoshka_weights: tuple[NonNegativeFloat, ...] = Field(
