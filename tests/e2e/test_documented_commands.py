@@ -58,6 +58,10 @@ NOT_RUN = {
     "capt convert runs/first exported-onnx": "takes most of a minute; tests/parity/test_export_onnx.py",
     "capt doctor --hostfile": "starts ssh; tests/multihost/test_preflight.py",
     "capt doctor my_job.yaml": "starts ssh; tests/multihost/test_preflight.py",
+    "capt convert runs/pairs": "needs a run of pairs; tests/e2e/test_pairs.py",
+    "capt neighbors exported-pairs": "needs a run of pairs; tests/unit/retrieval",
+    "capt plan": "takes most of a minute; tests/unit/plan",
+    "capt evaluate exported-pairs --retrieval": "needs a BEIR folder; tests/unit/retrieval",
     "capt evaluate exported-st --retrieval": "needs a BEIR folder; tests/unit/retrieval",
     "capt encode exported-st --text beir": "needs a BEIR folder; tests/unit/retrieval",
     "capt compare": "needs the figures of an evaluation; tests/unit/retrieval",
@@ -176,6 +180,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pairs = "".join(f"main-news\theadlines\t2016\t{n}\t{n % 5}.0\tThe river {n}.\tThe stone {n}.\n" for n in range(20))
     for home in (_folder(folder / "STS-B"), _folder(folder / "glue/STS-B")):
         (home / "sts-test.csv").write_text(pairs)
+    _pairs(folder)
     _words(folder)
     hosts = "node-1 slots=8\nnode-2 slots=8\n"
     (folder / "hosts").write_text(hosts)
@@ -192,6 +197,23 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_ranks(_other_runs, 1, folder)
     shutil.copytree(folder / "runs/first", folder / "runs/quickstart", symlinks=True)
     return folder
+
+
+def _pairs(folder: Path) -> None:
+    """Pairs of texts in three forms, and a file with texts to compare them with."""
+    texts = [f"The river {number} runs over stone {number}." for number in range(40)]
+    rows = [{"query": f"Where is river {n}?", "pos": [text]} for n, text in enumerate(texts)]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "qa.csv").write_text("title,body\n" + "".join(f"Where is {n}?,{text}\n" for n, text in enumerate(texts)))
+    for name, key in (("corpus", "d"), ("queries", "q")):
+        lines = [json.dumps({"_id": f"{key}{n}", "title": "", "text": f"{text} {key}"}) for n, text in enumerate(texts)]
+        (folder / "beir/nfcorpus").mkdir(parents=True, exist_ok=True)
+        (folder / f"beir/nfcorpus/{name}.jsonl").write_text("\n".join(lines))
+    judged = "query-id\tcorpus-id\tscore\n" + "".join(f"q{n}\td{n}\t1\n" for n in range(40))
+    for split in ("train", "test"):
+        (folder / "beir/nfcorpus/qrels").mkdir(exist_ok=True)
+        (folder / f"beir/nfcorpus/qrels/{split}.tsv").write_text(judged)
+    (_folder(folder / "sts") / "test.tsv").write_text(f"sentence1\tsentence2\tscore\n{texts[0]}\tA stone.\t3\n")
 
 
 def _words(folder: Path) -> None:
