@@ -11,6 +11,7 @@ import torch
 
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import CheckpointError, RunFailedError, quoted
+from capt.pretrain.config.contrast import ContrastSection
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine.callbacks import default_callbacks, user_callbacks
 from capt.pretrain.engine.callbacks.agreement import TrainingDivergedError
@@ -200,7 +201,7 @@ def _compare_losses(source: Path, job: Job) -> bool:
 def _sequences_of_a_loss(job: Job, ranks: int) -> int:
     """Sequences that an in-batch loss compares: of a forward pass on all ranks, or of a step with a cached contrast."""
     contrast = getattr(job, "contrast", None)
-    if contrast is not None and contrast.is_cached(job.accumulation(ranks)):
+    if isinstance(contrast, ContrastSection) and contrast.is_cached(job.accumulation(ranks)):
         return job.batch.global_
     return ranks * job.micro_batch(ranks)
 
