@@ -59,6 +59,7 @@ NOT_RUN = {
     "capt doctor --hostfile": "starts ssh; tests/multihost/test_preflight.py",
     "capt doctor my_job.yaml": "starts ssh; tests/multihost/test_preflight.py",
     "capt convert runs/pairs": "needs a run of pairs; tests/e2e/test_pairs.py",
+    "capt neighbors exported --text": "needs a model of pairs; tests/unit/retrieval",
     "capt neighbors exported-pairs": "needs a run of pairs; tests/unit/retrieval",
     "capt plan": "takes most of a minute; tests/unit/plan",
     "capt evaluate exported-pairs --retrieval": "needs a BEIR folder; tests/unit/retrieval",
