@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,8 +52,6 @@ def plan(
 
     A step of one rank is simulated on tensors without data. The exit code is 2 for a job that does not fit.
     """
-    import logging
-
     from capt.pretrain.base.files import write_json
     from capt.pretrain.config.load import load_job
     from capt.pretrain.plan.calibrate import cases
@@ -60,8 +60,6 @@ def plan(
     o.quiet(context)
     devices = cluster(gpus)
     job = load_job(config, overrides or [])
-    if not o.debug(context):
-        logging.getLogger("capt.pretrain").setLevel(logging.ERROR)  # of a queue and of sizes, as at every start
     from capt.pretrain.engine.run_folder import require_run
     from capt.pretrain.plan.advice import changes
     from capt.pretrain.plan.predict import PLAN, predict, require_fit
@@ -69,8 +67,9 @@ def plan(
     if save is not None:
         require_run(save)
     assumptions = cases(calibrate or [], devices.device.name)
-    found = predict(job, devices, assumptions)
-    tried = changes(job, found, assumptions) if advice else []
+    with nullcontext() if o.debug(context) else _errors_alone():
+        found = predict(job, devices, assumptions)
+        tried = changes(job, found, assumptions) if advice else []
     require_fit(found, job, [" ".join(change.keys) for change in tried])
     if save is not None:
         write_json(save / PLAN, found.to_json())
@@ -79,6 +78,18 @@ def plan(
     else:
         o.say("\n".join(_lines(config, found, tried, bool(calibrate))))
     return 0
+
+
+@contextmanager
+def _errors_alone() -> Iterator[None]:
+    """Leave out what every start logs of a queue and of sizes."""
+    logger = logging.getLogger("capt.pretrain")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _lines(config: str, found: Prediction, tried: Sequence[Change], calibrated: bool) -> Iterator[str]:

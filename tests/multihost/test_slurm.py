@@ -73,7 +73,7 @@ def ranks(run: Path) -> dict[str, int]:
             continue
         words = command.split("\0")
         name = re.search(r"SLURMD_NODENAME=(\w+)", env)
-        started_by_node = f"SLURM_JOB_NAME=capt-{run.name}\0" in env and "-m" in words and "pretrain" in words
+        started_by_node = f"SLURM_JOB_NAME=capt-{run.name}\0" in env and "-m" in words and "capt.pretrain" in words
         if name and started_by_node and "capt.launcher.batch" not in words:
             found.setdefault(name[1], int(path.name))
     return found
