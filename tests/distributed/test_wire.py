@@ -12,7 +12,7 @@ from capt.pretrain.config.load import load_job
 from capt.pretrain.engine.engines.build import build_engines
 from capt.pretrain.engine.task import Progress
 from capt.pretrain.plan.simulated import Wire
-from tests.benchmarks.scale_forms import Stage, zero_received
+from capt.pretrain.plan.traffic import Stage, zero_received
 from tests.language import write_corpus
 from tests.latent import write_text
 from tests.support import run_ranks
