@@ -128,7 +128,7 @@ def evaluate(
     ranks = {"nproc": nproc, "hostfile": hostfile, "launcher": launcher}
     of_retrieval = {
         "dims": dims, "bm25": bm25 or None, "per_query": per_query, "query_prompt": query_prompt,
-        "document_prompt": document_prompt, "store": store, "nproc": nproc, "hostfile": hostfile, "launcher": launcher,
+        "document_prompt": document_prompt, "store": store, **ranks,
     }  # fmt: skip
     if retrieval:
         _refuse_options(given, ("out", "pooler", "length", "split"), "with --retrieval")

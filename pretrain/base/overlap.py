@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import unicodedata
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -12,6 +13,11 @@ import numpy as np
 from capt.pretrain.base.errors import counted
 
 logger = logging.getLogger(__name__)
+
+
+def same_text(text: str) -> str:
+    """The form of a text in which texts that differ in case, spaces or Unicode's form alone are equal."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 class Shared(NamedTuple):

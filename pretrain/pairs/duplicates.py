@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.pairs.forms import same_text
+from capt.pretrain.base.overlap import same_text
 from capt.pretrain.pairs.tables import read_table
 
 _CHARACTERS = 5

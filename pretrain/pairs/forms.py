@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import glob
 import logging
-import unicodedata
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from capt.pretrain.base.errors import ConfigError, DataError, counted, did_you_mean, shown
+from capt.pretrain.base.overlap import same_text
 from capt.pretrain.pairs.layout import LABELS, Layout, Layouts
 from capt.pretrain.pairs.tables import (
     DOCUMENT_IDS,
@@ -95,11 +95,6 @@ class Counts:
         found = [(f.name, getattr(self, f.name), f.metadata["says"]) for f in fields(self) if "says" in f.metadata]
         where = {name: f", the first at {place}" for name, place in self.first.items()}
         return [f"{says}: {number:,}{where.get(name, '')}" for name, number, says in found if number]
-
-
-def same_text(text: str) -> str:
-    """The form of a text in which texts that differ in case, spaces or Unicode's form alone are equal."""
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def read_pairs(

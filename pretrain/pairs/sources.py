@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import numpy as np
 from jaxtyping import Int32, Int64
 
 from capt.pretrain.base.errors import ConfigError, DataError, counted
+from capt.pretrain.base.overlap import same_text
 from capt.pretrain.base.randomness import mix64
 from capt.pretrain.pairs.config import PairSource
 from capt.pretrain.pairs.forms import Pair
@@ -32,8 +32,8 @@ _LENGTH = 128
 
 def text_key(text: str) -> int:
     """A number of 63 bits that is the same for texts which differ in case, spaces or Unicode's form alone."""
-    normal = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
-    return int.from_bytes(hashlib.blake2b(normal.encode(errors="surrogatepass"), digest_size=8).digest(), "big") >> 1
+    content = same_text(text).encode(errors="surrogatepass")
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") >> 1
 
 
 @dataclass(frozen=True)

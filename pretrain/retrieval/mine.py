@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 import logging
-import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ from capt.pretrain.base.atomic import new_folder, require_new
 from capt.pretrain.base.distributed import gather_objects, rank, synchronize_errors, world_size
 from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
 from capt.pretrain.base.files import write_json, write_text
+from capt.pretrain.base.overlap import same_text
 from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.base.quiet import quiet_transformers
 from capt.pretrain.base.randomness import derive
@@ -96,11 +96,6 @@ class _Found:
     consistent: bool
 
 
-def normalized(text: str) -> str:
-    """A text as it is compared with others: white space, case and Unicode's form do not count (as in training)."""
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
-
-
 def mine(
     pairs: Sequence[Path],
     corpus: Path | None,
@@ -116,7 +111,7 @@ def mine(
     """Write the folder ``out`` with the pairs and their negatives, and the audit of them. Collective over all ranks.
 
     A negative is a document near to the query that is no positive of a row with the same query, no copy of one or of
-    the query (see `normalized`; neither behind a title), and passes `Rules`. With a cross-encoder, its scores take the
+    the query (see `same_text`; neither behind a title), and passes `Rules`. With a cross-encoder, its scores take the
     place of the encoder's in `Rules`, and are written as ``pos_scores`` and ``neg_scores``.
 
     Args:
@@ -174,7 +169,7 @@ def _positives_of(rows: Sequence[PairRow]) -> Iterator[tuple[str, str]]:
 
 def _distinct(documents: Iterator[tuple[str, str]]) -> list[str]:
     """The texts of a corpus, each once, in an order that does not depend on that of the files."""
-    texts = {normalized(text): text for _, text in documents if text.strip()}
+    texts = {same_text(text): text for _, text in documents if text.strip()}
     if not texts:
         raise DataError("an empty corpus: there is nothing to mine in")
     return [texts[name] for name in sorted(texts)]
@@ -183,7 +178,7 @@ def _distinct(documents: Iterator[tuple[str, str]]) -> list[str]:
 def _titled(corpus: Path) -> dict[str, str]:
     """What a document with a title is without it."""
     both = zip(read_documents(corpus), read_documents(corpus, titles=False), strict=True)
-    return {normalized(text): normalized(bare) for (_, text), (_, bare) in both if text != bare}
+    return {same_text(text): same_text(bare) for (_, text), (_, bare) in both if text != bare}
 
 
 def _search(
@@ -196,9 +191,9 @@ def _search(
     progress: ProgressCallback | None,
 ) -> list[_Found]:
     queries = list(dict.fromkeys(row.query for row in rows))
-    positives: dict[str, dict[str, str]] = {normalized(query): {} for query in queries}
+    positives: dict[str, dict[str, str]] = {same_text(query): {} for query in queries}
     for row in rows:
-        positives[normalized(row.query)].update({normalized(text): text for text in row.positives})
+        positives[same_text(row.query)].update({same_text(text): text for text in row.positives})
     of_queries = embed(encoder, queries, "query", options)
     of_documents = embed(
         encoder,
@@ -210,7 +205,7 @@ def _search(
     )
     cosine = encoder.similarity == "cosine"
     vectors = rows_of(of_queries, queries)
-    names = [normalized(text) for text in documents]
+    names = [same_text(text) for text in documents]
     alone = [titled.get(name, name) for name in names]
     copies = Counter(alone)
     excluded = 1 + max(sum(max(1, copies[name]) for name in own) for own in positives.values())
@@ -225,7 +220,7 @@ def _search(
     left = unit_rows(vectors) if cosine else vectors
     found = {}
     for number, query in enumerate(queries):
-        its_own = positives[normalized(query)]
+        its_own = positives[same_text(query)]
         own = rows_of(of_documents, its_own.values())
         scores = pair_scores(
             left[number : number + 1],
@@ -233,7 +228,7 @@ def _search(
             np.zeros(len(own), dtype=np.int64),
             np.arange(len(own)),
         )
-        ranked = [i for i in nearest.numbers[number].tolist() if i >= 0 and names[i] != normalized(query)]
+        ranked = [i for i in nearest.numbers[number].tolist() if i >= 0 and names[i] != same_text(query)]
         place = {i: nearest.scores[number, column] for column, i in enumerate(nearest.numbers[number].tolist())}
         kept = [i for i in ranked if names[i] not in its_own and alone[i] not in its_own]
         best = float(scores.max())
@@ -315,11 +310,11 @@ def _choose(
             continue
         candidates = list(range(rules.first, min(rules.last, len(each.texts))))
         looked += len(candidates)
-        known = {normalized(text) for text in pair.negatives}
+        known = {same_text(text) for text in pair.negatives}
         kept = []
         for i in candidates:
             reason = _refused(each.scores[i], each.positive, rules) or (
-                "already a negative" if normalized(each.texts[i]) in known else ""
+                "already a negative" if same_text(each.texts[i]) in known else ""
             )
             if reason:
                 removed[reason] += 1
@@ -394,11 +389,11 @@ def _faults(lines: Sequence[dict[str, Any]]) -> list[tuple[int, str]]:
     """Rows that would do harm in training: a negative that is a positive of the query or the query, or one twice."""
     positives: dict[str, set[str]] = {}
     for row in lines:
-        positives.setdefault(normalized(row["query"]), set()).update(map(normalized, row["pos"]))
+        positives.setdefault(same_text(row["query"]), set()).update(map(same_text, row["pos"]))
     faults = []
     for number, row in enumerate(lines):
-        names = [normalized(text) for text in row["neg"]]
-        query = normalized(row["query"])
+        names = [same_text(text) for text in row["neg"]]
+        query = same_text(row["query"])
         if positives[query] & set(names):
             faults.append((number, f"a negative of {row['query'][:80]!r} is a positive of the same query"))
         elif query in names:

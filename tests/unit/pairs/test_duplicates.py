@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from capt.launcher.cli import app
 from capt.pretrain.base.errors import DataError, counted
+from capt.pretrain.base.overlap import same_text
 from capt.pretrain.pairs.duplicates import find_duplicates
-from capt.pretrain.pairs.forms import same_text
 from tests.unit.pairs.test_forms import write_json
 
 WORDS = [f"{a}{b}{c}" for a in "bdfgk" for b in "aeiou" for c in ("ln", "r", "st", "m")]

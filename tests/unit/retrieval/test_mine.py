@@ -12,10 +12,11 @@ import pytest
 
 from capt.launcher.cli import main
 from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.base.overlap import same_text
 from capt.pretrain.retrieval import mine as room
 from capt.pretrain.retrieval.encode import Options
 from capt.pretrain.retrieval.encoders import EncoderOptions
-from capt.pretrain.retrieval.mine import Rules, mine, normalized, page
+from capt.pretrain.retrieval.mine import Rules, mine, page
 from capt.pretrain.retrieval.search import unit_rows
 from tests.support import run_ranks
 from tests.unit.retrieval.toy import ToyEncoder, write_beir, write_sentence_folder
@@ -35,7 +36,7 @@ def write_pairs(folder: Path, rows: int = 25, documents: int = 150, seed: int = 
     for i in range(rows):
         positives = generator.sample(corpus, generator.randint(1, 3))
         query = generator.choice([text(), generator.choice(corpus)])
-        if normalized(query) in map(normalized, positives):
+        if same_text(query) in map(same_text, positives):
             continue
         pairs.append({"query": query, "pos": positives, "source": i, "extra": {"kept": [i]}})
     pairs.append({**pairs[0], "pos": [corpus[0]], "source": "the same query again"})
@@ -69,11 +70,11 @@ def reference(folder: Path, rules: Rules) -> list[list[str]]:
     texts: dict[str, str] = {}
     for line in corpus.read_text().splitlines():
         text = json.loads(line)["text"]
-        texts[normalized(text)] = text
+        texts[same_text(text)] = text
     encoder = ToyEncoder()
     positives: dict[str, set[str]] = {}
     for row in rows:
-        positives.setdefault(normalized(row["query"]), set()).update(map(normalized, row["pos"]))
+        positives.setdefault(same_text(row["query"]), set()).update(map(same_text, row["pos"]))
 
     def cosine(query: str, text: str) -> np.float32:
         left = unit_rows(encoder.encode([encoder.prompts["query"] * 0 + query], "query")).astype(np.float64)
@@ -82,12 +83,12 @@ def reference(folder: Path, rules: Rules) -> list[list[str]]:
 
     expected = []
     for row in rows:
-        own = positives[normalized(row["query"])]
-        originals = {normalized(text): text for each in rows if normalized(each["query"]) == normalized(row["query"])
+        own = positives[same_text(row["query"])]
+        originals = {same_text(text): text for each in rows if same_text(each["query"]) == same_text(row["query"])
                      for text in each["pos"]}  # fmt: skip
         s_pos = float(min(cosine(row["query"], text) for text in originals.values()))
         ranked = [(cosine(row["query"], text), text) for name, text in texts.items()
-                  if name not in own and name != normalized(row["query"])]  # fmt: skip
+                  if name not in own and name != same_text(row["query"])]  # fmt: skip
         ranked.sort(key=lambda each: each[1], reverse=True)
         ranked.sort(key=lambda each: -each[0])
         kept = []
@@ -216,14 +217,14 @@ def test_the_consistency_filter_keeps_pairs_whose_positive_is_near(tmp_path: Pat
     kept = []
     encoder = ToyEncoder()
     rows = [json.loads(line) for line in pairs.read_text().splitlines()]
-    texts = {normalized(text): text for text in (json.loads(line)["text"] for line in corpus.read_text().splitlines())}
+    texts = {same_text(text): text for text in (json.loads(line)["text"] for line in corpus.read_text().splitlines())}
     for row in rows:
-        own = {normalized(t) for other in rows if normalized(other["query"]) == normalized(row["query"])
+        own = {same_text(t) for other in rows if same_text(other["query"]) == same_text(row["query"])
                for t in other["pos"]}  # fmt: skip
         query = unit_rows(encoder.encode([row["query"]], "query")).astype(np.float64)[0]
         scores = {name: np.float32(unit_rows(encoder.encode([text], "document")).astype(np.float64)[0] @ query)
-                  for name, text in texts.items() if name != normalized(row["query"])}  # fmt: skip
-        positives = [text for other in rows if normalized(other["query"]) == normalized(row["query"])
+                  for name, text in texts.items() if name != same_text(row["query"])}  # fmt: skip
+        positives = [text for other in rows if same_text(other["query"]) == same_text(row["query"])
                      for text in other["pos"]]  # fmt: skip
         best = max(
             np.float32(unit_rows(encoder.encode([t], "document")).astype(np.float64)[0] @ query) for t in positives
