@@ -69,10 +69,44 @@ class Adagrad(OwnOptimizer):
             )
 
 
-# LAMB, on PyTorch's foreach operators.
+# LAMB, and BERT's Adam, with which LXMERT was trained.
 
 
-class Lamb(OwnOptimizer):
+class _Adam(OwnOptimizer):
+    """An optimizer that makes its update of Adam's moments, on PyTorch's foreach operators."""
+
+    def update(self) -> None:
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if parameters:
+                self._update_group(group, parameters)
+
+    @abstractmethod
+    def _update_group(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        """Update ``parameters``, which have gradients."""
+
+    def _moments(self, group: dict[str, Any], parameters: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Both moments of each parameter, after its gradient has entered them."""
+        beta1, beta2 = group["betas"]
+        for p in parameters:
+            if not self.state[p]:
+                self.state[p] = {
+                    "step": torch.zeros(()),
+                    "exp_avg": torch.zeros_like(p),
+                    "exp_avg_sq": torch.zeros_like(p),
+                }
+            self.state[p]["step"] += 1
+        grads = [p.grad for p in parameters if p.grad is not None]
+        m = [self.state[p]["exp_avg"] for p in parameters]
+        v = [self.state[p]["exp_avg_sq"] for p in parameters]
+        torch._foreach_lerp_(m, grads, 1 - beta1)
+        torch._foreach_mul_(v, beta2)
+        torch._foreach_addcmul_(v, grads, grads, 1 - beta2)
+        return m, v
+
+
+class Lamb(_Adam):
     r"""LAMB: Adam's direction with a trust ratio per parameter tensor (You et al. 2020, Algorithm 2).
 
     .. math::
@@ -94,30 +128,10 @@ class Lamb(OwnOptimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
-    def update(self) -> None:
-        """Update every parameter that has a gradient."""
-        for group in self.param_groups:
-            parameters = [p for p in group["params"] if p.grad is not None]
-            if parameters:
-                self._step_group(group, parameters)
-
-    def _step_group(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+    def _update_group(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         beta1, beta2 = group["betas"]
-        for p in parameters:
-            if not self.state[p]:
-                self.state[p] = {
-                    "step": torch.zeros(()),
-                    "exp_avg": torch.zeros_like(p),
-                    "exp_avg_sq": torch.zeros_like(p),
-                }
-            self.state[p]["step"] += 1
-        grads = [p.grad for p in parameters if p.grad is not None]
-        m = [self.state[p]["exp_avg"] for p in parameters]
-        v = [self.state[p]["exp_avg_sq"] for p in parameters]
+        m, v = self._moments(group, parameters)
         step = float(self.state[parameters[0]]["step"])
-        torch._foreach_lerp_(m, grads, 1 - beta1)
-        torch._foreach_mul_(v, beta2)
-        torch._foreach_addcmul_(v, grads, grads, 1 - beta2)
         denominator = torch._foreach_sqrt(torch._foreach_div(v, 1 - beta2**step))
         torch._foreach_add_(denominator, group["eps"])
         direction = list(torch._foreach_div(torch._foreach_div(m, 1 - beta1**step), denominator))
@@ -131,10 +145,7 @@ class Lamb(OwnOptimizer):
         torch._foreach_add_(parameters, direction, alpha=-group["lr"])
 
 
-# BERT's Adam, with which LXMERT was trained, on PyTorch's foreach operators.
-
-
-class BertAdam(OwnOptimizer):
+class BertAdam(_Adam):
     r"""Adam without bias correction and with decoupled weight decay (Devlin et al. 2019, as released).
 
     .. math::
@@ -150,29 +161,8 @@ class BertAdam(OwnOptimizer):
     ) -> None:  # fmt: skip
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
-    def update(self) -> None:
-        """Update every parameter that has a gradient."""
-        for group in self.param_groups:
-            parameters = [p for p in group["params"] if p.grad is not None]
-            if parameters:
-                self._update_group(group, parameters)
-
     def _update_group(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        beta1, beta2 = group["betas"]
-        for p in parameters:
-            if not self.state[p]:
-                self.state[p] = {
-                    "step": torch.zeros(()),
-                    "exp_avg": torch.zeros_like(p),
-                    "exp_avg_sq": torch.zeros_like(p),
-                }
-            self.state[p]["step"] += 1
-        grads = [p.grad for p in parameters if p.grad is not None]
-        m = [self.state[p]["exp_avg"] for p in parameters]
-        v = [self.state[p]["exp_avg_sq"] for p in parameters]
-        torch._foreach_lerp_(m, grads, 1 - beta1)
-        torch._foreach_mul_(v, beta2)
-        torch._foreach_addcmul_(v, grads, grads, 1 - beta2)
+        m, v = self._moments(group, parameters)
         denominator = torch._foreach_sqrt(v)
         torch._foreach_add_(denominator, group["eps"])
         direction = list(torch._foreach_div(m, denominator))
