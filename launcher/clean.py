@@ -8,7 +8,14 @@ from pathlib import Path
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.load import load_job
 from capt.pretrain.engine.run_folder import CONFIG, holds_run, is_active
-from capt.pretrain.reliability.local.storage import INCARNATION, is_private, locations, remove, remove_stale, storage_of
+from capt.pretrain.reliability.local.storage import (
+    INCARNATION,
+    is_private,
+    location_of,
+    remove,
+    remove_stale,
+    storage_of,
+)
 
 
 def clean(runs: Sequence[Path]) -> Iterator[tuple[Path, str]]:
@@ -18,14 +25,14 @@ def clean(runs: Sequence[Path]) -> Iterator[tuple[Path, str]]:
         ConfigError: a folder holds no run, or a process trains in it.
     """
     if not runs:
-        yield from remove_stale(locations(None))
+        yield from remove_stale(location_of(None))
     for run in runs:
         if not holds_run(run):
             raise ConfigError(f"{run} holds no run")
         if is_active(run):
             raise ConfigError(f"{run}: a process is training in this folder; stop it first")
         (run / INCARNATION).unlink(missing_ok=True)
-        for location in locations(load_job(run / CONFIG, resolved=True).checkpoint.local.dir):
-            if is_private(storage := storage_of(location, run)):
-                remove(storage)
-                yield storage, "as asked for"
+        location = location_of(load_job(run / CONFIG, resolved=True).checkpoint.local.dir)
+        if is_private(storage := storage_of(location, run)):
+            remove(storage)
+            yield storage, "as asked for"

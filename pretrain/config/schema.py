@@ -217,7 +217,7 @@ class LocalSection(Section):
     )
     dir: PathField | None = Field(
         None,
-        description="folder of each host for them; null = /dev/shm if it has room, else the folder for temporary files",
+        description="folder of each host for them; null = /dev/shm, or where that is missing the temporary files",
     )
 
 

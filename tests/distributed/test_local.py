@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from capt.launcher.clean import clean
+from capt.pretrain.base import hosts
 from capt.pretrain.base.errors import CheckpointError, ConfigError, UserError
 from capt.pretrain.base.locks import file_lock
 from capt.pretrain.base.quiet import quiet_libraries
@@ -52,7 +53,7 @@ def _run(
     rank = int(os.environ["RANK"])
     if hosts_of:
         host = f"host-{rank // hosts_of}"
-        replicate._this_host = lambda: (host, "")
+        hosts._this_host = lambda: (host, "")
         section = mapping["checkpoint"]["local"]
         section["dir"] = str(Path(section["dir"]) / host)
     if crash:
@@ -76,13 +77,10 @@ def _run(
 
 
 def _break(fault: str, first: Path) -> None:
-    """No room in the first or in any place; or the file system says so only when a file is written."""
+    """No room, or the file system says so only when a file is written."""
     from capt.pretrain.engine import durable
 
-    storage.locations = lambda given: [first, first.with_name("second")]  # type: ignore[assignment]
     if fault == "room":
-        checkpointer.free_bytes = lambda location: 0 if location == first else 1 << 40
-    if fault == "nowhere":
         checkpointer.free_bytes = lambda location: 1000
     if fault == "growing":
         checkpointer.free_bytes = lambda location: 1 << 40
@@ -213,18 +211,13 @@ def test_a_damaged_record_of_the_life_is_said(tmp_path: Path) -> None:
     assert f"{run / 'incarnation.json'} cannot be read: the run's local checkpoints are not used" in _log(run)
 
 
-def test_a_run_that_was_moved_takes_its_state_along_and_a_copy_does_not(
-    tmp_path: Path, losses: dict[int, float]
-) -> None:
+def test_a_run_that_was_moved_begins_from_its_permanent_checkpoint(tmp_path: Path, losses: dict[int, float]) -> None:
     run, memory = _crashed(tmp_path)
-    moved, copy = tmp_path / "moved", tmp_path / "copy"
-    shutil.copytree(run, copy, symlinks=True)
-    assert run_ranks(_run, 3, _mapping(copy, memory), True, CRASH) == ["crash"] * 3
-    assert _resumed_at(copy) == 4
-    run.rename(moved)
+    moved = run.rename(tmp_path / "moved")
     assert run_ranks(_run, 3, _mapping(moved, memory), True) == [0, 0, 0]
-    assert _resumed_at(moved) == 6
+    assert _resumed_at(moved) == 4
     assert _losses(moved) == losses
+    assert list(memory.iterdir()) == []
 
 
 def test_what_is_of_another_run_or_another_future_is_not_taken(tmp_path: Path, losses: dict[int, float]) -> None:
@@ -261,26 +254,18 @@ def test_switched_off_for_the_resumed_job_it_is_used_still(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("fault", "said", "used"),
-    [
-        ("room", "has room for 0 bytes", 1),
-        ("nowhere", "training continues without local checkpoints", 0),
-        ("growing", "training continues without local checkpoints", 0),
-        ("write", "training continues with another location for them", 1),
-    ],
+    ("fault", "said"),
+    [("room", "has 1,000 bytes free"), ("growing", "they need"), ("write", "no space left on device")],
 )
-def test_full_memory_costs_no_training(
-    tmp_path: Path, losses: dict[int, float], fault: str, said: str, used: int
-) -> None:
+def test_full_memory_costs_no_training(tmp_path: Path, losses: dict[int, float], fault: str, said: str) -> None:
     run, memory = tmp_path / "run", tmp_path / "first"
     mapping = {**_mapping(run, memory, every=1)}
     assert run_ranks(_run, 3, mapping, False, CRASH, 0, fault) == ["crash"] * 3
-    assert _log(run).count(said) == 1
-    folders = list((tmp_path / "second").iterdir()) if (tmp_path / "second").exists() else []
-    assert len(folders) == used
-    assert not memory.exists() or list(memory.iterdir()) == []
+    assert _log(run).count("training continues without local checkpoints") == 1
+    assert said in _log(run)
     assert run_ranks(_run, 3, mapping, True, 0, 0, fault) == [0, 0, 0]
-    assert _resumed_at(run) == (7 if used else 4)
+    assert _resumed_at(run) == 4
+    assert not memory.exists() or list(memory.iterdir()) == []
     assert _losses(run) == losses
 
 
@@ -289,13 +274,13 @@ def test_stale_folders_of_other_runs_are_removed_and_others_stay(tmp_path: Path)
     (folder,) = memory.iterdir()
     stranger = memory / "somebody-elses"
     stranger.mkdir()
-    assert list(storage.remove_stale([memory])) == []  # it is of use: 6 is newer than 4
+    assert list(storage.remove_stale(memory)) == []  # it is of use: 6 is newer than 4
     old = storage.newest_change(folder) - storage.KEPT - 1
     (manifest,) = folder.rglob("manifest.json")
     os.utime(manifest, (old, old))
     with file_lock(run / ".training"):
-        assert list(storage.remove_stale([memory])) == []  # a process trains there
-    ((removed, reason),) = storage.remove_stale([memory])
+        assert list(storage.remove_stale(memory)) == []  # a process trains there
+    ((removed, reason),) = storage.remove_stale(memory)
     assert (removed, "a day" in reason) == (folder, True)
     assert list(memory.iterdir()) == [stranger]
 
@@ -361,7 +346,7 @@ def test_a_folder_that_others_can_reach_is_neither_used_nor_removed(tmp_path: Pa
     folder.mkdir(mode=0o755)
     with pytest.raises(CheckpointError, match="not a private folder"):
         storage.prepare(folder, tmp_path / "run", "0" * 32)
-    assert list(storage.remove_stale([tmp_path])) == []
+    assert list(storage.remove_stale(tmp_path)) == []
     assert folder.is_dir()
 
 
@@ -379,15 +364,10 @@ def test_a_run_below_a_folder_whose_name_is_no_utf8(tmp_path: Path) -> None:
     (folder / "checkpoints" / "step-00000003" / "manifest.json").touch()
     (run / "checkpoints" / "step-\u00b2").mkdir(parents=True)  # a digit that is no number
     (run / "checkpoints" / "step-\u00b2" / "manifest.json").touch()
-    assert list(storage.remove_stale([memory])) == []  # it is of use
-    moved = run.rename(tmp_path / "moved")
-    storage.follow_move([memory], moved, [life])
-    adopted = storage.owner_of(storage.storage_of(memory, moved))
-    assert adopted is not None
-    assert adopted.folder == moved
+    assert list(storage.remove_stale(memory)) == []  # it is of use
     for forged in ("relative", "/nul\0", ""):
-        (storage.storage_of(memory, moved) / storage.OWNER).write_text(json.dumps({"run": forged, "incarnation": life}))
-        assert storage.owner_of(storage.storage_of(memory, moved)) is None
+        (folder / storage.OWNER).write_text(json.dumps({"run": forged, "incarnation": life}))
+        assert storage.owner_of(folder) is None
 
 
 def test_a_folder_that_stands_in_the_way_is_told_of_once(tmp_path: Path) -> None:

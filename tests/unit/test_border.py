@@ -107,8 +107,9 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "pretrain/engine/callbacks/performance.py": (".read_bytes", "of a private temporary folder"),
     "pretrain/engine/checkpoint/load.py": ("safe_open", TENSORS),
     "pretrain/engine/durable.py": (".open", "the safetensors file that was written just before"),
-    "pretrain/reliability/local/storage.py": (".read_text", "/proc and /sys"),
-    "pretrain/reliability/local/replicate.py": (".open .read_text", "/proc; files of another host, private"),
+    "pretrain/base/hosts.py": (".read_text", "/proc"),
+    "pretrain/base/memory.py": (".read_text", "/proc and /sys"),
+    "pretrain/reliability/local/replicate.py": (".open", "files of another host, private"),
     "pretrain/engine/heartbeat.py": ("mmap.mmap", "memory without a name, inherited from the launcher"),
     "pretrain/engine/provenance.py": (
         "subprocess.run .read_text", "git, in the source checkout; /proc/cpuinfo, of the kernel; " + TOOL,

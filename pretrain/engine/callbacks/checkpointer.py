@@ -16,8 +16,8 @@ from capt.pretrain.config.schema import CheckpointSection
 from capt.pretrain.engine import heartbeat, interruption
 from capt.pretrain.engine.callbacks.pace import Pace
 from capt.pretrain.engine.checkpoint import PendingSave, begin_save, checkpoints_of, read_exports
-from capt.pretrain.engine.checkpoint.fragments import fragments
 from capt.pretrain.engine.checkpoint.layout import point, remove_checkpoint, remove_leftovers, set_aside, step_folder
+from capt.pretrain.engine.checkpoint.save import state_bytes
 from capt.pretrain.engine.durable import write_error
 from capt.pretrain.engine.loop import Callback, Run
 from capt.pretrain.engine.run_folder import LOCK, Best, check_is_own, read_best, write_best
@@ -240,8 +240,8 @@ class Checkpointer(Callback):
                 self._commit(run)
                 return
             except NoSpaceError as error:
-                own = sum(4 * f.view.numel() for engine in run.engines.values() for f in fragments(engine))
-                need, now = sum(distributed.gather_objects(own)), time.monotonic()
+                need = sum(distributed.gather_objects(state_bytes(run.engines, run.task)))
+                now = time.monotonic()
                 if now - told > _TELL and distributed.rank() == 0:
                     told = now
                     logger.error(

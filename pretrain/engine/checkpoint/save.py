@@ -43,7 +43,7 @@ from capt.pretrain.engine.checkpoint.layout import (
 from capt.pretrain.engine.durable import write_error, write_tensors
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.provenance import hardware, provenance
-from capt.pretrain.engine.task import Progress, Task
+from capt.pretrain.engine.task import Progress, SizedTask, Task
 
 # A checkpoint that is being written: it is either complete, or it is not there.
 #
@@ -56,6 +56,12 @@ from capt.pretrain.engine.task import Progress, Task
 logger = logging.getLogger(__name__)
 
 TensorFiles = dict[str, dict[str, Tensor]]
+
+
+def state_bytes(engines: Mapping[str, Engine], task: Task) -> int:
+    """Return about how many bytes of files this rank's share of a checkpoint has, before anything is written."""
+    own = sum(4 * fragment.view.numel() for engine in engines.values() for fragment in fragments(engine))
+    return own + (task.state_bytes() if isinstance(task, SizedTask) else 0)
 
 
 class PendingSave:

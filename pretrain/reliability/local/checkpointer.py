@@ -10,17 +10,19 @@ from typing import Any
 
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import CheckpointError, counted
+from capt.pretrain.base.hosts import Hosts, find_hosts
+from capt.pretrain.base.memory import free_bytes
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine import heartbeat
 from capt.pretrain.engine.callbacks.pace import Pace
 from capt.pretrain.engine.checkpoint import PendingSave, begin_save, checkpoints_of
-from capt.pretrain.engine.checkpoint.fragments import fragments
 from capt.pretrain.engine.checkpoint.layout import remove_checkpoint, remove_leftovers
+from capt.pretrain.engine.checkpoint.save import state_bytes
 from capt.pretrain.engine.loop import NEVER, Callback, Run
-from capt.pretrain.engine.task import SizedTask, StepMetrics
+from capt.pretrain.engine.task import StepMetrics
 from capt.pretrain.reliability.local import storage
-from capt.pretrain.reliability.local.replicate import Hosts, Transfer, copy_files, find_hosts, newest_local
-from capt.pretrain.reliability.local.storage import INCARNATION, free_bytes, is_private, storage_of
+from capt.pretrain.reliability.local.replicate import Transfer, copy_files, newest_local
+from capt.pretrain.reliability.local.storage import INCARNATION, is_private, location_of, storage_of
 
 logger = logging.getLogger(__name__)
 
@@ -59,9 +61,9 @@ class LocalCheckpointer(Callback):
     """Saves every ``checkpoint.local.every`` steps into the storage of each host; the newest one stays.
 
     Nothing is saved after a step whose checkpoint goes to the run folder. On GPUs files are written in the background,
-    as with ``checkpoint.async``. What cannot be written is said once, and training continues without. A run that ends,
-    done or stopped, has a checkpoint of its last step and leaves no storage; after a fault the storage waits for
-    ``capt resume``. Storage of other runs that is of no more use is removed before the first step.
+    as with ``checkpoint.async``. Where one cannot be written, an error says so, and training continues without. A run
+    that ends, done or stopped, has a checkpoint of its last step and leaves no storage; after a fault the storage waits
+    for ``capt resume``. Storage of other runs that is of no more use is removed before the first step.
     """
 
     follows = ("Agreement", "SampleLedger", "Replicas", "Metrics", "Checkpointer")
@@ -75,9 +77,7 @@ class LocalCheckpointer(Callback):
         self._need = self._estimate = 0
         self.held = 0
         """Bytes of the newest one on this host."""
-        self._location: Path | None = None
-        self._kept: set[Path] = set()
-        """Storage that cannot be removed, which is said once."""
+        self._warned = False
 
     def find_checkpoint(self, job: Job, after: int) -> Path | None:
         return newest_local(job, after)
@@ -88,14 +88,15 @@ class LocalCheckpointer(Callback):
 
     def on_start(self, run: Run) -> None:
         section = run.job.checkpoint.local
-        self._locations = storage.locations(section.dir)
+        self._location = location_of(section.dir)
+        self._storage = storage_of(self._location, run.dir)
         valid = distributed.broadcast_object(storage.incarnations_of(run.dir))
         if not section.every and not valid:
             return
         self._used, self._off = True, not section.every
         self._hosts = find_hosts()
         source = run.resumed_from
-        own = source is not None and source.parents[1] in [storage_of(each, run.dir) for each in self._locations]
+        own = source is not None and source.parents[1] == self._storage
         self._incarnation = self._begin_incarnation(run, valid if own else (), source if own else None)
         run.background.append(lambda: self._pending is not None and not self._pending.done())
         self._pace = Pace(section.every, run.progress.step)
@@ -109,8 +110,8 @@ class LocalCheckpointer(Callback):
         new = distributed.broadcast_object(new)
         with distributed.synchronize_errors():
             if self._hosts.leads:
-                self._clean(run, keep=source)
-                for folder, reason in storage.remove_stale(self._locations):
+                self._clean(keep=source)
+                for folder, reason in storage.remove_stale(self._location):
                     logger.info("removed %s: %s", folder, reason)
                 if source is not None:
                     try:
@@ -144,30 +145,28 @@ class LocalCheckpointer(Callback):
             if distributed.rank() == 0:
                 (run.dir / INCARNATION).unlink(missing_ok=True)
             if self._hosts.leads:
-                self._clean(run, keep=None)
+                self._clean(keep=None)
 
     def _try(self, run: Run, action: Callable[[Run], None]) -> None:
-        """Run ``action`` as a section of its own, and count its time. A location that fails is not used again."""
+        """Run ``action`` as a section of its own, and count its time. After a failure nothing more is saved."""
         before = heartbeat.enter("local")
         with run.pause(), self._pace.cost():
             try:
                 action(run)
             except CheckpointError as error:
-                self._pending = None
-                self._locations = [each for each in self._locations if each != self._location]
+                self._pending, self._off = None, True
                 if distributed.rank() == 0:
-                    after = "without local checkpoints" if self._off else "with another location for them, if any"
-                    logger.error("%s; training continues %s", error, after)
+                    logger.error("%s; training continues without local checkpoints", error)
         heartbeat.enter(before)
 
     def _save(self, run: Run) -> None:
         run.settle()  # a state that has diverged must not be kept
         run.make_durable()
         self._commit(run)
-        root = self._choose_storage(run)
+        self._prepare_storage(run)
         asynchronous = distributed.device().type == "cuda"
         pending = begin_save(
-            root, run.job, run.engines, run.task, run.progress, asynchronous=asynchronous, spikes=run.spikes(),
+            self._storage, run.job, run.engines, run.task, run.progress, asynchronous=asynchronous, spikes=run.spikes(),
             exports=run.exports, make=partial(LocalSave, hosts=self._hosts),
         )  # fmt: skip
         assert isinstance(pending, LocalSave)
@@ -186,61 +185,40 @@ class LocalCheckpointer(Callback):
             if not self._said:
                 logger.info("local checkpoints in %s, %s each", path.parents[1], counted(pending.held, "byte"))
             self._said = True
-            self._clean(run, keep=path)
+            self._clean(keep=path)
 
-    def _choose_storage(self, run: Run) -> Path:
-        """Return the run's storage on this host, in a location with room. Collective. Raises ``CheckpointError``."""
+    def _prepare_storage(self, run: Run) -> None:
+        """Make the storage on every host. Collective. Raises ``CheckpointError``: a host has no room for it."""
         if not self._need:  # nothing was written yet that would tell; and the state of a task may grow
-            own = sum(4 * f.view.numel() for engine in run.engines.values() for f in fragments(engine))
-            own += run.task.state_bytes() if isinstance(run.task, SizedTask) else 0
-            sizes = enumerate(distributed.gather_objects(own))
+            sizes = enumerate(distributed.gather_objects(state_bytes(run.engines, run.task)))
             local, peer = self._hosts.local, self._hosts.peer
             self._estimate = sum(size for rank, size in sizes for each in (rank, peer(rank)) if each in local)
             self._need = self._estimate
-        chosen: Path | None = None
+        with distributed.synchronize_errors():
+            if self._hosts.leads:
+                if (free := free_bytes(self._location)) < self._need:
+                    raise CheckpointError(
+                        f"no room for local checkpoints: {self._location} has {max(free, 0):,} bytes free and they "
+                        f"need {self._need:,}; set checkpoint.local.dir, or give the container more shared memory"
+                    )
+                try:
+                    storage.prepare(self._storage, run.dir, self._incarnation)
+                except OSError as error:
+                    raise CheckpointError(f"{self._storage}: {error.strerror}; set checkpoint.local.dir") from error
+
+    def _clean(self, keep: Path | None) -> None:
+        """Remove what this host has of the run but ``keep``; what cannot be removed is said once."""
         try:
-            with distributed.synchronize_errors():
-                if self._hosts.leads:
-                    chosen = self._prepare_storage(run)
-        except CheckpointError:
-            self._off = True
-            raise
-        self._location = distributed.gather_objects(chosen)[self._hosts.local[0]]
-        assert self._location is not None
-        return storage_of(self._location, run.dir)
-
-    def _prepare_storage(self, run: Run) -> Path:
-        reasons: list[str] = []
-        for location in self._locations:
-            try:
-                if (free := free_bytes(location)) < self._need:
-                    raise CheckpointError(f"{location} has room for {max(free, 0):,} bytes")
-                storage.prepare(storage_of(location, run.dir), run.dir, self._incarnation)
-                if reasons and location != self._location:
-                    logger.warning("%s: local checkpoints go to %s", "; ".join(reasons), location)
-                return location
-            except (CheckpointError, OSError) as error:
-                reasons.append(str(error))
-        raise CheckpointError(
-            f"no room for local checkpoints of {self._need:,} bytes a host: {'; '.join(reasons)}; "
-            "set checkpoint.local.dir"
-        )
-
-    def _clean(self, run: Run, keep: Path | None) -> None:
-        """Remove what this host has of the run but ``keep``."""
-        for location in storage.locations(run.job.checkpoint.local.dir):
-            own = storage_of(location, run.dir)
-            try:
-                if not is_private(own):
-                    continue
-                if keep is None or keep.parents[1] != own:
-                    storage.remove(own)
-                    continue
-                remove_leftovers(own)
-                for path in checkpoints_of(own):
-                    if path != keep:
-                        remove_checkpoint(path)
-            except (CheckpointError, OSError) as error:
-                if own not in self._kept:
-                    logger.warning("%s could not be removed: %s", own, error)
-                self._kept.add(own)
+            if not is_private(self._storage):
+                return
+            if keep is None or keep.parents[1] != self._storage:
+                storage.remove(self._storage)
+                return
+            remove_leftovers(self._storage)
+            for path in checkpoints_of(self._storage):
+                if path != keep:
+                    remove_checkpoint(path)
+        except (CheckpointError, OSError) as error:
+            if not self._warned:
+                logger.warning("%s could not be removed: %s", self._storage, error)
+            self._warned = True

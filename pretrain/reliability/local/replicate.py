@@ -5,13 +5,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import socket
 from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
@@ -22,13 +19,15 @@ from torch import Tensor
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import CheckpointError, counted
 from capt.pretrain.base.files import open_regular, read_bytes
+from capt.pretrain.base.hosts import Hosts, find_hosts
+from capt.pretrain.base.memory import free_bytes
 from capt.pretrain.base.verification import sha256
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine.checkpoint import checkpoints_of, read_manifest
 from capt.pretrain.engine.checkpoint.layout import MANIFEST, step_folder
 from capt.pretrain.engine.durable import write_error
 from capt.pretrain.reliability.local import storage
-from capt.pretrain.reliability.local.storage import INCARNATION, is_private, storage_of
+from capt.pretrain.reliability.local.storage import INCARNATION, is_private, location_of, storage_of
 
 logger = logging.getLogger(__name__)
 
@@ -36,53 +35,6 @@ CHUNK = 8 << 20
 """Largest number of bytes of a file that two ranks exchange in one turn."""
 BUFFERS = 64 << 20
 """Largest number of bytes that a rank exchanges with all others in one turn: some of a thousand ranks have hundreds."""
-
-
-@dataclass(frozen=True)
-class Hosts:
-    """The hosts of a job, as a ring in the order of their first ranks: the ranks of each, and this process's rank."""
-
-    ranks: tuple[tuple[int, ...], ...]
-    rank: int
-
-    @cached_property
-    def of(self) -> dict[int, int]:
-        """The number of each rank's host."""
-        return {rank: number for number, ranks in enumerate(self.ranks) for rank in ranks}
-
-    @property
-    def local(self) -> tuple[int, ...]:
-        """The ranks of this host. The first one makes and removes folders."""
-        return self.ranks[self.of[self.rank]]
-
-    @property
-    def leads(self) -> bool:
-        """Whether this process is the first rank of its host."""
-        return self.rank == self.local[0]
-
-    def peer(self, rank: int) -> int | None:
-        """Return the rank on the next host that keeps the replica of ``rank``; None where there is one host only."""
-        if len(self.ranks) == 1:
-            return None
-        own = self.of[rank]
-        there = self.ranks[(own + 1) % len(self.ranks)]
-        return there[self.ranks[own].index(rank) % len(there)]
-
-
-def find_hosts() -> Hosts:
-    """Ask all ranks on which host they are. Collective."""
-    ranks: dict[tuple[str, str], list[int]] = {}
-    for rank, (name, boot) in enumerate(distributed.gather_objects(_this_host())):
-        ranks.setdefault((name, boot), []).append(rank)
-    return Hosts(tuple(map(tuple, ranks.values())), distributed.rank())
-
-
-def _this_host() -> tuple[str, str]:
-    """Return the host's name and the id of its boot: containers may all have the same name."""
-    boot = ""
-    with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return socket.gethostname(), boot
 
 
 class Transfer(NamedTuple):
@@ -192,9 +144,6 @@ def newest_local(job: Job, after: int) -> Path | None:
             _warn([f"{job.run.dir / INCARNATION} cannot be read: the run's local checkpoints are not used"])
         return None
     hosts = find_hosts()
-    with distributed.synchronize_errors():
-        if hosts.leads:
-            storage.follow_move(storage.locations(job.checkpoint.local.dir), job.run.dir, valid)
     found, notes = _find(job, valid, after)
     answers = distributed.gather_objects(([each.key for each in found], notes) if hosts.leads else ([], []))
     holders: dict[tuple[int, str], list[int]] = defaultdict(list)
@@ -223,16 +172,15 @@ def _find(job: Job, valid: Sequence[str], after: int) -> tuple[list[_Found], lis
     found: list[_Found] = []
     notes: list[str] = []
     paths: list[Path] = []
-    for location in storage.locations(job.checkpoint.local.dir):
-        own = storage_of(location, job.run.dir)
-        try:
-            if is_private(own):
-                owner = storage.owner_of(own)
-                if owner is None or owner.incarnation not in valid:
-                    raise CheckpointError("it is of another run, or of an earlier incarnation of this one")
-                paths += checkpoints_of(own)
-        except (CheckpointError, OSError) as error:
-            notes.append(f"{own} is not used: {error}")
+    own = storage_of(location_of(job.checkpoint.local.dir), job.run.dir)
+    try:
+        if is_private(own):
+            owner = storage.owner_of(own)
+            if owner is None or owner.incarnation not in valid:
+                raise CheckpointError("it is of another run, or of an earlier incarnation of this one")
+            paths = checkpoints_of(own)
+    except (CheckpointError, OSError) as error:
+        notes.append(f"{own} is not used: {error}")
     for path in paths:
         try:
             if int(path.name[5:]) <= after:
@@ -286,10 +234,9 @@ def _verify(hosts: Hosts, files: _Files, mine: _Found | None) -> list[set[str]]:
 
 def _make_room(job: Job, valid: Sequence[str], step: int, need: int, mine: _Found | None) -> Path:
     """Return the folder of the checkpoint on this host, which has room for the ``need`` bytes that it lacks."""
-    where = [mine.folder.parents[2]] if mine else storage.locations(job.checkpoint.local.dir)
-    location = next((each for each in where if not need or storage.free_bytes(each) >= need), None)
-    if location is None:
-        raise CheckpointError(f"no room for {need:,} bytes on this host")
+    location = location_of(job.checkpoint.local.dir)
+    if need and free_bytes(location) < need:
+        raise CheckpointError(f"no room for {need:,} bytes in {location} on this host")
     own = storage_of(location, job.run.dir)
     folder = mine.folder if mine else step_folder(own, step)
     try:

@@ -68,22 +68,15 @@ class Owner(Record):
         return Path(self.run if self.run.startswith("/") else os.fsdecode(bytes.fromhex(self.run)))
 
 
-def locations(given: Path | None) -> list[Path]:
-    """Return the folders that may hold the storage on this host, the best first."""
-    if given is not None:
-        return [given]
-    return [*([MEMORY] if MEMORY.is_dir() else []), Path(tempfile.gettempdir())]
+def location_of(given: Path | None) -> Path:
+    """Return the folder that holds the storage on this host: the ``given`` one, else the memory, where there is one."""
+    return given or (MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir()))
 
 
 def storage_of(location: Path, run: Path) -> Path:
     """Return the storage of a run in a location."""
     name = hashlib.sha256(os.fsencode(os.path.realpath(run))).hexdigest()[:16]
     return location / f"{_PREFIX}-{os.geteuid()}-{name}"
-
-
-def _all_storages(where: Sequence[Path]) -> Iterator[Path]:
-    for location in where:
-        yield from sorted(location.glob(f"{_PREFIX}-{os.geteuid()}-*"))
 
 
 def is_private(storage: Path) -> bool:
@@ -116,23 +109,6 @@ def prepare(storage: Path, run: Path, incarnation: str, before: Sequence[str] = 
         write_json(storage / OWNER, own.model_dump(), private=True)
 
 
-def follow_move(where: Sequence[Path], run: Path, valid: Sequence[str]) -> None:
-    """Rename the storage of a run that was moved, found by its ``valid`` incarnations, for the new path.
-
-    Storage stays where a run at the old path still has the incarnation: the run was copied.
-    """
-    own = Path(os.path.realpath(run))
-    for other in _all_storages(where):
-        storage = storage_of(other.parent, run)
-        with suppress(UserError, OSError):
-            owner = owner_of(other) if other != storage and is_private(other) else None
-            if owner is None or owner.incarnation not in valid or is_private(storage):
-                continue
-            if owner.folder == own or owner.incarnation not in incarnations_of(owner.folder):
-                write_json(other / OWNER, Owner.of(run, owner.incarnation).model_dump(), private=True)
-                other.rename(storage)
-
-
 def owner_of(storage: Path) -> Owner | None:
     """Return the owner of a private storage; None where the record cannot be read."""
     with suppress(UserError, OSError):
@@ -160,60 +136,18 @@ def drop_previous(run: Path, incarnation: str) -> None:
     write_json(run / INCARNATION, Incarnation(incarnation=incarnation).model_dump())
 
 
-def free_bytes(location: Path) -> int:
-    """Return the bytes that may be written to a location; a tenth of it, and of the memory, is left to others."""
-    location = next(folder for folder in (location, *location.absolute().parents) if folder.exists())
-    usage = shutil.disk_usage(location)
-    free = usage.free - usage.total // 10
-    return min(free, available_memory()) if _is_memory(location) else free
-
-
-def _is_memory(location: Path) -> bool:
-    """Return whether a folder is in main memory."""
-    best, kind = "", ""
-    with suppress(OSError):
-        path = os.path.realpath(location)
-        for line in Path("/proc/self/mounts").read_text(errors="replace").splitlines():
-            _, where, what, *_ = line.split(" ")
-            inside = path == where or path.startswith(where.rstrip("/") + "/")
-            if inside and len(where) >= len(best):
-                best, kind = where, what
-    return kind in ("tmpfs", "ramfs")
-
-
-def available_memory() -> int:
-    """Return the bytes of memory that the host and the container have free; a tenth of all is held back."""
-    left = [1 << 62]
-    with suppress(OSError, KeyError, ValueError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        info = {name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(":") for line in lines)}
-        left.append(info["MemAvailable"] - info["MemTotal"] // 10)
-    for limit, used, given_back in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        with suppress(OSError, KeyError, ValueError):  # no such limit, which is then the word "max"
-            group = Path("/sys/fs/cgroup")
-            most = int((group / limit).read_text())
-            figures = dict(
-                line.split(" ") for line in (group / limit).with_name("memory.stat").read_text().splitlines()
-            )
-            left.append(most - most // 10 - int((group / used).read_text()) + int(figures[given_back]))
-    return min(left)
-
-
 def remove(storage: Path) -> None:
     """Remove the storage of a run: the owner first, without which nothing in it is used."""
     (storage / OWNER).unlink(missing_ok=True)
     shutil.rmtree(storage)
 
 
-def remove_stale(where: Sequence[Path]) -> Iterator[tuple[Path, str]]:
-    """Remove every storage of this user that is of no more use; yield each with the reason.
+def remove_stale(location: Path) -> Iterator[tuple[Path, str]]:
+    """Remove every storage of this user in ``location`` that is of no more use; yield each with the reason.
 
     The storage of a run in which a process trains stays.
     """
-    for storage in _all_storages(where):
+    for storage in sorted(location.glob(f"{_PREFIX}-{os.geteuid()}-*")):
         with suppress(UserError, OSError):
             if is_private(storage) and (reason := _stale(storage)):
                 remove(storage)
