@@ -10,6 +10,7 @@ from pydantic import Field
 
 from capt.pretrain.base import distributed
 from capt.pretrain.base.records import Count, Record
+from capt.pretrain.engine.judgement import FALLEN, FEW_FOUND, ONE_POINT, TRAINING_LOOKS
 
 if TYPE_CHECKING:
     from capt.pretrain.config.contrast import ContrastSection
@@ -18,19 +19,12 @@ logger = logging.getLogger(__name__)
 
 Split = Literal["training", "validation"]
 
-_LEFT = 0.5
-"""A figure has fallen that is less than this part of its best distance from collapse."""
 _RECOVERED = 0.75
 """After a fall it has to have this part of it again: one value between the two is neither a fall nor its end."""
-_LOOKS: dict[Split, int] = {"training": 3, "validation": 1}
-"""This number of looks in a row makes a fall: the rows of a training step are few, and others each time."""
-_ONE_POINT = -0.1
-"""Uniformity above this: nearly all representations in one point (0 is one point, about -4 an even spread)."""
+_LOOKS: dict[Split, int] = {"training": TRAINING_LOOKS, "validation": 1}
+"""This number of looks in a row makes a fall."""
 _SPREAD = -1.0
 """After a fall into one point: uniformity below this is its end."""
-_FEW = 0.5
-"""Retrieval below this, in one point, is a collapse. New encoders that pool by the mean are in one point as well, and
-find most texts by their corruptions."""
 
 
 class Figures(NamedTuple):
@@ -48,9 +42,9 @@ class Figures(NamedTuple):
         """How far each is from collapse."""
         return self.retrieval, -self.uniformity, 1 - self.first_direction
 
-    def are_of_one_point(self, limit: float = _ONE_POINT) -> bool:
+    def are_of_one_point(self, limit: float = ONE_POINT) -> bool:
         """Whether they are those of one point (uniformity above ``limit``) that tells little apart."""
-        return self.retrieval < _FEW and self.uniformity > limit
+        return self.retrieval < FEW_FOUND and self.uniformity > limit
 
 
 class Mark(Record):
@@ -118,7 +112,7 @@ class CollapseWatch:
         before = self.state.past.get(split)
         best = _better(None if before is None else before.best, figures, step)
         past = Past(best=best) if before is None else before
-        limit, part = (_SPREAD, _RECOVERED) if past.fallen else (_ONE_POINT, _LEFT)
+        limit, part = (_SPREAD, _RECOVERED) if past.fallen else (ONE_POINT, FALLEN)
         lost = figures.are_of_one_point(limit) or _lost(figures, best, part) >= 2
         doubts = past.doubts + 1 if lost else 0
         fallen = step > 0 and lost and (past.fallen or doubts >= _LOOKS[split])  # step 0: nothing is trained yet

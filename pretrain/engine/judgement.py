@@ -29,12 +29,15 @@ _COLLAPSES = (
     (False, "contrast/accuracy", "contrast/uniformity", "contrast/first_direction"),
 )
 """Figures of a validation, and of a training step, by which a collapse shows."""
-_ONE_POINT, _FEW = -0.1, 0.5
-"""Uniformity above the first and retrieval below the second: all representations are nearly one point."""
-_LOOKS = 3
-"""Training rows in a row that show a collapse: the samples of a step are few, and others each time."""
-_LOST = 0.5
-"""Two figures that have less than this part of their best distance from collapse: a collapse."""
+ONE_POINT = -0.1
+"""Uniformity above this: nearly all representations in one point (0 is one point, about -4 an even spread)."""
+FEW_FOUND = 0.5
+"""Retrieval below this, in one point, is a collapse. New encoders that pool by the mean are in one point as well, and
+find most texts by their corruptions."""
+FALLEN = 0.5
+"""A figure has fallen that is less than this part of its best distance from collapse; two are a collapse."""
+TRAINING_LOOKS = 3
+"""This number of training rows in a row makes a fall: the samples of a step are few, and others each time."""
 _WORSE = 0.1
 """Over-fitted: this part of what validation had gained is lost again."""
 _LEVEL = 0.02
@@ -116,7 +119,7 @@ def _collapse(training: Sequence[Row], validation: Sequence[Row]) -> Judgement |
         if not finite:
             continue
         best = [max(each[i] for each in finite if len(each) > i) for i in range(len(finite[-1]))]
-        if all(_is_fallen(each, best) for each in finite[-1 if at_validation else -_LOOKS :]):
+        if all(_is_fallen(each, best) for each in finite[-1 if at_validation else -TRAINING_LOOKS :]):
             retrieval, spread, *_ = finite[-1]
             return Judgement(
                 "collapsed",
@@ -129,8 +132,8 @@ def _collapse(training: Sequence[Row], validation: Sequence[Row]) -> Judgement |
 
 def _is_fallen(distances: Sequence[float], best: Sequence[float]) -> bool:
     retrieval, spread, *_ = distances
-    one_point = -spread > _ONE_POINT and retrieval < _FEW
-    return one_point or sum(now < _LOST * then for now, then in zip(distances, best, strict=False)) >= 2
+    one_point = -spread > ONE_POINT and retrieval < FEW_FOUND
+    return one_point or sum(now < FALLEN * then for now, then in zip(distances, best, strict=False)) >= 2
 
 
 def _distances(row: Row, names: Sequence[str]) -> list[float]:
