@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from capt.pretrain.base.cache import default_cache
-from capt.pretrain.base.errors import ConfigError, did_you_mean
 from capt.pretrain.config.base import PathField, PathText, PositiveInt, Section
 from capt.pretrain.registry import look_up
 
@@ -41,18 +39,9 @@ TEXT_KEYS = ("source", "source_options", "files", "shards", "name", "subset", "v
 """The keys of ``data`` that say which text is read."""
 
 
-def corruption_entry(name: str) -> EntryPoint:
-    """The entry point of the corruption called ``name``: one of ``CORRUPTIONS``, or one of another package.
-
-    Nothing is imported. Raises ``ConfigError`` with the nearest known name.
-    """
-    if name in CORRUPTIONS:
-        return EntryPoint(name, CORRUPTIONS[name], "capt.corruptions")
-    plugins = entry_points(group="capt.corruptions")
-    if name in plugins.names:
-        return plugins[name]
-    hint = did_you_mean(name, sorted({*CORRUPTIONS, *plugins.names}))
-    raise ConfigError(f"corruption.type: there is no corruption {name!r}; {hint}")
+def corruption_path(name: str) -> str:
+    """The path ``module:Class`` of a corruption. Nothing is imported. Raises ``ConfigError`` with the nearest name."""
+    return look_up(name, CORRUPTIONS, "capt.corruptions", "corruption.type: unknown corruption")
 
 
 def source_path(name: str) -> str:
@@ -199,7 +188,7 @@ class CorruptionConfig(Section):
         if not self.names:
             raise ValueError("corruption.type is empty: name at least one corruption, for example mask_tokens")
         for name in self.names:
-            corruption_entry(name)
+            corruption_path(name)
         if self.mask_fraction + self.random_fraction > 1.0:
             total = self.mask_fraction + self.random_fraction
             raise ValueError(f"corruption.mask_fraction + corruption.random_fraction is {total}; at most 1 is possible")

@@ -14,7 +14,8 @@ from typing import Protocol
 import numpy as np
 from jaxtyping import Bool, Float, Int32, Int64
 
-from capt.pretrain.data.config import CorruptionConfig, corruption_entry
+from capt.pretrain.data.config import CorruptionConfig, corruption_path
+from capt.pretrain.registry import load_entry
 
 IGNORE = -100
 """Label of an unused slot."""
@@ -144,9 +145,8 @@ class Shuffle:
 
 
 def find_corruption(name: str) -> Callable[[CorruptionConfig, CorruptionVocabulary], Corruption]:
-    """Import the class of the corruption called ``name``. Raises ``ConfigError`` as ``corruption_entry`` does."""
-    factory: Callable[[CorruptionConfig, CorruptionVocabulary], Corruption] = corruption_entry(name).load()
-    return factory
+    """Import the class of the corruption called ``name``. Raises ``ConfigError`` where there is none of that name."""
+    return load_entry(corruption_path(name), "capt.corruptions", f"corruption.type {name}")  # type: ignore[no-any-return]
 
 
 class Corruptor:
