@@ -93,13 +93,14 @@ class HeldOutLoss:
 
 def train_gensim(python: Path, text: Path, epochs: int, seed: int, out: Path) -> WordVectors:
     """Train with gensim, in its own environment."""
-    tables = out.with_suffix(".npz")
+    tables = out / "tables.npz"
     if not tables.exists():
         job = {
             "corpus_file": str(text), "vector_size": DIM, "window": WINDOW, "negative": NEGATIVES, "sample": SUBSAMPLE,
             "min_count": MIN_COUNT, "epochs": epochs, "seed": seed,
         }  # fmt: skip
-        part = out.with_suffix(".part.npz")
+        out.mkdir(parents=True, exist_ok=True)
+        part = out / "part.npz"
         subprocess.run([str(python), "-c", GENSIM, json.dumps(job), str(part)], check=True)
         part.rename(tables)
     with np.load(tables) as found:
