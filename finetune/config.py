@@ -54,7 +54,12 @@ class FineTuningSchedule(ScheduleSection):
         if warmup > steps:
             given = f"{warmup}" if key == "warmup_steps" else f"{self.warmup_epochs:g} ({warmup} steps)"
             raise ConfigError(f"schedule.{key} {given} is longer than the {steps} steps of this job")
-        return self.model_copy(update={"max_steps": steps, "warmup_steps": warmup})
+        made = self.model_copy(update={"max_steps": steps, "warmup_steps": warmup})
+        try:
+            made.check_decay()
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        return made
 
 
 class FineTuningValidate(ValidateSection):

@@ -19,6 +19,7 @@ from capt.pretrain.config.base import NO_TEXT
 from capt.pretrain.config.load import job_from_mapping, load_job, load_mapping, parse_mapping
 from capt.pretrain.config.reader import as_override, to_yaml
 from capt.pretrain.config.schema import Job
+from capt.pretrain.engine.branch import branch_point, branched
 from capt.pretrain.engine.engines.deepspeed_config import deepspeed_config
 from capt.pretrain.engine.run_folder import (
     BAD_INPUT,
@@ -65,13 +66,17 @@ def begin(
     if resumes_by_itself(job.run.dir, job) and is_finished(job.run.dir, job) and show is None:
         log.info("%s is finished: all steps of this job are done", job.run.dir)
         return DONE
+    inputs = job.check_inputs()
+    if job.run.branch_from is not None and not holds_run(job.run.dir):
+        branch = branched(job, branch_point(job.run.branch_from))
+        inputs.append(f"branch: {branch.run.branch_from}, to step {branch.schedule.max_steps:,}")
     path, debugging = job_file(job.run.dir, text), ["--debug"] * debug
     launch = Launch(
         module,
         (str(path), "--merged", *debugging),
         job,
         options,
-        inputs=tuple(job.check_inputs()),
+        inputs=tuple(inputs),
         files={path: text},
         unmerged=(config, *overrides, *debugging),
     )

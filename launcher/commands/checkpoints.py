@@ -1,4 +1,4 @@
-"""``capt convert`` and ``capt neighbors``: what to do with a trained encoder."""
+"""``capt convert``, ``capt merge`` and ``capt neighbors``: what to do with a trained encoder."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from capt.pretrain.base.errors import ConfigError
 def register(app: typer.Typer) -> None:
     """Add the verbs to the command line."""
     app.command(epilog="\b\nExample: capt convert runs/first export/hf --to hf")(convert)
+    app.command(epilog="\b\nExample: capt merge runs/a runs/b --weights 0.7,0.3 --out runs/merged")(merge)
     app.command(epilog="\b\nExample: capt neighbors export/st 'open a file' --run runs/first")(neighbors)
 
 
@@ -72,6 +73,34 @@ def convert(
     typer.echo(written)
     if push is not None:
         typer.echo(upload(out, push, private=not public))
+
+
+def merge(
+    context: typer.Context,
+    sources: Annotated[
+        list[Path], typer.Argument(metavar="SOURCE...", help="Runs, checkpoints, or Hugging Face folders.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="New folder: a run or a Hugging Face folder, as the sources are.")],
+    weights: Annotated[
+        str | None, typer.Option(help="The share of each source, as 0.7,0.3; they add up to 1 (default: equal ones).")
+    ] = None,
+    method: Annotated[str, typer.Option(help="average, or slerp: along the arc between two models.")] = "average",
+) -> None:
+    """Mix the weights of models of one architecture and vocabulary into one."""
+    o.quiet(context)
+    from capt.pretrain.convert.merge import command
+
+    if method not in ("average", "slerp"):
+        raise ConfigError(f"--method {method!r} is unknown; average or slerp")
+    try:
+        shares = None if weights is None else [float(share) for share in weights.split(",")]
+    except ValueError:
+        raise ConfigError(f"--weights {weights!r}: numbers are expected, as 0.7,0.3") from None
+    commands = command(sources, out, weights=shares, method="slerp" if method == "slerp" else "average")
+    typer.echo(out)
+    typer.echo("compare it with what it is made of:")
+    for each in commands:
+        typer.echo(f"  {each}")
 
 
 def neighbors(

@@ -70,6 +70,10 @@ class RunSection(Section):
         "never",
         description="auto = begin the run, or resume it where run.dir holds one of the same job; never = refuse that",
     )
+    branch_from: PathField | None = Field(
+        None, description="a run, or a checkpoint of it, which this run continues in a folder of its own with the keys "
+        "of this job: weights, moments, queue and counters; the other run stays as it is"
+    )  # fmt: skip
     seed: NonNegativeInt = Field(1, description="seed of initialisation, data order, noise and dropout")
     log_every: PositiveInt = Field(10, description="steps between two lines of metrics.jsonl and of the log")
     tensorboard: bool = Field(True, description="also write TensorBoard files")
@@ -106,7 +110,16 @@ class ScheduleSection(Section):
 
     max_steps: PositiveInt = Field(1000, description="optimizer steps of the whole job")
     warmup_steps: NonNegativeInt = Field(0, description="steps of linear warmup")
-    type: Literal["linear", "cosine", "constant"] = Field("linear", description="decay after the warmup")
+    type: Literal["linear", "cosine", "constant", "wsd"] = Field(
+        "linear", description="decay after the warmup; wsd = constant, then a decay over the last decay_steps"
+    )
+    decay_steps: NonNegativeInt = Field(
+        0, description="wsd: steps of the decay, the last ones; 0 = none: a run from which others branch off to decay; "
+        "a run with branch_from decays immediately, and max_steps follows from it"
+    )  # fmt: skip
+    decay: Literal["sqrt", "linear"] = Field(
+        "sqrt", description="wsd: how the rate falls over a share u of the decay: 1 - sqrt(u), or 1 - u"
+    )
     final: NonNegativeFloat = Field(0.0, le=1, description="share of the peak learning rate at which the decay ends")
     stop_after: PositiveInt | None = Field(
         None, description="stop at this step, resumably, with exit code 75; the schedules still aim at max_steps"
@@ -116,7 +129,17 @@ class ScheduleSection(Section):
     def _warmup_fits(self) -> ScheduleSection:
         if self.warmup_steps > self.max_steps:
             raise ValueError(f"warmup_steps {self.warmup_steps} is longer than max_steps {self.max_steps}; lower both")
+        if self.decay_steps and self.type != "wsd":
+            raise ValueError(f"decay_steps {self.decay_steps} is a key of type wsd, not of {self.type}")
         return self
+
+    def check_decay(self) -> None:
+        """Raise ``ValueError`` where warmup and decay are longer together than the whole."""
+        if self.warmup_steps + self.decay_steps > self.max_steps:
+            raise ValueError(
+                f"schedule.warmup_steps {self.warmup_steps} and schedule.decay_steps {self.decay_steps} are longer "
+                f"than schedule.max_steps {self.max_steps}; lower one of them"
+            )
 
 
 _WHOLE_PARAMETERS = {
@@ -130,9 +153,10 @@ _WHOLE_PARAMETERS = {
 class OptimizerSection(Section):
     """The optimizer. ``clip`` bounds the global gradient norm (0 = off)."""
 
-    type: Literal["adamw", "bert_adam", "lamb", "adagrad", "sgd", "muon", "sparse_adam"] = Field(
-        "adamw", description="lamb, muon and sparse_adam need ZeRO 0; bert_adam has no bias correction"
-    )
+    type: Literal["adamw", "stable_adamw", "bert_adam", "lamb", "adagrad", "sgd", "muon", "sparse_adam"] = Field(
+        "adamw", description="lamb, muon and sparse_adam need ZeRO 0; bert_adam has no bias correction; stable_adamw "
+        "takes shorter steps of tensors whose gradient surprises it"
+    )  # fmt: skip
     backend: Literal["auto", "torch", "deepspeed", "apex"] = Field("auto", description="whose implementation")
     lr: PositiveFloat = Field(5e-4, description="peak learning rate")
     betas: tuple[float, float] = Field(
@@ -145,6 +169,14 @@ class OptimizerSection(Section):
         description="of matrices; vectors do not decay, but for bert_adam's (adagrad and sgd add it to the gradient)",
     )
     clip: NonNegativeFloat = Field(0.0, description="largest global gradient norm; 0 = off")
+    layer_decay: PositiveFloat = Field(
+        1.0, le=1, description="each layer learns at this share of the rate of the one above it, the embeddings below "
+        "the lowest layer, the heads at the full rate; 1 = all alike"
+    )  # fmt: skip
+    freeze: PositiveInt | Literal["none", "embeddings"] = Field(
+        "none",
+        description="keep the weights of the embeddings, and with a number those of the lowest layers too",
+    )
 
     @model_validator(mode="after")
     def _betas_in_range(self) -> OptimizerSection:
@@ -156,6 +188,10 @@ class OptimizerSection(Section):
     def _implementation_exists(self) -> OptimizerSection:
         if self.backend in ("deepspeed", "apex") and self.type not in ("adamw", "lamb"):
             raise ValueError(f"optimizer.backend {self.backend} has no {self.type} here; set optimizer.backend=torch")
+        if self.layer_decay < 1 and self.type in ("bert_adam", "muon", "sparse_adam"):
+            raise ValueError(
+                f"layer_decay: optimizer.type {self.type} has one rate for all layers; set optimizer.type=adamw"
+            )
         if self.type == "sparse_adam" and self.weight_decay:
             raise ValueError(
                 f"optimizer.type sparse_adam does not decay, which would touch every row of the table: "
@@ -237,6 +273,14 @@ class CheckpointSection(Section):
         None, description="validation metric whose best checkpoint is kept, linked as checkpoints/best"
     )
     best_mode: Literal["max", "min"] = Field("max", description="whether more or less of checkpoint.best is better")
+    average: NonNegativeInt = Field(
+        0, description="average the weights of this number of the last checkpoints, those of every checkpoint.every "
+        "steps, at the end of the run into its folder average, which evaluates and exports as a run; 0 = no"
+    )  # fmt: skip
+    ema: PositiveFloat | None = Field(
+        None, lt=1, description="keep an exponential moving average of the weights with this decay, and write it into "
+        "the folder average at the end of the run; null = none"
+    )  # fmt: skip
     asynchronous: bool = Field(False, alias="async", description="write in a background thread")
     local: LocalSection = LocalSection()
 
@@ -244,6 +288,23 @@ class CheckpointSection(Section):
     def fixed_distance(self) -> int:
         """The steps between two checkpoints that ``every`` fixes; 0 where it fixes none."""
         return 0 if self.every == "auto" else self.every
+
+    def averaged_steps(self, max_steps: int) -> list[int]:
+        """Return the steps whose checkpoints ``average`` averages, whenever the run was interrupted."""
+        if not self.average:
+            return []
+        regular = range(self.fixed_distance, max_steps + 1, self.fixed_distance) if self.fixed_distance else range(0)
+        return sorted({*regular[-self.average :], max_steps})[-self.average :]
+
+    @model_validator(mode="after")
+    def _average_is_one(self) -> CheckpointSection:
+        if self.average == 1:
+            raise ValueError("average 1 is the last checkpoint; take 2 or more, or 0")
+        if self.average and self.ema is not None:
+            raise ValueError("average and ema are two kinds of the same folder; choose one")
+        if self.average and self.every == "auto":
+            raise ValueError("average needs checkpoints at known steps: set checkpoint.every to a number, not to auto")
+        return self
 
 
 class SuperviseSection(Section):
@@ -288,6 +349,14 @@ class Job(Section):
     @model_validator(mode="after")
     def _optimizer_fits_sharding(self) -> Job:
         self.optimizer.check_sharding(self.engine.zero_stage)
+        return self
+
+    @model_validator(mode="after")
+    def _decay_fits(self) -> Job:
+        if self.run.branch_from is None:
+            self.schedule.check_decay()
+        elif getattr(self.schedule, "epochs", None) is not None:
+            raise ValueError("run.branch_from: a branch counts steps: set schedule.epochs=null and schedule.max_steps")
         return self
 
     @model_validator(mode="after")

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -26,7 +26,7 @@ from capt.pretrain.contrastive.term import ContrastTerm, StepDiagnostics
 from capt.pretrain.contrastive.views import CachedContrast, Views, joined
 from capt.pretrain.data.sampler import micro_batch_weights, micro_batches
 from capt.pretrain.engine.engines.base import Engine, averaged_weights
-from capt.pretrain.engine.loading import AssembleStep, training_batches
+from capt.pretrain.engine.loading import training_batches
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
 from capt.pretrain.engine.task import Progress, Rows, SampleOrder, StepMetrics, is_logged, to_float
 
@@ -99,6 +99,10 @@ class ContrastTask(ABC, Generic[BatchT]):
     def assembler(self, split: str) -> Assemble[BatchT]:
         """What makes the micro-batches of ``train`` or ``validation``."""
 
+    def micro_batch(self, assembler: Assemble[BatchT], samples: Int64[np.ndarray, " n"], step: int) -> BatchT:
+        """The micro-batch of these samples in update ``step`` (0-based)."""
+        return assembler(samples)
+
     @abstractmethod
     def scales(self, batch: list[BatchT], device: torch.device) -> Scales:
         """The factors of the losses of a step. Called once a step, on all ranks."""
@@ -163,18 +167,22 @@ class ContrastTask(ABC, Generic[BatchT]):
             raise CheckpointError(
                 f"state.json: {progress.samples} samples are over {EPOCHS:,} epochs of this {self.words}"
             )
-        steps = self.job.schedule.max_steps - progress.step
-        starts = range(progress.samples, progress.samples + steps * batch.global_, batch.global_)
         world = distributed.world_size()
-        shape = (batch.global_, self.job.accumulation(world), world, distributed.rank())
-        return training_batches(self.step_assembler(*shape), starts, self.job.loader)
+        make = self.step_assembler(batch.global_, self.job.accumulation(world), world, distributed.rank())
+        first, samples = progress.step, progress.samples
 
-    def step_assembler(self, batch: int, parts: int, world: int, rank: int) -> AssembleStep[BatchT]:
-        """What makes the ``parts`` micro-batches of ``rank`` of the step that begins at a sample."""
+        def assemble(step: int) -> Sequence[BatchT]:
+            return make(samples + (step - first) * batch.global_, step)
+
+        return training_batches(assemble, range(first, self.job.schedule.max_steps), self.job.loader)
+
+    def step_assembler(self, batch: int, parts: int, world: int, rank: int) -> Callable[[int, int], Sequence[BatchT]]:
+        """What makes the ``parts`` micro-batches of ``rank`` of a step, given its first sample and its number."""
         assembler = self.assembler("train")
 
-        def assemble(start: int) -> list[BatchT]:
-            return [assembler(samples) for samples in micro_batches(start, batch, parts, world, rank)]
+        def assemble(start: int, step: int) -> list[BatchT]:
+            shares = micro_batches(start, batch, parts, world, rank)
+            return [self.micro_batch(assembler, samples, step) for samples in shares]
 
         return assemble
 

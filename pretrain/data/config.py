@@ -159,6 +159,10 @@ class DataConfig(Section):
         return self
 
 
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Rate = Annotated[float, Field(gt=0.0, lt=1.0)]
+
+
 class CorruptionConfig(Section):
     """The noise that turns a window ``x`` into the view ``x_hat`` (CAPT, section 5.2 and Table 1)."""
 
@@ -166,7 +170,13 @@ class CorruptionConfig(Section):
         "mask_tokens",
         description="mask_tokens, mask_spans, shuffle or replace; or several, applied in order: a list, or joined by +",
     )
-    rate: float = Field(0.15, gt=0.0, lt=1.0, description="share of a sequence's tokens that each corruption chooses")
+    rate: Rate | list[tuple[Share, Rate]] = Field(
+        0.15, description="share of a sequence's tokens that each corruption chooses; or its course, [[share of "
+        "schedule.max_steps, rate], ...]: straight lines between these points, a jump where a share comes twice"
+    )  # fmt: skip
+    validation_rate: Rate | None = Field(
+        None, description="the rate of validation, which does not change; null = corruption.rate, or its last one"
+    )
     mask_fraction: float = Field(0.8, ge=0.0, le=1.0, description="share of the chosen tokens that become <mask>")
     random_fraction: float = Field(
         0.1,
@@ -182,6 +192,37 @@ class CorruptionConfig(Section):
     def names(self) -> list[str]:
         """The names of the corruptions to apply, in order."""
         return self.type.split("+") if isinstance(self.type, str) else self.type
+
+    @property
+    def _course(self) -> list[tuple[float, float]]:
+        return self.rate if isinstance(self.rate, list) else [(0.0, self.rate)]
+
+    @property
+    def highest_rate(self) -> float:
+        """The highest rate of the training."""
+        return max(rate for _, rate in self._course)
+
+    @property
+    def rate_of_validation(self) -> float:
+        """The rate of every validation."""
+        return self._course[-1][1] if self.validation_rate is None else self.validation_rate
+
+    def rate_at(self, share: float) -> float:
+        """Return the rate when ``share`` of the training is done: constant outside the points."""
+        before, rate = self._course[0]
+        for place, value in self._course:
+            if place > share:
+                return rate + (value - rate) * (share - before) / (place - before) if share >= before else rate
+            before, rate = place, value
+        return rate
+
+    @field_validator("rate")
+    @classmethod
+    def _goes_forward(cls, value: float | list[tuple[float, float]]) -> float | list[tuple[float, float]]:
+        shares = [share for share, _ in value] if isinstance(value, list) else [0.0]
+        if not shares or shares != sorted(shares):
+            raise ValueError("a course has one point or more, and its shares do not fall: [[0, 0.3], [1, 0.15]]")
+        return value
 
     @model_validator(mode="after")
     def _known_and_whole(self) -> CorruptionConfig:

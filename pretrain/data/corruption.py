@@ -153,21 +153,27 @@ class Corruptor:
     """The corruptions of ``corruption.type``, applied in order to windows of ``sequence_length`` tokens.
 
     Each corruption chooses up to ``round(rate * ordinary tokens)`` positions of a row; positions that an earlier one
-    chose are fixed for the later ones. ``slots`` = m, the width of ``Corrupted.positions``, is what all of them can
-    choose in a full window (``sequence_length - 2`` ordinary tokens).
+    chose are fixed for the later ones. The width m of ``Corrupted.positions`` is what all of them can choose in a full
+    window (``sequence_length - 2`` ordinary tokens); ``slots`` is that of the highest rate of the training.
     """
 
     def __init__(self, config: CorruptionConfig, vocabulary: CorruptionVocabulary, sequence_length: int) -> None:
-        self._rate = config.rate
+        self._rate, self._length = config.rate_of_validation, sequence_length
         self._ordinary = vocabulary.is_ordinary()
         self._corruptions = [find_corruption(name)(config, vocabulary) for name in config.names]
-        self._most = round(config.rate * (sequence_length - 2))
-        self.slots = min(self._most * len(self._corruptions), sequence_length - 2)
+        self.slots = self._slots(config.highest_rate)
 
-    def __call__(self, tokens: Tokens, generators: Generators) -> Corrupted:
-        """Corrupt the rows of ``tokens``; row ``i`` draws from ``generators[i]`` (see ``generator_for``)."""
+    def _slots(self, rate: float) -> int:
+        return min(round(rate * (self._length - 2)) * len(self._corruptions), self._length - 2)
+
+    def __call__(self, tokens: Tokens, generators: Generators, rate: float | None = None) -> Corrupted:
+        """Corrupt the rows of ``tokens``; row ``i`` draws from ``generators[i]`` (see ``generator_for``).
+
+        Without a ``rate`` it is that of validation.
+        """
+        rate = self._rate if rate is None else rate
         free = self._ordinary[tokens]
-        count = np.minimum(np.rint(self._rate * free.sum(axis=1)).astype(np.int64), self._most)
+        count = np.minimum(np.rint(rate * free.sum(axis=1)).astype(np.int64), round(rate * (self._length - 2)))
         noisy, chosen = tokens, np.zeros(tokens.shape, dtype=bool)
         for corruption in self._corruptions:
             noisy, more = corruption(noisy, free & ~chosen, count, generators)
@@ -175,7 +181,7 @@ class Corruptor:
         rows, columns = np.nonzero(chosen)
         used = chosen.sum(axis=1)
         slot = np.arange(len(rows)) - np.repeat(np.cumsum(used) - used, used)
-        positions = np.zeros((len(tokens), self.slots), dtype=np.int64)
+        positions = np.zeros((len(tokens), self._slots(rate)), dtype=np.int64)
         labels = np.full_like(positions, IGNORE)
         positions[rows, slot] = columns
         labels[rows, slot] = tokens[rows, columns]

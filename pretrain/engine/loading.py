@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 BatchT = TypeVar("BatchT")
 AssembleStep = Callable[[int], Sequence[BatchT]]
-"""Makes this rank's micro-batches, dataclasses of tensors and plain values, of the step with this first sample."""
+"""Makes this rank's micro-batches, dataclasses of tensors and plain values, of the step with this number."""
 _POLL = 1
 """Seconds between two looks at whether a signal has come or the time is up."""
 _BEGINNING = 30.0
@@ -88,14 +88,14 @@ class _Fault(NamedTuple):
 
 
 class _Steps(Dataset[Any]):
-    """The micro-batches of this rank by the first sample number of a step; what is wrong where assembling fails."""
+    """The micro-batches of this rank by the number of a step; what is wrong where assembling fails."""
 
     def __init__(self, assemble: AssembleStep[Any]) -> None:
         self._assemble = assemble
 
-    def __getitem__(self, start: int) -> _Step[Any] | _Fault:
+    def __getitem__(self, number: int) -> _Step[Any] | _Fault:
         try:
-            return _Step.of(self._assemble(start))
+            return _Step.of(self._assemble(number))
         except (UserError, OSError) as error:  # torch would send the stack trace of this process as the message
             text = user_text(error)
             if text is None:
@@ -104,9 +104,9 @@ class _Steps(Dataset[Any]):
 
 
 def training_batches(
-    assemble: AssembleStep[BatchT], starts: Sequence[int], loader: LoaderSection
+    assemble: AssembleStep[BatchT], numbers: Sequence[int], loader: LoaderSection
 ) -> Iterator[list[BatchT]]:
-    """This rank's micro-batches of the steps that begin at the sample numbers ``starts``.
+    """This rank's micro-batches of the steps that ``assemble`` knows by these ``numbers``.
 
     ``loader.workers`` processes assemble them ahead of the training.
 
@@ -120,7 +120,7 @@ def training_batches(
     steps: DataLoader[Any] = DataLoader(
         _Steps(assemble),
         batch_size=None,
-        sampler=starts,
+        sampler=numbers,
         num_workers=loader.workers,
         multiprocessing_context=forking if loader.workers else None,
         prefetch_factor=loader.prefetch if loader.workers else None,
@@ -130,7 +130,7 @@ def training_batches(
         timeout=_POLL if loader.workers else 0,
     )
     arriving = _start_workers(steps, begun) if loader.workers else iter(steps)
-    for number in range(len(starts)):
+    for number in range(len(numbers)):
         step = _next(arriving, number, loader) if loader.workers else next(arriving)
         if isinstance(step, _Fault):
             error = DataError(step.text)

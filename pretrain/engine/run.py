@@ -13,8 +13,10 @@ from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import CheckpointError, RunFailedError, quoted
 from capt.pretrain.config.contrast import ContrastSection
 from capt.pretrain.config.schema import Job
+from capt.pretrain.engine.branch import branched
 from capt.pretrain.engine.callbacks import default_callbacks, user_callbacks
 from capt.pretrain.engine.callbacks.agreement import TrainingDivergedError
+from capt.pretrain.engine.callbacks.averager import write_average
 from capt.pretrain.engine.checkpoint import (
     read_job,
     read_manifest,
@@ -91,6 +93,9 @@ def run_job(
         skip_damaged, wait = True, max(wait, PATIENCE)
     with open_run_folder(job, resume=resume, wait=wait) as status:
         resume = status.resumes
+        if status.branch is not None:
+            with distributed.synchronize_errors():
+                job = branched(job, status.branch)
         source = choose_checkpoint(job, checkpoint, callbacks, skip_damaged=skip_damaged) if resume else None
         with distributed.synchronize_errors(
             patient=True
@@ -110,6 +115,7 @@ def run_job(
         if run.finished:
             key = "max_steps" if getattr(job.schedule, "epochs", None) is None else "epochs"
             logger.info("%s is done: all %d steps; raise schedule.%s to continue", run.dir, run.progress.step, key)
+            write_average(run, again=False)  # the job may have been killed before it was done
             status.finish("done", DONE)
             return DONE
         try:

@@ -29,13 +29,13 @@ STATUS, BEST, LOCK = "status.json", "best.json", ".training"
 CONFIG = "config.yaml"
 CRASHES = "crashes"
 _RUN_MARKS = (CONFIG, METRICS, "checkpoints")
-OWN_FOLDERS = ("checkpoints", "codes", CRASHES, "ledger", "log", "profile", "tensorboard")
+OWN_FOLDERS = ("average", "checkpoints", "codes", CRASHES, "ledger", "log", "profile", "tensorboard")
 """Folders of a run in which a job writes and removes: no links, so that nothing outside the run is touched."""
 _LONGEST_REASON = 2000
 PATIENCE = 180.0
 """Seconds for which a job that starts by itself waits for the lock of the folder: a file server keeps the locks of a
 lost host until its lease ends (NFS 4: 90 seconds)."""
-_NOT_THE_JOB = frozenset(("run.dir", "run.resume"))
+_NOT_THE_JOB = frozenset(("run.dir", "run.resume", "run.branch_from"))
 """Keys that say where a job is and how it begins, and not what it is."""
 _SHOWN_KEYS = 5
 
@@ -144,6 +144,8 @@ def is_finished(folder: Path, job: Job) -> bool:
 def keys_of_another_job(folder: Path, job: Job) -> dict[str, tuple[object, object]]:
     """The dotted keys in which ``job`` differs from that of the run in ``folder``, each with its old and new value."""
     changed = changed_keys(load_job(folder / CONFIG, resolved=True), job)
+    if job.run.branch_from is not None and job.schedule.decay_steps:
+        changed.pop("schedule.max_steps", None)  # follows from the checkpoint that the run has branched from
     return {key: values for key, values in changed.items() if key not in _NOT_THE_JOB}
 
 

@@ -26,8 +26,9 @@ from capt.pretrain.base.locks import file_lock, is_replaced
 from capt.pretrain.config.reader import job_to_yaml
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine import interruption
+from capt.pretrain.engine.branch import chosen_branch, plant
 from capt.pretrain.engine.checkpoint import read_job_of_run
-from capt.pretrain.engine.checkpoint.layout import put_back_replaced
+from capt.pretrain.engine.checkpoint.layout import put_back_replaced, remove_checkpoint
 from capt.pretrain.engine.metrics_file import METRICS
 from capt.pretrain.engine.run_folder import (
     BAD_INPUT,
@@ -119,6 +120,9 @@ class RunStatus:
         self.resumes = False
         """Whether this job continues a run, which it was told to, or has found in the folder (``run.resume=auto``)."""
         self._fresh = self._locked = False
+        self.branch: Path | None = None
+        """The checkpoint of another run that this one has begun at (``run.branch_from``)."""
+        self._planted: Path | None = None
         self._unchanged: Status | None = None
         self._older_logs: frozenset[Path] = frozenset()
         self._new_folders: list[Path] = []
@@ -129,6 +133,10 @@ class RunStatus:
         if resume:
             check_is_no_checkpoint(self.folder)
         self.resumes = resume or resumes_by_itself(self.folder, job)
+        if job.run.branch_from is not None:
+            begun = (self.folder / CONFIG).exists()
+            before = read_job_of_run(self.folder).run.branch_from if begun else None
+            self.branch = chosen_branch(job.run.branch_from, self.folder, before)
 
     def start(self, job: Job, *, resume: bool) -> None:
         """Write ``config.yaml`` (a resumed run has one) and the status ``starting``; the folder is locked.
@@ -147,6 +155,9 @@ class RunStatus:
         self._fresh = not (self.folder / CONFIG).exists()
         if self._fresh:
             write_text(self.folder / CONFIG, job_to_yaml(job))
+        if self.branch is not None:
+            self._planted = plant(self.branch, self.folder)
+            self.resumes = True
         self._write("starting", before.step if before else 0)
 
     def _previous_status(self) -> Status | None:
@@ -208,6 +219,8 @@ class RunStatus:
 
     def _discard(self) -> None:
         (self.folder / CONFIG).unlink(missing_ok=True)
+        if self._planted is not None:
+            remove_checkpoint(self._planted)
         self._discard_new_logs()
         if not (self.folder / "launch.json").exists():  # else the launcher reads the status, and removes the rest
             discard_refused(self.folder)
@@ -285,7 +298,8 @@ def open_run_folder(job: Job, *, resume: bool, wait: float = 0.0) -> Iterator[Ru
                 status.look(job, resume=resume)
                 stack.enter_context(status.lock(wait))
                 status.start(job, resume=resume)
-        status.resumes = distributed.broadcast_object(status.resumes)
+        status.resumes, branch = distributed.broadcast_object((status.resumes, str(status.branch or "")))
+        status.branch = Path(branch) if branch else None
         interruption.set_exit_action(lambda: status.record_failure(interruption.Interrupted()))
         try:
             check_is_shared(folder)

@@ -48,7 +48,7 @@ class LanguageBatch:
 
 
 class Assembler:
-    """Makes the micro-batch of any list of sample numbers; a pure function of (seed, sample numbers)."""
+    """Makes the micro-batch of any list of sample numbers; a pure function of (seed, sample numbers, rate)."""
 
     def __init__(
         self, windows: PackedDataset, corruptor: Corruptor, *, seed: int, stream: str, shuffle: bool, pad_id: int,
@@ -60,15 +60,15 @@ class Assembler:
         self._seed, self._stream, self._pad_id = seed, stream, pad_id
         self._cross = cross_document_attention
 
-    def __call__(self, samples: np.ndarray) -> LanguageBatch:
-        """The batch of the samples numbered ``samples``."""
+    def __call__(self, samples: np.ndarray, rate: float | None = None) -> LanguageBatch:
+        """The batch of the samples numbered ``samples``, corrupted at a ``rate``; without one at that of validation."""
         epochs, numbers = self._sampler.locate(samples)
         tokens = np.stack([self._windows.window(int(i)) for i in numbers])
         generators = [
             generator_for(self._stream, self._seed, int(epoch), int(number))
             for epoch, number in zip(epochs, numbers, strict=True)
         ]
-        noisy = self._corruptor(tokens, generators)
+        noisy = self._corruptor(tokens, generators, rate)
         documents = None
         if not self._cross:
             documents = torch.from_numpy(np.stack([self._windows.documents(int(i)) for i in numbers]))

@@ -101,7 +101,7 @@ class LanguageJob(Job):
         heads = model.hidden * model.hidden + 2 * model.hidden * model.ffn * contrast
         parameters = model.model_copy(update={"vocab_size": rows}).elements + heads
         row = model.hidden * (4 if self.contrast.queue_dtype == "fp32" else 2) + 8  # and the id of its window
-        average = 4 * (contrast and self.contrast.momentum is not None)
+        average = 4 * ((contrast and self.contrast.momentum is not None) or self.checkpoint.ema is not None)
         return parameters * (self.optimizer.bytes_per_parameter + average) + self.contrast.queue * row * contrast
 
     def check_inputs(self) -> list[str]:

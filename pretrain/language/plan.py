@@ -27,7 +27,7 @@ class RehearsedTask(LanguageTask):
 
     def __init__(self, job: LanguageJob, config: EncoderConfig) -> None:
         ContrastTask.__init__(self, job)
-        slots = round(job.corruption.rate * (job.data.sequence_length - 2))
+        slots = round(job.corruption.highest_rate * (job.data.sequence_length - 2))
         self.prepared: Any = SimpleNamespace(source=None, corruptor=SimpleNamespace(slots=slots))
         self.model_config = config
 

@@ -17,7 +17,7 @@ from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import ConfigError, quoted
 from capt.pretrain.config.schema import Job
 from capt.pretrain.contrast.temperature import Schedule
-from capt.pretrain.contrastive.task import ContrastState, ContrastTask, Scales
+from capt.pretrain.contrastive.task import Assemble, ContrastState, ContrastTask, Scales
 from capt.pretrain.contrastive.term import build_schedule
 from capt.pretrain.contrastive.views import Views
 from capt.pretrain.data.corruption import IGNORE
@@ -148,6 +148,11 @@ class LanguageTask(ContrastTask[LanguageBatch]):
             pad_id=self.model_config.pad_id,
             cross_document_attention=self.job.data.cross_document_attention,
         )
+
+    def micro_batch(self, assembler: Assemble[LanguageBatch], samples: np.ndarray, step: int) -> LanguageBatch:
+        """The samples, corrupted at the rate of the step."""
+        assert isinstance(assembler, Assembler)
+        return assembler(samples, self.job.corruption.rate_at(step / self.job.schedule.max_steps))
 
     def rows(self, batch: LanguageBatch) -> Rows:
         """The windows, their tokens, and the corrupted tokens with what is to be predicted."""

@@ -132,7 +132,7 @@ class LatentSchedule(ScheduleSection):
     """A schedule in epochs, which become steps once the data is known."""
 
     max_steps: PositiveInt = Field(1_000_000_000, description="optimizer steps; with epochs an upper bound")
-    type: Literal["linear", "cosine", "constant"] = Field("constant", description="decay after the warmup")
+    type: Literal["linear", "cosine", "constant", "wsd"] = Field("constant", description="decay after the warmup")
     epochs: PositiveFloat | None = Field(40.0, description="passes over the training data; null = max_steps alone")
 
 

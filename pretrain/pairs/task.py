@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +26,6 @@ from capt.pretrain.contrastive.task import Assemble, ContrastState, ContrastTask
 from capt.pretrain.contrastive.views import Views
 from capt.pretrain.data.sampler import MixedSampler, Sampler
 from capt.pretrain.engine.engines.base import Engine
-from capt.pretrain.engine.loading import AssembleStep
 from capt.pretrain.engine.task import Progress, Rows, SampleOrder, StepMetrics
 from capt.pretrain.language.backbone import Backbone, load_backbone
 from capt.pretrain.pairs.batches import Assembler, PairBatch
@@ -170,13 +169,14 @@ class PairTask(ContrastTask[PairBatch]):
         weights = tuple(rows.source.weight for rows in self.sources)
         return MixedSampler(tuple(map(len, self.sources)), weights, self.job.batch.global_, self.job.run.seed)
 
-    def step_assembler(self, batch: int, parts: int, world: int, rank: int) -> AssembleStep[PairBatch]:
+    def step_assembler(self, batch: int, parts: int, world: int, rank: int) -> Callable[[int, int], list[PairBatch]]:
         """What makes the ``parts`` micro-batches of ``rank`` of the step that begins at a sample."""
         cached = self.job.contrast.is_cached(parts)
-        return Assembler(
+        assembler = Assembler(
             self.sources, self._sampler(), batch=batch, parts=parts, world=world, rank=rank, seed=self.job.run.seed,
             bucketing=self.job.data.bucketing and cached,
         )  # fmt: skip
+        return lambda start, step: assembler(start)
 
     def assembler(self, split: str) -> Assemble[PairBatch]:
         """Not used: the steps of pairs are assembled whole (`step_assembler`)."""

@@ -179,7 +179,8 @@ def _memory(job: Job, cluster: Cluster, step: RankStep) -> Memory:
     weights = 4 * p - 2 * p * low
     gradients = {0: 4 * p, 1: 4 * p}.get(stage, 4 * p // world) - 2 * p * low * (stage < 2)
     section = getattr(job, "contrast", None)
-    average = 4 * p if section is not None and section.weight and section.momentum is not None else 0
+    momentum = section is not None and section.weight and section.momentum is not None
+    average = 4 * p if momentum or job.checkpoint.ema is not None else 0
     optimizer = average + (moments * p if stage == 0 else (moments + 4) * p // world)
     if offloads_optimizer(engine):
         optimizer = average

@@ -162,6 +162,7 @@ _OPTIMIZERS: dict[str, tuple[dict[str, Any], int, int]] = {
     "sgd with whole gradients": ({"type": "sgd", "lr": 1e-3}, 2, 0),
     "sgd without momentum": ({"type": "sgd", "lr": 1e-3, "momentum": 0.0}, 0, 3),
     "muon": ({"type": "muon"}, 0, 0),
+    "stable_adamw": ({"type": "stable_adamw"}, 2, 3),
     "table adagrad": ({"table": "adagrad"}, 0, 0),
     "table sparse_adam": ({"table": "sparse_adam"}, 0, 0),
 }

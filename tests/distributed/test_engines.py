@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.quiet import quiet_libraries
 from capt.pretrain.config import load_job
+from capt.pretrain.engine.checkpoint.fragments import WEIGHT, fragments
 from capt.pretrain.engine.engines.build import build_engines
 from capt.pretrain.engine.engines.local import LocalEngine
 from tests.support import run_ranks
@@ -103,6 +105,117 @@ def test_each_element_counts_once_in_the_norm_however_shards_are_laid_out(settin
         extra = f"engine.deepspeed_extra.zero_optimization={{{setting}}}"
         for norms in run_ranks(_norms, world, stage, extra):
             np.testing.assert_allclose(norms, reference, rtol=1e-6)
+
+
+def _stable(stage: int, micro: int, offload: bool) -> list[tuple[str, int, np.ndarray]]:
+    """This rank's fragments after four updates by StableAdamW whose gradients jump."""
+    quiet_libraries(debug=False)
+    distributed.initialize(1)
+    settings = ["batch.global=6", f"batch.micro={micro}", f"engine.zero_stage={stage}", "optimizer.lr=0.01"]
+    more = ["optimizer.type=stable_adamw", f"engine.offload_optimizer={offload}"]
+    job = load_job("capt_tiny", ["engine.precision=fp32", *settings, *more])
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(5, 3), nn.LayerNorm(3), nn.Linear(3, 7))
+    engine = build_engines({"layers": module}, job)["layers"]
+    rows = torch.randn(4, 6, 5, generator=torch.Generator().manual_seed(1))
+    for size, batch in zip((1.0, 30.0, 1.0, 10.0), rows, strict=True):
+        for part in batch[distributed.rank() :: distributed.world_size()].split(micro):
+            engine.backward((size * engine(part)).square().sum(1).mean())
+            engine.step()
+    return [(f"{f.kind}/{f.name}", f.start, f.view.numpy().copy()) for f in fragments(engine)]
+
+
+def test_stable_adamw_sees_whole_parameters_however_they_are_sharded() -> None:
+    """Its root mean square is over a parameter, of which ZeRO's flat partitions hold parts without borders."""
+    (whole,) = run_ranks(_stable, 1, 0, 6, False)
+    expected = {name: values for name, _, values in whole}
+    cases = [(2, 0, 3, False), (1, 1, 6, False), (3, 1, 2, False), (3, 2, 1, False), (2, 2, 3, True), (3, 3, 2, False)]
+    for world, *case in cases:
+        found = {name: np.full_like(values, np.nan) for name, values in expected.items()}
+        for name, start, values in (each for rank in run_ranks(_stable, world, *case) for each in rank):
+            found[name][start : start + len(values)] = values
+        for name, values in expected.items():
+            np.testing.assert_allclose(found[name], values, rtol=2e-5, atol=1e-7, err_msg=f"{name} {world} {case}")
+
+
+class _Layers(nn.Module):
+    """Embeddings, two layers and a head, named as encoders name them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embeddings = nn.Embedding(9, 5)
+        self.layers = nn.ModuleList(nn.Linear(5, 5) for _ in range(2))
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embeddings(ids)
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return self.head(x)
+
+
+_IDS = torch.randint(9, (3, 6), generator=torch.Generator().manual_seed(1))
+
+
+def _layers(stage: int, micro: int, freeze: str) -> list[tuple[str, int, np.ndarray]]:
+    """This rank's fragments after three updates with layer-wise decay."""
+    quiet_libraries(debug=False)
+    distributed.initialize(1)
+    settings = ["batch.global=6", f"batch.micro={micro}", f"engine.zero_stage={stage}", "optimizer.weight_decay=0.1"]
+    more = ["optimizer.layer_decay=0.5", f"optimizer.freeze={freeze}", "engine.precision=fp32", "optimizer.clip=0"]
+    job = load_job("capt_tiny", [*settings, *more])
+    torch.manual_seed(0)
+    engine = build_engines({"model": _Layers()}, job)["model"]
+    for ids in _IDS:
+        engine.set_learning_rate(0.1)
+        for part in ids[distributed.rank() :: distributed.world_size()].split(micro):
+            engine.backward(engine(part).square().sum(1).mean())
+            engine.step()
+    assert engine.learning_rate() == 0.1
+    return [(f.name, f.start, f.view.numpy().copy()) for f in fragments(engine) if f.kind == WEIGHT]
+
+
+@pytest.mark.parametrize(("freeze", "depth"), [("none", -1), ("1", 1)])
+def test_lower_layers_learn_less_or_nothing(freeze: str, depth: int) -> None:
+    """Layer l of L at .5 ** (L + 1 - l) of the rate, as AdamW by hand; frozen ones stay as they are, bit for bit."""
+    torch.manual_seed(0)
+    module, section = _Layers(), load_job("capt_tiny").optimizer
+    rates = {"embeddings": 0.0125, "layers.0": 0.025, "layers.1": 0.05, "head": 0.1}
+    frozen = list(rates)[: depth + 1]
+    groups = [
+        {"params": [p], "lr": rate * (name not in frozen), "weight_decay": 0.1 * (p.ndim > 1)}
+        for name, rate in rates.items()
+        for p in module.get_submodule(name).parameters()
+    ]
+    optimizer = torch.optim.AdamW(groups, betas=section.betas, eps=section.eps)
+    for ids in _IDS:
+        optimizer.zero_grad()
+        module(ids).square().sum(1).mean().backward()
+        optimizer.step()
+    expected = {name: p.detach().flatten().numpy() for name, p in module.named_parameters()}
+    for world, *case in ((1, 0, 6), (2, 0, 3), (2, 1, 3), (3, 2, 1), (2, 3, 3)):
+        found = {name: np.full_like(values, np.nan) for name, values in expected.items()}
+        for name, start, values in (each for rank in run_ranks(_layers, world, *case, freeze) for each in rank):
+            found[name][start : start + len(values)] = values
+        for name, values in expected.items():
+            np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=1e-6, err_msg=f"{name} {world} {case}")
+            if frozen and name.startswith(tuple(frozen)):
+                assert np.array_equal(found[name], values), name
+
+
+@pytest.mark.parametrize(
+    ("module", "settings", "message"),
+    [
+        (nn.Linear(2, 2), ["optimizer.layer_decay=0.9"], "one stack of layers, and this model has no layers"),
+        (_Layers(), ["optimizer.freeze=3"], "the model has 2 layers; freeze fewer"),
+        (_Layers(), ["optimizer.freeze=1", "engine.precision=fp16"], "keeps frozen weights in fp16 alone"),
+        (nn.ModuleDict({"a": _Layers(), "b": _Layers()}), ["optimizer.freeze=1"], r"stacks .*a\.layers, b\.layers"),
+    ],
+)
+def test_layers_that_are_not_there_are_refused(module: nn.Module, settings: list[str], message: str) -> None:
+    job = load_job("capt_tiny", ["engine.zero_stage=1", "engine.precision=fp32", *settings])
+    with pytest.raises(ConfigError, match=message):
+        build_engines({"model": module}, job)
 
 
 def _compilers() -> tuple[list[str], dict[str, bool]]:

@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from capt.pretrain.base.errors import CheckpointError, ConfigError, UserError
 from capt.pretrain.base.locks import file_lock
 from capt.pretrain.base.quiet import quiet_libraries
 from capt.pretrain.config.load import job_from_mapping
-from capt.pretrain.engine.checkpoint import checkpoints_of, find_checkpoint
+from capt.pretrain.engine.checkpoint import checkpoints_of, find_checkpoint, read_weights
+from capt.pretrain.engine.checkpoint.load import stored_weights
 from capt.pretrain.engine.run import run_job
 from capt.pretrain.registry import TASKS
+from capt.pretrain.reliability.ledger.check import check
 from tests.support import free_port, run_ranks
 
 TASKS["toy"] = "tests.toy"
@@ -100,6 +103,85 @@ def test_a_folder_in_which_another_job_trains_is_left_alone(finished: Path) -> N
         outcomes = run_ranks(_run, 2, mapping, True)
     assert all("another process is training in this folder" in str(outcome) for outcome in outcomes), outcomes
     assert {name: (finished / name).read_bytes() for name in before} == before
+
+
+def test_a_branch_decays_while_the_stable_run_goes_on(tmp_path: Path) -> None:
+    """A decay from a checkpoint of a stable run is, to the last digit, the end of a run that decays then, although it
+    is killed; the stable run is as it would be without; the ledger of the branch says where it begins."""
+
+    def job(name: str, schedule: dict[str, Any], **changes: Any) -> dict[str, Any]:
+        run = {"resume": "auto", **changes.pop("run", {})}
+        wsd = {"type": "wsd", "max_steps": 8, "final": 0.1, **schedule}
+        return _mapping(tmp_path / name, schedule=wsd, run=run, checkpoint={"every": 2, "keep": 9}, **changes)
+
+    for mapping in (job("whole", {"decay_steps": 4}), job("steady", {})):
+        assert run_ranks(_run, 2, mapping) == [0, 0]
+    assert run_ranks(_run, 2, job("stable", {"stop_after": 4})) == [75, 75]
+    kept = {path: path.read_bytes() for path in (tmp_path / "stable").rglob("*") if path.is_file()}
+    fault = {"kind": "term", "step": 5, "rank": 1, "once": str(tmp_path / "struck")}
+    branch = {"schedule": {"max_steps": 5, "decay_steps": 4}, "run": {"branch_from": str(tmp_path / "stable")}}
+    assert run_ranks(_run_and_signal_again, 2, job("branch", **branch, fault=fault)) == [75, 75]
+    assert {path: path.read_bytes() for path in (tmp_path / "stable").rglob("*") if path.is_file()} == kept
+    assert run_ranks(_run, 2, job("stable", {}), True) == [0, 0]  # its newest checkpoint is another one now
+    shutil.rmtree(tmp_path / "stable" / "checkpoints" / "step-00000004")
+    branch = {"schedule": {"max_steps": 5, "decay_steps": 4}, "run": {"branch_from": str(tmp_path / "stable")}}
+    assert run_ranks(_run, 2, job("branch", **branch, fault=fault)) == [0, 0]
+    for name, like, first in (("branch", "whole", 4), ("stable", "steady", 0)):
+        ours, theirs = (_rows(tmp_path / run) for run in (name, like))
+        for key in ("step", "loss", "lr", "samples"):
+            assert [row[key] for row in ours] == [row[key] for row in theirs[first:]], (name, key)
+    config = (tmp_path / "branch" / "config.yaml").read_text()
+    assert "stable/checkpoints/step-00000004" in config
+    assert "max_steps: 8" in config
+    report = check(tmp_path / "branch")
+    assert not report.faults
+    assert "branched from" in report.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("source", "schedule", "message"),
+    [
+        ("nowhere", {}, "neither a run with a complete checkpoint nor a checkpoint"),
+        ("", {"warmup_steps": 7, "max_steps": 8}, "step 6 lies within the schedule.warmup_steps 7"),
+        ("", {"max_steps": 6}, "step 6 is not before schedule.max_steps 6"),
+    ],
+)
+def test_a_branch_that_cannot_be_is_refused(
+    finished: Path, tmp_path: Path, source: str, schedule: dict[str, Any], message: str
+) -> None:
+    run = {"branch_from": str(finished / source)}
+    assert message in run_ranks(_run, 1, _mapping(tmp_path / "branch", run=run, schedule=schedule))[0]
+    assert not (tmp_path / "branch").exists()
+
+
+@pytest.mark.parametrize("kind", ["average", "ema"])
+def test_the_average_of_the_weights_is_that_of_an_uninterrupted_run(tmp_path: Path, kind: str) -> None:
+    """Of the last three regular checkpoints, though one more was written when the run was killed and only one is kept;
+    or of every step, in float64."""
+    section = {"every": 2, "keep": 1, "average": 3} if kind == "average" else {"every": 2, "keep": 1, "ema": 0.8}
+    engine = {"zero_stage": 1}
+    whole = _mapping(
+        tmp_path / "whole", checkpoint={**section, "every": 1 + (kind == "average"), "keep": 9}, engine=engine
+    )
+    assert run_ranks(_run, 2, whole) == [0, 0]
+    fault = {"kind": "term", "step": 3, "rank": 1, "once": str(tmp_path / "struck")}
+    killed = _mapping(tmp_path / "run", run={"resume": "auto"}, checkpoint=section, engine=engine, fault=fault)
+    assert run_ranks(_run_and_signal_again, 2, killed) == [75, 75]
+    assert run_ranks(_run, 2, killed) == [0, 0]
+    weights = [read_weights(path) for path in checkpoints_of(tmp_path / "whole")]
+    if kind == "average":
+        expected = {name: sum(each[name].double() for each in weights) / 3 for name in weights[0]}
+    else:
+        first = checkpoints_of(tmp_path / "whole")[0]
+        with stored_weights(first, "model", average=True) as (described, read):
+            expected = {name: read(name).double() for name in described.shapes}
+        for each in weights[1:]:
+            expected = {name: 0.8 * value + 0.2 * each[name].double() for name, value in expected.items()}
+    for run in ("whole", "run"):
+        found = read_weights(find_checkpoint(tmp_path / run / "average"))
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name].double(), value, rtol=1e-6, atol=1e-7, msg=f"{run} {name}")
+            assert torch.equal(found[name], read_weights(find_checkpoint(tmp_path / "whole" / "average"))[name])
 
 
 def test_the_same_job_is_begun_resumed_and_found_finished(finished: Path, tmp_path: Path) -> None:

@@ -50,8 +50,9 @@ def _stopped_at(mapping: dict[str, Any], step: int | None) -> dict[str, Any]:
 
 
 def test_resume_equals_the_uninterrupted_run_to_the_last_digit(tmp_path: Path) -> None:
-    """Dropout on, accumulation, a queue that wraps, a checkpoint in the middle of an epoch."""
-    job = language_mapping(tmp_path, model={"dropout": 0.1, "attention_dropout": 0.1})
+    """Dropout on, accumulation, a queue that wraps, a checkpoint in the middle of an epoch, masks that become fewer."""
+    masks = {"rate": [[0.2, 0.4], [0.5, 0.3], [0.5, 0.1], [1.0, 0.2]]}
+    job = language_mapping(tmp_path, model={"dropout": 0.1, "attention_dropout": 0.1}, corruption=masks)
     whole = {**job, "run": {**job["run"], "dir": str(tmp_path / "whole")}}
     assert [code for code, _ in run_ranks(_run, 2, whole)] == [0, 0]
     assert [code for code, _ in run_ranks(_run, 2, _stopped_at(job, 4))] == [75, 75]
@@ -61,8 +62,10 @@ def test_resume_equals_the_uninterrupted_run_to_the_last_digit(tmp_path: Path) -
 
 
 def test_resume_on_other_world_sizes_and_stages(tmp_path: Path) -> None:
-    """2 -> 1 -> 4 ranks, ZeRO 1 -> 3 -> 2: the same samples in every step, losses within 1e-5."""
-    job = language_mapping(tmp_path, model={"initializer_range": 0.1}, optimizer={"lr": 1e-3, "clip": 1.0})
+    """2 -> 1 -> 4 ranks, ZeRO 1 -> 3 -> 2: the same samples in every step, losses within 1e-5; with frozen weights."""
+    masks = {"rate": [[0.0, 0.4], [1.0, 0.1]]}
+    optimizer = {"lr": 1e-3, "clip": 1.0, "layer_decay": 0.8, "freeze": "embeddings"}
+    job = language_mapping(tmp_path, model={"initializer_range": 0.1}, optimizer=optimizer, corruption=masks)
     whole = {**job, "run": {**job["run"], "dir": str(tmp_path / "whole")}}
     reference = [ids for _, ids in run_ranks(_run, 2, whole)]
     reference_steps = [sorted(a + b) for a, b in zip(*reference, strict=True)]

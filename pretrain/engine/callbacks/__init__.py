@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from capt.pretrain.base.errors import ConfigError, shown
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine.callbacks.agreement import Agreement
+from capt.pretrain.engine.callbacks.averager import Averager
 from capt.pretrain.engine.callbacks.checkpointer import Checkpointer
 from capt.pretrain.engine.callbacks.metrics import Metrics, Validator
 from capt.pretrain.engine.callbacks.performance import GarbageCollector, Profiler, Throughput
@@ -38,7 +39,7 @@ def default_callbacks(job: Job, users: Sequence[Callback] = ()) -> list[Callback
     ]
     if job.run.profile_step:
         callbacks.append(Profiler())
-    return [*callbacks, Checkpointer(), reliability_callback("local"), GarbageCollector(), NextSteps()]
+    return [*callbacks, Checkpointer(), Averager(), reliability_callback("local"), GarbageCollector(), NextSteps()]
 
 
 def user_callbacks(job: Job) -> list[Callback]:

@@ -282,9 +282,10 @@ class Checkpointer(Callback):
             logger.error("no checkpoint is removed: %s", error)
             return
         keep, keep_every = run.job.checkpoint.keep, run.job.checkpoint.keep_every
-        best = best_checkpoint(run.dir)
+        best, averaged = best_checkpoint(run.dir), run.job.checkpoint.averaged_steps(run.job.schedule.max_steps)
         for path in checkpoints_of(run.dir)[:-keep]:
-            if path.resolve() != best and not (keep_every and int(path.name[5:]) % keep_every == 0):
+            step = int(path.name[5:])
+            if path.resolve() != best and step not in averaged and not (keep_every and step % keep_every == 0):
                 try:
                     remove_checkpoint(path)
                 except OSError as error:

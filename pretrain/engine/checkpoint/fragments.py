@@ -11,19 +11,19 @@ which is why a checkpoint does not remember the world size or the ZeRO stage it 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from capt.pretrain.base import distributed
 from capt.pretrain.engine.engines.base import Engine
+from capt.pretrain.engine.engines.places import places, trainable
 from capt.pretrain.engine.optim.build import STATE_TENSORS
 from capt.pretrain.engine.optim.optimizers import AVERAGE
-from capt.pretrain.engine.row_shard import is_row_sharded, row_shard
+from capt.pretrain.engine.row_shard import is_row_sharded
 
 WEIGHT = "weight"
 
@@ -41,66 +41,10 @@ class Fragment:
     view: Tensor
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where a rank keeps its part of a parameter: ``flat[offset : offset + numel]`` holds elements from ``start``.
-
-    ``everywhere`` is true where all ranks hold the same elements.
-    """
-
-    name: str
-    flat: Tensor
-    offset: int
-    start: int
-    numel: int
-    everywhere: bool = False
-
-
 def share(numel: int, rank: int, world: int) -> tuple[int, int]:
     """Return the half-open range of ``numel`` elements that ``rank`` writes where all ranks hold all of them."""
     size = -(-numel // world)
     return min(rank * size, numel), min((rank + 1) * size, numel)
-
-
-def trainable(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield named parameters, each once (a tied one by its first name); ZeRO hangs attributes of its own on them."""
-    return ((name, p) for name, p in module.named_parameters() if p.requires_grad)
-
-
-def global_shape(parameter: Any) -> tuple[int, ...]:
-    """Return the parameter's shape, also when ZeRO 3 has partitioned it or each rank holds some of its rows."""
-    shard = row_shard(parameter)
-    if shard is not None:
-        return (shard.rows, *parameter.shape[1:])
-    return tuple(getattr(parameter, "ds_shape", parameter.shape))
-
-
-def first_element(parameter: Any) -> int:
-    """Return where the elements that this rank holds begin in the flattened parameter (not for ZeRO's partitions)."""
-    shard = row_shard(parameter)
-    return 0 if shard is None else shard.start_row * math.prod(parameter.shape[1:])
-
-
-def _places(engine: Engine) -> Iterator[_Place]:
-    zero = engine.zero_optimizer
-    for name, p in trainable(engine.module):
-        if engine.zero_stage == 0:
-            yield _Place(name, p, 0, first_element(p), p.numel(), everywhere=row_shard(p) is None)
-        elif engine.zero_stage == 3:
-            group, offset, _ = zero.grad_position[zero.get_param_id(p)]
-            start = distributed.rank() * p.ds_tensor.ds_numel
-            numel = min(p.ds_tensor.ds_numel, p.ds_numel - start)  # the last partitions are padded
-            if numel > 0:
-                yield _Place(name, zero.fp32_partitioned_groups_flat[group], offset, start, numel)
-        elif p._hp_mapping is not None:
-            mapping = p._hp_mapping
-            yield _Place(
-                name,
-                zero.single_partition_of_fp32_groups[mapping.param_group_index],
-                mapping.hp_fragment_address.start,
-                mapping.lp_fragment_address.start,
-                mapping.lp_fragment_address.numel,
-            )
 
 
 def fragments(engine: Engine, *, whole: bool = False) -> Iterator[Fragment]:
@@ -109,7 +53,7 @@ def fragments(engine: Engine, *, whole: bool = False) -> Iterator[Fragment]:
     Of what every rank holds (ZeRO 0 without row shards) each rank gets an equal share, or all of it with ``whole``.
     """
     state, kinds = engine.base_optimizer.state, (*STATE_TENSORS[engine.optimizer_settings.section.type], AVERAGE)
-    for place in _places(engine):
+    for place in places(engine):
         begin, end = 0, place.numel
         if place.everywhere and not whole:
             begin, end = share(place.numel, distributed.rank(), distributed.world_size())
@@ -132,7 +76,7 @@ def differing_masters(engine: Engine) -> list[str]:
     once.
     """
     names, unequal = [], []
-    for place in _places(engine) if engine.zero_stage else ():
+    for place in places(engine) if engine.zero_stage else ():
         parameter: Any = engine.module.get_parameter(place.name)
         if engine.zero_stage == 3:
             used = parameter.ds_tensor.detach().view(-1)[: place.numel]

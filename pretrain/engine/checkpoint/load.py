@@ -28,14 +28,12 @@ from capt.pretrain.engine.checkpoint.fragments import (
     WEIGHT,
     Fragment,
     allocate_optimizer_state,
-    first_element,
     fragments,
-    global_shape,
     set_optimizer_step_count,
-    trainable,
 )
 from capt.pretrain.engine.checkpoint.layout import EngineState, Manifest, ModuleRecord, read_manifest
 from capt.pretrain.engine.engines.base import Engine
+from capt.pretrain.engine.engines.places import first_element, global_shape
 from capt.pretrain.engine.optim.build import STATE_TENSORS
 from capt.pretrain.engine.optim.optimizers import AVERAGE
 from capt.pretrain.engine.row_shard import is_row_sharded
@@ -75,6 +73,10 @@ class Index:
     def updated(self) -> set[str]:
         """Names of the parameters for which the optimizer's state is stored: those that have ever had a gradient."""
         return {name for kind, name in self._pieces if kind != WEIGHT}
+
+    def has(self, kind: str, name: str) -> bool:
+        """Whether anything is stored of a tensor."""
+        return (kind, name) in self._pieces
 
     def require(self, kind: str, name: str, numel: int) -> None:
         """Raise ``CheckpointError`` unless all ``numel`` elements of a tensor are stored."""
@@ -232,15 +234,38 @@ def read_weights(checkpoint: Path, module: str = "model") -> dict[str, Tensor]:
     Raises:
         CheckpointError: the checkpoint has no such module, or not all of it, or a weight is not finite.
     """
-    described, index = _require_all(checkpoint, module)
-    weights: dict[str, Tensor] = {}
-    with index.reader() as reader:
-        for name, shape in described.shapes.items():
-            weights[name] = torch.empty(shape)
-            reader.fill(WEIGHT, name, 0, weights[name].view(-1))
-    _require_finite(checkpoint, weights.items())
+    with stored_weights(checkpoint, module) as (described, read):
+        weights = {name: read(name) for name in described.shapes}
     weights.update({alias: weights[name] for alias, name in described.ties.items()})
     return weights
+
+
+@contextmanager
+def stored_weights(
+    checkpoint: Path, module: str, *, average: bool = False
+) -> Iterator[tuple[ModuleRecord, Callable[[str], Tensor]]]:
+    """Yield what a verified checkpoint has of a module, and a function that reads one whole fp32 tensor by its name.
+
+    With ``average`` a weight that the optimizer keeps an average of is that average.
+
+    Raises:
+        CheckpointError: as `read_weights`, or no averages are kept.
+    """
+    described, index = _require_all(checkpoint, module)
+    if average:
+        index = read_index(checkpoint, read_manifest(checkpoint), module, ("weights", "optimizer"))
+        if AVERAGE not in index.kinds():
+            raise CheckpointError(f"{checkpoint}: {module} has no averages of its weights (checkpoint.ema)")
+    with index.reader() as reader:
+
+        def read(name: str) -> Tensor:
+            tensor = torch.empty(described.shapes[name])
+            kind = AVERAGE if average and index.has(AVERAGE, name) else WEIGHT
+            reader.fill(kind, name, 0, tensor.view(-1))
+            _require_finite(checkpoint, [(name, tensor)])
+            return tensor
+
+        yield described, read
 
 
 def _require_finite(checkpoint: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -351,7 +376,7 @@ def restore_engine(checkpoint: Path, engine: Engine, state: EngineState) -> None
         CheckpointError: tensors are missing or damaged.
     """
     manifest = read_manifest(checkpoint)
-    shapes = {name: list(global_shape(parameter)) for name, parameter in trainable(engine.module)}
+    shapes = {name: list(global_shape(parameter)) for name, parameter in engine.module.named_parameters()}
     assert shapes == manifest.modules[engine.name].shapes, "restore_weights has checked the architecture"
     index = read_index_together(checkpoint, manifest, engine.name, ("weights", "optimizer"))
     updated = index.updated()
@@ -363,7 +388,7 @@ def restore_engine(checkpoint: Path, engine: Engine, state: EngineState) -> None
         if AVERAGE in other:
             raise CheckpointError(
                 f"{checkpoint}: {engine.name} has no averages of its weights, for it was trained without "
-                "contrast.momentum; set contrast.momentum=null, or start a new run from it (model.init)"
+                "contrast.momentum or checkpoint.ema; set that to null, or start a new run from it (model.init)"
             )
         if other:
             raise CheckpointError(

@@ -25,9 +25,7 @@ from capt.pretrain.config.schema import Job
 from capt.pretrain.engine.checkpoint.fragments import (
     WEIGHT,
     fragments,
-    global_shape,
     optimizer_step_count,
-    trainable,
 )
 from capt.pretrain.engine.checkpoint.layout import (
     CONFIG,
@@ -42,6 +40,7 @@ from capt.pretrain.engine.checkpoint.layout import (
 )
 from capt.pretrain.engine.durable import write_error, write_tensors
 from capt.pretrain.engine.engines.base import Engine
+from capt.pretrain.engine.engines.places import global_shape
 from capt.pretrain.engine.provenance import hardware, provenance
 from capt.pretrain.engine.task import Progress, SizedTask, Task
 
@@ -150,6 +149,17 @@ class PendingSave:
             raise
         return self.target
 
+    def commit_alone(self) -> Path:
+        """Do as `commit` where this process alone has written: not collective, also among several ranks."""
+        try:
+            if self._error is not None:
+                raise self._error
+            self._finish(self.hashed)
+        except Exception:
+            shutil.rmtree(self.temporary, ignore_errors=True)
+            raise
+        return self.target
+
     def complete(self) -> None:
         """Make a checkpoint of what all ranks have written. Collective."""
         hashed = distributed.gather_objects(self.hashed)
@@ -176,7 +186,7 @@ class PendingSave:
 
 
 def _describe(module: nn.Module) -> dict[str, Any]:
-    shapes = {name: list(global_shape(p)) for name, p in trainable(module)}
+    shapes = {name: list(global_shape(p)) for name, p in module.named_parameters()}
     first = {id(p): name for name, p in module.named_parameters()}
     every = module.named_parameters(remove_duplicate=False)
     return {"shapes": shapes, "ties": {name: first[id(p)] for name, p in every if name != first[id(p)]}}
@@ -199,7 +209,7 @@ def begin_save(
     ``make`` makes the pending save; where ranks other than 0 lead (hosts with a folder each), they make theirs.
     """
     target, token = step_folder(run_dir, progress.step), distributed.broadcast_object(secrets.token_hex(4))
-    modules = {name: engine.module for name, engine in engines.items()}
+    modules = {name: _describe(engine.module) for name, engine in engines.items()}
     manifest = _manifest(job, modules, progress.to_json())
     files: TensorFiles = {}
     suffix = f"{distributed.rank():05d}-of-{distributed.world_size():05d}.safetensors"
@@ -264,7 +274,7 @@ def _save_task(task: Task, save: PendingSave) -> dict[str, Any]:
     return state
 
 
-def _manifest(job: Job, modules: Mapping[str, nn.Module], progress: dict[str, int]) -> dict[str, Any]:
+def _manifest(job: Job, modules: Mapping[str, Mapping[str, Any]], progress: dict[str, int]) -> dict[str, Any]:
     return {
         "format_version": FORMAT_VERSION,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -272,7 +282,7 @@ def _manifest(job: Job, modules: Mapping[str, nn.Module], progress: dict[str, in
         "task": job.task.type,
         "world_size": distributed.world_size(),
         "zero_stage": job.engine.zero_stage,
-        "modules": {name: _describe(module) for name, module in modules.items()},
+        "modules": {name: dict(described) for name, described in modules.items()},
         "provenance": {**provenance(), "hardware": hardware(_gpu_name())},
     }
 
@@ -330,22 +340,31 @@ def write_weights_only(target: Path, job: Job, modules: Mapping[str, nn.Module],
     ``target`` is the checkpoint folder to make; other files (the tokenizer) may already lie in ``target``'s partial
     folder: see :func:`partial_folder`.
     """
+    weights = {
+        name: {inner: p.detach().to("cpu", torch.float32, copy=True) for inner, p in module.named_parameters()}
+        for name, module in modules.items()
+    }
+    return write_weights(target, job, {name: _describe(each) for name, each in modules.items()}, weights, task_state)
+
+
+def write_weights(
+    target: Path, job: Job, modules: Mapping[str, Mapping[str, Any]], weights: Mapping[str, Mapping[str, Tensor]],
+    task_state: dict[str, Any],
+) -> Path:  # fmt: skip
+    """Do as `write_weights_only` with fp32 tensors by module and name, which ``modules`` describes for the manifest."""
     progress = Progress().to_json()
     files = {
-        f"{name}-weights-00000-of-00001.safetensors": {
-            f"{WEIGHT}/{parameter_name}@0": p.detach().to("cpu", torch.float32, copy=True).view(-1)
-            for parameter_name, p in trainable(module)
-        }
-        for name, module in modules.items()
+        f"{name}-weights-00000-of-00001.safetensors": {f"{WEIGHT}/{inner}@0": t.view(-1) for inner, t in each.items()}
+        for name, each in weights.items()
     }
     engines = {name: {"optimizer_steps": 0, "has_moments": False, "loss_scale": {}} for name in modules}
     metadata = {"progress": progress, "engines": engines, "task": task_state}
-    save = PendingSave(target, files, metadata, _manifest(job, modules, progress))
+    save = PendingSave(target, files, metadata, {**_manifest(job, modules, progress), "world_size": 1})
     save.temporary.mkdir(parents=True, exist_ok=True)
     write_text(save.temporary / CONFIG, job_to_yaml(job))
     save.ready += _names_in(save.temporary)
     save.write(asynchronous=False)
-    return save.commit()
+    return save.commit_alone()
 
 
 def partial_folder(target: Path) -> Path:

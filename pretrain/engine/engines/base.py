@@ -76,7 +76,7 @@ class Engine(Protocol):
         ...
 
     def set_learning_rate(self, value: float) -> None:
-        """Set the learning rate of the next update, for every parameter group."""
+        """Set the learning rate of the next update; a parameter group takes its ``lr_scale`` of it."""
         ...
 
     def learning_rate(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from torch import nn
 
@@ -11,6 +12,7 @@ from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.schema import Job, OptimizerSection
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.engines.local import LocalEngine
+from capt.pretrain.engine.optim.build import freeze
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
 from capt.pretrain.engine.rank import with_precision
 from capt.pretrain.engine.row_shard import is_row_sharded
@@ -36,6 +38,12 @@ def build_engines(
     job, optimizers = with_precision(job), optimizers or {}
     assert not (unknown := optimizers.keys() - modules.keys()), f"optimizers() names no module: {unknown}"
     settings = {name: optimizers.get(name, ModuleOptimizer(job.optimizer)) for name in modules}
+    if job.checkpoint.ema is not None:
+        if any(each.average is not None for each in settings.values()):
+            raise ConfigError(
+                "checkpoint.ema: contrast.momentum keeps an average of the weights already; set one of them to null"
+            )
+        settings = {name: replace(each, average=job.checkpoint.ema) for name, each in settings.items()}
     engine = job.engine
     for name, module in modules.items():
         sharded = is_row_sharded(module)
@@ -44,8 +52,17 @@ def build_engines(
                 f"module {name} is sharded by rows, without DeepSpeed: set engine.precision=fp32 and leave "
                 "engine.deepspeed_extra out"
             )
+        section = settings[name].section
+        if sharded and (section.layer_decay < 1 or section.freeze != "none"):
+            raise ConfigError(f"module {name} is a table: leave optimizer.layer_decay and optimizer.freeze out")
+        if section.freeze != "none" and engine.precision == "fp16" and engine.zero_stage:
+            raise ConfigError(
+                "optimizer.freeze: fp16 at ZeRO 1 to 3 keeps frozen weights in fp16 alone, which rounds them; set "
+                "engine.zero_stage=0 or engine.precision=bf16"
+            )
+        freeze(module, section)
         if sharded or any(isinstance(p, nn.Embedding | nn.EmbeddingBag) and p.sparse for p in module.modules()):
-            _check_sparse(name, engine.zero_stage, settings[name].section)
+            _check_sparse(name, engine.zero_stage, section)
     alone = distributed.world_size() == 1 and engine.zero_stage == 0
     plain = alone and engine.precision != "fp16" and not engine.deepspeed_extra
     engines: dict[str, Engine] = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from typing import Any
@@ -17,8 +19,9 @@ from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine.engines.base import Judge, UpdateGuard, clip_gradients, measure_gradients, without_update
 from capt.pretrain.engine.engines.deepspeed_config import clips_here, deepspeed_config
+from capt.pretrain.engine.engines.places import global_shape, places, trainable
 from capt.pretrain.engine.optim.build import build_optimizer
-from capt.pretrain.engine.optim.optimizers import keep_average
+from capt.pretrain.engine.optim.optimizers import Part, StableAdamW, keep_average
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
 from capt.pretrain.engine.own_time import own_section
 
@@ -64,6 +67,7 @@ class DeepSpeedEngine:
         self.name = name
         self.zero_stage = job.engine.zero_stage
         self.optimizer_settings = settings
+        self._rate = settings.section.lr
         self._fp16 = job.engine.precision == "fp16"
         self._clips = clips_here(job.engine)
         self._parameters = list(module.parameters())
@@ -74,8 +78,11 @@ class DeepSpeedEngine:
         self._micro_steps = 0
         _name_wire_type(module, job)
         optimizer = build_optimizer(settings.section, job.engine, module)
+        if settings.section.type == "stable_adamw":
+            _require_in_memory(job, "optimizer.type stable_adamw", "optimizer.type=adamw")
         if settings.average is not None:
-            _refuse_nvme(job)
+            key = "contrast.momentum" if job.checkpoint.ema is None else "checkpoint.ema"
+            _require_in_memory(job, key, f"{key}=null")
             keep_average(optimizer, settings.average)
         if self.zero_stage == 0:
             optimizer.register_step_pre_hook(lambda *_: self._measure_and_clip())
@@ -85,9 +92,19 @@ class DeepSpeedEngine:
             config=deepspeed_config(job, distributed.world_size(), settings.section),
             dist_init_required=False,
         )
+        if isinstance(optimizer, StableAdamW) and self.zero_stage:
+            self._lay_out(optimizer)
         if self.zero_stage == 0 and distributed.world_size() == 1:
             # It would flatten all gradients, reduce them over one rank, and copy them back.
             self.deepspeed.enable_backward_allreduce = False
+
+    def _lay_out(self, optimizer: StableAdamW) -> None:
+        """Tell the optimizer which parts of which parameters lie in this rank's flat partitions."""
+        numbers = {name: number for number, (name, _) in enumerate(trainable(self.module))}
+        parts: dict[Tensor, list[Part]] = defaultdict(list)
+        for place in (place for place in places(self) if place.name in numbers):
+            parts[place.flat].append(Part(numbers[place.name], place.offset, place.offset + place.numel))
+        optimizer.lay_out([math.prod(global_shape(p)) for _, p in trainable(self.module)], parts)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward pass, under the engine's precision."""
@@ -186,14 +203,14 @@ class DeepSpeedEngine:
         self.deepspeed.eval()
 
     def set_learning_rate(self, value: float) -> None:
-        """Set the learning rate of the next update, for every parameter group."""
+        """Set the learning rate of the next update; a parameter group takes its ``lr_scale`` of it."""
+        self._rate = value
         for group in self.zero_optimizer.param_groups:
-            group["lr"] = value
+            group["lr"] = value * group.get("lr_scale", 1.0)
 
     def learning_rate(self) -> float:
         """Learning rate of the next update."""
-        rate: float = self.zero_optimizer.param_groups[0]["lr"]
-        return rate
+        return self._rate
 
     def gradient_norm(self) -> Tensor:
         """Global gradient norm of the last update, before clipping: a scalar that the host has not waited for."""
@@ -258,14 +275,17 @@ class DeepSpeedEngine:
                 torch._foreach_mul_(gradients, factor)
 
 
-def _refuse_nvme(job: Job) -> None:
-    """Raise ``ConfigError`` where averages would lie in files, away from the weights that they are averages of."""
-    for part in ("offload_optimizer", "offload_param"):
-        section = job.engine.deepspeed_extra.get("zero_optimization", {}).get(part) or {}
+def _require_in_memory(job: Job, key: str, without: str) -> None:
+    """Raise ``ConfigError`` where a part of the optimizer's tensors is in files, or another optimizer updates it."""
+    for name in ("offload_optimizer", "offload_param"):
+        section = job.engine.deepspeed_extra.get("zero_optimization", {}).get(name) or {}
+        place = f"engine.deepspeed_extra.zero_optimization.{name}"
         if section.get("device") == "nvme":
+            raise ConfigError(f"{key} needs all tensors in memory; set {place}.device=cpu, not nvme, or {without}")
+        if section.get("ratio", 1.0) != 1.0:
             raise ConfigError(
-                f"contrast.momentum: an average of the weights must be in memory; set "
-                f"engine.deepspeed_extra.zero_optimization.{part}.device=cpu, not nvme, or contrast.momentum=null"
+                f"{key}: DeepSpeed would update a part with an optimizer of its own; leave out {place}.ratio, or set "
+                f"{without}"
             )
 
 

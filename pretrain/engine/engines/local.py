@@ -32,6 +32,7 @@ class LocalEngine:
     def __init__(self, name: str, module: nn.Module, job: Job, settings: ModuleOptimizer) -> None:
         self.name = name
         self.optimizer_settings = settings
+        self._rate = settings.section.lr
         self.device = distributed.device()
         self.module = module.to(self.device)
         self.base_optimizer = self.zero_optimizer = build_optimizer(settings.section, job.engine, module)
@@ -97,14 +98,14 @@ class LocalEngine:
         self.module.eval()
 
     def set_learning_rate(self, value: float) -> None:
-        """Set the learning rate of the next update, for every parameter group."""
+        """Set the learning rate of the next update; a parameter group takes its ``lr_scale`` of it."""
+        self._rate = value
         for group in self.base_optimizer.param_groups:
-            group["lr"] = value
+            group["lr"] = value * group.get("lr_scale", 1.0)
 
     def learning_rate(self) -> float:
         """Learning rate of the next update."""
-        rate: float = self.base_optimizer.param_groups[0]["lr"]
-        return rate
+        return self._rate
 
     def gradient_norm(self) -> Tensor:
         """Gradient norm of the last update, before clipping."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import re
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.schema import EngineSection, OptimizerSection
-from capt.pretrain.engine.optim.optimizers import Adagrad, BertAdam, Lamb, MuonWithAdamW, muon_groups
+from capt.pretrain.engine.optim.optimizers import Adagrad, BertAdam, Lamb, MuonWithAdamW, StableAdamW, muon_groups
 from capt.pretrain.engine.optim.settings import offloads_optimizer
 
 # Fused AdamW and LAMB of NVIDIA's apex and of DeepSpeed.
@@ -82,6 +83,7 @@ STATE_TENSORS = {
     "adamw": ("exp_avg", "exp_avg_sq"),
     "bert_adam": ("exp_avg", "exp_avg_sq"),
     "lamb": ("exp_avg", "exp_avg_sq"),
+    "stable_adamw": ("exp_avg", "exp_avg_sq"),
     "adagrad": ("sum",),
     "sgd": ("momentum_buffer",),
     "muon": ("momentum_buffer", "exp_avg", "exp_avg_sq"),
@@ -91,16 +93,72 @@ STATE_TENSORS = {
 as large as the parameter. Checkpoints hold these, and the number of updates."""
 
 
-def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices and embeddings decay; biases and LayerNorm parameters (vectors) do not. One group if nothing decays."""
-    parameters = [p for p in module.parameters() if p.requires_grad]
+def parameter_groups(module: nn.Module, weight_decay: float, layer_decay: float = 1.0) -> list[dict[str, Any]]:
+    r"""Matrices and embeddings decay; biases and LayerNorm parameters (vectors) do not. One group if nothing decays.
+
+    With ``layer_decay`` :math:`d` below 1, layer l of L (from 1 on) has groups of its own, whose ``lr_scale`` is
+    :math:`d^{L+1-l}` (Clark et al. 2020; Bao et al. 2022): the embeddings are l = 0, and all else is L + 1.
+
+    Raises:
+        ConfigError: the module has no layers with numbers, or several stacks of them.
+    """
+    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    if layer_decay == 1.0:
+        return _by_decay([p for _, p in named], weight_decay)
+    depths = layer_depths(module, "optimizer.layer_decay")
+    top, groups = max(depths.values()), []
+    for depth in sorted({depths[name] for name, _ in named}):
+        own = _by_decay([p for name, p in named if depths[name] == depth], weight_decay)
+        groups += [{**group, "lr_scale": layer_decay ** (top - depth)} for group in own]
+    return groups
+
+
+def _by_decay(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
     if weight_decay == 0.0:
         return [{"params": parameters, "weight_decay": 0.0}]
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
+
+
+_LAYER = re.compile(r"(.*\blayers?)\.(\d+)\..*")
+
+
+def layer_depths(module: nn.Module, key: str) -> dict[str, int]:
+    """Return how deep each parameter lies: 0 in the embeddings, l in layer l (from 1 on), L + 1 behind the L layers.
+
+    Raises:
+        ConfigError: the module has no layers with numbers, or several stacks of them; it begins with ``key``.
+    """
+    found = {name: _LAYER.fullmatch(name) for name, _ in module.named_parameters()}
+    stacks = sorted({match[1] for match in found.values() if match})
+    if len(stacks) != 1:
+        have = f"several stacks of layers ({', '.join(stacks)})" if stacks else "no layers with numbers"
+        raise ConfigError(
+            f"{key}: it is for an encoder with one stack of layers, and this model has {have}; leave it out"
+        )
+    last = max(int(match[2]) for match in found.values() if match) + 1
+    return {
+        name: int(match[2]) + 1 if match else 0 if "embedding" in name else last + 1 for name, match in found.items()
+    }
+
+
+def freeze(module: nn.Module, section: OptimizerSection) -> None:
+    """Let the parameters that ``optimizer.freeze`` names keep their values, for good: they get no gradient.
+
+    Raises:
+        ConfigError: the module has not that number of layers.
+    """
+    if section.freeze == "none":
+        return
+    depths = layer_depths(module, "optimizer.freeze")
+    depth = 0 if section.freeze == "embeddings" else section.freeze
+    if depth >= max(depths.values()):
+        raise ConfigError(f"optimizer.freeze {depth}: the model has {max(depths.values()) - 1} layers; freeze fewer")
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(depths[name] > depth)
 
 
 def build_optimizer(section: OptimizerSection, engine: EngineSection, module: nn.Module) -> torch.optim.Optimizer:
@@ -119,9 +177,9 @@ def build_optimizer(section: OptimizerSection, engine: EngineSection, module: nn
         raise ConfigError(str(error)) from None
     has_apex_kernel = section.type in ("adamw", "lamb") and apex_available() and not offloads_optimizer(engine)
     if section.backend == "apex" or (section.backend == "auto" and has_apex_kernel):
-        optimizer, implementation = apex_optimizer(section, engine, parameter_groups(module, section.weight_decay))
+        optimizer, implementation = apex_optimizer(section, engine, _groups(section, module))
     elif section.backend == "deepspeed":
-        groups = parameter_groups(module, section.weight_decay)
+        groups = _groups(section, module)
         optimizer, implementation = deepspeed_optimizer(section, engine, groups)
     else:
         optimizer, implementation = _torch_optimizer(section, engine, module)
@@ -129,14 +187,20 @@ def build_optimizer(section: OptimizerSection, engine: EngineSection, module: nn
     return optimizer
 
 
+def _groups(section: OptimizerSection, module: nn.Module) -> list[dict[str, Any]]:
+    return parameter_groups(module, section.weight_decay, section.layer_decay)
+
+
 def _torch_optimizer(
     section: OptimizerSection, engine: EngineSection, module: nn.Module
 ) -> tuple[torch.optim.Optimizer, str]:
-    groups = parameter_groups(module, section.weight_decay)
+    groups = _groups(section, module)
     adam: dict[str, Any] = {"lr": section.lr, "betas": section.betas, "eps": section.eps}
     match section.type:
         case "lamb":
             return Lamb(groups, **adam), "LAMB (torch foreach)"
+        case "stable_adamw":
+            return StableAdamW(groups, **adam), "StableAdamW (torch foreach)"
         case "bert_adam":  # which makes no difference between matrices and vectors
             everything = [{"params": [p for group in groups for p in group["params"]]}]
             return BertAdam(everything, weight_decay=section.weight_decay, **adam), "BERT's Adam (torch foreach)"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.adagrad import adagrad
+
+from capt.pretrain.base import distributed
 
 
 class OwnOptimizer(torch.optim.Optimizer):
@@ -169,6 +172,83 @@ class BertAdam(_Adam):
         if group["weight_decay"]:
             torch._foreach_add_(direction, parameters, alpha=group["weight_decay"])
         torch._foreach_add_(parameters, direction, alpha=-group["lr"])
+
+
+# StableAdamW, with which ModernBERT and Ettin were trained.
+
+
+@dataclass(frozen=True)
+class Part:
+    """Elements ``begin : end`` of a flat tensor of the optimizer: a part of the parameter with this ``number``."""
+
+    number: int
+    begin: int
+    end: int
+
+
+class StableAdamW(_Adam):
+    r"""AdamW with shorter steps of tensors whose gradient surprises it (Wortsman et al. 2023, arXiv 2304.13013).
+
+    .. math::
+        m &= \beta_1 m + (1-\beta_1) g, \quad v = \beta_2 v + (1-\beta_2) g^2, \quad
+        \rho = \sqrt{\operatorname{mean}\left(g^2 / \max(\hat v, \epsilon^2)\right)} \\
+        w &\leftarrow w - \frac{\eta}{\max(1, \rho)} \left( \frac{\hat m}{\sqrt{\hat v} + \epsilon} + \lambda w \right)
+
+    The mean is over a whole parameter: under ZeRO the ranks add their parts of it, which `lay_out` tells them of.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.98),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        self._sizes: Tensor | None = None
+        self._parts: Mapping[Tensor, Sequence[Part]] = {}
+
+    def lay_out(self, sizes: Sequence[int], parts: Mapping[Tensor, Sequence[Part]]) -> None:
+        """Update flat tensors from now on, in which ranks keep ``parts`` of parameters of these ``sizes``.
+
+        Every rank then calls ``step`` together with all others.
+        """
+        self._sizes, self._parts = torch.tensor(sizes, dtype=torch.float64), parts
+
+    def _update_group(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        beta1, beta2 = group["betas"]
+        m, v = self._moments(group, parameters)
+        step = float(self.state[parameters[0]]["step"])
+        root = torch._foreach_sqrt(torch._foreach_div(v, 1 - beta2**step))
+        surprise = torch._foreach_clamp_min(root, group["eps"])
+        surprise = torch._foreach_div([p.grad for p in parameters if p.grad is not None], surprise)
+        torch._foreach_add_(root, group["eps"])
+        direction = torch._foreach_div(torch._foreach_div(m, 1 - beta1**step), root)
+        if group["weight_decay"]:
+            torch._foreach_add_(direction, parameters, alpha=group["weight_decay"])
+        parts, divisors = self._divisors(parameters, surprise, direction)
+        if parts:
+            torch._foreach_div_(parts, divisors)
+        torch._foreach_add_(parameters, direction, alpha=-group["lr"])
+
+    def _divisors(
+        self, parameters: list[Tensor], surprise: Sequence[Tensor], direction: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """The parts of ``direction`` that belong to one parameter each, and what each is divided by."""
+        if self._sizes is None:
+            squares = torch.stack(torch._foreach_norm(list(surprise))).double().square()
+            sizes = torch.tensor([p.numel() for p in parameters], dtype=torch.float64, device=squares.device)
+            return list(direction), list((squares / sizes).sqrt().clamp_min(1.0).to(direction[0]).unbind())
+        parts = [(place, part) for place, p in enumerate(parameters) for part in self._parts.get(p, ())]
+        sums = torch.zeros_like(self._sizes, device=parameters[0].device)
+        numbers = torch.tensor([part.number for _, part in parts], dtype=torch.long, device=sums.device)
+        if parts:
+            norms = torch._foreach_norm([surprise[place][part.begin : part.end] for place, part in parts])
+            sums.index_add_(0, numbers, torch.stack(norms).double().square())
+        sums = distributed.all_reduce_sum(sums.to(distributed.device())).to(sums.device)
+        divisors = (sums / self._sizes.to(sums.device)).sqrt().clamp_min(1.0).to(direction[0])[numbers]
+        return [direction[place][part.begin : part.end] for place, part in parts], list(divisors.unbind())
 
 
 # Muon for the matrices of hidden layers, AdamW for all other parameters, as one optimizer.

@@ -15,16 +15,21 @@ def learning_rate(step: int, schedule: ScheduleSection, optimizer: OptimizerSect
 
     Warmup: :math:`\eta\,(t+1)/w` for :math:`t < w`. Then with :math:`u = (t-w)/(T-w)` and
     :math:`\phi` = ``final``: :math:`\eta(\phi + (1-\phi)\,d)`, where :math:`d = 1-u` for ``linear`` and
-    :math:`(1+\cos\pi u)/2` for ``cosine``; ``constant`` is :math:`\eta`.
+    :math:`(1+\cos\pi u)/2` for ``cosine``; ``constant`` is :math:`\eta`. ``wsd`` (Hu et al. 2024, arXiv 2404.06395) is
+    :math:`\eta` until the last :math:`D` = ``decay_steps``; in them :math:`u = (t-T+D)/D`, and :math:`d = 1-\sqrt u`
+    for ``decay: sqrt`` (Hagele et al. 2024, arXiv 2405.18392), :math:`1-u` for ``linear``.
     """
     warmup, total = schedule.warmup_steps, schedule.max_steps
     if step < warmup:
         return optimizer.lr * (step + 1) / warmup
-    done = min(max(step - warmup, 0) / max(total - warmup, 1), 1.0)
+    begin = total - schedule.decay_steps if schedule.type == "wsd" else warmup
+    done = min(max(step - begin, 0) / max(total - begin, 1), 1.0)
     if schedule.type == "linear":
         left = 1.0 - done
     elif schedule.type == "cosine":
         left = 0.5 * (1.0 + math.cos(math.pi * done))
+    elif schedule.type == "wsd" and schedule.decay_steps:
+        left = 1.0 - (math.sqrt(done) if schedule.decay == "sqrt" else done)
     else:
         return optimizer.lr
     return optimizer.lr * (schedule.final + (1.0 - schedule.final) * left)

@@ -22,6 +22,7 @@ from capt.pretrain.reliability.ledger.history import (
     Fault,
     Launch,
     Newest,
+    first_step,
     newest_checkpoint,
     read_history,
     remedy_for_files,
@@ -112,10 +113,13 @@ def _check_joints(report: Report, since: int) -> list[Fault]:
     """Whether each launch continues where the history ended."""
     faults = []
     before: Launch | None = None
+    begun = first_step(report.run)
     for launch in _kept(report):
         head, file = launch.head, launch.folder / "rank-00000.ledger"
         if before is None:
-            if head.step >= since:
+            if begun and head.step == begun:
+                report.notes.append(f"the first {begun} steps are those of the run that this one has branched from")
+            elif head.step >= since:
                 text = f"the first {head.step} steps are in no ledger: launch {launch.number} begins after them"
                 rest = f"capt ledger check {quoted(report.run)} --since {quoted(head.step + 1)}"
                 remedy = f"where they were trained without run.ledger: {rest}"
@@ -179,7 +183,7 @@ def _differing_rank(a: Launch, b: Launch, step: int) -> int | None:
 def _check_absence(report: Report, since: int, faults: list[Fault]) -> list[Fault]:
     """Where no launch has a row, and no damage says why: whether a checkpoint contains steps all the same."""
     last = report.newest.step
-    if last < since or faults:
+    if last < since or faults or last == (first_step(report.run) or -1):
         return []
     text = f"no step is recorded, but a checkpoint contains steps up to {last}"
     return [Fault("hole", text, remedy_for_files(report.run), since)]

@@ -9,7 +9,9 @@ newest checkpoint.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +20,7 @@ from typing import Literal
 import numpy as np
 
 from capt.pretrain.base.errors import UserError, quoted
-from capt.pretrain.engine.checkpoint import checkpoints_of, read_manifest
+from capt.pretrain.engine.checkpoint import checkpoints_of, read_job_of_run, read_manifest
 from capt.pretrain.reliability.ledger.files import Header, LedgerHead, launch_folder, launches_of, read_heads
 
 Kind = Literal["hole", "damaged", "steps", "position", "ids", "order", "contents"]
@@ -93,6 +95,15 @@ def newest_checkpoint(run: Path) -> Newest:
         return Newest()
     progress = read_manifest(found[-1]).progress
     return Newest(progress.step, progress.samples)
+
+
+def first_step(run: Path) -> int:
+    """The step at which a run has begun: 0, or that of the checkpoint of another run (``run.branch_from``)."""
+    branch = None
+    with suppress(UserError, FileNotFoundError):  # the ledger alone has been copied
+        branch = read_job_of_run(run).run.branch_from
+    name = "" if branch is None else branch.name
+    return int(name[5:]) if re.fullmatch(r"step-\d{8,18}", name, re.ASCII) else 0
 
 
 def read_history(run: Path, newest: Newest, since: int = 1) -> tuple[list[Launch], list[Fault]]:

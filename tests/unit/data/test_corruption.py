@@ -120,6 +120,26 @@ def test_shares_of_masking_follow_the_configuration() -> None:
     assert np.array_equal(corrupt(kept, mask_fraction=0.0, random_fraction=0.0).tokens, kept)
 
 
+def test_the_rate_takes_its_course() -> None:
+    """Lines between points, a jump where a share comes twice; the width follows, and validation has its own rate."""
+    config = CorruptionConfig(rate=[(0.25, 0.3), (0.5, 0.2), (0.5, 0.1), (1.0, 0.05)], validation_rate=0.15)
+    shares = (0.0, 0.25, 0.375, 0.4999999, 0.5, 0.75, 1.0)
+    assert [config.rate_at(share) for share in shares] == pytest.approx([0.3, 0.3, 0.25, 0.2, 0.1, 0.075, 0.05], 1e-5)
+    assert CorruptionConfig(rate=0.3).rate_at(0.7) == CorruptionConfig(rate=0.3).rate_of_validation == 0.3
+    assert CorruptionConfig(rate=[(0.0, 0.3), (1.0, 0.1)]).rate_of_validation == 0.1
+    tokens = np.full((3, 102), 9, dtype=np.int32)
+    corruptor = Corruptor(config, VOCABULARY, 102)
+    generators = [np.random.default_rng(row) for row in range(3)]
+    for rate, width in ((None, 15), (0.3, 30), (0.05, 5)):
+        labels = corruptor(tokens, generators, rate).labels
+        assert labels.shape == (3, width)
+        assert (labels != IGNORE).all()
+    assert corruptor.slots == 30
+    for bad in ([], [(0.5, 0.1), (0.4, 0.1)], [(0.5, 1.0)]):
+        with pytest.raises(ValidationError):
+            CorruptionConfig(rate=bad)
+
+
 def test_masked_positions_are_uniform() -> None:
     tokens = np.full((4000, 42), 9, dtype=np.int32)
     tokens[:, 0], tokens[:, -1] = 0, 2

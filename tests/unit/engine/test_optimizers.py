@@ -88,6 +88,31 @@ def test_elementwise_optimizers_follow_the_equations(kind: str) -> None:
     torch.testing.assert_close(module.weight.detach()[0].tolist(), expected, rtol=1e-9, atol=0)
 
 
+def test_stable_adamw_follows_the_equations() -> None:
+    """Wortsman et al. 2023, Algorithm 2, in plain floats: each tensor by itself, with gradients that jump."""
+    torch.manual_seed(0)
+    module = nn.Linear(3, 2, dtype=torch.float64)
+    starts = [p.detach().flatten().tolist() for p in module.parameters()]
+    gradients = [torch.randn(6 + 2, dtype=torch.float64) * size for size in (1.0, 30.0, 1.0, 5.0)]
+    optimizer = _build(["optimizer.type=stable_adamw", "optimizer.lr=0.1", "optimizer.weight_decay=0.2"], module)
+    for g in gradients:
+        module.weight.grad, module.bias.grad = g[:6].view(2, 3).clone(), g[6:].clone()
+        optimizer.step()
+    (b1, b2), eps, slowed = load_job("capt_tiny").optimizer.betas, 1e-6, 0
+    for p, w, part, decay in zip(module.parameters(), starts, (slice(0, 6), slice(6, 8)), (0.2, 0.0), strict=True):
+        m, v = [0.0] * len(w), [0.0] * len(w)
+        for t, each in enumerate(gradients, 1):
+            g = each[part].tolist()
+            m = [b1 * a + (1 - b1) * x for a, x in zip(m, g, strict=True)]
+            v = [b2 * a + (1 - b2) * x * x for a, x in zip(v, g, strict=True)]
+            v_hat = [x / (1 - b2**t) for x in v]
+            rms = (sum(x * x / max(y, eps**2) for x, y in zip(g, v_hat, strict=True)) / len(g)) ** 0.5
+            rate, slowed = 0.1 / max(1.0, rms), slowed + (rms > 1.01)
+            w = [x - rate * (decay * x + a / (1 - b1**t) / (y**0.5 + eps)) for x, a, y in zip(w, m, v_hat, strict=True)]
+        torch.testing.assert_close(p.detach().flatten().tolist(), w, rtol=1e-12, atol=0)
+    assert slowed >= 2, "the gradients do not jump"
+
+
 def test_berts_adam_decays_vectors_too() -> None:
     module = nn.Linear(2, 2)
     (group,) = _build(["optimizer.type=bert_adam", "optimizer.weight_decay=0.1"], module).param_groups
@@ -205,6 +230,19 @@ def test_warmup_and_decay(kind: str, expected: list[float]) -> None:
     )
     rates = [learning_rate(step, job.schedule, job.optimizer) for step in range(7)]
     assert rates == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("decay", ["sqrt", "linear"])
+def test_wsd_decays_over_its_last_steps(decay: str) -> None:
+    changes = ["schedule.max_steps=9", "schedule.warmup_steps=2", "schedule.type=wsd", "schedule.final=0.1"]
+    job = load_job("capt_tiny", [*changes, "schedule.decay_steps=4", f"schedule.decay={decay}", "optimizer.lr=2.0"])
+    falls = [1 - (u**0.5 if decay == "sqrt" else u) for u in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    expected = [1.0, 2.0, 2.0, 2.0, 2.0, *(0.2 + 1.8 * left for left in falls)]
+    assert [learning_rate(step, job.schedule, job.optimizer) for step in range(10)] == pytest.approx(expected)
+    stable = load_job("capt_tiny", [*changes, "optimizer.lr=2.0"])
+    assert [learning_rate(step, stable.schedule, stable.optimizer) for step in (0, 1, 8, 9)] == [1.0, 2.0, 2.0, 2.0]
+    with pytest.raises(ConfigError, match=r"warmup_steps 2 and schedule\.decay_steps 8 are longer than schedule\.max"):
+        load_job("capt_tiny", [*changes, "schedule.decay_steps=8"])
 
 
 def test_cosine_ends_at_zero() -> None:

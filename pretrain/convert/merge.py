@@ -1,0 +1,127 @@
+"""``capt merge``: one model out of several, as a run of ours or a Hugging Face folder, whichever they are."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from capt.pretrain.base.errors import CheckpointError, ConfigError, quoted
+from capt.pretrain.base.files import read_bytes, write_json
+from capt.pretrain.convert.output import export_folder
+from capt.pretrain.engine.checkpoint import find_checkpoint
+from capt.pretrain.engine.checkpoint.merge import Method, check_weights, merge_checkpoints, mix
+from capt.pretrain.engine.durable import write_tensors
+from capt.pretrain.models.hf_folder import is_hf, read_json, read_tensor_file, read_tensors, require_regular
+
+_VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "spm.model", "sentencepiece.bpe.model")
+_LARGEST = 1 << 30
+_FREE = ("_name_or_path", "dtype", "torch_dtype", "transformers_version", "architectures")
+"""Keys of ``config.json`` in which models that are merged may differ."""
+
+
+def command(
+    sources: Sequence[Path], out: Path, *, weights: Sequence[float] | None = None, method: Method = "average"
+) -> list[str]:
+    """Write the mixture of ``sources`` into ``out`` and return the commands that compare it with them.
+
+    Runs (their newest checkpoint) and checkpoints become a run with a checkpoint at step 0; folders of Hugging Face
+    become such a folder, with weights in fp32. The other files, but for a model card, are the first source's.
+
+    Raises:
+        UserError: the weights do not fit, a source is damaged, or they differ in kind, architecture or vocabulary.
+    """
+    shares = check_weights(len(sources), weights, method)
+    for source in sources:
+        if source.resolve().is_relative_to(out.resolve()):
+            raise ConfigError(f"{out}: the source {source} lies in it; give another folder")
+    of_hf = [is_hf(source) for source in sources]
+    if any(of_hf) and not all(of_hf):
+        ours = sources[of_hf.index(False)]
+        raise ConfigError(
+            f"{ours} is no Hugging Face folder, and {sources[of_hf.index(True)]} is one; make both one kind: "
+            f"capt convert {quoted(ours)} OUT --to hf"
+        )
+    with export_folder(out) as folder:
+        if all(of_hf):
+            _merge_folders(sources, shares, folder, method)
+        else:
+            merge_checkpoints([find_checkpoint(source) for source in sources], shares, folder, out, method=method)
+    return [f"capt evaluate {quoted(model)} --text HELD_OUT.txt" for model in (*sources, out)]
+
+
+def _merge_folders(sources: Sequence[Path], shares: Sequence[float], out: Path, method: Method) -> None:
+    first = sources[0]
+    config = read_json(first / "config.json")
+    for other in sources[1:]:
+        _require_alike(first, config, other)
+    tensors = [read_tensors(source) for source in sources]
+    write_tensors(out / "model.safetensors", _mixed(sources, tensors, shares, method), {"format": "pt"})
+    del tensors
+    for path in sorted(first.rglob("*")):
+        inner = path.relative_to(first)
+        if not path.is_file() or any(part.startswith(".") for part in inner.parts) or path.suffix in (".bin", ".pt"):
+            continue
+        if inner.parent == Path() and (path.name.startswith("model.") or path.name in ("config.json", "README.md")):
+            continue
+        require_regular(path)
+        (out / inner).parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".safetensors":  # a head beside the encoder
+            heads = [read_tensor_file(source / inner) for source in sources]
+            write_tensors(out / inner, _mixed(sources, heads, shares, method), _metadata(path))
+        else:
+            shutil.copyfile(path, out / inner)
+    kept = {key: value for key, value in config.items() if key != "torch_dtype"}
+    write_json(out / "config.json", {**kept, "dtype": "float32"})
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        return dict(file.metadata() or {})
+
+
+def _mixed(
+    sources: Sequence[Path], each: Sequence[Mapping[str, Tensor]], shares: Sequence[float], method: Method
+) -> dict[str, Tensor]:
+    first = each[0]
+    for source, tensors in zip(sources[1:], each[1:], strict=True):
+        for name in sorted(first.keys() | tensors.keys()):
+            shapes = [list(has[name].shape) if name in has else None for has in (tensors, first)]
+            if shapes[0] != shapes[1]:
+                told = [f"shape {shape}" if shape is not None else "no such tensor" for shape in shapes]
+                raise CheckpointError(f"{source}: {name} has {told[0]}, in {sources[0]} it has {told[1]}")
+    return {
+        name: mix([has[name] for has in each], shares, method) if tensor.is_floating_point() else tensor
+        for name, tensor in first.items()
+    }
+
+
+def _require_alike(one: Path, config: Mapping[str, Any], source: Path) -> None:
+    other = read_json(source / "config.json")
+    for key in sorted(config.keys() | other.keys()):
+        if key not in _FREE and config.get(key) != other.get(key):
+            raise CheckpointError(f"{source}: config.json has {key} {other.get(key)!r}, {one} has {config.get(key)!r}")
+    for name in _VOCABULARIES:
+        if _vocabulary(source / name) != _vocabulary(one / name):
+            raise CheckpointError(f"{source}: {name} is another vocabulary than that of {one}")
+
+
+def _vocabulary(path: Path) -> object:
+    """What tells a vocabulary from others; of ``tokenizer.json`` the pieces with their ids."""
+    if not path.exists():
+        return None
+    content = read_bytes(path, limit=_LARGEST, error=CheckpointError)
+    if path.name != "tokenizer.json":
+        return hashlib.sha256(content).digest()
+    try:
+        tokenizer = json.loads(content)
+        return tokenizer["model"]["vocab"], [(each["id"], each["content"]) for each in tokenizer["added_tokens"]]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise CheckpointError(f"{path}: is no tokenizer of Hugging Face") from None

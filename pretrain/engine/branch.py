@@ -1,0 +1,131 @@
+"""A run that begins at a checkpoint of another run, such as a decay of the learning rate. Imports no torch.
+
+The checkpoint is put into the new run's folder before anything else is done (as links to its files where the file
+system has them), and the run then continues from it as any resumed run. So the other run may continue, and remove it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from capt.pretrain.base.atomic import sync
+from capt.pretrain.base.errors import ConfigError, quoted
+from capt.pretrain.config.schema import Job
+
+_STEP = re.compile(r"step-(\d{8,18})", re.ASCII)
+_MANIFEST = "manifest.json"
+
+
+def branch_point(source: Path) -> Path:
+    """Return the checkpoint folder that ``run.branch_from`` means: of a run its newest one.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    found = source.resolve()
+    if not (found / _MANIFEST).is_file():
+        complete = [path.parent for path in found.glob(f"checkpoints/step-*/{_MANIFEST}")]
+        numbered = [path for path in complete if _STEP.fullmatch(path.name)]
+        if not numbered:
+            raise ConfigError(f"run.branch_from {source}: neither a run with a complete checkpoint nor a checkpoint")
+        found = max(numbered, key=step_of)
+    if not _STEP.fullmatch(found.name):
+        raise ConfigError(
+            f"run.branch_from {source}: a checkpoint's folder is called step-NUMBER, this one {found.name}"
+        )
+    return found
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the step of a checkpoint that `branch_point` has found."""
+    match = _STEP.fullmatch(checkpoint.name)
+    assert match is not None
+    return int(match[1])
+
+
+def chosen_branch(given: Path, run_dir: Path, before: Path | None) -> Path:
+    """Return the checkpoint that the run in ``run_dir`` branches from: ``before``, once that has been decided.
+
+    Raises:
+        ConfigError: ``given`` is no checkpoint, one of this very run, or of another run than ``before``.
+    """
+    if before is not None and _STEP.fullmatch(before.name):
+        run = before.parents[1]
+        if given != before and run not in (given.resolve(), *given.resolve().parents):
+            raise ConfigError(
+                f"run.branch_from {given}: run.dir {run_dir} has branched from {before}; name another folder"
+            )
+        return before
+    found = branch_point(given)
+    if run_dir.resolve() in found.parents:
+        raise ConfigError(
+            f"run.branch_from {given} is a checkpoint of run.dir itself; name another run.dir, or go back in this one: "
+            f"capt resume {quoted(run_dir)} --checkpoint {quoted(found.name)}"
+        )
+    return found
+
+
+def plant(checkpoint: Path, run_dir: Path) -> Path | None:
+    """Put ``checkpoint`` into the folder of a run that has none yet; return where, or None where the run has its own.
+
+    Raises:
+        ConfigError: it is gone, or was removed meanwhile.
+    """
+    folder = run_dir / "checkpoints"
+    if any(folder.glob(f"step-*/{_MANIFEST}")):
+        return None
+    target, partial = folder / checkpoint.name, folder / f".{checkpoint.name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    partial.mkdir()
+    try:
+        for path in sorted(checkpoint.rglob("*")):
+            inner = partial / path.relative_to(checkpoint)
+            inner.mkdir() if path.is_dir() else _link_or_copy(path, inner)
+        (partial / _MANIFEST).stat()
+    except FileNotFoundError:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise ConfigError(
+            f"run.branch_from: {checkpoint} is gone; name a checkpoint that its run keeps (checkpoint.keep_every there)"
+        ) from None
+    partial.rename(target)
+    for each in (folder, run_dir):
+        sync(each)
+    return target
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    """Link a file, which nothing changes in place; copy it where that is another file system, or another user's."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copyfile(source, target, follow_symlinks=False)
+        sync(target)
+
+
+def branched(job: Job, checkpoint: Path) -> Job:
+    """Return the job of a run that has branched from ``checkpoint``: with a decay, it decays from there to its end.
+
+    Raises:
+        ConfigError: the checkpoint lies within the warmup of the job, or behind its end.
+    """
+    schedule, step = job.schedule, step_of(checkpoint)
+    if schedule.type == "wsd" and schedule.decay_steps:
+        schedule = schedule.model_copy(update={"max_steps": step + schedule.decay_steps})
+    if step < schedule.warmup_steps:
+        raise ConfigError(
+            f"run.branch_from {checkpoint}: step {step} lies within the schedule.warmup_steps {schedule.warmup_steps} "
+            "of this job; branch from a later checkpoint"
+        )
+    if step >= schedule.max_steps:
+        raise ConfigError(
+            f"run.branch_from {checkpoint}: step {step} is not before schedule.max_steps {schedule.max_steps}; raise "
+            "it, or set schedule.type=wsd and schedule.decay_steps"
+        )
+    run = job.run.model_copy(update={"branch_from": checkpoint})
+    return job.model_copy(update={"run": run, "schedule": schedule})

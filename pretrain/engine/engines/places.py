@@ -1,0 +1,80 @@
+"""Finds where this rank keeps its part of each parameter, sharded or not: for checkpoints and norms per tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from capt.pretrain.base import distributed
+from capt.pretrain.engine.engines.base import Engine
+from capt.pretrain.engine.row_shard import row_shard
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank keeps its part of a parameter: ``flat[offset : offset + numel]`` holds elements from ``start``.
+
+    ``everywhere`` is true where all ranks hold the same elements.
+    """
+
+    name: str
+    flat: Tensor
+    offset: int
+    start: int
+    numel: int
+    everywhere: bool = False
+
+
+def trainable(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the named parameters that are updated, each once (a tied one by its first name).
+
+    ZeRO hangs attributes of its own on them.
+    """
+    return ((name, p) for name, p in module.named_parameters() if p.requires_grad)
+
+
+def global_shape(parameter: Any) -> tuple[int, ...]:
+    """Return the parameter's shape, also when ZeRO 3 has partitioned it or each rank holds some of its rows."""
+    shard = row_shard(parameter)
+    if shard is not None:
+        return (shard.rows, *parameter.shape[1:])
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def first_element(parameter: Any) -> int:
+    """Return where the elements that this rank holds begin in the flattened parameter (not for ZeRO's partitions)."""
+    shard = row_shard(parameter)
+    return 0 if shard is None else shard.start_row * math.prod(parameter.shape[1:])
+
+
+def places(engine: Engine) -> Iterator[Place]:
+    """Yield where this rank keeps its part of each parameter: of trained ones the fp32 copy, of frozen ones itself."""
+    zero = engine.zero_optimizer
+    parameters: Iterator[tuple[str, Any]] = engine.module.named_parameters()
+    for name, p in parameters:
+        if not p.requires_grad and engine.zero_stage == 3:
+            start = distributed.rank() * p.ds_tensor.ds_numel
+            numel = min(p.ds_tensor.ds_numel, p.ds_numel - start)
+            if numel > 0:
+                yield Place(name, p.ds_tensor, 0, start, numel)
+        elif not p.requires_grad or engine.zero_stage == 0:
+            yield Place(name, p, 0, first_element(p), p.numel(), everywhere=row_shard(p) is None)
+        elif engine.zero_stage == 3:
+            group, offset, _ = zero.grad_position[zero.get_param_id(p)]
+            start = distributed.rank() * p.ds_tensor.ds_numel
+            numel = min(p.ds_tensor.ds_numel, p.ds_numel - start)  # the last partitions are padded
+            if numel > 0:
+                yield Place(name, zero.fp32_partitioned_groups_flat[group], offset, start, numel)
+        elif p._hp_mapping is not None:
+            mapping = p._hp_mapping
+            yield Place(
+                name,
+                zero.single_partition_of_fp32_groups[mapping.param_group_index],
+                mapping.hp_fragment_address.start,
+                mapping.lp_fragment_address.start,
+                mapping.lp_fragment_address.numel,
+            )
