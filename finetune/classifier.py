@@ -35,16 +35,33 @@ class Classifier(nn.Module):
     """Dropout, dense, tanh, dropout, out on the first token's hidden state, as RoBERTa's classification head.
 
     fairseq's ``pooler_dropout`` is 0, transformers' ``classifier_dropout`` that of the hidden layers: ``probability``.
-    Families whose own head in transformers has another activation get that one.
+    Families whose own head in transformers has another activation get that one, and those with a LayerNorm (ModernBERT)
+    that head: dense, activation, LayerNorm, dropout, out.
+
+    Args:
+        encoder: the encoder below the head.
+        outputs: columns of the logits.
+        probability: dropout of the head.
+        activation: ``tanh``, ``gelu`` or ``relu``.
+        norm_eps: epsilon of the LayerNorm; None = there is none.
     """
 
-    def __init__(self, encoder: Encoder, outputs: int, probability: float, activation: str = "tanh") -> None:
+    def __init__(
+        self,
+        encoder: Encoder,
+        outputs: int,
+        probability: float,
+        activation: str = "tanh",
+        norm_eps: float | None = None,
+    ) -> None:
         super().__init__()
         self.encoder = FirstToken(encoder)
         self.reads_types = encoder.reads_types
         self.probability = probability
-        self.dense = nn.Linear(encoder.hidden_size, encoder.hidden_size)
-        self.out = nn.Linear(encoder.hidden_size, outputs)
+        width, plain = encoder.hidden_size, norm_eps is None
+        self.dense = nn.Linear(width, width, bias=plain)
+        self.norm = None if norm_eps is None else nn.LayerNorm(width, eps=norm_eps, bias=False)
+        self.out = nn.Linear(width, outputs)
         for layer in (self.dense, self.out):
             initialise_weights(layer, 0.02)
         self._activation = _ACTIVATIONS[activation]
@@ -59,6 +76,10 @@ class Classifier(nn.Module):
             types: token types, where the encoder reads them.
             padded: whether any token is padding.
         """
-        x = dropout(self.encoder(tokens, types, padded), self.probability, self.training)
-        x = dropout(self._activation(self.dense(x)), self.probability, self.training)
+        x = self.encoder(tokens, types, padded)
+        if self.norm is None:
+            x = self._activation(self.dense(dropout(x, self.probability, self.training)))
+        else:
+            x = self.norm(self._activation(self.dense(x)))
+        x = dropout(x, self.probability, self.training)
         return self.out(x).float()  # type: ignore[no-any-return]

@@ -89,7 +89,8 @@ def export_classifier(
     family = family_of(hf_config, str(restored.checkpoint))
     length = restored.job.data.sequence_length
     with export_folder(out, overwrite=overwrite) as folder:
-        config = {**hf_config, **_labels(restored.job.data.text_task), "architectures": [family.architecture]}
+        labels = _labels(restored.job.data.text_task)
+        config = {**hf_config, **family.keys, **labels, "architectures": [family.architecture]}
         write_json(folder / "config.json", config)
         write_tensors(folder / "model.safetensors", _tensors(restored, family), {"format": "pt"})
         restored.tokenizer.save(folder, model_max_length=length, types=restored.model.reads_types)
@@ -113,6 +114,8 @@ def _tensors(restored: AnyClassifier, family: Family) -> dict[str, Tensor]:
     model, task = restored.model, restored.job.data.text_task
     out = {"weight": model.out.weight * task.scale, "bias": model.out.bias * task.scale + task.offset}
     head = {f"{family.dense}.{name}": tensor for name, tensor in model.dense.named_parameters()}
+    if model.norm is not None and family.norm is not None:
+        head[f"{family.norm[0]}.weight"] = model.norm.weight
     head |= {f"{family.out}.{name}": tensor for name, tensor in out.items()}
     prefix = getattr(transformers, family.architecture).base_model_prefix
     encoder = encoder_tensors(model.encoder.model, restored.job.model.encoder)

@@ -29,7 +29,9 @@ def classifier_on(encoder: Encoder, job: TextJob) -> Classifier:
     section, task = job.model, job.data.text_task
     assert section.encoder is not None, "TextJob.with_encoder fills it in"
     head = section.dropout if section.classifier_dropout is None else section.classifier_dropout
-    return Classifier(encoder, max(1, len(task.names)), head, family_of(section.encoder, "model.encoder").activation)
+    family = family_of(section.encoder, "model.encoder")
+    eps = None if family.norm is None else section.encoder[family.norm[1]]
+    return Classifier(encoder, max(1, len(task.names)), head, family.activation, eps)
 
 
 def build_classifier(job: TextJob, checkpoint: Path) -> Classifier:

@@ -312,6 +312,13 @@ class ContrastTask(ABC, Generic[BatchT]):
             CheckpointError: the checkpoint was trained with another tokenizer, or on other data.
         """
         stored = parse_record(self.State, state, folder / "state.json", error=CheckpointError)
+        self.compare(stored, folder)
+        self.collapse.state = stored.collapse
+        if self.contrast is not None and stored.queue:
+            self.contrast.load(folder)
+
+    def compare(self, stored: Any, folder: Path) -> None:
+        """Refuse what the ``stored`` state of the checkpoint ``folder`` forbids; see `load_state`."""
         if stored.tokenizer != self.fingerprint:
             raise CheckpointError(
                 f"{folder}: trained with tokenizer {stored.tokenizer[:12]}, this job has {self.fingerprint[:12]}; set "
@@ -323,9 +330,6 @@ class ContrastTask(ABC, Generic[BatchT]):
                     f"{folder}: trained on other {what} than this job reads (files or data.* options have changed"
                     " since); data.allow_change=true continues with what there is now"
                 )
-        self.collapse.state = stored.collapse
-        if self.contrast is not None and stored.queue:
-            self.contrast.load(folder)
 
 
 def _digest(value: Mapping[str, Any]) -> str:

@@ -27,6 +27,7 @@ from capt.pretrain.convert.sentence_transformers import export_sentence_transfor
 from capt.pretrain.engine.checkpoint import read_metadata
 from capt.pretrain.engine.run_folder import Section
 from capt.pretrain.language.restore import Restored, load_model
+from capt.pretrain.models.architecture import encoder_class
 
 # The model card of an exported encoder: what the weights are, how they were trained, how to load them, its limits.
 #
@@ -37,13 +38,13 @@ from capt.pretrain.language.restore import Restored, load_model
 Form = Literal["hf", "sentence-transformers", "onnx"]
 
 _HEAD: dict[Form, dict[str, Any]] = {
-    "hf": {"library_name": "transformers", "pipeline_tag": "fill-mask", "tags": ["capt", "roberta"]},
+    "hf": {"library_name": "transformers", "pipeline_tag": "fill-mask", "tags": []},
     "sentence-transformers": {
         "library_name": "sentence-transformers",
         "pipeline_tag": "sentence-similarity",
-        "tags": ["capt", "roberta", "sentence-transformers", "feature-extraction"],
+        "tags": ["sentence-transformers", "feature-extraction"],
     },
-    "onnx": {"library_name": "onnx", "pipeline_tag": "feature-extraction", "tags": ["capt", "roberta", "onnx"]},
+    "onnx": {"library_name": "onnx", "pipeline_tag": "feature-extraction", "tags": ["onnx"]},
 }
 
 _USE: dict[Form, str] = {
@@ -77,7 +78,7 @@ embeddings = session.run(["sentence_embedding"], dict(inputs))[0]  # unit rows: 
 
 _CAVEATS: dict[Form, tuple[str, ...]] = {
     "hf": (
-        "`pooler_output` of `RobertaModel` is not trained (transformers initialises it at random): do not use it.",
+        "`pooler_output` of `ENCODER` is not trained (transformers initialises it at random): do not use it.",
         "The contrastive aggregation head is in `capt_head.safetensors`, which transformers does not read; "
         "the sentence-transformers export carries it.",
     ),
@@ -145,16 +146,19 @@ def model_card(
         pooling: whose sentence vectors ``evaluations`` are shown for.
     """
     trained = bool(progress and progress.get("step"))
+    hf = encoder_class(lookup(job, "model.arch") or "roberta").hf
+    fields = {**_HEAD[form], "tags": ["capt", hf.types[0], *_HEAD[form]["tags"]]}
+    caveats = (*(text for text in _CAVEATS[form] if hf.pooler or "pooler" not in text), *_COMMON_CAVEATS)
     return compose(
-        about.head(_HEAD[form], name, _results(evaluations, pooling)),
+        about.head(fields, name, _results(evaluations, pooling)),
         name,
-        _summary(job, trained),
+        _summary(job, hf.encoder, trained),
         _USE[form].replace("PATH", about.location),
         model=model,
         training=training_facts(job, progress or {}, _KEYS, _COUNTED) if trained else {},
         evaluations=[_evaluation(section, pooling) for section in evaluations],
         metrics=metrics or {},
-        caveats=(*_CAVEATS[form], *_COMMON_CAVEATS),
+        caveats=tuple(text.replace("ENCODER", hf.encoder) for text in caveats),
     )
 
 
@@ -177,13 +181,12 @@ def _evaluation(section: Section, pooling: str) -> str:
     return f"{cell(section.name)}: {cell(section.protocol)}\n\n{table(rows)}"
 
 
-def _summary(job: Mapping[str, Any], trained: bool) -> str:
+def _summary(job: Mapping[str, Any], encoder: str, trained: bool) -> str:
     if not trained:
-        return "A RoBERTa encoder with the weights it was started from: no training step has been taken on them."
+        return f"An encoder (`{encoder}`) with the weights it was started from: no training step has been taken."
     capt = " and CAPT (contrastive pretraining on corrupted views of each sequence)"
-    return (
-        f"A RoBERTa encoder pretrained with masked language modelling{capt if lookup(job, 'contrast.weight') else ''}."
-    )
+    contrast = capt if lookup(job, "contrast.weight") else ""
+    return f"An encoder (`{encoder}`) pretrained with masked language modelling{contrast}."
 
 
 logger = logging.getLogger(__name__)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from capt.pretrain.base import distributed
-from capt.pretrain.base.errors import ConfigError, quoted
+from capt.pretrain.base.errors import CheckpointError, ConfigError, quoted
 from capt.pretrain.config.schema import Job
 from capt.pretrain.contrast.temperature import Schedule
 from capt.pretrain.contrastive.task import Assemble, ContrastState, ContrastTask, Scales
@@ -32,6 +33,8 @@ from capt.pretrain.models.architecture import EncoderConfig
 from capt.pretrain.models.capt import CaptModel, CaptOutput, Pairs
 from capt.pretrain.models.flops import flops_per_token
 from capt.pretrain.models.hf_model import start_from
+
+logger = logging.getLogger(__name__)
 
 # The module that the engine wraps: the CAPT model, and the temperature, which may be learned.
 
@@ -74,9 +77,11 @@ class LanguageModule(nn.Module):
 
 
 class _State(ContrastState):
-    """State of a language task in a checkpoint; an earlier version does not say on which text it was trained."""
+    """State of a language task in a checkpoint; earlier versions do not say on which text and which model."""
 
     text: Annotated[str, Field(max_length=1000)] | None = None
+    length: int | None = None
+    encoder: dict[str, int | float | str] | None = None
 
 
 class LanguageTask(ContrastTask[LanguageBatch]):
@@ -217,6 +222,36 @@ class LanguageTask(ContrastTask[LanguageBatch]):
         seen = None if self.job.data.cross_document_attention else self.prepared.train.tokens_seen()
         masked = self.prepared.corruptor.slots / length
         return self.job.batch.global_ * length * flops_per_token(self.model_config, length, masked, views, seen)
+
+    def save_state(self, folder: Path) -> dict[str, Any]:
+        """The state of a contrast, the length of windows, and the model that the weights belong to."""
+        model = {"length": self.job.data.sequence_length, "encoder": self.model_config.fixed_by_weights()}
+        return {**super().save_state(folder), **model}
+
+    def compare(self, stored: Any, folder: Path) -> None:
+        """Refuse another model, and windows of another length unless they are meant; the log says what changes.
+
+        Raises:
+            CheckpointError: as `ContrastTask.load_state`, or a key of ``model`` or the length differs.
+        """
+        super().compare(stored, folder)
+        model, length = self.model_config, self.job.data.sequence_length
+        if stored.length not in (None, length):
+            if not self.job.data.allow_change:
+                raise CheckpointError(
+                    f"{folder}: trained on windows of {stored.length} tokens, this job has data.sequence_length "
+                    f"{length}; data.allow_change=true continues with these, which are numbered anew"
+                )
+            logger.warning(
+                "data.sequence_length was %d up to here and is %d from now on: other windows, and not the rest of an"
+                " epoch of the old ones", stored.length, length,
+            )  # fmt: skip
+        for name, was in (stored.encoder or {}).items():
+            now = getattr(model, name, None)
+            if was != now and name not in model.free_of_init:
+                raise CheckpointError(f"{folder}: model.{name} is {was} there but {now} in this job; set it to {was}")
+            if was != now:
+                logger.warning("model.%s was %s up to here and is %s from now on", name, was, now)
 
     def next_steps(self, run_dir: Path) -> Sequence[str]:
         """Commands that measure and export the encoder."""

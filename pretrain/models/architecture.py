@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import (
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from capt.pretrain.models.heads import MLMHead
 
 ENCODERS = {
+    "modernbert": "capt.pretrain.models.modernbert.config:ModernBertConfig",
     "roberta": "capt.pretrain.models.config:RobertaConfig",
 }
 """The value of ``model.arch`` -> the class of the section ``model``."""
@@ -98,6 +99,9 @@ class Family:
         attention_dropout: the key for dropout of attention weights.
         counts_from_padding: positions begin behind the padding id, as in RoBERTa, so that the first
             ``pad_token_id + 1`` rows of the position table belong to no token.
+        norm: its name for a LayerNorm behind the activation, and the key for the epsilon; such a head has no biases
+            before its last layer, and no dropout before its first. None = no LayerNorm.
+        keys: what the classifier's ``config.json`` must say of the head.
     """
 
     architecture: str
@@ -107,6 +111,8 @@ class Family:
     dropout: str = "hidden_dropout_prob"
     attention_dropout: str = "attention_probs_dropout_prob"
     counts_from_padding: bool = False
+    norm: tuple[str, str] | None = None
+    keys: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -170,11 +176,13 @@ class EncoderConfig(Section):
     decided_by_init: ClassVar[tuple[str, ...]] = (
         "layers", "hidden", "heads", "ffn", "vocab_size", "max_positions", "pad_id", "layer_norm_eps",
     )  # fmt: skip
-    """Fields that ``init`` decides where the job does not set them. All but ``vocab_size`` must be equal there."""
+    """Fields that ``init`` decides where the job does not set them."""
+    free_of_init: ClassVar[tuple[str, ...]] = ("vocab_size",)
+    """Those among them that a job may set otherwise; all others must be equal there."""
 
     model_config = ConfigDict(json_schema_extra=_allow_keys_of_an_arch)
 
-    arch: str = Field("roberta", description="the encoder: roberta, or an entry point of capt.encoders")
+    arch: str = Field("roberta", description="the encoder: roberta, modernbert, or an entry point of capt.encoders")
     size: str = Field(
         "small", description="preset of layers, hidden, heads and ffn: tiny, small, base, large; custom = all are given"
     )
@@ -292,7 +300,7 @@ class EncoderConfig(Section):
         Raises:
             CheckpointError: a field that decides shapes or outputs differs; the message names it and both values.
         """
-        fields = (name for name in self.decided_by_init if name != "vocab_size")
+        fields = (name for name in self.decided_by_init if name not in self.free_of_init)
         for name in fields if self.arch == other.arch else ("arch",):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
@@ -320,9 +328,18 @@ class EncoderConfig(Section):
         completed.require_same_architecture(other, source)
         return completed
 
+    def fixed_by_weights(self) -> dict[str, Any]:
+        """The fields that weights of this model belong to, and their values: those of ``init``, whatever its rows."""
+        return {name: getattr(self, name) for name in self.decided_by_init if name != "vocab_size"}
+
     def unused_positions(self) -> str | None:
         """Describe parameters that belong to no position of a sequence, in a sentence; None where there are few."""
         return None
+
+    @property
+    def period(self) -> int:
+        """Layers after which a stack repeats itself: 1 where all are alike."""
+        return 1
 
     @property
     @abstractmethod

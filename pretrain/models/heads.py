@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.models.cross_entropy import masked_cross_entropy
 
 # From hidden states at all positions to those that a head reads: chosen positions, or the mean over tokens.
@@ -54,13 +55,14 @@ class MLMHead(nn.Module):
         word: the table of token embeddings, as wide as the hidden states.
         vocab_size: the number of rows, the first ones, that are predicted; those behind them fill the table up.
         eps: of the LayerNorm.
+        bias: of ``dense`` and of the LayerNorm (ModernBERT has none); that of the vocabulary is always there.
     """
 
-    def __init__(self, word: nn.Embedding, vocab_size: int, eps: float) -> None:
+    def __init__(self, word: nn.Embedding, vocab_size: int, eps: float, bias: bool = True) -> None:
         super().__init__()
         rows, hidden_size = word.weight.shape
-        self.dense = nn.Linear(hidden_size, hidden_size)
-        self.norm = nn.LayerNorm(hidden_size, eps=eps)
+        self.dense = nn.Linear(hidden_size, hidden_size, bias=bias)
+        self.norm = nn.LayerNorm(hidden_size, eps=eps, bias=bias)
         self.vocab_size = vocab_size
         self.weight = word.weight
         self.bias = nn.Parameter(torch.zeros(rows))
@@ -70,7 +72,15 @@ class MLMHead(nn.Module):
         """Set the weights so that the logits are nearly ``LayerNorm(hidden) @ weight.T``, in place.
 
         ``dense`` adds a constant, beyond which GELU is nearly linear, and LayerNorm takes the constant away again.
+
+        Raises:
+            ConfigError: the head has no bias to add the constant with.
         """
+        if self.dense.bias is None:
+            raise ConfigError(
+                "mlm.head=identity: the language-model head of this model.arch has no bias, without which its GELU is "
+                "never nearly linear; leave mlm.head at random"
+            )
         self.dense.weight.copy_(torch.eye(len(self.dense.weight)))
         self.dense.bias.fill_(_LINEAR_FROM)
         nn.init.ones_(self.norm.weight)

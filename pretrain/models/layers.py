@@ -109,7 +109,7 @@ def attend(
     q: Float[Tensor, "b heads r e"],
     k: Float[Tensor, "b heads L e"],
     v: Float[Tensor, "b heads L e"],
-    mask: Bool[Tensor, "b 1 #r L"] | None,
+    mask: Bool[Tensor, "#b 1 #r L"] | None,
     p: float,
 ) -> Float[Tensor, "b heads r e"]:
     """Scaled dot-product attention of ``r`` queries over ``L`` keys, its weights dropped out with probability ``p``.
@@ -149,8 +149,12 @@ def document_runs(documents: Int[Tensor, "b L"], count: int) -> Runs:
     b, length = documents.shape
     begins = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0), value=True)
     starts = torch.nonzero_static(begins.flatten(), size=count).flatten()
-    flash = documents.is_cuda and torch.cuda.get_device_capability(documents.device)[0] >= 8
-    return Runs(F.pad(starts, (0, 1), value=b * length).int(), length, flash)
+    return Runs(F.pad(starts, (0, 1), value=b * length).int(), length, has_flash(documents.device))
+
+
+def has_flash(device: torch.device) -> bool:
+    """True for a GPU with flash attention: from Ampere on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
 
 
 def attend_within(
@@ -399,7 +403,7 @@ def initialise_weights(module: nn.Module, std: float) -> None:
             part.draw(std)
         elif isinstance(part, nn.Linear | nn.Embedding):
             nn.init.normal_(part.weight, 0.0, std)
-        if isinstance(part, nn.Linear):
+        if isinstance(part, nn.Linear) and part.bias is not None:
             nn.init.zeros_(part.bias)
         if isinstance(part, nn.Embedding) and part.padding_idx is not None:
             nn.init.zeros_(part.weight[part.padding_idx])

@@ -34,6 +34,7 @@ from torch.utils._pytree import tree_leaves
 
 from capt.pretrain.contrast import kernels, masks
 from capt.pretrain.models import cross_entropy, layers
+from capt.pretrain.models.modernbert import attention
 
 _PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1}
 """Matrix products, and the place of their first factor among the arguments."""
@@ -64,6 +65,7 @@ def rank_of(world: int, rank: int = 0, *, gpu: bool = True) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(as_on_a_gpu() if gpu else _without_values())
             stack.enter_context(mock.patch.object(F, "scaled_dot_product_attention", _flash) if gpu else nullcontext())
+            stack.enter_context(mock.patch.object(attention, "by_kernel", _flash_of_runs) if gpu else nullcontext())
             stack.enter_context(mock.patch.object(torch, "get_rng_state", _nothing))  # no data, no state
             stack.enter_context(mock.patch.object(torch, "set_rng_state", _nothing))
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
@@ -85,6 +87,7 @@ def as_on_a_gpu() -> Iterator[None]:
         mock.patch.dict(cross_entropy._BLOCK_BYTES, cpu=cross_entropy._BLOCK_BYTES["cuda"]),
         mock.patch.object(kernels, "_multiply", _multiply_as_on_a_gpu),
         mock.patch.object(layers, "draws_own_masks", _no),
+        mock.patch.object(attention, "prefers_kernel", _yes),
         mock.patch.object(_module("info_nce"), "check_precision", _nothing),  # tf32
         *(mock.patch.object(dist, name, _settled(getattr(dist, name))) for name in _COLLECTIVES),
         mock.patch.object(dist, "reduce_scatter_single", _settled(_unseen(dist.reduce_scatter_single))),
@@ -115,6 +118,10 @@ def _module(name: str) -> ModuleType:
 
 def _no(*_: Any) -> bool:
     return False
+
+
+def _yes(*_: Any) -> bool:
+    return True
 
 
 def _nothing(*_: Any) -> None: ...
@@ -164,33 +171,41 @@ def _multiply_as_on_a_gpu(out: Tensor, a: Tensor, b: Tensor, *, add: bool) -> No
 class _Flash(torch.autograd.Function):
     """What a fused attention kernel of a GPU holds and computes: its output and a number a row, and no weights.
 
-    Forward it takes two products of (rows, e, L), backward five (Dao et al. 2022, appendix B).
+    Forward it takes two products of (rows, e, keys seen), backward five (Dao et al. 2022, appendix B).
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, seen: int) -> Tensor:
         out = torch.empty_like(q)
         ctx.save_for_backward(q, k, v, out, q.new_empty(q.shape[:-1], dtype=torch.float32))
-        _count_attention(q, k, forward=True)
+        ctx.seen = seen
+        _count_attention(q, k, seen, forward=True)
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor, Tensor, None]:
         q, k, v, _, _ = ctx.saved_tensors
-        _count_attention(q, k, forward=False)
-        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        _count_attention(q, k, ctx.seen, forward=False)
+        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), None
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> Tensor:
-    return _Flash.apply(q, k, v)  # type: ignore[no-any-return]
+    return _Flash.apply(q, k, v, k.shape[-2])  # type: ignore[no-any-return]
 
 
-def _count_attention(q: Tensor, k: Tensor, *, forward: bool) -> None:
+def _flash_of_runs(qkv: Tensor, _: Tensor, longest: int, window: int | None) -> Tensor:
+    """`capt.pretrain.models.modernbert.attention.by_kernel` of runs that are all as long as the longest."""
+    q, k, v = qkv.transpose(0, 2).unbind(1)
+    seen = longest if window is None else min(longest, 2 * window + 1)
+    return _Flash.apply(q, k, v, seen).transpose(0, 1).flatten(1)  # type: ignore[no-any-return]
+
+
+def _count_attention(q: Tensor, k: Tensor, seen: int, *, forward: bool) -> None:
     ledger = Ledger.current
     if ledger is not None:
-        (heads, rows, e), columns = (math.prod(q.shape[:-2]), *q.shape[-2:]), k.shape[-2]
+        heads, rows, e = math.prod(q.shape[:-2]), *q.shape[-2:]
         ledger.operators += 1 if forward else 2
-        ledger.count_products(q.dtype, (rows, e, columns), heads * (2 if forward else 5))
+        ledger.count_products(q.dtype, (rows, e, seen), heads * (2 if forward else 5))
         operands = (2 * q.nbytes + 2 * k.nbytes) if forward else (4 * q.nbytes + 4 * k.nbytes)
         ledger.product_bytes += operands
 

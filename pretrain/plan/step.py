@@ -155,7 +155,7 @@ def rank_step(job: Job, world: int, *, gpu: bool) -> RankStep:
 
     Two micro-batches are simulated, which the others repeat. A cached contrast, which is one over all of them, is
     simulated by itself where there are more. Of a stack of equal layers (``model.layers``) the first few are
-    simulated: work, weights and memory are affine in their number.
+    simulated: work, weights and memory are affine in their number, or in that of their periods where kinds alternate.
 
     Raises:
         ConfigError: the batch sizes do not fit ``world``, or the task cannot be planned.
@@ -166,11 +166,13 @@ def rank_step(job: Job, world: int, *, gpu: bool) -> RankStep:
     except ValueError as error:
         raise ConfigError(str(error)) from None
     job = _quiet(job)
-    layers = getattr(getattr(job, "model", None), "layers", 0)
-    if layers <= LAYERS + 1:
+    model = getattr(job, "model", None)
+    layers, period = getattr(model, "layers", 0), getattr(model, "period", 1)
+    least = LAYERS + (layers - LAYERS) % period
+    if layers <= least + period:
         return _rank_step(job, world, gpu=gpu)
-    few, more = (_rank_step(_with_layers(job, LAYERS + i), world, gpu=gpu) for i in range(2))
-    times = layers - LAYERS
+    few, more = (_rank_step(_with_layers(job, least + i * period), world, gpu=gpu) for i in range(2))
+    times = (layers - least) // period
     return replace(
         few,
         weights=few.weights + times * (more.weights - few.weights),

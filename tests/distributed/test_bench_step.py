@@ -46,3 +46,18 @@ def test_the_trainers_side_takes_a_step_with_the_same_allocator_if_asked(same_al
     (((seconds,), times_set),) = run_ranks(_one_turn_of_the_trainer, 1, same_allocator)
     assert seconds > 0
     assert times_set == same_allocator
+
+
+def _one_turn_each() -> list[float]:
+    bench, pipe, seconds = _small()
+    bench.LONGEST, bench.MODERN_VOCABULARY = 40, 97
+    bench.modernbert(pipe, "fp32", sparse=False)
+    for sparse in (False, True):
+        pipe.recv = iter([True, False]).__next__
+        bench.transformers_modernbert(pipe, "fp32", sparse)
+    return seconds
+
+
+def test_both_sides_take_a_step_of_modernbert() -> None:
+    (seconds,) = run_ranks(_one_turn_each, 1)
+    assert len(seconds) == 3

@@ -78,6 +78,8 @@ NOT_RUN = {
     "capt resume imported": "needs the run imported from the hub; tests/e2e/test_model_init.py",
     "capt pretrain capt_tiny run.callbacks": "needs trackers; tests/distributed/test_callbacks.py",
     "capt pretrain capt_continue": "model.init is asked for at the hub; tests/e2e/test_model_init.py",
+    "capt pretrain modernbert_continue": "model.init is asked for at the hub; tests/parity/test_modernbert_hf.py",
+    "capt resume runs/ettin_17m": "needs a run of days; tests/e2e/test_modernbert.py",
     "capt pretrain capt_small data.name=Salesforce": "needs the hub; tests/unit/data",
     "capt sweep glue ": "the job's address is a Ray cluster, which is looked for first; tests/sweep/test_sweep.py",
     "capt sweep my_sweep.yaml --resume": "continues a sweep that has run; tests/sweep/test_sweep.py",

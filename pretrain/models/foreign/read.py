@@ -18,7 +18,7 @@ from capt.pretrain.base.errors import CheckpointError, shown
 from capt.pretrain.models.architecture import EncoderConfig
 from capt.pretrain.models.foreign.families import own_encoder, read_description
 from capt.pretrain.models.hf_folder import read_tensors
-from capt.pretrain.models.hf_map import concatenate
+from capt.pretrain.models.hf_map import concatenate, with_first_names
 from capt.tokenizer.encode import TextTokenizer
 
 _HEADS = re.compile(
@@ -69,13 +69,17 @@ def read_encoder(folder: Path) -> PretrainedEncoder:
     """
     hf_config, tokenizer = read_description(folder)
     hf_config = {**encoder_keys(hf_config), "pad_token_id": tokenizer.special.pad}
-    state = _encoder_tensors(read_tensors(folder), tied=hf_config.get("tie_word_embeddings") is not False)
+    tensors, own = read_tensors(folder), own_encoder(hf_config)
+    if own is not None:
+        tensors = with_first_names(tensors, own.hf.tied)
+        tensors = {name: x for name, x in tensors.items() if not name.startswith(own.hf.heads)}
+    state = _encoder_tensors(tensors, tied=hf_config.get("tie_word_embeddings") is not False)
     layers = hf_config.get("num_hidden_layers", hf_config.get("n_layers", 1))
     if not isinstance(layers, int) or not 0 < layers <= _MAX_LAYERS:
         raise CheckpointError(
             f"{folder / 'config.json'}: num_hidden_layers is {shown(layers)}; 1 to {_MAX_LAYERS} are possible"
         )
-    if (own := own_encoder(hf_config)) is not None:
+    if own is not None:
         state = _rename_own(state, own.from_hf(hf_config, f"{folder}: config.json"), str(folder))
     return PretrainedEncoder(hf_config, state, tokenizer)
 
