@@ -1,8 +1,8 @@
 """What the pages do not say twice is written from the code when they are built; formulas become MathML.
 
 A page asks for a table with a line ``<!-- generated: keys glue -->`` (a task's type, or ``sweep``),
-``<!-- generated: cli -->`` or ``<!-- generated: metrics -->`` (``metrics noise``). MathML is what browsers show
-without a script, so the site needs no network.
+``<!-- generated: cli -->``, ``<!-- generated: families -->`` or ``<!-- generated: metrics -->`` (``metrics noise``).
+MathML is what browsers show without a script, so the site needs no network.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ _MARKER = re.compile(r"^<!-- generated: (\w+)(?: (\w+))? -->$", re.M)
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """mkdocs' hook: replace every marker of a page."""
-    writers: dict[str, Callable[..., str]] = {"keys": keys_markdown, "cli": cli_markdown, "metrics": metrics_markdown}
+    writers: dict[str, Callable[..., str]] = {
+        "keys": keys_markdown, "cli": cli_markdown, "metrics": metrics_markdown, "families": families_markdown
+    }  # fmt: skip
     return _MARKER.sub(lambda match: writers[match[1]](*filter(None, [match[2]])), markdown)
 
 
@@ -75,10 +77,38 @@ def sections(job: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type
             dotted, kind = f"{dotted}.NAME", get_args(kind)[1]
         models = [m for m in (get_args(kind) or (kind,)) if isinstance(m, type) and issubclass(m, BaseModel)]
         if EncoderConfig in models:
-            models = [encoder_class(arch) for arch in ENCODERS]
+            models = encoders_by_keys()
         for model in models:
             yield (f"{dotted} ({_type_of(model)})" if len(models) > 1 else dotted), model
             yield from sections(model, f"{dotted}.")
+
+
+def encoders_by_keys() -> list[type[EncoderConfig]]:
+    """One encoder for each set of keys: families that run on the model of transformers have the same ones."""
+    kinds = [encoder_class(arch) for arch in ENCODERS]
+    return [
+        kind for n, kind in enumerate(kinds) if set(kind.model_fields) not in [set(k.model_fields) for k in kinds[:n]]
+    ]
+
+
+def families_markdown() -> str:
+    """What each family of encoders can do here, from the registry."""
+    from capt.pretrain.models.config import RobertaConfig
+    from capt.pretrain.models.foreign.families import FAMILIES
+
+    lines = [
+        "| `model.arch` | `model_type` of `config.json` | computed by | documents apart | exported as | fine-tuned as |"
+    ]
+    lines.append("|---|---|---|---|---|---|")
+    for arch in ENCODERS:
+        kind = encoder_class(arch)
+        classifier = FAMILIES.get(kind.hf.types[0]) or kind.hf.classifier
+        types = ", ".join(f"`{name}`" for name in kind.hf.types)
+        by = "our RoBERTa" if issubclass(kind, RobertaConfig) else "transformers"
+        apart = "yes" if kind.packs_documents else "no"
+        tuned = "" if classifier is None else f"`{classifier.architecture}`"
+        lines.append(f"| `{arch}` | {types} | {by} | {apart} | `{kind.hf.masked_lm}` | {tuned} |")
+    return "\n".join(lines)
 
 
 def _type_of(model: type[BaseModel]) -> str:

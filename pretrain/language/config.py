@@ -62,12 +62,18 @@ class LanguageJob(Job):
                 f"data.sequence_length {self.data.sequence_length} is longer than the position table: "
                 f"model.max_positions is {self.model.max_positions}"
             )
-        if not self.data.cross_document_attention and not self.model.packs_documents:
-            raise ValueError(
-                f"data.cross_document_attention is false, and model.arch {self.model.arch} cannot keep attention "
-                "inside documents; set it to true"
-            )
+        if fault := self.documents_fault(self.model):
+            raise ValueError(fault)
         return self
+
+    def documents_fault(self, model: EncoderConfig) -> str:
+        """Why ``model`` cannot attend as ``data.cross_document_attention`` says; empty where it can."""
+        if self.data.cross_document_attention or model.packs_documents:
+            return ""
+        return (
+            f"data.cross_document_attention is false, and model.arch {model.arch} cannot keep attention inside "
+            "documents; set it to true"
+        )
 
     @model_validator(mode="after")
     def _something_is_trained(self) -> LanguageJob:

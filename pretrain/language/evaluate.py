@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from capt.pretrain.language.prepare import vocabulary_of
 from capt.pretrain.language.restore import Restored, load_hf, load_model
 from capt.pretrain.language.sts import encode_texts, score_rows
 from capt.pretrain.models.heads import MLMOutput, mean_over_tokens, take_rows
+from capt.pretrain.models.hf_config import local_folder
 from capt.pretrain.models.hf_folder import is_hf
 
 # Vectors that an encoder gives for whole sequences, one by each of several poolers.
@@ -174,22 +175,38 @@ def command(
     length: int | None = None,
     batch: int = 32,
     seed: int = 1,
+    before: bool = False,
 ) -> dict[str, Any]:
     """`evaluate` with the options of the command line, of a checkpoint or a Hugging Face folder.
 
     The result is stored in the run (``evaluation-<checkpoint>.json``). Earlier results for the same checkpoint stay
-    there, except sections of the same name, which are replaced.
+    there, except sections of the same name, which are replaced. With ``before`` the model that the run was started from
+    is measured alike, and the result has its sections under this name.
+
+    Raises:
+        ConfigError: ``before``, and the checkpoint's job has no ``model.init``.
+        UserError: as `evaluate` does.
     """
     poolers = pooler or tuple(POOLERS)
     resolve_paths([str(path) for path in text], "--text")
-    source = load_hf(checkpoint) if is_hf(checkpoint) else checkpoint
-    result = evaluate(
-        source, text=text, sts=sts, out=out, batch=batch, seed=seed, poolers=poolers, samples=samples, length=length
-    )
-    if not isinstance(source, Restored) and rank() == 0:
+    source = load_hf(checkpoint) if is_hf(checkpoint) else load_model(checkpoint)
+    start = source.job.model.init
+    if before and (start is None or is_hf(checkpoint)):
+        raise ConfigError(f"--before: {checkpoint} is no run that was started from another model (model.init)")
+    given: dict[str, Any] = {"text": text, "sts": sts, "batch": batch, "seed": seed, "samples": samples}
+    result = evaluate(source, **given, poolers=poolers, length=length)
+    if not is_hf(checkpoint) and rank() == 0:
         folder = Path(result["checkpoint"])
         sections = with_earlier(folder, result["sections"])
         save_artifact(folder, EVALUATION.format(checkpoint=folder.name), {**result, "sections": sections})
+    if before:
+        assert start is not None
+        there = load_hf(local_folder(start))
+        shared = [pooler for pooler in poolers if pooler != "head" or there.model.aggregation is not None]
+        window = length or source.job.data.sequence_length
+        result["before"] = evaluate(there, **given, poolers=shared or ["mean"], length=window)["sections"]
+    if out is not None and rank() == 0:
+        write_result(out, result)
     return result
 
 
@@ -204,7 +221,27 @@ def as_text(result: dict[str, Any]) -> str:
         for name in names:
             cells = (f"{values[name]:>12.4g}" for values in section["poolers"].values())
             lines.append(f"  {name:<24}" + "".join(cells))
-    return "\n".join(lines)
+    return "\n".join([*lines, *_changes(result.get("before", ()), result["sections"])])
+
+
+def _changes(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A table of what both have measured, before the run and after it; empty where nothing was measured before."""
+    if not before:
+        return []
+    lines = ["", f"{'what the run has changed':<58}{'before':>12}{'after':>12}{'change':>12}"]
+    for old, new in zip(before, after, strict=True):
+        pairs = {"": (old["metrics"], new["metrics"])}
+        pairs |= {f", {name}": (old["poolers"][name], new["poolers"][name]) for name in old["poolers"]}
+        for pooler, (earlier, later) in pairs.items():
+            for name in earlier.keys() & later.keys() if not pooler else [n for n in _TOLD if n in earlier]:
+                first, last = earlier[name], later[name]
+                label = f"{new['name']}{pooler}, {name}"
+                lines.append(f"  {label:<56}{first:>12.4f}{last:>12.4f}{last - first:>+12.4f}")
+    return lines
+
+
+_TOLD = ("spearman", "retrieval/to_corrupted", "drift")
+"""The metrics of a pooler that are compared with those before a run."""
 
 
 def _available_poolers(restored: Restored, poolers: Sequence[str]) -> list[str]:

@@ -78,7 +78,7 @@ embeddings = session.run(["sentence_embedding"], dict(inputs))[0]  # unit rows: 
 
 _CAVEATS: dict[Form, tuple[str, ...]] = {
     "hf": (
-        "`pooler_output` of `ENCODER` is not trained (transformers initialises it at random): do not use it.",
+        "A `pooler_output` is not trained (transformers initialises the pooler at random): do not use it.",
         "The contrastive aggregation head is in `capt_head.safetensors`, which transformers does not read; "
         "the sentence-transformers export carries it.",
     ),
@@ -182,11 +182,13 @@ def _evaluation(section: Section, pooling: str) -> str:
 
 
 def _summary(job: Mapping[str, Any], encoder: str, trained: bool) -> str:
+    what = f"An encoder (`{encoder}`)"
     if not trained:
-        return f"An encoder (`{encoder}`) with the weights it was started from: no training step has been taken."
-    capt = " and CAPT (contrastive pretraining on corrupted views of each sequence)"
-    contrast = capt if lookup(job, "contrast.weight") else ""
-    return f"An encoder (`{encoder}`) pretrained with masked language modelling{contrast}."
+        return f"{what} with the weights it was started from: no training step has been taken on them."
+    capt = "CAPT (contrastive pretraining on corrupted views of each sequence)"
+    masked = lookup(job, "mlm.weight") != 0.0
+    losses = [*(["masked language modelling"] if masked else []), *([capt] if lookup(job, "contrast.weight") else [])]
+    return f"{what} pretrained with {' and '.join(losses)}."
 
 
 logger = logging.getLogger(__name__)

@@ -57,13 +57,20 @@ def rehearse(job: LanguageJob, world: int) -> Rehearsal:
     return Rehearsal(task, batch, assumed)
 
 
+def completed(job: LanguageJob) -> LanguageJob:
+    """The job with the encoder of a ``model.init`` on this host in place of it."""
+    init = job.model.init
+    if init is None or hub_id(init) is not None:
+        return job
+    claimed, own = read_description(init)
+    model = job.model.with_sizes_of(claimed.for_tokenizer(own.vocab_size, own.special.pad), str(init))
+    return job.model_copy(update={"model": model.model_copy(update={"init": None})})
+
+
 def _sizes(job: LanguageJob) -> tuple[EncoderConfig, tuple[str, ...]]:
     """The model's configuration, and what was assumed of it."""
     model, path = job.model, job.tokenizer.path
     tokenizer = load_tokenizer(path) if path is not None and path.is_dir() else None
-    if model.init is not None and hub_id(model.init) is None:
-        claimed, own = read_description(model.init)
-        return model.with_sizes_of(claimed.for_tokenizer(own.vocab_size, own.special.pad), str(model.init)), ()
     assumed = () if model.init is None else (f"sizes of model.init {model.init}, which is not on this host: the job's",)
     if model.vocab_size is not None:
         return model, assumed

@@ -9,6 +9,7 @@ from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 
+from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.overlap import report_overlap, shared
 from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.base.verification import ALONE, Ranks, Verifier
@@ -121,6 +122,8 @@ def prepare(
         if job.model.init is not None:
             source = read_hf(job.model.init)
             model = with_sizes_of_init(job.model, length, source.config, source.tokenizer, tokenizer)
+            if fault := job.documents_fault(model):
+                raise ConfigError(fault)
             job = job.model_copy(update={"model": model})
             logger.info(
                 "%s: %d layers x %d, %d heads, %d ids, %d positions", job.model.init,

@@ -255,9 +255,10 @@ class LanguageTask(ContrastTask[LanguageBatch]):
 
     def next_steps(self, run_dir: Path) -> Sequence[str]:
         """Commands that measure and export the encoder."""
+        start = "" if self.job.model.init is None else "; --before beside the model it started from"
         return [
             f"capt evaluate {quoted(run_dir)} --text HELD_OUT.txt "
-            "(what the encoder has learnt; --sts FOLDER for similarity)",
+            f"(what the encoder has learnt; --sts FOLDER for similarity{start})",
             f"capt convert {quoted(run_dir)} OUT --to hf (or sentence-transformers, onnx)",
         ]
 

@@ -17,6 +17,7 @@ from pydantic import (
     Field,
     NonNegativeFloat,
     PositiveFloat,
+    ValidationError,
     model_serializer,
     model_validator,
 )
@@ -27,14 +28,23 @@ from capt.pretrain.models.hf_config import Source
 from capt.pretrain.registry import entry_point_values, load_entry, look_up
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from capt.pretrain.models.encoder import Encoder
     from capt.pretrain.models.heads import MLMHead
 
+_FOREIGN = "capt.pretrain.models.foreign.config:"
+
 ENCODERS = {
     "modernbert": "capt.pretrain.models.modernbert.config:ModernBertConfig",
     "roberta": "capt.pretrain.models.config:RobertaConfig",
+    "bert": _FOREIGN + "BertConfig",
+    "camembert": _FOREIGN + "CamembertConfig",
+    "mpnet": _FOREIGN + "MPNetConfig",
+    "electra": _FOREIGN + "ElectraConfig",
+    "distilbert": _FOREIGN + "DistilBertConfig",
+    "albert": _FOREIGN + "AlbertConfig",
+    "deberta-v2": _FOREIGN + "DebertaV2Config",
 }
 """The value of ``model.arch`` -> the class of the section ``model``."""
 
@@ -128,10 +138,12 @@ class HuggingFace:
         heads: prefixes of the tensors of the head.
         names: our parameters -> those of transformers; `capt.pretrain.models.hf_map` says how a row is written.
         tied: second names of shared parameters -> the first names.
+        renamed: parts of names that other tools write -> those of transformers.
         unused: a regular expression of tensors that may be there and are not read.
         fixed: keys of ``config.json`` -> the only values that our encoder can represent.
         sizes: keys of ``config.json`` -> the tensor (our name) and the axis that have this size.
-        pooler: whether ``encoder`` has ``pooler.dense``, which masked-language modelling never trains.
+        pooler: the name of the linear map of the pooler that ``encoder`` has, which masked-language modelling never
+            trains; None = it has none.
         classifier: for fine-tuning; None = the encoder cannot be fine-tuned as a classifier.
     """
 
@@ -146,7 +158,8 @@ class HuggingFace:
     unused: str
     fixed: Mapping[str, tuple[Any, ...]]
     sizes: Mapping[str, tuple[str, int]]
-    pooler: bool = False
+    pooler: str | None = None
+    renamed: Mapping[str, str] = field(default_factory=dict)
     classifier: Family | None = None
 
 
@@ -166,10 +179,9 @@ class EncoderConfig(Section):
     presets: ClassVar[Mapping[str, Mapping[str, int]]]
     """Values of ``size`` -> layers, hidden, heads and ffn; one of them is called ``small``."""
     module: ClassVar[str]
-    """``MODULE:CLASS`` of the `capt.pretrain.models.encoder.Encoder`, which is built from this configuration.
-
-    Its table of token embeddings is called ``embeddings.word`` and is a `WordEmbedding`.
-    """
+    """``MODULE:CLASS`` of the `capt.pretrain.models.encoder.Encoder`, which is built from this configuration."""
+    word: ClassVar[str] = "embeddings.word"
+    """The name of its table of token embeddings, a `WordEmbedding` where ``pad_vocab_to`` is not 1."""
     hf: ClassVar[HuggingFace]
     packs_documents: ClassVar[bool] = True
     """Whether attention can be kept inside the documents of a window (``data.cross_document_attention=false``)."""
@@ -182,7 +194,11 @@ class EncoderConfig(Section):
 
     model_config = ConfigDict(json_schema_extra=_allow_keys_of_an_arch)
 
-    arch: str = Field("roberta", description="the encoder: roberta, modernbert, or an entry point of capt.encoders")
+    arch: str = Field(
+        "roberta",
+        description="the encoder: roberta, modernbert, bert, camembert, mpnet, electra, distilbert, albert, deberta-v2,"
+        " or an entry point of capt.encoders; if unset that of init",
+    )
     size: str = Field(
         "small", description="preset of layers, hidden, heads and ffn: tiny, small, base, large; custom = all are given"
     )
@@ -216,7 +232,7 @@ class EncoderConfig(Section):
     )
     init: Source | None = Field(
         None,
-        description="trained model to start from (roberta: or XLM-R), which brings its sizes: a Hugging Face folder or"
+        description="trained model to start from, which brings its architecture and sizes: a Hugging Face folder or"
         " USER/NAME[@REV]",
     )
 
@@ -253,7 +269,7 @@ class EncoderConfig(Section):
         written: dict[str, Any] = handler(self)
         if self.init is None:
             return written
-        omitted = {name for name in (*self.decided_by_init, "pooling") if name not in self.model_fields_set}
+        omitted = {name for name in ("arch", *self.decided_by_init, "pooling") if name not in self.model_fields_set}
         return {key: value for key, value in written.items() if key not in omitted}
 
     @model_validator(mode="after")
@@ -318,9 +334,17 @@ class EncoderConfig(Section):
 
         Raises:
             CheckpointError: as `require_same_architecture`, for a size that the job does set.
+            ConfigError: the job sets a key that the architecture of ``other`` cannot have.
         """
         if self.arch != other.arch:
-            self.require_same_architecture(other, source)
+            if "arch" in self.model_fields_set:
+                self.require_same_architecture(other, source)
+            mine = {name: getattr(self, name) for name in self.model_fields_set}
+            try:
+                as_there = type(other).model_validate({**mine, "arch": other.arch})
+            except ValidationError as error:
+                raise ConfigError(f"model.init {source}: {error.errors()[0]['msg']}") from None
+            return as_there.with_sizes_of(other, source)
         sizes = {name: getattr(other, name) for name in self.decided_by_init if name not in self.model_fields_set}
         if "pooling" not in self.model_fields_set:
             sizes["pooling"] = other.pooling
@@ -353,6 +377,11 @@ class EncoderConfig(Section):
         Matrix products only, a multiply-add being 2. ``seen``: tokens that a token attends to on average (None = all).
         """
 
+    @property
+    def embedding_size(self) -> int:
+        """Columns of the table of token embeddings."""
+        return self.hidden
+
     def build_encoder(self) -> Encoder:
         """The encoder, of the class `module`."""
         return load_entry(self.module, _GROUP, f"model.arch {self.arch}")(self)  # type: ignore[no-any-return]
@@ -361,7 +390,7 @@ class EncoderConfig(Section):
         """The language-model head over the token embeddings ``word``, whose first ``vocab_size`` rows it predicts."""
         from capt.pretrain.models.heads import MLMHead
 
-        return MLMHead(word, vocab_size, self.layer_norm_eps)
+        return MLMHead(word, vocab_size, self.layer_norm_eps, self.hidden)
 
     def initialise(self, module: nn.Module) -> None:
         """Draw the weights of the encoder and of the heads, in place."""
@@ -372,6 +401,14 @@ class EncoderConfig(Section):
     def hf_names(self) -> dict[str, tuple[str, ...]]:
         """Every parameter of encoder and language-model head: our name and the names of its parts in transformers."""
         return dict(expand(self.hf.names, self.layers))
+
+    def from_hf_tensors(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors of transformers under our names, in the shapes that our encoder has them."""
+        return dict(state)
+
+    def to_hf_tensors(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Our tensors under our names, in the shapes that transformers has them: undoes `from_hf_tensors`."""
+        return dict(state)
 
     @classmethod
     @abstractmethod

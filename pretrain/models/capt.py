@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from capt.pretrain.base.errors import CheckpointError, ConfigError
+from capt.pretrain.base.errors import CheckpointError
 from capt.pretrain.models.architecture import EncoderConfig
 from capt.pretrain.models.encoder import Encoder
 from capt.pretrain.models.heads import AggregationHead, mean_over_tokens, take_rows, with_rows
-from capt.pretrain.models.hf_map import HEAD, TIED
+from capt.pretrain.models.hf_map import HEAD, TIED, ties
 
 Pairs = tuple[Float[Tensor, "n h"], Float[Tensor, "n h"]]
 """Rows of the original sequences, and of the corrupted ones."""
@@ -40,24 +40,14 @@ class CaptModel(nn.Module):
         config: of the heads, and of the encoder where no ``encoder`` is given.
         contrast: with the aggregation head; without it the model is the MLM-only baseline.
         encoder: a pretrained encoder, whose weights stay as they are (None = that of ``config``, drawn anew).
-
-    Raises:
-        ConfigError: the encoder's token embeddings are narrower than its hidden states (ALBERT, ELECTRA-small), so
-            that the language-model head cannot share them.
     """
 
     def __init__(self, config: EncoderConfig, contrast: bool = True, encoder: Encoder | None = None) -> None:
         super().__init__()
         self.config = config
         self.encoder: Encoder = config.build_encoder() if encoder is None else encoder
-        word, hidden_size = self.encoder.word_embedding, self.encoder.hidden_size
-        if word.embedding_dim != hidden_size:
-            raise ConfigError(
-                f"the encoder embeds tokens in {word.embedding_dim} dimensions and has hidden states of {hidden_size}: "
-                "a language-model head that shares the embeddings needs the same number; take another encoder"
-            )
-        self.mlm = config.build_mlm_head(word, self.encoder.vocab_size)
-        self.aggregation = AggregationHead(hidden_size, config.ffn) if contrast else None
+        self.mlm = config.build_mlm_head(self.encoder.word_embedding, self.encoder.vocab_size)
+        self.aggregation = AggregationHead(self.encoder.hidden_size, config.ffn) if contrast else None
         drawn = self if encoder is None else nn.ModuleList(head for head in (self.mlm, self.aggregation) if head)
         config.initialise(drawn)
 
@@ -180,7 +170,7 @@ def load_weights(model: CaptModel, state: Mapping[str, Tensor], source: str) -> 
             ``source`` says where the weights came from.
     """
     expected = model.state_dict()
-    problems = [f"{name} is missing" for name in sorted(expected.keys() - TIED.keys() - state.keys())]
+    problems = [f"{name} is missing" for name in sorted(expected.keys() - TIED - state.keys())]
     problems += [f"{name} is unknown" for name in sorted(state.keys() - expected.keys())]
     problems += [
         f"{name} has shape {tuple(state[name].shape)}, not {tuple(tensor.shape)}"
@@ -189,7 +179,7 @@ def load_weights(model: CaptModel, state: Mapping[str, Tensor], source: str) -> 
     ]
     problems += [
         f"{name} differs from {other}, of which it is a second name"
-        for name, other in TIED.items()
+        for name, other in ties(model.config).items()
         if name in state and other in state and not torch.equal(state[name], state[other])
     ]
     if problems:

@@ -9,9 +9,9 @@ from pydantic import ValidationError
 
 from capt.pretrain.base.errors import CheckpointError
 from capt.pretrain.models.architecture import EncoderConfig, Family, HuggingFace
-from capt.pretrain.models.hf_config import parse_hf_config
+from capt.pretrain.models.hf_config import HFConfig, RobertaKeys, parse_hf_config
 
-_HF_FIELDS: dict[str, str] = {
+HF_FIELDS: dict[str, str] = {
     "hidden": "hidden_size",
     "layers": "num_hidden_layers",
     "heads": "num_attention_heads",
@@ -75,7 +75,7 @@ _HF = HuggingFace(
         "max_position_embeddings": ("encoder.embeddings.position.weight", 0),
         "intermediate_size": ("encoder.layers.0.ffn_in.weight", 0),
     },
-    pooler=True,
+    pooler="pooler.dense",
     classifier=Family("RobertaForSequenceClassification", "classifier.dense", "classifier.out_proj"),
 )
 
@@ -94,6 +94,12 @@ class RobertaConfig(EncoderConfig):
     }
     module: ClassVar[str] = "capt.pretrain.models.roberta:RobertaEncoder"
     hf: ClassVar[HuggingFace] = _HF
+    hf_keys: ClassVar[type[HFConfig]] = RobertaKeys
+
+    @property
+    def token_types(self) -> int:
+        """Rows of the table of token types; tokens have the first."""
+        return 1
 
     @property
     def position_rows(self) -> int:
@@ -131,29 +137,38 @@ class RobertaConfig(EncoderConfig):
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], source: str = "config.json") -> RobertaConfig:
         """The configuration that the ``config.json`` of a RoBERTa or XLM-R describes; see `EncoderConfig.from_hf`."""
-        hf = parse_hf_config(config, source)
-        fields = {ours: getattr(hf, theirs) for ours, theirs in _HF_FIELDS.items()}
-        usable = hf.max_position_embeddings - hf.pad_token_id - 1
+        hf = parse_hf_config(config, source, cls.hf_keys, cls.hf.what)
+        fields = {ours: getattr(hf, theirs) for ours, theirs in HF_FIELDS.items()}
         try:
-            return cls(size="custom", vocab_size=hf.vocab_size, max_positions=usable, **fields)
+            return cls(size="custom", vocab_size=hf.vocab_size, **fields, **cls._tables(hf, source))
         except ValidationError as error:
             first = error.errors()[0]
-            where = "".join(f"{_HF_FIELDS.get(str(name), name)}: " for name in first["loc"])
-            raise CheckpointError(f"{source} does not describe a RoBERTa encoder: {where}{first['msg']}") from None
+            where = "".join(f"{HF_FIELDS.get(str(name), name)}: " for name in first["loc"])
+            raise CheckpointError(
+                f"{source} does not describe a {cls.hf.what} encoder: {where}{first['msg']}"
+            ) from None
+
+    @classmethod
+    def _tables(cls, keys: Any, source: str) -> dict[str, int]:
+        """The fields that size the tables of positions and of token types."""
+        usable = keys.max_position_embeddings - keys.pad_token_id - 1
+        if usable < 1:
+            raise CheckpointError(f"{source}: max_position_embeddings leaves no position beyond pad_token_id + 1")
+        return {"max_positions": usable}
 
     def to_hf(self, *, bos_id: int, eos_id: int) -> dict[str, Any]:
-        """The ``config.json`` of the stock ``RobertaForMaskedLM`` that computes what this encoder does.
+        """The ``config.json`` of the stock class, such as ``RobertaForMaskedLM``, that computes what this encoder does.
 
         Every value is written out, because ``transformers``' class defaults are not RoBERTa's (it defaults to
         ``max_position_embeddings`` 512, ``type_vocab_size`` 2 and ``layer_norm_eps`` 1e-12).
         """
         return {
-            "architectures": ["RobertaForMaskedLM"],
-            "model_type": "roberta",
-            **{theirs: getattr(self, ours) for ours, theirs in _HF_FIELDS.items()},
+            "architectures": [self.hf.masked_lm],
+            "model_type": self.hf.types[0],
+            **{theirs: getattr(self, ours) for ours, theirs in HF_FIELDS.items()},
             "vocab_size": self.classes,
             "max_position_embeddings": self.position_rows,
-            "type_vocab_size": 1,
+            "type_vocab_size": self.token_types,
             "hidden_act": "gelu",
             "bos_token_id": bos_id,
             "eos_token_id": eos_id,

@@ -24,7 +24,8 @@ def flops_per_token(
     masked = masked_fraction * length
     read = views * length if config.pooling == "mean" and views == 2 else masked + (views if views == 2 else 0)
     encoder = views * config.flops(float(length), read / views, seen)
-    heads = masked * (2 * h * h + 2 * h * config.classes)
+    width = config.embedding_size
+    heads = masked * (2 * h * width + 2 * width * config.classes)
     if views == 2:
         heads += views * 4 * h * config.ffn
     return 3.0 * (encoder + heads) / length

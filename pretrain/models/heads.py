@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -45,24 +46,44 @@ _LINEAR_FROM = 4.0
 """GELU is the identity within 2e-4 from here on, and most values of a normalised hidden state are above minus 3."""
 
 
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+}
+"""Functions of the language-model head, by the value of ``hidden_act`` in ``config.json``."""
+
+
 class MLMHead(nn.Module):
-    """RoBERTa's language-model head: dense, GELU, LayerNorm, and the word embedding as the output matrix.
+    """BERT's language-model head: dense, an activation, LayerNorm, and the word embedding as the output matrix.
 
     The weight of ``word`` is registered here as well, the same Parameter: ZeRO-3 gathers the parameters of the
     module that runs, and the product with it runs here.
 
     Args:
-        word: the table of token embeddings, as wide as the hidden states.
+        word: the table of token embeddings.
         vocab_size: the number of rows, the first ones, that are predicted; those behind them fill the table up.
         eps: of the LayerNorm.
+        hidden_size: columns of the hidden states, ``h``, which ``dense`` maps to the columns of ``word``; None = those.
+        activation: the function behind ``dense``, a key of `ACTIVATIONS`.
         bias: of ``dense`` and of the LayerNorm (ModernBERT has none); that of the vocabulary is always there.
     """
 
-    def __init__(self, word: nn.Embedding, vocab_size: int, eps: float, bias: bool = True) -> None:
+    def __init__(
+        self,
+        word: nn.Embedding,
+        vocab_size: int,
+        eps: float,
+        hidden_size: int | None = None,
+        activation: str = "gelu",
+        *,
+        bias: bool = True,
+    ) -> None:
         super().__init__()
-        rows, hidden_size = word.weight.shape
-        self.dense = nn.Linear(hidden_size, hidden_size, bias=bias)
-        self.norm = nn.LayerNorm(hidden_size, eps=eps, bias=bias)
+        rows, width = word.weight.shape
+        self.dense = nn.Linear(hidden_size or width, width, bias=bias)
+        self.activation = ACTIVATIONS[activation]
+        self.norm = nn.LayerNorm(width, eps=eps, bias=bias)
         self.vocab_size = vocab_size
         self.weight = word.weight
         self.bias = nn.Parameter(torch.zeros(rows))
@@ -74,12 +95,19 @@ class MLMHead(nn.Module):
         ``dense`` adds a constant, beyond which GELU is nearly linear, and LayerNorm takes the constant away again.
 
         Raises:
-            ConfigError: the head has no bias to add the constant with.
+            ConfigError: the head has no bias to add the constant with, or the token embeddings have another number of
+                columns than the hidden states.
         """
         if self.dense.bias is None:
             raise ConfigError(
                 "mlm.head=identity: the language-model head of this model.arch has no bias, without which its GELU is "
                 "never nearly linear; leave mlm.head at random"
+            )
+        width, hidden_size = self.dense.weight.shape
+        if width != hidden_size:
+            raise ConfigError(
+                f"mlm.head=identity: the encoder embeds tokens in {width} columns and has hidden states of "
+                f"{hidden_size}, so no head is near the identity; leave mlm.head at random"
             )
         self.dense.weight.copy_(torch.eye(len(self.dense.weight)))
         self.dense.bias.fill_(_LINEAR_FROM)
@@ -97,7 +125,7 @@ class MLMHead(nn.Module):
         return F.linear(self._transform(hidden), self.weight[: self.vocab_size], self.bias[: self.vocab_size])
 
     def _transform(self, hidden: Tensor) -> Tensor:
-        return self.norm(F.gelu(self.dense(hidden)))  # type: ignore[no-any-return]
+        return self.norm(self.activation(self.dense(hidden)))  # type: ignore[no-any-return]
 
 
 class AggregationHead(nn.Module):

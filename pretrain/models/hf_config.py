@@ -1,4 +1,4 @@
-"""The keys of a Hugging Face ``config.json`` of RoBERTa or XLM-R as a typed record with bounds. No torch."""
+"""The keys of a Hugging Face ``config.json`` of an encoder as a typed record with bounds. No torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -130,6 +130,8 @@ def _snapshot(repo: str, revision: str | None, files: tuple[str, ...], cache: st
     raise CheckpointError(f"{path}: {problem}")
 
 
+Keys = TypeVar("Keys", bound="HFConfig")
+
 _Rate = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -143,12 +145,17 @@ class HFConfig(BaseModel):
     num_attention_heads: int = Field(ge=1, le=1 << 12)
     intermediate_size: int = Field(ge=1, le=1 << 19)
     max_position_embeddings: int = Field(ge=3, le=1 << 20)
-    type_vocab_size: Literal[1]
     pad_token_id: int = Field(ge=0, lt=1 << 20)
     hidden_dropout_prob: _Rate
     attention_probs_dropout_prob: _Rate
     layer_norm_eps: float = Field(gt=0, le=1)
     initializer_range: float = Field(gt=0, le=100)
+
+
+class RobertaKeys(HFConfig):
+    """RoBERTa's, which has one token type."""
+
+    type_vocab_size: Literal[1]
 
 
 def list_names(names: Iterable[str]) -> str:
@@ -158,26 +165,30 @@ def list_names(names: Iterable[str]) -> str:
     return ", ".join(first) + (f" and {len(every) - 5} more" if len(every) > 5 else "")
 
 
-def parse_hf_config(config: Mapping[str, Any], source: str) -> HFConfig:
-    """Check the mapping ``config``, which was read from ``source``, and return it as a record.
+def parse_hf_config(config: Mapping[str, Any], source: str, record: type[Keys], what: str) -> Keys:
+    """Check the mapping ``config``, which was read from ``source``, and return it as a ``record``.
+
+    Args:
+        config: the keys of a ``config.json``.
+        source: where they come from, for error messages.
+        record: the keys that are needed, with their bounds.
+        what: the family's name, for error messages.
 
     Raises:
         CheckpointError: a key is missing, of another type or out of bounds; the message names it.
     """
-    missing = [key for key in HFConfig.model_fields if key not in config]
+    missing = [key for key in record.model_fields if key not in config]
     if missing:
-        raise CheckpointError(f"{source} has no {', '.join(missing)}; a RoBERTa or XLM-R encoder needs them")
+        raise CheckpointError(f"{source} has no {', '.join(missing)}; a {what} encoder needs them")
     try:
-        parsed = HFConfig.model_validate(dict(config))
+        parsed = record.model_validate(dict(config))
     except ValidationError as error:
         first = error.errors()[0]
         key = str(first["loc"][0])
         message = first["msg"][0].lower() + first["msg"][1:]
         raise CheckpointError(
-            f"{source}: {key} is {shown(config[key])}, which describes no RoBERTa encoder: {message}"
+            f"{source}: {key} is {shown(config[key])}, which describes no {what} encoder: {message}"
         ) from None
-    if parsed.max_position_embeddings <= parsed.pad_token_id + 1:
-        raise CheckpointError(f"{source}: max_position_embeddings leaves no position beyond pad_token_id + 1")
     if parsed.pad_token_id >= parsed.vocab_size:
         raise CheckpointError(f"{source}: pad_token_id {parsed.pad_token_id} is outside vocab_size {parsed.vocab_size}")
     if parsed.hidden_size % parsed.num_attention_heads:

@@ -55,8 +55,14 @@ def check_ties(state: Mapping[str, Tensor], ties: Mapping[str, str], source: str
             raise CheckpointError(f"{source}: {name} differs from {other}; {what} ties them, so one of them is wrong")
 
 
-TIED = {"mlm.weight": "encoder.embeddings.word.weight"}
-"""Our second name of a shared parameter -> the first."""
+TIED = frozenset({"mlm.weight"})
+"""Our second names of shared parameters."""
+
+
+def ties(config: EncoderConfig) -> dict[str, str]:
+    """The second names of shared parameters -> the first ones."""
+    return dict.fromkeys(TIED, f"encoder.{config.word}.weight")
+
 
 HEAD = "aggregation."
 """Prefix of the aggregation head: Hugging Face's classes have no place for it, so it travels in a file of its own."""
@@ -64,6 +70,9 @@ HEAD = "aggregation."
 HEAD_FILE = "capt_head.safetensors"
 """The aggregation head A(h) = outer(gelu(inner(h))); its metadata ``pooling`` says what h is: ``cls`` or ``mean``."""
 
+
+OLD_NAMES = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
+"""Names that old releases of transformers wrote."""
 
 MLM = "mlm."
 """Prefix of the masked-language-model head, which a bare encoder lacks."""
@@ -76,11 +85,11 @@ def to_hf(state: Mapping[str, Tensor], config: EncoderConfig) -> dict[str, Tenso
         CheckpointError: names are missing or unexpected, or a tied pair differs.
     """
     what = config.hf.what
-    check_ties(state, TIED, "the checkpoint", what)
+    check_ties(state, ties(config), "the checkpoint", what)
     table = config.hf_names()
     mine = {name for name in state if name not in TIED and not name.startswith(HEAD)}
     check_names(mine, set(table), "the checkpoint", what)
-    return split(state, table)
+    return split(config.to_hf_tensors(state), table)
 
 
 def from_hf(
@@ -102,19 +111,33 @@ def from_hf(
     theirs = {name for name in state if name not in hf.tied and not re.fullmatch(hf.unused, name)}
     check_names(theirs, {name for parts in table.values() for name in parts}, source, hf.what)
     out = {ours: concatenate(state, parts, source, hf.what) for ours, parts in table.items()}
-    return out | {name: out[other] for name, other in TIED.items()}
+    out = config.from_hf_tensors(out)
+    return out | {name: out[other] for name, other in ties(config).items()}
 
 
 def with_prefix(state: Mapping[str, Tensor], config: EncoderConfig) -> dict[str, Tensor]:
-    """``state`` under the names of the class with a language-model head: a bare encoder writes them without prefix."""
+    """``state`` under the names of the class with a language-model head: a bare encoder writes them without prefix.
+
+    Names of old releases and of the authors' own files are those of today.
+    """
     hf = config.hf
+    state = {renamed(name, {**OLD_NAMES, **hf.renamed}): tensor for name, tensor in state.items()}
     if any(name.startswith(hf.prefix) for name in state):
-        return dict(state)
+        return state
     return {name if name.startswith(hf.heads) else hf.prefix + name: tensor for name, tensor in state.items()}
 
 
-def layers_in(state: Mapping[str, Tensor], config: EncoderConfig) -> int:
-    """The number of layers that the names of transformers in ``state`` have."""
-    name = next(part for parts in config.hf.names.values() for part in parts if "#" in part)
+def renamed(name: str, names: Mapping[str, str]) -> str:
+    """``name`` with each part that is a key of ``names`` replaced."""
+    for old, new in names.items():
+        name = name.replace(old, new)
+    return name
+
+
+def layers_in(state: Mapping[str, Tensor], config: EncoderConfig) -> int | None:
+    """The number of layers that the names of transformers in ``state`` have; None where no table numbers them."""
+    name = next((part for parts in config.hf.names.values() for part in parts if "#" in part), None)
+    if name is None:
+        return None
     number = re.compile(re.escape(name.partition("#")[0]) + r"(\d+)\.")
     return len({match[1] for name in state if (match := number.match(name))})

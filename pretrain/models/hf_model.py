@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from capt.pretrain.base.errors import CheckpointError
 from capt.pretrain.models.architecture import EncoderConfig
 from capt.pretrain.models.capt import CaptModel, load_weights
 from capt.pretrain.models.heads import with_rows
-from capt.pretrain.models.hf_config import local_folder
+from capt.pretrain.models.hf_config import list_names, local_folder
 from capt.pretrain.models.hf_folder import open_tensors, read_description, read_tensor_file, read_tensors
 from capt.pretrain.models.hf_map import HEAD, HEAD_FILE, MLM, TIED, from_hf, layers_in, with_prefix
 from capt.tokenizer.encode import TextTokenizer
@@ -55,9 +56,11 @@ def read_hf(folder: Path) -> HFModel:
     config = claimed.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     tensors = with_prefix(read_tensors(folder), config)
     claims = claimed.to_hf(bos_id=tokenizer.special.bos, eos_id=tokenizer.special.eos)
-    _require_sizes(claims, {"num_hidden_layers": layers_in(tensors, config)}, path)
+    if (layers := layers_in(tensors, config)) is not None:
+        _require_sizes(claims, {"num_hidden_layers": layers}, path)
     state = from_hf(tensors, config, str(folder))
     _require_sizes(claims, {key: _size(state[name], axis) for key, (name, axis) in config.hf.sizes.items()}, path)
+    _require_shapes(state, config, path)
     if (folder / HEAD_FILE).exists():
         state |= {HEAD + name: tensor for name, tensor in read_tensor_file(folder / HEAD_FILE).items()}
         with open_tensors(folder / HEAD_FILE) as file:
@@ -106,6 +109,19 @@ def _require_sizes(claims: Mapping[str, object], sizes: Mapping[str, int], path:
     for key, size in sizes.items():
         if claims[key] != size:
             raise CheckpointError(f"{path}: {key} is {claims[key]!r}, but the tensors have {size}")
+
+
+def _require_shapes(state: Mapping[str, Tensor], config: EncoderConfig, path: Path) -> None:
+    """Compare every shape with that of the model which ``config.json`` describes, of which no element is allocated."""
+    with torch.device("meta"):
+        shapes = {name: tensor.shape for name, tensor in CaptModel(config, contrast=False).state_dict().items()}
+    unequal = [
+        f"{name} is {tuple(tensor.shape)}, not {tuple(shapes[name])}"
+        for name, tensor in state.items()
+        if name in shapes and tensor.shape != shapes[name]
+    ]
+    if unequal:
+        raise CheckpointError(f"{path}: its tensors have other shapes: {list_names(unequal)}")
 
 
 def _size(tensor: Tensor, axis: int) -> int:

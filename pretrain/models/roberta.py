@@ -27,8 +27,8 @@ class Embeddings(nn.Module):
         self.dropout = config.dropout
         self.word = WordEmbedding(config.classes, config.vocab_rows, config.hidden, config.pad_id)
         self.position = nn.Embedding(config.position_rows, config.hidden, padding_idx=config.pad_id)
-        # RoBERTa has one segment: a constant added to all tokens, kept as a parameter so that exports are lossless.
-        self.token_type = nn.Embedding(1, config.hidden)
+        # All tokens have the first type: a constant, kept as a parameter (BERT's others as well) for exports.
+        self.token_type = nn.Embedding(config.token_types, config.hidden)
         self.norm = nn.LayerNorm(config.hidden, eps=config.layer_norm_eps)
 
     def forward(self, tokens: Int[Tensor, "b L"], padded: bool) -> Float[Tensor, "b L h"]:
@@ -76,7 +76,7 @@ class RobertaEncoder(Encoder):
 
         With ``rows`` the last layer computes queries, projections and feed-forward for those rows alone, since
         nothing else of its output is read; the result equals the full computation. ``types`` make no difference:
-        RoBERTa has one segment.
+        all tokens have the first one.
         """
         x = self.embeddings(tokens, padded)
         within: Runs | None = None

@@ -11,7 +11,7 @@ from capt.pretrain.config.schema import Job
 from capt.pretrain.engine.engines.deepspeed_config import BUCKET
 from capt.pretrain.engine.optim.settings import offloads_optimizer
 from capt.pretrain.plan.devices import CASES, GIB, Assumptions, Case, Cluster
-from capt.pretrain.plan.step import RankStep, Work, parts_of, rank_step
+from capt.pretrain.plan.step import RankStep, Work, completed, parts_of, rank_step
 from capt.pretrain.plan.traffic import traffic_seconds, zero_received
 
 PLAN = "plan.json"
@@ -152,6 +152,7 @@ def predict(
     Raises:
         ConfigError: the batch sizes do not fit the number of ranks, or the task cannot be planned.
     """
+    job = completed(job)
     step = step or rank_step(job, cluster.count, gpu=cluster.device.is_gpu)
     zero = zero_received(step.weights, job.engine.zero_stage, cluster.count, step.parts, step.cached)
     wire: dict[str, int] = {}

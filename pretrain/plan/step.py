@@ -33,6 +33,8 @@ _NEVER = 2**31 - 1
 class Rehearsal(NamedTuple):
     """A task without its data, as the module ``plan`` of its package makes it (``rehearse(job, world)``).
 
+    Where the module has ``completed(job)``, the job is that first, with the sizes that something else than it decides.
+
     Attributes:
         task: a `Task` whose ``build_modules``, ``step`` and ``flops_per_step`` need no data.
         batch: a micro-batch of this rank, of the shapes that training has.
@@ -160,7 +162,7 @@ def rank_step(job: Job, world: int, *, gpu: bool) -> RankStep:
     Raises:
         ConfigError: the batch sizes do not fit ``world``, or the task cannot be planned.
     """
-    _planner(job)
+    job = completed(job)
     try:
         job.accumulation(world)
     except ValueError as error:
@@ -222,6 +224,16 @@ def _planner(job: Job) -> Any:
             f"task.type {job.task.type}: its package has no module plan, so that its jobs cannot be planned"
         )
     return module
+
+
+def completed(job: Job) -> Job:
+    """The job with the sizes that something else than it decides, such as ``model.init``.
+
+    Raises:
+        ConfigError: the task cannot be planned, or the job is one that its start would refuse.
+    """
+    complete: Callable[[Job], Job] = getattr(_planner(job), "completed", lambda same: same)
+    return complete(job)
 
 
 def rehearse(job: Job, world: int) -> Rehearsal:

@@ -1,1 +1,1 @@
-"""An encoder of another distribution: BERT, whose positions count from 0 and whose segments are a key of its own."""
+"""An encoder of another distribution: ERNIE, whose positions count from 0 and whose segments are a key of its own."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from capt.pretrain.config.base import PositiveInt
-from capt.pretrain.models.architecture import EncoderConfig, HuggingFace
+from capt.pretrain.models.architecture import EncoderConfig, Family, HuggingFace
 from capt.pretrain.models.config import RobertaConfig
 
 _KEYS = {
@@ -28,7 +28,7 @@ _ROBERTA = RobertaConfig.hf
 
 
 class ToyConfig(EncoderConfig):
-    """BERT."""
+    """ERNIE 1, which has BERT's form."""
 
     presets: ClassVar[Mapping[str, Mapping[str, int]]] = {"small": {"layers": 2, "hidden": 32, "heads": 2, "ffn": 48}}
     module: ClassVar[str] = "tests.toy_encoder.encoder:ToyEncoder"
@@ -37,19 +37,19 @@ class ToyConfig(EncoderConfig):
     hf: ClassVar[HuggingFace] = replace(
         _ROBERTA,
         what="toy",
-        types=("bert",),
-        masked_lm="BertForMaskedLM",
-        encoder="BertModel",
-        prefix="bert.",
+        types=("ernie",),
+        masked_lm="ErnieForMaskedLM",
+        encoder="ErnieModel",
+        prefix="ernie.",
         heads=("cls.",),
-        names={ours: tuple(x.replace("roberta.", "bert.") for x in parts) for ours, parts in _ROBERTA.names.items()}
+        names={ours: tuple(x.replace("roberta.", "ernie.") for x in parts) for ours, parts in _ROBERTA.names.items()}
         | _HEAD,
         tied={
-            "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+            "cls.predictions.decoder.weight": "ernie.embeddings.word_embeddings.weight",
             "cls.predictions.decoder.bias": "cls.predictions.bias",
         },
-        unused=_ROBERTA.unused.replace("roberta", "bert"),
-        classifier=None,
+        unused=_ROBERTA.unused.replace("roberta", "ernie"),
+        classifier=Family("ErnieForSequenceClassification", "ernie.pooler.dense", "classifier"),
     )
 
     arch: str = "toy"
@@ -74,4 +74,4 @@ class ToyConfig(EncoderConfig):
     def to_hf(self, *, bos_id: int, eos_id: int) -> dict[str, Any]:
         """Write the keys."""
         keys = {theirs: getattr(self, ours) for ours, theirs in _KEYS.items()}
-        return {"architectures": ["BertForMaskedLM"], "model_type": "bert", "hidden_act": "gelu", **keys}
+        return {"architectures": ["ErnieForMaskedLM"], "model_type": "ernie", "hidden_act": "gelu", **keys}

@@ -53,7 +53,10 @@ NEEDS = {
     "mlm_tiny": [],
     "modernbert_tiny": [],
     "capt_language": ["data.files=@/text.txt"],
-    **{key: ["data.files=@/text.txt", "model.init=USER/NAME"] for key in ("capt_continue", "modernbert_continue")},
+    **{
+        key: ["data.files=@/text.txt", "model.init=USER/NAME"]
+        for key in ("capt_continue", "capt_adapt", "modernbert_continue")
+    },
     "glue": ["data.path=@/glue", "model.init=@/encoder"],
     "labels": ["data.train=@/mine.csv", "model.init=@/encoder"],
     "ace": ["data.files=@/text.txt"],

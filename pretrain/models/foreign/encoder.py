@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
 from capt.pretrain.models.encoder import Encoder
+from capt.pretrain.models.foreign.config import TransformersConfig
 from capt.pretrain.models.foreign.families import family_of, own_encoder
 from capt.pretrain.models.foreign.read import PretrainedEncoder
 from capt.pretrain.models.heads import take_rows
@@ -94,6 +95,14 @@ class TransformersEncoder(Encoder):
         return length * (2.0 * matrices + 4.0 * self._layers * length * self.hidden_size)
 
 
+class RegisteredEncoder(TransformersEncoder):
+    """The encoder that a row of the registry describes, with fresh weights."""
+
+    def __init__(self, config: TransformersConfig) -> None:
+        keys = config.to_hf(bos_id=0, eos_id=0)
+        super().__init__(_model(keys, f"model.arch {config.arch}"), keys, config.arch)
+
+
 # An encoder of any known family from the keys of its ``config.json``, and its weights into it.
 
 
@@ -118,12 +127,18 @@ def build_encoder(hf_config: Mapping[str, Any], *, dropout: float, attention_dro
         encoder = config.model_copy(update={"dropout": dropout, "attention_dropout": attention_dropout}).build_encoder()
         config.initialise(encoder)
         return encoder
+    keys = {**hf_config, family.dropout: dropout, family.attention_dropout: attention_dropout}
+    return TransformersEncoder(_model(keys, source), hf_config, source)
+
+
+def _model(hf_config: Mapping[str, Any], source: str) -> nn.Module:
+    """The bare model of transformers that the keys of a ``config.json`` describe, freshly initialised."""
     from transformers import AutoConfig, AutoModel
 
-    keys = {**hf_config, family.dropout: dropout, family.attention_dropout: attention_dropout}
-    kind = keys.pop("model_type")
+    keys = {key: value for key, value in hf_config.items() if key != "model_type"}
+    kind = hf_config["model_type"]
     try:
-        return TransformersEncoder(AutoModel.from_config(AutoConfig.for_model(kind, **keys)), hf_config, source)
+        return AutoModel.from_config(AutoConfig.for_model(kind, **keys))  # type: ignore[no-any-return]
     except Exception as error:  # each of its classes raises what it likes for a value that it does not
         text = " ".join(str(error).split())[:300]
         raise CheckpointError(f"{source}: config.json does not describe a {kind} encoder: {text}") from None

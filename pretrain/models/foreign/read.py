@@ -16,9 +16,10 @@ from torch import Tensor
 
 from capt.pretrain.base.errors import CheckpointError, shown
 from capt.pretrain.models.architecture import EncoderConfig
+from capt.pretrain.models.foreign.config import HEAD_KEYS
 from capt.pretrain.models.foreign.families import own_encoder, read_description
 from capt.pretrain.models.hf_folder import read_tensors
-from capt.pretrain.models.hf_map import concatenate, with_first_names
+from capt.pretrain.models.hf_map import OLD_NAMES, concatenate, renamed, with_first_names
 from capt.tokenizer.encode import TextTokenizer
 
 _HEADS = re.compile(
@@ -35,12 +36,6 @@ _OUTPUT_MATRICES = (
 """The second name of a tied word embedding in each class for masked language modelling."""
 
 _BUFFERS = re.compile(r"embeddings\.(position|token_type)_ids")
-_OLD_NAMES = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
-_HEAD_KEYS = (
-    "architectures", "id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "task_specific_params",
-    "transformers_version", "_name_or_path", "torch_dtype", "dtype", "_num_labels",
-)  # fmt: skip
-"""Keys of ``config.json`` that do not concern the encoder."""
 
 _MAX_LAYERS = 1000
 
@@ -86,7 +81,7 @@ def read_encoder(folder: Path) -> PretrainedEncoder:
 
 def encoder_keys(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a ``config.json`` without those of heads, training and file format."""
-    return {key: value for key, value in hf_config.items() if key not in _HEAD_KEYS}
+    return {key: value for key, value in hf_config.items() if key not in HEAD_KEYS}
 
 
 def _encoder_tensors(tensors: Mapping[str, Tensor], *, tied: bool) -> dict[str, Tensor]:
@@ -98,9 +93,7 @@ def _encoder_tensors(tensors: Mapping[str, Tensor], *, tied: bool) -> dict[str, 
     prefixes = {name.partition(".")[0] for name in tensors if re.match(r"\w+\.embeddings\.", name)}
     for name, tensor in tensors.items():
         first, _, rest = name.partition(".")
-        bare = rest if first in prefixes else name
-        for old, new in _OLD_NAMES.items():
-            bare = bare.replace(old, new)
+        bare = renamed(rest if first in prefixes else name, OLD_NAMES)
         if not _HEADS.fullmatch(bare) and not _BUFFERS.fullmatch(bare):
             state[bare] = tensor
     output = next((name for name in _OUTPUT_MATRICES if name in tensors), None)

