@@ -207,7 +207,7 @@ def _named_checkpoint(folder: Path, name: str) -> str:
 
 def _check_precision_here(precision: str) -> None:
     """Check the precision on this host; the ranks of other hosts ask their own device, a login node cannot."""
-    if precision == "fp16" or (precision == "bf16" and shutil.which("nvidia-smi")):  # every CPU has bf16
+    if precision == "fp16" or (precision in ("bf16", "bf16_pure") and shutil.which("nvidia-smi")):  # every CPU has bf16
         from capt.pretrain.base.quiet import quiet_libraries
         from capt.pretrain.engine.rank import check_precision
 

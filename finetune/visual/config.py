@@ -17,6 +17,7 @@ from capt.finetune.config import FineTuningJob, FineTuningSchedule
 from capt.pretrain.base.errors import did_you_mean, shown
 from capt.pretrain.config.base import PositiveInt, Section
 from capt.pretrain.config.schema import BatchSection, OptimizerSection
+from capt.pretrain.models.architecture import RECOMPUTE, Recompute
 from capt.pretrain.models.hf_config import Source
 from capt.pretrain.models.lxmert.config import INIT_ANSWERS, InitAnswers, LxmertConfig
 from capt.pretrain.vision_language.inputs import describe_inputs
@@ -125,9 +126,7 @@ class VisualModel(Section):
     )
     dropout: NonNegativeFloat = Field(0.1, lt=1, description="dropout of embeddings and layer outputs")
     attention_dropout: NonNegativeFloat = Field(0.1, lt=1, description="dropout of the attention weights")
-    activation_checkpointing: Literal["none", "full", "offload"] = Field(
-        "none", description="recompute layers in the backward pass; offload also moves their inputs to host memory"
-    )
+    activation_checkpointing: Recompute = Field("none", description=RECOMPUTE)
     augment: Literal["none", "permute"] = Field(
         "none", description="nlvr1: permute puts the three boxes of a picture in a random order, which keeps its truth"
     )

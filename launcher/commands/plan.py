@@ -96,7 +96,8 @@ def _lines(config: str, found: Prediction, tried: Sequence[Change], calibrated: 
     step, memory, device = found.step, found.memory, found.cluster.device
     least, most = found.bracket
     yield f"{config} on {found.cluster}: {step.weights:,} parameters, {found.samples:,} samples a step"
-    yield f"  in {step.parts} micro-batch{'es' if step.parts > 1 else ''} a rank; predicted, not measured"
+    graphs = f", {found.kept} of them encoded once (contrast.keep)" if found.kept else ""
+    yield f"  in {step.parts} micro-batch{'es' if step.parts > 1 else ''} a rank{graphs}; predicted, not measured"
     yield ""
     yield f"memory of a rank, GiB   {memory.total / _GIB:9.2f} of {device.memory / _GIB:.1f}"
     for name in ("weights", "gradients", "optimizer", "buckets", "queue", "activations", "reserve"):

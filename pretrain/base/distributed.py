@@ -282,6 +282,26 @@ def shutdown() -> None:
         dist.destroy_process_group()
 
 
+def prepare_gpus(traces: Path) -> dict[str, str]:
+    """Set what torch reads from the environment when it first uses a GPU, and return what was set; nothing on CPUs.
+
+    The allocator grows its segments, so that batches of many shapes leave no gaps. NCCL's flight recorder writes the
+    last collectives of a rank, the number of the rank behind ``traces``, when one of them takes longer than
+    ``engine.timeout_minutes``. What the user has set stays.
+    """
+    if not torch.cuda.is_available():
+        return {}
+    wanted = {
+        ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"): "expandable_segments:True",
+        ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"): "2000",
+        ("TORCH_NCCL_DUMP_ON_TIMEOUT",): "1",
+        ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"): str(traces),
+    }
+    chosen = {names[0]: value for names, value in wanted.items() if not any(name in os.environ for name in names)}
+    os.environ.update(chosen)
+    return chosen
+
+
 def initialize(timeout_minutes: float) -> None:
     """Join the process group that the launcher describes (NCCL on GPUs, gloo on CPUs); alone, make a group of one.
 

@@ -194,7 +194,7 @@ def _line(value: object, limit: int = 1000) -> str:
 
 _EXTRAS = {
     "train": (
-        "datasets", "deepspeed", "fairscale", "google", "huggingface_hub", "packaging", "pyarrow", "pydantic", "rich",
+        "datasets", "deepspeed", "google", "huggingface_hub", "packaging", "pyarrow", "pydantic", "rich",
         "scipy", "sentencepiece", "sklearn", "tensorboard", "tokenizers", "transformers", "typer", "yaml",
     ),
     "sweep": ("optuna", "ray"),
@@ -202,6 +202,7 @@ _EXTRAS = {
     "export": ("sentence_transformers",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "retrieval": ("bm25s",),
+    "fairscale": ("fairscale",),
     "vision": ("PIL",),
     "duplicates": ("datasketch",),
     "track": ("mlflow", "wandb"),

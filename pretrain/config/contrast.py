@@ -68,6 +68,11 @@ class ContrastSection(Section):
         description="one contrast over the whole step, whatever the micro-batches: each is then encoded twice; auto: "
         "where a step has several",
     )
+    keep: NonNegativeInt | Literal["auto"] = Field(
+        "auto",
+        description="micro-batches of a cached step, the first ones, that keep the graph of their first pass and are "
+        "encoded once; auto: all that a GPU has memory for, none on CPUs",
+    )
     hardness_in_batch: NonNegativeFloat = Field(
         0.0,
         le=1000,

@@ -218,9 +218,10 @@ class EngineSection(Section):
     """How DeepSpeed runs the job. ``deepspeed_extra`` is merged last into the generated DeepSpeed configuration."""
 
     zero_stage: Literal[0, 1, 2, 3] = Field(1, description="what is sharded: 1 optimizer, 2 gradients, 3 weights")
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+    precision: Literal["auto", "fp32", "bf16", "bf16_pure", "fp16"] = Field(
         "fp32",
-        description="precision of the forward pass; weights stay fp32; auto = bf16 on a GPU that has it, else fp32",
+        description="precision of the forward pass; weights stay fp32; auto = bf16 on a GPU that has it, else fp32; "
+        "bf16_pure (ZeRO 1 to 3): weights are cast once a step, and all that lies between the products is bf16",
     )
     offload_optimizer: bool = Field(False, description="keep the optimizer state in host memory (ZeRO 1 to 3)")
     offload_param: bool = Field(False, description="keep the weights in host memory (ZeRO 3)")
@@ -233,7 +234,14 @@ class EngineSection(Section):
             raise ValueError("offload_optimizer needs zero_stage 1, 2 or 3")
         if self.offload_param and self.zero_stage != 3:
             raise ValueError("offload_param needs zero_stage 3")
+        if self.precision == "bf16_pure" and self.zero_stage == 0:
+            raise ValueError("precision bf16_pure has its fp32 weights in ZeRO's partitions: set zero_stage 1, 2 or 3")
         return self
+
+    @property
+    def casts_weights(self) -> bool:
+        """Whether the module has weights of 16 bits, of which ZeRO keeps the fp32 ones."""
+        return self.precision == "bf16_pure" or (self.precision == "fp16" and self.zero_stage > 0)
 
 
 class ValidateSection(Section):

@@ -17,13 +17,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from capt.pretrain.base import distributed
-from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.base.errors import CheckpointError, ConfigError
 from capt.pretrain.base.randomness import EPOCHS, derive
 from capt.pretrain.base.records import Count, Record, parse_record
 from capt.pretrain.contrast.kernels import check_precision
 from capt.pretrain.contrastive.collapse import CollapseState, CollapseWatch, Figures
+from capt.pretrain.contrastive.kept_graphs import KeptGraphs
 from capt.pretrain.contrastive.term import ContrastTerm, StepDiagnostics
-from capt.pretrain.contrastive.views import CachedContrast, Views, joined
+from capt.pretrain.contrastive.views import CachedContrast, Losses, Views, joined
 from capt.pretrain.data.sampler import micro_batch_weights, micro_batches
 from capt.pretrain.engine.engines.base import Engine, averaged_weights
 from capt.pretrain.engine.loading import training_batches
@@ -75,6 +76,7 @@ class ContrastTask(ABC, Generic[BatchT]):
             check_precision(job.contrast.precision, distributed.device())
         self.contrast: ContrastTerm | None = None
         self._module: Any = None
+        self._kept: KeptGraphs | None = None
 
     @property
     def status(self) -> str:
@@ -108,9 +110,7 @@ class ContrastTask(ABC, Generic[BatchT]):
         """The factors of the losses of a step. Called once a step, on all ranks."""
 
     @abstractmethod
-    def losses(
-        self, engine: Engine, batch: BatchT, scales: Scales, step: int
-    ) -> tuple[Views | None, Tensor, dict[str, Tensor]]:
+    def losses(self, engine: Engine, batch: BatchT, scales: Scales, step: int) -> Losses:
         """What is contrasted of a micro-batch (None without contrast), the sum of its other losses, and its metrics."""
 
     @abstractmethod
@@ -198,6 +198,8 @@ class ContrastTask(ABC, Generic[BatchT]):
         mean over micro-batches of that form, each micro-batch being one batch over all ranks, and each sample having
         the same weight.
 
+        A cached contrast encodes each micro-batch a second time, but for those of `KeptGraphs`.
+
         With ``contrast.momentum`` the averaged encoder sees the step first, and its rows are queued at the end.
         """
         engine = engines["model"]
@@ -213,16 +215,15 @@ class ContrastTask(ABC, Generic[BatchT]):
             return self.contrast.loss(views, step=progress.step, stats=None if seen is None else seen.stats)
 
         keys = self._keys(engine, batch, progress.step)
+        losses = [functools.partial(self.losses, engine, part, scales, progress.step) for part in batch]
         cached = None
         if self.contrasts and self.job.contrast.is_cached(len(batch)):
             represent = [functools.partial(self.represent, engine, part, progress.step) for part in batch]
-            cached = CachedContrast(represent, contrast)
+            cached = CachedContrast(represent, losses, contrast, self._kept_graphs(engine))
         totals: dict[str, Tensor] = {}
         weights = micro_batch_weights(self.job.batch.global_, len(batch), distributed.world_size())
-        for number, micro_batch in enumerate(batch):
-            if cached is not None:
-                cached.rewind(number)
-            views, loss, metrics = self.losses(engine, micro_batch, scales, progress.step)
+        for number in range(len(batch)):
+            views, loss, metrics = losses[number]() if cached is None else cached.losses(number)
             metrics["loss"] = loss
             if views is not None:
                 contrasted = weights[number] * contrast(views) if cached is None else cached.loss
@@ -237,6 +238,8 @@ class ContrastTask(ABC, Generic[BatchT]):
         if keys is not None:
             assert self.contrast is not None
             self.contrast.push(keys)
+        if self._kept is not None:
+            self._kept.end_step()
         progress.samples += self.job.batch.global_
         progress.tokens += self.tokens(batch)
         report: StepMetrics = {**totals, "grad_norm": engine.gradient_norm()}
@@ -256,6 +259,19 @@ class ContrastTask(ABC, Generic[BatchT]):
                 figures["contrast/accuracy"], figures["contrast/uniformity"], figures["contrast/first_direction"]
             ))  # fmt: skip
         return report
+
+    def _kept_graphs(self, engine: Engine) -> KeptGraphs:
+        """Which graphs the coming step keeps. ZeRO 3 gathers the weights for one pass at a time: none there."""
+        if self._kept is None:
+            keep = self.job.contrast.keep
+            if engine.zero_stage == 3 and keep not in ("auto", 0):
+                raise ConfigError(
+                    f"contrast.keep={keep}: ZeRO 3 gathers weights for one pass at a time and keeps no graph; set "
+                    "contrast.keep=auto, or engine.zero_stage to 0, 1 or 2"
+                )
+            self._kept = KeptGraphs(0 if engine.zero_stage == 3 else keep, engine.device)
+        self._kept.begin_step()
+        return self._kept
 
     def validated(self, report: StepMetrics, progress: Progress) -> StepMetrics:
         """``report`` of a validation at ``progress``, after a look at whether the representations have collapsed."""

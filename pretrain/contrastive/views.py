@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from capt.pretrain.contrast.cached import RepresentationCache
+from capt.pretrain.contrastive.kept_graphs import KeptGraphs
 
 
 @dataclass(frozen=True)
@@ -46,24 +47,46 @@ class Views:
         return self.s, self.s_hat, *negatives, *learned
 
 
+Losses = tuple[Views | None, Tensor, dict[str, Tensor]]
+"""What is contrasted of a micro-batch, the sum of its other losses, and its metrics."""
+
+
 class CachedContrast:
     """The loss of all micro-batches of a step as one batch, and each one's part of its gradient.
 
     Args:
         represent: one for each micro-batch, which encodes it. Called here, without a graph.
+        losses: one for each micro-batch, which encodes it again, with a graph and its other losses; or for the first
+            time, where the graph is kept.
         contrast: the loss of the views of all samples of the step on this rank. Called once.
+        kept: which graphs are kept.
     """
 
-    def __init__(self, represent: Sequence[Callable[[], Views]], contrast: Callable[[Views], Tensor]) -> None:
-        self._cache = RepresentationCache()
+    def __init__(
+        self,
+        represent: Sequence[Callable[[], Views]],
+        losses: Sequence[Callable[[], Losses]],
+        contrast: Callable[[Views], Tensor],
+        kept: KeptGraphs,
+    ) -> None:
+        self._cache, self._losses = RepresentationCache(), losses
+        self._kept: dict[int, Losses] = {}
         seen: list[Views] = []
 
         def encode(one: Callable[[], Views]) -> tuple[Tensor, ...]:
             seen.append(one())
             return seen[-1].tensors()
 
-        for one in represent:
-            self._cache.record(lambda one=one: encode(one))  # type: ignore[misc]
+        for number, one in enumerate(represent):
+            if kept.has_room_for(number):
+                with kept.measured():
+                    self._kept[number] = losses[number]()
+                views = self._kept[number][0]
+                assert views is not None
+                self._cache.keep(views.tensors())
+                seen.append(views)
+            else:
+                self._cache.record(lambda one=one: encode(one))  # type: ignore[misc]
         loss = contrast(joined(seen, *self._cache.views()))
         if loss.requires_grad:  # not without any anchor
             loss.backward()
@@ -71,9 +94,12 @@ class CachedContrast:
         """Loss of the step."""
         self._micro_batches = len(seen)
 
-    def rewind(self, number: int) -> None:
-        """Before micro-batch ``number`` is encoded with a graph: draw the random numbers that it was encoded with."""
+    def losses(self, number: int) -> Losses:
+        """The losses of micro-batch ``number`` with their graph, drawn with the random numbers of the first pass."""
+        if number in self._kept:
+            return self._kept.pop(number)
         self._cache.rewind(number)
+        return self._losses[number]()
 
     def surrogate(self, number: int, views: Views) -> Tensor:
         """What to add to the loss of micro-batch ``number`` in place of its contrast, where an engine takes means."""

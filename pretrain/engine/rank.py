@@ -74,11 +74,12 @@ def check_precision(precision: str) -> None:
     Raises:
         ConfigError: it does not.
     """
-    if precision in ("fp32", "auto") or precision in (here := device_precisions()):
+    if precision in ("fp32", "auto") or precision.removesuffix("_pure") in (here := device_precisions()):
         return
     device = "GPU" if torch.cuda.is_available() else "CPU"
     fits = " or ".join(["fp32", *here])
-    raise ConfigError(f"engine.precision {precision}: this machine's {device} has no {precision} units; use {fits}")
+    units = precision.removesuffix("_pure")
+    raise ConfigError(f"engine.precision {precision}: this machine's {device} has no {units} units; use {fits}")
 
 
 def device_precisions() -> list[str]:

@@ -84,6 +84,9 @@ def run_job(
         wait: seconds for which the folder may still be held by another job: after a crash a file server keeps the locks
             of a lost node until its lease ends.
     """
+    chosen = distributed.prepare_gpus(job.run.dir.absolute() / "collectives-rank-")
+    if chosen:
+        logger.info("set for the GPUs: %s", ", ".join(f"{name}={value}" for name, value in chosen.items()))
     _set_up_torch(job)
     distributed.initialize(job.engine.timeout_minutes)
     with distributed.synchronize_errors():

@@ -48,6 +48,13 @@ ENCODERS = {
 }
 """The value of ``model.arch`` -> the class of the section ``model``."""
 
+Recompute = Literal["none", "full", "offload", "fairscale", "fairscale_offload"]
+RECOMPUTE = (
+    "recompute layers in the backward pass; offload also moves their inputs to host memory; fairscale* do it by "
+    "fairscale, which must be installed, in place of torch"
+)
+"""What ``model.activation_checkpointing`` may be, and the description of the key."""
+
 _GROUP = "capt.encoders"
 
 Table = Mapping[str, tuple[str, ...]]
@@ -223,9 +230,7 @@ class EncoderConfig(Section):
     layer_norm_eps: PositiveFloat = Field(1e-5, ge=1e-37, description="added to the variance in LayerNorm")
     initializer_range: PositiveFloat = Field(0.02, description="standard deviation of the initial weights")
     pooling: Literal["cls", "mean"] = Field("cls", description="input of the aggregation head: <s>, or the token mean")
-    activation_checkpointing: Literal["none", "full", "offload"] = Field(
-        "none", description="recompute layers in the backward pass; offload also moves their inputs to host memory"
-    )
+    activation_checkpointing: Recompute = Field("none", description=RECOMPUTE)
     compile: bool | Literal["auto"] = Field(
         False,
         description="torch.compile the layers (needs a C++ compiler, or Triton on a GPU); auto = on GPUs only",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from contextlib import nullcontext
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -10,8 +12,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Int32
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import save_on_cpu
+from torch.utils.checkpoint import checkpoint
 
 from capt.pretrain.base.cache import use_own_compile_cache
+from capt.pretrain.base.errors import ConfigError, how_to_install
+from capt.pretrain.models.architecture import Recompute
 from capt.pretrain.models.heads import WordEmbedding, take_rows
 
 # Dropout whose masks are cheap to draw on a CPU.
@@ -262,6 +268,12 @@ def prefers_runs(x: Float[Tensor, "b L h"], runs: int, compiled: bool) -> bool:
     return x.is_cuda or (x.shape[1] >= _LONG and runs >= 2 * len(x) and not compiled)
 
 
+def prefers_one_product(x: Tensor) -> bool:
+    """True where queries, keys and values of the same rows are one matrix product: on a GPU, whose product of three
+    widths is faster than two; a CPU would copy the weights for nothing."""
+    return x.is_cuda
+
+
 @runtime_checkable
 class AttentionSizes(Protocol):
     """What a configuration says of an attention module."""
@@ -301,21 +313,28 @@ class SelfAttention(nn.Module):
 
         With runs or packed sequences, ``queries`` must be ``x``; packed sequences are one sequence of all their rows.
         """
-        h = x.shape[-1]
         p = self.dropout if self.training else 0.0
-        q, kv = self.query(queries), self.key_value(x)
         packed = mask if isinstance(mask, Packed) else None
-        if packed is not None:
-            q, kv, mask = packed.unpack(q[0]), packed.unpack(kv[0]), packed.mask
-        b = q.shape[0]  # len() is a plain number, and an ONNX export would then take this batch size alone
-        q, kv = q.view(b, -1, self.heads, h // self.heads), kv.view(b, -1, 2, self.heads, h // self.heads)
+        q, k, v = self._project(queries, x, packed)
         if isinstance(mask, Runs):
-            k, v = kv.unbind(2)
             return self.output(attend_within(q, k, v, mask, p).flatten(2))  # type: ignore[no-any-return]
-        assert not isinstance(mask, Packed)
-        k, v = kv.permute(2, 0, 3, 1, 4)
-        y = attend(q.transpose(1, 2), k, v, mask, p).transpose(1, 2).reshape(b, -1, h)
+        mask = mask.mask if isinstance(mask, Packed) else mask
+        y = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, p).transpose(1, 2).flatten(2)
         return self.output(y if packed is None else packed.pack(y)[None])  # type: ignore[no-any-return]
+
+    def _project(self, queries: Tensor, x: Tensor, packed: Packed | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of all heads, (b, rows, heads, e) each; packed sequences are unpacked."""
+        shape = (self.heads, x.shape[-1] // self.heads)
+        if queries is x and packed is None and prefers_one_product(x):
+            parts = (self.query, self.key_value)
+            weight = torch.cat([to_autocast(part.weight) for part in parts])
+            qkv = F.linear(x, weight, torch.cat([part.bias for part in parts]))
+            q, k, v = qkv.unflatten(-1, (3, *shape)).unbind(2)
+            return q, k, v
+        q, kv = self.query(queries), self.key_value(x)
+        if packed is not None:
+            q, kv = packed.unpack(q[0]), packed.unpack(kv[0])
+        return q.unflatten(-1, shape), *kv.unflatten(-1, (2, *shape)).unbind(2)
 
 
 @runtime_checkable
@@ -420,11 +439,34 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
     return torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else None
 
 
-def checkpointed(layer: nn.Module, kind: str) -> nn.Module:
-    """``layer`` as ``model.activation_checkpointing`` wants it: ``none``, ``full`` or ``offload``."""
-    if kind == "none":
-        return layer
-    from fairscale.nn.checkpoint import checkpoint_wrapper
+def checkpointed(layer: nn.Module, kind: Recompute) -> nn.Module:
+    """``layer`` with a forward pass that keeps its inputs alone, and is computed again in the backward pass.
 
-    wrapped: Any = checkpoint_wrapper(layer, offload_to_cpu=kind == "offload")
-    return wrapped  # type: ignore[no-any-return]
+    ``offload`` keeps them in host memory. The recomputation draws the same random numbers and enters the same
+    precision.
+
+    Raises:
+        ConfigError: fairscale is asked for, and is not installed.
+    """
+    offload = kind.endswith("offload")
+    if kind.startswith("fairscale"):
+        try:
+            from fairscale.nn.checkpoint import checkpoint_wrapper
+        except ImportError:
+            raise ConfigError(
+                f"model.activation_checkpointing={kind} needs fairscale: {how_to_install('fairscale')}; torch's own is "
+                f"model.activation_checkpointing={'offload' if offload else 'full'}"
+            ) from None
+        wrapped: nn.Module = checkpoint_wrapper(layer, offload_to_cpu=offload)
+        return wrapped
+    if kind != "none":
+        layer.forward = functools.partial(_recomputed, layer, offload)
+    return layer
+
+
+def _recomputed(layer: nn.Module, offload: bool, *args: Any) -> Any:
+    forward = functools.partial(type(layer).forward, layer)
+    if not torch.is_grad_enabled():
+        return forward(*args)
+    with save_on_cpu(pin_memory=torch.cuda.is_available()) if offload else nullcontext():
+        return checkpoint(forward, *args, use_reentrant=False)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from capt.pretrain.base.errors import ConfigError
-from capt.pretrain.config.schema import Job
+from capt.pretrain.config.schema import EngineSection, Job
+from capt.pretrain.contrastive.kept_graphs import MARGIN
 from capt.pretrain.engine.engines.deepspeed_config import BUCKET
 from capt.pretrain.engine.optim.settings import offloads_optimizer
 from capt.pretrain.plan.devices import CASES, GIB, Assumptions, Case, Cluster
@@ -86,6 +87,7 @@ class Prediction:
         samples: of a step over all ranks.
         tokens: of a step over all ranks; 0 for a task without.
         steps: ``schedule.max_steps``.
+        kept: micro-batches of a cached step that keep their graph.
     """
 
     cluster: Cluster
@@ -96,6 +98,7 @@ class Prediction:
     samples: int
     tokens: int
     steps: int
+    kept: int
 
     @property
     def seconds(self) -> float:
@@ -127,6 +130,7 @@ class Prediction:
             "fits": self.fits,
             "received_per_step": dict(self.wire),
             "micro_batches": self.step.parts,
+            "kept_graphs": self.kept,
             "seconds_per_step": {"predicted": self.seconds, "least": fast, "most": slow},
             "parts_of_a_step": {**asdict(self.times["central"]), "compute": self.times["central"].compute},
             "tokens_per_second": self.tokens / self.seconds if self.tokens else None,
@@ -154,31 +158,60 @@ def predict(
     """
     job = completed(job)
     step = step or rank_step(job, cluster.count, gpu=cluster.device.is_gpu)
-    zero = zero_received(step.weights, job.engine.zero_stage, cluster.count, step.parts, step.cached)
+    engine = job.engine
+    zero = zero_received(
+        step.weights, engine.zero_stage, cluster.count, step.parts, step.cached,
+        reduced=_bytes_of_gradients(engine), gathered=2 if engine.casts_weights else 4,
+    )  # fmt: skip
     wire: dict[str, int] = {}
     for name, sent in (("ZeRO", zero), ("contrast", parts_of(step.sent))):
         for collective, received in sent:
             key = f"{name}, {_WORDS.get(collective, collective)}"
             wire[key] = wire.get(key, 0) + received
-    tokens = job.batch.global_ * getattr(getattr(job, "data", None), "sequence_length", 0)
+    kept, memory = _kept(job, cluster, step)
+    step_of = replace(step, encoder=step.encoder - step.again * kept)
     return Prediction(
-        cluster, step, _memory(job, cluster, step), wire,
-        {case: _time(job, cluster, step, zero, given) for case, given in cases.items()},
-        job.batch.global_, tokens, job.schedule.max_steps,
+        cluster, step, memory, wire,
+        {case: _time(job, cluster, step_of, zero, given) for case, given in cases.items()},
+        job.batch.global_, step.tokens, job.schedule.max_steps, kept,
     )  # fmt: skip
+
+
+def _kept(job: Job, cluster: Cluster, step: RankStep) -> tuple[int, Memory]:
+    """How many graphs `KeptGraphs` will keep, and the memory with them."""
+    memory = _memory(job, cluster, step)
+    if not step.cached or job.engine.zero_stage == 3:
+        return 0, memory
+    keep: int | str = job.contrast.keep  # type: ignore[attr-defined]  # a job that is cached has the section
+    if keep == "auto" and not cluster.device.is_gpu:
+        return 0, memory
+    if keep == "auto":
+        spare = (1 - MARGIN) * (cluster.device.memory - RESERVE) - (memory.total - RESERVE)
+        keep = 1 + max(0, int(spare // max(1, step.graph)))
+    kept = min(int(keep), step.parts)
+    # Either the backward pass of the first graph is the peak, which the step without kept ones has as well, or the
+    # contrast, while all of them lie there.
+    peak = max(step.peak + max(0, kept - 1) * step.graph, step.contrast_peak + kept * step.graph)
+    return kept, replace(memory, activations=memory.activations + peak - step.peak)
 
 
 _WORDS = {"allreduce_": "all-reduce", "_allgather_base_": "all-gather", "_reduce_scatter_base_": "reduce-scatter"}
 
 
+def _bytes_of_gradients(engine: EngineSection) -> int:
+    """Bytes of an element of a gradient on the wire; see `deepspeed_config`."""
+    usual = "fp16" if engine.precision == "fp16" and engine.zero_stage else "fp32"
+    return 4 if engine.deepspeed_extra.get("communication_data_type", usual) == "fp32" else 2
+
+
 def _memory(job: Job, cluster: Cluster, step: RankStep) -> Memory:
-    """Weights and gradients in fp32, as the engines keep them; what DeepSpeed adds to them are formulas."""
+    """Weights and gradients as the engines keep them; what DeepSpeed adds to them are formulas."""
     engine, world, p = job.engine, cluster.count, step.weights
     stage, moments = engine.zero_stage, job.optimizer.bytes_per_parameter - 4
     plain = world == 1 and stage == 0 and engine.precision != "fp16"
-    low = engine.precision == "fp16" and stage > 0
-    weights = 4 * p - 2 * p * low
-    gradients = {0: 4 * p, 1: 4 * p}.get(stage, 4 * p // world) - 2 * p * low * (stage < 2)
+    whole = (2 if engine.casts_weights else 4) * p
+    weights = whole
+    gradients = whole if stage < 2 else 4 * p // world
     section = getattr(job, "contrast", None)
     momentum = section is not None and section.weight and section.momentum is not None
     average = 4 * p if momentum or job.checkpoint.ema is not None else 0
@@ -186,12 +219,12 @@ def _memory(job: Job, cluster: Cluster, step: RankStep) -> Memory:
     if offloads_optimizer(engine):
         optimizer = average
     if engine.offload_param:
-        weights = min(weights, 4 * BUCKET)
+        weights = min(weights, whole // p * BUCKET)
     buckets = 0 if plain else 2 * 4 * min(BUCKET, p) if stage in (1, 2) else 4 * p * (world > 1)
     kept = weights + gradients + step.queue
     # In the simulation whole weights lie there from the beginning, and whole gradients before the last backward pass
     # ends; where the engine keeps parts of them, the rest is not there.
-    during = step.peak - (4 * p - weights) - (4 * p - gradients if stage >= 2 or low else 0)
+    during = step.peak - (whole - weights) - (whole - gradients if stage >= 2 else 0)
     activations = max(during - kept, 0)
     return Memory(weights, gradients, optimizer, buckets, step.queue, activations,
                   RESERVE if cluster.device.is_gpu else 0)  # fmt: skip

@@ -88,6 +88,7 @@ def as_on_a_gpu() -> Iterator[None]:
         mock.patch.object(kernels, "_multiply", _multiply_as_on_a_gpu),
         mock.patch.object(layers, "draws_own_masks", _no),
         mock.patch.object(attention, "prefers_kernel", _yes),
+        mock.patch.object(layers, "prefers_one_product", _yes),
         mock.patch.object(_module("info_nce"), "check_precision", _nothing),  # tf32
         *(mock.patch.object(dist, name, _settled(getattr(dist, name))) for name in _COLLECTIVES),
         mock.patch.object(dist, "reduce_scatter_single", _settled(_unseen(dist.reduce_scatter_single))),

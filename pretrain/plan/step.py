@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.schema import Job
+from capt.pretrain.contrastive.task import ContrastTask
 from capt.pretrain.contrastive.term import ContrastTerm
 from capt.pretrain.contrastive.views import Views
 from capt.pretrain.engine.engines.base import Engine
@@ -60,6 +61,7 @@ class Simulated:
         operators: kernels that are launched, about.
         flops_of: ``flops`` by the type of the factors.
         product_bytes: bytes read and written by the products.
+        first: one pass without a graph, of the two of a micro-batch of a cached contrast.
     """
 
     sent: tuple[Sent, ...]
@@ -71,6 +73,7 @@ class Simulated:
     operators: int
     flops_of: Mapping[str, int] = field(default_factory=dict)
     product_bytes: int = 0
+    first: Simulated | None = None
 
     @classmethod
     def of(cls, wire: Wire, ledger: Ledger, before: int, queue: int) -> Simulated:
@@ -135,9 +138,13 @@ class RankStep:
         peak: bytes that live at most: weights, gradients, queue, activations; without what the optimizer keeps.
         queue: bytes of the queue among them.
         flops: model FLOP of a step over all ranks (`Task.flops_per_step`).
+        tokens: of a step over all ranks; 0 for a task that does not count them.
         parts: micro-batches.
         cached: whether the contrast is cached.
         assumed: as of `Rehearsal`.
+        again: work that is saved where a micro-batch keeps the graph of its first pass (`contrast.keep`).
+        graph: bytes of such a graph.
+        contrast_peak: bytes that live at most while the contrast is computed, without any.
     """
 
     weights: int
@@ -147,9 +154,13 @@ class RankStep:
     peak: int
     queue: int
     flops: float
+    tokens: int
     parts: int
     cached: bool
     assumed: tuple[str, ...]
+    again: Work
+    graph: int
+    contrast_peak: int
 
 
 def rank_step(job: Job, world: int, *, gpu: bool) -> RankStep:
@@ -180,6 +191,9 @@ def rank_step(job: Job, world: int, *, gpu: bool) -> RankStep:
         weights=few.weights + times * (more.weights - few.weights),
         encoder=few.encoder + (more.encoder - few.encoder) * times,
         peak=few.peak + times * (more.peak - few.peak),
+        again=few.again + (more.again - few.again) * times,
+        graph=few.graph + times * (more.graph - few.graph),
+        contrast_peak=few.contrast_peak + times * (more.contrast_peak - few.contrast_peak),
         flops=rehearse(job, world).task.flops_per_step(),
     )
 
@@ -199,20 +213,25 @@ def _rank_step(job: Any, world: int, *, gpu: bool) -> RankStep:
         factor = parts / shown
         encoder, contrast = (Work.of(step) - Work.of(alone)) * factor, Work.of(alone) * factor
         sent, peak, queue = step.sent * round(factor), step.peak, step.queue
+        during = marks.get("peak of the contrast", 0)
     else:
         small = _without_queue(job)
         step, alone, rehearsal, marks = _with_contrast(small, world, shown, gpu=gpu)
-        whole = simulate_contrast(job, rehearsal.task.width, world, gpu=gpu)
+        whole = simulate_contrast(job, rehearsal.task.width, world, gpu=gpu, task=rehearse(job, world).task)
         encoder, contrast = (Work.of(step) - Work.of(alone)) * (parts / shown), Work.of(whole)
         counted = step.sent[: len(step.sent) - len(alone.sent)]
         sent, queue = (*counted, *whole.sent), whole.queue
         rows = (parts - shown) * 2 * job.micro_batch(world) * rehearsal.task.width * 4
         during = marks.get("when the contrast begins", 0) + (whole.peak - whole.before) + 2 * rows
-        peak = max(step.peak + 2 * rows, during) + queue
+        during += queue
+        peak = max(step.peak + 2 * rows + queue, during)
     weights = marks["weights"] // 4
-    flops = rehearse(job, world).task.flops_per_step()
+    whole_step = rehearse(job, world)
+    flops = whole_step.task.flops_per_step()
+    tokens = whole_step.task.tokens([whole_step.batch]) if isinstance(whole_step.task, ContrastTask) else 0
     return RankStep(
-        weights, encoder, contrast, tuple(sent), peak, queue, flops, parts, cached, rehearsal.assumed
+        weights, encoder, contrast, tuple(sent), peak, queue, flops, tokens, parts, cached, rehearsal.assumed,
+        Work({}, 0, 0) if step.first is None else Work.of(step.first), marks.get("graph", 0), during,
     )  # fmt: skip
 
 
@@ -255,13 +274,14 @@ def simulate_step(
     task: Any = rehearsal.task
     batch = [rehearsal.batch] * parts
     with rank_of(world, rank, gpu=gpu), Ledger() as ledger:
-        modules = task.build_modules()
+        with _weights_of_16_bits() if job.engine.casts_weights else nullcontext():
+            modules = task.build_modules()
         weights = sum(p.numel() for module in modules.values() for p in module.parameters())
         term = getattr(task, "contrast", None)
         stored = fill_queue(term, task.width) if term is not None else 0
         before, marks = ledger.live, {"weights": 4 * weights, "queue": stored}
         ledger.reset()
-        with Wire() as wire, _marked(term, ledger, marks):
+        with Wire() as wire, _marked(term, ledger, marks), _passes(task, ledger, marks) as passes:
             engines: dict[str, Any] = {
                 name: _Gradients(name, module, job, parts)  # type: ignore[abstract]  # nothing else is asked for
                 for name, module in modules.items()
@@ -269,16 +289,19 @@ def simulate_step(
             task.step(engines, batch, Progress())
         peak = max(ledger.peak, *(marks.get(name, 0) for name in ("peak of the contrast", "peak before the contrast")))
         marks["peak of the step"] = peak
-        return replace(Simulated.of(wire, ledger, before, stored), peak=peak), marks, rehearsal
+        first = passes[0] if passes else None
+        return replace(Simulated.of(wire, ledger, before, stored), peak=peak, first=first), marks, rehearsal
 
 
-def simulate_contrast(job: Any, width: int, world: int, rank: int = 0, *, gpu: bool = True) -> Simulated:
-    """`contrast_step` of one simulated rank."""
+def simulate_contrast(
+    job: Any, width: int, world: int, rank: int = 0, *, gpu: bool = True, task: Any = None
+) -> Simulated:
+    """`contrast_step` of one simulated rank; ``task`` has a `build_term` and may have views of its own to contrast."""
     with rank_of(world, rank, gpu=gpu), mock.patch("capt.pretrain.contrast.info_nce.check_precision"):
-        return contrast_step(job, width)
+        return contrast_step(job, width, task=task)
 
 
-def contrast_step(job: Any, width: int, parts: int | None = None) -> Simulated:
+def contrast_step(job: Any, width: int, parts: int | None = None, *, task: Any = None) -> Simulated:
     """The contrast of a step of this rank, simulated or real: forward, backward and push; the encoder is left out.
 
     The queue is full. The representations of the rank's samples are leaves, as in a cached step. Without
@@ -289,10 +312,10 @@ def contrast_step(job: Any, width: int, parts: int | None = None) -> Simulated:
     n = job.micro_batch(world)
     sizes = [n * accumulation] if section.is_cached(accumulation) else [n] * accumulation
     with Ledger() as ledger:
-        term = ContrastTerm(section, width, job.batch.global_)
+        term = ContrastTerm(section, width, job.batch.global_) if task is None else task.build_term()
         fill_queue(term, width)
         stored = ledger.live
-        views = [Views(_rows(k, width), _rows(k, width), torch.arange(k), TEMPERATURE) for k in sizes]
+        views = [getattr(task, "contrasted_views", plain_views)(k, width) for k in sizes]
         ledger.reset()
         before = ledger.live
         with Wire() as wire:
@@ -313,7 +336,7 @@ def _with_contrast(
     if section is None or not section.weight:
         alone = Simulated((), 0, 0, 0, 0, 0, 0)
     else:
-        alone = simulate_contrast(shorter, rehearsal.task.width, world, gpu=gpu)
+        alone = simulate_contrast(shorter, rehearsal.task.width, world, gpu=gpu, task=rehearsal.task)
     return step, alone, rehearsal, marks
 
 
@@ -322,13 +345,16 @@ def _without_queue(job: Any) -> Any:
 
 
 def _quiet(job: Job) -> Any:
-    """The job with no step that is logged, for its metrics are values, and without a compiler, which needs some."""
+    """The job with no step that is logged, for its metrics are values, without a compiler, which needs some, and with
+    no graph that is kept: what these change follows from `RankStep`."""
     update: dict[str, Any] = {
         "run": job.run.model_copy(update={"log_every": _NEVER}),
         "schedule": job.schedule.model_copy(update={"max_steps": _NEVER}),
     }
     if getattr(getattr(job, "model", None), "compile", False):
         update["model"] = job.model.model_copy(update={"compile": False})  # type: ignore[attr-defined]
+    if (section := getattr(job, "contrast", None)) is not None and section.weight:
+        update["contrast"] = section.model_copy(update={"keep": 0})
     return job.model_copy(update=update)
 
 
@@ -341,7 +367,13 @@ def fill_queue(term: ContrastTerm, width: int) -> int:
     return int(size * (width * term.queue.rows.element_size() + 8))
 
 
-def _rows(count: int, width: int) -> Tensor:
+def plain_views(count: int, width: int) -> Views:
+    """Both views of ``count`` samples, as leaves."""
+    return Views(leaf_rows(count, width), leaf_rows(count, width), torch.arange(count), TEMPERATURE)
+
+
+def leaf_rows(count: int, width: int) -> Tensor:
+    """Unit rows that collect gradients."""
     return F.normalize(torch.randn(count, width), dim=1).requires_grad_()
 
 
@@ -365,6 +397,45 @@ def _marked(term: ContrastTerm | None, ledger: Ledger, marks: dict[str, int]) ->
         yield
 
 
+@contextmanager
+def _weights_of_16_bits() -> Iterator[None]:
+    """What modules are made within has the size that the engine casts it to; a tensor without data cannot be cast."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def _passes(task: Any, ledger: Ledger, marks: dict[str, int]) -> Iterator[list[Simulated]]:
+    """Write down the bytes of a micro-batch's graph, and give what each pass without a graph does."""
+    found: list[Simulated] = []
+    if not isinstance(task, ContrastTask):
+        yield found
+        return
+    represent, losses = task.represent, task.losses
+
+    def measured_pass(*args: Any) -> Any:
+        before, flops = Simulated.of(Wire(), ledger, 0, 0), Counter(ledger.flops_of)
+        views = represent(*args)
+        found.append(replace(
+            before, flops_of=ledger.flops_of - flops, moved=ledger.moved - before.moved,
+            operators=ledger.operators - before.operators,
+        ))  # fmt: skip
+        return views
+
+    def measured_losses(*args: Any) -> Any:
+        before = ledger.live
+        values = losses(*args)
+        marks.setdefault("graph", ledger.live - before)
+        return values
+
+    with mock.patch.multiple(task, represent=measured_pass, losses=measured_losses):
+        yield found
+
+
 class _Gradients(Engine):
     """The part of an engine that a simulated step needs: forward in the job's precision, backward, no update."""
 
@@ -372,7 +443,8 @@ class _Gradients(Engine):
 
     def __init__(self, name: str, module: nn.Module, job: Job, parts: int) -> None:
         self.name = name
-        self._module, self._low = module.train(), job.engine.precision != "fp32"
+        self._module = module.train()
+        self._low = job.engine.precision != "fp32" and not job.engine.casts_weights
         self._settings = ModuleOptimizer(job.optimizer)
         self._optimizer = torch.optim.SGD(module.parameters())  # has no state; nothing is updated
         self._parts = parts

@@ -21,25 +21,36 @@ Stage = Literal[0, 1, 2, 3]
 
 
 def zero_received(
-    weights: int, stage: Stage, world: int, parts: int, cached: bool, bucket: int = BUCKET
+    weights: int,
+    stage: Stage,
+    world: int,
+    parts: int,
+    cached: bool,
+    bucket: int = BUCKET,
+    *,
+    reduced: int = 4,
+    gathered: int = 4,
 ) -> list[tuple[str, int]]:
-    """What ZeRO makes a rank receive in a step of ``parts`` micro-batches, in fp32.
+    """What ZeRO makes a rank receive in a step of ``parts`` micro-batches.
 
     Stages 1 and 2 all-reduce gradients, for DeepSpeed's buckets hold those of several owners, about one message a
     bucket; stage 3 reduce-scatters them. Stages 0 and 1 reduce once a step, stages 2 and 3 in every
     micro-batch, for they keep no whole gradient. Stages 1 and 2 then gather the weights; stage 3 does for each forward
     and each backward pass, and for the first pass of a cached contrast; recomputed layers are counted with their
-    backward pass. An all-reduce is given by the size of the whole, which a ring receives twice.
+    backward pass. An all-reduce is given by the size of the whole, which a ring receives twice. ``reduced`` and
+    ``gathered`` are the bytes of an element of the gradients and of the weights on the wire.
     """
     if world == 1:
         return []
-    gather = ("_allgather_base_", 4 * weights * (world - 1) // world)
+    gather = ("_allgather_base_", gathered * weights * (world - 1) // world)
     if stage == 3:
-        return [("_reduce_scatter_base_", gather[1])] * parts + [gather] * (parts * (3 if cached else 2))
+        return [("_reduce_scatter_base_", reduced * weights * (world - 1) // world)] * parts + [gather] * (
+            parts * (3 if cached else 2)
+        )
     if stage == 0:
-        return [("allreduce_", 4 * weights)]
+        return [("allreduce_", reduced * weights)]
     sizes = [bucket] * (weights // bucket) + [weights % bucket] * (weights % bucket > 0)
-    return [("allreduce_", 4 * size) for size in sizes] * (parts if stage == 2 else 1) + [gather]
+    return [("allreduce_", reduced * size) for size in sizes] * (parts if stage == 2 else 1) + [gather]
 
 
 def state_bytes(weights: int, stage: Stage, world: int) -> int:

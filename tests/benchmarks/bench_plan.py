@@ -48,6 +48,7 @@ MEMORY = [
     _sizes(2, 256, 64, 8, 1),
     _sizes(2, 128, 128, 16, 1, "engine.precision=bf16"),
     _sizes(4, 128, 64, 8, 4),
+    _sizes(4, 128, 64, 8, 4, "contrast.keep=3"),
     _sizes(4, 128, 64, 8, 2, "contrast.cached=false"),
     _sizes(4, 128, 64, 16, 1, "model.activation_checkpointing=full"),
     _sizes(4, 128, 64, 8, 1, "contrast.queue=65536"),

@@ -7,6 +7,7 @@ multiplies what flows back from the second pass alone: the gradient of the contr
 from __future__ import annotations
 
 from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.contrast import capt_loss
 from capt.pretrain.contrast.cached import cached_backward
 from tests.gradients import STEPS, gradients, relative
@@ -49,16 +51,53 @@ def _checkpointed(folder: Path, family: str, stage: int, kind: str) -> dict[str,
 def test_activation_checkpointing_changes_no_gradient(tmp_path: Path, family: str) -> None:
     """The bound notices dropout that is drawn anew."""
     stages = (0, 1, 3)
-    jobs = [
-        (_checkpointed(tmp_path, family, stage, kind), 0) for stage in stages for kind in ("none", "full", "offload")
-    ]
+    kinds = ("none", "full", "offload", *(["fairscale"] if find_spec("fairscale") else []))
+    jobs = [(_checkpointed(tmp_path, family, stage, kind), 0) for stage in stages for kind in kinds]
     jobs.append((jobs[0][0], 1))
     found = run_ranks(_with_seeds, 2, jobs)[0]
     for number, stage in enumerate(stages):
-        plain, *others = (each["gradients"] for each in found[3 * number : 3 * number + 3])
+        of_stage = found[len(kinds) * number : len(kinds) * (number + 1)]
+        plain, *others = (each["gradients"] for each in of_stage)
         for other in others:
             assert max(relative(other[step], plain[step]) for step in range(STEPS)) < 1e-6, stage
     assert relative(found[-1]["gradients"][0], found[0]["gradients"][0]) > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("world", "family", "cases"),
+    [
+        (1, "language", [(0, "none", (0, 1, 3, 4))]),  # of four micro-batches
+        (2, "language", [(1, "none", (0, 1, 2)), (2, "full", (0, 2))]),  # of two
+        (2, "vision-language", [(1, "full", (0, 1))]),
+    ],
+)
+def test_kept_graphs_change_no_gradient(tmp_path: Path, world: int, family: str, cases: Any) -> None:
+    """To the last digit, with dropout: also where the only pass is one of recomputed layers."""
+    jobs, kept = [], []
+    for stage, kind, numbers in cases:
+        for keep in numbers:
+            mapping = _checkpointed(tmp_path, family, stage, kind)
+            jobs.append(({**mapping, "contrast": {**mapping["contrast"], "keep": keep}}, 0))
+            kept.append(keep)
+    none: dict[str, Any] = {}
+    for keep, found in zip(kept, run_ranks(_with_seeds, world, jobs)[0], strict=True):
+        none = found if keep == 0 else none  # each case begins with it
+        assert found["losses"] == none["losses"]
+        for step in range(STEPS):
+            for name, gradient in none["gradients"][step].items():
+                np.testing.assert_array_equal(found["gradients"][step][name], gradient)
+
+
+def test_zero_3_keeps_no_graph(tmp_path: Path) -> None:
+    mapping = _checkpointed(tmp_path, "language", 3, "none")
+    mapping["contrast"] = {**mapping["contrast"], "keep": 1}
+    assert "engine.zero_stage to 0, 1 or 2" in run_ranks(_refusal, 1, mapping)[0]
+
+
+def _refusal(mapping: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as refused:
+        gradients(mapping)
+    return str(refused.value)
 
 
 def _scaled(jobs: list[tuple[dict[str, Any], float]]) -> list[dict[str, Any]]:

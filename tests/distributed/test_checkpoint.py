@@ -137,6 +137,8 @@ def test_whole_weights_do_not_depend_on_the_writer(checkpoints: Any) -> None:
         (0, "fp16", {}),
         (1, "fp16", {}),
         (2, "bf16", {}),
+        (1, "bf16_pure", {}),
+        (3, "bf16_pure", {}),
         (3, "fp16", {}),
         (2, "fp32", {"offload": True}),
         (3, "fp32", {"offload": True}),

@@ -98,8 +98,9 @@ class ToyTask:
                 _flip(engine, master=kind == "flip_master")
         for part in batch:
             x = torch.from_numpy(np.stack([np.random.default_rng(g).normal(size=7) for g in part])).float()
-            half = self.job.engine.precision == "fp16" and self.job.engine.zero_stage > 0
-            loss = engine(x.half() if half else x).float().square().mean()
+            if self.job.engine.casts_weights:
+                x = x.half() if self.job.engine.precision == "fp16" else x.bfloat16()
+            loss = engine(x).float().square().mean()
             if any(g in self.job.bad_samples for g in part):
                 loss = loss * self.job.badness
             if self.job.fault.hits("nan_gradient", progress.step + 1):

@@ -146,6 +146,9 @@ class DeepSpeedEngine:
         """
         reduces = self.deepspeed.enable_backward_allreduce
         self.deepspeed.enable_backward_allreduce = reduces and (last or self.zero_stage > 0)
+        begins_backward = getattr(self.zero_optimizer, "clear_backward_seen_flag", None)
+        if begins_backward is not None:  # which DeepSpeed does in a forward pass; other forward passes may lie between
+            begins_backward()
         self.deepspeed.backward(loss)
         self.deepspeed.enable_backward_allreduce = reduces
 

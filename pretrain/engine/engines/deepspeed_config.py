@@ -82,8 +82,9 @@ def deepspeed_config(job: Job, world: int, optimizer: OptimizerSection | None = 
     ``optimizer`` is the section of a module that has one of its own; without it, ``job.optimizer``.
 
     Precision: parameters and optimizer state stay fp32; ``bf16`` runs the forward pass under autocast; ``fp16`` keeps
-    fp16 parameters with an fp32 master copy and dynamic loss scaling (autocast with a gradient scaler at ZeRO 0).
-    Gradients travel in the type of the parameters unless ``communication_data_type`` names another. At ZeRO 1 and 2
+    fp16 parameters with an fp32 master copy and dynamic loss scaling (autocast with a gradient scaler at ZeRO 0);
+    ``bf16_pure`` keeps bf16 parameters with an fp32 master copy, and sums gradients of micro-batches in bf16 at ZeRO 1.
+    Gradients travel in fp32, in fp16 as such, unless ``communication_data_type`` names another. At ZeRO 1 and 2
     they are reduced while the backward pass still runs.
 
     Raises:
@@ -121,6 +122,11 @@ def deepspeed_config(job: Job, world: int, optimizer: OptimizerSection | None = 
         config["torch_autocast"] = _autocast("float16")
     elif engine.precision == "fp16":
         config["fp16"] = {"enabled": True, "initial_scale_power": 16, "loss_scale_window": 1000}
+    elif engine.precision == "bf16_pure":
+        config["bf16"] = {"enabled": True, "check_grad_overflow": False}  # the run ends at what is not finite
+        config["communication_data_type"] = "fp32"
+        if engine.zero_stage > 1:  # at stage 1 DeepSpeed would take another optimizer, with whole gradients
+            config["data_types"] = {"grad_accum_dtype": "fp32"}
     return _merge(config, engine.deepspeed_extra)
 
 

@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
+from capt.pretrain.models.architecture import RECOMPUTE, Recompute
 from capt.pretrain.models.hf_config import Source
 
 PRESETS: dict[str, dict[str, int]] = {
@@ -76,9 +77,7 @@ class LxmertConfig(Section):
         "cls",
         description="input of the aggregation head: [CLS] of the last cross layer, or what the matching head reads",
     )
-    activation_checkpointing: Literal["none", "full", "offload"] = Field(
-        "none", description="recompute layers in the backward pass; offload also moves their inputs to host memory"
-    )
+    activation_checkpointing: Recompute = Field("none", description=RECOMPUTE)
     init: Source | None = Field(
         None,
         description="LXMERT to start from: a run or checkpoint of ours, a Hugging Face folder, or airsplay's .pth file",

@@ -56,7 +56,8 @@ class RegionEmbeddings(nn.Module):
 
     def forward(self, features: Float[Tensor, "b R f"], boxes: Float[Tensor, "b R 4"]) -> Float[Tensor, "b R h"]:
         """Input of the first region layer."""
-        feature, box = _at_least_fp32(self.feature(features)), _at_least_fp32(self.box(boxes))
+        own = self.box.weight.dtype  # of 16 bits where the engine has cast the weights; else fp32 outside of autocast
+        feature, box = self.feature(features.to(own)).to(own), self.box(boxes.to(own)).to(own)
         return dropout((self.feature_norm(feature) + self.box_norm(box)) / 2, self.dropout, self.training)
 
 
@@ -182,10 +183,6 @@ class CrossLayer(nn.Module):
         if pictures:
             regions = self.regions(regions, region_mask if region_mask is None else region_mask[first:], None, None)
         return words, regions
-
-
-def _at_least_fp32(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 # The LXMERT encoder (Tan and Bansal 2019): words and regions, each through layers of its own, then through both.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -10,7 +12,9 @@ from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.contrast import capt_loss
 from capt.pretrain.contrast.cached import cached_backward
 from capt.pretrain.contrast.queue import ShardedQueue
-from capt.pretrain.contrastive.views import CachedContrast, Views
+from capt.pretrain.contrastive import kept_graphs
+from capt.pretrain.contrastive.kept_graphs import KeptGraphs
+from capt.pretrain.contrastive.views import CachedContrast, Losses, Views
 
 ROWS, WIDTH = 3, 5
 
@@ -51,12 +55,16 @@ def _reference(encoder: Encoder, batches: list[Tensor], temperature: Tensor | fl
     return loss.detach()
 
 
-@pytest.mark.parametrize("count", [1, 2, 5])
-def test_gradient_is_that_of_one_large_batch(count: int) -> None:
+@pytest.mark.parametrize(("count", "keep"), [(1, 0), (2, 0), (5, 0), (5, 2), (5, 9)])
+def test_gradient_is_that_of_one_large_batch(count: int, keep: int) -> None:
     whole, cached, batches = Encoder(), Encoder(), _batches(count)
     expected = _reference(whole, batches, 0.1)
     torch.manual_seed(0)
-    loss = cached_backward(cached, batches, lambda s, s_hat: capt_loss(s, s_hat, _queue(), temperature=0.1))
+    passes = []
+    cached.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))
+    loss = cached_backward(cached, batches, lambda s, s_hat: capt_loss(s, s_hat, _queue(), temperature=0.1), keep=keep)
+    again = count - min(keep, count)
+    assert passes == [True] * (count - again) + [False] * again + [True] * again
     torch.testing.assert_close(loss, expected)
     assert not loss.requires_grad
     for a, b in zip(cached.parameters(), whole.parameters(), strict=True):
@@ -93,8 +101,8 @@ def test_no_micro_batch_is_refused() -> None:
         cached_backward(lambda x: (x,), [], lambda s: s.sum())
 
 
-@pytest.mark.parametrize("chosen", [False, True])
-def test_a_learned_temperature_and_left_out_samples(chosen: bool) -> None:
+@pytest.mark.parametrize(("chosen", "keep"), [(False, 0), (True, 0), (True, 2)])
+def test_a_learned_temperature_and_left_out_samples(chosen: bool, keep: int) -> None:
     """Where an engine takes the mean over micro-batches, the surrogates have the gradient of the whole step."""
     whole, cached, batches = Encoder(), Encoder(), _batches(3)
     tau, tau_cached = (torch.tensor(0.2, dtype=torch.float64, requires_grad=True) for _ in range(2))
@@ -117,11 +125,44 @@ def test_a_learned_temperature_and_left_out_samples(chosen: bool) -> None:
         return capt_loss(all_views.s[kept], all_views.s_hat[kept], _queue(), temperature=all_views.temperature)
 
     torch.manual_seed(0)
-    step = CachedContrast([lambda n=n: views(n) for n in range(3)], contrast)  # type: ignore[misc]
+
+    def losses(number: int) -> Losses:
+        return views(number), torch.zeros(()), {}
+
+    passes = [[functools.partial(each, number) for number in range(3)] for each in (views, losses)]
+    step = CachedContrast(*passes, contrast, KeptGraphs(keep, torch.device("cpu")))
     torch.testing.assert_close(step.loss, expected.detach())
     for number in range(3):
-        step.rewind(number)
-        (step.surrogate(number, views(number)) / 3).backward()
+        seen, _, _ = step.losses(number)
+        assert seen is not None
+        (step.surrogate(number, seen) / 3).backward()
     for a, b in zip([*cached.parameters(), tau_cached], [*whole.parameters(), tau], strict=True):
         assert a.grad is not None
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-10, atol=1e-13)
+
+
+def test_graphs_are_kept_as_far_as_a_gpu_has_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU of 100 bytes, 10 of them reserve; weights and all else take 40 at the peak, with the one graph of 12."""
+    used = [30]
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: used[0])
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 40)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 45)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (55, 120))
+    monkeypatch.setattr(kept_graphs, "MARGIN", 0.1)
+    kept = KeptGraphs("auto", torch.device("cuda"))
+
+    def step(sizes: list[int]) -> int:
+        kept.begin_step()
+        count = 0
+        while count < len(sizes) and kept.has_room_for(count):
+            with kept.measured():
+                used[0] += sizes[count]
+            count += 1
+        used[0] = 30
+        kept.end_step()
+        return count
+
+    assert step([12] * 9) == 1
+    assert step([12] * 9) == (90 - 40) // 12 + 1
+    assert step([5, 5, 5, 40, 5, 5]) == 4  # graphs of texts differ; from now on one of 40 must fit beside the others
+    assert step([12] * 9) == 2

@@ -137,3 +137,23 @@ def test_a_gpu_is_asked_for_one_kernel_of_its_own(dtype: torch.dtype, e: int, fl
         f"_{kernel}_attention_forward", f"_{kernel}_attention_backward",
     ]  # fmt: skip
     assert not any(name in text for text in called for name in ("_local_scalar_dense", "nonzero"))
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("kind", ["none", "keys"])
+def test_one_product_of_queries_keys_and_values(kind: str, autocast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU; it has the same output and the same gradients of both matrices."""
+    torch.manual_seed(0)
+    module, mask = SelfAttention(small_config()), _mask(kind)
+    x = torch.randn(B, KEYS, small_config().hidden)
+    found = []
+    for together in (False, True):
+        monkeypatch.setattr(layers, "prefers_one_product", lambda x, together=together: together)
+        module.zero_grad()
+        torch.manual_seed(1)  # of dropout
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            y = module(x, x, mask)
+            y.float().square().sum().backward()
+        found.append([y.detach().float(), *(p.grad for p in module.parameters())])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-2 if autocast else 1e-5, atol=2e-2 if autocast else 1e-6)

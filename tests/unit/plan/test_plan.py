@@ -14,11 +14,13 @@ from capt.launcher.plan import Launch, Options
 from capt.launcher.preflight.run import predicted
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.load import load_job
+from capt.pretrain.contrastive.kept_graphs import MARGIN
+from capt.pretrain.models.config import RobertaConfig
 from capt.pretrain.plan import step
 from capt.pretrain.plan.advice import changes
 from capt.pretrain.plan.calibrate import Measured, calibrated
-from capt.pretrain.plan.devices import CENTRAL, FAST, SLOW, cluster
-from capt.pretrain.plan.predict import PLAN, predict, require_fit
+from capt.pretrain.plan.devices import CASES, CENTRAL, FAST, SLOW, cluster
+from capt.pretrain.plan.predict import PLAN, RESERVE, predict, require_fit
 from capt.pretrain.report import report
 from tests.benchmarks.bench_plan import MEMORY, job_of, tracked_peak
 from tests.support import run_ranks
@@ -29,7 +31,7 @@ SMALL = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("overrides", [MEMORY[3], MEMORY[4]], ids=["bf16", "cached"])
+@pytest.mark.parametrize("overrides", [MEMORY[3], MEMORY[4], MEMORY[5]], ids=["bf16", "cached", "kept"])
 def test_memory_is_what_the_allocator_gives_out(overrides: list[str]) -> None:
     tracked = run_ranks(tracked_peak, 1, overrides)[0]
     assert predict(job_of(overrides), cluster("cpu")).memory.total == pytest.approx(tracked, rel=0.03)
@@ -43,6 +45,20 @@ def test_layers_are_affine(recompute: str, total: int, gpu: bool) -> None:
         "capt_large", [*SMALL, "model.layers=5", f"batch.global={total}", f"model.activation_checkpointing={recompute}"]
     )
     assert step.rank_step(job, 8, gpu=gpu) == step._rank_step(step._quiet(job), 8, gpu=gpu)
+
+
+def test_a_kept_graph_saves_a_pass() -> None:
+    """With recomputed layers 4 in place of 5 units of a forward pass."""
+    sizes = [*SMALL, "model.hidden=256", "batch.global=32", "model.activation_checkpointing=full"]
+    job, devices = load_job("capt_large", sizes), cluster("2xh100")
+    found = step.rank_step(job, 2, gpu=True)
+    assert found.again.flops * found.parts / found.encoder.flops == pytest.approx(1 / 5, rel=0.1)
+    one, two = (predict(load_job("capt_large", [*sizes, f"contrast.keep={n}"]), devices, CASES, found) for n in (1, 2))
+    every = predict(job, devices, CASES, found)
+    assert every.kept == found.parts
+    assert every.seconds < two.seconds < one.seconds
+    room = RESERVE + (one.memory.total - RESERVE + 1.5 * found.graph) / (1 - MARGIN)
+    assert predict(job, replace(devices, device=replace(devices.device, memory=room)), CASES, found).kept == 2
 
 
 def test_products_are_those_of_the_flop_count() -> None:
@@ -62,6 +78,20 @@ def test_a_step_of_pairs_is_planned() -> None:
     assert found.wire["contrast, all-gather"] > 0
 
 
+def test_a_step_of_texts_with_negatives_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In three micro-batches, whose contrast is one over 36 documents of this rank."""
+    sizes = {"layers": 2, "hidden": 64, "heads": 2, "ffn": 128}
+    tiny = RobertaConfig(size="custom", vocab_size=300, **sizes).to_hf(bos_id=0, eos_id=2)
+    monkeypatch.setattr("capt.pretrain.pairs.plan._encoder", lambda init: (tiny, ()))
+    overrides = ["data.files=[none]", "data.negatives=2", "data.sequence_length=32", "batch.global=24", "batch.micro=4"]
+    found = step.rank_step(load_job("capt_pairs", [*overrides, "engine.precision=bf16"]), 2, gpu=True)
+    assert found.parts == 3
+    assert found.encoder.flops == pytest.approx(found.flops / 2 + 3 * found.again.flops, rel=0.05)
+    assert found.contrast.flops >= 3 * 2 * (12 * 2) * (36 * 2) * 64 / 2  # of a rank, which has half of the documents
+    assert found.tokens == 24 * 4 * 32
+    assert found.sent
+
+
 def test_slow_and_fast_enclose_the_central_case() -> None:
     found = predict(load_job("capt_large", SMALL), cluster("8xh100"))
     least, most = found.bracket
@@ -76,6 +106,17 @@ def test_what_is_kept_of_a_parameter_at_each_stage(stage: int, states: float) ->
     kept = memory.weights + memory.gradients + memory.optimizer
     parameters = memory.weights / 4
     assert kept / parameters == pytest.approx(states, rel=0.01)
+
+
+def test_pure_bf16_halves_what_is_kept_and_sent() -> None:
+    plain, pure = (
+        predict(load_job("capt_large", [*SMALL, f"engine.precision={name}"]), cluster("8xh100"))
+        for name in ("bf16", "bf16_pure")
+    )
+    assert (pure.memory.weights, pure.memory.gradients) == (plain.memory.weights / 2, plain.memory.gradients / 2)
+    assert pure.wire["ZeRO, all-gather"] == pytest.approx(plain.wire["ZeRO, all-gather"] / 2, rel=1e-6)
+    assert pure.wire["ZeRO, all-reduce"] == plain.wire["ZeRO, all-reduce"]
+    assert pure.step.encoder.moved < 0.8 * plain.step.encoder.moved
 
 
 def test_what_does_not_fit_is_refused_and_told_what_would() -> None:

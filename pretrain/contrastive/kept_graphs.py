@@ -1,0 +1,66 @@
+"""Which micro-batches of a cached contrast keep the graph of their first pass, so that they are encoded once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+MARGIN = 0.05
+"""Share of a GPU's memory that is left free, as what the allocator holds is more than what is in use."""
+
+
+class KeptGraphs:
+    """The first micro-batches of every step: the number that ``contrast.keep`` says, or all that a GPU has memory for.
+
+    ``auto`` keeps one graph in the first step, and measures it. From the peak of that step, which has held weights,
+    gradients, the optimizer's state, the contrast and the graph, follows the room for others. Ranks may keep different
+    numbers: a graph that is kept gives the gradient that it would give if it was made again.
+    """
+
+    def __init__(self, keep: int | Literal["auto"], device: torch.device) -> None:
+        self._fixed = keep if keep != "auto" else None if device.type == "cuda" else 0
+        self._steps = 0
+        self._room = self._held = self._largest = 0
+
+    def begin_step(self) -> None:
+        """Be called before the first micro-batch of a step."""
+        self._steps += 1
+        self._held = 0
+
+    def end_step(self) -> None:
+        """Be called after the update, and before anybody resets the peak."""
+        if self._fixed is None and self._steps == 1:
+            free, _ = torch.cuda.mem_get_info()
+            whole = free + torch.cuda.memory_reserved()
+            spare = int((1 - MARGIN) * whole) - torch.cuda.max_memory_allocated()
+            self._room = max(0, spare) + self._largest  # that of this step is part of the peak
+            logger.info(
+                "contrast.keep=auto: there is room for %d graphs of micro-batches (%.1f GiB each)",
+                self._room // max(1, self._largest), self._largest / 2**30,
+            )  # fmt: skip
+
+    def has_room_for(self, number: int) -> bool:
+        """Whether micro-batch ``number`` keeps its graph; those before it that did are held now."""
+        if self._fixed is not None:
+            return number < self._fixed
+        if self._steps == 1:
+            return number == 0
+        return self._held + self._largest <= self._room
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Add the graph that is made within to those that are held."""
+        if self._fixed is not None:
+            yield
+            return
+        before = torch.cuda.memory_allocated()
+        yield
+        graph = torch.cuda.memory_allocated() - before
+        self._held += graph
+        self._largest = max(self._largest, graph)
