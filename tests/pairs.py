@@ -38,7 +38,12 @@ def pairs_mapping(folder: Path, **changes: Any) -> dict[str, Any]:
     mapping: dict[str, Any] = {
         "task": {"type": "capt_pairs"},
         "run": {"dir": str(folder / "run"), "log_every": 1, "tensorboard": False, "threads": 1},
-        "data": {"files": [str(folder / "pairs.jsonl")], "validation_fraction": 0.15, "sequence_length": 24},
+        "data": {
+            "files": [str(folder / "pairs.jsonl")],
+            "validation_fraction": 0.15,
+            "sequence_length": 24,
+            "cache": str(folder / "cache"),
+        },
         "model": {"init": str(folder / "encoder"), "dropout": 0.0, "attention_dropout": 0.0},
         "batch": {"global": 8, "micro": 2},
         "schedule": {"max_steps": 6},
@@ -63,4 +68,34 @@ def two_sources(folder: Path) -> dict[str, Any]:
             {"name": "first", "files": [str(first)], "weight": 2.0, "prompts": prompts},
             {"name": "second", "files": [str(second)], "negatives": 2, "query_length": 16, "temperature": 0.1},
         ],
+    }
+
+
+def every_form(folder: Path, *, mixed: bool) -> dict[str, Any]:
+    """Changes that make a job of all kinds of sources and losses: scores, one column, a teacher, prompts of rows."""
+    generator = random.Random(4)
+    texts = [f"{sentence(generator, 8)} {number}" for number in range(120)]
+    scored = [
+        {"sentence1": text, "sentence2": " ".join(generator.sample(text.split(), len(text.split()))), "score": i % 6}
+        for i, text in enumerate(texts[:40])
+    ]
+    taught = [
+        {"query": text, "pos": [f"{text} x"], "neg": [sentence(generator, 9) for _ in range(3)], "pos_scores": [1.5],
+         "neg_scores": [generator.random() for _ in range(3)], "prompt": ("the house ", "a ")[i % 2]}
+        for i, text in enumerate(texts[40:80])
+    ]  # fmt: skip
+    rows = {"scored": scored, "alone": [{"text": text} for text in texts[80:]], "taught": taught}
+    for name, each in rows.items():
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, each)) + "\n")
+    files = {name: {"name": name, "files": [str(folder / f"{name}.jsonl")]} for name in rows}
+    sources = [
+        {**files["scored"], "temperature": 0.1},
+        {**files["alone"], "view": "corrupted"},
+        {**files["taught"], "negatives": 2, "temperature": 0.07, "weight": 2.0, "query_length": 16},
+    ]
+    return {
+        "data": {"files": [], "batches": "mixed" if mixed else "single", "sources": sources},
+        "mlm": {"weight": 0.1},
+        "distillation": {"weight": 0.5, "temperature": 2.0},
+        "contrast": {"matryoshka": [32, 8], "queue": 24},
     }

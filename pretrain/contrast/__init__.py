@@ -13,6 +13,7 @@ from capt.pretrain.contrast.info_nce import CaptLoss, capt_loss, info_nce
 from capt.pretrain.contrast.metrics import ContrastStats
 from capt.pretrain.contrast.options import ContrastOptions
 from capt.pretrain.contrast.queue import ShardedQueue
+from capt.pretrain.contrast.scored import cosent_loss, cosine_regression_loss
 from capt.pretrain.contrast.temperature import build_temperature, inverted_triangle
 
 __all__ = [
@@ -23,6 +24,8 @@ __all__ = [
     "build_temperature",
     "cached_backward",
     "capt_loss",
+    "cosent_loss",
+    "cosine_regression_loss",
     "distillation_loss",
     "info_nce",
     "inverted_triangle",

@@ -39,7 +39,7 @@ def distillation_loss(
     negative_owners: Int[Tensor, " k"],
     positive_scores: Float[Tensor, " n"],
     negative_scores: Float[Tensor, " k"],
-    temperature: float | Float[Tensor, ""],
+    temperature: float | Float[Tensor, ""] | Float[Tensor, " n"],
     teacher_temperature: float = 1.0,
     group: distributed.Group = None,
     options: ContrastOptions | None = None,
@@ -54,7 +54,7 @@ def distillation_loss(
         negative_owners: the query of this rank that each is a candidate of.
         positive_scores: the teacher's score of each query's positive, on any scale.
         negative_scores: the teacher's score of each hard negative with its query.
-        temperature: :math:`\tau`.
+        temperature: :math:`\tau`, or one for each query.
         teacher_temperature: :math:`T`.
         group: the ranks over which the batch is spread.
         options: ``reduction``, ``grad_reduction``, ``equal_rows`` and the widths of ``matryoshka`` are read.
@@ -81,7 +81,8 @@ def distillation_loss(
     for width, weight in options.widths(anchors.shape[1]):
         q, d, h = (cut(rows.to(dtype), width) for rows in (anchors, positives, negatives))
         cosines = torch.cat([(q * d).sum(1), (q[negative_owners] * h).sum(1)])
-        log_r = _log_softmax(cosines / temperature, owners, len(anchors))
+        tau = temperature[owners] if isinstance(temperature, Tensor) and temperature.ndim else temperature
+        log_r = _log_softmax(cosines / tau, owners, len(anchors))
         total = total + weight * (log_p.exp() * (log_p - log_r)).sum()
     return total * scale
 

@@ -38,9 +38,22 @@ def check_temperature(temperature: float | Tensor) -> None:
     """Raise for a temperature that is not a positive number; one that cannot be read without waiting is not checked."""
     if isinstance(temperature, Tensor) and not is_readable(temperature):
         return
-    tau = temperature.item() if isinstance(temperature, Tensor) else temperature
-    if not 0 < tau < math.inf:
-        raise ConfigError(f"the temperature must be a positive number, got {tau}")
+    values = temperature.flatten().tolist() if isinstance(temperature, Tensor) else [temperature]
+    for tau in values:
+        if not 0 < tau < math.inf:
+            raise ConfigError(f"the temperature must be a positive number, got {tau}")
+
+
+def _check_row_temperatures(anchors: Tensor, temperature: Tensor, options: ContrastOptions) -> None:
+    """Raise where temperatures of rows are asked for what a loss has with one temperature alone."""
+    if temperature.shape != anchors.shape[:1]:
+        raise ConfigError(
+            f"temperature is a number, or one for each of {len(anchors)} anchors, got {tuple(temperature.shape)}"
+        )
+    if options.largest_hardness:
+        raise ConfigError("hardness needs one temperature for all anchors: set it to 0, or give a number")
+    if temperature.requires_grad:
+        raise ConfigError("a temperature for each anchor is not learned: detach it, or give a scalar")
 
 
 def check_rows(
@@ -147,7 +160,7 @@ def info_nce(
     anchors: Float[Tensor, "n d"],
     positives: Float[Tensor, "n d"],
     *,
-    temperature: float | Float[Tensor, ""],
+    temperature: float | Float[Tensor, ""] | Float[Tensor, " n"],
     queue: ShardedQueue | None = None,
     negatives: Float[Tensor, "k d"] | None = None,
     negative_ids: Int[Tensor, " k"] | None = None,
@@ -175,7 +188,8 @@ def info_nce(
         anchors: unit rows. In float64 everything is computed in float64, else in float32, whatever their type.
         positives: unit rows; row ``i`` is the positive of anchor ``i``.
         temperature: a number, or a positive scalar tensor whose exact gradient is wanted. It may differ from call to
-            call, as between sources of data.
+            call, as between sources of data. Or one for each anchor, which then divides all cosines in the anchor's
+            denominators; it takes no gradient and goes without hardness.
         queue: more negatives, over all ranks. Enqueue *after* the loss; with a ``drift``, those views that are keys
             here, whose statistics the queued rows take on.
         negatives: hard negatives: more live negatives for every anchor that sees this rank's batch, unit rows, any
@@ -209,6 +223,9 @@ def info_nce(
         queue = None
     if queue is None:
         options = replace(options, hardness=0.0)
+    by_row = isinstance(temperature, Tensor) and temperature.ndim > 0
+    if by_row:
+        _check_row_temperatures(anchors, temperature, options)  # type: ignore[arg-type]
     dtype = compute_dtype(anchors, positives, options.precision)
     parts = softmaxes(
         anchors, positives, negatives,
@@ -266,7 +283,8 @@ def info_nce(
             scale=scale,
             stats=stats,
         )
-        losses += _at_widths(tensors, temperature, context, widths)
+        tau = torch.cat([temperature] * views) if by_row else temperature  # type: ignore[list-item]
+        losses += _at_widths(tensors, tau, context, widths)
     return functools.reduce(torch.add, losses)
 
 

@@ -48,6 +48,9 @@ take turns, :math:`q_0, d_0, q_1, d_1, \dots`, so that they travel like any othe
 row. Where the denominator has the positive :math:`m` times, :math:`L_i = \log(m + e^{x_i}) = \log m + \log(1 + e^{x_i
 - \log m})`.
 
+**Temperatures of rows.** Every anchor may have a temperature :math:`\tau_i` of its own, by which it is divided before
+it travels; nothing else changes, as long as no weight depends on the temperature (hardness).
+
 **False negatives.** A negative whose cosine exceeds :math:`u_i`, the cosine of the positive plus a margin, is left out
 (:mod:`capt.pretrain.contrast.masks`). :math:`u_i` is known to the owner of the anchor before the sums, and travels
 with it.
@@ -136,9 +139,21 @@ class SoftmaxContext:
     def gathered_queries(self, anchors: Tensor, temperature: Tensor | float) -> Tensor:
         """The anchors of all ranks over the temperature, as they are multiplied."""
         wire = self.products.wire_dtype(anchors.dtype)
+        tau = temperature
+        if isinstance(tau, Tensor) and tau.ndim:
+            tau = each_side(tau, self.sides)[:, None].to(anchors.dtype)
         if self.arrived is None:
-            return self.exchange.all_gather((anchors / temperature).to(wire))
-        return (cut(self.arrived.anchors.to(anchors.dtype), anchors.shape[1]) / temperature).to(wire)
+            return self.exchange.all_gather((anchors / tau).to(wire))
+        if isinstance(tau, Tensor) and tau.ndim:
+            tau = self.exchange.all_gather(tau).clamp_min(torch.finfo(torch.float32).tiny)  # of padding it is 0
+        return (cut(self.arrived.anchors.to(anchors.dtype), anchors.shape[1]) / tau).to(wire)
+
+    def least_logits(self, rows: int, temperature: Tensor | float, like: Tensor) -> Tensor:
+        """A bound from below on the logits of each of ``rows`` gathered anchors, the same on all ranks."""
+        if isinstance(temperature, Tensor) and temperature.ndim:
+            inverse = each_side(1 / temperature, self.sides).to(like.dtype)
+            return -self.exchange.all_gather(inverse)
+        return like.new_full((rows,), -1.0) * (1 / temperature + self.options.largest_hardness)
 
     def gathered_ids(self, gathered: int) -> Tensor:
         """The ids of all ``gathered`` anchors; without shared ids only this rank's are known, and needed."""
@@ -235,6 +250,11 @@ def cut(rows: Tensor, width: int) -> Tensor:
     return rows if width == rows.shape[1] else normalize(rows[:, :width], dim=-1)
 
 
+def as_column(temperature: Tensor | float) -> Tensor | float:
+    """A temperature, or one for each row, to divide rows by."""
+    return temperature[:, None] if isinstance(temperature, Tensor) and temperature.ndim else temperature
+
+
 def each_side(values: Tensor, sides: int) -> Tensor:
     """Values of denominators for each of the rows that share one."""
     return values if sides == 1 else torch.stack([values] * sides, 1).flatten(0, 1)
@@ -259,7 +279,7 @@ class ShardedSoftmax(torch.autograd.Function):
         positive_logits = positive_cosines / temperature
         limits = context.gathered_limits(positive_cosines, temperature, anchors.dtype)
         blocks = list(context.live_blocks(gathered_ids, limits))
-        least = anchors.new_full((len(queries),), -1.0) * (1 / temperature + context.options.largest_hardness)
+        least = context.least_logits(len(queries), temperature, anchors)
         sums = SoftmaxSums(
             normaliser=torch.zeros_like(least),
             weighted_keys=anchors.new_zeros(queries.shape) if any(ctx.needs_input_grad) else None,
@@ -287,7 +307,7 @@ class ShardedSoftmax(torch.autograd.Function):
             tiny = torch.finfo(anchors.dtype).tiny  # an anchor without any negative: 0 / tiny, times sigmoid(-inf)
             pull = sums.weighted_keys / each_side(sums.normaliser, sides).clamp_min(tiny)[:, None]  # mean negative
             pull[::sides] -= positives  # of a document that is an anchor, the positive's part is that of the positive
-            weight = torch.sigmoid(margins).to(anchors.dtype)[:, None] * context.scale / temperature
+            weight = torch.sigmoid(margins).to(anchors.dtype)[:, None] * context.scale / as_column(temperature)
             grad_anchors = each_side(weight, sides) * pull
             grad_temperature = -(anchors * grad_anchors).sum() / temperature if ctx.needs_input_grad[3] else None
             grad_live = None

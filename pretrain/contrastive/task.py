@@ -24,7 +24,7 @@ from capt.pretrain.contrast.kernels import check_precision
 from capt.pretrain.contrastive.collapse import CollapseState, CollapseWatch, Figures
 from capt.pretrain.contrastive.kept_graphs import KeptGraphs
 from capt.pretrain.contrastive.term import ContrastTerm, StepDiagnostics
-from capt.pretrain.contrastive.views import CachedContrast, Losses, Views, joined
+from capt.pretrain.contrastive.views import CachedContrast, Losses, Views
 from capt.pretrain.data.sampler import micro_batch_weights, micro_batches
 from capt.pretrain.engine.engines.base import Engine, averaged_weights
 from capt.pretrain.engine.loading import training_batches
@@ -293,7 +293,10 @@ class ContrastTask(ABC, Generic[BatchT]):
         devices = [engine.device] if engine.device.type == "cuda" else []
         with torch.random.fork_rng(devices), averaged_weights(engine):
             seen = [self.represent(engine, part, step) for part in batch]
-        return joined(seen, torch.cat([views.s for views in seen]), torch.cat([views.s_hat for views in seen]))
+        views: Views = type(seen[0]).joined(
+            seen, [torch.cat(rows) for rows in zip(*(each.tensors() for each in seen), strict=True)]
+        )
+        return views
 
     def shared_numbers(self) -> Mapping[str, int | float | str]:
         """What of the queue is the same on every rank: its size, and how many rows each has pushed since the start."""

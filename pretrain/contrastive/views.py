@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -24,10 +25,6 @@ class Views:
         ids: instance of each sample.
         temperature: of this step; a tensor where it is learned.
         only: the samples that are anchors and negatives; None = all of them.
-        negatives: unit rows that are negatives of the samples, any number; None = none but other samples.
-        negative_ids: instance of each of them.
-        owners: sample of each of them.
-        own_alone: a sample is compared with its own negatives alone.
     """
 
     s: Float[Tensor, "n d"]
@@ -35,16 +32,32 @@ class Views:
     ids: Int[Tensor, " n"]
     temperature: float | Float[Tensor, ""]
     only: Int[Tensor, " k"] | None = None
-    negatives: Float[Tensor, "m d"] | None = None
-    negative_ids: Int[Tensor, " m"] | None = None
-    owners: Int[Tensor, " m"] | None = None
-    own_alone: bool = False
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """What gradients flow to: ``s``, ``s_hat``, negatives and a learned temperature, as a row."""
+        """What gradients flow to: ``s``, ``s_hat`` and a learned temperature, as a row."""
         learned = (self.temperature.reshape(1),) if isinstance(self.temperature, Tensor) else ()
-        negatives = () if self.negatives is None else (self.negatives,)
-        return self.s, self.s_hat, *negatives, *learned
+        return self.s, self.s_hat, *learned
+
+    @classmethod
+    def joined(cls, views: Sequence[Any], tensors: Sequence[Tensor]) -> Any:
+        """The views of all samples, of the same class, of which ``tensors`` are the `tensors` one behind the other.
+
+        The temperature is that of the first micro-batch, for all have the same.
+        """
+        s, s_hat, *learned = tensors
+        only = None
+        if any(each.only is not None for each in views):
+            only = torch.cat([
+                (torch.arange(len(each.ids), device=s.device) if each.only is None else each.only) + start
+                for each, start in zip(views, starts_of(views), strict=True)
+            ])  # fmt: skip
+        temperature = learned[0][0] if learned else views[0].temperature
+        return cls(s, s_hat, torch.cat([each.ids for each in views]), temperature, only)
+
+
+def starts_of(views: Sequence[Views]) -> list[int]:
+    """The place of the first sample of each micro-batch when they lie one behind the other."""
+    return list(accumulate((len(each.ids) for each in views[:-1]), initial=0))
 
 
 Losses = tuple[Views | None, Tensor, dict[str, Tensor]]
@@ -87,7 +100,7 @@ class CachedContrast:
                 seen.append(views)
             else:
                 self._cache.record(lambda one=one: encode(one))  # type: ignore[misc]
-        loss = contrast(joined(seen, *self._cache.views()))
+        loss = contrast(type(seen[0]).joined(seen, self._cache.views()))
         if loss.requires_grad:  # not without any anchor
             loss.backward()
         self.loss = loss.detach()
@@ -104,26 +117,3 @@ class CachedContrast:
     def surrogate(self, number: int, views: Views) -> Tensor:
         """What to add to the loss of micro-batch ``number`` in place of its contrast, where an engine takes means."""
         return self._micro_batches * self._cache.surrogate(number, views.tensors())
-
-
-def joined(views: Sequence[Views], s: Tensor, s_hat: Tensor, *rest: Tensor) -> Views:
-    """The views of all samples, ``rest`` being the other `Views.tensors`.
-
-    The temperature is that of the first micro-batch, for all have the same.
-    """
-    starts = list(accumulate((len(each.ids) for each in views), initial=0))
-    only = negatives = negative_ids = owners = None
-    if any(each.only is not None for each in views):
-        only = torch.cat([
-            (torch.arange(len(each.ids), device=s.device) if each.only is None else each.only) + start
-            for each, start in zip(views, starts, strict=False)
-        ])  # fmt: skip
-    if views[0].negatives is not None:
-        negatives, rest = rest[0], rest[1:]
-        negative_ids = torch.cat([each.negative_ids for each in views if each.negative_ids is not None])
-        owners = torch.cat([
-            each.owners + start for each, start in zip(views, starts, strict=False) if each.owners is not None
-        ])  # fmt: skip
-    learned = rest[0][0] if rest else views[0].temperature
-    ids = torch.cat([each.ids for each in views])
-    return Views(s, s_hat, ids, learned, only, negatives, negative_ids, owners, views[0].own_alone)

@@ -132,30 +132,58 @@ class MixedSampler:
     remainder), which depends on the weights, the seed and ``b`` alone. Rows of the sources are numbered one source
     behind the other.
 
-    ``sizes``: rows of each source. ``weights``: the share of each, above 0; their sum does not matter.
+    Mixed blocks have samples of all sources: of each the number that it is behind its share of all samples so far, to
+    one sample, in a pseudo-random order of the block's own. They are the next ones in the order of their source.
+
+    ``sizes``: rows of each source. ``weights``: the share of each, above 0; their sum does not matter. ``mixed``:
+    whether a block has samples of several sources.
     """
 
     sizes: tuple[int, ...]
     weights: tuple[float, ...]
     block: int
     seed: int
+    mixed: bool = False
 
     def locate(self, samples: Int64[np.ndarray, " n"]) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
         """The epochs (each of its source) and rows of the samples numbered ``samples``."""
-        blocks, within = np.divmod(samples, self.block)
-        sources, turns = _schedule(self.weights, self.seed).locate(blocks)
+        sources, numbers = self._turns(*np.divmod(samples, self.block))
         epochs, rows = np.empty_like(samples), np.empty_like(samples)
         first = 0
         for source, size in enumerate(self.sizes):
             here = sources == source
             sampler = Sampler(size, stream_key(f"source/{source}", self.seed))
-            epochs[here], rows[here] = sampler.locate(turns[here] * self.block + within[here])
+            epochs[here], rows[here] = sampler.locate(numbers[here])
             rows[here] += first
             first += size
         return epochs, rows
 
+    def _turns(
+        self, blocks: Int64[np.ndarray, " n"], within: Int64[np.ndarray, " n"]
+    ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+        """The source of each sample, and which sample of that source it is."""
+        if not self.mixed:
+            sources, turns = _schedule(self.weights, self.seed).locate(blocks)
+            return sources, turns * self.block + within
+        sources, numbers = np.empty_like(blocks), np.empty_like(blocks)
+        for block in np.unique(blocks).tolist():
+            here = blocks == block
+            before, shares = _shares(self.weights, self.seed, self.block).locate(block)
+            places = permute(within[here], self.block, stream_key(f"mixed/{block}", self.seed))
+            ends = np.cumsum(shares)
+            sources[here] = np.searchsorted(ends, places, side="right")
+            numbers[here] = (before + shares - ends)[sources[here]] + places
+        return sources, numbers
+
+    def shares(self, block: int) -> list[int]:
+        """Samples of each source in a block."""
+        before, after = self.used(block), self.used(block + 1)
+        return [b - a for a, b in zip(before, after, strict=True)]
+
     def used(self, blocks: int) -> list[int]:
         """Samples of each source in the first ``blocks`` blocks."""
+        if self.mixed:
+            return _shares(self.weights, self.seed, self.block).locate(blocks)[0].tolist()  # type: ignore[no-any-return]
         return [turns * self.block for turns in _schedule(self.weights, self.seed).turns_before(blocks)]
 
 
@@ -198,3 +226,30 @@ class _Schedule:
 @lru_cache(maxsize=16)
 def _schedule(weights: tuple[float, ...], seed: int) -> _Schedule:
     return _Schedule(weights, seed)
+
+
+class _Shares:
+    """The samples of each source in each mixed block, and how many came before; computed once, as far as asked for."""
+
+    def __init__(self, weights: tuple[float, ...], seed: int, block: int) -> None:
+        self._shares = np.array(weights) / sum(weights)
+        phases = np.array([stream_key(f"turn/{source}", seed) / 2**64 for source in range(len(weights))])
+        self._phases = phases - phases.mean()
+        self._block = block
+        self._counts = [np.zeros(len(weights), dtype=np.int64)]
+
+    def locate(self, block: int) -> tuple[Int64[np.ndarray, " s"], Int64[np.ndarray, " s"]]:
+        """Samples of each source before the block, and in it."""
+        while len(self._counts) < block + 2:
+            behind = self._shares * (len(self._counts) * self._block) + self._phases - self._counts[-1]
+            share = np.floor(behind.clip(0)).astype(np.int64)
+            while (missing := self._block - int(share.sum())) != 0:
+                left = behind - share
+                share[left.argmax() if missing > 0 else np.where(share > 0, left, np.inf).argmin()] += np.sign(missing)
+            self._counts.append(self._counts[-1] + share)
+        return self._counts[block], self._counts[block + 1] - self._counts[block]
+
+
+@lru_cache(maxsize=16)
+def _shares(weights: tuple[float, ...], seed: int, block: int) -> _Shares:
+    return _Shares(weights, seed, block)

@@ -153,9 +153,7 @@ def refuse_another_job(folder: Path, changed: Mapping[str, tuple[object, object]
     """Refuse to resume by itself a run of a job with other keys. Raises ``ConfigError`` that names them."""
     if changed:
         names = ["task.type"] if "task.type" in changed else list(changed)
-        told = ", ".join(
-            f"{name} {shown(changed[name][0])} -> {shown(changed[name][1])}" for name in names[:_SHOWN_KEYS]
-        )
+        told = ", ".join(line for name in names[:_SHOWN_KEYS] for line in describe_change(name, *changed[name]))
         more = f" and {len(names) - _SHOWN_KEYS} more keys" if len(names) > _SHOWN_KEYS else ""
         raise ConfigError(
             f"run.resume=auto: run.dir {folder} holds a run of another job: {told}{more}; name another folder, or "
@@ -167,6 +165,26 @@ def changed_keys(old: Job, new: Job) -> dict[str, tuple[object, object]]:
     """The dotted keys whose values differ between two jobs, each with its old and new value."""
     a, b = (flatten(job.model_dump(mode="json", by_alias=True)) for job in (old, new))
     return {key: (a.get(key), b.get(key)) for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)}
+
+
+def describe_change(key: str, old: object, new: object) -> list[str]:
+    """What of a key has changed, in a text each; of lists of sections with names it says which section and key."""
+    sides = [_by_name(value) for value in (old, new)]
+    if not all(sides):
+        return [f"{key} {shown(old)} -> {shown(new)}"]
+    a, b = (flatten(side) for side in sides if side)
+    return [
+        f"{key}.{part} {shown(a.get(part))} -> {shown(b.get(part))}"
+        for part in sorted(a.keys() | b.keys())
+        if a.get(part) != b.get(part)
+    ] or [f"{key}: the order of {', '.join(sides[1] or ())}"]
+
+
+def _by_name(value: object) -> dict[str, Mapping[str, Any]] | None:
+    """The sections of a list by their names; None where a value is something else."""
+    if not isinstance(value, list) or not all(isinstance(each, Mapping) and "name" in each for each in value):
+        return None
+    return {str(each["name"]): each for each in value}
 
 
 def check_folders(job: Job) -> None:

@@ -18,7 +18,6 @@ from capt.pretrain.base.errors import (
     RunFailedError,
     expect_writable_disks,
     is_passing,
-    shown,
     user_text,
 )
 from capt.pretrain.base.files import open_for_append, write_text
@@ -41,6 +40,7 @@ from capt.pretrain.engine.run_folder import (
     changed_keys,
     check_is_no_checkpoint,
     check_is_own,
+    describe_change,
     discard_refused,
     keys_of_another_job,
     read_status,
@@ -178,7 +178,7 @@ class RunStatus:
             self._unchanged = None
         changed = {} if self._fresh else changed_keys(read_job_of_run(self.folder), job)
         if changed:
-            changes = ", ".join(f"{key} {shown(old)} -> {shown(new)}" for key, (old, new) in changed.items())
+            changes = ", ".join(line for key, values in changed.items() for line in describe_change(key, *values))
             logger.warning("differs from the run's configuration so far: %s", changes)
         write_text(self.folder / CONFIG, job_to_yaml(job))
 

@@ -191,6 +191,7 @@ class SampleOrder:
         sizes: rows of each source, where several take turns (`capt.pretrain.data.sampler.MixedSampler`); else empty.
         weights: the share of each source.
         block: samples of a turn.
+        mixed: whether a turn has samples of several sources.
     """
 
     samples: int
@@ -201,6 +202,7 @@ class SampleOrder:
     sizes: tuple[int, ...] = ()
     weights: tuple[float, ...] = ()
     block: int = 0
+    mixed: bool = False
 
 
 class Rows(NamedTuple):

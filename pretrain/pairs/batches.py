@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Int, Int64
+from jaxtyping import Float, Int, Int64
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from capt.pretrain.base.randomness import stream_key
+from capt.pretrain.base.randomness import generator_for, stream_key
+from capt.pretrain.data.corruption import IGNORE, Corruptor
 from capt.pretrain.data.sampler import MixedSampler, Sampler, micro_batches
-from capt.pretrain.pairs.sources import SourceRows
+from capt.pretrain.pairs.sources import EncodedTexts, SourceRows
+
+Tokens = list[np.ndarray]
+"""Ids of some texts."""
 
 
 class PaddedTexts(NamedTuple):
@@ -24,6 +28,14 @@ class PaddedTexts(NamedTuple):
 
     tokens: Int[Tensor, "n L"]
     padded: bool
+
+
+class MaskedTexts(NamedTuple):
+    """Corrupted texts, and at ``positions`` of each what its tokens were; a label of -100 marks an unused place."""
+
+    texts: PaddedTexts
+    positions: Int[Tensor, "n m"]
+    labels: Int[Tensor, "n m"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +50,14 @@ class PairBatch:
         negative_keys: what each negative is.
         owners: place of the query in this micro-batch whose negative each is.
         contents: a digest of all texts of each row.
-        source: number of the source that the step comes from.
+        sources: number of the source of each row.
+        scores: similarity of query and positive; nan in rows without a score.
+        teacher: a teacher's score of each positive; nan where there is none.
+        negative_teacher: the same of each negative.
+        masked: ids of corrupted texts, one behind the other; none without the masked-language-model loss.
+        masked_lengths: tokens of each of them.
+        labels: what each of their tokens was where it is to be predicted, else -100.
+        step_rows: rows of each source in the whole step, on all ranks.
         step_tokens: tokens of the whole step, on all ranks, padding not counted.
     """
 
@@ -49,7 +68,14 @@ class PairBatch:
     negative_keys: Int[Tensor, " k"]
     owners: Int[Tensor, " k"]
     contents: Int[Tensor, " n"]
-    source: int
+    sources: Int[Tensor, " n"]
+    scores: Float[Tensor, " n"]
+    teacher: Float[Tensor, " n"]
+    negative_teacher: Float[Tensor, " k"]
+    masked: Int[Tensor, " masked"]
+    masked_lengths: Int[Tensor, " corrupted"]
+    labels: Int[Tensor, " masked"]
+    step_rows: tuple[int, ...]
     step_tokens: int
 
     def texts(self, pad_id: int, device: torch.device) -> tuple[PaddedTexts, PaddedTexts]:
@@ -59,6 +85,20 @@ class PairBatch:
         return (
             _rows(self.tokens[:bound], self.lengths[:n], pad_id, device),
             _rows(self.tokens[bound:], self.lengths[n:], pad_id, device),
+        )
+
+    def masked_texts(self, pad_id: int, device: torch.device) -> MaskedTexts | None:
+        """The corrupted texts on ``device``; None without the masked-language-model loss."""
+        if not len(self.masked_lengths):
+            return None
+        texts = _rows(self.masked, self.masked_lengths, pad_id, device)
+        labels = _rows(self.labels, self.masked_lengths, IGNORE, torch.device("cpu")).tokens
+        chosen = labels != IGNORE
+        order = chosen.to(torch.int8).argsort(dim=1, descending=True, stable=True)[
+            :, : max(1, int(chosen.sum(1).max()))
+        ]
+        return MaskedTexts(
+            texts, order.to(device, non_blocking=True), labels.gather(1, order).to(device, non_blocking=True)
         )
 
 
@@ -77,12 +117,17 @@ def _rows(tokens: Tensor, lengths: Tensor, pad_id: int, device: torch.device) ->
 
 
 class Drawn(NamedTuple):
-    """Rows of one source as a visit draws them: text numbers, and the place of each negative's query."""
+    """Rows of one source as a visit draws them: text numbers, and the place of each negative's query.
+
+    ``positive_places`` and ``negative_places`` are where these lie among the source's values, as the scores do.
+    """
 
     queries: Int64[np.ndarray, " n"]
     positives: Int64[np.ndarray, " n"]
     negatives: Int64[np.ndarray, " k"]
     owners: Int64[np.ndarray, " k"]
+    positive_places: Int64[np.ndarray, " n"]
+    negative_places: Int64[np.ndarray, " k"]
 
 
 def draw(source: SourceRows, rows: Int64[np.ndarray, " n"], visits: Int64[np.ndarray, " n"], seed: int) -> Drawn:
@@ -93,10 +138,17 @@ def draw(source: SourceRows, rows: Int64[np.ndarray, " n"], visits: Int64[np.nda
     """
     begin = stream_key(f"visit/{source.source.name}", seed) % 2**31 + rows
     ones = np.ones(len(rows), dtype=np.int64)
-    positives = source.positives.take(rows, begin + visits, ones)
-    number = np.minimum(source.negatives.counts[rows], source.source.negatives or 0)
-    negatives = source.negatives.take(rows, begin + visits * number, number)
-    return Drawn(source.query[rows], positives, negatives, np.repeat(np.arange(len(rows)), number))
+    positives = source.positives.places(rows, begin + visits, ones)
+    number = np.minimum(source.negatives.counts(rows), source.source.negatives or 0)
+    negatives = source.negatives.places(rows, begin + visits * number, number)
+    return Drawn(
+        source.query[rows],
+        source.positives.values[positives],
+        source.negatives.values[negatives],
+        np.repeat(np.arange(len(rows)), number),
+        positives,
+        negatives,
+    )
 
 
 def shared_keys(
@@ -120,6 +172,62 @@ def shared_keys(
     return keys, np.where(documents[found] == negatives, keys[first[found]], negatives)
 
 
+class Noise:
+    """Corrupts texts of a source; what is drawn depends on the row and its visit alone.
+
+    Args:
+        corruptor: makes the corruptor of texts of a length.
+        pad_id: fills shorter texts up.
+        seed: of the draws.
+    """
+
+    def __init__(self, corruptor: Callable[[int], Corruptor], pad_id: int, seed: int) -> None:
+        self._corruptor, self._pad_id, self._seed = corruptor, pad_id, seed
+        self._known: dict[tuple[str, str], tuple[Corruptor, int]] = {}
+
+    def __call__(
+        self, name: str, side: str, texts: EncodedTexts, numbers: Int64[np.ndarray, " n"],
+        rows: Int64[np.ndarray, " n"], visits: Int64[np.ndarray, " n"],
+    ) -> tuple[Tokens, Tokens]:  # fmt: skip
+        """Corrupted ids of the texts ``numbers`` of a side of a source, and labels (-100 where nothing is chosen)."""
+        if (name, side) not in self._known:
+            self._known[name, side] = self._corruptor(texts.longest), texts.longest
+        corruptor, width = self._known[name, side]
+        plain = texts.tokens(numbers)
+        tokens = np.full((len(plain), width), self._pad_id, dtype=np.int32)
+        for place, text in enumerate(plain):
+            tokens[place, : len(text)] = text
+        stream = f"corruption/{name}/{side}"
+        generators = [
+            generator_for(stream, self._seed, visit, row)
+            for visit, row in zip(visits.tolist(), rows.tolist(), strict=True)
+        ]
+        corrupted = corruptor(tokens, generators)
+        labels = np.full_like(tokens, IGNORE)
+        where, slot = np.nonzero(corrupted.labels != IGNORE)
+        labels[where, corrupted.positions[where, slot]] = corrupted.labels[where, slot]
+        return tuple(  # type: ignore[return-value]
+            [values[place, : len(text)] for place, text in enumerate(plain)] for values in (corrupted.tokens, labels)
+        )
+
+
+class Step(NamedTuple):
+    """The rows of a step, of all ranks: where each comes from, and what was drawn of it.
+
+    Texts of source ``s`` that lie at ``places[s]`` of the step, as ``drawn[s]`` has them.
+    """
+
+    ids: Int64[np.ndarray, " n"]
+    visits: Int64[np.ndarray, " n"]
+    sources: Int64[np.ndarray, " n"]
+    places: dict[int, Int64[np.ndarray, " _"]]
+    drawn: dict[int, Drawn]
+    keys: Int64[np.ndarray, " n"]
+    negative_keys: Int64[np.ndarray, " k"]
+    owners: Int64[np.ndarray, " k"]
+    lengths: Int64[np.ndarray, " n"]
+
+
 class Assembler:
     """Makes this rank's micro-batches of the step that begins at any sample; a pure function of its arguments.
 
@@ -132,37 +240,130 @@ class Assembler:
         rank: this one.
         seed: of the draws of positives and negatives.
         bucketing: whether micro-batches hold texts of similar length; their sizes differ then.
+        noise: corrupts texts of one column alone, and those of the masked-language-model loss; None: neither is asked.
+        masks: whether there is that loss.
     """
 
     def __init__(
         self, sources: Sequence[SourceRows], sampler: Sampler | MixedSampler, *, batch: int, parts: int, world: int,
-        rank: int, seed: int, bucketing: bool,
+        rank: int, seed: int, bucketing: bool, noise: Noise | None = None, masks: bool = False,
     ) -> None:  # fmt: skip
         self._sources, self._sampler = sources, sampler
         self._firsts = np.cumsum([0, *map(len, sources)])
         self._shape = (batch, parts, world, rank)
         self._seed, self._bucketing = seed, bucketing
+        self._noise, self._masks = noise, masks
 
     def __call__(self, start: int) -> list[PairBatch]:
         """The micro-batches of the step whose first sample is ``start``."""
-        samples = np.arange(start, start + self._shape[0], dtype=np.int64)
-        visits, ids = self._sampler.locate(samples)
-        number = int(np.searchsorted(self._firsts, ids[0], side="right")) - 1
-        source, first = self._sources[number], int(self._firsts[number])
-        drawn = draw(source, ids - first, visits, self._seed)
-        keys, negative_keys = shared_keys(
-            source.queries.keys[drawn.queries], source.documents.keys[drawn.positives],
-            source.documents.keys[drawn.negatives],
-        )  # fmt: skip
-        lengths = source.queries.lengths[drawn.queries] + source.documents.lengths[drawn.positives]
-        np.add.at(lengths, drawn.owners, source.documents.lengths[drawn.negatives])
+        step = self._step(start)
         parts = [part - start for part in micro_batches(start, *self._shape)]
         if self._bucketing:
-            parts = by_length(np.concatenate(parts), lengths, len(parts))
-        return [
-            batch_of(source, drawn, part, ids, keys, negative_keys, number=number, step_tokens=int(lengths.sum()))
-            for part in parts
-        ]
+            parts = by_length(np.concatenate(parts), step.lengths, len(parts))
+        return [self._batch(step, part) for part in parts]
+
+    def _step(self, start: int) -> Step:
+        """What all ranks together see."""
+        samples = np.arange(start, start + self._shape[0], dtype=np.int64)
+        visits, ids = self._sampler.locate(samples)
+        sources = np.searchsorted(self._firsts, ids, side="right") - 1
+        query_keys, positive_keys, lengths = (np.zeros(len(ids), dtype=np.int64) for _ in range(3))
+        negative_keys, owners = [], []
+        places, drawn = {}, {}
+        for number in np.unique(sources).tolist():
+            source, here = self._sources[number], np.flatnonzero(sources == number)
+            each = draw(source, ids[here] - self._firsts[number], visits[here], self._seed)
+            places[number], drawn[number] = here, each
+            query_keys[here] = source.queries.keys[each.queries]
+            positive_keys[here] = source.documents.keys[each.positives]
+            lengths[here] = source.queries.lengths(each.queries) + source.documents.lengths(each.positives)
+            np.add.at(lengths, here[each.owners], source.documents.lengths(each.negatives))
+            negative_keys.append(source.documents.keys[each.negatives])
+            owners.append(here[each.owners])
+        keys, others = shared_keys(query_keys, positive_keys, np.concatenate(negative_keys))
+        return Step(ids, visits, sources, places, drawn, keys, others, np.concatenate(owners), lengths)
+
+    def _batch(self, step: Step, part: Int64[np.ndarray, " m"]) -> PairBatch:
+        """The micro-batch of the samples at the places ``part`` of a step."""
+        n = len(part)
+        place = np.full(len(step.ids), -1)
+        place[part] = np.arange(n)
+        queries: Tokens = [_NONE] * n
+        positives: Tokens = [_NONE] * n
+        scores, teacher = np.full((2, n), np.nan, dtype=np.float32)
+        negatives: Tokens = []
+        negative_teacher: list[np.ndarray] = []
+        masked: list[tuple[int, np.ndarray, np.ndarray]] = []
+        for number, here in step.places.items():
+            source, each = self._sources[number], step.drawn[number]
+            mine = np.flatnonzero(place[here] >= 0)
+            at = place[here[mine]].tolist()
+            rows = step.ids[here[mine]] - self._firsts[number]
+            for i, text in zip(at, source.queries.tokens(each.queries[mine]), strict=True):
+                queries[i] = text
+            documents, labels = self._documents(source, each.positives[mine], rows, step.visits[here[mine]])
+            for i, text in zip(at, documents, strict=True):
+                positives[i] = text
+            if self._masks:
+                masked += self._corrupted(source, each, mine, at, (documents, labels), rows, step.visits[here[mine]])
+            if source.scores is not None:
+                scores[at] = source.scores[rows]
+            owned = np.flatnonzero(place[here[each.owners]] >= 0)
+            negatives += source.documents.tokens(each.negatives[owned])
+            if source.positive_scores is not None and source.negative_scores is not None:
+                teacher[at] = source.positive_scores[each.positive_places[mine]]
+                negative_teacher.append(source.negative_scores[each.negative_places[owned]])
+            else:
+                negative_teacher.append(np.full(len(owned), np.nan, dtype=np.float32))
+        owned = np.flatnonzero(place[step.owners] >= 0)  # in the order of the sources, as `negatives`
+        order = np.argsort(place[step.owners[owned]], kind="stable")
+        owners = place[step.owners[owned]][order]
+        texts = [*queries, *positives, *(negatives[i] for i in order.tolist())]
+        masked.sort(key=lambda each: each[0])
+        return PairBatch(
+            tokens=torch.from_numpy(np.concatenate(texts)),
+            lengths=torch.tensor([len(text) for text in texts]),
+            ids=torch.from_numpy(step.ids[part]),
+            keys=torch.from_numpy(step.keys[part]),
+            negative_keys=torch.from_numpy(step.negative_keys[owned][order]),
+            owners=torch.from_numpy(owners),
+            contents=torch.from_numpy(_digests(texts, n, owners)),
+            sources=torch.from_numpy(step.sources[part]),
+            scores=torch.from_numpy(scores),
+            teacher=torch.from_numpy(teacher),
+            negative_teacher=torch.from_numpy(np.concatenate(negative_teacher)[order]),
+            masked=torch.from_numpy(np.concatenate([_NONE, *(tokens for _, tokens, _ in masked)])),
+            masked_lengths=torch.tensor([len(tokens) for _, tokens, _ in masked], dtype=torch.int64),
+            labels=torch.from_numpy(np.concatenate([_NONE, *(labels for _, _, labels in masked)])),
+            step_rows=tuple(np.bincount(step.sources, minlength=len(self._sources)).tolist()),
+            step_tokens=int(step.lengths.sum()),
+        )
+
+    def _documents(
+        self, source: SourceRows, numbers: Int64[np.ndarray, " n"], rows: Int64[np.ndarray, " n"],
+        visits: Int64[np.ndarray, " n"],
+    ) -> tuple[Tokens, Tokens]:  # fmt: skip
+        """The documents of some rows, and labels: corruptions where that is the second view, else as they are."""
+        if source.source.view != "corrupted" or self._noise is None:
+            return source.documents.tokens(numbers), []
+        return self._noise(source.source.name, "view", source.documents, numbers, rows, visits)
+
+    def _corrupted(
+        self, source: SourceRows, each: Drawn, mine: Int64[np.ndarray, " n"], at: list[int],
+        view: tuple[Tokens, Tokens], rows: Int64[np.ndarray, " n"], visits: Int64[np.ndarray, " n"],
+    ) -> list[tuple[int, np.ndarray, np.ndarray]]:  # fmt: skip
+        """The corrupted texts of some rows at the places ``at``: of a corrupted view that view, else both texts."""
+        assert self._noise is not None
+        if view[1]:
+            return list(zip(at, *view, strict=True))
+        found: list[tuple[int, np.ndarray, np.ndarray]] = []
+        sides = [("query", source.queries, each.queries[mine]), ("document", source.documents, each.positives[mine])]
+        for side, texts, numbers in sides[: 1 if source.is_one_column else 2]:
+            found += zip(at, *self._noise(source.source.name, side, texts, numbers, rows, visits), strict=True)
+        return found
+
+
+_NONE = np.zeros(0, dtype=np.int32)
 
 
 def by_length(
@@ -176,34 +377,6 @@ def by_length(
     for number, bound in enumerate(bounds.tolist()):  # none is empty
         earlier = bounds[number] = min(max(bound, earlier + 1), n - (parts - 1 - number))
     return np.split(ordered, bounds)
-
-
-def batch_of(
-    source: SourceRows, drawn: Drawn, part: Int64[np.ndarray, " m"], ids: Int64[np.ndarray, " n"],
-    keys: Int64[np.ndarray, " n"], negative_keys: Int64[np.ndarray, " k"], *, number: int, step_tokens: int,
-) -> PairBatch:  # fmt: skip
-    """The micro-batch of the samples at the places ``part`` of what was drawn."""
-    place = np.full(len(ids), -1)
-    place[part] = np.arange(len(part))
-    mine = np.flatnonzero(place[drawn.owners] >= 0)
-    mine = mine[np.argsort(place[drawn.owners[mine]], kind="stable")]
-    owners = place[drawn.owners[mine]]
-    texts = [
-        *source.queries.tokens(drawn.queries[part]),
-        *source.documents.tokens(drawn.positives[part]),
-        *source.documents.tokens(drawn.negatives[mine]),
-    ]
-    return PairBatch(
-        tokens=torch.from_numpy(np.concatenate(texts)),
-        lengths=torch.tensor([len(text) for text in texts]),
-        ids=torch.from_numpy(ids[part]),
-        keys=torch.from_numpy(keys[part]),
-        negative_keys=torch.from_numpy(negative_keys[mine]),
-        owners=torch.from_numpy(owners),
-        contents=torch.from_numpy(_digests(texts, len(part), owners)),
-        source=number,
-        step_tokens=step_tokens,
-    )
 
 
 def _digests(texts: Sequence[np.ndarray], n: int, owners: Int64[np.ndarray, " k"]) -> Int64[np.ndarray, " n"]:

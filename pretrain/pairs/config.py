@@ -8,18 +8,26 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
+from capt.pretrain.base.cache import default_cache
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
 from capt.pretrain.config.contrast import ContrastSection, TemperatureSection, check_validation_samples
 from capt.pretrain.config.schema import Job, LoaderSection, OptimizerSection, ValidateSection
-from capt.pretrain.data.config import Patterns
+from capt.pretrain.data.config import CorruptionConfig, Patterns
 from capt.pretrain.models.hf_config import Source, hub_id
 
+RETRIEVAL = ("recall/to_document", "recall/to_query", "mrr/to_document", "mrr/to_query")
+"""What validation reports of retrieval, also at each width of ``contrast.matryoshka``."""
 METRICS = (
-    "loss/pairs", "recall/to_document", "recall/to_query", "mrr/to_document", "mrr/to_query", "alignment", "uniformity",
-    "first_direction", "validation_samples",
+    "loss/pairs", *RETRIEVAL, "spearman", "alignment", "uniformity", "first_direction", "validation_samples",
 )  # fmt: skip
-"""What validation reports."""
+"""What validation reports; ``spearman`` of sources of scored pairs alone."""
+
+
+def at_width(metric: str, width: int) -> str:
+    """The name of a metric of vectors that are cut to ``width`` columns."""
+    return f"{metric}/{width}"
+
 
 Pooling = Literal["mean", "cls", "last"]
 
@@ -54,6 +62,12 @@ class PairSource(Section):
     )
     in_batch: bool = Field(True, description="false: a query is compared with its own hard negatives alone")
     temperature: PositiveFloat | None = Field(None, description="temperature; null = contrast.temperature")
+    loss: Literal["auto", "contrast", "cosent", "cosine"] | None = Field(
+        None, description="loss of the rows; null = data.loss"
+    )
+    view: Literal["dropout", "corrupted"] | None = Field(
+        None, description="second view of a text in rows of one text alone; null = data.view"
+    )
 
     def paths(self) -> list[Path]:
         """The files and folders that are named. Raises ``DataError`` where one is not there."""
@@ -91,6 +105,21 @@ class PairData(Section):
         True,
         description="micro-batches of texts of similar length within a step (contrast.cached); the loss is the same",
     )
+    loss: Literal["auto", "contrast", "cosent", "cosine"] = Field(
+        "auto",
+        description="contrast: pairs against the other pairs of the step; cosent: rows of two texts and a score, by "
+        "the order of the scores; cosine: the same, by the distance of cosine and score; auto: by the form of the rows",
+    )
+    view: Literal["dropout", "corrupted"] = Field(
+        "dropout",
+        description="second view of a text in rows of one text alone: another dropout (SimCSE), or its corruption by "
+        "the section corruption (CAPT)",
+    )
+    batches: Literal["single", "mixed"] = Field(
+        "single",
+        description="single: each global batch is of one source; mixed: each has rows of all, by their weights",
+    )
+    cache: PathField = Field(default_factory=default_cache, description="where the tokens of pairs are kept")
     allow_change: bool = Field(False, description="a resumed run may continue with other pairs than it began with")
 
     @model_validator(mode="after")
@@ -139,6 +168,8 @@ class PairData(Section):
                     "query_length": source.query_length or self.query_length or self.sequence_length,
                     "document_length": source.document_length or self.sequence_length,
                     "negatives": negatives,
+                    "loss": source.loss or self.loss,
+                    "view": source.view or self.view,
                 }
             )
 
@@ -175,6 +206,21 @@ class PairModel(Section):
     encoder: dict[str, Any] | None = Field(
         None, description="the encoder as config.json describes it; filled in by the job"
     )
+
+
+class PairMasked(Section):
+    """The masked-language-model loss beside the contrast, on corruptions of queries and documents."""
+
+    weight: NonNegativeFloat = Field(
+        0.0, description="factor of the loss in the total (0.1 in SimCSE); 0 = none, and no head"
+    )
+
+
+class PairDistillation(Section):
+    """The divergence from a teacher's scores of a row's own documents (``pos_scores`` and ``neg_scores``)."""
+
+    weight: NonNegativeFloat = Field(0.0, description="factor of the loss in the total; 0 = scores are not read")
+    temperature: PositiveFloat = Field(1.0, description="temperature by which the teacher's scores are divided")
 
 
 class PairTemperature(TemperatureSection):
@@ -229,6 +275,9 @@ class PairJob(Job):
     data: PairData
     model: PairModel
     contrast: PairContrast = PairContrast()
+    mlm: PairMasked = PairMasked()
+    distillation: PairDistillation = PairDistillation()
+    corruption: CorruptionConfig = CorruptionConfig()
     optimizer: PairOptimizer = PairOptimizer()
     loader: LoaderSection = LoaderSection()
     validate_: PairValidate = Field(PairValidate(), alias="validate")
@@ -243,11 +292,28 @@ class PairJob(Job):
                 f"data.sources: {own[0]} has a temperature of its own, and contrast.temperature.type is learned: "
                 "remove one of them"
             )
+        if self.data.batches == "mixed" and self.contrast.cached is False:
+            raise ValueError(
+                "data.batches mixed has one contrast over the whole step: it needs contrast.cached=auto or true"
+            )
+        hardness = self.contrast.hardness or self.contrast.hardness_in_batch or self.contrast.hardness_own
+        if self.data.batches == "mixed" and hardness and (own := [s.name for s in sources if s.temperature]):
+            raise ValueError(
+                f"data.sources: {own[0]} has a temperature of its own in mixed batches, and hardness needs one "
+                "temperature: set contrast.hardness* to 0, or data.batches=single"
+            )
+        if self.distillation.weight and not any(
+            self.data.negatives if number is None else number for number in [*(s.negatives for s in sources)] or [None]
+        ):
+            raise ValueError(
+                "distillation.weight: a teacher's scores compare a row's documents; set data.negatives above 0"
+            )
         return self
 
     def metric_names(self) -> frozenset[str]:
         """What validation reports."""
-        return frozenset(METRICS)
+        widths = [at_width(name, width) for name in RETRIEVAL for width in self.contrast.matryoshka]
+        return frozenset([*METRICS, *widths])
 
     def encoder_config(self) -> dict[str, Any] | None:
         """The encoder of ``model.init``, which the job notes when it starts."""

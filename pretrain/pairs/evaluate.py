@@ -9,10 +9,13 @@ from typing import Any
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.files import write_json
+from capt.pretrain.engine.provenance import provenance
+from capt.pretrain.pairs.config import PairSource
 from capt.pretrain.pairs.forms import read_pairs
-from capt.pretrain.pairs.restore import load_model
-from capt.pretrain.pairs.sources import encode_source
-from capt.pretrain.pairs.validation import pool_of, validate
+from capt.pretrain.pairs.restore import Restored, load_model
+from capt.pretrain.pairs.sources import longest_text
+from capt.pretrain.pairs.store import HELD_OUT, encode_source
+from capt.pretrain.pairs.validation import Pools, pools_of, validate
 
 
 def command(
@@ -47,17 +50,44 @@ def command(
     model, encoder = restored.model.to(distributed.device()), restored.model.encoder.model
     sections = []
     for path in data:
-        held_out = sources[name].model_copy(update={"negatives": 0, "in_batch": True, "name": path.name})
+        held_out = sources[name].model_copy(update={**HELD_OUT, "loss": "auto", "view": "dropout", "name": path.name})
         options: dict[str, Any] = {"corpus": held_out.corpus, "columns": held_out.columns}
         pairs = read_pairs([path], form=held_out.form, **options)
         rows = encode_source(held_out, pairs, restored.tokenizer, encoder.max_positions)
         temperature = restored.job.validate_.temperature
-        figures = validate(model, pool_of([rows], samples), temperature, batch, encoder.pad_id)
-        sections.append({"file": str(path), "source": name, "metrics": figures})
+        pools, widths = pools_of([rows], samples), restored.job.contrast.matryoshka
+        figures = validate(model, pools, temperature, batch, encoder.pad_id, widths)
+        protocol = _protocol(restored, held_out, pools, len(rows))
+        sections.append({"file": str(path), "source": name, "protocol": protocol, "metrics": figures})
     result = {"checkpoint": str(restored.checkpoint), "sections": sections}
     if out is not None:
         write_json(out, result)
     return result
+
+
+def _protocol(restored: Restored, source: PairSource, pools: Pools, rows: int) -> str:
+    """How the figures came about, in one line; figures compare where these lines are the same."""
+    encoder, parts = restored.model.encoder, []
+    if pools.pairs is not None:
+        parts += [
+            f"{len(pools.pairs)} of {rows} pairs, each query against the first documents of all, and the reverse",
+            "pairs of the same query or document are no candidates",
+            "equal cosines share their ranks",
+            f"loss at temperature {restored.job.validate_.temperature:g}",
+        ]
+    if pools.scored is not None:
+        parts.append(f"{len(pools.scored)} of {rows} scored pairs, Spearman's rho of cosine and score")
+    assert source.prompts is not None
+    for side, prompt, length in (
+        ("queries", source.prompts.query, source.query_length),
+        ("documents", source.prompts.document, source.document_length),
+    ):
+        longest = longest_text(restored.tokenizer, prompt, length, encoder.model.max_positions, side)
+        parts.append(f"{side} {repr(prompt) + ' and ' if prompt else ''}up to {longest} tokens")
+    parts.append(f"{encoder.pooling} pooling")
+    versions = provenance()
+    parts.append(", ".join(f"{name} {versions[name]}" for name in ("capt-pretraining", "torch", "transformers")))
+    return "; ".join(parts)
 
 
 def as_text(result: dict[str, Any]) -> str:
@@ -65,5 +95,6 @@ def as_text(result: dict[str, Any]) -> str:
     lines = [f"checkpoint: {result['checkpoint']}"]
     for section in result["sections"]:
         lines += ["", f"{section['file']} (prompts and lengths of source {section['source']})"]
+        lines += [f"  protocol: {section['protocol']}"]
         lines += [f"  {name:<24}{value:>12.4g}" for name, value in section["metrics"].items()]
     return "\n".join(lines)

@@ -22,7 +22,7 @@ from capt.pretrain.engine.checkpoint import read_metadata
 from capt.pretrain.engine.durable import write_tensors
 from capt.pretrain.engine.metrics_file import METRICS, read_metrics
 from capt.pretrain.pairs.batches import PaddedTexts
-from capt.pretrain.pairs.config import Prompts
+from capt.pretrain.pairs.config import RETRIEVAL, Prompts, at_width
 from capt.pretrain.pairs.restore import Restored, load_model
 from capt.pretrain.pairs.sources import longest_text
 
@@ -53,6 +53,9 @@ _KEYS = (
     ("contrast.queue", "queue (documents, all ranks)"),
     ("contrast.temperature.type", "temperature schedule"),
     ("contrast.temperature.value", "temperature"),
+    ("contrast.matryoshka", "widths of Matryoshka"),
+    ("mlm.weight", "weight of masked language modelling"),
+    ("distillation.weight", "weight of distillation"),
     ("run.seed", "seed"),
 )
 _COUNTED = {"step": "steps taken", "samples": "pairs seen", "tokens": "tokens seen"}
@@ -177,7 +180,9 @@ def _card(restored: Restored, about: About, prompts: Mapping[str, str], max_leng
     model = restored.model
     about = about.started_from(job.model.init, run)
     metrics = final_metrics(run, progress["step"])
-    scores = {name: metrics[f"validation/{name}"] for name in _SCORES if f"validation/{name}" in metrics}
+    widths = job.contrast.matryoshka
+    names = [*RETRIEVAL, "spearman", *(at_width(name, width) for width in widths for name in RETRIEVAL)]
+    scores = {name: metrics[f"validation/{name}"] for name in names if f"validation/{name}" in metrics}
     results = [result("sentence-similarity", "held-out pairs", scores)] if scores else []
     fields = {
         "library_name": "sentence-transformers",
@@ -201,9 +206,6 @@ def _card(restored: Restored, about: About, prompts: Mapping[str, str], max_leng
         metrics=metrics,
         caveats=_CAVEATS,
     )
-
-
-_SCORES = ("recall/to_document", "recall/to_query", "mrr/to_document", "mrr/to_query")
 
 
 def _comparison(run: Path, scores: Mapping[str, float]) -> str:

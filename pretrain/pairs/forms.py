@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 FORMS = {
     "auto": "whichever of the others the names of the columns say",
-    "flagembedding": "query, pos, neg (lists), pos_scores, neg_scores",
+    "flagembedding": "query, pos, neg (lists), pos_scores, neg_scores, prompt",
     "columns": "anchor, positive, negatives: by name, else in the order of the columns",
     "scores": "two texts and the score of their similarity",
     "texts": "one column alone",
@@ -52,7 +52,8 @@ class Pair:
     """A query, the documents that belong to it, and documents that do not.
 
     ``score`` is the similarity of query and document in a row of two texts and a score. A row of one text alone has no
-    positives. The scores of positives and negatives are a teacher's, one for each document.
+    positives. The scores of positives and negatives are a teacher's, one for each document. ``prompt`` is text before
+    the query, in place of the source's.
     """
 
     query: str
@@ -61,6 +62,7 @@ class Pair:
     positive_scores: tuple[float, ...] | None = None
     negative_scores: tuple[float, ...] | None = None
     score: float | None = None
+    prompt: str | None = None
 
 
 def _count(description: str) -> Any:
@@ -185,6 +187,7 @@ def _pair(
     place: str, row: Mapping[str, Any], layout: Layout, texts: dict[str, str] | None, counts: Counts
 ) -> Pair | None:
     queries = _documents(place, row, (layout.query,), None)
+    prompt = None if layout.prompt is None else row.get(layout.prompt)
     if len(queries) > 1:
         raise DataError(f"{place}: {layout.query!r} holds {len(queries)} texts; a row has one query")
     score = None if layout.score is None else score_of(place, row.get(layout.score), layout.score, layout.is_label)
@@ -215,6 +218,7 @@ def _pair(
         _numbers(positives, layout.positive_scores, row),
         _numbers(kept, layout.negative_scores, row),
         score,
+        None if prompt is None else text_of(place, "prompt", prompt),
     )
 
 
@@ -361,7 +365,7 @@ class _Meaning:
 
     def see(self, place: str, pair: Pair) -> None:
         self._counts.used += 1
-        self._rows.append(hash((pair.query, pair.positives, pair.negatives, pair.score)))
+        self._rows.append(hash((pair.prompt, pair.query, pair.positives, pair.negatives, pair.score)))
         first = self._first = self._first or pair
         self._one["query"] &= pair.query == first.query
         self._one["document"] &= pair.positives[:1] == first.positives[:1]

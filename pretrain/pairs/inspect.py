@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -158,7 +158,10 @@ def _sample(place: str, pair: Pair, source: PairFiles, tokenizer: TextTokenizer 
         if tokenizer is None:
             shown.append(ShownText(role, text, [], [], False))
             continue
-        (ids,), limit = text_ids(tokenizer, [text], source.query if role == "query" else source.document)
+        side = source.query if role == "query" else source.document
+        if role == "query" and pair.prompt is not None:
+            side = replace(side, prompt=pair.prompt)
+        (ids,), limit = text_ids(tokenizer, [text], side)
         read = ids if len(ids) <= limit else [*ids[: limit - 1], tokenizer.special.eos]
         pieces = [str(tokenizer.backend.id_to_token(i)) for i in read]
         shown.append(ShownText(role, text, read, pieces, len(ids) > limit))

@@ -49,6 +49,7 @@ _NUMBERED = re.compile(r"(positive|pos|negative|neg|hard_negative|hard_neg)[_-]?
 _NUMBER_OF_ROW = re.compile(
     r"|Unnamed: 0|__index_level_\d+__|_?id|idx|index|.*[_-](id|idx)|[qpd]id\d?|docid", re.IGNORECASE
 )
+_PROMPT = "prompt"
 _LIST = re.compile(r"\s*\[\s*['\"\]]")
 _NO_NAME = re.compile(r".{61,}|.*[.?!]|(\S+\s+){4,}\S+", re.DOTALL)
 """A cell that reads as a sentence and not as the name of a column."""
@@ -64,6 +65,8 @@ class Layout:
     score: str | None = None
     positive_scores: str | None = None
     negative_scores: str | None = None
+    prompt: str | None = None
+    """Text before the query in place of the source's prompt, in a row of FlagEmbedding's form."""
     is_label: bool = False
     """Whether the score is a column of `LABELS`, which may hold classes."""
     ignored: tuple[str, ...] = ()
@@ -81,6 +84,7 @@ class Layout:
             "positive" if self.score is None else "second text": self.positives,
             "negative": self.negatives,
             "score": (self.score,) if self.score is not None else (),
+            "prompt of the query": (self.prompt,) if self.prompt is not None else (),
             "not read": self.ignored,
         }
         said = "; ".join(
@@ -109,7 +113,7 @@ class Layouts:
         if layout is None:
             return names
         roles = (layout.query, *layout.positives, *layout.negatives, layout.score)
-        needed = {*roles, layout.positive_scores, layout.negative_scores}
+        needed = {*roles, layout.positive_scores, layout.negative_scores, layout.prompt}
         self._not_read = tuple(name for name in names if name not in needed)
         return [name for name in names if name in needed]
 
@@ -186,6 +190,7 @@ class Layouts:
             score=(score or label) if has_score else None,
             positive_scores=next(iter(self._columns_of("positive_scores", names)), None),
             negative_scores=next(iter(self._columns_of("negative_scores", names)), None),
+            prompt=_PROMPT if _PROMPT in names and positives == ("pos",) else None,
             is_label=has_score and label is not None,
         )
         return _with_ignored(layout, names)
@@ -264,7 +269,7 @@ def _listed(names: Sequence[str]) -> str:
 
 def _with_ignored(layout: Layout, names: Sequence[str]) -> Layout:
     used = {layout.query, *layout.positives, *layout.negatives, layout.score}
-    used |= {layout.positive_scores, layout.negative_scores}
+    used |= {layout.positive_scores, layout.negative_scores, layout.prompt}
     return replace(layout, ignored=tuple(name for name in names if name not in used))
 
 

@@ -1,42 +1,209 @@
-"""The contrast of queries and documents as a term of training, with its queue of documents."""
+"""The losses of the pairs of a step as a term of training, with its queue of documents."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from capt.pretrain.contrast.distillation import distillation_loss
 from capt.pretrain.contrast.info_nce import info_nce
 from capt.pretrain.contrast.metrics import ContrastStats
+from capt.pretrain.contrast.options import ContrastOptions
+from capt.pretrain.contrast.scored import cosent_loss, cosine_regression_loss
 from capt.pretrain.contrastive.term import ContrastTerm, options_of
-from capt.pretrain.contrastive.views import Views
+from capt.pretrain.contrastive.views import Views, starts_of
+from capt.pretrain.pairs.config import PairContrast, PairDistillation
+from capt.pretrain.pairs.sources import Loss, SourceRows
+
+
+class Part(NamedTuple):
+    """Rows of a step that have one loss together.
+
+    Attributes:
+        loss: what is computed of them.
+        share: how many of the rows of the whole step they are, from 0 to 1.
+        sources: the numbers of their sources.
+        own_alone: a query is compared with its own hard negatives alone.
+        temperature: of their sources; None: that of the step, or one of each row.
+        taught: the share of the rows whose documents a teacher has scored.
+    """
+
+    loss: Loss
+    share: float
+    sources: tuple[int, ...]
+    own_alone: bool = False
+    temperature: float | None = None
+    taught: float = 0.0
+
+
+def parts_of(sources: Sequence[SourceRows], step_rows: Sequence[int]) -> tuple[Part, ...]:
+    """The parts of a step that has ``step_rows`` rows of each source.
+
+    All sources whose queries see the other pairs of the step are one part, and so are those whose queries see their own
+    negatives alone. A scored source is a part of its own, for scores of different sources do not compare.
+    """
+    total = sum(step_rows)
+    groups: dict[tuple[str, bool, int], list[int]] = {}
+    for number, rows in enumerate(step_rows):
+        if rows:
+            loss, in_batch = sources[number].loss, sources[number].source.in_batch
+            name = (loss, not in_batch, -1) if loss == "contrast" else (loss, False, number)
+            groups.setdefault(name, []).append(number)
+    return tuple(
+        Part(
+            sources[numbers[0]].loss,
+            sum(step_rows[number] for number in numbers) / total,
+            tuple(numbers),
+            own_alone,
+            sources[numbers[0]].source.temperature if len(numbers) == 1 else None,
+            sum(step_rows[number] for number in numbers if sources[number].has_teacher) / total,
+        )
+        for (_, own_alone, _), numbers in groups.items()
+    )
+
+
+@dataclass(frozen=True)
+class PairViews(Views):
+    """Queries ``s`` and their positives ``s_hat``, with hard negatives and what is known of them.
+
+    Attributes:
+        negatives: unit rows, the hard negatives of the queries, any number; None where no source has any.
+        negative_ids: instance of each of them.
+        owners: query of each of them.
+        parts: what is computed of which rows.
+        sources: number of the source of each row; read where there are several parts.
+        temperatures: one for each row, in batches of several sources with temperatures of their own; else None.
+        scores: similarity of query and positive.
+        teacher: a teacher's score of each positive, nan where there is none.
+        negative_teacher: the same of each negative.
+    """
+
+    negatives: Float[Tensor, "m d"] | None = None
+    negative_ids: Int[Tensor, " m"] | None = None
+    owners: Int[Tensor, " m"] | None = None
+    parts: tuple[Part, ...] = (Part("contrast", 1.0, (0,)),)
+    sources: Int[Tensor, " n"] | None = None
+    temperatures: Float[Tensor, " n"] | None = None
+    scores: Float[Tensor, " n"] | None = None
+    teacher: Float[Tensor, " n"] | None = None
+    negative_teacher: Float[Tensor, " m"] | None = None
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What gradients flow to: ``s``, ``s_hat``, negatives and a learned temperature, as a row."""
+        s, s_hat, *learned = super().tensors()
+        return s, s_hat, *(() if self.negatives is None else (self.negatives,)), *learned
+
+    @classmethod
+    def joined(cls, views: Sequence[Any], tensors: Sequence[Tensor]) -> Any:
+        """The views of all samples; see `Views.joined`."""
+        s, s_hat, *rest = tensors
+        negatives = rest.pop(0) if views[0].negatives is not None else None
+        whole = super().joined(views, [s, s_hat, *rest])
+        together: dict[str, Any] = {}
+        for name in ("negative_ids", "sources", "temperatures", "scores", "teacher", "negative_teacher"):
+            values = [getattr(each, name) for each in views]
+            together[name] = None if values[0] is None else torch.cat(values)
+        owners = None
+        if views[0].owners is not None:
+            owners = torch.cat([
+                each.owners + start for each, start in zip(views, starts_of(views), strict=True)
+                if each.owners is not None
+            ])  # fmt: skip
+        return replace(whole, negatives=negatives, owners=owners, parts=views[0].parts, **together)
+
+    def chosen(self, rows: Int[Tensor, " m"]) -> PairViews:
+        """The views of some rows with their negatives."""
+        place = torch.full_like(self.ids, -1)
+        place[rows] = torch.arange(len(rows), device=rows.device)
+        names: dict[str, Tensor] = dict.fromkeys(
+            ("s", "s_hat", "ids", "sources", "temperatures", "scores", "teacher"), rows
+        )
+        changes: dict[str, Any] = {}
+        if self.negatives is not None and self.owners is not None:
+            mine = (place[self.owners] >= 0).nonzero()[:, 0]
+            changes["owners"] = place[self.owners[mine]]
+            names |= dict.fromkeys(("negatives", "negative_ids", "negative_teacher"), mine)
+        for name, chosen in names.items():
+            if (values := getattr(self, name)) is not None:
+                changes[name] = values[chosen]
+        return replace(self, **changes)
+
+    def of(self, part: Part) -> PairViews:
+        """The views of a part of the rows."""
+        assert self.sources is not None
+        return self.chosen(torch.isin(self.sources, self.sources.new_tensor(part.sources)).nonzero()[:, 0])
 
 
 class PairTerm(ContrastTerm):
-    """The loss of queries and documents of all ranks in the form that ``contrast.directions`` names.
+    r"""The losses of queries and documents of all ranks, each over its part of the rows of the step.
 
-    ``s`` are queries and ``s_hat`` their positives. The queue holds positives alone.
+    With :math:`n_p` of the :math:`N` rows of the step in part :math:`p`, the loss is :math:`\sum_p \frac{n_p}{N} L_p`:
+    the contrast in the form that ``contrast.directions`` names, CoSENT or cosine regression of scored pairs. The
+    divergence from a teacher's scores is added with its weight, as a mean over the rows that have such scores, times
+    their share. The queue holds positives of the contrast alone.
     """
 
     pushed = 1
 
+    def __init__(
+        self, section: PairContrast, width: int, batch: int, distillation: PairDistillation | None = None
+    ) -> None:
+        super().__init__(section, width, batch)
+        self._distillation = distillation or PairDistillation()
+        self._found: dict[str, list[Tensor]] = {}
+
     def loss(self, views: Views, *, step: int, stats: ContrastStats | None = None) -> Float[Tensor, ""]:
         """The loss of some pairs of every rank, without its weight; their documents then enter the queue."""
-        section = self.section
-        queue = self.queue if step >= section.queue_start else None
-        masks = section.mask_duplicates
-        options = replace(options_of(section), equal_rows=True)
-        if views.own_alone:
-            queue, options = (
-                None,
-                replace(options, directions="infonce", in_batch="none", hardness=0.0, queue_share=None),
-            )
+        assert isinstance(views, PairViews)
+        total = views.s.new_zeros(())
+        found: dict[str, list[tuple[float, Tensor]]] = {}
+        for part in views.parts:
+            alone = len(views.parts) == 1
+            some = views if alone else views.of(part)
+            options = replace(options_of(self.section), equal_rows=alone)
+            temperature = part.temperature or views.temperature
+            if part.temperature is None and some.temperatures is not None:
+                temperature = some.temperatures
+            if part.loss == "contrast":
+                name, loss = "loss/pairs", self._contrast(some, part, options, temperature, step, stats)
+            elif part.loss == "cosent":
+                assert some.scores is not None
+                name = "loss/cosent"
+                loss = cosent_loss(some.s, some.s_hat, some.scores, temperature=temperature, options=options)
+            else:
+                assert some.scores is not None
+                name, loss = "loss/cosine", cosine_regression_loss(some.s, some.s_hat, some.scores, options=options)
+            found.setdefault(name, []).append((part.share, loss.detach()))
+            total = total + part.share * loss
+            if self._distillation.weight and part.taught:
+                taught = self._distilled(some, part, options, temperature)
+                found.setdefault("loss/distillation", []).append((part.taught, taught.detach()))
+                total = total + self._distillation.weight * part.taught * taught
+        for name, values in found.items():
+            mean = sum(share * value for share, value in values) / sum(share for share, _ in values)
+            self._found.setdefault(name, []).append(torch.as_tensor(mean))
+        if self.section.momentum is None:
+            self.push(views)
+        return total
+
+    def _contrast(
+        self, views: PairViews, part: Part, options: ContrastOptions, temperature: float | Tensor, step: int,
+        stats: ContrastStats | None,
+    ) -> Tensor:  # fmt: skip
+        queue = self.queue if step >= self.section.queue_start else None
+        masks = self.section.mask_duplicates
+        if part.own_alone:
+            queue = None
+            options = replace(options, directions="infonce", in_batch="none", hardness=0.0, queue_share=None)
 
         def contrast(stats: ContrastStats | None = None) -> Tensor:
             return info_nce(
-                views.s, views.s_hat, temperature=views.temperature, queue=queue, negatives=views.negatives,
+                views.s, views.s_hat, temperature=temperature, queue=queue, negatives=views.negatives,
                 negative_ids=views.negative_ids if masks and views.negatives is not None else None,
                 negative_owners=views.owners if views.negatives is not None else None,
                 ids=views.ids if masks else None, stats=stats, options=options,
@@ -46,11 +213,40 @@ class PairTerm(ContrastTerm):
         if stats is not None:  # in a pass of its own, as in `ContrastTerm.loss`
             with torch.no_grad():
                 contrast(stats)
-        if section.momentum is None:
-            self.push(views)
         return loss
 
+    def _distilled(self, views: PairViews, part: Part, options: ContrastOptions, temperature: float | Tensor) -> Tensor:
+        assert views.teacher is not None
+        if part.taught < part.share:
+            rows = views.teacher.isfinite().nonzero()[:, 0]
+            views, options = views.chosen(rows), replace(options, equal_rows=False)
+            temperature = temperature[rows] if isinstance(temperature, Tensor) and temperature.ndim else temperature
+        assert views.negatives is not None
+        assert views.owners is not None
+        assert views.teacher is not None
+        assert views.negative_teacher is not None
+        return distillation_loss(
+            views.s, views.s_hat, views.negatives, negative_owners=views.owners,
+            positive_scores=views.teacher, negative_scores=views.negative_teacher,
+            temperature=temperature, teacher_temperature=self._distillation.temperature, options=options,
+        )  # fmt: skip
+
+    def take_losses(self) -> dict[str, Tensor]:
+        """Each loss of the step, in the mean over its rows; then forget them."""
+        found, self._found = self._found, {}
+        return {name: torch.stack(values).mean() for name, values in found.items()}
+
     def push(self, views: Views) -> None:
-        """Put the positives of some pairs into the queue, if there is one."""
-        if self.queue is not None:
-            self.queue.enqueue(views.s_hat.detach(), ids=views.ids if self.section.mask_duplicates else None)
+        """Put the positives of the contrast's pairs into the queue, if there is one."""
+        if self.queue is None:
+            return
+        assert isinstance(views, PairViews)
+        only = views.only
+        contrasted = [number for part in views.parts if part.loss == "contrast" for number in part.sources]
+        if len(views.parts) > 1:
+            assert views.sources is not None
+            only = torch.isin(views.sources, views.sources.new_tensor(contrasted)).nonzero()[:, 0]
+        elif not contrasted:
+            return
+        ids = views.ids if self.section.mask_duplicates else None
+        self.queue.enqueue(views.s_hat.detach(), ids=ids, only=only)

@@ -10,19 +10,21 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.contrast.temperature import Schedule
 from capt.pretrain.contrastive.term import build_schedule
 from capt.pretrain.models.encoder import Encoder
-from capt.pretrain.models.heads import mean_over_tokens
-from capt.pretrain.pairs.batches import PaddedTexts
+from capt.pretrain.models.heads import MLMHead, MLMOutput, mean_over_tokens
+from capt.pretrain.pairs.batches import MaskedTexts, PaddedTexts
 from capt.pretrain.pairs.config import PairJob, Pooling
 
 
 class PairOutput(NamedTuple):
-    """Unit rows of each list of texts, and the temperature of this step."""
+    """Unit rows of each list of texts, the temperature of this step, and sums over masked tokens, if asked for."""
 
     rows: list[Float[Tensor, "_ d"]]
     temperature: float | Tensor
+    masked: MLMOutput | None = None
 
 
 class PooledEncoder(nn.Module):
@@ -45,13 +47,20 @@ class PooledEncoder(nn.Module):
 
 
 class PairModule(nn.Module):
-    """Encoder, pooling, projection and temperature schedule; queries and documents share all of them."""
+    """Encoder, pooling, projection and temperature schedule; queries and documents share all of them.
+
+    With ``mlm.weight`` above 0 there is a language-model head that shares the encoder's token embeddings.
+
+    Raises:
+        ConfigError: ``mlm.weight`` is above 0, and the token embeddings are narrower than the hidden states.
+    """
 
     def __init__(self, job: PairJob, encoder: Encoder, pooling: Pooling) -> None:
         super().__init__()
         self.encoder = PooledEncoder(encoder, pooling)
         width = job.model.projection
         self.projection = None if width is None else nn.Linear(encoder.hidden_size, width)
+        self.mlm = None if job.mlm.weight == 0 else _mlm_head(encoder)
         self.temperature: Schedule = build_schedule(job.contrast.temperature, job.schedule.max_steps)
 
     @property
@@ -66,6 +75,28 @@ class PairModule(nn.Module):
             rows = self.projection(rows)
         return F.normalize(rows.to(torch.promote_types(rows.dtype, torch.float32)), dim=-1, eps=1e-12)
 
-    def forward(self, texts: Sequence[PaddedTexts], *, step: int) -> PairOutput:
-        """Unit rows of each list of texts."""
-        return PairOutput([self.embed(each) for each in texts], self.temperature(step))
+    def forward(self, texts: Sequence[PaddedTexts], *, step: int, masked: MaskedTexts | None = None) -> PairOutput:
+        """Unit rows of each list of texts, and after them the language model's sums over ``masked``."""
+        rows = [self.embed(each) for each in texts]
+        sums = None
+        if masked is not None:
+            assert self.mlm is not None
+            (tokens, padded), positions, labels = masked
+            sums = self.mlm(self.encoder.model(tokens, padded=padded, rows=positions), labels)
+        return PairOutput(rows, self.temperature(step), sums)
+
+
+_EPS = 1e-5
+"""Epsilon of the head's LayerNorm, as in RoBERTa."""
+
+
+def _mlm_head(encoder: Encoder) -> MLMHead:
+    word, hidden_size = encoder.word_embedding, encoder.hidden_size
+    if word.embedding_dim != hidden_size:
+        raise ConfigError(
+            f"mlm.weight: the encoder embeds tokens in {word.embedding_dim} dimensions and has hidden states of "
+            f"{hidden_size}, so that no language-model head can share its embeddings; set mlm.weight=0"
+        )
+    head = MLMHead(word, encoder.vocab_size, _EPS)
+    head.begin_near_identity()
+    return head

@@ -1,4 +1,6 @@
-"""The pairs of each source as token ids: every distinct text is encoded once, and rows name texts by number.
+"""The pairs of a source as token ids: every distinct text is there once, and rows name texts by number.
+
+All arrays may be mapped from files (:mod:`capt.pretrain.pairs.store`), so that nothing here copies a whole one.
 
 Two texts that differ in case, in kinds of spaces or in Unicode's form alone have the same key. Keys decide what is no
 negative: a document of the query itself, wherever in the batch or in the queue it comes from.
@@ -7,25 +9,23 @@ negative: a document of the query itself, wherever in the batch or in the queue 
 from __future__ import annotations
 
 import hashlib
-import logging
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
 
 import numpy as np
-from jaxtyping import Int32, Int64
+from jaxtyping import Float, Int32, Int64
 
-from capt.pretrain.base.errors import ConfigError, DataError, counted
+from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.overlap import same_text
-from capt.pretrain.base.randomness import mix64
 from capt.pretrain.pairs.config import PairSource
-from capt.pretrain.pairs.forms import Pair
 from capt.tokenizer.encode import TextTokenizer
 
-logger = logging.getLogger(__name__)
-
 Numbers = Int64[np.ndarray, " n"]
+Loss = Literal["contrast", "cosent", "cosine"]
 
+_BLOCK = 1 << 20
 _LENGTH = 128
 """Tokens of a text where the job does not say: what contrastors and ModernBERT's embedding models train on."""
 
@@ -40,23 +40,36 @@ def text_key(text: str) -> int:
 class EncodedTexts:
     """Distinct texts of one side: text ``i`` is ``ids[starts[i] : starts[i + 1]]``, special tokens included.
 
-    ``keys`` are as `text_key` gives them. ``cut`` texts were longer than allowed.
+    ``keys`` are as `text_key` gives them. ``cut`` texts were longer than allowed. ``ids`` are of any type of integers.
     """
 
-    ids: Int32[np.ndarray, " total"]
+    ids: np.ndarray
     starts: Int64[np.ndarray, " n1"]
     keys: Numbers
     cut: int
 
+    def __len__(self) -> int:
+        return len(self.keys)
+
     @property
-    def lengths(self) -> Numbers:
-        """Tokens of each text."""
-        return np.diff(self.starts)
+    def mean_length(self) -> float:
+        """Tokens of a text in the mean."""
+        return float(self.starts[-1]) / max(1, len(self))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest text."""
+        return int(np.diff(self.starts).max(initial=0))
+
+    def lengths(self, numbers: Numbers) -> Numbers:
+        """Tokens of some texts."""
+        found: Numbers = self.starts[numbers + 1] - self.starts[numbers]
+        return found
 
     def tokens(self, numbers: Numbers) -> list[Int32[np.ndarray, " _"]]:
         """The ids of some texts."""
-        starts = self.starts
-        return [self.ids[starts[i] : starts[i + 1]] for i in numbers.tolist()]
+        starts, stops = self.starts[numbers].tolist(), self.starts[numbers + 1].tolist()
+        return [self.ids[start:stop].astype(np.int32) for start, stop in zip(starts, stops, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -73,23 +86,36 @@ class Lists:
         starts = np.cumsum([0, *map(len, rows)], dtype=np.int64)
         return cls(np.array([value for row in rows for value in row], dtype=np.int64), starts)
 
-    @property
-    def counts(self) -> Numbers:
-        """How many numbers each row has."""
-        return np.diff(self.starts)
+    def counts(self, rows: Numbers) -> Numbers:
+        """How many numbers some rows have."""
+        found: Numbers = self.starts[rows + 1] - self.starts[rows]
+        return found
 
-    def take(self, rows: Numbers, first: Numbers, number: Numbers) -> Int64[np.ndarray, " taken"]:
-        """``number`` values of each of some rows, from place ``first`` on and round to its beginning again."""
+    def places(self, rows: Numbers, first: Numbers, number: Numbers) -> Int64[np.ndarray, " taken"]:
+        """Where ``number`` values of each of some rows lie, from place ``first`` on and round to its beginning."""
         owners = np.repeat(np.arange(len(rows)), number)
         within = np.arange(len(owners)) - np.repeat(np.cumsum(number) - number, number)
-        places = (first[owners] + within) % self.counts[rows][owners]
-        taken: Int64[np.ndarray, " taken"] = self.values[self.starts[rows][owners] + places]
+        round_ = (first[owners] + within) % self.counts(rows)[owners]
+        taken: Int64[np.ndarray, " taken"] = self.starts[rows][owners] + round_
         return taken
 
 
 @dataclass(frozen=True)
 class SourceRows:
-    """The rows of one source. ``query[i]``, ``positives`` and ``negatives`` are numbers of texts."""
+    """The rows of one source. ``query[i]``, ``positives`` and ``negatives`` are numbers of texts.
+
+    Attributes:
+        source: its settings, all filled in (`PairData.each`).
+        queries: the texts of one side.
+        documents: those of the other.
+        query: the query of each row.
+        positives: its documents.
+        negatives: its hard negatives.
+        scores: similarity of query and document, in a source of scored pairs; else None.
+        positive_scores: a teacher's score of each value of ``positives``; None where the source has none.
+        negative_scores: the same of ``negatives``.
+        digest: SHA-256 of all that the rows are: their tokens, texts and lists.
+    """
 
     source: PairSource
     queries: EncodedTexts
@@ -97,20 +123,42 @@ class SourceRows:
     query: Numbers
     positives: Lists
     negatives: Lists
+    scores: Float[np.ndarray, " n"] | None = None
+    positive_scores: Float[np.ndarray, " p"] | None = None
+    negative_scores: Float[np.ndarray, " k"] | None = None
+    digest: str = ""
 
     def __len__(self) -> int:
         return len(self.query)
 
-    def digest(self) -> str:
-        """SHA-256 of all that the rows are: their tokens, texts and lists."""
-        content = hashlib.sha256()
-        for array in (
-            *(self.queries.ids, self.queries.starts, self.queries.keys, self.documents.ids, self.documents.starts),
-            *(self.documents.keys, self.query, self.positives.values, self.positives.starts, self.negatives.values),
-            self.negatives.starts,
-        ):
-            content.update(len(array).to_bytes(8, "little") + np.ascontiguousarray(array).tobytes())
-        return content.hexdigest()
+    @property
+    def loss(self) -> Loss:
+        """The loss that the rows are trained with: that of their source, or what goes with what they are."""
+        if self.source.loss in (None, "auto"):
+            return "contrast" if self.scores is None else "cosent"
+        return self.source.loss  # type: ignore[return-value]
+
+    @cached_property
+    def is_one_column(self) -> bool:
+        """Whether every text is its own positive, as in rows of one text alone."""
+        values = self.positives.values
+        if len(values) != len(self):
+            return False
+        blocks = (slice(first, first + _BLOCK) for first in range(0, len(self), _BLOCK))
+        return all(
+            bool((self.documents.keys[values[block]] == self.queries.keys[self.query[block]]).all()) for block in blocks
+        )
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether a teacher has scored the documents of every row."""
+        return self.positive_scores is not None and bool(self.source.negatives)
+
+    @property
+    def flops_shape(self) -> tuple[float, float, float]:
+        """Tokens of a query and of a document, and hard negatives of a row in a step, in the mean."""
+        negatives = min(self.source.negatives or 0, len(self.negatives.values) / max(1, len(self)))
+        return self.queries.mean_length, self.documents.mean_length, negatives
 
 
 def longest_text(tokenizer: TextTokenizer, prompt: str, length: int | None, max_positions: int, what: str) -> int:
@@ -132,119 +180,3 @@ def longest_text(tokenizer: TextTokenizer, prompt: str, length: int | None, max_
             "allow fewer tokens"
         )
     return length + before
-
-
-@dataclass
-class _Side:
-    """The distinct texts of queries or documents while they are collected."""
-
-    texts: dict[str, int] = field(default_factory=dict)
-
-    def number(self, text: str) -> int:
-        return self.texts.setdefault(text, len(self.texts))
-
-    def encode(
-        self, tokenizer: TextTokenizer, prompt: str, length: int | None, max_positions: int, what: str
-    ) -> EncodedTexts:
-        longest = longest_text(tokenizer, prompt, length, max_positions, what)
-        special, texts = tokenizer.special, list(self.texts)
-        encoded = tokenizer.encode_batch([prompt + text for text in texts] if prompt else texts)
-        lengths = np.array([min(len(ids) + 2, longest) for ids in encoded], dtype=np.int64)
-        parts = [part for ids in encoded for part in ([special.bos], ids[: longest - 2], [special.eos])]
-        return EncodedTexts(
-            ids=np.concatenate(parts).astype(np.int32) if parts else np.zeros(0, np.int32),
-            starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-            keys=np.array([text_key(text) for text in texts], dtype=np.int64),
-            cut=sum(len(ids) + 2 > longest for ids in encoded),
-        )
-
-
-def encode_source(
-    source: PairSource, pairs: Iterable[tuple[str, Pair]], tokenizer: TextTokenizer, max_positions: int
-) -> SourceRows:
-    """Encode the pairs of a source, whose settings are all filled in (`PairData.each`), and log what they are.
-
-    A negative with the key of a positive of its row is left out, and counted. A row without a positive is one of
-    unsupervised SimCSE: the text is its own positive, and dropout tells the two views apart.
-
-    Raises:
-        DataError: a row has no text or a score, a source with ``in_batch`` false has a row without negatives, or there
-            is no row.
-        ConfigError: a prompt and a length that do not fit together, or the encoder.
-    """
-    assert source.prompts is not None
-    queries, documents = _Side(), _Side()
-    query: list[int] = []
-    positives: list[list[int]] = []
-    negatives: list[list[int]] = []
-    counts: Counter[str] = Counter()
-    keys: dict[str, int] = {}
-
-    def key(text: str) -> int:
-        if text not in keys:
-            keys[text] = text_key(text)
-        return keys[text]
-
-    for place, pair in pairs:
-        if pair.score is not None:
-            raise DataError(
-                f"{place}: two texts and their score; a pair here belongs together: keep the rows of high scores, and "
-                "set form=columns, which reads the texts alone"
-            )
-        own = pair.positives or (pair.query,)
-        if not pair.query.strip() or not all(text.strip() for text in own):
-            raise DataError(f"{place}: an empty query or positive; remove the row")
-        right = {key(text) for text in own}
-        wrong = [text for text in pair.negatives if key(text) not in right]
-        counts["negatives are positives of their row, and left out"] += len(pair.negatives) - len(wrong)
-        if not source.in_batch and not wrong:
-            raise DataError(
-                f"{place}: no negative, and source {source.name} has in_batch false: give the row negatives, or set "
-                "in_batch=true"
-            )
-        query.append(queries.number(pair.query))
-        positives.append([documents.number(text) for text in dict.fromkeys(own)])
-        used = wrong if source.negatives else ()
-        negatives.append([documents.number(text) for text in dict.fromkeys(used)])
-    if not query:
-        raise DataError(f"source {source.name}: no pair in {', '.join(source.files)}")
-    if source.negatives and not any(negatives):
-        raise DataError(
-            f"source {source.name}: negatives is {source.negatives}, and no row has a negative; set data.negatives=0"
-        )
-    names = [f"source {source.name}, {side}" for side in ("queries", "documents")]
-    rows = SourceRows(
-        source=source,
-        queries=queries.encode(tokenizer, source.prompts.query, source.query_length, max_positions, names[0]),
-        documents=documents.encode(tokenizer, source.prompts.document, source.document_length, max_positions, names[1]),
-        query=np.array(query, dtype=np.int64),
-        positives=Lists.of(positives),
-        negatives=Lists.of(negatives),
-    )
-    counts["texts are cut"] = rows.queries.cut + rows.documents.cut
-    _report(rows, counts)
-    return rows
-
-
-def _report(rows: SourceRows, counts: Counter[str]) -> None:
-    notes = "".join(f"; {number:,} {what}" for what, number in counts.items() if number)
-    logger.info(
-        "source %s: %s, %.1f tokens a query, %.1f a document%s",
-        *(rows.source.name, counted(len(rows), "pair"), rows.queries.lengths.mean(), rows.documents.lengths.mean()),
-        notes,
-    )
-
-
-def split_pairs(
-    pairs: Iterable[tuple[str, Pair]], fraction: float
-) -> tuple[list[tuple[str, Pair]], list[tuple[str, Pair]]]:
-    """Pairs to train on, and pairs to hold out: all those whose query has a key in the first part of all keys.
-
-    So a query is on one side alone, in whatever order the pairs come.
-    """
-    train: list[tuple[str, Pair]] = []
-    held_out: list[tuple[str, Pair]] = []
-    for place, pair in pairs:
-        mixed = int(mix64(np.array([text_key(pair.query)], dtype=np.uint64))[0])
-        (held_out if mixed < fraction * 2**64 else train).append((place, pair))
-    return train, held_out

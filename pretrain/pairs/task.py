@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -16,26 +18,29 @@ from pydantic import Field
 from torch import Tensor
 
 from capt.pretrain.base import distributed
-from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, quoted
-from capt.pretrain.base.overlap import report_overlap, shared
+from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, counted, quoted
+from capt.pretrain.base.overlap import Shared, report_overlap
 from capt.pretrain.base.randomness import derive
 from capt.pretrain.base.records import Count
+from capt.pretrain.base.verification import Verifier
 from capt.pretrain.config.schema import Job
 from capt.pretrain.contrastive.collapse import Figures
 from capt.pretrain.contrastive.task import Assemble, ContrastState, ContrastTask, Scales
 from capt.pretrain.contrastive.views import Views
+from capt.pretrain.data.corruption import IGNORE, CorruptionVocabulary, Corruptor
 from capt.pretrain.data.sampler import MixedSampler, Sampler
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import Progress, Rows, SampleOrder, StepMetrics
+from capt.pretrain.engine.verification import all_ranks
 from capt.pretrain.language.backbone import Backbone, load_backbone
-from capt.pretrain.pairs.batches import Assembler, PairBatch
-from capt.pretrain.pairs.config import PairJob, PairSource, Pooling
-from capt.pretrain.pairs.forms import read_pairs
-from capt.pretrain.pairs.loss import PairTerm
+from capt.pretrain.pairs.batches import Assembler, MaskedTexts, Noise, PairBatch, shared_keys
+from capt.pretrain.pairs.config import PairJob, Pooling
+from capt.pretrain.pairs.loss import PairTerm, PairViews, parts_of
 from capt.pretrain.pairs.module import PairModule, PairOutput
 from capt.pretrain.pairs.restore import pooling_of_init
-from capt.pretrain.pairs.sources import SourceRows, encode_source, split_pairs
-from capt.pretrain.pairs.validation import Pool, pool_of, validate
+from capt.pretrain.pairs.sources import SourceRows
+from capt.pretrain.pairs.store import HELD_OUT, RowsRecord, prepare_source
+from capt.pretrain.pairs.validation import Pools, in_any, pools_of, validate
 
 logger = logging.getLogger(__name__)
 
@@ -71,64 +76,100 @@ class PairTask(ContrastTask[PairBatch]):
         update = {"encoder": self._backbone.hf_config, "pooling": pooling}
         self.job = job.model_copy(update={"model": section.model_copy(update=update)})
         self.tokenizer, self._pooling = self._backbone.tokenizer, pooling
-        self.sources, self.pool = self._read()
+        self.sources, held_out = self._read()
+        self.pools = self._pools(held_out)
+        self._several = len({rows.source.temperature for rows in self.sources}) > 1
         self._tokenizer_folder = run_dir / "tokenizer"
         self._width = section.projection or self._backbone.encoder.hidden_size
 
-    def _read(self) -> tuple[list[SourceRows], Pool | None]:
+    def _read(self) -> tuple[list[SourceRows], list[SourceRows]]:
         """The training pairs of each source, and the held-out ones."""
         data = self.job.data
         fraction = 0.0 if data.validation_files else data.validation_fraction
+        verifier = Verifier(data.cache, all_ranks())
+        encoder = (self.tokenizer, self._backbone.encoder.max_positions)
         train, held_out = [], []
         for source in data.each():
-            files = source.paths()
-            options: dict[str, Any] = {"form": source.form, "corpus": source.corpus, "columns": source.columns}
-            mine, others = split_pairs(read_pairs(files, **options), fraction)
-            if others and not mine:
+            with verifier.ranks.synchronize_errors():
+                files = source.paths()
+            prepared = prepare_source(source, files, fraction, *encoder, verifier)
+            if prepared.held_out is not None:
+                held_out.append(prepared.held_out)
+            if prepared.train is None:
                 raise DataError(
-                    f"source {source.name}: data.validation_fraction {fraction:g} holds out all {len(others):,} pairs; "
-                    "lower it"
+                    f"source {source.name}: data.validation_fraction {fraction:g} holds out all of its pairs; lower it"
                 )
-            train.append(self._encoded(source, mine))
-            if len(train[-1]) < self.job.batch.global_:
-                raise DataError(
-                    f"source {source.name}: {len(train[-1]):,} pairs do not fill a step, in which a pair comes once: "
-                    f"set batch.global to {len(train[-1]):,} or fewer"
-                )
-            if len(np.unique(train[-1].documents.keys)) < 2:
-                raise DataError(f"source {source.name}: all documents are one text: there is nothing to tell apart")
-            if others:
-                held_out.append(
-                    self._encoded(source.model_copy(update={**_HELD_OUT, "name": f"{source.name}, held out"}), others)
-                )
+            self._check(prepared.train, prepared.record)
+            train.append(prepared.train)
+        self._check_sizes(train)
         if data.validation_files:
-            source = next(data.each()).model_copy(update={**_HELD_OUT, "name": "validation"})
-            options = {"form": source.form, "corpus": source.corpus, "columns": source.columns}
-            held_out.append(self._encoded(source, read_pairs(data.held_out_paths(), **options)))
-        if not held_out:
-            return train, None
-        pool = pool_of(held_out, self.job.validate_.samples)
-        queries = (key for rows in train for key in rows.queries.keys.tolist())
-        documents = (key for rows in train for key in rows.documents.keys.tolist())
-        counts = {
-            "query": shared(queries, pool.query_keys.tolist()),
-            "document": shared(documents, pool.document_keys.tolist()),
-        }
-        if distributed.rank() == 0:  # all ranks read the same pairs
-            report_overlap(counts, train="training text", validation="held-out text")
-        return train, pool
+            source = next(data.each()).model_copy(update=HELD_OUT)
+            with verifier.ranks.synchronize_errors():
+                files = data.held_out_paths()
+            rows = prepare_source(source, files, 0.0, *encoder, verifier, "validation").train
+            held_out += [] if rows is None else [rows]
+        if not held_out and fraction and distributed.rank() == 0:
+            logger.warning(
+                "validation is off: data.validation_fraction %g of %s comes to no pair; raise it, or set "
+                "data.validation_files (data.validation_fraction=0 says that none is wanted)",
+                fraction, counted(sum(map(len, train)), "pair"),
+            )  # fmt: skip
+        return train, held_out
 
-    def _encoded(self, source: PairSource, pairs: Any) -> SourceRows:
-        rows = encode_source(source, pairs, self.tokenizer, self._backbone.encoder.max_positions)
-        section = self.job.model
-        alone = (rows.positives.counts == 1) & (rows.documents.keys[rows.positives.values[rows.positives.starts[:-1]]]
-                 == rows.queries.keys[rows.query])  # fmt: skip
-        if bool(alone.all()) and not (section.dropout or section.attention_dropout):
+    def _check(self, rows: SourceRows, record: RowsRecord) -> None:
+        """Refuse a source that cannot be trained on with the losses of the job."""
+        source, section = rows.source, self.job.model
+        alike = source.view != "corrupted" and not (section.dropout or section.attention_dropout)
+        if alike and rows.scores is None and rows.is_one_column:
             raise ConfigError(
                 f"source {source.name}: every text is its own positive, and model.dropout is 0, so that both views are "
-                "the same: set model.dropout above 0"
+                "the same: set model.dropout above 0, or data.view=corrupted"
             )
-        return rows
+        if self.job.distillation.weight and record.unscored:
+            raise DataError(
+                f"{record.unscored}: no pos_scores and neg_scores, which other rows of source {source.name} have: "
+                "distillation.weight needs them in every row of a source, or in none; set it to 0, or divide the source"
+            )
+        if rows.loss != "contrast":
+            return
+        if bool((rows.documents.keys == rows.documents.keys[0]).all()):
+            raise DataError(f"source {source.name}: all documents are one text: there is nothing to tell apart")
+        if source.in_batch and len(rows) <= _MOST_COMPARED and not is_told_apart(rows):
+            raise DataError(
+                f"source {source.name}: all of its {len(rows):,} pairs share queries or documents with each other, so "
+                "that none is a negative of another and the loss is 0: give it pairs of different queries and "
+                "documents, or hard negatives and in_batch=false"
+            )
+
+    def _check_sizes(self, sources: Sequence[SourceRows]) -> None:
+        """Refuse a source that has fewer pairs than a step takes from it."""
+        batch, mixed = self.job.batch.global_, self.job.data.batches == "mixed"
+        total = sum(rows.source.weight for rows in sources)
+        for rows in sources:
+            most = min(batch, math.ceil(batch * rows.source.weight / total) + 1) if mixed else batch
+            if len(rows) < most:
+                fewer = "lower its weight, or batch.global" if mixed else f"set batch.global to {len(rows):,} or fewer"
+                raise DataError(
+                    f"source {rows.source.name}: {len(rows):,} pairs do not fill {'its part of ' if mixed else ''}a "
+                    f"step, in which a pair comes once: {fewer}"
+                )
+        if self.job.distillation.weight and not any(rows.has_teacher for rows in sources):
+            raise DataError(
+                "distillation.weight: no source has a teacher's scores (pos_scores, neg_scores); capt mine "
+                "--cross-encoder writes them, or set distillation.weight=0"
+            )
+
+    def _pools(self, held_out: list[SourceRows]) -> Pools:
+        """What validation looks at, with a word about what of it is trained on too."""
+        pools = pools_of(held_out, self.job.validate_.samples)
+        if distributed.rank() == 0 and (there := pools.keys()):
+            counts = {}
+            for what, texts in (("query", "queries"), ("document", "documents")):
+                mine = np.concatenate(there[what])
+                trained = [getattr(rows, texts).keys for rows in self.sources]
+                counts[what] = Shared(int(in_any(mine, trained).sum()), len(mine))
+            report_overlap(counts, train="training text", validation="held-out text")
+        return pools
 
     @property
     def samples(self) -> int:
@@ -152,8 +193,9 @@ class PairTask(ContrastTask[PairBatch]):
     @cached_property
     def _digest(self) -> str:
         total = sum(rows.source.weight for rows in self.sources)
-        parts = [f"{rows.source.name} {rows.source.weight / total} {rows.digest()}" for rows in self.sources]
-        return hashlib.sha256("".join(parts).encode()).hexdigest()
+        parts = [f"{rows.source.name} {rows.source.weight / total} {rows.digest}" for rows in self.sources]
+        mixed = " mixed" if self.job.data.batches == "mixed" and len(parts) > 1 else ""
+        return hashlib.sha256(("".join(parts) + mixed).encode()).hexdigest()
 
     def build_module(self) -> PairModule:
         """The pretrained encoder under its pooling."""
@@ -161,22 +203,32 @@ class PairTask(ContrastTask[PairBatch]):
 
     def build_term(self) -> PairTerm:
         """The contrast of queries and documents."""
-        return PairTerm(self.job.contrast, self.width, self.job.batch.global_)
+        return PairTerm(self.job.contrast, self.width, self.job.batch.global_, self.job.distillation)
 
     def _sampler(self) -> Sampler | MixedSampler:
         if len(self.sources) == 1:
             return Sampler(self.samples, self.job.run.seed)
         weights = tuple(rows.source.weight for rows in self.sources)
-        return MixedSampler(tuple(map(len, self.sources)), weights, self.job.batch.global_, self.job.run.seed)
+        sizes, mixed = tuple(map(len, self.sources)), self.job.data.batches == "mixed"
+        return MixedSampler(sizes, weights, self.job.batch.global_, self.job.run.seed, mixed)
 
     def step_assembler(self, batch: int, parts: int, world: int, rank: int) -> Callable[[int, int], list[PairBatch]]:
         """What makes the ``parts`` micro-batches of ``rank`` of the step that begins at a sample."""
         cached = self.job.contrast.is_cached(parts)
         assembler = Assembler(
             self.sources, self._sampler(), batch=batch, parts=parts, world=world, rank=rank, seed=self.job.run.seed,
-            bucketing=self.job.data.bucketing and cached,
+            bucketing=self.job.data.bucketing and cached, noise=self._noise(), masks=self.job.mlm.weight > 0,
         )  # fmt: skip
         return lambda start, step: assembler(start)
+
+    def _noise(self) -> Noise | None:
+        """What corrupts texts, where a loss or a second view asks for it."""
+        if not self.job.mlm.weight and all(rows.source.view != "corrupted" for rows in self.sources):
+            return None
+        tokenizer = self.tokenizer
+        vocabulary = CorruptionVocabulary(tokenizer.vocab_size, tokenizer.special.mask, tuple(tokenizer.special_ids))
+        make = functools.partial(Corruptor, self.job.corruption, vocabulary)
+        return Noise(make, tokenizer.special.pad, self.job.run.seed)
 
     def assembler(self, split: str) -> Assemble[PairBatch]:
         """Not used: the steps of pairs are assembled whole (`step_assembler`)."""
@@ -188,7 +240,7 @@ class PairTask(ContrastTask[PairBatch]):
         sampler = self._sampler()
         if isinstance(sampler, Sampler):
             return order
-        return replace(order, sizes=sampler.sizes, weights=sampler.weights, block=sampler.block)
+        return replace(order, sizes=sampler.sizes, weights=sampler.weights, block=sampler.block, mixed=sampler.mixed)
 
     def rows(self, batch: PairBatch) -> Rows:
         """The rows of the pairs, and a digest of the texts of each."""
@@ -199,57 +251,99 @@ class PairTask(ContrastTask[PairBatch]):
         return batch[0].step_tokens
 
     def scales(self, batch: list[PairBatch], device: torch.device) -> Scales:
-        """There is no loss beside the contrast."""
-        return {}
+        """Masked language modelling is the sum over masked tokens divided by their number in the whole step."""
+        if not self.job.mlm.weight:
+            return {}
+        masked_here = sum(int((part.labels != IGNORE).sum()) for part in batch)
+        masked = distributed.all_reduce_sum(torch.full((), masked_here, dtype=torch.float64, device=device))
+        masked = torch.where(masked > 0, masked, torch.inf)  # the factor of no token is 0, which says so
+        return {"mlm": distributed.world_size() * len(batch) / masked}
 
     def losses(
         self, engine: Engine, batch: PairBatch, scales: Scales, step: int
     ) -> tuple[Views | None, Tensor, dict[str, Tensor]]:
-        """What is contrasted of a micro-batch; it has no other loss."""
-        views = self.represent(engine, batch, step)
-        return views, views.s.new_zeros(()), {}
+        """What is contrasted of a micro-batch, its masked-language-model loss times ``mlm.weight``, and its metrics."""
+        masked = batch.masked_texts(self._backbone.encoder.pad_id, engine.device)
+        output = self._forward(engine, batch, step, masked)
+        views = self._views(batch, output, engine.device)
+        if output.masked is None:
+            return views, views.s.new_zeros(()), {}
+        mlm = output.masked.loss_sum * scales["mlm"].to(output.masked.loss_sum.dtype)
+        metrics = {"loss/mlm": mlm, "accuracy/mlm": output.masked.correct * scales["mlm"]}
+        return views, self.job.mlm.weight * mlm, metrics
 
     def represent(self, engine: Engine, batch: PairBatch, step: int) -> Views:
         """Unit rows of the queries, of their positives, and of the hard negatives."""
-        queries, documents = batch.texts(self._backbone.encoder.pad_id, engine.device)
-        output: PairOutput = engine([queries, documents], step=step)
+        return self._views(batch, self._forward(engine, batch, step, None), engine.device)
+
+    def _forward(self, engine: Engine, batch: PairBatch, step: int, masked: MaskedTexts | None) -> PairOutput:
+        texts = list(batch.texts(self._backbone.encoder.pad_id, engine.device))
+        output: PairOutput = engine(texts, step=step, masked=masked)
+        return output
+
+    def _views(self, batch: PairBatch, output: PairOutput, device: torch.device) -> PairViews:
         s, rows = output.rows
         n = len(s)
-        source = self.sources[batch.source].source
+        parts = parts_of(self.sources, batch.step_rows)
+        used = [rows for rows, number in zip(self.sources, batch.step_rows, strict=True) if number]
+        several = len(parts) > 1
 
-        def there(ids: Tensor) -> Tensor:
-            return ids.to(engine.device, non_blocking=True)
+        def there(values: Tensor) -> Tensor:
+            return values.to(device, non_blocking=True)
 
-        return Views(
-            s, rows[:n], there(batch.keys), source.temperature or output.temperature,
-            negatives=rows[n:] if source.negatives else None,
+        temperatures = None
+        if len(used) > 1 and self._several:
+            assert not isinstance(output.temperature, Tensor), "the job refuses a learned one beside those of sources"
+            of_sources = [rows.source.temperature or output.temperature for rows in self.sources]
+            temperatures = there(torch.tensor(of_sources)[batch.sources])
+        scored = any(rows.scores is not None for rows in used)
+        taught = self.job.distillation.weight > 0 and any(rows.has_teacher for rows in used)
+        return PairViews(
+            s, rows[:n], there(batch.keys), output.temperature,
+            negatives=rows[n:] if any(rows.source.negatives for rows in used) else None,
             negative_ids=there(batch.negative_keys),
             owners=there(batch.owners),
-            own_alone=not source.in_batch,
+            parts=parts,
+            sources=there(batch.sources) if several else None,
+            temperatures=temperatures,
+            scores=there(batch.scores) if scored else None,
+            teacher=there(batch.teacher) if taught else None,
+            negative_teacher=there(batch.negative_teacher) if taught else None,
         )  # fmt: skip
 
+    def step(self, engines: Mapping[str, Engine], batch: list[PairBatch], progress: Progress) -> StepMetrics:
+        """One optimizer step; see `ContrastTask.step`. Every loss is reported by itself, without its weight."""
+        report = super().step(engines, batch, progress)
+        assert isinstance(self.contrast, PairTerm)
+        return {
+            name: value for name, value in report.items() if name != self.contrast_loss
+        } | self.contrast.take_losses()
+
     def validate(self, engines: Mapping[str, Engine], progress: Progress) -> StepMetrics:
-        """Loss and retrieval over the held-out pairs."""
-        if self.pool is None:
+        """Loss and retrieval over the held-out pairs, and the rank correlation of scored ones."""
+        if not self.pools:
             return {}
         section, engine = self.job.validate_, engines["model"]
         micro = self.job.micro_batch(distributed.world_size())
         pad_id = self._backbone.encoder.pad_id
-        report = validate(engine, self.pool, section.temperature, min(micro, 256), pad_id)
-        self.collapse.look("validation", progress.step, Figures(
-            (report["recall/to_document"] + report["recall/to_query"]) / 2,
-            report["uniformity"],
-            report["first_direction"],
-        ))  # fmt: skip
+        widths = self.job.contrast.matryoshka
+        report = validate(engine, self.pools, section.temperature, min(micro, 256), pad_id, widths)
+        if "recall/to_document" in report:
+            self.collapse.look("validation", progress.step, Figures(
+                (report["recall/to_document"] + report["recall/to_query"]) / 2,
+                report["uniformity"],
+                report["first_direction"],
+            ))  # fmt: skip
         return {**report}
 
     def validation_fault(self) -> str:
         """Why the held-out pairs do not suffice for `validate`."""
-        if self.pool is None:
+        if not self.pools:
             return "there are no held-out pairs" if self.job.checkpoint.best is not None else ""
-        if len(self.pool) < 2:
+        pools = (self.pools.pairs, self.pools.scored)
+        if (fewest := min(len(pool) for pool in pools if pool is not None)) < 2:
             return (
-                f"it compares pairs with each other, and has {len(self.pool)}; raise data.validation_fraction, or set "
+                f"it compares pairs with each other, and has {fewest}; raise data.validation_fraction, or set "
                 "data.validation_files"
             )
         return ""
@@ -263,9 +357,13 @@ class PairTask(ContrastTask[PairBatch]):
 
     def _flops_per_pair(self, rows: SourceRows) -> float:
         encoder = self._backbone.encoder
-        documents = float(rows.documents.lengths.mean())
-        negatives = min(rows.source.negatives or 0, float(rows.negatives.counts.mean()))
-        return encoder.flops(float(rows.queries.lengths.mean())) + (1 + negatives) * encoder.flops(documents)
+        query, document, negatives = rows.flops_shape
+        once = encoder.flops(query) + (1 + negatives) * encoder.flops(document)
+        if not self.job.mlm.weight:
+            return once
+        masked = [document] if rows.source.view == "corrupted" else [query] if rows.is_one_column else [query, document]
+        head = 2.0 * encoder.hidden_size * (encoder.hidden_size + encoder.vocab_size) * self.job.corruption.rate
+        return once + sum(encoder.flops(length) + length * head for length in masked)
 
     def save_state(self, folder: Path) -> dict[str, Any]:
         """What every task with a contrast keeps, and the batch, by which sources take turns."""
@@ -298,6 +396,16 @@ class PairTask(ContrastTask[PairBatch]):
         return {"tokenizer": self._tokenizer_folder}
 
 
-_HELD_OUT = {"negatives": 0, "in_batch": True}
+_MOST_COMPARED = 1 << 20
+"""Rows of a source up to which it is looked at whether all of them are one group of equal texts: half a second."""
+
+
+def is_told_apart(rows: SourceRows) -> bool:
+    """Whether any two rows share neither query nor document, directly or through others."""
+    owners = np.repeat(np.arange(len(rows)), np.diff(rows.positives.starts))
+    documents = rows.documents.keys[rows.positives.values]
+    keys, _ = shared_keys(rows.queries.keys[rows.query[owners]], documents, np.zeros(0, dtype=np.int64))
+    return bool((keys != keys[0]).any())
+
 
 TASK = PairTask

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64
+from scipy.stats import spearmanr
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from capt.pretrain.base import distributed
 from capt.pretrain.contrast.metrics import PairAccumulator, alignment, first_direction, uniformity
 from capt.pretrain.data.sampler import validation_samples
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.pairs.batches import padded
+from capt.pretrain.pairs.config import at_width
 from capt.pretrain.pairs.module import PairModule
 from capt.pretrain.pairs.sources import SourceRows
 
@@ -32,9 +35,36 @@ class Pool:
     documents: list[np.ndarray]
     query_keys: Int64[np.ndarray, " n"]
     document_keys: Int64[np.ndarray, " n"]
+    scores: Float[np.ndarray, " n"]
+    """Similarity of the two; nan where it is not known."""
 
     def __len__(self) -> int:
         return len(self.queries)
+
+
+@dataclass(frozen=True)
+class Pools:
+    """What validation looks at: pairs that belong together, and pairs with a score."""
+
+    pairs: Pool | None = None
+    scored: Pool | None = None
+
+    def __bool__(self) -> bool:
+        return self.pairs is not None or self.scored is not None
+
+    def keys(self) -> dict[str, list[np.ndarray]]:
+        """The keys of all held-out texts, by ``query`` and ``document``; empty without any."""
+        pools = [pool for pool in (self.pairs, self.scored) if pool is not None]
+        if not pools:
+            return {}
+        return {"query": [pool.query_keys for pool in pools], "document": [pool.document_keys for pool in pools]}
+
+
+def pools_of(sources: Sequence[SourceRows], limit: int) -> Pools:
+    """The pools of some held-out sources, each of at most ``limit`` pairs."""
+    pairs = [rows for rows in sources if rows.scores is None]
+    scored = [rows for rows in sources if rows.scores is not None]
+    return Pools(pool_of(pairs, limit) if pairs else None, pool_of(scored, limit) if scored else None)
 
 
 def pool_of(sources: Sequence[SourceRows], limit: int) -> Pool:
@@ -43,6 +73,7 @@ def pool_of(sources: Sequence[SourceRows], limit: int) -> Pool:
     queries: list[np.ndarray] = []
     documents: list[np.ndarray] = []
     keys: list[tuple[np.ndarray, np.ndarray]] = []
+    scores: list[np.ndarray] = []
     chosen = np.arange(total) if total <= limit else np.arange(limit) * total // limit
     first = 0
     for source in sources:
@@ -52,33 +83,81 @@ def pool_of(sources: Sequence[SourceRows], limit: int) -> Pool:
         queries += source.queries.tokens(texts)
         documents += source.documents.tokens(positives)
         keys.append((source.queries.keys[texts], source.documents.keys[positives]))
-    return Pool(queries, documents, np.concatenate([q for q, _ in keys]), np.concatenate([d for _, d in keys]))
+        scores.append(np.full(len(rows), np.nan, np.float32) if source.scores is None else source.scores[rows])
+    return Pool(
+        queries, documents, np.concatenate([q for q, _ in keys]), np.concatenate([d for _, d in keys]),
+        np.concatenate(scores),
+    )  # fmt: skip
+
+
+def in_any(keys: Int64[np.ndarray, " n"], others: Sequence[Int64[np.ndarray, " _"]]) -> Bool[np.ndarray, " n"]:
+    """Which keys are in one of some long arrays, that are read in pieces."""
+    found = np.zeros(len(keys), dtype=bool)
+    for values in others:
+        for first in range(0, len(values), _BLOCK):
+            found |= np.isin(keys, values[first : first + _BLOCK])
+    return found
 
 
 @torch.no_grad()
-def validate(engine: Engine | PairModule, pool: Pool, temperature: float, micro: int, pad_id: int) -> dict[str, float]:
+def validate(
+    engine: Engine | PairModule, pools: Pools, temperature: float, micro: int, pad_id: int, widths: Sequence[int] = ()
+) -> dict[str, float]:
     """Loss, Recall@1 and MRR in both directions, alignment and spread, equal on all ranks.
 
     ``loss/pairs`` is InfoNCE of each query against all documents of the pool at ``temperature``; it grows with the
-    pool, as the ranks do. Other pairs of the same query or the same document are left out of a pair's candidates.
+    pool, as the ranks do. Other pairs of the same query or the same document are left out of a pair's candidates. Of
+    vectors cut to each of ``widths`` there are Recall@1 and MRR as well. ``spearman`` is the rank correlation of
+    cosines and scores over the scored pairs.
     """
+    report: dict[str, float] = {"validation_samples": 0.0}
+    if pools.pairs is not None:
+        report |= _retrieval_report(engine, pools.pairs, temperature, micro, pad_id, widths)
+    if pools.scored is not None:
+        q, d, order = _encoded(engine, pools.scored, micro, pad_id)
+        cosines = (q * d).sum(1).cpu().numpy()
+        report["spearman"] = rank_correlation(cosines, pools.scored.scores[order])
+        report["validation_samples"] += len(pools.scored)
+    return report
+
+
+def _retrieval_report(
+    engine: Engine | PairModule, pool: Pool, temperature: float, micro: int, pad_id: int, widths: Sequence[int]
+) -> dict[str, float]:
+    q, d, order = _encoded(engine, pool, micro, pad_id)
+    keys = [torch.from_numpy(keys[order]).to(q.device) for keys in (pool.query_keys, pool.document_keys)]
+    report = {"loss/pairs": pool_loss(q, d, *keys, temperature=temperature), "validation_samples": float(len(pool))}
+    for width in (None, *widths):
+        cut = [rows if width is None else normalize(rows[:, :width], dim=1) for rows in (q, d)]
+        for name, (a, b) in {"to_document": (0, 1), "to_query": (1, 0)}.items():
+            for metric, value in retrieval(cut[a], cut[b], *keys).items():
+                report[f"{metric}/{name}" if width is None else at_width(f"{metric}/{name}", width)] = value
+    return report | {
+        "alignment": alignment(q, d),
+        "uniformity": uniformity(q),
+        "first_direction": first_direction(q),
+    }
+
+
+def _encoded(
+    engine: Engine | PairModule, pool: Pool, micro: int, pad_id: int
+) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n d"], Int64[np.ndarray, " n"]]:
+    """Unit rows of the pool's queries and documents in float64, and which pair each is."""
     found, device = PairAccumulator(), distributed.device()
     world, rank = distributed.world_size(), distributed.rank()
     for numbers, valid in validation_samples(len(pool), micro, world, rank):
         texts = [padded([side[i] for i in numbers.tolist()], pad_id, device) for side in (pool.queries, pool.documents)]
         queries, documents = engine(texts, step=0).rows
         found.update(queries[:valid], documents[:valid])
-    q, d = (torch.nn.functional.normalize(rows.double(), dim=1) for rows in found.gather())
-    order = torch.from_numpy(np.concatenate([np.arange(first, len(pool), world) for first in range(world)]))
-    keys = [torch.from_numpy(keys)[order].to(q.device) for keys in (pool.query_keys, pool.document_keys)]
-    report = {"loss/pairs": pool_loss(q, d, *keys, temperature=temperature), "validation_samples": float(len(pool))}
-    for name, (a, b) in {"to_document": (q, d), "to_query": (d, q)}.items():
-        report |= {f"{metric}/{name}": value for metric, value in retrieval(a, b, *keys).items()}
-    return report | {
-        "alignment": alignment(q, d),
-        "uniformity": uniformity(q),
-        "first_direction": first_direction(q),
-    }
+    q, d = (normalize(rows.double(), dim=1) for rows in found.gather())
+    return q, d, np.concatenate([np.arange(first, len(pool), world) for first in range(world)])
+
+
+def rank_correlation(a: Float[np.ndarray, " n"], b: Float[np.ndarray, " n"]) -> float:
+    """Spearman's rho, equal values sharing their mean rank; 0 where one side has no two different values."""
+    if len(np.unique(a)) < 2 or len(np.unique(b)) < 2:
+        return 0.0
+    return float(spearmanr(a, b).statistic)
 
 
 def retrieval(queries: Float[Tensor, "n d"], keys: Float[Tensor, "n d"], *ids: Int64[Tensor, " n"]) -> dict[str, float]:

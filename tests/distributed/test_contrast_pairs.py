@@ -40,10 +40,11 @@ OPTIONS: list[dict[str, Any]] = [
     {"impl": "dense"},
     {"temperature": 0.004},
     {"learned": True},
+    {"by_row": True},
     {"stats": True},
     {"reduction": "sum"},
 ]
-ARGUMENTS = ("hard", "with_ids", "queued", "temperature", "learned", "stats")
+ARGUMENTS = ("hard", "with_ids", "queued", "temperature", "learned", "by_row", "stats")
 """What is not a field of the options."""
 
 Case = dict[str, Any]
@@ -52,6 +53,8 @@ Case = dict[str, Any]
 def _is_meaningful(case: Case) -> bool:
     if case.get("in_batch") == "none" and (case.get("queue_share") or not (case.get("hard", True) or "queued" in case)):
         return False
+    if case.get("by_row") and ({*case} & {"hardness", "hardness_in_batch", "hardness_own", "temperature", "learned"}):
+        return False  # refused, or another temperature
     return "queue_share" not in case or case.get("in_batch") != "local"  # its rows are counted by rank then
 
 
@@ -79,7 +82,7 @@ def _rank_solves(cases: list[Case]) -> list[dict[str, Any]]:
         loss = info_nce(
             rows[0],
             rows[1],
-            temperature=tau if case.get("learned") else tau.item(),
+            temperature=batch.temperatures[mine] if case.get("by_row") else tau if case.get("learned") else tau.item(),
             queue=queue,
             negatives=rows[2] if hard else None,
             negative_ids=batch.hard_ids[my_hard] if known and hard else None,

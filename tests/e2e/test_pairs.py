@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,8 @@ def test_the_export_is_read_by_sentence_transformers_and_starts_another_job(tmp_
     held_out = write_pairs(tmp_path / "held_out.jsonl", 12, seed=5)
     (section,) = command(tmp_path / "run", data=[held_out])["sections"]
     assert section["metrics"]["validation_samples"] == 12
+    assert section["protocol"].startswith("12 of 12 pairs, each query against the first documents of all")
+    assert re.search(r"queries 'the ' and up to 2\d tokens", section["protocol"])
     assert 0 <= section["metrics"]["recall/to_document"] <= section["metrics"]["mrr/to_document"] <= 1
     assert "before training" in (tmp_path / "out" / "README.md").read_text()
     for init in ("run", "out"):
@@ -135,6 +138,15 @@ _MANY = [{"query": f"question {i}", "pos": [f"answer {i}"]} for i in range(20)]
          {"data": {"files": [], "sources": [{"name": "a", "files": ["@"], "in_batch": False, "negatives": 1}]}},
          r"pairs.jsonl.*1: no negative, and source a has in_batch false"),
         (_pairs(*({"query": f"text {i}", "pos": []} for i in range(20))), {}, "document|set model.dropout above 0"),
+        (_pairs(*({"query": f"q {i // 2}", "pos": [f"d {(i + 1) // 2}"]} for i in range(20))),
+         {"data": {"validation_fraction": 0.0}},
+         "all of its .* pairs share queries or documents with each other, so that none is a negative"),
+        (_pairs(*({**row, "neg": [f"no {i}"]} for i, row in enumerate(_MANY))),
+         {"data": {"negatives": 1}, "distillation": {"weight": 1.0}}, "no source has a teacher's scores"),
+        (_pairs({**_MANY[0], "neg": ["no"], "pos_scores": [1], "neg_scores": [0]},
+                *({**row, "neg": [f"no {i}"]} for i, row in enumerate(_MANY[1:]))),
+         {"data": {"negatives": 1, "validation_fraction": 0.0}, "distillation": {"weight": 1.0}},
+         r"pairs.jsonl.*2: no pos_scores and neg_scores, which other rows of source pairs have"),
     ],
 )  # fmt: skip
 def test_pairs_that_teach_nothing_are_refused_with_the_remedy(
@@ -160,13 +172,27 @@ def test_pairs_that_teach_nothing_are_refused_with_the_remedy(
         ({"files": [], "sources": [{"name": "a", "files": ["x"]}] * 2}, "name of several sources"),
         ({"files": ["nowhere.jsonl"]}, "nowhere.jsonl does not exist"),
         ({"files": [], "sources": [{"name": "a", "files": ["x"], "in_batch": False}]}, "in_batch false leaves no neg"),
+        (
+            {"batches": "mixed", "@contrast": {"cached": False}},
+            "data.batches mixed has one contrast over the whole step",
+        ),
+        ({"@distillation": {"weight": 1.0}}, "set data.negatives above 0"),
     ],
 )
 def test_sources_that_cannot_be_meant_are_refused_before_the_start(
     tmp_path: Path, data: dict[str, Any], said: str
 ) -> None:
+    sections = {key[1:]: data[key] for key in data if key.startswith("@")}
+    data = {key: value for key, value in data.items() if not key.startswith("@")}
     with pytest.raises(UserError, match=said):
-        job_from_mapping(pairs_mapping(tmp_path, data=data), "test").check_inputs()
+        job_from_mapping(pairs_mapping(tmp_path, data=data, **sections), "test").check_inputs()
+
+
+def test_a_share_that_comes_to_no_pair_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from capt.pretrain.pairs.task import PairTask
+
+    PairTask(job_from_mapping(pairs_mapping(tmp_path, data={"validation_fraction": 1e-9}), "test"), tmp_path / "run")
+    assert "validation is off: data.validation_fraction 1e-09 of 60 pairs comes to no pair" in caplog.text
 
 
 def test_other_pairs_or_another_batch_of_sources_are_refused_at_a_resume(tmp_path: Path) -> None:

@@ -143,6 +143,16 @@ def test_what_is_fine_tuned_is_what_was_trained(run: Path) -> None:
     torch.testing.assert_close(theirs[real], ours[real], rtol=1e-5, atol=1e-5)
 
 
+def test_one_without_a_classifier_is_an_encoder_of_pairs(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its family is made its own: else ``bert`` is one of transformers."""
+    from capt.pretrain.models.foreign.families import FAMILIES
+    from tests.toy_encoder.encoder import ToyEncoder
+
+    monkeypatch.delitem(FAMILIES, "bert")
+    assert encoder_class("toy").hf.classifier is None
+    assert isinstance(load_backbone(run).encoder, ToyEncoder)
+
+
 def test_other_weights_than_the_jobs_are_named(run: Path, tmp_path: Path) -> None:
     from capt.pretrain.language.prepare import prepare
 

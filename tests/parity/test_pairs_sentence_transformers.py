@@ -43,7 +43,11 @@ def _theirs(folder: Path, rows: list[dict[str, Any]], used: list[list[int]], neg
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-    if kind == "cached":
+    if kind == "cosent":
+        loss: Any = losses.CoSENTLoss(model, scale=20.0)
+    elif kind == "cosine":
+        loss = losses.CosineSimilarityLoss(model)
+    elif kind == "cached":
         loss = losses.CachedMultipleNegativesRankingLoss(model, scale=20.0, mini_batch_size=4)
     else:
         both = {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"}
@@ -55,9 +59,10 @@ def _theirs(folder: Path, rows: list[dict[str, Any]], used: list[list[int]], neg
     found = []
     for ids in used:
         chosen = [rows[i] for i in ids]
+        scores = torch.tensor([row.get("score", 0.0) for row in chosen])
         columns = [[row["query"] for row in chosen], [row["pos"][0] for row in chosen]]
         columns += [[row["neg"][i] for row in chosen] for i in range(negatives)]
-        value = loss([model.preprocess(column) for column in columns], torch.zeros(len(ids)))
+        value = loss([model.preprocess(column) for column in columns], scores)
         optimizer.zero_grad()
         value.backward()
         optimizer.step()
@@ -73,16 +78,22 @@ def _theirs(folder: Path, rows: list[dict[str, Any]], used: list[list[int]], neg
         ("cached", 1, 2, {}),
         ("symmetric", 1, 4, {"directions": "symmetric"}),
         ("matryoshka", 1, 4, {"matryoshka": [32, 16, 8]}),
+        ("cosent", 0, 4, {}),
+        ("cosine", 0, 4, {}),
     ],
 )
-def test_losses_are_those_of_the_ranking_loss(
-    tmp_path: Path, kind: str, negatives: int, micro: int, contrast: dict[str, Any]
-) -> None:
+def test_losses_are_theirs(tmp_path: Path, kind: str, negatives: int, micro: int, contrast: dict[str, Any]) -> None:
     write_pairs(tmp_path / "pairs.jsonl", 40, negatives=negatives)
     rows = [json.loads(line) for line in (tmp_path / "pairs.jsonl").read_text().splitlines()]
+    loss = {"loss": kind} if kind in ("cosent", "cosine") else {}
+    if loss:
+        rows = [{**row, "score": number % 6 / 5} for number, row in enumerate(rows)]
+        keep = ("query", "pos", "score")
+        lines = [json.dumps({key: row[key] for key in keep}) for row in rows]
+        (tmp_path / "pairs.jsonl").write_text("\n".join(lines) + "\n")
     mapping = pairs_mapping(
         tmp_path,
-        data={"validation_fraction": 0.0, "negatives": negatives},
+        data={"validation_fraction": 0.0, "negatives": negatives, **loss},
         batch={"global": 8, "micro": micro},
         contrast=contrast,
         schedule={"max_steps": _STEPS},

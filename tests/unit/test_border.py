@@ -103,6 +103,7 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "pretrain/data/prepare.py": (".open", SHARDS),
     "pretrain/data/shard_writer.py": (".open .write_text", "writes the cache"),
     "pretrain/data/shards.py": (".read_bytes np.memmap", SHARDS),
+    "pretrain/pairs/store.py": (".open np.memmap", "our own cache: numbers, of the sizes in a record that is checked"),
     "pretrain/engine/rank.py": ("ctypes.CDLL", "libc's mallopt"),
     "pretrain/engine/callbacks/performance.py": (".read_bytes", "of a private temporary folder"),
     "pretrain/engine/checkpoint/load.py": ("safe_open", TENSORS),

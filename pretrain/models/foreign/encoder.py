@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
 from capt.pretrain.models.encoder import Encoder
 from capt.pretrain.models.foreign.config import TransformersConfig
-from capt.pretrain.models.foreign.families import family_of, own_encoder
+from capt.pretrain.models.foreign.families import family_of, own_encoder, require_known
 from capt.pretrain.models.foreign.read import PretrainedEncoder
 from capt.pretrain.models.heads import take_rows
 from capt.pretrain.models.hf_config import list_names
@@ -121,12 +121,13 @@ def build_encoder(hf_config: Mapping[str, Any], *, dropout: float, attention_dro
     Raises:
         CheckpointError: the family is not known, or keys are missing or impossible.
     """
-    family = family_of(hf_config, source)
+    require_known(hf_config, source)
     if (own := own_encoder(hf_config)) is not None:
         config = own.from_hf(hf_config, f"{source}: config.json")
         encoder = config.model_copy(update={"dropout": dropout, "attention_dropout": attention_dropout}).build_encoder()
         config.initialise(encoder)
         return encoder
+    family = family_of(hf_config, source)
     keys = {**hf_config, family.dropout: dropout, family.attention_dropout: attention_dropout}
     return TransformersEncoder(_model(keys, source), hf_config, source)
 

@@ -46,6 +46,14 @@ def family_of(hf_config: Mapping[str, Any], source: str) -> Family:
     return own.hf.classifier
 
 
+def require_known(hf_config: Mapping[str, Any], source: str) -> None:
+    """Refuse a ``config.json`` of no family that has an encoder here. Raises ``CheckpointError``, naming ``source``."""
+    kind = hf_config.get("model_type")
+    if kind not in FAMILIES and encoder_of_type(kind) is None:
+        names = ", ".join(dict.fromkeys([*model_types(), *FAMILIES]))
+        raise CheckpointError(f"{source}: model_type is {shown(kind)}; there are encoders of {names}")
+
+
 def own_encoder(hf_config: Mapping[str, Any]) -> type[EncoderConfig] | None:
     """Our own encoder for the keys of a ``config.json``; None where the family runs on transformers' model."""
     kind = hf_config.get("model_type")
@@ -60,7 +68,7 @@ def read_description(folder: Path) -> tuple[dict[str, Any], TextTokenizer]:
             tokenizer, or model and tokenizer pad with different ids.
     """
     hf_config = read_json(folder / "config.json")
-    family_of(hf_config, str(folder / "config.json"))
+    require_known(hf_config, str(folder / "config.json"))
     if own_encoder(hf_config) is not None:
         hf_config = read_config(folder)
     read_tokenizer_configs(folder)

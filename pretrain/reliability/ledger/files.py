@@ -122,11 +122,12 @@ class Order(Record):
     sizes: Annotated[tuple[Count, ...], Field(strict=False)] = ()
     weights: Annotated[tuple[float, ...], Field(strict=False)] = ()
     block: Count = 0
+    mixed: bool = False
 
     def sampler(self) -> Sampler | MixedSampler:
         """Where each sample lies."""
         if self.sizes:
-            return MixedSampler(self.sizes, self.weights, self.block, self.seed)
+            return MixedSampler(self.sizes, self.weights, self.block, self.seed, self.mixed)
         return Sampler(self.samples, self.seed, self.shuffle)
 
 

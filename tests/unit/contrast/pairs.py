@@ -42,6 +42,8 @@ class Pairs:
     ids: Tensor = field(default_factory=lambda: torch.arange(N) // 2 + 100)
     hard_ids: Tensor = field(default_factory=lambda: torch.arange(K) % 7 + 100)
     queue_ids: Tensor = field(default_factory=lambda: torch.arange(QUEUED) % 5 + 100)
+    temperatures: Tensor = field(default_factory=lambda: torch.linspace(0.05, 0.4, N, dtype=torch.float64))
+    """What each pair divides by in a case ``by_row``."""
 
     @property
     def ranks(self) -> list[int]:
@@ -73,7 +75,8 @@ class _Loop:
     def __init__(
         self, batch: Pairs, q: Tensor, d: Tensor, h: Tensor, queue: Tensor, tau: Tensor, options: dict[str, Any]
     ) -> None:
-        self.batch, self.options, self.tau = batch, options, tau
+        self.batch, self.options = batch, options
+        self.taus = list(batch.temperatures) if options.get("by_row") else [tau] * N
         self.rows = {"q": q, "d": d, "h": h, "queue": queue}
         self.cosines = {a + b: self.rows[a] @ self.rows[b].T for a in "qd" for b in self.rows}
         self.in_batch = options.get("in_batch", "global")
@@ -104,7 +107,7 @@ class _Loop:
                 if cosine.item() > limit:
                     self.masked += 1
                 else:
-                    negatives = negatives + ((cosine - positive) / self.tau + alpha * cosine.detach()).exp()
+                    negatives = negatives + ((cosine - positive) / self.taus[i] + alpha * cosine.detach()).exp()
             if direction in ("q-d", "d-d") and self.options.get("queued"):
                 negatives = negatives + self._queue_terms(i, direction, limit, positive)
         return torch.log1p(negatives + (positives - 1))
@@ -139,7 +142,7 @@ class _Loop:
             * len(cosines)
             * torch.exp(hardness * cosine.detach())
             / total
-            * ((cosine - positive) / self.tau).exp()
+            * ((cosine - positive) / self.taus[i]).exp()
             for cosine in cosines
         ]
         return sum(terms, torch.zeros((), dtype=torch.float64))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import Counter
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from capt.pretrain.data.config import CorruptionConfig
+from capt.pretrain.data.corruption import CorruptionVocabulary, Corruptor
 from capt.pretrain.data.sampler import MixedSampler, Sampler
-from capt.pretrain.pairs.batches import Assembler, PairBatch, by_length, draw, shared_keys
+from capt.pretrain.pairs.batches import Assembler, Noise, PairBatch, by_length, draw, shared_keys
 from capt.pretrain.pairs.config import PairSource
 from capt.pretrain.pairs.sources import EncodedTexts, Lists, SourceRows
 
@@ -44,6 +48,10 @@ def sources() -> list[SourceRows]:
     return [_source("a", 41, 0, 0), _source("b", 23, 2, 1)]
 
 
+def _texts_of(batch: PairBatch) -> list[list[int]]:
+    return [text.tolist() for text in batch.tokens.split(batch.lengths.tolist())]
+
+
 def _row_contents(batch: PairBatch) -> list[tuple[int, int, tuple[int, ...]]]:
     """Of each query: its row, the digest of its texts, and all of its tokens."""
     texts = list(batch.tokens.split(batch.lengths.tolist()))
@@ -57,10 +65,25 @@ def _row_contents(batch: PairBatch) -> list[tuple[int, int, tuple[int, ...]]]:
     ]
 
 
-@pytest.mark.parametrize("bucketing", [False, True])
-def test_a_step_is_the_same_for_any_ranks_and_micro_batches(sources: list[SourceRows], bucketing: bool) -> None:
-    sampler = MixedSampler((41, 23), (2.0, 1.0), 16, seed=3)
-    seen = {}
+def _noise() -> Noise:
+    vocabulary = CorruptionVocabulary(100_000, 3, (0, 1, 2, 3))
+    return Noise(functools.partial(Corruptor, CorruptionConfig(rate=0.4), vocabulary), pad_id=1, seed=3)
+
+
+def _masked(batch: PairBatch) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The corrupted texts of a batch, each with its labels."""
+    lengths = batch.masked_lengths.tolist()
+    texts, labels = batch.masked.split(lengths), batch.labels.split(lengths)
+    return [(tuple(a.tolist()), tuple(b.tolist())) for a, b in zip(texts, labels, strict=True)]
+
+
+@pytest.mark.parametrize(("bucketing", "mixed"), [(False, False), (True, False), (True, True)])
+def test_a_step_is_the_same_for_any_ranks_and_micro_batches(
+    sources: list[SourceRows], bucketing: bool, mixed: bool
+) -> None:
+    """Corruptions and their labels as well; an unchosen token is the text's, and a label what was there."""
+    sampler = MixedSampler((41, 23), (2.0, 1.0), 16, seed=3, mixed=mixed)
+    seen: dict[int, Any] = {}
     for world, micro in ((1, 16), (1, 4), (2, 2), (4, 2)):
         makers = [
             Assembler(
@@ -72,6 +95,8 @@ def test_a_step_is_the_same_for_any_ranks_and_micro_batches(sources: list[Source
                 rank=rank,
                 seed=3,
                 bucketing=bucketing,
+                noise=_noise(),
+                masks=True,
             )
             for rank in range(world)
         ]
@@ -81,8 +106,35 @@ def test_a_step_is_the_same_for_any_ranks_and_micro_batches(sources: list[Source
             assert len({batch.step_tokens for batch in batches}) == 1
             assert sum(int(batch.lengths.sum()) for batch in batches) == batches[0].step_tokens
             keys = {int(i): int(k) for batch in batches for i, k in zip(batch.ids, batch.keys, strict=True)}
-            content = sorted(row for batch in batches for row in _row_contents(batch)), keys
+            masked = sorted(text for batch in batches for text in _masked(batch))
+            content = sorted(row for batch in batches for row in _row_contents(batch)), keys, masked
+            plain = {text for batch in batches for text in map(tuple, _texts_of(batch))}
+            for text, labels in masked:
+                assert tuple(t if label < 0 else label for t, label in zip(text, labels, strict=True)) in plain
+            assert any(label >= 0 for _, labels in masked for label in labels)
             assert seen.setdefault(step, content) == content
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_mixed_steps_have_rows_of_all_sources_by_their_weights(seed: int) -> None:
+    """Never two samples away from a share, whatever is asked first; each source has epochs of its own."""
+    sizes, weights = (41, 23, 500), (2.0, 0.07, 1.0)
+    asked = MixedSampler(sizes, weights, 16, seed, mixed=True).locate(np.arange(900, 916))
+    sampler = MixedSampler(sizes, weights, 16, seed, mixed=True)
+    epochs, rows = sampler.locate(np.arange(16 * 200))
+    assert (asked[1] == rows[900:916]).all()
+    sources = np.searchsorted(np.cumsum(sizes), rows, side="right")
+    shares = np.array(weights) / sum(weights)
+    for step in (1, 2, 50, 200):
+        counts = np.bincount(sources[: 16 * step], minlength=3)
+        assert (np.abs(counts - shares * 16 * step) < 2).all()
+        assert sampler.used(step) == counts.tolist()
+    for source, size in enumerate(sizes):
+        own, whole = rows[sources == source] - sum(sizes[:source]), epochs[sources == source]
+        for epoch in range(int(whole.max())):
+            assert sorted(own[whole == epoch].tolist()) == list(range(size)), "an epoch has each row once"
+    assert epochs[sources == 0].max() > epochs[sources == 2].max()
+    assert len({tuple(sources[16 * step : 16 * step + 16].tolist()) for step in range(50)}) > 25, "orders of their own"
 
 
 def test_each_step_is_of_one_source_and_each_source_has_epochs_of_its_own(sources: list[SourceRows]) -> None:
@@ -128,6 +180,7 @@ def test_one_source_is_read_as_by_the_plain_order() -> None:
 def test_visits_go_through_the_positives_and_through_the_negatives(sources: list[SourceRows]) -> None:
     source = sources[1]
     rows = np.arange(len(source))
+    counts = source.negatives.counts(rows)
     seen: list[set[int]] = [set() for _ in rows]
     negatives: list[set[int]] = [set() for _ in rows]
     for visit in range(6):
@@ -137,10 +190,10 @@ def test_visits_go_through_the_positives_and_through_the_negatives(sources: list
             assert drawn.positives[row] in own
             seen[row].add(int(drawn.positives[row]))
             mine = drawn.negatives[drawn.owners == row]
-            assert len(set(mine.tolist())) == len(mine) == min(2, source.negatives.counts[row])
+            assert len(set(mine.tolist())) == len(mine) == min(2, counts[row])
             negatives[row] |= set(mine.tolist())
-    assert [len(each) for each in seen] == source.positives.counts.tolist(), "every positive has its turn"
-    assert [len(each) for each in negatives] == source.negatives.counts.tolist(), "every negative has its turn"
+    assert [len(each) for each in seen] == source.positives.counts(rows).tolist(), "every positive has its turn"
+    assert [len(each) for each in negatives] == counts.tolist(), "every negative has its turn"
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -131,8 +131,8 @@ def test_flagembedding(tmp_path: Path, name: str) -> None:
         {"query": t[6], "pos": t[7:8], "neg": t[8:9], "pos_scores": [2], "neg_scores": [1], "prompt": "x"},
     ]
     expected = [
-        Pair(t[0], (t[1], t[2]), tuple(t[3:6]), (1.0, 0.5), (0.25, -3.0, 0.0)),
-        Pair(t[6], (t[7],), (t[8],), (2.0,), (1.0,)),
+        Pair(t[0], (t[1], t[2]), tuple(t[3:6]), (1.0, 0.5), (0.25, -3.0, 0.0), prompt="x"),
+        Pair(t[6], (t[7],), (t[8],), (2.0,), (1.0,), prompt="x"),
     ]
     for form in ("auto", "flagembedding", "columns"):
         assert read(WRITERS[name](tmp_path / f"{form}-{name}", rows), form=form) == expected

@@ -1,0 +1,486 @@
+"""The rows of sources on disk: encoded once for all ranks of a host, which map the files.
+
+A folder holds one file for each array of `SourceRows`, and ``rows.json``. Ranks share the pages that they read, so that
+a source may be larger than memory. While it is written, a digest and a number of each distinct text are in memory
+(about 150 bytes), to give equal texts one number; the texts are not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import uuid
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+from pydantic import Field
+
+from capt.pretrain.base.atomic import new_folder
+from capt.pretrain.base.errors import DataError, counted
+from capt.pretrain.base.files import write_json
+from capt.pretrain.base.locks import cache_lock
+from capt.pretrain.base.randomness import mix64
+from capt.pretrain.base.records import Count, Record, read_record
+from capt.pretrain.base.verification import Verifier
+from capt.pretrain.data.shards import token_dtype
+from capt.pretrain.pairs.config import PairSource
+from capt.pretrain.pairs.forms import Counts, Pair, read_pairs
+from capt.pretrain.pairs.sources import EncodedTexts, Lists, SourceRows, longest_text, text_key
+from capt.tokenizer.encode import TextTokenizer
+
+logger = logging.getLogger(__name__)
+
+_RECORD = "rows.json"
+_VERSION = 1
+_AT_ONCE = 4096
+"""Texts that are encoded in one call, and numbers that are written in one."""
+
+Pairs = Iterable[tuple[str, Pair]]
+
+
+class RowsRecord(Record):
+    """What ``rows.json`` says of the arrays beside it."""
+
+    version: int = _VERSION
+    digest: str = Field(max_length=64)
+    arrays: dict[str, Annotated[tuple[str, Count], Field(strict=False)]]
+    """Name -> the type of the numbers, and how many there are."""
+    cut: Annotated[tuple[Count, Count], Field(strict=False)]
+    """Queries and documents that are longer than allowed."""
+    notes: dict[str, Count]
+    remarks: list[str]
+    unscored: str | None = None
+    """The place of the first row without a teacher's scores, where others have them."""
+    launch: str = ""
+    """The start that has written it, where the content of the source is not known before it is read."""
+
+
+class Prepared(NamedTuple):
+    """The rows of a source that are trained on, those that are held out, and what was found while they were read."""
+
+    train: SourceRows | None
+    held_out: SourceRows | None
+    record: RowsRecord
+
+
+class _Column:
+    """An array that grows: in a file, or in memory where there is no folder."""
+
+    def __init__(self, folder: Path | None, name: str, dtype: Any) -> None:
+        self.name, self.dtype = name, np.dtype(dtype)
+        self._path = None if folder is None else folder / f"{name}.bin"
+        self._parts: list[np.ndarray] = []
+        self._waiting: list[Any] = []
+        self._hash = hashlib.sha256()
+        self.length = 0
+
+    def append(self, value: int | float) -> None:
+        self._waiting.append(value)
+        if len(self._waiting) >= _AT_ONCE:
+            self._flush()
+
+    def extend(self, values: Iterable[Any]) -> None:
+        self._waiting.extend(values)
+        if len(self._waiting) >= _AT_ONCE:
+            self._flush()
+
+    def _flush(self) -> None:
+        values = np.array(self._waiting, dtype=self.dtype)
+        self._waiting.clear()
+        self.write(values)
+
+    def write(self, values: np.ndarray) -> None:
+        """Append an array, behind which nothing waits."""
+        assert not self._waiting
+        values = values.astype(self.dtype, copy=False)
+        self._hash.update(values.tobytes())
+        self.length += len(values)
+        if self._path is None:
+            self._parts.append(values)
+        else:
+            with self._path.open("ab") as file:
+                file.write(values.tobytes())
+
+    def finish(self) -> np.ndarray:
+        """Write what waits; the array, where it is in memory."""
+        self._flush()
+        return np.zeros(0, self.dtype) if self._path is not None else np.concatenate(self._parts)
+
+    def digest(self) -> str:
+        return f"{self.name} {self.dtype.str} {self.length} {self._hash.hexdigest()}"
+
+
+class _Side:
+    """The distinct texts of queries or documents, encoded as they come."""
+
+    def __init__(
+        self, folder: Path | None, name: str, tokenizer: TextTokenizer, length: int | None, max_positions: int,
+        what: str,
+    ) -> None:  # fmt: skip
+        self._tokenizer, self._length, self._max_positions, self._what = tokenizer, length, max_positions, what
+        self.ids = _Column(folder, f"{name}_ids", token_dtype(tokenizer.vocab_size))
+        self.starts, self.keys = _Column(folder, f"{name}_starts", "<i8"), _Column(folder, f"{name}_keys", "<i8")
+        self.starts.append(0)
+        self._numbers: dict[bytes, int] = {}
+        self._waiting: list[tuple[str, str]] = []
+        self._longest: dict[str, int] = {}
+        self._end = 0
+        self.cut = 0
+
+    def longest(self, prompt: str, what: str = "") -> int:
+        """Tokens of the longest text behind a prompt. Raises ``ConfigError`` where they do not fit each other."""
+        if prompt not in self._longest:
+            self._longest[prompt] = longest_text(
+                self._tokenizer, prompt, self._length, self._max_positions, what or self._what
+            )
+        return self._longest[prompt]
+
+    def number(self, text: str, prompt: str, place: str) -> int:
+        """The number of a text with its prompt, a new one where it has none yet."""
+        content = f"{prompt}\0{text}".encode(errors="surrogatepass")
+        name = hashlib.blake2b(content, digest_size=16).digest()
+        number = self._numbers.setdefault(name, len(self._numbers))
+        if number == self.keys.length + len(self._waiting):  # a new one
+            self.longest(prompt, place)
+            self._waiting.append((prompt, text))
+            if len(self._waiting) >= _AT_ONCE:
+                self.flush()
+        return number
+
+    def flush(self) -> None:
+        """Encode the texts that wait."""
+        special, waiting = self._tokenizer.special, self._waiting
+        encoded = self._tokenizer.encode_batch([prompt + text for prompt, text in waiting])
+        parts: list[Any] = []
+        starts = array("q")
+        for (prompt, _), ids in zip(waiting, encoded, strict=True):
+            longest = self.longest(prompt)
+            self.cut += len(ids) + 2 > longest
+            kept = ids[: longest - 2]
+            parts += [[special.bos], kept, [special.eos]]
+            self._end += len(kept) + 2
+            starts.append(self._end)
+        if parts:
+            self.ids.write(np.concatenate(parts))
+        self.starts.extend(starts)
+        self.keys.write(np.array([text_key(text) for _, text in waiting], dtype=np.int64))
+        waiting.clear()
+
+
+class RowsWriter:
+    """Encodes the pairs of a source, whose settings are all filled in (`PairData.each`).
+
+    A negative with the key of a positive of its row is left out, and counted. A row without a positive is a text alone,
+    which is its own positive.
+
+    Args:
+        source: the source.
+        tokenizer: of the encoder.
+        max_positions: of the encoder.
+        folder: where the arrays are written; None keeps them in memory.
+
+    Raises:
+        ConfigError: a prompt and a length that do not fit together, or the encoder.
+    """
+
+    def __init__(
+        self, source: PairSource, tokenizer: TextTokenizer, max_positions: int, folder: Path | None = None
+    ) -> None:
+        assert source.prompts is not None
+        self.source, self._folder = source, folder
+        lengths = (source.query_length, source.document_length)
+        self._sides = [
+            _Side(folder, name, tokenizer, length, max_positions, f"source {source.name}, {name}")
+            for name, length in zip(("queries", "documents"), lengths, strict=True)
+        ]
+        for side, prompt in zip(self._sides, (source.prompts.query, source.prompts.document), strict=True):
+            side.longest(prompt)
+        names = ("query", "positives", "positive_starts", "negatives", "negative_starts")
+        scores = ("scores", "positive_scores", "negative_scores")
+        self._columns = {name: _Column(folder, name, "<i8") for name in names}
+        self._columns |= {name: _Column(folder, name, "<f4") for name in scores}
+        self._ends = {"positive_starts": 0, "negative_starts": 0}
+        for name in self._ends:
+            self._columns[name].append(0)
+        self.rows = 0
+        self._wrong = 0
+        self._negatives = 0
+        self._is_scored: bool | None = None
+        self._teacher = [0, ""]
+        """Rows that a teacher has scored, and the place of the first that it has not."""
+
+    def add(self, place: str, pair: Pair) -> None:
+        """Add one row.
+
+        Raises:
+            DataError: it has no text, a score where its source has none (or the other way round), one out of range, or
+                no negative in a source with ``in_batch`` false.
+        """
+        source = self.source
+        own = pair.positives or (pair.query,)
+        if not pair.query.strip() or not all(text.strip() for text in own):
+            raise DataError(f"{place}: an empty query or positive; remove the row")
+        self._check_kind(place, pair)
+        keys = {text_key(text) for text in own} if pair.negatives else set()
+        scores = pair.negative_scores or (float("nan"),) * len(pair.negatives)
+        right = {text: score for text, score in zip(pair.negatives, scores, strict=True) if text_key(text) not in keys}
+        self._wrong += sum(text not in right for text in pair.negatives)
+        if not source.in_batch and not right:
+            raise DataError(
+                f"{place}: no negative, and source {source.name} has in_batch false: give the row negatives, or set "
+                "in_batch=true"
+            )
+        if not source.negatives:
+            right = {}
+        assert source.prompts is not None
+        query_prompt = source.prompts.query if pair.prompt is None else pair.prompt
+        queries, documents = self._sides
+        columns = self._columns
+        columns["query"].append(queries.number(pair.query, query_prompt, place))
+        given = pair.positive_scores or (float("nan"),) * len(own)
+        mine = dict(zip(reversed(own), reversed(given), strict=True))
+        order = list(dict.fromkeys(own))
+        self._put("positive", [documents.number(text, source.prompts.document, place) for text in order])
+        self._put("negative", [documents.number(text, source.prompts.document, place) for text in right])
+        columns["positive_scores"].extend(mine[text] for text in order)
+        columns["negative_scores"].extend(right.values())
+        columns["scores"].append(float("nan") if pair.score is None else pair.score)
+        self._negatives += len(right)
+        self.rows += 1
+        if pair.positive_scores is not None and (pair.negative_scores is not None or not right):
+            self._teacher[0] += 1  # type: ignore[operator]
+        else:
+            self._teacher[1] = self._teacher[1] or place
+
+    def _put(self, name: str, numbers: Sequence[int]) -> None:
+        self._columns[f"{name}s"].extend(numbers)
+        self._ends[f"{name}_starts"] += len(numbers)
+        self._columns[f"{name}_starts"].append(self._ends[f"{name}_starts"])
+
+    def _check_kind(self, place: str, pair: Pair) -> None:
+        source, is_scored = self.source, pair.score is not None
+        if is_scored and source.loss == "contrast":
+            raise DataError(
+                f"{place}: two texts and their score, and source {source.name} has the loss contrast, of pairs that "
+                "belong together: set loss=cosent, or keep the rows of high scores and set form=columns"
+            )
+        if not is_scored and source.loss in ("cosent", "cosine"):
+            raise DataError(
+                f"{place}: no score, and source {source.name} has the loss {source.loss}, of rows of two texts and a "
+                "score: name its column by columns={score: NAME}, or set loss=contrast"
+            )
+        if self._is_scored not in (None, is_scored):
+            raise DataError(f"{place}: rows with a score and rows without are in source {source.name}: divide it")
+        self._is_scored = is_scored
+        if source.loss == "cosine" and pair.score is not None and not -1 <= pair.score <= 1:
+            raise DataError(
+                f"{place}: score {pair.score:g} is no cosine, which lies from -1 to 1: divide the scores (those of STS "
+                "by 5), or set loss=cosent, which reads their order alone"
+            )
+        if source.view == "corrupted" and pair.positives:
+            raise DataError(
+                f"{place}: a row of two texts, and source {source.name} has the view corrupted, of one text alone: set "
+                "form=texts with columns={text: NAME}, or view=dropout"
+            )
+
+    def finish(self, remarks: Sequence[str] = (), launch: str = "") -> RowsRecord:
+        """Write what is left, and the record, which holds both arguments.
+
+        Raises:
+            DataError: no row has a negative, and some are asked for.
+        """
+        source = self.source
+        if self.rows and source.negatives and not self._negatives:
+            raise DataError(
+                f"source {source.name}: negatives is {source.negatives}, and no row has a negative; set "
+                "data.negatives=0"
+            )
+        for side in self._sides:
+            side.flush()
+        columns = dict(self._columns)
+        if not self._is_scored:
+            del columns["scores"]
+        if not self._teacher[0]:
+            del columns["positive_scores"], columns["negative_scores"]
+        for side in self._sides:
+            columns |= {column.name: column for column in (side.ids, side.starts, side.keys)}
+        self._arrays = {name: column.finish() for name, column in columns.items()}
+        digest = hashlib.sha256("".join(columns[name].digest() for name in sorted(columns)).encode()).hexdigest()
+        notes = {
+            "negatives are positives of their row, and left out": self._wrong,
+            "texts are cut": sum(side.cut for side in self._sides),
+        }
+        record = RowsRecord(
+            digest=digest,
+            arrays={name: (column.dtype.str, column.length) for name, column in columns.items()},
+            cut=(self._sides[0].cut, self._sides[1].cut),
+            notes=notes,
+            remarks=list(remarks),
+            unscored=str(self._teacher[1]) if self._teacher[0] and self._teacher[1] else None,
+            launch=launch,
+        )
+        if self._folder is not None:
+            write_json(self._folder / _RECORD, record.model_dump(mode="json"))
+        return record
+
+    def in_memory(self, record: RowsRecord) -> SourceRows:
+        """The rows, where they were kept in memory."""
+        return _rows_of(self.source, self._arrays, record)
+
+
+def _rows_of(source: PairSource, arrays: Mapping[str, np.ndarray], record: RowsRecord) -> SourceRows:
+    queries, documents = (
+        EncodedTexts(arrays[f"{name}_ids"], arrays[f"{name}_starts"], arrays[f"{name}_keys"], cut)
+        for name, cut in zip(("queries", "documents"), record.cut, strict=True)
+    )
+    return SourceRows(
+        source=source,
+        queries=queries,
+        documents=documents,
+        query=arrays["query"],
+        positives=Lists(arrays["positives"], arrays["positive_starts"]),
+        negatives=Lists(arrays["negatives"], arrays["negative_starts"]),
+        scores=arrays.get("scores"),
+        positive_scores=arrays.get("positive_scores"),
+        negative_scores=arrays.get("negative_scores"),
+        digest=record.digest,
+    )
+
+
+def open_rows(folder: Path, source: PairSource) -> tuple[SourceRows, RowsRecord]:
+    """The rows in ``folder``, mapped. Raises ``DataError`` where a file is missing or of another size."""
+    record = read_record(RowsRecord, folder / _RECORD, "; remove the folder", error=DataError)
+    arrays = {}
+    for name, (kind, length) in record.arrays.items():
+        path, dtype = folder / f"{name}.bin", np.dtype(kind)
+        if not path.is_file() or path.stat().st_size != length * dtype.itemsize:
+            raise DataError(f"{path} is missing or damaged: remove {folder}, it is then written anew")
+        mapped = np.memmap(path, dtype, "r", shape=(length,)) if length else np.zeros(0, dtype)
+        arrays[name] = np.asarray(mapped)
+    return _rows_of(source, arrays, record), record
+
+
+def encode_source(source: PairSource, pairs: Pairs, tokenizer: TextTokenizer, max_positions: int) -> SourceRows:
+    """Encode pairs in memory, and log what they are. Raises as `RowsWriter`, and where there is no pair."""
+    writer = RowsWriter(source, tokenizer, max_positions)
+    for place, pair in pairs:
+        writer.add(place, pair)
+    if not writer.rows:
+        raise DataError(f"source {source.name}: no pair in {', '.join(source.files)}")
+    record = writer.finish()
+    rows = writer.in_memory(record)
+    report(rows, record)
+    return rows
+
+
+def prepare_source(
+    source: PairSource, files: Sequence[Path], fraction: float, tokenizer: TextTokenizer, max_positions: int,
+    verifier: Verifier, what: str = "",
+) -> Prepared:  # fmt: skip
+    """The rows of ``files``, those held out apart, from ``verifier.cache`` or written there first.
+
+    All ranks of ``verifier`` call this: one of each host (or of all that share the cache) writes while others wait. The
+    folder goes by the content of the files, the settings and the tokenizer; a data set of the hub is encoded anew by
+    every start.
+
+    Args:
+        source: its settings, all filled in.
+        files: what to read.
+        fraction: share of the queries to hold out, with all their pairs.
+        tokenizer: of the encoder.
+        max_positions: of the encoder.
+        verifier: hashes files.
+        what: name in the log; empty = that of the source.
+
+    Raises:
+        DataError: as `read_pairs` and `RowsWriter`, on all ranks.
+        ConfigError: likewise.
+    """
+    source = source.model_copy(update={"name": what or source.name})
+    ranks = verifier.ranks
+    inputs = [*files, *([] if source.corpus is None else [source.corpus])]
+    is_known = all(path.exists() for path in inputs)
+    content = verifier.digests([part for path in inputs for part in _files_of(path)]) if is_known else []
+    launch = "" if is_known else ranks.gather(uuid.uuid4().hex)[0]
+    settings = source.model_dump(mode="json", exclude={"name", "files", "weight", "temperature", "corpus"})
+    recipe = [_VERSION, content, [str(path) for path in inputs], settings, fraction, tokenizer.fingerprint]
+    name = hashlib.sha256(json.dumps([*recipe, max_positions]).encode()).hexdigest()[:32]
+    folder = verifier.cache / "pairs" / name
+    wrote = False
+    with ranks.synchronize_errors():
+        if not _is_written(folder, launch):
+            with cache_lock(folder.with_name(f".{folder.name}.lock")):
+                if not _is_written(folder, launch):
+                    _write(source, files, fraction, tokenizer, max_positions, folder, launch)
+                    wrote = True
+        opened = {split: open_rows(folder / split, source) for split in _SPLITS if (folder / split).is_dir()}
+    train, held_out = (opened.get(split) for split in _SPLITS)
+    record = next(each[1] for each in (train, held_out) if each is not None)
+    if not wrote:  # else `read_pairs` has said it
+        for remark in record.remarks:
+            logger.warning("source %s: %s", source.name, remark)
+    if train is not None:
+        report(*train)
+    return Prepared(train and train[0], held_out and held_out[0], record)
+
+
+_SPLITS = ("train", "held_out")
+
+
+def _files_of(path: Path) -> list[Path]:
+    return [path] if path.is_file() else sorted(part for part in path.rglob("*") if part.is_file())
+
+
+def _is_written(folder: Path, launch: str) -> bool:
+    """Whether the rows are there; those of a source of unknown content by this start."""
+    split = next((folder / name for name in _SPLITS if (folder / name / _RECORD).is_file()), None)
+    return split is not None and (not launch or read_record(RowsRecord, split / _RECORD).launch == launch)
+
+
+def _write(
+    source: PairSource, files: Sequence[Path], fraction: float, tokenizer: TextTokenizer, max_positions: int,
+    folder: Path, launch: str,
+) -> None:  # fmt: skip
+    counts = Counts()
+    pairs = read_pairs(files, form=source.form, corpus=source.corpus, columns=source.columns, counts=counts)
+    with new_folder(folder, replace=folder.exists()) as partial:
+        writers: dict[str, RowsWriter] = {}
+        for place, pair, is_held_out in split_pairs(pairs, fraction):
+            split = _SPLITS[is_held_out]
+            if split not in writers:
+                (partial / split).mkdir()
+                settings = source.model_copy(update=HELD_OUT) if is_held_out else source
+                writers[split] = RowsWriter(settings, tokenizer, max_positions, partial / split)
+            writers[split].add(place, pair)
+        for writer in writers.values():
+            writer.finish(counts.remarks(), launch)
+
+
+HELD_OUT = {"negatives": 0, "in_batch": True}
+"""Settings of the rows that are held out: their negatives are the documents of the others."""
+
+
+def split_pairs(pairs: Pairs, fraction: float) -> Iterator[tuple[str, Pair, bool]]:
+    """Say of each pair whether it is held out: all those whose query has a key in the first part of all keys.
+
+    So a query is on one side alone, in whatever order the pairs come.
+    """
+    for place, pair in pairs:
+        is_held_out = False
+        if fraction:
+            is_held_out = int(mix64(np.array([text_key(pair.query)], dtype=np.uint64))[0]) < fraction * 2**64
+        yield place, pair, is_held_out
+
+
+def report(rows: SourceRows, record: RowsRecord) -> None:
+    """Log how many pairs there are, how long their texts are, and what was found in them."""
+    notes = "".join(f"; {number:,} {what}" for what, number in record.notes.items() if number)
+    logger.info(
+        "source %s: %s, %.1f tokens a query, %.1f a document%s",
+        *(rows.source.name, counted(len(rows), "pair"), rows.queries.mean_length, rows.documents.mean_length),
+        notes,
+    )

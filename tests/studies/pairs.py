@@ -1,0 +1,186 @@
+"""The study behind docs/results/pairs.md: does a CAPT start beat an MLM start for pairs?
+
+``CAPT_DATA=... python -m tests.studies.pairs --out runs/pairs-study`` trains the starts on books, trains each of them
+on pairs, measures STS-B, held-out QNLI and Cranfield, and writes ``trials.csv`` and ``tables.md``. Finished runs stay
+as they are, so the same command goes on after an interruption; ``--tables`` writes both of what there is and trains
+nothing. ``--minilm FOLDER`` adds a published encoder, which is no result of this project, as a further start.
+
+The most telling runs come first: the arm ``pairs`` of every start, seed by seed. ``mlm-equal-compute`` takes as long as
+``capt``: its steps are multiplied by the ratio of the seconds a step, measured where both ran side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.studies.pairs_data import SOURCES, write_files
+from tests.studies.pairs_tables import Trial, trial_of, write_tables
+from tests.studies.support import capt, finish, same_settings, steps_of_equal_compute, together, write_trials
+
+STARTS: dict[str, list[str]] = {
+    "random": ["contrast.weight=0", "contrast.queue=0", "optimizer.lr=1e-12"],
+    "mlm": ["contrast.weight=0", "contrast.queue=0"],
+    "capt": [],
+    "mlm-equal-compute": ["contrast.weight=0", "contrast.queue=0"],
+}
+"""Start -> what differs from ``capt_tiny``. ``random`` takes a step that moves no weight by more than 1e-12."""
+MINILM = "all-MiniLM-L6-v2"
+ARMS: dict[str, list[str]] = {
+    "pairs": [],
+    "none": ["optimizer.lr=1e-12", "schedule.max_steps=1"],
+    "simcse": ["data.view=dropout"],
+    "capt": ["data.view=corrupted"],
+    "pairs-queue": ["contrast.queue=1024", "contrast.drift=moments", "contrast.queue_share=1"],
+    "pairs-matryoshka": ["contrast.matryoshka=[128,64,32]"],
+}
+"""Arm -> what differs from the arm ``pairs``. ``simcse`` and ``capt`` see the texts of the pairs one by one."""
+ALONE = ("simcse", "capt")
+START_STEPS, STEPS, BATCH = 250, 200, 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """Where everything is, and how long it is trained."""
+
+    out: Path
+    data: Path
+    start_steps: int
+    steps: int
+    minilm: Path | None
+
+    def start(self, start: str, seed: int) -> Path:
+        """The folder of a start."""
+        return self.minilm if start == MINILM and self.minilm else self.out / f"start-{start}-seed{seed}"
+
+    def run(self, start: str, arm: str, seed: int) -> Path:
+        """The folder of a run on pairs."""
+        return self.out / f"{start}-{arm}-seed{seed}"
+
+
+def train_start(study: Study, start: str, seed: int, steps: int) -> None:
+    """Train one start on books, as in the study of language."""
+    corpus = study.data / "corpus"
+    finish(
+        study.start(start, seed), "pretrain", "capt_tiny", "run.threads=1", "run.log_every=10", "run.tensorboard=false",
+        f"run.seed={seed}", f"data.files=[{','.join(map(str, sorted(corpus.glob('books.train.*'))))}]",
+        f"data.validation_files=[{corpus / 'books.valid.txt.gz'}]", f"data.cache={study.out / 'cache'}",
+        "data.sequence_length=64", "tokenizer.vocab_size=4096", "model.pooling=mean", "batch.global=64",
+        "batch.micro=64", f"schedule.max_steps={steps}", f"schedule.warmup_steps={round(0.12 * steps)}",
+        "optimizer.lr=1e-3", "validate.every=0", "checkpoint.every=0", "checkpoint.keep=1", *STARTS[start],
+    )  # fmt: skip
+
+
+def train_and_measure(study: Study, start: str, arm: str, seed: int) -> None:
+    """Train an arm from a start, and measure it."""
+    folder, files = study.run(start, arm, seed), study.out / "files"
+    if arm in ALONE:
+        data = [f"data.files={files / 'texts.jsonl'}"]
+    else:
+        sources = [{"name": name, "files": str(files / f"{name}.jsonl")} for name in SOURCES]
+        sources[0]["negatives"] = 1  # type: ignore[assignment]
+        data = [f"data.sources={json.dumps(sources)}"]
+    own = dict(each.split("=", 1) for each in ARMS[arm])
+    steps = int(own.get("schedule.max_steps", study.steps))
+    rate = "5e-5" if start == MINILM else "1e-3"
+    finish(
+        folder, "pretrain", "capt_pairs", "run.threads=1", "run.log_every=10", "run.tensorboard=false",
+        f"run.seed={seed}", f"model.init={study.start(start, seed)}", "model.pooling=mean",
+        f"data.cache={study.out / 'cache'}", "data.sequence_length=64", "data.query_length=48",
+        "data.validation_fraction=0", f"batch.global={BATCH}", f"batch.micro={BATCH}", f"schedule.max_steps={steps}",
+        f"schedule.warmup_steps={steps // 10}", f"optimizer.lr={rate}", "checkpoint.every=0", "checkpoint.keep=1",
+        *data, *ARMS[arm],
+    )  # fmt: skip
+    exported = folder / "exported"
+    if not exported.exists():
+        capt("convert", folder, exported, "--to", "sentence-transformers")
+    measures = {
+        "held_out": (
+            folder,
+            "--data",
+            files / "stsb.jsonl",
+            "--data",
+            files / "qnli_held_out.jsonl",
+            "--samples",
+            "2000",
+        ),
+        "retrieval": (exported, "--retrieval", study.data / "retrieval" / "cranfield"),
+    }
+    for name, words in measures.items():
+        if not (folder / f"{name}.json").exists():
+            part = folder / f"{name}.json.part"
+            part.unlink(missing_ok=True)
+            capt("evaluate", *words, "--out", part)
+            part.rename(folder / f"{name}.json")
+
+
+def write_results(study: Study, seeds: range) -> None:
+    """Write ``trials.csv`` and ``tables.md`` of the trials that there are."""
+    starts = [*STARTS, *([MINILM] if study.minilm else [])]
+    expected = [(start, arm, seed) for arm in ARMS for seed in seeds for start in starts]
+    found = [trial_of(study.run(*each), *each) for each in expected]
+    trials: list[Trial] = [trial for trial in found if trial is not None]
+    if trials:
+        write_trials(trials, study.out / "trials.csv")
+    compared = [("pairs", "capt", other) for other in ("mlm", "mlm-equal-compute", "random")]
+    write_tables(trials, expected, compared, study.out / "tables.md")
+
+
+def main() -> int:
+    """Train, measure, and write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=5, help="the last seed")
+    parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--arms", nargs="*", default=list(ARMS), choices=list(ARMS))
+    parser.add_argument("--parallel", type=int, default=1, help="runs at a time, each with one thread")
+    parser.add_argument("--start-steps", type=int, default=START_STEPS)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--minilm", type=Path, help="folder of the published encoder")
+    parser.add_argument("--tables", action="store_true", help="write the tables of what there is")
+    options = parser.parse_args()
+    if "CAPT_DATA" not in os.environ:
+        parser.error("CAPT_DATA must name the folder with corpus, glue, vl and retrieval")
+    data = Path(os.environ["CAPT_DATA"])
+    study = Study(options.out.resolve(), data, options.start_steps, options.steps, options.minilm)
+    seeds = range(options.first_seed, options.seeds + 1)
+    if options.tables:
+        write_results(study, seeds)
+        return 0
+    same_settings(study.out, {"start_steps": study.start_steps, "steps": study.steps})
+    if not (study.out / "files" / "counts.json").exists():
+        counts = write_files(data, study.out / "files")
+        (study.out / "files" / "counts.json").write_text(json.dumps(counts) + "\n")
+    first = options.first_seed
+
+    def start(name: str, seed: int, steps: int) -> Callable[[], None]:
+        return lambda: train_start(study, name, seed, steps)
+
+    together((start(name, first, study.start_steps) for name in ("capt", "mlm")), 2)
+    beside = {name: study.start(name, first) for name in ("capt", "mlm")}
+    longer = steps_of_equal_compute(study.out / "compute.json", study.start_steps, beside)
+    lengths = {"random": 1, "mlm": study.start_steps, "capt": study.start_steps, "mlm-equal-compute": longer}
+
+    def run(name: str, arm: str, seed: int) -> Callable[[], None]:
+        def both() -> None:
+            if name in lengths:
+                train_start(study, name, seed, lengths[name])
+            train_and_measure(study, name, arm, seed)
+            write_results(study, seeds)
+
+        return both
+
+    starts = ["capt", "mlm", "mlm-equal-compute", "random", *([MINILM] if study.minilm else [])]
+    for arm in options.arms:
+        for seed in seeds:
+            together((run(name, arm, seed) for name in starts), options.parallel)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""The files of the study of pairs: four sources to train on, and two held-out sets, whose texts are not trained on."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from capt.pretrain.base.overlap import same_text
+from capt.pretrain.data.sts_files import find_sets
+from capt.pretrain.pairs.sources import text_key
+
+SOURCES = ("nli", "qqp", "qnli", "flickr")
+HELD_OUT = 3
+"""One of so many questions of QNLI is held out, by the key of its text."""
+
+Row = dict[str, Any]
+
+
+def write_files(data: Path, out: Path) -> dict[str, int]:
+    """Write ``out/NAME.jsonl`` of each source, ``stsb.jsonl`` and ``qnli_held_out.jsonl``; rows by name.
+
+    A training row with a text of the test set of STS-B, or of a held-out row of QNLI, is left out.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    test = next(pairs for pairs in find_sets(data / "glue" / "STS-B") if pairs.split == "test")
+    scored = [
+        {"sentence1": a, "sentence2": b, "score": float(score)}
+        for a, b, score in zip(test.first, test.second, test.gold, strict=True)
+    ]
+    qnli = list(_qnli(data))
+    held_out = [row for row in qnli if text_key(row["query"]) % HELD_OUT == 0]
+    kept_back = {same_text(text) for row in (*scored, *held_out) for text in _texts(row)}
+    rows: Mapping[str, Iterable[Row]] = {
+        "nli": _nli(data),
+        "qqp": _qqp(data),
+        "qnli": (row for row in qnli if text_key(row["query"]) % HELD_OUT),
+        "flickr": _flickr(data),
+    }
+    counts = {}
+    for name, each in rows.items():
+        kept = [row for row in each if not kept_back & {same_text(text) for text in _texts(row)}]
+        counts[name] = _write(out / f"{name}.jsonl", kept)
+    everything = {text: None for name in SOURCES for text in _lines(out / f"{name}.jsonl")}
+    counts["texts"] = _write(out / "texts.jsonl", [{"text": text} for text in everything])
+    return counts | {
+        "stsb": _write(out / "stsb.jsonl", scored),
+        "qnli_held_out": _write(out / "qnli_held_out.jsonl", held_out),
+    }
+
+
+def _texts(row: Row) -> Iterator[str]:
+    for value in row.values():
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, list):
+            yield from value
+
+
+def _write(path: Path, rows: Sequence[Row]) -> int:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return len(rows)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """The queries and positives of a file, hard negatives not."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        yield from (row["query"], *row["pos"])
+
+
+def _table(path: Path) -> Iterator[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        yield from csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+
+
+def _nli(data: Path) -> Iterator[Row]:
+    """Premises with an entailed hypothesis, and their contradictions as hard negatives."""
+    by_premise: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for row in _table(data / "glue" / "MNLI" / "train.tsv"):
+        by_premise[row["sentence1"]][row["gold_label"]].append(row["sentence2"])
+    for premise, of in by_premise.items():
+        if of["entailment"]:
+            yield {"query": premise, "pos": of["entailment"], "neg": of["contradiction"]}
+
+
+def _qqp(data: Path) -> Iterator[Row]:
+    for row in _table(data / "glue" / "QQP" / "train.tsv"):
+        if row["is_duplicate"] == "1" and row["question1"].strip() and row["question2"].strip():
+            yield {"query": row["question1"], "pos": [row["question2"]]}
+
+
+def _qnli(data: Path) -> Iterator[Row]:
+    for row in _table(data / "glue" / "QNLI" / "dev.tsv"):
+        if row["label"] == "entailment":
+            yield {"query": row["question"], "pos": [row["sentence"]]}
+
+
+def _flickr(data: Path) -> Iterator[Row]:
+    """The first caption of each picture, and its others."""
+    captions: dict[str, list[str]] = defaultdict(list)
+    with gzip.open(data / "vl" / "captions" / "Flickr8k.token.txt.gz", "rt", encoding="utf-8") as file:
+        for line in file:
+            name, text = line.strip().split(maxsplit=1)  # by a tab, and in one line by spaces
+            captions[name.partition("#")[0]].append(text)
+    for first, *others in captions.values():
+        yield {"query": first, "pos": others}
