@@ -7,6 +7,13 @@ ARGS   ?=
 FUZZ   ?= 10000
 # Of make quickstart-pairs: its folder.
 PAIRS  ?= runs/quickstart-pairs
+# Of make quickstart-retrieval: its folder, a BEIR folder (without one, docstrings of the installed packages), keys
+# of both rounds of training, and rules of the negatives.
+RETRIEVAL ?= runs/quickstart-retrieval
+BEIR   ?= $(firstword $(patsubst %/corpus.jsonl,%,$(wildcard $(CAPT_DATA)/retrieval/*/corpus.jsonl)))
+FIRST  ?= schedule.max_steps=150
+SECOND ?= schedule.max_steps=80
+MINING ?= --number 2 --last 30 --relative-margin 0.05 --short keep
 # Of make quickstart-vl: its folder, its size, and keys for pretraining and fine-tuning.
 VL     ?= runs/quickstart-vl
 PICTURES ?= 2500
@@ -33,7 +40,7 @@ FAULTS := $(addprefix tests/,multihost/test_faults.py multihost/test_slurm.py e2
 	$(addprefix tests/distributed/test_,supervision.py meeting.py local.py ledger.py replicas.py) \
 	$(addprefix tests/unit/,launcher/test_nodes.py launcher/test_gathering.py launcher/test_local.py base/test_cache.py)
 
-.PHONY: install wheelhouse quickstart quickstart-vl quickstart-pairs test test-gpu fuzz faults soak check format docs bench kenlm clean
+.PHONY: install wheelhouse quickstart quickstart-vl quickstart-pairs quickstart-retrieval test test-gpu fuzz faults soak check format docs bench kenlm clean
 .DEFAULT_GOAL := help
 
 help:
@@ -42,6 +49,7 @@ help:
 	@echo "make quickstart  the whole job at small size: train on 2 processes, resume, export, query, report"
 	@echo "make quickstart-vl  the same for pictures and words, on a synthetic world: store, pretraining, VQA, GQA, NLVR2"
 	@echo "make quickstart-pairs  an embedding model from pairs: what a function does, and its name with its signature"
+	@echo "make quickstart-retrieval  a search measured: BM25, random weights, pairs, pairs after a round of mined negatives"
 	@echo "make test        everything that runs without a GPU, shared by two workers (WORKERS=2)"
 	@echo "make test-gpu    what needs a CUDA GPU"
 	@echo "make fuzz        thousands of hostile inputs of every kind (FUZZ=10000), about an hour"
@@ -127,6 +135,30 @@ quickstart-pairs: install
 	    "copy a file to another place" "read a table from a CSV file" "compute the inverse of a matrix" "start a new thread"
 	$(BIN)/capt report $(PAIRS)/model --out $(PAIRS)/report
 	@echo "report: $(PAIRS)/report/report.html   sentence-transformers model: $(PAIRS)/export"
+
+# From random weights, so that all that is learnt is learnt here: one step at a rate of nearly 0 makes the checkpoint.
+SEARCH := --nproc 2 data.query_length=24 data.sequence_length=96 batch.global=128 optimizer.lr=2.0e-3 \
+	schedule.warmup_steps=20 validate.every=50 validate.retrieval.folders=[$(RETRIEVAL)/data/beir]
+MEASURE := --retrieval $(RETRIEVAL)/data/beir --bm25 --dims 64,32,16 --store $(RETRIEVAL)/vectors
+
+quickstart-retrieval: install
+	rm -rf $(RETRIEVAL)
+	$(BIN)/python -c "from pathlib import Path; from capt.pretrain.retrieval.own_structure import write_data; \
+	    print(write_data(Path('$(RETRIEVAL)/data'), $(if $(BEIR),Path('$(BEIR)'),None)))"
+	$(BIN)/capt pretrain mlm_tiny run.dir=$(RETRIEVAL)/random data.files=$(RETRIEVAL)/data/text.txt schedule.max_steps=1 \
+	    schedule.warmup_steps=0 optimizer.lr=1.0e-12 batch.global=8 batch.micro=8 validate.samples=8 $(ARGS)
+	$(BIN)/capt pretrain pairs_tiny run.dir=$(RETRIEVAL)/pairs model.init=$(RETRIEVAL)/random \
+	    data.files=$(RETRIEVAL)/data/pairs.jsonl $(SEARCH) $(FIRST) $(ARGS)
+	$(BIN)/capt mine --pairs $(RETRIEVAL)/data/pairs.jsonl --model $(RETRIEVAL)/pairs \
+	    $(MINING) --store $(RETRIEVAL)/vectors --out $(RETRIEVAL)/negatives
+	$(BIN)/capt pretrain pairs_tiny run.dir=$(RETRIEVAL)/mined model.init=$(RETRIEVAL)/pairs \
+	    data.files=$(RETRIEVAL)/negatives/pairs.jsonl data.negatives=2 $(SEARCH) $(SECOND) $(ARGS)
+	$(BIN)/capt evaluate $(RETRIEVAL)/random $(MEASURE)
+	$(BIN)/capt evaluate $(RETRIEVAL)/pairs $(MEASURE) --per-query $(RETRIEVAL)/pairs.jsonl
+	$(BIN)/capt evaluate $(RETRIEVAL)/mined $(MEASURE) --per-query $(RETRIEVAL)/mined.jsonl
+	$(BIN)/capt compare $(RETRIEVAL)/pairs.jsonl $(RETRIEVAL)/mined.jsonl
+	$(BIN)/capt report $(RETRIEVAL)/random $(RETRIEVAL)/pairs $(RETRIEVAL)/mined --out $(RETRIEVAL)/report
+	@echo "report: $(RETRIEVAL)/report/report.html   mined negatives: $(RETRIEVAL)/negatives/audit.html"
 
 test: install
 	$(BIN)/python -m pytest -m "not gpu" -n $(WORKERS) --dist loadfile --no-loadscope-reorder

@@ -60,6 +60,10 @@ RELIABILITY = {
 """The fault tolerance of every job. The engine finds it here, because the classes import the engine."""
 
 
+RETRIEVAL = "capt.pretrain.retrieval.validation:RetrievalValidation"
+"""What measures ``validate.retrieval``. The engine finds it here, because the class imports the engine."""
+
+
 def _package(type_: str) -> str:
     return look_up(type_, TASKS, "capt.tasks", "task.type: unknown task")
 
@@ -169,6 +173,12 @@ def reliability_callback(name: str) -> Any:
     """Build a callback of `RELIABILITY` (imports torch)."""
     module, _, attribute = RELIABILITY[name].partition(":")
     return getattr(importlib.import_module(module), attribute)()
+
+
+def retrieval_validation(section: Any) -> Any:
+    """Build what measures a section ``validate.retrieval`` (imports torch; collective). Raises ``DataError``."""
+    module, _, attribute = RETRIEVAL.partition(":")
+    return getattr(importlib.import_module(module), attribute)(section)
 
 
 def _callback_path(name: str) -> str:

@@ -84,6 +84,11 @@ class TextTokenizer:
                 for encoding in self.backend.encode_batch_fast(batch, add_special_tokens=False)
             ]
 
+    def encode_framed(self, texts: Sequence[str], length: int) -> list[list[int]]:
+        """The ids of ``<s> text </s>`` for each text, which is cut so that these are at most ``length``."""
+        room = length - 2
+        return [[self.special.bos, *ids[:room].tolist(), self.special.eos] for ids in self.encode_batch(texts)]
+
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of ``ids``, with special tokens left out or written as they are named."""
         with rust_errors("tokenizer", "ids cannot be decoded"):

@@ -97,6 +97,10 @@ def evaluate(
             "retrieval instead. The model may be a sentence-transformers folder as well."
         ),
     ] = None,
+    mteb: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TASK", help="A task of the package mteb, which brings its data (may be repeated)."),
+    ] = None,
     dims: Annotated[
         str | None, typer.Option(metavar="N,N,...", help="Also by the first N numbers of each vector. (--retrieval)")
     ] = None,
@@ -134,6 +138,16 @@ def evaluate(
         "dims": dims, "bm25": bm25 or None, "per_query": per_query, "query_prompt": query_prompt,
         "document_prompt": document_prompt, "store": store, **ranks,
     }  # fmt: skip
+    if mteb:
+        if retrieval:
+            from capt.pretrain.base.errors import ConfigError
+
+            raise ConfigError("--retrieval and --mteb: give one of them")
+        _refuse_options({**given, **of_retrieval}, ("out", "pooler", "length", "query_prompt", "document_prompt"),
+                        "with --mteb")  # fmt: skip
+        encoder = r.encoder_options(_one(pooler, "--mteb"), length, query_prompt, document_prompt)
+        _evaluate_mteb(checkpoint, mteb, encoder, out, json)
+        return
     if retrieval:
         _refuse_options(given, ("out", "pooler", "length", "split"), "with --retrieval")
         settings = {
@@ -181,6 +195,28 @@ def _dims(text: str | None) -> list[int]:
     return list(dict.fromkeys(map(int, words)))
 
 
+def _one(pooler: list[str] | None, option: str) -> str | None:
+    from capt.pretrain.base.errors import ConfigError
+
+    if pooler and len(pooler) > 1:
+        raise ConfigError(f"--pooler may be given once with {option}")
+    return pooler[0] if pooler else None
+
+
+def _evaluate_mteb(model: Path, tasks: list[str], encoder: dict[str, Any], out: Path | None, json: bool) -> None:
+    from capt.pretrain.base.files import require_writable
+    from capt.pretrain.retrieval.encoders import EncoderOptions
+    from capt.pretrain.retrieval.mteb_tasks import as_text, evaluate_mteb
+
+    if out is not None:
+        require_writable(out)
+    result = evaluate_mteb(model, tasks, EncoderOptions(**encoder), out=out)
+    if json:
+        o.echo_json(result)
+    else:
+        o.say(as_text(result))
+
+
 def _evaluate_retrieval(
     model: Path,
     sets: list[Path],
@@ -195,17 +231,14 @@ def _evaluate_retrieval(
     json: bool,
 ) -> None:
     from capt.pretrain.base.cache import default_cache
-    from capt.pretrain.base.errors import ConfigError
     from capt.pretrain.base.files import require_writable
 
-    if pooler and len(pooler) > 1:
-        raise ConfigError("--pooler may be given once with --retrieval")
     for path in (out, settings["per_query"]):
         if path is not None:
             require_writable(Path(path))
     work = {
         "verb": "evaluate", "model": str(model), "sets": [str(path.absolute()) for path in sets], "settings": settings,
-        "encoder": r.encoder_options(pooler[0] if pooler else None, length, query_prompt, document_prompt),
+        "encoder": r.encoder_options(_one(pooler, "--retrieval"), length, query_prompt, document_prompt),
         "store": store, "out": str(out.absolute()) if out else None,
     }  # fmt: skip
     result = r.carry_out(work, Path(store["store"] or default_cache() / "vectors"), **ranks)

@@ -64,10 +64,9 @@ def card_inputs(folder: Path, *, pairs: bool = True, singles: bool = True) -> It
 
 def tokenize(texts: Sequence[str], tokenizer: TextTokenizer, max_length: int) -> Int[Tensor, "n L"]:
     """``<s> text </s>`` of each text, cut to ``max_length`` ids and padded on the right to the longest."""
-    special = tokenizer.special
-    rows = [[special.bos, *ids[: max_length - 2].tolist(), special.eos] for ids in tokenizer.encode_batch(texts)]
+    rows = tokenizer.encode_framed(texts, max_length)
     width = max(map(len, rows))
-    return torch.tensor([row + [special.pad] * (width - len(row)) for row in rows])
+    return torch.tensor([row + [tokenizer.special.pad] * (width - len(row)) for row in rows])
 
 
 def pool(

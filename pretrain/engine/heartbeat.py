@@ -20,8 +20,10 @@ import time
 from contextlib import suppress
 from typing import Literal
 
-Section = Literal["start", "data", "compile", "step", "validation", "save", "local", "end"]
-SECTIONS: tuple[Section, ...] = ("start", "data", "compile", "step", "validation", "save", "local", "end")
+Section = Literal["start", "data", "compile", "step", "validation", "retrieval", "save", "local", "end"]
+SECTIONS: tuple[Section, ...] = (
+    "start", "data", "compile", "step", "validation", "retrieval", "save", "local", "end"
+)  # fmt: skip
 HEARTBEAT, STACKS = "CAPT_HEARTBEAT", "CAPT_STACKS"
 """Variables that name the inherited descriptors of the page and of the file for stacks."""
 HEADER = struct.Struct("<qqdd")

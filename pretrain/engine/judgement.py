@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Literal
 
+from capt.pretrain.config.retrieval import METRICS as RETRIEVAL
 from capt.pretrain.engine.metrics_file import Row
 
 Verdict = Literal[
@@ -22,7 +23,7 @@ Verdict = Literal[
 _LOWER_IS_BETTER = ("loss", "alignment", "uniformity", "direction", "drift", "perplexity")
 _BOUNDS = ("nelbo_iw", "nelbo_exact", "ppl_iw", "ppl_exact", "ppl_known")
 """Upper bounds of latent-variable models; what is named after the dual bounds nothing, and may be anything."""
-_HIGHER_IS_BETTER = ("accuracy", "retrieval", "top1", "gap", "spearman", "pearson", "f1", "matthews")
+_HIGHER_IS_BETTER = ("accuracy", "retrieval", "top1", "gap", "spearman", "pearson", "f1", "matthews", "recall", "mrr")
 
 _COLLAPSES = (
     (True, "retrieval/to_corrupted", "uniformity", "first_direction"),
@@ -64,6 +65,8 @@ class Judgement:
 def direction(metric: str) -> int:
     """1 where higher is better, -1 where lower is, 0 where the name does not say."""
     parts = metric.lower().replace("_", "/").split("/")
+    if parts[0] in RETRIEVAL:
+        return 1
     if metric in _BOUNDS or any(word in parts for word in _LOWER_IS_BETTER):
         return -1
     return 1 if any(word in parts for word in _HIGHER_IS_BETTER) else 0

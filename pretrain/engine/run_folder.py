@@ -8,9 +8,9 @@ import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
 from capt.pretrain.base.errors import ConfigError, DataError, UserError, quoted, shown
 from capt.pretrain.base.files import finite, open_lock, read_json, require_own_folder, write_json
@@ -271,10 +271,25 @@ Figures = dict[str, float | None]
 """Metrics by name; None for a value that is not finite."""
 
 
+class Histograms(BaseModel):
+    """Histograms over the same ``edges``: the counts of each kind."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+    edges: Annotated[list[FiniteFloat], Field(min_length=2, max_length=1000)]
+    counts: dict[str, list[Count]]
+
+    @model_validator(mode="after")
+    def _fit(self) -> Histograms:
+        if any(len(counts) + 1 != len(self.edges) for counts in self.counts.values()):
+            raise ValueError("a histogram has one count less than edges")
+        return self
+
+
 class Section(BaseModel):
     """The metrics on one data set and the ``protocol`` of measuring them.
 
     ``metrics`` are those of the whole model, ``poolers`` those of the vectors of each pooler, where there are several.
+    Of retrieval, ``dimension`` is that of whole vectors, and ``scores`` are histograms of the scores of documents.
     """
 
     model_config = ConfigDict(frozen=True, strict=True)
@@ -282,6 +297,8 @@ class Section(BaseModel):
     protocol: str
     metrics: Figures = {}
     poolers: dict[str, Figures] = {}
+    dimension: Annotated[int, Field(gt=0)] | None = None
+    scores: Histograms | None = None
 
 
 class _StoredEvaluation(BaseModel):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor, nn
@@ -138,6 +138,23 @@ class GuidedTask(Protocol):
 
     def guidance(self) -> object:
         """Return what the validations so far have decided."""
+        ...
+
+
+Role = Literal["query", "document", "text"]
+"""What a text is in a search: it decides its prompt and its length."""
+
+
+@runtime_checkable
+class TextTask(Protocol):
+    """A task whose model makes vectors of texts, so that retrieval can be validated (``validate.retrieval``)."""
+
+    def text_ids(self, texts: Sequence[str], role: Role) -> list[list[int]]:
+        """Return the ids of each text as the model reads it: prompt, special tokens, cut to its length."""
+        ...
+
+    def text_vectors(self, engines: Mapping[str, Engine], ids: Sequence[Sequence[int]]) -> Tensor:
+        """Return a vector of each text of a batch; their cosines are compared. All ranks call it alike."""
         ...
 
 

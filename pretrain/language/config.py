@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, SerializeAsAny, mod
 
 from capt.pretrain.config.base import PositiveInt, Section
 from capt.pretrain.config.contrast import ContrastSection, check_validation_samples
+from capt.pretrain.config.retrieval import PooledRetrieval
 from capt.pretrain.config.schema import Job, LoaderSection, ValidateSection
 from capt.pretrain.contrastive.metrics import names_of
 from capt.pretrain.data.config import TEXT_KEYS, CorruptionConfig, DataConfig
@@ -37,6 +38,7 @@ class LanguageValidate(ValidateSection):
     temperature: PositiveFloat = Field(
         0.05, description="temperature of the validation loss, the same at every step so that runs compare"
     )
+    retrieval: PooledRetrieval = PooledRetrieval()
 
 
 class LanguageJob(Job):
@@ -83,6 +85,14 @@ class LanguageJob(Job):
             raise ValueError("mlm.head=identity is for a model.init without a language-model head; name one")
         return self
 
+    @model_validator(mode="after")
+    def _searches_in_time(self) -> LanguageJob:
+        retrieval = self.validate_.retrieval
+        retrieval.check_rhythm(self.validate_.every, self.checkpoint.best)
+        if retrieval.folders and retrieval.pooling == "head" and not self.contrast.weight:
+            raise ValueError("validate.retrieval.pooling head: contrast.weight 0 trains no head; set mean or cls")
+        return self
+
     @classmethod
     def replaced_by(cls, below: Mapping[str, Any], above: Mapping[str, Any]) -> Mapping[str, Any]:
         """Text that is named later takes the place of text that was named before, whatever its kind."""
@@ -95,7 +105,8 @@ class LanguageJob(Job):
         """Names of the metrics of masked tokens and noise, and of the contrast where it is trained."""
         noise = [f"noise/{pool}/{name}" for pool in ("cls", "mean") for name in names_of("noise")]
         pairs = names_of("pairs") if self.contrast.weight > 0 else ()
-        return frozenset(["validation_samples", *names_of("tokens"), *noise, *pairs])
+        searched = self.validate_.retrieval.metric_names()
+        return frozenset(["validation_samples", *names_of("tokens"), *noise, *pairs, *searched])
 
     def checkpoint_bytes(self) -> int | None:
         """Encoder, heads, moments, average and queue; None for sizes that ``init`` or a tokenizer brings."""
@@ -121,6 +132,7 @@ class LanguageJob(Job):
         tokenizer = self.tokenizer
         trained = f"{tokenizer.type} of {tokenizer.vocab_size} ids, trained on the corpus"
         lines = describe_inputs(self.data, self.model.init, tokenizer.path, trained_tokenizer=trained)
+        lines += self.validate_.retrieval.describe()
         return lines + check_model(self.model, self.data.sequence_length, tokenizer.path)
 
 

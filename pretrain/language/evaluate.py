@@ -69,13 +69,9 @@ class Representations:
     @torch.no_grad()
     def encode_texts(self, texts: Sequence[str]) -> Float[np.ndarray, "n w"]:
         """Vectors of ``<s> text </s>``, cut to the position table: h columns for each pooler, side by side."""
-        special = self.tokenizer.special
-        room = self.model.encoder.max_positions - 2
-        ids = [
-            [special.bos, *encoded[:room].tolist(), special.eos] for encoded in self.tokenizer.encode_batch(list(texts))
-        ]
-        longest = max(map(len, ids))
-        tokens = torch.tensor([row + [special.pad] * (longest - len(row)) for row in ids], device=device())
+        ids = self.tokenizer.encode_framed(texts, self.model.encoder.max_positions)
+        longest, pad = max(map(len, ids)), self.tokenizer.special.pad
+        tokens = torch.tensor([row + [pad] * (longest - len(row)) for row in ids], device=device())
         hidden = self.model.encoder(tokens, padded=any(len(row) < longest for row in ids))
         return torch.cat(list(self._pool(hidden, tokens).values()), dim=1).cpu().numpy()
 

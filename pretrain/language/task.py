@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -21,9 +21,10 @@ from capt.pretrain.contrast.temperature import Schedule
 from capt.pretrain.contrastive.task import Assemble, ContrastState, ContrastTask, Scales
 from capt.pretrain.contrastive.term import build_schedule
 from capt.pretrain.contrastive.views import Views
+from capt.pretrain.convert.reference import Pooling, embed
 from capt.pretrain.data.corruption import IGNORE
 from capt.pretrain.engine.engines.base import Engine
-from capt.pretrain.engine.task import Progress, Rows, StepMetrics
+from capt.pretrain.engine.task import Progress, Role, Rows, StepMetrics
 from capt.pretrain.engine.verification import all_ranks
 from capt.pretrain.language.batches import Assembler, LanguageBatch
 from capt.pretrain.language.config import LanguageJob
@@ -58,17 +59,24 @@ class LanguageModule(nn.Module):
     def forward(
         self,
         tokens: Int[Tensor, "n L"],
-        corrupted: Int[Tensor, "n L"],
-        positions: Int[Tensor, "n m"],
-        labels: Int[Tensor, "n m"] | None,
+        corrupted: Int[Tensor, "n L"] | None = None,
+        positions: Int[Tensor, "n m"] | None = None,
+        labels: Int[Tensor, "n m"] | None = None,
         documents: Int[Tensor, "n L"] | None = None,
         *,
         padded: bool,
         runs: int | None = None,
         step: int,
         pool: bool = False,
-    ) -> LanguageOutput:
-        """Both views through the model (see `CaptModel.forward`); with ``pool`` a second time, for validation."""
+        pooling: Pooling = "mean",
+    ) -> LanguageOutput | Float[Tensor, "n h"]:
+        """Both views through the model (see `CaptModel.forward`); with ``pool`` a second time, for validation.
+
+        Without ``corrupted`` the tokens alone: unit rows of whole texts, by ``pooling``.
+        """
+        if corrupted is None:
+            return embed(self.capt, tokens, pooling)
+        assert positions is not None
         return LanguageOutput(
             capt=self.capt(tokens, corrupted, positions, labels, documents, padded, runs),
             temperature=self.temperature(step),
@@ -201,6 +209,17 @@ class LanguageTask(ContrastTask[LanguageBatch]):
             return {}
         samples = len(self.prepared.validation)
         return self.validated(validate(engines["model"], self.assembler("validation"), self.job, samples), progress)
+
+    def text_ids(self, texts: Sequence[str], role: Role) -> list[list[int]]:
+        """The ids of each text, cut to the position table; queries and documents are read alike."""
+        return self.prepared.tokenizer.encode_framed(texts, self.model_config.max_positions)
+
+    def text_vectors(self, engines: Mapping[str, Engine], ids: Sequence[Sequence[int]]) -> Tensor:
+        """Unit rows of a batch of texts, by ``validate.retrieval.pooling``."""
+        longest, pad = max(map(len, ids)), self.model_config.pad_id
+        tokens = torch.tensor([[*row, *[pad] * (longest - len(row))] for row in ids], device=engines["model"].device)
+        rows: Tensor = engines["model"](tokens, padded=True, step=0, pooling=self.job.validate_.retrieval.pooling)
+        return rows
 
     def validation_fault(self) -> str:
         """Why the held-out text does not suffice for `validate`."""

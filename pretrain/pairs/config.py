@@ -12,6 +12,7 @@ from capt.pretrain.base.cache import default_cache
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
 from capt.pretrain.config.contrast import ContrastSection, TemperatureSection, check_validation_samples
+from capt.pretrain.config.retrieval import RetrievalSection
 from capt.pretrain.config.schema import Job, LoaderSection, OptimizerSection, ValidateSection
 from capt.pretrain.data.config import CorruptionConfig, Patterns
 from capt.pretrain.models.hf_config import Source, hub_id
@@ -259,6 +260,7 @@ class PairValidate(ValidateSection):
     first: bool = Field(True, description="validate before the first step as well: the baseline of the run")
     samples: PositiveInt = Field(1000, description="held-out pairs")
     temperature: PositiveFloat = Field(0.05, description="temperature of the validation loss, the same at every step")
+    retrieval: RetrievalSection = RetrievalSection()
 
 
 class PairOptimizer(OptimizerSection):
@@ -310,10 +312,15 @@ class PairJob(Job):
             )
         return self
 
+    @model_validator(mode="after")
+    def _searches_in_time(self) -> PairJob:
+        self.validate_.retrieval.check_rhythm(self.validate_.every, self.checkpoint.best)
+        return self
+
     def metric_names(self) -> frozenset[str]:
         """What validation reports."""
         widths = [at_width(name, width) for name in RETRIEVAL for width in self.contrast.matryoshka]
-        return frozenset([*METRICS, *widths])
+        return frozenset([*METRICS, *widths, *self.validate_.retrieval.metric_names()])
 
     def encoder_config(self) -> dict[str, Any] | None:
         """The encoder of ``model.init``, which the job notes when it starts."""
@@ -334,6 +341,7 @@ class PairJob(Job):
             lines.append(f"source {source.name}: {len(files)} files, {size:,} bytes, weight {source.weight:g}")
         if self.data.validation_files:
             lines.append(f"held-out pairs: {len(self.data.held_out_paths())} files")
+        lines += self.validate_.retrieval.describe()
         return [*lines, f"model.init: {describe_initial_model(self.model.init)}"]
 
 

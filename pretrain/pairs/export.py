@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from capt.pretrain.base.errors import ConfigError, did_you_mean
+from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.files import write_json
 from capt.pretrain.base.quiet import quiet_transformers
 from capt.pretrain.convert.card import About, compose, final_metrics, plain_text, result, table, training_facts
@@ -22,9 +22,8 @@ from capt.pretrain.engine.checkpoint import read_metadata
 from capt.pretrain.engine.durable import write_tensors
 from capt.pretrain.engine.metrics_file import METRICS, read_metrics
 from capt.pretrain.pairs.batches import PaddedTexts
-from capt.pretrain.pairs.config import RETRIEVAL, Prompts, at_width
+from capt.pretrain.pairs.config import RETRIEVAL, at_width
 from capt.pretrain.pairs.restore import Restored, load_model
-from capt.pretrain.pairs.sources import longest_text
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +92,7 @@ def command(
     width = restored.model.width
     if truncate_dim is not None and not 0 < truncate_dim <= width:
         raise ConfigError(f"truncate_dim {truncate_dim}: the vectors have {width} columns; give 1 to {width}")
-    prompts, lengths = _prompts(restored, source)
+    prompts, *lengths = restored.reading(source)
     named = {"query": prompts.query, "document": prompts.document}
     model = restored.model.encoder
     with export_folder(out, overwrite=overwrite) as folder, quiet_transformers():
@@ -111,23 +110,6 @@ def command(
         difference = _check(restored, folder, named, max(lengths), truncate_dim)
     logger.info("%s: sentence-transformers gives our vectors within %.1e", out, difference)
     return out
-
-
-def _prompts(restored: Restored, name: str | None) -> tuple[Prompts, list[int]]:
-    """The prompts of a source, and the longest query and document in tokens, prompts included."""
-    sources = {source.name: source for source in restored.job.data.each()}
-    if name is None:
-        name = max(sources, key=lambda each: sources[each].weight)
-        if len({source.prompts for source in sources.values()}) > 1:
-            logger.warning("the prompts are those of source %s; --option source=NAME chooses another one", name)
-    if name not in sources:
-        raise ConfigError(f"--option source={name}: no such source; {did_you_mean(name, sorted(sources))}")
-    source, positions = sources[name], restored.model.encoder.model.max_positions
-    assert source.prompts is not None
-    sides = ((source.prompts.query, source.query_length), (source.prompts.document, source.document_length))
-    return source.prompts, [
-        longest_text(restored.tokenizer, prompt, length, positions, f"source {name}") for prompt, length in sides
-    ]
 
 
 def _write_encoder(restored: Restored, folder: Path, max_length: int) -> None:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.contrastive.task import ContrastTask
-from capt.pretrain.contrastive.views import Views
 from capt.pretrain.engine.checkpoint import find_best, read_job
 from capt.pretrain.language.config import LanguageJob
 from capt.pretrain.models.config import RobertaConfig
@@ -21,8 +20,9 @@ from capt.pretrain.models.foreign.families import read_description
 from capt.pretrain.models.foreign.read import encoder_keys
 from capt.pretrain.models.hf_config import hub_id
 from capt.pretrain.models.hf_folder import is_hf
-from capt.pretrain.pairs.batches import PaddedTexts
+from capt.pretrain.pairs.batches import MaskedTexts, PaddedTexts
 from capt.pretrain.pairs.config import PairJob
+from capt.pretrain.pairs.loss import PairViews
 from capt.pretrain.pairs.module import PairModule
 from capt.pretrain.pairs.task import PairTask
 from capt.pretrain.plan.step import TEMPERATURE, Rehearsal, leaf_rows
@@ -45,8 +45,9 @@ class _Batch(NamedTuple):
 
     ids: Tensor
     shape: _Shape
+    masked: int
+    step_rows: tuple[int, ...]
     step_tokens: int
-    source: int = 0
 
     @property
     def keys(self) -> Tensor:
@@ -62,6 +63,18 @@ class _Batch(NamedTuple):
     def negative_keys(self) -> Tensor:
         """Texts of their own."""
         return torch.arange(len(self.ids) * self.shape.negatives) + (1 << 30)
+
+    @property
+    def labels(self) -> Tensor:
+        """One for each masked token of queries and documents."""
+        return torch.zeros(2 * len(self.ids), self.masked, dtype=torch.int64)
+
+    def masked_texts(self, pad_id: int, device: torch.device) -> MaskedTexts | None:
+        """Queries and documents for masked language modelling, all as long as a document."""
+        if not self.masked:
+            return None
+        tokens = torch.zeros(2 * len(self.ids), self.shape.document, dtype=torch.int64)
+        return MaskedTexts(PaddedTexts(tokens, False), torch.zeros_like(self.labels), self.labels)
 
     def texts(self, pad_id: int, device: torch.device) -> tuple[PaddedTexts, PaddedTexts]:
         """Queries, and documents with the negatives behind them."""
@@ -82,8 +95,15 @@ class RehearsedTask(PairTask):
         self._backbone: Any = SimpleNamespace(encoder=encoder)
         self._pooling = "mean" if job.model.pooling == "auto" else job.model.pooling
         self._width = job.model.projection or encoder.hidden_size
-        source = SimpleNamespace(temperature=None, negatives=shape.negatives, in_batch=True)
-        self.sources: Any = [SimpleNamespace(source=source)]
+        self.sources: Any = [
+            SimpleNamespace(
+                source=SimpleNamespace(
+                    temperature=None, negatives=shape.negatives, in_batch=True, weight=1.0, view="text"
+                ),
+                loss="contrast", scores=None, has_teacher=False, is_one_column=False, flops_shape=tuple(shape),
+            )
+        ]  # fmt: skip
+        self._several = False
 
     def _build(self) -> Encoder:
         model = self.job.model
@@ -95,16 +115,10 @@ class RehearsedTask(PairTask):
         """An encoder of these sizes under its pooling."""
         return PairModule(self.job, self._build(), self._pooling)
 
-    def flops_per_step(self) -> float:
-        """Forward and backward FLOP of a global batch of texts that are as long as they may be."""
-        encoder, shape = self._backbone.encoder, self._shape
-        per_pair = encoder.flops(shape.query) + (1 + shape.negatives) * encoder.flops(shape.document)
-        return 3.0 * self.job.batch.global_ * float(per_pair)
-
-    def contrasted_views(self, count: int, width: int) -> Views:
+    def contrasted_views(self, count: int, width: int) -> PairViews:
         """What is contrasted of ``count`` pairs."""
         ids, k = torch.arange(count), self._shape.negatives
-        return Views(
+        return PairViews(
             leaf_rows(count, width), leaf_rows(count, width), ids, TEMPERATURE,
             negatives=leaf_rows(count * k, width) if k else None,
             negative_ids=torch.arange(count * k) + (1 << 30), owners=ids.repeat_interleave(k),
@@ -127,10 +141,11 @@ def rehearse(job: PairJob, world: int) -> Rehearsal:
     task = RehearsedTask(job, hf_config, shape)
     n, longest = job.micro_batch(world), task._backbone.encoder.max_positions
     shape = shape._replace(query=min(shape.query, longest), document=min(shape.document, longest))
-    task._shape = shape
+    task.sources[0].flops_shape = tuple(shape)
+    masked = round(job.corruption.highest_rate * shape.document) if job.mlm.weight else 0
     tokens = job.batch.global_ * (shape.query + (1 + shape.negatives) * shape.document)
     lengths = f"every query of {shape.query} tokens and document of {shape.document}, the longest that the job allows"
-    return Rehearsal(task, _Batch(torch.arange(n), shape, tokens), (*assumed, lengths))
+    return Rehearsal(task, _Batch(torch.arange(n), shape, masked, (job.batch.global_,), tokens), (*assumed, lengths))
 
 
 def _encoder(init: Path) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
-from capt.pretrain.base.errors import CheckpointError, shown
+from capt.pretrain.base.errors import CheckpointError, ConfigError, did_you_mean, shown
 from capt.pretrain.engine.checkpoint import find_best, open_checkpoint, read_job, restored
 from capt.pretrain.models.foreign.encoder import build_encoder
 from capt.pretrain.models.hf_config import SENTENCE_FILES, local_folder
 from capt.pretrain.models.hf_folder import is_hf, read_json
-from capt.pretrain.pairs.config import PairJob, Pooling
+from capt.pretrain.pairs.config import PairJob, Pooling, Prompts
 from capt.pretrain.pairs.module import PairModule
+from capt.pretrain.pairs.sources import longest_text
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
+
+logger = logging.getLogger(__name__)
 
 _MODES: dict[str, Pooling] = {
     "pooling_mode_mean_tokens": "mean",
@@ -34,6 +38,38 @@ class Restored:
     model: PairModule
     tokenizer: TextTokenizer
     job: PairJob
+
+    def reading(self, source: str | None = None) -> Reading:
+        """How the texts of a source are read; see `reading`."""
+        return reading(self.job, self.tokenizer, self.model.encoder.model.max_positions, source)
+
+
+class Reading(NamedTuple):
+    """The prompts of a source, and the tokens of its queries and documents at most, prompts included."""
+
+    prompts: Prompts
+    query_length: int
+    document_length: int
+
+
+def reading(job: PairJob, tokenizer: TextTokenizer, max_positions: int, source: str | None = None) -> Reading:
+    """How the texts of the source ``source`` are read; None = the one with the largest weight.
+
+    Raises:
+        ConfigError: there is no such source, or its lengths do not fit the encoder.
+    """
+    sources = {each.name: each for each in job.data.each()}
+    if source is None:
+        source = max(sources, key=lambda each: sources[each].weight)
+        if len({each.prompts for each in sources.values()}) > 1:
+            logger.warning("the prompts are those of source %s; --option source=NAME chooses another one", source)
+    if source not in sources:
+        raise ConfigError(f"--option source={source}: no such source; {did_you_mean(source, sorted(sources))}")
+    chosen = sources[source]
+    assert chosen.prompts is not None
+    sides = ((chosen.prompts.query, chosen.query_length), (chosen.prompts.document, chosen.document_length))
+    lengths = [longest_text(tokenizer, prompt, length, max_positions, f"source {source}") for prompt, length in sides]
+    return Reading(chosen.prompts, *lengths)
 
 
 def load_model(path: Path) -> Restored:

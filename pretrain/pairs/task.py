@@ -30,14 +30,14 @@ from capt.pretrain.contrastive.views import Views
 from capt.pretrain.data.corruption import IGNORE, CorruptionVocabulary, Corruptor
 from capt.pretrain.data.sampler import MixedSampler, Sampler
 from capt.pretrain.engine.engines.base import Engine
-from capt.pretrain.engine.task import Progress, Rows, SampleOrder, StepMetrics
+from capt.pretrain.engine.task import Progress, Role, Rows, SampleOrder, StepMetrics
 from capt.pretrain.engine.verification import all_ranks
 from capt.pretrain.language.backbone import Backbone, load_backbone
-from capt.pretrain.pairs.batches import Assembler, MaskedTexts, Noise, PairBatch, shared_keys
+from capt.pretrain.pairs.batches import Assembler, MaskedTexts, Noise, PairBatch, padded, shared_keys
 from capt.pretrain.pairs.config import PairJob, Pooling
 from capt.pretrain.pairs.loss import PairTerm, PairViews, parts_of
 from capt.pretrain.pairs.module import PairModule, PairOutput
-from capt.pretrain.pairs.restore import pooling_of_init
+from capt.pretrain.pairs.restore import Reading, pooling_of_init, reading
 from capt.pretrain.pairs.sources import SourceRows
 from capt.pretrain.pairs.store import HELD_OUT, RowsRecord, prepare_source
 from capt.pretrain.pairs.validation import Pools, in_any, pools_of, validate
@@ -336,6 +336,25 @@ class PairTask(ContrastTask[PairBatch]):
             ))  # fmt: skip
         return {**report}
 
+    def text_ids(self, texts: Sequence[str], role: Role) -> list[list[int]]:
+        """The ids of each text, with the prompts and lengths of the source with the largest weight."""
+        read, tokenizer = self._reading, self.tokenizer
+        if role == "query":
+            return tokenizer.encode_framed([read.prompts.query + text for text in texts], read.query_length)
+        prompt = read.prompts.document if role == "document" else ""
+        return tokenizer.encode_framed([prompt + text for text in texts], read.document_length)
+
+    @cached_property
+    def _reading(self) -> Reading:
+        return reading(self.job, self.tokenizer, self._backbone.encoder.max_positions)
+
+    def text_vectors(self, engines: Mapping[str, Engine], ids: Sequence[Sequence[int]]) -> Tensor:
+        """Unit rows of a batch of texts."""
+        engine = engines["model"]
+        texts = padded([np.array(row) for row in ids], self._backbone.encoder.pad_id, engine.device)
+        output: PairOutput = engine([texts], step=0)
+        return output.rows[0]
+
     def validation_fault(self) -> str:
         """Why the held-out pairs do not suffice for `validate`."""
         if not self.pools:
@@ -362,7 +381,7 @@ class PairTask(ContrastTask[PairBatch]):
         if not self.job.mlm.weight:
             return once
         masked = [document] if rows.source.view == "corrupted" else [query] if rows.is_one_column else [query, document]
-        head = 2.0 * encoder.hidden_size * (encoder.hidden_size + encoder.vocab_size) * self.job.corruption.rate
+        head = 2.0 * encoder.hidden_size * (encoder.hidden_size + encoder.vocab_size) * self.job.corruption.highest_rate
         return once + sum(encoder.flops(length) + length * head for length in masked)
 
     def save_state(self, folder: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 from capt.pretrain.engine.judgement import direction
 from capt.pretrain.report.compare import Comparison, MetricSummary, RunGroup
 from capt.pretrain.report.document import Drawing, ReportFigure, ReportSection, Table
+from capt.pretrain.report.evaluation import ARROWS, evaluation_sections
 from capt.pretrain.report.runs import RunRecord
 
 _BEST = "Best is the best validation point of each run, per metric"
@@ -23,7 +24,6 @@ _TIME = (
 )
 _LONGEST = 1e11
 """Seconds that a duration can show."""
-_ARROWS = {1: "↑", -1: "↓", 0: ""}
 
 
 def run_sections(
@@ -43,7 +43,7 @@ def run_sections(
             "", notes=_notes(comparison), tables=[_runs_table(comparison), _judgements(comparison)], remarks=[_TIME]
         ),
         *([validation] if comparison.keys(validation=True) else []),
-        *_evaluation(comparison),
+        *evaluation_sections(comparison),
         *_predictions(comparison),
         *added,
         ReportSection("Curves", remarks=remarks, figures=curves),
@@ -126,29 +126,6 @@ def _judgements(comparison: Comparison) -> Table:
     return Table(["run", "judgement", "by its records"], rows)
 
 
-def _evaluation(comparison: Comparison) -> list[ReportSection]:
-    """A table for each data set and protocol: a column for each checkpoint, a row for each figure and pooler."""
-    columns: dict[tuple[str, str], dict[str, dict[str, float | None]]] = {}
-    for run in comparison.runs:
-        for checkpoint, sections in run.evaluations.items():
-            for section in sections:
-                found = columns.setdefault((section.name, section.protocol), {})
-                figures = found.setdefault(f"{run.folder.resolve().name}, {checkpoint}", {})
-                figures.update(section.metrics)
-                for pooler, values in section.poolers.items():
-                    figures.update({f"{name} ({pooler})": value for name, value in values.items()})
-    tables = []
-    for (name, _), found in columns.items():
-        rows = list(dict.fromkeys(figure for figures in found.values() for figure in figures))
-        cells = [
-            [f"{row} {_ARROWS[direction(row.partition(' ')[0])]}".strip(), *(_figure(f, row) for f in found.values())]
-            for row in rows
-        ]
-        tables.append(Table([name, *found], cells))
-    remarks = [f"{name}: {protocol}" for name, protocol in columns]
-    return [ReportSection("Evaluation", tables=tables, remarks=remarks)] if tables else []
-
-
 def _predictions(comparison: Comparison) -> list[ReportSection]:
     """What was predicted of each run that has a plan, beside the median of what was measured after its first row."""
     rows = []
@@ -166,11 +143,6 @@ def _predictions(comparison: Comparison) -> list[ReportSection]:
     return [ReportSection("Predicted and measured", tables=[Table(header, rows)])] if rows else []
 
 
-def _figure(figures: Mapping[str, float | None], name: str) -> str:
-    value = figures.get(name)
-    return "" if value is None else f"{value:.4g}"
-
-
 def _results_table(comparison: Comparison) -> Table:
     header = ["validation metric"]
     for group in comparison.groups:
@@ -178,7 +150,7 @@ def _results_table(comparison: Comparison) -> Table:
         header += [f"{name} final".strip(), f"{name} best (step)".strip()]
     rows = []
     for metric in comparison.keys(validation=True):
-        cells = [f"{metric} {_ARROWS[direction(metric)]}".strip()]
+        cells = [f"{metric} {ARROWS[direction(metric)]}".strip()]
         for group in comparison.groups:
             cells += _result_cells(group, metric)
         rows.append(cells)

@@ -12,16 +12,18 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from capt.pretrain.base.distributed import barrier, device, rank, synchronize_errors, world_size
+from capt.pretrain.base.distributed import barrier, device, gather_objects, rank, synchronize_errors, world_size
 from capt.pretrain.base.parallel import ProgressCallback
-from capt.pretrain.retrieval.encoders import Role, TextEncoder
+from capt.pretrain.engine.task import Role
+from capt.pretrain.retrieval.encoders import TextEncoder
 from capt.pretrain.retrieval.store import DType, VectorStore, text_hash
 
 logger = logging.getLogger(__name__)
 
 WINDOW = 1 << 14
 """Texts that are sorted by length together, and in memory at the same time."""
-_TOKENS = {"cpu": 2048, "cuda": 65_536}
+TOKENS = {"cpu": 2048, "cuda": 65_536}
+"""Tokens of a batch at most, padding included, by kind of device."""
 _TELL = 10.0
 """Seconds between two lines of the log."""
 
@@ -52,7 +54,8 @@ def embed(
     """A store with a vector of every text. Collective; every rank brings the same texts.
 
     Batches are made of a window of texts whatever is stored already, and dealt to the ranks in turn. So a vector does
-    not depend on the number of ranks or on kills, which take whole batches.
+    not depend on the number of ranks or on kills, which take whole batches. Stored vectors are compared with their
+    checksums first: a damaged one is said, and encoded again.
 
     Args:
         encoder: the model.
@@ -68,7 +71,8 @@ def embed(
     store = VectorStore(options.store, encoder.identity(role, options.dtype))
     seen: set[bytes] = set()
     pace = _Pace(total, progress)
-    tokens = options.tokens or _TOKENS[device().type]
+    tokens = options.tokens or TOKENS[device().type]
+    _repair(store)
     with synchronize_errors(patient=True):
         try:
             for window in _windows(texts):
@@ -82,6 +86,16 @@ def embed(
     store.reload()
     pace.end(store.added)
     return store
+
+
+def _repair(store: VectorStore) -> None:
+    with synchronize_errors(patient=True):
+        damaged = store.repair(rank(), world_size())
+    total = sum(gather_objects(damaged))
+    if total:
+        if rank() == 0:
+            logger.warning("%s: %s stored vectors were damaged, and are encoded again", store.folder, f"{total:,}")
+        store.reread()
 
 
 def _windows(texts: Iterable[str]) -> Iterator[Sequence[str]]:

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,26 +16,26 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from capt.pretrain.base.distributed import device
-from capt.pretrain.base.errors import CheckpointError, ConfigError, quoted
+from capt.pretrain.base.errors import CheckpointError, ConfigError
 from capt.pretrain.base.verification import sha256
 from capt.pretrain.engine.checkpoint import find_best, read_manifest
+from capt.pretrain.engine.task import Role
 from capt.pretrain.language.restore import load_hf, load_model
 from capt.pretrain.language.sentence_folder import load_sentence_model
 from capt.pretrain.models.architecture import encoder_class, encoder_of_type
 from capt.pretrain.models.capt import CaptModel
-from capt.pretrain.models.encoder import Encoder
 from capt.pretrain.models.foreign.encoder import load_encoder as load_foreign
 from capt.pretrain.models.foreign.read import read_encoder
 from capt.pretrain.models.heads import mean_over_tokens
 from capt.pretrain.models.hf_config import SENTENCE_FILES, TOKENIZER_FILES, local_folder
 from capt.pretrain.models.hf_folder import is_hf, read_json
+from capt.pretrain.pairs.batches import PaddedTexts
+from capt.pretrain.pairs.restore import load_model as load_pairs
 from capt.pretrain.retrieval.store import DType, Identity, digest
 from capt.tokenizer.encode import TextTokenizer
 
 logger = logging.getLogger(__name__)
 
-Role = Literal["query", "document", "text"]
-"""What a text is: it decides the prompt."""
 POOLINGS = ("mean", "cls", "head")
 _TOKENIZED = 512
 """Texts that are tokenized together: all their tokens are in memory."""
@@ -74,15 +74,22 @@ class TextEncoder(ABC):
         self.prompts = {role: prompts.get(role, "") for role in ("query", "document", "text")}
         self.prompts |= {role: prompt for role, prompt in given.items() if prompt is not None}
 
+    def limit(self, role: Role) -> int:
+        """Tokens of a text at most, its prompt and special tokens included; 0 = of any length."""
+        return int(self._facts["length"])
+
     def identity(self, role: Role, dtype: DType = "fp32") -> Identity:
         """Everything that decides the vector of a text in ``role``."""
-        return Identity(prompt=self.prompts[role], dimension=self.dimension, dtype=dtype, **self._facts)
+        facts = {**self._facts, "length": self.limit(role)}
+        return Identity(prompt=self.prompts[role], dimension=self.dimension, dtype=dtype, **facts)
 
     def protocol(self) -> str:
         """How a text becomes a vector, in one line."""
         facts = self._facts
         prompts = ", ".join(f"{role} {self.prompts[role]!r}" for role in ("query", "document") if self.prompts[role])
-        length = f"at most {facts['length']} tokens" if facts["length"] else "texts of any length"
+        query, document = self.limit("query"), self.limit("document")
+        length = f"at most {document} tokens" if document else "texts of any length"
+        length += f" ({query} of a query)" if query != document else ""
         return (
             f"{self.similarity} of {self.dimension} dimensions, {facts['pooling']}, {length}, "
             f"{'prompts ' + prompts if prompts else 'no prompts'}, {facts['precision']} on {device().type}"
@@ -91,7 +98,7 @@ class TextEncoder(ABC):
     def require_room(self) -> None:
         """Raise ``ConfigError`` for a prompt that leaves no token for a text, so that all texts would be alike."""
         for role in ("query", "document"):
-            length = self._facts["length"]
+            length = self.limit(role)
             if self.prompts[role] and length and self.lengths([""], role)[0] >= length:
                 raise ConfigError(
                     f"{self.name}: the {role} prompt {self.prompts[role][:60]!r} fills all {length} tokens, and leaves "
@@ -107,26 +114,48 @@ class TextEncoder(ABC):
         """A vector for each text, in one batch, in fp32, not normalized."""
 
 
+Embed = Callable[[Int[Tensor, "n L"], bool], Float[Tensor, "n d"]]
+"""The vectors of padded rows of ids; the flag says whether any of them is padded."""
+
+
 class OwnEncoder(TextEncoder):
-    """A model of ours, or of a family that `capt.pretrain.models.foreign` knows, and one of `POOLINGS`."""
+    """A model of ours, or of a family that `capt.pretrain.models.foreign` knows.
+
+    Args:
+        name: for messages.
+        embed: the model, on this rank's device.
+        tokenizer: of the model.
+        room: tokens of a text at most.
+        facts: the parts of an `Identity` that files decide.
+        options: what the user has decided.
+        prompts: of the model, by role.
+        limits: tokens of a query and of a document at most, where the model has a limit for each.
+    """
 
     def __init__(
         self,
         name: str,
-        encoder: Encoder,
-        pool: Callable[[Float[Tensor, "n L h"], Int[Tensor, "n L"]], Tensor],
+        embed: Embed,
         tokenizer: TextTokenizer,
+        room: int,
         facts: Mapping[str, Any],
         options: EncoderOptions,
+        *,
+        prompts: Mapping[str, str] | None = None,
+        limits: Mapping[str, int] | None = None,
     ) -> None:
-        super().__init__(name, {}, options)
-        room = encoder.max_positions
+        super().__init__(name, prompts or {}, options)
         if options.length is not None and not 3 <= options.length <= room:
             raise ConfigError(f"length {options.length}: {name} takes 3 to {room} tokens")
-        self._encoder, self._pool, self._tokenizer = encoder.to(device()).eval(), pool, tokenizer
+        self._embed, self._tokenizer = embed, tokenizer
+        self._limits = {} if options.length is not None else dict(limits or {})
         self._facts = {**facts, "length": options.length or room}
         self.dimension = self._vectors([[self._tokenizer.special.bos, self._tokenizer.special.eos]]).shape[1]
         self.require_room()
+
+    def limit(self, role: Role) -> int:
+        """Tokens of a text at most; where there is one for each role, the document's is that of a text without one."""
+        return self._limits.get("document" if role == "text" else role, super().limit(role))
 
     def lengths(self, texts: Sequence[str], role: Role) -> list[int]:
         """The number of tokens of each text, with ``<s>`` and ``</s>``."""
@@ -137,16 +166,13 @@ class OwnEncoder(TextEncoder):
         return self._vectors(self._ids(texts, role))
 
     def _ids(self, texts: Sequence[str], role: Role) -> list[list[int]]:
-        special, room = self._tokenizer.special, self._facts["length"] - 2
-        rows = self._tokenizer.encode_batch([self.prompts[role] + text for text in texts])
-        return [[special.bos, *row[:room].tolist(), special.eos] for row in rows]
+        return self._tokenizer.encode_framed([self.prompts[role] + text for text in texts], self.limit(role))
 
     @torch.inference_mode()
     def _vectors(self, ids: list[list[int]]) -> Float[np.ndarray, "n d"]:
         longest, pad = max(map(len, ids)), self._tokenizer.special.pad
         tokens = torch.tensor([row + [pad] * (longest - len(row)) for row in ids], device=device())
-        hidden = self._encoder(tokens, padded=any(len(row) < longest for row in ids)).float()
-        return self._pool(hidden, tokens).float().cpu().numpy()
+        return self._embed(tokens, any(len(row) < longest for row in ids)).float().cpu().numpy()
 
 
 class SentenceEncoder(TextEncoder):
@@ -191,7 +217,7 @@ class SentenceEncoder(TextEncoder):
         tokenizer = getattr(getattr(self._model, "tokenizer", None), "_tokenizer", None)
         if tokenizer is None:
             return [len(prompt) + len(text) for text in texts]
-        longest, counts = self._facts["length"] or 1 << 30, []
+        longest, counts = self.limit(role) or 1 << 30, []
         for start in range(0, len(texts), _TOKENIZED):
             rows = tokenizer.encode_batch_fast([prompt + text for text in texts[start : start + _TOKENIZED]])
             counts += [min(sum(row.attention_mask), longest) for row in rows]
@@ -246,18 +272,40 @@ def load_text_encoder(path: Path, options: EncoderOptions) -> TextEncoder:
     elif folder.is_dir():
         checkpoint = find_best(folder)
         manifest = read_manifest(checkpoint)
+        if manifest.task == "capt_pairs":
+            return _of_pairs(path, checkpoint, options)
         if manifest.task != "capt_language":
             raise CheckpointError(
-                f"{path}: a checkpoint of task {manifest.task}; make a folder of it first: "
-                f"capt convert {quoted(path)} OUT --to sentence-transformers"
+                f"{path}: a checkpoint of task {manifest.task}, which has no vectors of texts; give one of "
+                "capt_language or capt_pairs"
             )
-        hashes = {name: record.sha256 for name, record in manifest.files.items()}
-        facts = _facts(hashes, pooling)
+        facts = _facts(_hashes_of(checkpoint), pooling)
         restored = load_model(checkpoint)
     else:
         raise CheckpointError(f"{path}: no such folder")
-    pool = _pool_of(restored.model, pooling, str(path))
-    return OwnEncoder(str(path), restored.model.encoder, pool, restored.tokenizer, facts, options)
+    embed = _embed_of(restored.model, pooling, str(path))
+    return OwnEncoder(
+        str(path), embed, restored.tokenizer, restored.model.encoder.max_positions, facts, options
+    )  # fmt: skip
+
+
+def _of_pairs(path: Path, checkpoint: Path, options: EncoderOptions) -> TextEncoder:
+    """A model of pairs, with the prompts and lengths of its source of the largest weight, as its export has them."""
+    if options.pooling is not None:
+        raise ConfigError(f"{path}: a run of pairs pools as it was trained; leave --pooler out")
+    restored = load_pairs(checkpoint)
+    model = restored.model.to(device())
+    read = restored.reading()
+    facts = _facts(_hashes_of(checkpoint), f"{model.encoder.pooling}, projection {model.projection is not None}")
+
+    def embed(tokens: Int[Tensor, "n L"], padded: bool) -> Tensor:
+        return model.embed(PaddedTexts(tokens, padded))
+
+    return OwnEncoder(
+        str(path), embed, restored.tokenizer, model.encoder.model.max_positions, facts, options,
+        prompts={"query": read.prompts.query, "document": read.prompts.document},
+        limits={"query": read.query_length, "document": read.document_length},
+    )  # fmt: skip
 
 
 def _of_foreign(
@@ -266,26 +314,32 @@ def _of_foreign(
     if pooling == "head":
         raise CheckpointError(f"{path}: it has no aggregation head; use --pooler mean or cls")
     pretrained = read_encoder(folder)
-    encoder = load_foreign(pretrained, str(path))
-    pad = encoder.pad_id
+    encoder = load_foreign(pretrained, str(path)).to(device()).eval()
 
-    def pool(hidden: Float[Tensor, "n L h"], tokens: Int[Tensor, "n L"]) -> Tensor:
-        return hidden[:, 0] if pooling == "cls" else mean_over_tokens(hidden, tokens, pad)
+    def embed(tokens: Int[Tensor, "n L"], padded: bool) -> Tensor:
+        hidden = encoder(tokens, padded=padded).float()
+        return hidden[:, 0] if pooling == "cls" else mean_over_tokens(hidden, tokens, encoder.pad_id)
 
-    return OwnEncoder(str(path), encoder, pool, pretrained.tokenizer, facts, options)
+    return OwnEncoder(str(path), embed, pretrained.tokenizer, encoder.max_positions, facts, options)
 
 
-def _pool_of(model: CaptModel, pooling: str, source: str) -> Callable[[Tensor, Tensor], Tensor]:
+def _embed_of(model: CaptModel, pooling: str, source: str) -> Embed:
     if pooling == "head" and model.aggregation is None:
         raise CheckpointError(f"{source}: trained without contrast, so it has no aggregation head; use mean or cls")
     model.to(device()).eval()
     read = model.config.pooling if pooling == "head" else pooling
 
-    def pool(hidden: Float[Tensor, "n L h"], tokens: Int[Tensor, "n L"]) -> Tensor:
+    def embed(tokens: Int[Tensor, "n L"], padded: bool) -> Tensor:
+        hidden = model.encoder(tokens, padded=padded).float()
         rows = hidden[:, 0] if read == "cls" else mean_over_tokens(hidden, tokens, model.encoder.pad_id)
         return model.aggregation(rows) if pooling == "head" and model.aggregation is not None else rows
 
-    return pool
+    return embed
+
+
+def _hashes_of(checkpoint: Path) -> dict[str, str]:
+    """SHA-256 of every file of a checkpoint, as its manifest has them."""
+    return {name: record.sha256 for name, record in read_manifest(checkpoint).files.items()}
 
 
 def _hashes(folder: Path) -> dict[str, str]:

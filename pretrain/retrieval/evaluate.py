@@ -17,15 +17,24 @@ from capt.pretrain.base.distributed import rank, synchronize_errors, world_size
 from capt.pretrain.base.errors import ConfigError, DataError, did_you_mean
 from capt.pretrain.base.files import write_text
 from capt.pretrain.base.parallel import ProgressCallback
+from capt.pretrain.config.retrieval import METRICS
 from capt.pretrain.convert.card import with_earlier
 from capt.pretrain.engine.checkpoint import find_best
 from capt.pretrain.engine.provenance import provenance
-from capt.pretrain.engine.run_folder import EVALUATION, Figures, Section, run_of, save_artifact, write_result
+from capt.pretrain.engine.run_folder import (
+    EVALUATION,
+    Figures,
+    Histograms,
+    Section,
+    run_of,
+    save_artifact,
+    write_result,
+)
 from capt.pretrain.retrieval.data import Collection, read_collections, read_json_lines
 from capt.pretrain.retrieval.encode import Options, embed, rows_of
 from capt.pretrain.retrieval.encoders import EncoderOptions, TextEncoder, load_text_encoder
-from capt.pretrain.retrieval.metrics import DEPTH, METRICS, PROTOCOL, mean_metrics, paired_bootstrap, query_metrics
-from capt.pretrain.retrieval.search import BLOCK, Nearest, TopK, by_id, unit_rows
+from capt.pretrain.retrieval.metrics import DEPTH, PROTOCOL, mean_metrics, paired_bootstrap, query_metrics
+from capt.pretrain.retrieval.search import BLOCK, Nearest, TopK, by_id, pair_scores, unit_rows
 from capt.pretrain.retrieval.store import VectorStore, text_hash
 
 logger = logging.getLogger(__name__)
@@ -33,6 +42,9 @@ logger = logging.getLogger(__name__)
 BM25 = "bm25"
 FULL = "full"
 """The name of the system that reads whole vectors, beside the numbers of cut ones."""
+
+_SCORED, _EACH, _BINS = 1000, 10, 40
+"""Queries whose scores are shown, documents of each kind for one query, bins."""
 
 Rankings = list[list[str]]
 """For each query the ids of the documents found, the best first."""
@@ -119,7 +131,7 @@ def _evaluate_set(
     progress: ProgressCallback | None,
 ) -> tuple[Section, list[dict[str, Any]]]:
     with synchronize_errors(patient=True):
-        corpus = _Corpus.of(collection)
+        corpus = Corpus.of(collection)
     queries = embed(encoder, (text for _, text in collection.queries), "query", options)
     documents = embed(
         encoder, (text for _, text in collection.documents()), "document", options, progress, total=len(corpus.names)
@@ -150,20 +162,69 @@ def _evaluate_set(
             for (name, _), each in zip(collection.queries, figures, strict=True)
             if max(collection.judged[name].values()) > 0
         ]
-    return Section(
-        name=collection.name, protocol=_protocol(encoder, collection, corpus, poolers), poolers=poolers
-    ), lines
+    with synchronize_errors(patient=True):
+        scores = _score_histograms(encoder, collection, rows, documents, systems[FULL])
+    section = Section(
+        name=collection.name, protocol=_protocol(encoder, collection, corpus, poolers), poolers=poolers,
+        dimension=encoder.dimension, scores=scores,
+    )  # fmt: skip
+    return section, lines
+
+
+def _score_histograms(
+    encoder: TextEncoder,
+    collection: Collection,
+    queries: Float[np.ndarray, "q d"],
+    documents: VectorStore,
+    rankings: Rankings,
+) -> Histograms | None:
+    """Scores of the first queries with their relevant documents, with the best others, and with random documents."""
+    chosen = [(i, name) for i, (name, _) in enumerate(collection.queries) if max(collection.judged[name].values()) > 0]
+    chosen = chosen[:_SCORED]
+    pools: dict[str, list[tuple[int, str]]] = {"positives": [], "hard negatives": []}
+    for i, name in chosen:
+        relevant = {document for document, grade in collection.judged[name].items() if grade > 0}
+        pools["positives"] += [(i, document) for document in sorted(relevant)[:_EACH]]
+        pools["hard negatives"] += [(i, each) for each in rankings[i][: 2 * _EACH] if each not in relevant][:_EACH]
+    needed = {document for pairs in pools.values() for _, document in pairs}
+    hashes: dict[str, bytes] = {}
+    drawn: list[bytes] = []  # a uniform sample of the corpus (reservoir), the same on every rank
+    generator = np.random.default_rng(0)
+    for number, (name, text) in enumerate(collection.documents()):
+        if name in needed:
+            hashes[name] = text_hash(text)
+        place = number if number < _SCORED else int(generator.integers(0, number + 1))
+        if place < _SCORED:
+            drawn[place : place + 1] = [text_hash(text)]
+    pairs = {
+        kind: [(i, hashes[document]) for i, document in each if document in hashes] for kind, each in pools.items()
+    }
+    pairs["random negatives"] = [
+        (i, drawn[int(generator.integers(len(drawn)))]) for i, _ in chosen for _ in range(_EACH)
+    ]
+    if not all(pairs.values()):
+        return None
+    cosine = encoder.similarity == "cosine"
+    left = unit_rows(queries) if cosine else queries
+    scores = {}
+    for kind, each in pairs.items():
+        right = documents.vectors([text for _, text in each])
+        rows = np.array([i for i, _ in each])
+        scores[kind] = pair_scores(left, unit_rows(right) if cosine else right, rows, np.arange(len(each)))
+    edges = np.histogram_bin_edges(np.concatenate(list(scores.values())).astype(np.float64), _BINS)
+    counts = {kind: np.histogram(values, edges)[0].tolist() for kind, values in scores.items()}
+    return Histograms(edges=edges.tolist(), counts=counts)
 
 
 @dataclass(frozen=True)
-class _Corpus:
+class Corpus:
     """The ids of all documents, and those of them that are a query itself, and not judged relevant to it."""
 
     names: list[str]
     selves: frozenset[str]
 
     @classmethod
-    def of(cls, collection: Collection) -> _Corpus:
+    def of(cls, collection: Collection) -> Corpus:
         """Read the corpus once. Raises ``DataError``: it is empty, or has an id twice."""
         queries = {name: " ".join(text.split()) for name, text in collection.queries}
         names, selves, seen = [], set(), set()
@@ -190,7 +251,7 @@ def _rank(
     collection: Collection,
     queries: Float[np.ndarray, "q d"],
     documents: VectorStore,
-    corpus: _Corpus,
+    corpus: Corpus,
     dim: int,
 ) -> Rankings:
     """The best documents of each query by the first ``dim`` numbers of the vectors; never the query itself."""
@@ -241,7 +302,7 @@ def search(
     return best.result()
 
 
-def bm25_rankings(collection: Collection, corpus: _Corpus) -> Rankings:
+def bm25_rankings(collection: Collection, corpus: Corpus) -> Rankings:
     """Rankings by BM25 (Lucene's variant, k1 1.5, b 0.75, words in lower case, no stop words, no stemming)."""
     import bm25s
 
@@ -262,7 +323,7 @@ def bm25_rankings(collection: Collection, corpus: _Corpus) -> Rankings:
     return rankings
 
 
-def _protocol(encoder: TextEncoder, collection: Collection, corpus: _Corpus, systems: Mapping[str, Figures]) -> str:
+def _protocol(encoder: TextEncoder, collection: Collection, corpus: Corpus, systems: Mapping[str, Figures]) -> str:
     judged = [collection.judged[name] for name, _ in collection.queries]
     without = sum(max(each.values()) <= 0 for each in judged)
     found = set(corpus.names)

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from capt.pretrain.config.retrieval import METRICS
+
 DEPTH = 100
 """Documents of a ranking that are looked at."""
-METRICS = ("ndcg@10", "mrr@10", "recall@1", "recall@10", "recall@100", "map@100")
 
 PROTOCOL = (
     "nDCG@10 with linear gains (the judgement itself, not 2^judgement - 1), MRR@10, Recall@1/10/100 and MAP@100 as "

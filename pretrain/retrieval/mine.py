@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import logging
 from collections import Counter
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 
 from capt.pretrain.base.atomic import new_folder, require_new
 from capt.pretrain.base.distributed import gather_objects, rank, synchronize_errors, world_size
@@ -23,6 +21,7 @@ from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.base.quiet import quiet_transformers
 from capt.pretrain.base.randomness import derive
 from capt.pretrain.engine.provenance import provenance
+from capt.pretrain.retrieval.audit import faults, histogram, page
 from capt.pretrain.retrieval.data import PairRow, read_documents, read_pair_rows
 from capt.pretrain.retrieval.encode import Options, embed, rows_of
 from capt.pretrain.retrieval.encoders import EncoderOptions, TextEncoder, load_text_encoder
@@ -35,7 +34,6 @@ logger = logging.getLogger(__name__)
 PAIRS, AUDIT, PAGE = "pairs.jsonl", "audit.json", "audit.html"
 _SCORES = ("pos_scores", "neg_scores", "positive_scores", "negative_scores")
 _EXAMPLES = 20
-_BINS = 20
 
 
 @dataclass(frozen=True)
@@ -349,18 +347,18 @@ def _choose(
         )
     if not lines:
         raise DataError("no row is left: ease --keep-top, the margins or --number")
-    faults = _faults(lines)
-    if faults:
-        number, fault = faults[0]
+    harmful = faults(lines)
+    if harmful:
+        number, fault = harmful[0]
         raise DataError(
-            f"{written[number]}: the output is refused: {fault} ({len(faults)} such rows); remove it from the row"
+            f"{written[number]}: the output is refused: {fault} ({len(harmful)} such rows); remove it from the row"
         )
     audit = {
         "rows_read": len(rows), "rows_written": len(lines), "rows_with_too_few_negatives": len(short),
         "candidates": looked,
         "removed": {name: {"count": count, "share": count / max(1, len(rows) if name.startswith("row") else looked)}
                     for name, count in sorted(removed.items())},
-        "positive_scores": _histogram(positives), "negative_scores": _histogram(negatives), "examples": examples,
+        "positive_scores": histogram(positives), "negative_scores": histogram(negatives), "examples": examples,
     }  # fmt: skip
     return lines, audit
 
@@ -383,78 +381,3 @@ def _line(pair: PairRow, texts: list[str], scores: list[float], labels: list[flo
     if labels is not None and not pair.negatives:
         own |= {"pos_scores": labels, "neg_scores": scores}
     return {**{name: value for name, value in pair.others.items() if name not in left_out}, **own}
-
-
-def _faults(lines: Sequence[dict[str, Any]]) -> list[tuple[int, str]]:
-    """Rows that would do harm in training: a negative that is a positive of the query or the query, or one twice."""
-    positives: dict[str, set[str]] = {}
-    for row in lines:
-        positives.setdefault(same_text(row["query"]), set()).update(map(same_text, row["pos"]))
-    faults = []
-    for number, row in enumerate(lines):
-        names = [same_text(text) for text in row["neg"]]
-        query = same_text(row["query"])
-        if positives[query] & set(names):
-            faults.append((number, f"a negative of {row['query'][:80]!r} is a positive of the same query"))
-        elif query in names:
-            faults.append((number, f"a negative of {row['query'][:80]!r} is the query itself"))
-        elif len(set(names)) < len(names):
-            faults.append((number, f"{row['query'][:80]!r} has a negative twice"))
-    return faults
-
-
-def _histogram(values: Sequence[float]) -> dict[str, Any]:
-    if not values:
-        return {"count": 0}
-    rows: Float[np.ndarray, " n"] = np.asarray(values, dtype=np.float64)
-    counts, edges = np.histogram(rows, bins=_BINS)
-    quantiles = np.percentile(rows, [5, 25, 50, 75, 95]).tolist()
-    return {
-        "count": len(values), "mean": float(rows.mean()), "quantiles_5_25_50_75_95": quantiles,
-        "counts": counts.tolist(), "edges": edges.tolist(),
-    }  # fmt: skip
-
-
-def page(audit: dict[str, Any]) -> str:
-    """The audit as a page for people, which needs no network: figures, histograms and examples."""
-    facts = {
-        "rows read": audit["rows_read"], "rows written": audit["rows_written"],
-        "rows with too few negatives": audit["rows_with_too_few_negatives"], "documents": audit["documents"],
-        "model": audit["model"], "how texts are encoded": audit["protocol"],
-        "cross-encoder": audit["cross_encoder"] or "none",
-        **{f"rule {name}": value for name, value in audit["rules"].items() if value is not None},
-        **{f"removed, {name}": f"{each['count']:,} ({each['share']:.1%})" for name, each in audit["removed"].items()},
-    }  # fmt: skip
-    table = "".join(f"<tr><th>{html.escape(str(k))}</th><td>{html.escape(str(v))}</td></tr>" for k, v in facts.items())
-    charts = "".join(
-        f"<h2>Scores of {name}</h2>{_chart(audit[f'{kind}_scores'])}"
-        for kind, name in (("positive", "positives"), ("negative", "negatives"))
-    )
-    examples = "".join(
-        f"<h3>{html.escape(each['query'])}</h3><ul>"
-        + "".join(f"<li><b>{each['score']:.3f} {html.escape(text)}</b></li>" for text in each["positives"])
-        + "".join(f"<li>{one['score']:.3f} {html.escape(one['text'])}</li>" for one in each["negatives"])
-        + "</ul>"
-        for each in audit["examples"]
-    )
-    style = "body{font:15px sans-serif;max-width:60em;margin:2em auto}th{text-align:left;padding-right:1em}"
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Mined negatives</title><style>{style}</style>'
-        f"<h1>Mined negatives</h1><table>{table}</table>{charts}"
-        f"<h2>Examples (positives in bold)</h2>{examples}</html>\n"
-    )
-
-
-def _chart(histogram: dict[str, Any]) -> str:
-    if not histogram["count"]:
-        return "<p>none</p>"
-    highest, edges = max(histogram["counts"]), histogram["edges"]
-    bars = "".join(
-        f'<rect x="{30 * i}" y="{100 - 100 * count / highest:.1f}" width="28" height="{100 * count / highest:.1f}">'
-        f"<title>{edges[i]:.3f} to {edges[i + 1]:.3f}: {count:,}</title></rect>"
-        for i, count in enumerate(histogram["counts"])
-    )
-    return (
-        f'<svg width="600" height="100" fill="#3b6ea5">{bars}</svg>'
-        f"<p>{edges[0]:.3f} to {edges[-1]:.3f}, mean {histogram['mean']:.3f}, {histogram['count']:,} scores</p>"
-    )

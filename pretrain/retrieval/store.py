@@ -28,6 +28,10 @@ DType = Literal["fp32", "fp16"]
 _TYPES: dict[str, np.dtype[Any]] = {"fp32": np.dtype("<f4"), "fp16": np.dtype("<f2")}
 _ID = np.dtype([("text", "V16"), ("check", "<u4")])
 _SEGMENT_BYTES = 1 << 30
+_BLOCK = 1 << 14
+"""Rows that one rank compares with their checksums at a time."""
+_FORGOTTEN = bytes(16)
+"""The id of a vector that was damaged."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +125,40 @@ class VectorStore:
             while count > before and zlib.crc32(mapped[count - 1].tobytes()) != ids["check"][count - 1]:
                 count -= 1
             for row in range(before, count):
-                self._places.setdefault(names[16 * row : 16 * row + 16], (number, row))
+                name = names[16 * row : 16 * row + 16]
+                if name != _FORGOTTEN:
+                    self._places.setdefault(name, (number, row))
             self._read[path.name] = count
+
+    def repair(self, rank: int = 0, world: int = 1) -> int:
+        """Compare stored vectors with their checksums, and forget those that are damaged; returns their number.
+
+        A rank looks at its share of the blocks. The id of a forgotten vector becomes zeros, so that its text is
+        encoded again. What another process has forgotten is known after `reread`.
+        """
+        damaged = 0
+        blocks = [(number, start) for number, rows in enumerate(self._rows) for start in range(0, len(rows), _BLOCK)]
+        for number, start in blocks[rank::world]:
+            block = np.asarray(self._rows[number][start : start + _BLOCK])
+            checks = self._checks[number][start : start + _BLOCK].tolist()
+            wrong = [start + i for i, row in enumerate(block) if zlib.crc32(row.data) != checks[i]]
+            if wrong:
+                self._forget(number, wrong)
+            damaged += len(wrong)
+        return damaged
+
+    def _forget(self, number: int, rows: Sequence[int]) -> None:
+        path = Path(str(self._rows[number].filename)).with_suffix(".ids")
+        with path.open("r+b") as file:
+            for row in rows:
+                file.seek(row * _ID.itemsize)
+                file.write(_FORGOTTEN)
+        sync(path)
+
+    def reread(self) -> None:
+        """Map all files anew."""
+        self._rows, self._checks, self._places, self._read = [], [], {}, {}
+        self.reload()
 
     def add(self, texts: Sequence[bytes], rows: Float[np.ndarray, "n d"]) -> None:
         """Append the vectors of a batch, which a kill from now on does not lose.
@@ -175,7 +211,9 @@ class VectorStore:
             found = self._rows[segment][row]
             if zlib.crc32(found.tobytes()) != self._checks[segment][row]:
                 damaged = self._rows[segment].filename
-                raise DataError(f"{damaged} is damaged (row {row}): remove {self.folder}, its texts are encoded again")
+                raise DataError(
+                    f"{damaged} was damaged while it was read (row {row}): start the command again, which encodes it"
+                )
             out[position] = found
         return out
 

@@ -65,6 +65,10 @@ NOT_RUN = {
     "capt evaluate exported-pairs --retrieval": "needs a BEIR folder; tests/unit/retrieval",
     "capt evaluate exported-st --retrieval": "needs a BEIR folder; tests/unit/retrieval",
     "capt encode exported-st --text beir": "needs a BEIR folder; tests/unit/retrieval",
+    "capt evaluate exported-st --mteb": "needs the package mteb and its data; tests/unit/retrieval/test_mteb.py",
+    "capt pretrain capt_pairs data.files=pairs.jsonl model.init=runs/first validate.retrieval": (
+        "needs a BEIR folder; tests/unit/retrieval/test_validation.py"
+    ),
     "capt compare": "needs the figures of an evaluation; tests/unit/retrieval",
     "capt mine": "needs pairs; tests/unit/retrieval",
     "capt evaluate runs/clvae": "the same as of runs/ptb_vae, which is run",

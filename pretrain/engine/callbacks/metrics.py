@@ -17,7 +17,8 @@ from capt.pretrain.engine import heartbeat
 from capt.pretrain.engine.durable import GrowingFile, is_full
 from capt.pretrain.engine.loop import Callback, Run, next_multiple
 from capt.pretrain.engine.metrics_file import METRICS, drop_rows_after
-from capt.pretrain.engine.task import CheckedValidation, Metric, StepMetrics, is_logged, to_float
+from capt.pretrain.engine.task import CheckedValidation, Metric, StepMetrics, TextTask, is_logged, to_float
+from capt.pretrain.registry import retrieval_validation
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +116,8 @@ class Metrics(Callback):
 
 # Runs the task's validation every ``validate.every`` steps and at the end, when the last checkpoint is written.
 #
-# With ``validate.first`` it also runs before the first step, so that the table of a run has its baseline.
+# With ``validate.first`` it also runs before the first step, so that the table of a run has its baseline. With
+# ``validate.retrieval`` it measures retrieval as well, of a task that makes vectors of texts.
 
 
 class Validator(Callback):
@@ -126,15 +128,21 @@ class Validator(Callback):
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._off = False
+        self._retrieval: Any = None
 
     def on_start(self, run: Run) -> None:
+        section = getattr(run.job.validate_, "retrieval", None)
+        best = run.job.checkpoint.best
         with distributed.synchronize_errors():
             fault = run.task.validation_fault() if isinstance(run.task, CheckedValidation) else ""
-            if fault and run.job.checkpoint.best is not None:
-                raise ConfigError(f"checkpoint.best {run.job.checkpoint.best}: nothing can be validated: {fault}")
+            searched = section is not None and best in section.metric_names()
+            if fault and best is not None and not searched:
+                raise ConfigError(f"checkpoint.best {best}: nothing can be validated: {fault}")
         self._off = bool(fault)
         if fault and distributed.rank() == 0:
             logger.warning("validation is off: %s", fault)
+        if section is not None and section.folders and isinstance(run.task, TextTask):
+            self._retrieval = retrieval_validation(section)
 
     def on_ready(self, run: Run) -> None:
         if run.job.validate_.first and run.progress.step == 0:
@@ -153,7 +161,8 @@ class Validator(Callback):
             self._validate(run)
 
     def _validate(self, run: Run) -> None:
-        if self._off or run.validated_at == run.progress.step:
+        searches = self._retrieval is not None and self._retrieval.is_due(run.progress.step, run.job.schedule.max_steps)
+        if (self._off and not searches) or run.validated_at == run.progress.step:
             return
         run.settle()  # of a state that has diverged there is nothing to measure
         before = heartbeat.enter("validation")
@@ -161,7 +170,10 @@ class Validator(Callback):
             for engine in run.engines.values():
                 engine.eval()
             with torch.no_grad():
-                report = run.task.validate(run.engines, run.progress)
+                report = {} if self._off else run.task.validate(run.engines, run.progress)
+                if searches:
+                    heartbeat.enter("retrieval")
+                    report |= self._retrieval.measure(run.task, run.engines)
             for engine in run.engines.values():
                 engine.train()
         run.validation = self._metrics.write(run, report, split="validation") if report else {}

@@ -17,11 +17,11 @@ import pytest
 
 from capt.launcher.cli import main
 from capt.pretrain.base.errors import ConfigError, DataError, UserError
+from capt.pretrain.config.retrieval import METRICS
 from capt.pretrain.retrieval.data import Collection, read_collections, read_documents, read_queries
 from capt.pretrain.retrieval.encode import Options, embed
 from capt.pretrain.retrieval.encoders import EncoderOptions, load_text_encoder
 from capt.pretrain.retrieval.evaluate import Settings, compare, evaluate
-from capt.pretrain.retrieval.metrics import METRICS
 from tests.finetune import write_encoder
 from tests.unit.retrieval.toy import write_beir, write_sentence_folder
 
@@ -194,10 +194,10 @@ def test_a_judgement_in_parquet_is_a_whole_number(score: object, tmp_path: Path)
 
 def test_bm25_of_texts_without_a_word() -> None:
     pytest.importorskip("bm25s", reason="bm25s is not installed")
-    from capt.pretrain.retrieval.evaluate import _Corpus, bm25_rankings
+    from capt.pretrain.retrieval.evaluate import Corpus, bm25_rankings
 
     collection = Collection("c", lambda: iter([("1", ""), ("2", "!")]), [("q", "a word")], {"q": {"1": 1}})
-    assert bm25_rankings(collection, _Corpus.of(collection)) == [[]]
+    assert bm25_rankings(collection, Corpus.of(collection)) == [[]]
 
 
 def test_bm25_beside_the_model(sentences: Path, tmp_path: Path) -> None:
@@ -206,11 +206,11 @@ def test_bm25_beside_the_model(sentences: Path, tmp_path: Path) -> None:
     import math
     import re
 
-    from capt.pretrain.retrieval.evaluate import _Corpus, bm25_rankings
+    from capt.pretrain.retrieval.evaluate import Corpus, bm25_rankings
 
     folder = write_beir(tmp_path / "beir")
     (collection,) = read_collections(folder)
-    corpus = _Corpus.of(collection)
+    corpus = Corpus.of(collection)
     texts = [re.findall(r"(?u)\b\w\w+\b", text.lower()) for _, text in collection.documents()]
     mean = sum(map(len, texts)) / len(texts)
     for (_, query), found in zip(collection.queries, bm25_rankings(collection, corpus), strict=True):
@@ -361,11 +361,11 @@ def test_documents_of_each_form(tmp_path: Path) -> None:
 def test_cranfield_by_bm25(data_folder: Path) -> None:
     """The classical collection; figures of BM25 on it are known to be about this."""
     pytest.importorskip("bm25s", reason="bm25s is not installed")
-    from capt.pretrain.retrieval.evaluate import _Corpus, bm25_rankings
+    from capt.pretrain.retrieval.evaluate import Corpus, bm25_rankings
     from capt.pretrain.retrieval.metrics import mean_metrics, query_metrics
 
     (collection,) = read_collections(data_folder / "retrieval" / "cranfield")
-    rankings = bm25_rankings(collection, _Corpus.of(collection))
+    rankings = bm25_rankings(collection, Corpus.of(collection))
     found = zip(collection.queries, rankings, strict=True)
     figures = mean_metrics([query_metrics(ranking, collection.judged[name]) for (name, _), ranking in found])
     assert figures["ndcg@10"] == pytest.approx(0.3512, abs=5e-4)

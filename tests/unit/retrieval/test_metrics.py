@@ -7,7 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from capt.pretrain.retrieval.metrics import DEPTH, METRICS, mean_metrics, paired_bootstrap, query_metrics
+from capt.pretrain.config.retrieval import METRICS
+from capt.pretrain.retrieval.metrics import DEPTH, mean_metrics, paired_bootstrap, query_metrics
 
 _TREC = {
     "ndcg@10": "ndcg_cut_10", "mrr@10": "recip_rank", "recall@1": "recall_1", "recall@10": "recall_10",

@@ -14,9 +14,10 @@ from capt.launcher.cli import main
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.overlap import same_text
 from capt.pretrain.retrieval import mine as room
+from capt.pretrain.retrieval.audit import faults, page
 from capt.pretrain.retrieval.encode import Options
 from capt.pretrain.retrieval.encoders import EncoderOptions
-from capt.pretrain.retrieval.mine import Rules, mine, page
+from capt.pretrain.retrieval.mine import Rules, mine
 from capt.pretrain.retrieval.search import unit_rows
 from tests.support import run_ranks
 from tests.unit.retrieval.toy import ToyEncoder, write_beir, write_sentence_folder
@@ -260,10 +261,10 @@ def test_the_audit_finds_what_would_do_harm(negatives: list[str], says: str) -> 
         {"query": "the query", "pos": ["river"], "neg": negatives},
         {"query": "The  query", "pos": ["stone house"], "neg": ["door"]},
     ]
-    ((number, fault),) = room._faults(rows)
+    ((number, fault),) = faults(rows)
     assert number == 0
     assert says in fault
-    assert room._faults([{**rows[0], "neg": ["bird"]}, rows[1]]) == []
+    assert faults([{**rows[0], "neg": ["bird"]}, rows[1]]) == []
 
 
 def test_a_cross_encoder_decides_and_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from capt.pretrain.retrieval.encoders import EncoderOptions, Role, TextEncoder
+from capt.pretrain.engine.task import Role
+from capt.pretrain.retrieval.encoders import EncoderOptions, TextEncoder
 from tests.finetune import sentence, write_encoder
 
 
