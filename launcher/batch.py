@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from capt.launcher import environment
+from capt.launcher.backends import backend
 from capt.launcher.backends.slurm import SCRIPT
 from capt.launcher.plan import UNATTENDED, Launch, Options
 from capt.launcher.restart import has_gone_back
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
             words = [*_newest_once_gone_back(words), *UNATTENDED]
         options = Options.read(Path(given.config).parent / "launch.json")  # a task of an array has a folder of its own
         launch = Launch(module, tuple(words), job, options)
-        return carry_on(launch, "srun", name_of_job=environment.inherited().get("SLURM_JOB_ID", ""))
+        return carry_on(launch, backend("srun"), name_of_job=environment.inherited().get("SLURM_JOB_ID", ""))
     except Exception as error:
         text = user_text(error)
         if text is None or given.debug:

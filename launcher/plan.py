@@ -212,6 +212,8 @@ class Plan:
     """Hosts that can take the place of one that is lost."""
     examined: Literal["", "here", "ssh"] = ""
     """What is checked before the start: this host, the hosts over ssh, or nothing, since they are not known yet."""
+    manifest: str = ""
+    """What a cluster is given; where there is one, ``--dry-run`` shows nothing else, so that it can be applied."""
     blocked_reason: str = ""
     """Why this launch can be shown but not started from here; empty when it can be started."""
 
@@ -256,6 +258,8 @@ def describe(launch: Launch, plan: Plan) -> str:
         ConfigError: ``engine.deepspeed_extra`` is not valid, or the batch sizes do not fit the world size.
     """
     generated = deepspeed_config(launch.job, plan.world)
+    if plan.manifest:
+        return plan.manifest.rstrip()
     batch = launch.job.batch
     hosts = ", ".join(f"{host.name} x {host.slots}" for host in plan.hosts)
     hosts += "".join(f"; spare: {host.name}" for host in plan.spares)

@@ -63,11 +63,12 @@ def begin(
     job = job_from_mapping(parse_mapping(text, config), config)  # what the ranks are going to read
     if finetunes and job.pretrains:
         raise ConfigError(f"{config}: a {job.task.type} job trains a model of its own: capt pretrain {quoted(config)}")
-    if resumes_by_itself(job.run.dir, job) and is_finished(job.run.dir, job) and show is None:
+    elsewhere = _runs_elsewhere(options)
+    if not elsewhere and resumes_by_itself(job.run.dir, job) and is_finished(job.run.dir, job) and show is None:
         log.info("%s is finished: all steps of this job are done", job.run.dir)
         return DONE
-    inputs = job.check_inputs()
-    if job.run.branch_from is not None and not holds_run(job.run.dir):
+    inputs = [] if elsewhere else list(job.check_inputs())
+    if not elsewhere and job.run.branch_from is not None and not holds_run(job.run.dir):
         branch = branched(job, branch_point(job.run.branch_from))
         inputs.append(f"branch: {branch.run.branch_from}, to step {branch.schedule.max_steps:,}")
     path, debugging = job_file(job.run.dir, text), ["--debug"] * debug
@@ -139,10 +140,11 @@ def _carry_out(launch: Launch, show: Callable[[str], None] | None, preflight: bo
         raise ConfigError(f"--nodes says which hosts are no spares; --launcher {name} has none")
     plan = chosen.plan(launch)
     deepspeed_config(launch.job, plan.world)  # refuses batch sizes that do not fit before anything starts
-    check_callbacks(launch.job.run.callbacks)
-    for tracker in launch.job.run.callbacks:
-        require_tracker(tracker)
-    check_folders(launch.job)
+    if not _runs_elsewhere(launch.options):
+        check_callbacks(launch.job.run.callbacks)
+        for tracker in launch.job.run.callbacks:
+            require_tracker(tracker)
+        check_folders(launch.job)
     if name == "local":
         _check_precision_here(launch.job.engine.precision)
     if show is not None:
@@ -150,6 +152,8 @@ def _carry_out(launch: Launch, show: Callable[[str], None] | None, preflight: bo
         return DONE
     if plan.blocked_reason:
         raise ConfigError(plan.blocked_reason)
+    if _runs_elsewhere(launch.options):  # neither its run folder nor its processes are here
+        return chosen.start(launch, plan).code
     if preflight:
         plan = replace(plan, files={**plan.files, **before_launch(launch, plan)})
     end = supervise(launch, lambda each: _attempt(chosen, each, plan if each is launch else chosen.plan(each)))
@@ -162,13 +166,12 @@ def _carry_out(launch: Launch, show: Callable[[str], None] | None, preflight: bo
     return end.code
 
 
-def carry_on(launch: Launch, name: str, *, name_of_job: str) -> int:
-    """Carry out, in the allocation of a batch job, a launch that was checked when the job was submitted.
+def carry_on(launch: Launch, chosen: Backend, *, name_of_job: str) -> int:
+    """Carry out, in the allocation of a batch job or in its pods, a launch that was checked when it was submitted.
 
     ``name_of_job`` is the same when the batch job is queued again, so that its restarts are counted over all. A job
     whose nodes cannot be reached (any more) has stopped: queued again, it is given others.
     """
-    chosen: Backend = backend(name)
     end = supervise(launch, lambda each: _attempt(chosen, each, chosen.plan(each)), name_of_job)
     return STOPPED if end.unreached else end.code
 
@@ -213,6 +216,11 @@ def _check_precision_here(precision: str) -> None:
 
         quiet_libraries(debug=False)
         check_precision(precision)
+
+
+def _runs_elsewhere(options: Options) -> bool:
+    """Whether the job's files are seen by its ranks alone, so that they find out what is missing."""
+    return options.launcher is not None and bool(getattr(backend(options.launcher), "ELSEWHERE", False))
 
 
 def _launcher(options: Options) -> str:

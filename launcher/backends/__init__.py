@@ -1,8 +1,8 @@
 """The registry of launchers: a plain dict from the name of ``--launcher`` to the module that starts the processes.
 
 A launcher is a module with the two functions of :class:`capt.launcher.plan.Backend`. ``SPARES = True`` in it says that
-it takes ``--nodes``. Other distributions add launchers through the entry-point group ``capt.launchers`` (name = the
-value of ``--launcher``, value = the module).
+it takes ``--nodes``, ``ELSEWHERE = True`` that its ranks see other files than this machine. Other distributions add
+launchers through the entry-point group ``capt.launchers`` (name = the value of ``--launcher``, value = the module).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ LAUNCHERS = {
     "slurm": "capt.launcher.backends.slurm",
     "srun": "capt.launcher.backends.srun",
     "ray": "capt.launcher.backends.ray",
+    "kubernetes": "capt.launcher.backends.kubernetes",
 }
 
 

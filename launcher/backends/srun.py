@@ -59,7 +59,7 @@ def start(launch: Launch, plan: Plan) -> End:
     path = [entry for entry in inherited.get("PYTHONPATH", "").split(":") if entry]
 
     def connect(host: Host, output: Output) -> Link:
-        return Link(host.name, srun_command(host, inherited, cluster), inherited, path, output, signalled=True)
+        return Link.through(host.name, srun_command(host, inherited, cluster), inherited, path, output, signalled=True)
 
     return on_hosts.run(launch, plan, connect, {}, cluster.python)
 

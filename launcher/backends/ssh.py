@@ -59,7 +59,7 @@ def start(launch: Launch, plan: Plan) -> End:
     path = [entry for entry in plan.forwarded_env.get("PYTHONPATH", "").split(":") if entry]
 
     def connect(host: Host, output: Output) -> Link:
-        return Link(host.name, ssh_command(host.name, inherited, PROGRAM), inherited, path, output)
+        return Link.through(host.name, ssh_command(host.name, inherited, PROGRAM), inherited, path, output)
 
     # what a login shell has set for Python must not be the job's
     return on_hosts.run(launch, plan, connect, {"PYTHONPATH": "", **plan.forwarded_env})

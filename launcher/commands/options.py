@@ -45,7 +45,7 @@ Nodes = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Hosts of the hostfile, or nodes of a Slurm job, that run the job; the others are spares (default: none).",
+        help="Hosts of the hostfile, Slurm nodes or pods that run the job; the others are spares (default: none).",
     ),
 ]
 Launcher = Annotated[
@@ -56,7 +56,9 @@ Launcher = Annotated[
 ]
 MasterAddr = Annotated[str | None, typer.Option(help="Address of the first host, as the others reach it.")]
 MasterPort = Annotated[int | None, typer.Option(min=1, max=65535, help="Port of the rendezvous on the first host.")]
-Cluster = Annotated[Path | None, typer.Option(help="Slurm settings (a copy of configs/cluster/slurm.yaml).")]
+Cluster = Annotated[
+    Path | None, typer.Option(help="Settings of Slurm or Kubernetes (a copy of a file in configs/cluster).")
+]
 Preflight = Annotated[
     bool,
     typer.Option("--preflight/--no-preflight", help="Examine the hosts before the start, and refuse what would fail."),

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+
+from capt.launcher.commands import options as o
+from capt.launcher.kubernetes.settings import load_kubernetes
+from capt.pretrain.base.errors import ConfigError
 
 
 def register(app: typer.Typer) -> None:
@@ -34,15 +39,27 @@ def sweep(
             "auto: begin it where there is none (sweep.resume).",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the sweep and its trials; start nothing.")] = False,
+    launcher: Annotated[
+        Literal["ray", "kubernetes"],
+        typer.Option(help="kubernetes: hand the sweep over as a RayJob (KubeRay), as --cluster says."),
+    ] = "ray",
+    cluster: o.Cluster = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the sweep and its trials, or the RayJob; start nothing.")
+    ] = False,
 ) -> int:
     """Search hyperparameters: grid, random, Optuna, ASHA or population based training, each setting with every seed."""
     from capt.launcher.sweep.run import run_sweep
 
+    if cluster is not None and launcher != "kubernetes":
+        raise ConfigError("--cluster goes with --launcher kubernetes; a Ray cluster is named by --address")
+    if address is not None and launcher == "kubernetes":
+        raise ConfigError("--address does not go with --launcher kubernetes, which makes a Ray cluster of its own")
     return run_sweep(
         config,
         [*(overrides or []), *["sweep.resume=auto"] * (resume == "auto")],
         address=address,
         resume=resume == "always",
         show=typer.echo if dry_run else None,
+        cluster=load_kubernetes(cluster or Path("kubernetes")) if launcher == "kubernetes" else None,
     )

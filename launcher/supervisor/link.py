@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import ValidationError
 
@@ -27,30 +27,32 @@ _ANSWER = 30.0
 """Seconds for ssh, which itself gives up a connection after 10, or srun, the login shell and the start of Python."""
 
 
+class Client(Protocol):
+    """What a line runs through: the process of an ssh or srun, or a connection with the same streams and ends."""
+
+    stdin: Any
+    stdout: Any
+    stderr: Any
+
+    def poll(self) -> int | None:
+        """How it ended (0: the node has seen all its ranks end), None while it is there."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end. Raises ``subprocess.TimeoutExpired``."""
+
+
 class Link:
-    """ssh or srun to one host, and the supervisor at its end."""
+    """The way to one host, and the supervisor at its end."""
 
-    def __init__(
-        self,
-        host: str,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        path: list[str],
-        output: Output,
-        *,
-        signalled: bool = False,
-    ) -> None:
-        """Run the command; whether it arrives shows when ``up`` is there, or ``lost`` says why not.
-
-        ``command`` starts there a Python that executes ``PROGRAM``, which it is given on stdin, and imports from
-        ``path``. ``signalled``: stop signals that others send to the supervisor are meant for the whole job, as those
-        of Slurm are.
-        """
+    def __init__(self, host: str, client: Client, output: Output, greeting: bytes) -> None:
+        """Say the greeting; whether it arrives shows when ``up`` is there, or ``lost`` says why not."""
         self.host, self._output = host, output
-        self._client = processes.start(command, environment, on_parent_death=signal.SIGKILL, piped=True)
+        self._client = client
+        self._process: subprocess.Popen[bytes] | None = None
         for pipe in self._pipes():
-            os.set_blocking(pipe.fileno(), False)
-        self._unsent, self._line, self._said = PROGRAM, b"", b""
+            if not pipe.closed:
+                os.set_blocking(pipe.fileno(), False)
+        self._unsent, self._line, self._said = greeting, b"", b""
         self._last_words: deque[str] = deque(maxlen=8)
         self._begun = self._looked = self._awake = self.heard = time.monotonic()
         self.up: Up | None = None
@@ -63,7 +65,28 @@ class Link:
         self.lost = ""
         """Why nothing is to be heard of this node any more."""
         self.in_order = False
-        self._unsent += packed({"folder": str(Path.cwd()), "path": path, "signalled": signalled})
+
+    @classmethod
+    def through(
+        cls,
+        host: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        path: list[str],
+        output: Output,
+        *,
+        signalled: bool = False,
+    ) -> Link:
+        """Run a command, such as ssh, which starts on the host a Python that executes ``PROGRAM``, given on its stdin.
+
+        That Python imports from ``path``. ``signalled``: stop signals that others send to the supervisor are meant for
+        the whole job, as those of Slurm are.
+        """
+        client = processes.start(command, environment, on_parent_death=signal.SIGKILL, piped=True)
+        told = packed({"folder": str(Path.cwd()), "path": path, "signalled": signalled})
+        link = cls(host, client, output, PROGRAM + told)
+        link._process = client
+        return link
 
     def send(self, what: str, **details: Any) -> None:
         """Tell the node to do something; nothing happens when it is lost."""
@@ -86,7 +109,7 @@ class Link:
             try:
                 while self._unsent and not stdin.closed:
                     self._unsent = self._unsent[os.write(stdin.fileno(), self._unsent) :]
-            except BrokenPipeError:  # reading says why
+            except (BrokenPipeError, ConnectionResetError):  # reading says why
                 self._unsent = b""
 
     def read(self) -> None:
@@ -131,7 +154,8 @@ class Link:
     def close(self) -> None:
         """End the connection. The end is ``in_order`` when the node has seen all its ranks end."""
         self.in_order = self._client.poll() == 0
-        processes.kill_tree(self._client)
+        if self._process is not None:
+            processes.kill_tree(self._process)
         self._client.wait()
         with suppress(OSError):
             self.read()
@@ -145,7 +169,10 @@ class Link:
         data = b""
         with suppress(BlockingIOError):
             while not pipe.closed and len(data) < LONGEST:
-                chunk = os.read(pipe.fileno(), 1 << 16)
+                try:
+                    chunk = os.read(pipe.fileno(), 1 << 16)
+                except (ConnectionResetError, TimeoutError):
+                    chunk = b""
                 if not chunk:
                     pipe.close()
                 data += chunk

@@ -101,7 +101,7 @@ class LocalRanks:
         """
         self._close_door()
         try:
-            self._door = _listening("127.0.0.1" if alone else "", port)
+            self._door = listening("127.0.0.1" if alone else "", port)
         except OSError as error:
             if not again or error.errno != errno.EADDRINUSE:
                 raise
@@ -207,7 +207,7 @@ class LocalRanks:
             self._scratch.close()
 
 
-def _listening(address: str, port: int) -> socket.socket:
+def listening(address: str, port: int) -> socket.socket:
     """A socket that listens there; without an address on all, those of IPv6 too, where the system has it."""
     if not address and socket.has_dualstack_ipv6():
         try:

@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from capt.launcher import raycluster
+from capt.launcher.kubernetes.apply import apply
+from capt.launcher.kubernetes.settings import KubernetesCluster
 from capt.launcher.supervisor import processes
 from capt.launcher.sweep.config import Sweep, load_sweep
+from capt.launcher.sweep.kubernetes import manifest
 from capt.launcher.sweep.trial_log import TrialLog, TrialState, started_trials
 from capt.launcher.sweep.trials import SweepPlan, TrialSpec, check_inputs, check_jobs, make_plan
 from capt.pretrain.base.errors import ConfigError, DataError, counted, quoted
@@ -86,8 +89,11 @@ def run_sweep(
     resume: bool = False,
     show: Callable[[str], None] | None = None,
     module: str = "capt.pretrain",
+    cluster: KubernetesCluster | None = None,
 ) -> int:
     """Run all trials of a sweep that are not over yet; with ``show`` (dry run) only describe them.
+
+    With ``cluster`` they run there, as a RayJob: this returns as soon as the cluster has it, and ``show`` gets it.
 
     Returns:
         0, 1 when a trial failed, or 75 when stopped by a signal.
@@ -101,6 +107,8 @@ def run_sweep(
     sweep = load_sweep(config, overrides)
     plan = make_plan(sweep, module, raycluster.rank_environment(address))
     specs = check_jobs(sweep, plan)
+    if cluster is not None:
+        return _hand_over(manifest(sweep, cluster), show)
     check_inputs(plan, specs)
     if show is not None:
         show(describe_sweep(sweep, plan, specs))
@@ -125,6 +133,16 @@ def run_sweep(
             raycluster.check_cluster(need, sweep.trial.workers)
             write_text(plan.folder / "sweep.yaml", sweep.to_yaml(), private=True)
             return _run(sweep, plan, specs, trial_log, need)
+
+
+def _hand_over(text: str, show: Callable[[str], None] | None) -> int:
+    """Apply a manifest, or only show it."""
+    if show is not None:
+        show(text.rstrip())
+        return DONE
+    for line in apply(text):
+        log.info("%s", line)
+    return DONE
 
 
 def describe_sweep(sweep: Sweep, plan: SweepPlan, specs: Mapping[str, Sequence[TrialSpec]]) -> str:

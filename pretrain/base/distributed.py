@@ -37,6 +37,10 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Group = dist.ProcessGroup | None
 
+GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+REDUCE_SCATTER = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+"""The names of the collectives on one tensor: those since torch 2.13, and the ones that they replace."""
+
 _control_group: Group = None
 """Over which ranks agree on verdicts: a CPU group, so that no GPU waits (None: the default group)."""
 
@@ -74,7 +78,7 @@ def all_gather(x: Tensor, group: Group = None) -> Tensor:
     if world == 1:
         return x.unsqueeze(0)
     out = x.new_empty((world * x.numel(),))
-    dist.all_gather_single(out, x.view(-1), group=group)
+    getattr(dist, GATHER)(out, x.view(-1), group=group)
     return out.view(world, *x.shape)
 
 
@@ -101,7 +105,7 @@ def reduce_scatter_sum(x: Tensor, group: Group = None) -> Tensor:
     if world == 1:
         return x[0]
     out = x.new_empty(x.shape[1:].numel())
-    dist.reduce_scatter_single(out, x.view(-1), group=group)
+    getattr(dist, REDUCE_SCATTER)(out, x.view(-1), group=group)
     return out.view(x.shape[1:])
 
 

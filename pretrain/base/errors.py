@@ -206,6 +206,7 @@ _EXTRAS = {
     "mteb": ("mteb",),
     "vision": ("PIL",),
     "duplicates": ("datasketch",),
+    "kubernetes": ("kubernetes",),
     "track": ("mlflow", "wandb"),
 }  # fmt: skip
 EXTRA_OF = {package: extra for extra, packages in _EXTRAS.items() for package in packages}

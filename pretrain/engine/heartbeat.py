@@ -65,10 +65,10 @@ def open_page() -> None:
 def enter(section: Section, step: int | None = None) -> Section:
     """Note that ``section`` begins, with ``step`` optimizer updates done (None: as before); returns the one before."""
     before = SECTIONS[_Page.section]
-    if _Page.memory is None:
-        _Page.section = SECTIONS.index(section)
-        return before
     now = time.monotonic()
+    if _Page.memory is None:
+        _Page.section, _Page.since = SECTIONS.index(section), now
+        return before
     place = HEADER.size + _Page.section * PAST.size
     count, longest = PAST.unpack_from(_Page.memory, place)
     if count or before != "step":
@@ -79,6 +79,11 @@ def enter(section: Section, step: int | None = None) -> Section:
         _Page.step = step
     _note()
     return before
+
+
+def current() -> tuple[Section, float]:
+    """The section that this rank is in, and for how many seconds; 0 where it has noted none."""
+    return SECTIONS[_Page.section], time.monotonic() - _Page.since if _Page.since else 0.0
 
 
 def note_compilations() -> None:

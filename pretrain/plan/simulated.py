@@ -32,6 +32,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from capt.pretrain.base.distributed import GATHER, REDUCE_SCATTER
 from capt.pretrain.contrast import kernels, masks
 from capt.pretrain.models import cross_entropy, layers
 from capt.pretrain.models.modernbert import attention
@@ -44,7 +45,7 @@ _FREE = ("detach", "empty", "new_empty", "empty_like", "empty_strided", "_unsafe
 
 _OVERWRITES = ("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_")
 """Operators in place that do not read what they overwrite."""
-_COLLECTIVES = ("all_gather_single", "all_reduce")
+_COLLECTIVES = (GATHER, "all_reduce")
 _PATIENCE = 10.0
 """Seconds until a backend that still holds a tensor counts as a leak."""
 
@@ -91,7 +92,7 @@ def as_on_a_gpu() -> Iterator[None]:
         mock.patch.object(layers, "prefers_one_product", _yes),
         mock.patch.object(_module("info_nce"), "check_precision", _nothing),  # tf32
         *(mock.patch.object(dist, name, _settled(getattr(dist, name))) for name in _COLLECTIVES),
-        mock.patch.object(dist, "reduce_scatter_single", _settled(_unseen(dist.reduce_scatter_single))),
+        mock.patch.object(dist, REDUCE_SCATTER, _settled(_unseen(getattr(dist, REDUCE_SCATTER)))),
     ]
     with ExitStack() as stack:
         for patch in patches:

@@ -119,6 +119,8 @@ NOT_RUN = {
     "capt convert runs/vqa": "needs a fine-tuned run; tests/parity",
     "deepspeed": "starts ssh; its arguments are parsed in tests/unit/test_docs.py, tests/multihost runs it",
     "torchrun": "tests/unit/launcher/test_torchrun.py",
+    "apptainer": "needs Apptainer; tests/unit/test_docker.py",
+    "export": "a word of the shell",
     "ray": "starts a cluster on this machine; tests/sweep/test_sweep.py",
     "docker": "needs a container engine; tests/unit/test_docker.py",
     "git clone": "needs the network, and apex",
@@ -197,6 +199,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "HOSTS").write_text(hosts)
     (folder / "my_job.yaml").write_text("{base: capt_small, data: {files: [my.txt]}, run: {dir: runs/my_job}}\n")
     shutil.copy(ROOT / "configs/cluster/slurm.yaml", folder / "my_cluster.yaml")
+    pods = (ROOT / "configs/cluster/kubernetes.yaml").read_text().replace("cpus_per_pod: 0 ", "cpus_per_pod: 8 ")
+    (folder / "my_kubernetes.yaml").write_text(pods)
     sweep = {
         "sweep": {"dir": "runs/rates", "seeds": [1]},
         "studies": {"tiny": {"base": "capt_tiny", "metric": "retrieval/to_corrupted"}},

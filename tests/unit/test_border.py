@@ -71,6 +71,11 @@ REVIEWED: dict[str, tuple[str, str]] = {
         ".read_text subprocess.Popen",
         "/proc; the planned command, no shell",
     ),
+    "launcher/kubernetes/apply.py": (
+        "subprocess.run yaml.safe_load_all", "kubectl: no word of the user, the manifest on its stdin; a text of ours",
+    ),
+    "launcher/kubernetes/manifests.py": ("yaml.dump_all", "writes"),
+    "launcher/supervisor/calls.py": ("os.fdopen os.open", "connections of the nodes, in JSON and checked; /dev/null"),
     "launcher/backends/slurm.py": ("subprocess.run", "sbatch: the script's words are quoted"),
     "launcher/requeue.py": ("subprocess.run", "scontrol: one word, that Slurm itself has set; with a time limit"),
     "launcher/backends/srun.py": ("subprocess.run", "scontrol: one word, that Slurm itself has set"),

@@ -6,7 +6,7 @@ import copy
 import functools
 import importlib.util
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from capt.finetune.glue.tasks import GLUE
 from capt.launcher.cli import main
 from capt.launcher.cluster import load_cluster
 from capt.launcher.commands.config import _table
+from capt.launcher.kubernetes.settings import KubernetesCluster, load_kubernetes
 from capt.launcher.plan import Options, job_file
 from capt.launcher.start import begin
 from capt.launcher.sweep.config import load_sweep
@@ -69,6 +70,7 @@ NEEDS = {
 }
 
 jobs = pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
+LOADS: dict[str, Callable[[Path], Any]] = {"slurm": load_cluster, "kubernetes": load_kubernetes}
 clusters = pytest.mark.parametrize("path", CLUSTERS, ids=lambda path: path.stem)
 
 
@@ -239,7 +241,10 @@ def test_vision_language_baseline_differs_in_the_contrast_alone() -> None:
 
 @clusters
 def test_cluster_loads(path: Path) -> None:
-    assert load_cluster(path).nodes >= 1
+    loaded = LOADS[path.stem](path)
+    assert (loaded.pods if isinstance(loaded, KubernetesCluster) else loaded.nodes) >= 1
+    left_out = type(loaded).model_fields.keys() - yaml.safe_load(path.read_text()).keys()
+    assert not left_out, "the shipped file shows every key"
 
 
 def _keys(value: Any, parents: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -314,10 +319,11 @@ def test_typo_in_an_override_is_refused() -> None:
 def test_typo_in_a_cluster_file_is_refused(path: Path, tmp_path: Path) -> None:
     mapping = yaml.safe_load(path.read_text())
     file = tmp_path / "cluster.yaml"
+    required = {key: mapping[key] for key in mapping if key == "image"}  # without it that is the first error
     for key in mapping:
-        file.write_text(yaml.safe_dump(_renamed(mapping, (key,), key[:-1])))
+        file.write_text(yaml.safe_dump({**_renamed(mapping, (key,), key[:-1]), **required}))
         with pytest.raises(ConfigError, match=f"{key[:-1]}: unknown key; did you mean '{key}'"):
-            load_cluster(file)
+            LOADS[path.stem](file)
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,39 @@ def test_never_installs_the_apex_of_pypi(name: str) -> None:
         assert not (word == "RUN" and re.search(r"pip3? install[^&]*\bapex\b", rest))
 
 
+def test_the_apptainer_recipe_does_what_the_dockerfile_does() -> None:
+    text = (DOCKER / "apptainer.def").read_text()
+    (base,) = re.findall(r"^From: (\S+)$", text, re.M)
+    arguments = dict(rest.split("=", 1) for word, rest in _instructions("Dockerfile.gpu") if word == "ARG")
+    assert base == arguments["BASE"]
+    sections = dict(re.findall(r"^%(\w+)\n(.*?)(?=^%|\Z)", text, re.M | re.S))
+    assert list(sections) == ["files", "post", "environment", "test", "runscript"]
+    copied = {line.split()[0] for line in sections["files"].splitlines() if line.strip()}
+    sent = (DOCKER / "Dockerfile.gpu.dockerignore").read_text().splitlines()
+    assert copied == {line[1:] for line in sent if line.startswith("!")} - {"docker/sshd_config"}
+    steps = " ".join(rest for word, rest in _instructions("Dockerfile.gpu") if word == "RUN")
+    for step in (line.strip() for line in sections["post"].splitlines()):
+        if step.startswith("/opt/capt/bin/python -c"):
+            assert step.split(" >")[0].removeprefix("/opt/capt/bin/") in steps.replace("python3 ", "python ")
+    shell = shutil.which("shellcheck", path=str(BINARIES)) or shutil.which("shellcheck")
+    if shell is not None:
+        for name in ("post", "runscript"):
+            done = subprocess.run(
+                [shell, "-s", "sh", "-"], input=sections[name], capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stdout
+
+
+def test_the_kubernetes_readme_names_what_is_rendered() -> None:
+    text = (DOCKER / "kubernetes/README.md").read_text()
+    for word in re.findall(r"`((?:docs|docker|configs)/[\w./]+)`", text):
+        assert (ROOT / word).is_file(), word
+    (monitor,) = re.findall(r"^```text\n(.*?)^```", text, re.M | re.S)
+    selected = yaml.safe_load(monitor)["spec"]["selector"]["matchLabels"]
+    assert selected.keys() == {"app.kubernetes.io/name", "batch.kubernetes.io/job-completion-index"}
+    assert len(text.splitlines()) < 60, "one page"
+
+
 def _compose() -> dict[str, Any]:
     content: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
     return content

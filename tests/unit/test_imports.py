@@ -159,9 +159,14 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     # ---- launcher
     "launcher.supervisor": (*BASE, "pretrain.engine", "launcher.ssh"),
+    "launcher.kubernetes": (
+        *(*BASE, "pretrain.config.base", "pretrain.config.load", "pretrain.engine"),
+        *_in("launcher", "environment", "ssh"),
+    ),
     "launcher.backends": (
         *(*BASE, "pretrain.config.reader", "pretrain.engine", "pretrain.registry"),
-        *_in("launcher", "cluster", "environment", "hostfile", "plan", "raycluster", "ssh", "supervisor", "watch"),
+        *_in("launcher", "cluster", "environment", "hostfile", "kubernetes", "plan", "raycluster", "ssh", "supervisor"),
+        "launcher.watch",
     ),
     "launcher.preflight": (
         *(*BASE, "pretrain.config", "pretrain.plan", "pretrain.registry"),
@@ -169,7 +174,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "launcher.sweep": (
         *_in("pretrain", "base", "config", "engine", "report"),
-        *_in("launcher", "backends", "raycluster", "supervisor"),
+        *_in("launcher", "backends", "kubernetes", "raycluster", "supervisor"),
     ),
     "launcher.commands": ("finetune", "pretrain", "tokenizer", "configs", "launcher"),
     "launcher": (*_in("pretrain", "__main__", "base", "config", "engine", "registry", "reliability"), "launcher"),

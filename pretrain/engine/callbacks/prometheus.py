@@ -10,6 +10,7 @@ from threading import Thread
 
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.engine import heartbeat
 from capt.pretrain.engine.loop import NEVER, Callback, Run
 
 logger = logging.getLogger(__name__)
@@ -20,8 +21,10 @@ _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_]")
 class Prometheus(Callback):
     """Rank 0 answers ``GET /metrics`` with a gauge for each number of the newest rows of ``metrics.jsonl``.
 
-    ``loss/mlm`` is ``capt_loss_mlm``; rows of a split have the label ``split``. The format is Prometheus' text format
-    0.0.4. Nothing but numbers is served, and the server ends with the run.
+    ``loss/mlm`` is ``capt_loss_mlm``; rows of a split have the label ``split``. ``capt_section_seconds`` is how long
+    rank 0 has been in the section that its label names (data, step, validation, save): it grows while the job hangs,
+    for rank 0 then waits for the others. The format is Prometheus' text format 0.0.4. Nothing but numbers is served,
+    and the server ends with the run.
 
     Args:
         port: of the server; 0 takes a free one, which the log names.
@@ -66,6 +69,8 @@ class Prometheus(Callback):
                 known = gauge
             label = f'{{split="{_NOT_IN_NAMES.sub("_", split)}"}}' if split else ""
             lines.append(f"{gauge}{label} {str(value).replace('inf', 'Inf').replace('nan', 'NaN')}")
+        section, seconds = heartbeat.current()
+        lines += ["# TYPE capt_section_seconds gauge", f'capt_section_seconds{{section="{section}"}} {seconds:.3f}']
         return "\n".join([*lines, ""])
 
     def _listen(self) -> ThreadingHTTPServer:

@@ -86,6 +86,6 @@ def test_what_is_no_launcher_is_one_sentence(distribution: Path, name: str, mess
 
 def test_spares_are_of_launchers_that_have_them(distribution: Path) -> None:
     has_spares = {name for name in (*LAUNCHERS, "toy") if getattr(backend(name), "SPARES", False)}
-    assert has_spares == {"ssh", "slurm", "srun", "toy"}
+    assert has_spares == {"ssh", "slurm", "srun", "kubernetes", "toy"}
     with pytest.raises(ConfigError, match="--launcher local has none"):
         begin("capt.pretrain", "capt_tiny", [], Options.given(launcher="local", nodes=1), debug=False, show=print)

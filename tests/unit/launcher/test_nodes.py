@@ -49,7 +49,9 @@ def output() -> Iterator[Output]:
 
 def connected(environment: dict[str, str], output: Output, *names: str, signalled: bool = False) -> list[Link]:
     links = [
-        Link(name, ssh_command(name, environment, node.PROGRAM), environment, [str(ROOT)], output, signalled=signalled)
+        Link.through(
+            name, ssh_command(name, environment, node.PROGRAM), environment, [str(ROOT)], output, signalled=signalled
+        )
         for name in names
     ]
     until = time.monotonic() + 30

@@ -1,0 +1,95 @@
+"""Kubernetes: the job as a JobSet (or a TrainJob) whose pods supervise their ranks together (``capt.launcher.pod``)."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from capt.launcher.backends.hosts import check_spares
+from capt.launcher.kubernetes.apply import apply, blocked_reason
+from capt.launcher.kubernetes.manifests import ALIVE, JOB_FILES, job_manifest, object_name
+from capt.launcher.kubernetes.settings import KubernetesCluster, load_kubernetes
+from capt.launcher.plan import DEFAULT_PORT, Command, End, Launch, Plan
+from capt.launcher.ssh import Host
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.engine.run_folder import DONE
+
+log = logging.getLogger(__name__)
+
+SPARES = True
+"""Pods beyond ``--nodes`` are spares."""
+ELSEWHERE = True
+"""What the job reads and writes is seen by its pods, and need not be here."""
+
+
+def plan(launch: Launch) -> Plan:
+    """The manifest.
+
+    Raises:
+        ConfigError: an option of hosts or processes is given, the cluster file is wrong or missing, or a run is to be
+            resumed that a cluster resumes by itself.
+    """
+    options = launch.options
+    for given in ("hostfile", "nproc", "master_addr"):
+        if getattr(options, given) is not None:
+            raise ConfigError(
+                f"--{given.replace('_', '-')} does not go with --launcher kubernetes: pods and ranks are set in the "
+                "--cluster file"
+            )
+    if not launch.files:
+        raise ConfigError(
+            "--launcher kubernetes resumes a run by itself: apply the same job again with capt pretrain; "
+            "--launcher local resumes it here"
+        )
+    cluster = load_kubernetes(options.cluster or Path("kubernetes"))
+    listed = tuple(Host(f"pod-{index}", cluster.ranks_per_pod) for index in range(cluster.pods))
+    if options.nodes is not None and options.nodes > len(listed):
+        raise ConfigError(f"--nodes {options.nodes}: the cluster file asks for only {len(listed)} pods")
+    hosts, spares = listed[: options.nodes], listed[options.nodes :] if options.nodes is not None else ()
+    check_spares(launch, listed, spares, "the cluster file")
+    port = options.master_port or DEFAULT_PORT
+    words = pod_words(launch, cluster, len(hosts))
+    (text,) = launch.files.values()
+    manifest = job_manifest(
+        cluster,
+        object_name(cluster, launch.run_dir.name),
+        text,
+        words,
+        port=port,
+        metrics_port=_metrics_port(launch),
+    )
+    command = Command(("kubectl", "apply", "-f", "-"))
+    return Plan(
+        "kubernetes",
+        hosts,
+        (command,),
+        master_port=port,
+        spares=spares,
+        manifest=manifest,
+        blocked_reason=blocked_reason(),
+    )
+
+
+def start(launch: Launch, plan: Plan) -> End:
+    """Apply the manifest; returns as soon as the cluster has it. Raises ``ConfigError`` where it refuses."""
+    for line in apply(plan.manifest):
+        log.info("%s", line)
+    return End(DONE)
+
+
+def pod_words(launch: Launch, cluster: KubernetesCluster, nodes: int) -> list[str]:
+    """Return what each pod runs behind Python: its supervisor, and the job, begun or resumed as it finds it."""
+    return [
+        *("-m", "capt.launcher.pod", "--pods", str(cluster.pods), "--nodes", str(nodes)),
+        *("--ranks", str(cluster.ranks_per_pod), "--alive", ALIVE),
+        *(launch.module, str(JOB_FILES / "job.yaml"), *launch.arguments[1:], "--resume=auto"),
+    ]
+
+
+def _metrics_port(launch: Launch) -> int | None:
+    """The port of a Prometheus endpoint that listens to other hosts."""
+    asked = launch.job.run.callbacks.get("prometheus")
+    if asked is None or asked.get("host") != "0.0.0.0":
+        return None
+    port = asked.get("port", 9400)
+    return port if isinstance(port, int) and port else None
