@@ -15,7 +15,7 @@ from capt.pretrain.language.config import LanguageJob
 from capt.pretrain.language.restore import load_model
 from capt.pretrain.models.encoder import Encoder
 from capt.pretrain.models.foreign.encoder import load_encoder
-from capt.pretrain.models.foreign.families import own_encoder, read_tokenizer
+from capt.pretrain.models.foreign.families import own_encoder, read_description, read_tokenizer
 from capt.pretrain.models.foreign.read import PretrainedEncoder, encoder_keys, read_encoder
 from capt.pretrain.models.hf_config import local_folder
 from capt.pretrain.models.hf_folder import is_hf
@@ -57,6 +57,25 @@ def load_backbone(
         pretrained, source, dropout=dropout, attention_dropout=attention_dropout, allow_missing=allow_missing
     )
     return Backbone(encoder, pretrained.hf_config, pretrained.tokenizer)
+
+
+def encoder_description(folder: Path) -> dict[str, Any]:
+    """The keys of a ``config.json`` that describe the encoder in ``folder``; no weight is read.
+
+    Raises:
+        CheckpointError: nothing usable there.
+    """
+    if is_hf(folder):
+        return encoder_keys(read_description(folder)[0])
+    checkpoint = find_best(folder)
+    job = read_job(checkpoint)
+    if isinstance(job, LanguageJob):
+        tokenizer = read_tokenizer(checkpoint / "tokenizer", checkpoint)
+        config = job.model.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+        return encoder_keys(config.to_hf(bos_id=tokenizer.special.bos, eos_id=tokenizer.special.eos))
+    if (encoder := job.encoder_config()) is not None:
+        return encoder_keys(encoder)
+    raise CheckpointError(f"{checkpoint}: a checkpoint of task {job.task.type}; it has no text encoder")
 
 
 def _read_checkpoint(path: Path) -> PretrainedEncoder:

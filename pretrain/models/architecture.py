@@ -197,7 +197,7 @@ class EncoderConfig(Section):
     )  # fmt: skip
     """Fields that ``init`` decides where the job does not set them."""
     free_of_init: ClassVar[tuple[str, ...]] = ("vocab_size",)
-    """Those among them that a job may set otherwise; all others must be equal there."""
+    """Fields among them that a job may set otherwise; all others must be equal there."""
 
     model_config = ConfigDict(json_schema_extra=_allow_keys_of_an_arch)
 

@@ -17,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 
 from capt.pretrain.base.cache import use_own_compile_cache
 from capt.pretrain.base.errors import ConfigError, how_to_install
-from capt.pretrain.models.architecture import Recompute
 from capt.pretrain.models.heads import WordEmbedding, take_rows
 
 # Dropout whose masks are cheap to draw on a CPU.
@@ -439,8 +438,8 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
     return torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else None
 
 
-def checkpointed(layer: nn.Module, kind: Recompute) -> nn.Module:
-    """``layer`` with a forward pass that keeps its inputs alone, and is computed again in the backward pass.
+def checkpointed(layer: nn.Module, kind: str) -> nn.Module:
+    """``layer`` as ``model.activation_checkpointing`` says: its inputs alone are kept, the rest is computed again.
 
     ``offload`` keeps them in host memory. The recomputation draws the same random numbers and enters the same
     precision.

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
-from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.contrastive.task import ContrastTask
-from capt.pretrain.engine.checkpoint import find_best, read_job
-from capt.pretrain.language.config import LanguageJob
+from capt.pretrain.language.backbone import encoder_description
 from capt.pretrain.models.config import RobertaConfig
 from capt.pretrain.models.encoder import Encoder
 from capt.pretrain.models.foreign.encoder import build_encoder
-from capt.pretrain.models.foreign.families import read_description
-from capt.pretrain.models.foreign.read import encoder_keys
 from capt.pretrain.models.hf_config import hub_id
-from capt.pretrain.models.hf_folder import is_hf
-from capt.pretrain.pairs.batches import MaskedTexts, PaddedTexts
+from capt.pretrain.pairs.batches import MaskedTexts, PaddedTexts, PairBatch
 from capt.pretrain.pairs.config import PairJob
 from capt.pretrain.pairs.loss import PairViews
 from capt.pretrain.pairs.module import PairModule
 from capt.pretrain.pairs.task import PairTask
 from capt.pretrain.plan.step import TEMPERATURE, Rehearsal, leaf_rows
-from capt.tokenizer.encode import load_tokenizer
 
 _VOCABULARY = 50_265
 _LENGTH = 128
@@ -40,41 +34,33 @@ class _Shape(NamedTuple):
     negatives: int
 
 
-class _Batch(NamedTuple):
-    """A micro-batch whose texts are as long as they may be; the attributes are those of a `PairBatch`."""
+@dataclass(frozen=True)
+class _Batch(PairBatch):
+    """A micro-batch whose texts all differ and are as long as they may be."""
 
-    ids: Tensor
     shape: _Shape
-    masked: int
-    step_rows: tuple[int, ...]
-    step_tokens: int
+    predicted: int
 
-    @property
-    def keys(self) -> Tensor:
-        """All texts differ."""
-        return self.ids
-
-    @property
-    def owners(self) -> Tensor:
-        """Every query has the same number of negatives."""
-        return self.ids.repeat_interleave(self.shape.negatives)
-
-    @property
-    def negative_keys(self) -> Tensor:
-        """Texts of their own."""
-        return torch.arange(len(self.ids) * self.shape.negatives) + (1 << 30)
-
-    @property
-    def labels(self) -> Tensor:
-        """One for each masked token of queries and documents."""
-        return torch.zeros(2 * len(self.ids), self.masked, dtype=torch.int64)
+    @classmethod
+    def of(cls, n: int, shape: _Shape, predicted: int, step_tokens: int, batch: int) -> _Batch:
+        """A batch of ``n`` queries of one source; ``predicted`` tokens of queries and documents are masked."""
+        ids, none, no_score = torch.arange(n), torch.zeros(0, dtype=torch.int64), torch.zeros(0)
+        labels = torch.zeros(2 * n * predicted, dtype=torch.int64)
+        return cls(
+            tokens=none, lengths=none, ids=ids, keys=ids,
+            negative_keys=torch.arange(n * shape.negatives) + (1 << 30), owners=ids.repeat_interleave(shape.negatives),
+            contents=none, sources=torch.zeros_like(ids), scores=no_score, teacher=no_score, negative_teacher=no_score,
+            masked=labels, masked_lengths=none, labels=labels,
+            step_rows=(batch,), step_tokens=step_tokens, shape=shape, predicted=predicted,
+        )  # fmt: skip
 
     def masked_texts(self, pad_id: int, device: torch.device) -> MaskedTexts | None:
         """Queries and documents for masked language modelling, all as long as a document."""
-        if not self.masked:
+        if not self.predicted:
             return None
         tokens = torch.zeros(2 * len(self.ids), self.shape.document, dtype=torch.int64)
-        return MaskedTexts(PaddedTexts(tokens, False), torch.zeros_like(self.labels), self.labels)
+        labels = self.labels.view(-1, self.predicted)
+        return MaskedTexts(PaddedTexts(tokens, False), torch.zeros_like(labels), labels)
 
     def texts(self, pad_id: int, device: torch.device) -> tuple[PaddedTexts, PaddedTexts]:
         """Queries, and documents with the negatives behind them."""
@@ -145,7 +131,7 @@ def rehearse(job: PairJob, world: int) -> Rehearsal:
     masked = round(job.corruption.highest_rate * shape.document) if job.mlm.weight else 0
     tokens = job.batch.global_ * (shape.query + (1 + shape.negatives) * shape.document)
     lengths = f"every query of {shape.query} tokens and document of {shape.document}, the longest that the job allows"
-    return Rehearsal(task, _Batch(torch.arange(n), shape, masked, (job.batch.global_,), tokens), (*assumed, lengths))
+    return Rehearsal(task, _Batch.of(n, shape, masked, tokens, job.batch.global_), (*assumed, lengths))
 
 
 def _encoder(init: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -155,15 +141,4 @@ def _encoder(init: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
         return base.to_hf(bos_id=0, eos_id=2), (
             f"the sizes of RoBERTa-base, for model.init {init} is not on this host",
         )
-    if is_hf(init):
-        return encoder_keys(read_description(init)[0]), ()
-    checkpoint = find_best(init)
-    job = read_job(checkpoint)
-    keys = job.encoder_config()
-    if isinstance(job, LanguageJob):
-        tokenizer = load_tokenizer(checkpoint / "tokenizer")
-        config = job.model.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
-        keys = config.to_hf(bos_id=tokenizer.special.bos, eos_id=tokenizer.special.eos)
-    if keys is None:
-        raise ConfigError(f"model.init {init}: a checkpoint of task {job.task.type}, which has no text encoder")
-    return encoder_keys(keys), ()
+    return encoder_description(init), ()

@@ -1,4 +1,4 @@
-"""Training on pairs: a step of ``capt_pairs`` against the trainer of sentence-transformers, and memory by the batch.
+"""Training on pairs: a step against the trainer of sentence-transformers, and memory by the batch.
 
 ``python -m tests.benchmarks.bench_pairs`` needs the real data that CAPT_DATA names (``glue/QNLI``, ``vocab/roberta``).
 Both sides start from one Hugging Face folder (RoBERTa of 6 layers x 256, vocabulary 50,265, fresh weights), train in

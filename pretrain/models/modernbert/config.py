@@ -134,7 +134,7 @@ class ModernBertConfig(EncoderConfig):
         *EncoderConfig.free_of_init, "max_positions", "global_rope_theta", "local_rope_theta",
     )  # fmt: skip
 
-    arch: str = "modernbert"
+    arch: str = Field("modernbert", description="the encoder: this one is ModernBERT's")
     dropout: NonNegativeFloat = Field(0.0, lt=1, description="dropout of embeddings and inside the feed-forward layers")
     attention_dropout: NonNegativeFloat = Field(0.0, lt=1, description="dropout of the attention weights")
     output_dropout: NonNegativeFloat | None = Field(
@@ -144,7 +144,9 @@ class ModernBertConfig(EncoderConfig):
         128, le=2**20, description="modernbert: window of local layers in tokens: half of it on each side of a token"
     )
     global_every: PositiveInt = Field(
-        3, le=1000, description="modernbert: one in so many layers, the first of them, sees the whole sequence"
+        3,
+        le=1000,
+        description="modernbert: layers 0, n, 2n ... see the whole sequence, all others are local",
     )
     global_rope_theta: PositiveFloat = Field(
         160_000.0, le=1e12, description="modernbert: base of the rotary positions in layers that see the whole sequence"
@@ -207,7 +209,7 @@ class ModernBertConfig(EncoderConfig):
 
     def initialise(self, module: nn.Module) -> None:
         """Draw the weights of the encoder and of the heads, in place."""
-        from capt.pretrain.models.modernbert.encoder import initialise_weights
+        from capt.pretrain.models.modernbert.initial import initialise_weights
 
         initialise_weights(module, self.initializer_range, self.layers)
 
@@ -279,7 +281,7 @@ def _global_every(config: Mapping[str, Any], layers: int, source: str) -> int:
             return period
     raise CheckpointError(
         f"{source}: layer_types is {shown(types)}; a ModernBERT encoder has {layers} of {_FULL!r} and {_SLIDING!r}, "
-        "the first of every so many layers full"
+        "full in layers 0, n, 2n ... for some n"
     )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -12,10 +10,11 @@ from torch import Tensor, nn
 from capt.pretrain.base.cache import use_own_compile_cache
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.models.encoder import Encoder
-from capt.pretrain.models.heads import MLMHead, WordEmbedding
+from capt.pretrain.models.heads import WordEmbedding
 from capt.pretrain.models.layers import autocast_dtype, checkpointed, dropout
 from capt.pretrain.models.modernbert.attention import Rotation, Sequences, lay_out, rotate, rotation
 from capt.pretrain.models.modernbert.config import ModernBertConfig
+from capt.pretrain.models.modernbert.initial import ResidualOutput
 
 
 class Embeddings(nn.Module):
@@ -40,7 +39,7 @@ class Attention(nn.Module):
         self.heads = config.heads
         self.dropout = config.attention_dropout
         self.qkv = nn.Linear(config.hidden, 3 * config.hidden, bias=False)
-        self.output = nn.Linear(config.hidden, config.hidden, bias=False)
+        self.output = ResidualOutput(config.hidden, config.hidden)
 
 
 _GRAPHS = 64
@@ -62,7 +61,7 @@ class Layer(nn.Module):
         self.attention = Attention(config)
         self.ffn_norm = _norm(config)
         self.ffn_in = nn.Linear(config.hidden, 2 * config.ffn, bias=False)
-        self.ffn_out = nn.Linear(config.ffn, config.hidden, bias=False)
+        self.ffn_out = ResidualOutput(config.ffn, config.hidden)
         self._before, self._behind = self._project, self._complete
         if compile:  # beyond the limit torch would run eagerly, which draws other dropout masks: an error instead
             use_own_compile_cache()
@@ -159,38 +158,3 @@ class ModernBertEncoder(Encoder):
 
 def _norm(config: ModernBertConfig) -> nn.LayerNorm:
     return nn.LayerNorm(config.hidden, eps=config.layer_norm_eps, bias=False)
-
-
-_CUT = 2.0
-"""Standard deviations beyond which no weight begins."""
-
-
-@torch.no_grad()
-def initialise_weights(module: nn.Module, std: float, layers: int) -> None:
-    """ModernBERT's initialisation in transformers, in place: normal, cut at two standard deviations.
-
-    Matrices whose output is added to the residual stream, and that of the language-model head, have the deviation
-    ``std`` / sqrt(2 ``layers``), others ``std``. The row of padding and biases are 0.
-    """
-    narrow = std / math.sqrt(2.0 * layers)
-    outputs = set()
-    for part in module.modules():
-        if isinstance(part, Layer):
-            outputs |= {part.attention.output, part.ffn_out}
-        elif isinstance(part, MLMHead):
-            outputs.add(part.dense)
-    for part in module.modules():
-        if isinstance(part, nn.Linear):
-            _draw(part.weight, narrow if part in outputs else std)
-            if part.bias is not None:
-                nn.init.zeros_(part.bias)
-        elif isinstance(part, WordEmbedding):
-            _draw(part.weight[: part.classes], std)
-            nn.init.zeros_(part.weight[part.classes :])
-            nn.init.zeros_(part.weight[part.padding_idx])
-
-
-def _draw(weight: Tensor, std: float) -> None:
-    """Invert the distribution function: torch's own ``trunc_normal_`` reads values, which a plan does not have."""
-    bound = math.erf(_CUT / math.sqrt(2.0))
-    weight.uniform_(-bound, bound).erfinv_().mul_(math.sqrt(2.0) * std).clamp_(-_CUT * std, _CUT * std)
