@@ -14,7 +14,18 @@ from pathlib import Path
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.locks import file_lock
 
-KINDS = ("answers", "docstrings", "embeddings", "finetune", "microworld", "pairs", "shards", "tokenizers", "vectors")
+KINDS = (
+    "answers",
+    "docstrings",
+    "embeddings",
+    "finetune",
+    "microworld",
+    "pairs",
+    "shards",
+    "stored",
+    "tokenizers",
+    "vectors",
+)
 """The folders of the cache."""
 _KEY = r"(docstrings-)?[0-9a-f]{16,64}"
 _NAME = re.compile(rf"{_KEY}(\.\w+)*|\.{_KEY}(\.\w+)*\.[0-9]+\.partial")

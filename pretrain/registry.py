@@ -55,6 +55,7 @@ RELIABILITY = {
     "spikes": "capt.pretrain.reliability.spikes:Spikes",
     "ledger": "capt.pretrain.reliability.sample_ledger:SampleLedger",
     "replicas": "capt.pretrain.reliability.replicas:Replicas",
+    "uploads": "capt.pretrain.reliability.uploads:Uploads",
     "local": "capt.pretrain.reliability.local.checkpointer:LocalCheckpointer",
 }
 """The fault tolerance of every job. The engine finds it here, because the classes import the engine."""

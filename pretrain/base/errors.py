@@ -194,7 +194,7 @@ def _line(value: object, limit: int = 1000) -> str:
 
 _EXTRAS = {
     "train": (
-        "datasets", "deepspeed", "google", "huggingface_hub", "packaging", "pyarrow", "pydantic", "rich",
+        "datasets", "deepspeed", "fsspec", "google", "huggingface_hub", "packaging", "pyarrow", "pydantic", "rich",
         "scipy", "sentencepiece", "sklearn", "tensorboard", "tokenizers", "transformers", "typer", "yaml",
     ),
     "sweep": ("optuna", "ray"),

@@ -106,15 +106,19 @@ def read_text(path: Path, *, limit: int = SMALL, error: type[UserError] = DataEr
 
 def read_json(path: Path, *, limit: int = SMALL, error: type[UserError] = DataError) -> Any:
     """``read_text`` parsed as JSON; ``NaN`` and ``Infinity``, which are no JSON, are refused. Raises ``error``."""
+    return parse_json(read_text(path, limit=limit, error=error), path, error=error)
+
+
+def parse_json(text: str | bytes, source: Path | str, *, error: type[UserError] = DataError) -> Any:
+    """The JSON that was read from ``source``; raises as `read_json`."""
 
     def refuse(word: str) -> Any:
         raise ValueError(f"{word} is not JSON")
 
-    text = read_text(path, limit=limit, error=error)
     try:
         return json.loads(text, parse_constant=refuse)
-    except (ValueError, RecursionError) as problem:  # ValueError: a number of thousands of digits, too
-        raise error(f"{path}: not valid JSON: {printable(str(problem))}") from None
+    except (ValueError, RecursionError) as problem:  # ValueError: a number of thousands of digits, bytes of no text
+        raise error(f"{source}: not valid JSON: {printable(str(problem))}") from None
 
 
 def is_utf8(text: str) -> bool:
@@ -263,7 +267,7 @@ _RATIO = 200
 """Bytes that a packed file may hold in any case, and for each of its own: text is packed to a third or a tenth."""
 
 
-def require_ratio(path: Path, unpacked: int, packed: int) -> None:
+def require_ratio(path: object, unpacked: int, packed: int) -> None:
     """Refuse a file that unpacks to far more than text does, before hours go into it. Raises ``DataError``."""
     if unpacked > _ALWAYS + _RATIO * packed:
         raise DataError(
@@ -275,7 +279,7 @@ def require_ratio(path: Path, unpacked: int, packed: int) -> None:
 class _Unpacked(io.RawIOBase):
     """What a gzip file holds, as long as it is not far more than its bytes so far can be of text."""
 
-    def __init__(self, raw: IO[bytes], path: Path) -> None:
+    def __init__(self, raw: IO[bytes], path: object) -> None:
         self._raw, self._path, self._count = raw, path, 0
         self._file = gzip.GzipFile(fileobj=raw)
 
@@ -289,7 +293,7 @@ class _Unpacked(io.RawIOBase):
         return count
 
 
-def unpacked(raw: IO[bytes], path: Path) -> io.BufferedReader:
+def unpacked(raw: IO[bytes], path: object) -> io.BufferedReader:
     """The content of the gzip file ``path``, which is open as ``raw``.
 
     Reading raises ``DataError`` where a small file holds gigabytes, and what `gzip` raises for a damaged one.

@@ -9,10 +9,14 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from capt.pretrain.base.sensitive import has_secret
+from capt.pretrain.base.stores import check_url, is_url
+
 NO_TEXT = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Line breaks, control characters and half characters: in a path or an argument they are a mistake, or an attack."""
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_SIZE = re.compile(r"([0-9.]{1,12}) ?([KMGTPkmgtp]?)B?")
 _LONGEST_PATH, _LONGEST_NAME = 4096, 255
 _LARGEST = 2**63 - 1
 
@@ -31,11 +35,33 @@ def _checked(value: Any) -> Any:
         raise ValueError("is empty; name a path, or leave the key out")
     if NO_TEXT.search(text):
         raise ValueError("a path holds no line break, NUL or other control character")
+    if "://" in text and has_secret(text):
+        raise ValueError("holds a user, a password or a signature, which would be written into the run folder")
     if _URL.match(text):
         raise ValueError("is a URL; what is read lies on a file system (mount it), or on the hub (data.name)")
     if len(os.fsencode(text)) > _LONGEST_PATH or any(len(os.fsencode(p)) > _LONGEST_NAME for p in text.split("/")):
         raise ValueError(f"a path has at most {_LONGEST_PATH} bytes, and a name in it {_LONGEST_NAME}")
     return value
+
+
+def _path_or_url(value: Any) -> Any:
+    """A path that is checked, or the text of an address in a store."""
+    if isinstance(value, str) and is_url(value):
+        if NO_TEXT.search(value):
+            raise ValueError("an address holds no line break, NUL or other control character")
+        return check_url(value)
+    return _checked(value)
+
+
+def _place(value: Any) -> Any:
+    value = _path_or_url(value)
+    return Path(value) if isinstance(value, str) and not is_url(value) else value
+
+
+def _bytes(value: Any) -> Any:
+    """A number of bytes, or a text such as ``200 GB``."""
+    found = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    return value if found is None else int(float(found[1]) * 1000 ** " KMGTP".index(found[2].upper() or " "))
 
 
 def _of_64_bits(value: int) -> int:
@@ -51,3 +77,9 @@ PathField = Annotated[Path, BeforeValidator(_checked)]
 """A path on this host's file systems."""
 PathText = Annotated[str, BeforeValidator(_checked)]
 """The same as text, for patterns and names that may be paths."""
+StoreText = Annotated[str, BeforeValidator(_path_or_url)]
+"""A pattern of paths, or of addresses in a store (`capt.pretrain.base.stores`)."""
+StorePlace = Annotated[Path | str, BeforeValidator(_place)]
+"""A path on this host's file systems, or as text the address of a folder in a store."""
+Bytes = Annotated[int, BeforeValidator(_bytes), Field(gt=0), AfterValidator(_of_64_bits)]
+"""A number of bytes: 1000, or "200 GB"."""

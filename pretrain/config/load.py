@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from capt.pretrain.base.errors import ConfigError, did_you_mean, quoted, shown
 from capt.pretrain.base.files import read_text
+from capt.pretrain.base.sensitive import has_secret
 from capt.pretrain.config.base import NO_TEXT
 from capt.pretrain.config.interpolation import interpolate
 from capt.pretrain.config.reader import MAX_BYTES, MAX_DEPTH, NotYamlError, read_yaml
@@ -268,7 +269,7 @@ def explain(error: ValidationError, cls: type[BaseModel]) -> str:
         return f"{key}: unknown key; {did_you_mean(location[-1], valid, 'valid:')}"
     message = problem["msg"].removeprefix("Value error, ")
     value = problem.get("input")
-    if problem["type"] == "value_error" and not isinstance(value, str | int | float):
+    if problem["type"] == "value_error" and (not isinstance(value, str | int | float) or has_secret(str(value))):
         return f"{key}: {message}"
     if problem["type"] == "missing":
         fields = (model.model_fields.get(location[-1]) for model in _models_at(cls, location[:-1]))

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
 
 from capt.pretrain.base.errors import did_you_mean, shown
-from capt.pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
+from capt.pretrain.base.stores import is_url
+from capt.pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section, StoreText
 
 # The section of a job that says which processes assemble its batches. No torch.
 
@@ -290,7 +291,19 @@ class CheckpointSection(Section):
         "the folder average at the end of the run; null = none"
     )  # fmt: skip
     asynchronous: bool = Field(False, alias="async", description="write in a background thread")
+    upload: StoreText | None = Field(
+        None,
+        description="address in a store (s3://, gs://, az://) to which every checkpoint is copied in the background; "
+        "with --resume auto a fresh machine continues from there",
+    )
     local: LocalSection = LocalSection()
+
+    @field_validator("upload")
+    @classmethod
+    def _upload_is_url(cls, value: str | None) -> str | None:
+        if value is not None and not is_url(value):
+            raise ValueError("is no address in a store, as s3://bucket/folder; run.dir is the folder of this host")
+        return value
 
     @property
     def fixed_distance(self) -> int:

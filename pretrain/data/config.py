@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from capt.pretrain.base.cache import default_cache
-from capt.pretrain.config.base import PathField, PathText, PositiveInt, Section
+from capt.pretrain.config.base import Bytes, PathField, PathText, PositiveInt, Section, StorePlace, StoreText
 from capt.pretrain.registry import look_up
 
 CORRUPTIONS = {
@@ -63,7 +63,7 @@ MISSING = (
 )
 """The description of ``data.missing``."""
 
-Patterns = Annotated[list[PathText], BeforeValidator(_as_list)]
+Patterns = Annotated[list[StoreText], BeforeValidator(_as_list)]
 
 
 class DataConfig(Section):
@@ -81,7 +81,11 @@ class DataConfig(Section):
     source_options: dict[str, Any] = Field(
         {}, description="settings of a source of another package, as it defines them"
     )
-    files: Patterns = Field([], description="paths or globs of .txt, .jsonl, .json, .tokens, .raw (or .gz), .parquet")
+    files: Patterns = Field(
+        [],
+        description="paths or globs of .txt, .jsonl, .json, .tokens, .raw (or .gz), .parquet; also in a store: s3://, "
+        "gs://, az://, hf://, https://",
+    )
     validation_files: Patterns = Field([], description="held-out text; without it a fraction of the text is held out")
     name: PathText | None = Field(
         None, description="id of a hub dataset, or a folder written by save_to_disk of the datasets library"
@@ -108,8 +112,20 @@ class DataConfig(Section):
         None, le=1024, description="processes that tokenize; without it one per usable core"
     )
     cache: PathField = Field(default_factory=default_cache, description="where prepared shards and docstrings are kept")
-    shards: PathField | None = Field(
-        None, description="folder written by capt data prepare; no other text is read then"
+    cache_bytes: Bytes = Field(
+        100 * 10**9, description="bytes that shards of a store may take in data.cache of each host, as 200GB"
+    )
+    shards: StorePlace | None = Field(
+        None,
+        description="folder written by capt data prepare, here or in a store (s3://, gs://, az://, hf://, https://); no"
+        " other text is read then",
+    )
+    shards_at_once: PositiveInt | None = Field(
+        None,
+        le=2**20,
+        description="for sets that are larger than data.cache_bytes: the windows of this many shards are shuffled with"
+        " each other, then those of the next ones; no window goes over the end of a shard. Unset: an epoch shuffles all"
+        " windows",
     )
     verify: Annotated[Literal["always", "once", "never"], BeforeValidator(_as_word)] = Field(
         "once",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import glob
 import gzip
+import hashlib
 import io
 import json
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from difflib import get_close_matches
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,7 +22,8 @@ import pyarrow.parquet
 
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.files import open_regular, printable, require_ratio, unpacked
-from capt.pretrain.base.verification import Verifier
+from capt.pretrain.base.stores import StoreFile, is_url, listed, reader, require_unchanged
+from capt.pretrain.base.verification import ALONE, Ranks, Verifier
 from capt.pretrain.data.corpus import PASSAGE, Corpus, Missing, Piece, TextColumn, row_pieces
 
 _CHUNK = 1 << 20
@@ -35,6 +37,9 @@ _ROWS_WITHOUT_COLUMN = 1000
 """A JSON file whose first rows, this number of them, lack the column is not read to its end."""
 _LONGEST_ROW = 1 << 26
 """Characters that a JSON line may have: it is the one thing of a corpus that is in memory as a whole."""
+
+TextFile = Path | StoreFile
+"""A file of this host, or one in a store."""
 
 WIKITEXT_START = re.compile(r"^ = [^=]")
 """An article of WikiText begins with its title, `` = Title = ``; sections have more than one sign."""
@@ -50,7 +55,7 @@ class FileCorpus(Corpus):
 
     def __init__(
         self,
-        paths: Sequence[Path],
+        paths: Sequence[TextFile],
         text_column: str,
         document_start: str | None,
         verifier: Verifier | None = None,
@@ -60,30 +65,33 @@ class FileCorpus(Corpus):
         self._readers = [(path, _reader(path)) for path in paths]
         self._verifier = verifier
         self._column, self._missing = text_column, missing
-        self._without_text: dict[Path, int] = {}
+        self._without_text: dict[TextFile, int] = {}
         self._start = re.compile(document_start) if document_start else None
         for path in paths:
-            if path.stat().st_size == 0:
+            if _size_of(path) == 0:
                 raise DataError(f"{path} is empty")
-        self.size = sum(path.stat().st_size for path in paths)
+        self.size = sum(map(_size_of, paths))
 
     def pieces(self) -> Iterator[Piece]:
         """The lines or rows of all files."""
         before = 0
-        for path, reader in self._readers:
-            with open_regular(path) as raw:
+        for path, read in self._readers:
+            with _opened(path) as raw:
                 blank = True
-                for text, begins_document in reader(self, path, raw):
+                for text, begins_document in read(self, path, raw):
                     self.position = before + raw.tell()
                     yield text, begins_document or blank
                     blank = False
             if blank:
                 raise DataError(f"{path} holds no text: every line or row is blank or has none")
-            before += path.stat().st_size
+            if isinstance(path, StoreFile):
+                require_unchanged(path)
+            before += _size_of(path)
 
     def contents(self) -> list[dict[str, str | int]]:
         """Name, format, size and SHA-256 of every file; the first call is collective over the verifier's ranks.
 
+        A file in a store is not read for that: it has the hash of its address, its size and the store's tag for it.
         Of a file that has been read, the number of rows without text as well, if there are any.
         """
         counted = ({"rows_without_text": self._without_text.get(path, 0)} for path, _ in self._readers)
@@ -95,29 +103,31 @@ class FileCorpus(Corpus):
     @cached_property
     def _contents(self) -> list[dict[str, str | int]]:
         paths = [path for path, _ in self._readers]
-        digests = (self._verifier or Verifier()).digests(paths)
+        here = [path for path in paths if isinstance(path, Path)]
+        digests: dict[TextFile, str] = dict(zip(here, (self._verifier or Verifier()).digests(here), strict=True))
+        digests |= {path: _identity(path) for path in paths if isinstance(path, StoreFile)}
         return [
-            {"name": str(path), "format": _suffix(path), "bytes": path.stat().st_size, "sha256": digest}
-            for path, digest in zip(paths, digests, strict=True)
+            {"name": str(path), "format": _suffix(path), "bytes": _size_of(path), "sha256": digests[path]}
+            for path in paths
         ]
 
-    def text(self, path: Path, raw: io.BufferedReader) -> Iterator[Piece]:
+    def text(self, path: TextFile, raw: io.BufferedReader) -> Iterator[Piece]:
         """The pieces of a plain text file; a line longer than a passage comes in several."""
         return self._lines(path, raw, self._start)
 
-    def wikitext(self, path: Path, raw: io.BufferedReader) -> Iterator[Piece]:
+    def wikitext(self, path: TextFile, raw: io.BufferedReader) -> Iterator[Piece]:
         """The pieces of a WikiText file (``wiki.train.tokens``), where blank lines surround every paragraph."""
         return self._lines(path, raw, self._start or WIKITEXT_START)
 
-    def json_lines(self, path: Path, raw: io.BufferedReader) -> Iterator[Piece]:
+    def json_lines(self, path: TextFile, raw: io.BufferedReader) -> Iterator[Piece]:
         """The pieces of a file with one JSON object a line."""
         return row_pieces(self._objects(path, raw), self._start)
 
-    def parquet(self, path: Path, raw: io.BufferedReader) -> Iterator[Piece]:
+    def parquet(self, path: TextFile, raw: io.BufferedReader) -> Iterator[Piece]:
         """The pieces of a parquet file."""
         return row_pieces(self._rows(path, raw), self._start)
 
-    def _lines(self, path: Path, raw: io.BufferedReader, start: re.Pattern[str] | None) -> Iterator[Piece]:
+    def _lines(self, path: TextFile, raw: io.BufferedReader, start: re.Pattern[str] | None) -> Iterator[Piece]:
         begins = at_line_start = True
         for piece in _decoded(path, raw, PASSAGE):
             if "\0" in piece:
@@ -131,11 +141,11 @@ class FileCorpus(Corpus):
                 begins = False
             at_line_start = piece.endswith("\n")
 
-    def _end_of_table(self, path: Path, column: TextColumn) -> None:
+    def _end_of_table(self, path: TextFile, column: TextColumn) -> None:
         column.report(str(path))
         self._without_text[path] = column.without
 
-    def _objects(self, path: Path, raw: io.BufferedReader) -> Iterator[str]:
+    def _objects(self, path: TextFile, raw: io.BufferedReader) -> Iterator[str]:
         column = TextColumn(self._column, self._missing)
         known, absent = False, ""  # whether a row has the column, and the error of the first that has not
         for number, line in enumerate(_decoded(path, raw, _LONGEST_ROW), start=1):
@@ -157,7 +167,7 @@ class FileCorpus(Corpus):
             raise DataError(absent)
         self._end_of_table(path, column)
 
-    def _rows(self, path: Path, raw: io.BufferedReader) -> Iterator[str]:
+    def _rows(self, path: TextFile, raw: io.BufferedReader) -> Iterator[str]:
         def choose(names: list[str]) -> list[str]:
             if self._column not in names:
                 raise DataError(f"{path}: {_missing_column(self._column, names)}")
@@ -172,7 +182,7 @@ class FileCorpus(Corpus):
         self._end_of_table(path, column)
 
 
-def json_object(path: Path, number: int, line: str) -> dict[str, Any]:
+def json_object(path: TextFile, number: int, line: str) -> dict[str, Any]:
     """The JSON object on line ``number`` of a file. Raises ``DataError`` for anything else."""
     try:
         row = json.loads(line)
@@ -188,7 +198,7 @@ def json_object(path: Path, number: int, line: str) -> dict[str, Any]:
 
 
 def parquet_batches(
-    path: Path, raw: io.BufferedReader, choose: Callable[[list[str]], list[str]]
+    path: TextFile, raw: io.BufferedReader, choose: Callable[[list[str]], list[str]]
 ) -> Iterator[dict[str, list[Any]]]:
     """Yield 256 rows at a time of a parquet file, as column -> values; ``choose`` picks from the columns that it has.
 
@@ -201,7 +211,7 @@ def parquet_batches(
         size = 0
         for batch in table.iter_batches(batch_size=256, columns=columns):
             size += sum(_size(column) for column in batch.columns)
-            require_ratio(path, size, path.stat().st_size)
+            require_ratio(path, size, _size_of(path))
             yield {name: column.to_pylist() for name, column in zip(batch.schema.names, batch.columns, strict=True)}
     except DataError:
         raise
@@ -209,11 +219,11 @@ def parquet_batches(
         raise DataError(f"{path} is not a readable parquet file: {printable(str(error))}") from None
 
 
-def _require_ratio(path: Path, table: pyarrow.parquet.ParquetFile) -> None:
+def _require_ratio(path: TextFile, table: pyarrow.parquet.ParquetFile) -> None:
     """Refuse by its own account a file that unpacks to far more than text does: a group of rows is read as a whole."""
     groups = [table.metadata.row_group(i) for i in range(table.metadata.num_row_groups)]
     size = sum(group.column(i).total_uncompressed_size for group in groups for i in range(group.num_columns))
-    require_ratio(path, size, path.stat().st_size)
+    require_ratio(path, size, _size_of(path))
 
 
 def _size(column: pyarrow.Array) -> int:
@@ -228,7 +238,7 @@ def _size(column: pyarrow.Array) -> int:
 _LIST = "; write one object a line: jq -c '.[]' FILE"
 _TABLE_HINTS = dict.fromkeys((".csv", ".tsv"), "; write a table as .parquet, or as .jsonl (an object a row)")
 
-FileReader = Callable[[FileCorpus, Path, io.BufferedReader], Iterator[Piece]]
+FileReader = Callable[[FileCorpus, TextFile, io.BufferedReader], Iterator[Piece]]
 
 READERS: dict[str, FileReader] = {
     ".txt": FileCorpus.text,
@@ -262,23 +272,63 @@ def resolve_paths(patterns: Sequence[str], key: str, *, any_suffix: bool = False
     return list(paths)
 
 
-def held_out_files(patterns: Sequence[str], train: Sequence[Path]) -> list[Path]:
-    """The files of ``data.validation_files``. Raises ``DataError`` as `resolve_paths`, or where one is trained on."""
-    held_out = resolve_paths(patterns, "data.validation_files")
-    if both := sorted(set(held_out) & set(train)):
+def resolve_files(patterns: Sequence[str], key: str, ranks: Ranks = ALONE) -> list[TextFile]:
+    """The files that ``patterns``, paths, addresses in a store, or globs of these, name; as `resolve_paths`.
+
+    All ``ranks`` call this; one of them asks the stores.
+    """
+    found: dict[str, list[tuple[str, int, str]]] = {}
+    urls = [pattern for pattern in patterns if is_url(pattern)]
+    if urls:
+        with ranks.synchronize_errors():
+            if ranks.rank == 0:
+                found = {url: [(file.url, file.size, file.tag) for file in listed(url)] for url in urls}
+        found = ranks.gather(found)[0]
+    files: dict[TextFile, None] = {}
+    for pattern in patterns:
+        there = [StoreFile(*file) for file in found.get(pattern, ())]
+        some: Sequence[TextFile] = there or resolve_paths([pattern], key)
+        for file in some:
+            if file in files:
+                raise DataError(f"{key}: {file} is named twice")
+            _reader(file)
+            files[file] = None
+    return list(files)
+
+
+def held_out_files(patterns: Sequence[str], train: Sequence[TextFile], ranks: Ranks = ALONE) -> list[TextFile]:
+    """The files of ``data.validation_files``. Raises ``DataError`` as `resolve_files`, or where one is trained on."""
+    held_out = resolve_files(patterns, "data.validation_files", ranks)
+    if both := sorted(set(held_out) & set(train), key=str):
         raise DataError(f"data.validation_files: {both[0]} is training text too (data.files)")
     return held_out
 
 
-def _suffix(path: Path) -> str:
-    return path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+def _opened(path: TextFile) -> AbstractContextManager[io.BufferedReader]:
+    return reader(path) if isinstance(path, StoreFile) else open_regular(path)
 
 
-def _reader(path: Path) -> FileReader:
+def _size_of(path: TextFile) -> int:
+    return path.size if isinstance(path, StoreFile) else path.stat().st_size
+
+
+def _identity(file: StoreFile) -> str:
+    if not file.tag:
+        raise DataError(f"{file}: the server says neither ETag nor Last-Modified, so no change is seen; download it")
+    return hashlib.sha256(json.dumps([file.url, file.size, file.tag]).encode()).hexdigest()
+
+
+def _suffix(path: TextFile) -> str:
+    name = Path(path.name)
+    return name.with_suffix("").suffix if name.suffix == ".gz" else name.suffix
+
+
+def _reader(path: TextFile) -> FileReader:
     suffix = _suffix(path)
-    if suffix not in READERS or (path.suffix == ".gz" and suffix == ".parquet"):
+    name = Path(path.name)
+    if suffix not in READERS or (name.suffix == ".gz" and suffix == ".parquet"):
         raise DataError(
-            f"{path}: no reader for files ending in {''.join(path.suffixes[-2:]) or 'nothing'};"
+            f"{path}: no reader for files ending in {''.join(name.suffixes[-2:]) or 'nothing'};"
             f" known: {', '.join(READERS)}, and .gz of these except .parquet{_TABLE_HINTS.get(suffix, '')}"
         )
     return READERS[suffix]
@@ -314,11 +364,11 @@ def _check_text(value: str, where: str, column: str) -> str:
     return value
 
 
-def _open(path: Path, raw: io.BufferedReader) -> io.BufferedReader:
-    return unpacked(raw, path) if path.suffix == ".gz" else raw
+def _open(path: TextFile, raw: io.BufferedReader) -> io.BufferedReader:
+    return unpacked(raw, path) if path.name.endswith(".gz") else raw
 
 
-def _decoded(path: Path, raw: io.BufferedReader, limit: int) -> Iterator[str]:
+def _decoded(path: TextFile, raw: io.BufferedReader, limit: int) -> Iterator[str]:
     """The lines of a UTF-8 file with their line ends, in pieces of at most ``limit`` characters.
 
     A byte order mark at the start of a line is no part of it: joined files have one wherever a file began.
@@ -336,14 +386,14 @@ def _decoded(path: Path, raw: io.BufferedReader, limit: int) -> Iterator[str]:
 
 
 @contextmanager
-def _whole_gzip(path: Path) -> Iterator[None]:
+def _whole_gzip(path: TextFile) -> Iterator[None]:
     try:
         yield
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{path} is not a whole gzip file: {error}") from None
 
 
-def _diagnose(path: Path) -> str:
+def _diagnose(path: TextFile) -> str:
     """Describe the first byte that is not text, and its place. Memory is constant, however long the lines are."""
     number, offset, rest = 1, 0, b""
 
@@ -353,7 +403,7 @@ def _diagnose(path: Path) -> str:
         where = f"byte 0x{byte:02x} at line {number}, byte {at}"
         return f"{path} is not UTF-8: {where}; convert it from the encoding that it has: iconv -f ENCODING -t utf-8"
 
-    with open_regular(path) as raw, _open(path, raw) as file, _whole_gzip(path):
+    with _opened(path) as raw, _open(path, raw) as file, _whole_gzip(path):
         form = next((form for form in _FORMS if file.peek(8).startswith(form[0])), None)
         while chunk := file.readline(_CHUNK):
             piece = rest + chunk

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from capt.pretrain.base.parallel import ProgressCallback, usable_cores
+from capt.pretrain.base.stores import exists
 from capt.pretrain.base.verification import ALONE, Ranks, Verifier
 from capt.pretrain.data.config import DataConfig
 from capt.pretrain.data.corpus import Corpus, Part
-from capt.pretrain.data.files import FileCorpus, held_out_files, resolve_paths
+from capt.pretrain.data.files import FileCorpus, held_out_files, resolve_files
 from capt.pretrain.data.shard_writer import Options, write_shards
-from capt.pretrain.data.shards import ShardSet, Tokenizer
+from capt.pretrain.data.shards import MANIFEST, ShardSet, Tokenizer
 from capt.pretrain.data.sources import Split, source_of
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,8 @@ def _open_corpus(
 ) -> Corpus | None:
     named = data.validation_files or data.validation_split
     if split == "validation" and data.validation_files:
-        held_out = held_out_files(data.validation_files, resolve_paths(data.files, "data.files"))
+        train = resolve_files(data.files, "data.files", verifier.ranks)
+        held_out = held_out_files(data.validation_files, train, verifier.ranks)
         return FileCorpus(held_out, data.text_column, data.document_start, verifier, missing=data.missing)
     corpus = source_of(data).open(data, split, verifier, progress)
     if named or data.validation_fraction == 0:
@@ -79,10 +81,29 @@ def prepare(
     verifier = verifier or verifier_of(data)
     if data.shards is None:
         return _prepare(data, tokenizer, split, progress, None, verifier)
+    if isinstance(data.shards, str):
+        return _open_in_store(data, data.shards, tokenizer, split, verifier)
     folder = data.shards / split
     if split == "validation" and not any(verifier.ranks.gather(folder.is_dir())):
         return None
     shards = ShardSet.open(folder, verifier, verify=data.verify != "never")
+    shards.check_tokenizer(tokenizer)
+    return shards
+
+
+def _open_in_store(
+    data: DataConfig, place: str, tokenizer: Tokenizer, split: Split, verifier: Verifier
+) -> ShardSet | None:
+    url = f"{place.rstrip('/')}/{split}"
+    if split == "validation":
+        found = False
+        with verifier.ranks.synchronize_errors():
+            found = verifier.ranks.rank == 0 and exists(f"{url}/{MANIFEST}")
+        if not verifier.ranks.gather(found)[0]:
+            return None
+    shards = ShardSet.open_url(
+        url, data.cache, data.cache_bytes, verifier.ranks, at_once=data.shards_at_once, check=data.verify != "never"
+    )
     shards.check_tokenizer(tokenizer)
     return shards
 

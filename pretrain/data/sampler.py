@@ -77,6 +77,75 @@ def _round_keys(key: int) -> UInt64Array:
     return mix64(np.uint64(key) + GOLDEN * np.arange(1, _ROUNDS + 1, dtype=np.uint64)).reshape(-1, 2)
 
 
+@dataclass(frozen=True)
+class GroupedSampler:
+    """Maps sample numbers to ``(epoch, window)`` so that few blocks of the data are in use at a time.
+
+    The windows lie in blocks, one a shard: ``block`` windows each, fewer in the last. Every epoch takes the blocks in a
+    pseudo-random order of its own, ``at_once`` of them make a group, and the windows of a group are shuffled. Every
+    epoch holds every window exactly once, and which sample is which depends on the seed alone.
+    """
+
+    windows: int
+    block: int
+    at_once: int
+    seed: int
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks there are."""
+        return -(-self.windows // self.block)
+
+    def locate(self, samples: Int64[np.ndarray, " n"]) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+        """The epochs and window indices of the samples numbered ``samples``."""
+        epochs, places = np.divmod(samples, self.windows)
+        windows = np.empty_like(places)
+        for epoch in np.unique(epochs).tolist():
+            order = _grouped_order(self, epoch)
+            groups = np.searchsorted(order.group_ends, places, side="right")
+            for group in np.unique(groups[epochs == epoch]).tolist():
+                here = (epochs == epoch) & (groups == group)
+                windows[here] = order.windows(group, places[here])
+        return epochs, windows
+
+    def groups_from(self, sample: int) -> Iterator[tuple[tuple[int, int], Int64[np.ndarray, " blocks"]]]:
+        """The groups from the one of a sample on, without end: each with its epoch and number, and its blocks."""
+        epoch, place = divmod(sample, self.windows)
+        group = int(np.searchsorted(_grouped_order(self, epoch).group_ends, place, side="right"))
+        while True:
+            order = _grouped_order(self, epoch)
+            for number in range(group, len(order.group_ends)):
+                yield (epoch, number), order.blocks[number * self.at_once : (number + 1) * self.at_once]
+            epoch, group = epoch + 1, 0
+
+
+class _GroupedOrder:
+    """One epoch of a `GroupedSampler`."""
+
+    def __init__(self, sampler: GroupedSampler, epoch: int) -> None:
+        self._sampler, self._epoch = sampler, epoch
+        count = sampler.blocks
+        key = stream_key(f"blocks/{epoch}", sampler.seed)
+        self.blocks = permute(np.arange(count, dtype=np.int64), count, key)
+        sizes = np.where(self.blocks == count - 1, sampler.windows - (count - 1) * sampler.block, sampler.block)
+        self._ends = np.cumsum(sizes)
+        last_of_group = np.minimum(np.arange(sampler.at_once, count + sampler.at_once, sampler.at_once), count) - 1
+        self.group_ends = self._ends[last_of_group]
+
+    def windows(self, group: int, places: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+        begin = int(self.group_ends[group - 1]) if group else 0
+        key = stream_key(f"order/{self._epoch}/{group}", self._sampler.seed)
+        shuffled = begin + permute(places - begin, int(self.group_ends[group]) - begin, key)
+        turns = np.searchsorted(self._ends, shuffled, side="right")
+        before = np.where(turns > 0, self._ends[turns - 1], 0)
+        return self.blocks[turns] * self._sampler.block + shuffled - before  # type: ignore[no-any-return]
+
+
+@lru_cache(maxsize=8)
+def _grouped_order(sampler: GroupedSampler, epoch: int) -> _GroupedOrder:
+    return _GroupedOrder(sampler, epoch)
+
+
 def micro_batches(
     start: int, global_batch: int, parts: int, world: int, rank: int
 ) -> list[Int64[np.ndarray, " micro"]]:

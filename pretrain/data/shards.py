@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, Protocol, runtime_checkable
 
@@ -24,8 +23,11 @@ from jaxtyping import Int32, Int64
 from pydantic import Field, model_validator
 
 from capt.pretrain.base.errors import ConfigError, DataError
-from capt.pretrain.base.records import Record, read_record
-from capt.pretrain.base.verification import ExpectedFile, Inspection, Verifier, check_size
+from capt.pretrain.base.files import parse_json
+from capt.pretrain.base.records import Record, parse_record, read_record
+from capt.pretrain.base.stores import MissingError, read_small, without_secrets
+from capt.pretrain.base.verification import ALONE, ExpectedFile, Inspection, Ranks, Verifier, check_size
+from capt.pretrain.data.shard_cache import ShardCache
 from capt.tokenizer.special import SpecialIds
 
 # ``manifest.json`` of a shard set: its typed record, and the checks of the files that it lists.
@@ -139,6 +141,16 @@ class Manifest(Record, extra="forbid"):
             raise DataError(f"{folder} is not a shard set: it has no {MANIFEST} ({remedy})")
         return read_record(cls, path, error=DataError)
 
+    @classmethod
+    def read_url(cls, url: str) -> Manifest:
+        """Read the manifest of a folder in a store. Raises ``DataError`` as `read`."""
+        place = f"{url.rstrip('/')}/{MANIFEST}"
+        try:
+            content = read_small(place)
+        except MissingError:
+            raise DataError(f"{without_secrets(url)} is not a shard set: it has no {MANIFEST}") from None
+        return parse_record(cls, parse_json(content, place), place, error=DataError)
+
     @model_validator(mode="after")
     def _files_fit_the_counts(self) -> Manifest:
         if self.documents > self.tokens:
@@ -210,12 +222,15 @@ _REMEDY = "; prepare the data again"
 class ShardSet:
     """An opened shard set. ``documents`` and ``tokens`` (document ends included) are its totals.
 
-    Sending one to another process is cheap: only the name of the folder is sent.
+    The files lie in ``folder``; those of a folder in a store come by way of ``cache``. Sending a set of this host to
+    another process is cheap: only the name of the folder is sent.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
-        self.folder, self.manifest = folder, manifest
+    def __init__(self, folder: Path | str, manifest: Manifest, cache: ShardCache | None = None) -> None:
+        self.folder, self.manifest, self.cache = folder, manifest, cache
         self.documents, self.tokens = manifest.documents, manifest.tokens
+        self._names, self._dtype = manifest.shards, token_dtype(manifest.tokenizer.vocab_size)
+        self._maps: dict[str, np.ndarray] = {}
 
     @classmethod
     def open(cls, folder: Path, verifier: Verifier | None = None, *, verify: bool = True) -> ShardSet:
@@ -234,8 +249,46 @@ class ShardSet:
             verifier.verify(folder, manifest.records(), hint=_REMEDY, inspections=manifest.inspections())
         return cls(folder, manifest)
 
+    @classmethod
+    def open_url(
+        cls, url: str, folder: Path, limit: int, ranks: Ranks = ALONE, *, at_once: int | None, check: bool = True
+    ) -> ShardSet:
+        """Open the shard set in the folder ``url`` of a store, whose files come by way of the cache ``folder``.
+
+        All ``ranks`` call this. Without ``at_once``, the number of shards that a job uses at a time, every file is
+        fetched before this returns. ``check=False`` takes what earlier jobs have left in the cache as it is.
+
+        Raises:
+            ConfigError: the files, or the shards of two groups, are larger than ``limit`` bytes.
+            DataError: a file is missing or damaged, or the store does not answer.
+        """
+        found = ""
+        with ranks.synchronize_errors():
+            if ranks.rank == 0:
+                found = Manifest.read_url(url).model_dump_json()
+        manifest = Manifest.model_validate_json(ranks.gather(found)[0])
+        cache = ShardCache(
+            url, manifest.shards, manifest.records(), manifest.inspections(), folder / "stored", limit, check=check
+        )
+        with ranks.synchronize_errors():
+            cache.require_room(at_once)
+            if at_once is None:
+                cache.fetch_all()
+        return cls(url, manifest, cache)
+
     def __reduce__(self) -> tuple[Callable[[Path], ShardSet], tuple[Path]]:
+        assert isinstance(self.folder, Path), "loader workers inherit a set in a store"
         return ShardSet.open, (self.folder,)
+
+    def _file(self, name: str) -> str:
+        return f"{self.folder}/{name}"
+
+    def _map(self, name: str, dtype: str | np.dtype[np.unsignedinteger]) -> np.ndarray:
+        if self.cache is not None:
+            return self.cache.map(name, np.dtype(dtype))
+        if name not in self._maps:
+            self._maps[name] = np.memmap(self._file(name), dtype=dtype, mode="r")
+        return self._maps[name]
 
     @property
     def rows_without_text(self) -> int:
@@ -251,7 +304,7 @@ class ShardSet:
                 f" {tokenizer.fingerprint}: set tokenizer.path to that tokenizer, or prepare the data again"
             )
         if made_with != TokenizerRecord.from_tokenizer(tokenizer):
-            raise DataError(f"{self.folder / MANIFEST} is damaged: its tokenizer's ids are not those of the tokenizer")
+            raise DataError(f"{self._file(MANIFEST)} is damaged: its tokenizer's ids are not those of the tokenizer")
 
     def read(self, start: int, stop: int) -> Int32[np.ndarray, " tokens"]:
         """Read tokens ``start .. stop-1`` of the stream (fewer at its end)."""
@@ -261,22 +314,17 @@ class ShardSet:
         at = start
         while at < stop:
             shard, offset = divmod(at, size)
-            part = self._shards[shard][offset : offset + stop - at]
+            part = self._map(self._names[shard], self._dtype)[offset : offset + stop - at]
             if not len(part):
-                raise DataError(f"{self.folder / self.manifest.shards[shard]} ends before token {at}{_REMEDY}")
+                raise DataError(f"{self._file(self._names[shard])} ends before token {at}{_REMEDY}")
             out[at - start : at - start + len(part)] = part
             at += len(part)
         return out
 
-    @cached_property
+    @property
     def starts(self) -> Int64[np.ndarray, " borders"]:
         """The place in the stream where each document begins, and where the last one ends (memory-mapped)."""
-        return np.memmap(self.folder / DOCUMENTS, dtype="<i8", mode="r")
-
-    @cached_property
-    def _shards(self) -> list[np.ndarray]:
-        dtype = token_dtype(self.manifest.tokenizer.vocab_size)
-        return [np.memmap(self.folder / name, dtype=dtype, mode="r") for name in self.manifest.shards]
+        return self._map(DOCUMENTS, "<i8")
 
 
 # RoBERTa's FULL-SENTENCES packing (Liu et al. 2019, section 4.2) over a shard set.
@@ -290,22 +338,32 @@ class ShardSet:
 class PackedDataset:
     """The windows of ``shards``, each of ``sequence_length`` = L tokens, specials included.
 
-    Raises ``ConfigError`` for windows too short to hold text.
+    With ``by_shard`` no window goes over the end of a shard, where a window then holds padding; ``block`` is the number
+    of windows of a shard. Raises ``ConfigError`` for windows too short to hold text.
     """
 
-    def __init__(self, shards: ShardSet, sequence_length: int) -> None:
+    def __init__(self, shards: ShardSet, sequence_length: int, *, by_shard: bool = False) -> None:
         if sequence_length < 3:
             raise ConfigError(f"data.sequence_length = {sequence_length} leaves no room for text; use at least 8")
         self.shards, self.sequence_length = shards, sequence_length
         self._text = sequence_length - 2
         self._special = shards.manifest.tokenizer
+        self._part = shards.manifest.shard_tokens if by_shard else shards.tokens
+        self.block = -(-self._part // self._text)
 
     def __len__(self) -> int:
-        return -(-self.shards.tokens // self._text)
+        whole, rest = divmod(self.shards.tokens, self._part)
+        return whole * self.block - (-rest // self._text)
+
+    def _span(self, index: int) -> tuple[int, int]:
+        """The tokens of the stream that a window holds."""
+        part, place = divmod(index, self.block)
+        start = part * self._part + place * self._text
+        return start, min(start + self._text, (part + 1) * self._part, self.shards.tokens)
 
     def window(self, index: int) -> Int32[np.ndarray, " L"]:
         """The token ids of the window with this index."""
-        text = self.shards.read(index * self._text, (index + 1) * self._text)
+        text = self.shards.read(*self._span(index))
         out = np.full(self.sequence_length, self._special.pad, dtype=np.int32)
         out[0] = self._special.bos
         out[1 : len(text) + 1] = text
@@ -325,8 +383,7 @@ class PackedDataset:
         ``<s>`` counts to the first document, a separator to the document that it ends, the last ``</s>`` to the last
         document. Attention within documents is attention between equal numbers, so ``<s>`` then sees the first only.
         """
-        start = index * self._text
-        stop = min(start + self._text, self.shards.tokens)
+        start, stop = self._span(index)
         starts = self.shards.starts
         first = int(np.searchsorted(starts, start, side="right"))
         borders = starts[first : first + self._text]

@@ -9,7 +9,7 @@ Readers are imported where they are used, so that a job without files is checked
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, cast, runtime_checkable
 
 from capt.pretrain.base.errors import ConfigError, DataError, counted
 from capt.pretrain.base.parallel import ProgressCallback, usable_cores
@@ -17,6 +17,9 @@ from capt.pretrain.base.verification import Verifier
 from capt.pretrain.data.config import NO_TEXT, DataConfig, source_path
 from capt.pretrain.data.corpus import Corpus
 from capt.pretrain.registry import load_entry
+
+if TYPE_CHECKING:
+    from capt.pretrain.data.files import TextFile
 
 Split = Literal["train", "validation"]
 
@@ -61,9 +64,9 @@ class Files:
 
     def describe(self, data: DataConfig) -> list[str]:
         """The number and size of the files, and of those for validation."""
-        from capt.pretrain.data.files import held_out_files, resolve_paths
+        from capt.pretrain.data.files import held_out_files, resolve_files
 
-        train = resolve_paths(data.files, "data.files")
+        train = resolve_files(data.files, "data.files")
         lines = [_size("corpus", train, data)]
         if data.validation_files:
             lines.append(_size("validation", held_out_files(data.validation_files, train), data))
@@ -71,11 +74,11 @@ class Files:
 
     def open(self, data: DataConfig, split: Split, verifier: Verifier, progress: ProgressCallback | None) -> Corpus:
         """The text of the files."""
-        from capt.pretrain.data.files import FileCorpus, resolve_paths
+        from capt.pretrain.data.files import FileCorpus, resolve_files
 
         if not data.files:
             raise DataError("data.files is empty: data.shards alone holds no text to train a tokenizer on")
-        paths = resolve_paths(data.files, "data.files")
+        paths = resolve_files(data.files, "data.files", verifier.ranks)
         return FileCorpus(paths, data.text_column, data.document_start, verifier, missing=data.missing)
 
 
@@ -117,7 +120,7 @@ class Docstrings:
         return FileCorpus([path], data.text_column, data.document_start, verifier, missing=data.missing)
 
 
-def _size(what: str, paths: list[Path], data: DataConfig) -> str:
+def _size(what: str, paths: list[TextFile], data: DataConfig) -> str:
     from capt.pretrain.data.files import FileCorpus
 
     size = FileCorpus(paths, data.text_column, data.document_start).size

@@ -117,6 +117,9 @@ class Callback:
     follows: ClassVar[tuple[str, ...]] = ()
     """Names of callback classes that must come before this one wherever both are present; checked by `check_order`."""
 
+    def before_folder(self, job: Job, *, resumes: bool) -> None:
+        """Called before the run folder is opened; ``resumes``: the job continues a run, or does where there is one."""
+
     def find_checkpoint(self, job: Job, after: int) -> Path | None:
         """Return a verified checkpoint beyond step ``after`` that is not in the run folder. Collective."""
         return None

@@ -94,6 +94,9 @@ def run_job(
         callbacks = default_callbacks(job, user_callbacks(job))
     if job.run.resume == "auto" and not resume:
         skip_damaged, wait = True, max(wait, PATIENCE)
+    with distributed.synchronize_errors(patient=True):
+        for callback in callbacks:
+            callback.before_folder(job, resumes=resume or job.run.resume == "auto")
     with open_run_folder(job, resume=resume, wait=wait) as status:
         resume = status.resumes
         if status.branch is not None:

@@ -207,8 +207,9 @@ class SampleOrder:
         shuffle: whether an epoch has an order of its own.
         sizes: rows of each source, where several take turns (`capt.pretrain.data.sampler.MixedSampler`); else empty.
         weights: the share of each source.
-        block: samples of a turn.
+        block: samples of a turn; with ``at_once`` the rows of a shard.
         mixed: whether a turn has samples of several sources.
+        at_once: shards whose rows are shuffled with each other (`capt.pretrain.data.sampler.GroupedSampler`); 0 = all.
     """
 
     samples: int
@@ -220,6 +221,7 @@ class SampleOrder:
     weights: tuple[float, ...] = ()
     block: int = 0
     mixed: bool = False
+    at_once: int = 0
 
 
 class Rows(NamedTuple):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from capt.pretrain.base.randomness import generator_for
 from capt.pretrain.data.corruption import IGNORE, Corruptor
-from capt.pretrain.data.sampler import Sampler, validation_samples
+from capt.pretrain.data.sampler import GroupedSampler, Sampler, validation_samples
 from capt.pretrain.data.shards import PackedDataset
 
 
@@ -47,21 +47,30 @@ class LanguageBatch:
         return replace(self, **changed)
 
 
+def sampler_of(windows: PackedDataset, seed: int, shuffle: bool, at_once: int | None) -> Sampler | GroupedSampler:
+    """The order of the windows: all of them shuffled, or those of ``at_once`` shards at a time."""
+    if at_once is not None:
+        return GroupedSampler(len(windows), windows.block, at_once, seed)
+    return Sampler(len(windows), seed, shuffle)
+
+
 class Assembler:
     """Makes the micro-batch of any list of sample numbers; a pure function of (seed, sample numbers, rate)."""
 
     def __init__(
         self, windows: PackedDataset, corruptor: Corruptor, *, seed: int, stream: str, shuffle: bool, pad_id: int,
-        cross_document_attention: bool,
+        cross_document_attention: bool, at_once: int | None = None,
     ) -> None:  # fmt: skip
         self._windows = windows
         self._corruptor = corruptor
-        self._sampler = Sampler(len(windows), seed, shuffle)
+        self._sampler = sampler_of(windows, seed, shuffle, at_once)
         self._seed, self._stream, self._pad_id = seed, stream, pad_id
         self._cross = cross_document_attention
 
     def __call__(self, samples: np.ndarray, rate: float | None = None) -> LanguageBatch:
         """The batch of the samples numbered ``samples``, corrupted at a ``rate``; without one at that of validation."""
+        if self._windows.shards.cache is not None and isinstance(self._sampler, GroupedSampler) and len(samples):
+            self._windows.shards.cache.follow(self._sampler, int(samples[0]))
         epochs, numbers = self._sampler.locate(samples)
         tokens = np.stack([self._windows.window(int(i)) for i in numbers])
         generators = [

@@ -117,24 +117,33 @@ def check_hf_folder(folder: Path) -> None:
 
 
 def _shards(data: DataConfig) -> list[str]:
-    from capt.pretrain.data.shards import ShardSet
+    from capt.pretrain.base.stores import exists
+    from capt.pretrain.data.shards import MANIFEST, Manifest, ShardSet
 
     assert data.shards is not None
     lines = []
     for split in ("train", "validation"):
-        folder = data.shards / split
-        if split == "validation" and not folder.is_dir():
-            continue
-        shards = ShardSet.open(folder)
-        lines.append(f"corpus: {folder}, {shards.documents:,} documents, {shards.tokens:,} tokens")
+        if isinstance(data.shards, Path):
+            place: Path | str = data.shards / split
+            there = split == "train" or (data.shards / split).is_dir()
+        else:
+            place = f"{data.shards.rstrip('/')}/{split}"
+            there = split == "train" or exists(f"{place}/{MANIFEST}")
+        if there:
+            shards = ShardSet.open(place).manifest if isinstance(place, Path) else Manifest.read_url(place)
+            lines.append(f"corpus: {place}, {shards.documents:,} documents, {shards.tokens:,} tokens")
     return lines
 
 
 def _check_shards_are_of(data: DataConfig, tokenizer: TextTokenizer) -> None:
     if data.shards is not None:
-        from capt.pretrain.data.shards import ShardSet
+        from capt.pretrain.data.shards import Manifest, ShardSet
 
-        ShardSet.open(data.shards / "train").check_tokenizer(tokenizer)
+        if isinstance(data.shards, Path):
+            ShardSet.open(data.shards / "train").check_tokenizer(tokenizer)
+        else:
+            url = f"{data.shards.rstrip('/')}/train"
+            ShardSet(url, Manifest.read_url(url)).check_tokenizer(tokenizer)
 
 
 def describe_initial_model(init: Path) -> str:

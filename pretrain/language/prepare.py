@@ -136,13 +136,17 @@ def prepare(
     assert train is not None, "every job has training text"
     held_out = prepare_shards(job.data, tokenizer, "validation", progress, verifier)
     with ranks.synchronize_errors():
+        if train.cache is not None and held_out is not None and held_out.cache is not None:
+            at_once = job.data.shards_at_once
+            held_out.cache.require_room(at_once, beside=train.cache.require_room(at_once))
         if held_out is not None and ranks.rank == 0:
             _report_overlap(train, held_out)
+    by_shard = job.data.shards_at_once is not None
     return Prepared(
         tokenizer=tokenizer,
         tokenizer_folder=folder,
-        train=PackedDataset(train, length),
-        validation=None if held_out is None else PackedDataset(held_out, length),
+        train=PackedDataset(train, length, by_shard=by_shard),
+        validation=None if held_out is None else PackedDataset(held_out, length, by_shard=by_shard),
         corruptor=Corruptor(job.corruption, vocabulary_of(tokenizer), length),
         model_config=config,
         source=source,

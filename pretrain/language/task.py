@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -24,7 +25,7 @@ from capt.pretrain.contrastive.views import Views
 from capt.pretrain.convert.reference import Pooling, embed
 from capt.pretrain.data.corruption import IGNORE
 from capt.pretrain.engine.engines.base import Engine
-from capt.pretrain.engine.task import Progress, Role, Rows, StepMetrics
+from capt.pretrain.engine.task import Progress, Role, Rows, SampleOrder, StepMetrics
 from capt.pretrain.engine.verification import all_ranks
 from capt.pretrain.language.batches import Assembler, LanguageBatch
 from capt.pretrain.language.config import LanguageJob
@@ -124,7 +125,13 @@ class LanguageTask(ContrastTask[LanguageBatch]):
 
     def digests(self) -> Mapping[str, tuple[str, str]]:
         """The text's."""
-        return {"text": ("text", self.prepared.train.shards.manifest.key)}
+        key, at_once = self.prepared.train.shards.manifest.key, self.job.data.shards_at_once
+        return {"text": ("text", key if at_once is None else f"{key}/{at_once}")}
+
+    def sample_order(self) -> SampleOrder:
+        """The order of the windows, by groups of shards where ``data.shards_at_once`` is set."""
+        order, at_once = super().sample_order(), self.job.data.shards_at_once
+        return order if at_once is None else replace(order, block=self.prepared.train.block, at_once=at_once)
 
     def build_module(self) -> nn.Module:
         """The encoder with its heads (and the temperature, when learned), or what ``model.init`` names."""
@@ -160,6 +167,7 @@ class LanguageTask(ContrastTask[LanguageBatch]):
             shuffle=True,
             pad_id=self.model_config.pad_id,
             cross_document_attention=self.job.data.cross_document_attention,
+            at_once=self.job.data.shards_at_once,
         )
 
     def micro_batch(self, assembler: Assemble[LanguageBatch], samples: np.ndarray, step: int) -> LanguageBatch:

@@ -106,6 +106,8 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "pretrain/convert/sentence_transformers.py": (".write_text", OUT),
     "pretrain/data/docstrings.py": (".read_bytes", "installed packages, parsed and not run"),
     "pretrain/data/prepare.py": (".open", SHARDS),
+    "pretrain/data/shard_cache.py": (".open np.memmap os.open", SHARDS + "; its files by hash"),
+    "pretrain/reliability/uploads.py": (".read_bytes", OWN),
     "pretrain/data/shard_writer.py": (".open .write_text", "writes the cache"),
     "pretrain/data/shards.py": (".read_bytes np.memmap", SHARDS),
     "pretrain/pairs/store.py": (".open np.memmap", "our own cache: numbers, of the sizes in a record that is checked"),

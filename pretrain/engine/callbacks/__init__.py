@@ -39,7 +39,9 @@ def default_callbacks(job: Job, users: Sequence[Callback] = ()) -> list[Callback
     ]
     if job.run.profile_step:
         callbacks.append(Profiler())
-    return [*callbacks, Checkpointer(), Averager(), reliability_callback("local"), GarbageCollector(), NextSteps()]
+    stored = [reliability_callback("uploads")] if job.checkpoint.upload is not None else []
+    last = [reliability_callback("local"), GarbageCollector(), NextSteps()]
+    return [*callbacks, Checkpointer(), Averager(), *stored, *last]
 
 
 def user_callbacks(job: Job) -> list[Callback]:

@@ -26,7 +26,7 @@ from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.files import open_regular
 from capt.pretrain.base.randomness import GOLDEN, UInt64Array, mix64, unmix64
 from capt.pretrain.base.records import Count, Record, parse_record
-from capt.pretrain.data.sampler import MixedSampler, Sampler
+from capt.pretrain.data.sampler import GroupedSampler, MixedSampler, Sampler
 from capt.pretrain.engine.durable import GrowingFile
 
 # Digests of the rows of a step that do not depend on how ranks and micro-batches share them.
@@ -123,9 +123,12 @@ class Order(Record):
     weights: Annotated[tuple[float, ...], Field(strict=False)] = ()
     block: Count = 0
     mixed: bool = False
+    at_once: Count = 0
 
-    def sampler(self) -> Sampler | MixedSampler:
+    def sampler(self) -> Sampler | MixedSampler | GroupedSampler:
         """Where each sample lies."""
+        if self.at_once:
+            return GroupedSampler(self.samples, self.block, self.at_once, self.seed)
         if self.sizes:
             return MixedSampler(self.sizes, self.weights, self.block, self.seed, self.mixed)
         return Sampler(self.samples, self.seed, self.shuffle)

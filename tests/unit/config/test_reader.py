@@ -115,7 +115,7 @@ def test_bases_that_multiply_are_bounded(tmp_path: Path) -> None:
         (["run.dir=''"], "run.dir: '': is empty"),
         ([f"run.dir={'x/' * 3000}"], "a path has at most 4096 bytes"),
         ([f"data.cache={'x' * 300}"], "a name in it 255"),
-        (["data.files=[s3://bucket/x]"], "data.files.0: 's3://bucket/x': is a URL"),
+        (["data.files=[ftp://bucket/x]"], "data.files.0: 'ftp://bucket/x': is a URL of an unknown store"),
         (["run..seed=1"], "'run..seed' is no key"),
         (["a" + ".a" * 900 + "=1"], "is no key"),
         (["run.seed=" + "[" * 900], "nested over 30 deep"),

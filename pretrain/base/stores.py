@@ -1,0 +1,366 @@
+"""Files in object stores and on web servers, through ``fsspec``: listed, read by ranges, copied and written.
+
+Every request has a time limit, and is repeated after a pause where the store fails or throttles. What a store must not
+do is noticed and named: an object that is gone, shorter than the store says, or replaced while it is read.
+
+Credentials come from the host's own chain alone (environment, profiles, roles, ``~/.config/fsspec``). An address that
+holds some is refused, and no message shows the user or the query of an address.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import random
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from capt.pretrain.base.errors import DataError, how_to_install
+from capt.pretrain.base.files import SMALL
+from capt.pretrain.base.sensitive import has_secret, says_secret
+
+logger = logging.getLogger(__name__)
+_own_random = random.SystemRandom()  # that of a job must not be drawn from
+T = TypeVar("T")
+
+STORES: dict[str, tuple[str, str]] = {
+    "s3": ("s3fs", "s3"),
+    "gs": ("gcsfs", "gcs"),
+    "gcs": ("gcsfs", "gcs"),
+    "az": ("adlfs", "azure"),
+    "abfs": ("adlfs", "azure"),
+    "hf": ("huggingface_hub", "train"),
+    "https": ("aiohttp", "https"),
+    "http": ("aiohttp", "https"),
+}
+"""The beginning of an address -> the package that reads such a store, and the extra that installs it."""
+
+ATTEMPTS = 6
+"""Requests for the same bytes; the pauses between them add up to about half a minute."""
+TIMEOUT = 60.0
+"""Seconds in which a request of at most `CHUNK` bytes is answered."""
+_FIRST_PAUSE = 1.0
+CHUNK = 8 << 20
+"""Bytes of a request."""
+_AHEAD = 4
+"""Requests at a time."""
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+_SECRET_PARTS = re.compile(r"(?<=://)[^/\s@'\"]*@|\?[^\s'\"]*")
+_TAGS = ("ETag", "etag", "generation", "md5Hash", "blob_id", "Last-Modified", "last_modified", "mtime", "created")
+_CLIENT_ERRORS = (400, 404, 405, 410, 416)
+
+
+def is_url(text: str | os.PathLike[str]) -> bool:
+    """Whether a text is the address of a file in a store, and no path."""
+    return isinstance(text, str) and _URL.match(text) is not None
+
+
+def check_url(url: str) -> str:
+    """Return the address of a file in a known store, or a pattern of such.
+
+    Raises:
+        ValueError: there is no such store, it names no file, or it holds a user, a password or a signature.
+    """
+    found = _URL.match(url)
+    assert found is not None
+    scheme = found[1].lower()
+    if scheme not in STORES:
+        raise ValueError(f"is a URL of an unknown store; known: {', '.join(f'{name}://' for name in STORES)}")
+    rest = url[found.end() :]
+    query = rest.partition("?")[2] if scheme in ("http", "https") else ""
+    names = [part.partition("=")[0] for part in query.split("&")]
+    if "@" in rest.partition("/")[0] or any(map(says_secret, names)) or has_secret(url):
+        raise ValueError(
+            "an address holds no user, password or signature, which would be written into the run folder: they belong "
+            "to the environment, a profile or a role of the host"
+        )
+    if not rest.strip("/"):
+        raise ValueError("names no file in the store")
+    return url
+
+
+def without_secrets(text: str) -> str:
+    """A text without the users and queries of the addresses in it."""
+    text = _SECRET_PARTS.sub("", text) if "://" in text else text
+    return "(not shown: it holds a secret)" if has_secret(text) else text
+
+
+@dataclass(frozen=True)
+class StoreFile:
+    """A file in a store as it was found: its address, its bytes, and what the store changes when the file changes."""
+
+    url: str
+    size: int
+    tag: str
+
+    def __str__(self) -> str:
+        return without_secrets(self.url)
+
+    @property
+    def name(self) -> str:
+        """The last part of the address."""
+        return str(self).rstrip("/").rpartition("/")[2]
+
+
+def look_up(url: str) -> StoreFile:
+    """The file at ``url``. Raises ``DataError`` where there is none, or the store does not answer."""
+    info = _request(url, "looked up", lambda fs: fs.info(_inner(url, fs)))
+    return _store_file(url, info)
+
+
+def exists(url: str) -> bool:
+    """Whether there is a file at ``url``. Raises ``DataError`` where the store does not answer."""
+    try:
+        return look_up(url).size >= 0
+    except MissingError:
+        return False
+
+
+def listed(pattern: str) -> list[StoreFile]:
+    """The files that an address or a pattern of addresses (``*``, ``**``, ``?``, ``[...]``) names, sorted.
+
+    Raises ``DataError`` where there are none, or the store does not answer.
+    """
+    scheme = pattern.partition("://")[0].lower()
+    magic = "*[" if scheme in ("http", "https") else "*?["
+    if not any(sign in pattern for sign in magic):
+        return [look_up(pattern)]
+    found = _request(pattern, "listed", lambda fs: fs.glob(_inner(pattern, fs), detail=True))
+    base = "" if scheme in ("http", "https") else f"{scheme}://"
+    files = [
+        _store_file(name if is_url(name) else base + name.lstrip("/"), info)
+        for name, info in sorted(found.items())
+        if info.get("type") != "directory"
+    ]
+    if not files:
+        raise MissingError(f"{without_secrets(pattern)}: no file of the store matches")
+    return files
+
+
+def read_small(url: str, *, limit: int = SMALL) -> bytes:
+    """The content of a file of at most ``limit`` bytes. Raises ``DataError``."""
+    file = look_up(url)
+    if file.size > limit:
+        raise DataError(f"{file}: over {limit:,} bytes, which is the most that is read of such a file")
+    return b"".join(chunks(file))
+
+
+def chunks(file: StoreFile) -> Iterator[bytes]:
+    """The content of a file in order, some requests at a time.
+
+    Raises:
+        DataError: the file is gone, shorter than it was said to be, or another one by now; the store refuses it, or
+            keeps failing.
+    """
+    waiting: deque[Future[bytes]] = deque()
+    with ThreadPoolExecutor(_AHEAD) as pool:
+        begins = iter(range(0, file.size, CHUNK))
+
+        def ask() -> None:
+            if (begin := next(begins, None)) is not None:
+                waiting.append(pool.submit(read_range, file, begin, min(begin + CHUNK, file.size)))
+
+        try:
+            for _ in range(_AHEAD):
+                ask()
+            while waiting:
+                content = waiting.popleft().result()
+                ask()
+                yield content
+        finally:
+            for request in waiting:
+                request.cancel()
+    require_unchanged(file)
+
+
+def read_range(file: StoreFile, begin: int, end: int) -> bytes:
+    """Bytes ``begin .. end-1`` of a file. Raises ``DataError``, also where the store gives another number of bytes."""
+
+    def read(fs: Any) -> bytes:
+        content: bytes = fs.cat_file(_inner(file.url, fs), start=begin, end=end)
+        if len(content) == file.size > end - begin:  # a web server without ranges sends the whole file
+            return content[begin:end]
+        if len(content) != end - begin:
+            raise _TruncatedError(f"it gave {len(content):,} bytes, and not the {end - begin:,} asked for")
+        return content
+
+    return _request(file.url, "read", read)
+
+
+def require_unchanged(file: StoreFile) -> None:
+    """Raise ``DataError`` if the store has another file at the address by now."""
+    now = look_up(file.url)
+    if (now.size, now.tag) != (file.size, file.tag):
+        raise DataError(f"{file}: the file was replaced in the store while it was read; start again")
+
+
+def reader(file: StoreFile) -> io.BufferedReader:
+    """The file as a seekable binary stream. Reading raises ``DataError``, as `read_range`."""
+    return io.BufferedReader(_Ranges(file), buffer_size=CHUNK)
+
+
+class _Ranges(io.RawIOBase):
+    def __init__(self, file: StoreFile) -> None:
+        self._file, self._at = file, 0
+        self.name, self.mode = str(file), "rb"
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, self._file.size)[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        end = min(self._at + len(buffer), self._file.size)
+        if self._at >= end:
+            return 0
+        content = read_range(self._file, self._at, end)
+        buffer[: len(content)] = content
+        self._at = end
+        return len(content)
+
+
+def put_file(path: Path, url: str) -> None:
+    """Write a local file to the address ``url``. Raises ``DataError`` where the store refuses it or keeps failing."""
+    size = path.stat().st_size
+    limit = TIMEOUT * (1 + size / CHUNK)
+    _request(url, "written", lambda fs: fs.put_file(str(path), _inner(url, fs)), limit=limit)
+    if (found := look_up(url)).size != size:
+        raise DataError(f"{found}: the store holds {found.size:,} bytes of the {size:,} that were written")
+
+
+def put_bytes(content: bytes, url: str) -> None:
+    """Write a small file to the address ``url``. Raises ``DataError`` as `put_file`."""
+    _request(url, "written", lambda fs: fs.pipe_file(_inner(url, fs), content))
+
+
+def tree(url: str) -> list[StoreFile]:
+    """All files under the address ``url``, sorted; none where nothing is there. Raises ``DataError``."""
+    try:
+        found = _request(url, "listed", lambda fs: fs.find(_inner(url, fs), detail=True))
+    except MissingError:
+        return []
+    base = f"{url.partition('://')[0]}://"
+    return [
+        _store_file(name if is_url(name) else base + name.lstrip("/"), info) for name, info in sorted(found.items())
+    ]
+
+
+def remove_tree(url: str) -> None:
+    """Remove all files under the address ``url``. Raises ``DataError``."""
+    if tree(url):
+        _request(url, "removed", lambda fs: fs.rm(_inner(url, fs), recursive=True))
+
+
+class MissingError(DataError):
+    """There is no such file in the store."""
+
+
+class _TruncatedError(OSError):
+    """A store gave another number of bytes than it was asked for."""
+
+
+def _request(url: str, verb: str, ask: Callable[[Any], T], *, limit: float | None = None) -> T:
+    """What ``ask`` returns of the file system of ``url``: repeated after a pause while the store fails."""
+    name = without_secrets(url)
+    pause, problem = _FIRST_PAUSE, ""
+    for attempt in range(ATTEMPTS):
+        try:
+            return _within(TIMEOUT if limit is None else limit, lambda: ask(_file_system(url)))
+        except DataError:
+            raise
+        except ImportError as error:
+            raise _not_installed(name, error) from error
+        except FileNotFoundError:
+            raise MissingError(f"{name} does not exist in the store") from None
+        except Exception as error:
+            status = getattr(error, "status", None) or getattr(error, "code", None)
+            text = _told(error)
+            if isinstance(error, PermissionError) or status in (401, 403) or "Credentials" in type(error).__name__:
+                raise DataError(
+                    f"{name}: the store refuses access ({text}); the credentials of this host (environment, profile "
+                    "or role) lack, have expired, or do not allow it"
+                ) from None
+            if status in _CLIENT_ERRORS:
+                raise DataError(f"{name} could not be {verb}: {text}") from None
+            if isinstance(error, (AssertionError, AttributeError, NameError, TypeError)):
+                raise
+            problem = text
+        if attempt + 1 < ATTEMPTS:
+            logger.warning("%s could not be %s (%s); trying again in %.0f s", name, verb, problem, pause)
+            time.sleep(pause * (0.5 + _own_random.random()))  # many hosts must not come back at once
+            pause *= 2
+    failure = DataError(f"{name} could not be {verb} in {ATTEMPTS} attempts: {problem}")
+    failure.passing = True
+    raise failure
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, TimeoutError) and not str(error):
+        return "no answer in time"
+    words = " ".join(without_secrets(str(error)).split())[:200]
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__
+
+
+def _within(seconds: float, call: Callable[[], T]) -> T:
+    """What ``call`` returns; ``TimeoutError`` after ``seconds``, with the call left behind in its thread."""
+    outcome: list[tuple[T | None, BaseException | None]] = []
+
+    def run() -> None:
+        try:
+            outcome.append((call(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not outcome:
+        raise TimeoutError(f"no answer in {seconds:g} s")
+    value, error = outcome[0]
+    if error is not None:
+        raise error
+    return value  # type: ignore[return-value]
+
+
+def _file_system(url: str) -> Any:
+    import fsspec
+
+    scheme = url.partition("://")[0].lower()
+    options: dict[str, Any] = {"use_listings_cache": False}
+    if scheme == "s3":
+        options["config_kwargs"] = {"connect_timeout": 10, "read_timeout": TIMEOUT, "retries": {"max_attempts": 1}}
+    return fsspec.filesystem(scheme, **options)
+
+
+def _inner(url: str, fs: Any) -> str:
+    return str(fs._strip_protocol(url))
+
+
+def _store_file(url: str, info: dict[str, Any]) -> StoreFile:
+    if info.get("type") == "directory":
+        raise DataError(f"{without_secrets(url)} is a folder of the store; name its files, for example {url}/*.txt")
+    if info.get("size") is None:
+        raise DataError(f"{without_secrets(url)}: the server does not say how long the file is; download it")
+    tag = next((str(info[key]) for key in _TAGS if info.get(key) is not None), "")
+    return StoreFile(url, int(info["size"]), tag)
+
+
+def _not_installed(name: str, error: ImportError) -> DataError:
+    package, extra = STORES.get(name.partition("://")[0].lower(), (str(error.name or error), ""))
+    return DataError(f"{name}: the package {package} is not installed: {how_to_install(extra) if extra else error}")

@@ -1,0 +1,241 @@
+"""Checkpoints in a store: every complete one is copied there, and a fresh machine continues from there alone.
+
+``checkpoint.upload`` looks like the run folder: the job, metrics and ledger of the run, then ``checkpoints/step-...``.
+A checkpoint's ``manifest.json`` is written last, so that one without it is none.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import ConfigError, DataError, RunFailedError
+from capt.pretrain.base.files import replacing
+from capt.pretrain.base.stores import (
+    StoreFile,
+    chunks,
+    is_url,
+    put_bytes,
+    put_file,
+    remove_tree,
+    tree,
+    without_secrets,
+)
+from capt.pretrain.config.schema import Job
+from capt.pretrain.engine import heartbeat, interruption
+from capt.pretrain.engine.checkpoint import checkpoints_of
+from capt.pretrain.engine.checkpoint.layout import MANIFEST, point, put_in_place
+from capt.pretrain.engine.loop import NEVER, Callback, Run
+from capt.pretrain.engine.metrics_file import METRICS
+from capt.pretrain.engine.run_folder import BEST, CONFIG, check_is_free, read_best
+from capt.pretrain.engine.task import StepMetrics
+
+logger = logging.getLogger(__name__)
+
+_RECORDS = (METRICS, BEST, "ledger", CONFIG)
+"""What a run continues with beside its checkpoints."""
+_LOOK = 0.2
+
+
+class UploadError(RunFailedError):
+    """The last checkpoint is in the run folder, and not in the store."""
+
+    passing = True
+
+
+class Uploads(Callback):
+    """Copies each checkpoint to ``checkpoint.upload`` in the background; the last one before the run ends.
+
+    Where the store takes longer than ``checkpoint.every``, the newest is copied next. One that cannot be copied is
+    lost there with an error in the log, and the run continues. What the run folder no longer keeps is removed.
+    """
+
+    follows = ("Checkpointer",)
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._uploaded = -1
+        self._tried = -1
+        self._sizes: dict[str, int] = {}
+
+    def before_folder(self, job: Job, *, resumes: bool) -> None:
+        """Fetch the run from the store where the run folder has none. Raises ``ConfigError`` and ``DataError``."""
+        if job.checkpoint.upload is None or distributed.rank() != 0:
+            return
+        url, run_dir = job.checkpoint.upload.rstrip("/"), job.run.dir
+        there = _complete(url)
+        if not there:
+            return
+        newest = max(there)
+        if (run_dir / CONFIG).is_file() and resumes:
+            here = [int(path.name[5:]) for path in checkpoints_of(run_dir)]
+            if newest > max(here, default=-1):
+                raise ConfigError(
+                    f"checkpoint.upload: {without_secrets(url)} has the run's step {newest}, {run_dir} only "
+                    f"{max(here, default=0)}: another machine has continued it; remove or rename {run_dir} to continue "
+                    "from there"
+                )
+            return
+        if not resumes:
+            check_is_free(run_dir)
+            raise ConfigError(
+                f"checkpoint.upload: {without_secrets(url)} holds a run already; continue it with --resume auto, or "
+                "name another address"
+            )
+        logger.info("%s: fetching the run up to step %d from %s", run_dir, newest, without_secrets(url))
+        _restore(url, run_dir, newest, there)
+
+    def on_start(self, run: Run) -> None:
+        self._url = (run.job.checkpoint.upload or "").rstrip("/")
+        if not self._url or distributed.rank() != 0:
+            return
+        for step in _complete(self._url) if run.resumed_from is not None else ():
+            if step > run.progress.step:
+                logger.warning("step %d in the store is of the run's earlier future; it is removed there", step)
+                _remove(self._url, step)
+        self._uploaded = self._tried = run.progress.step
+
+    def after_step(self, run: Run, report: StepMetrics) -> None:
+        if self._url and distributed.rank() == 0 and run.saved_at > self._tried and not self._is_busy():
+            self._begin(run.dir)
+
+    def next_due(self, run: Run) -> int:
+        return NEVER
+
+    def on_end(self, run: Run) -> None:
+        if not self._url:
+            return
+        heard = interruption.recorded_signal()
+        while True:
+            if distributed.rank() == 0 and not self._is_busy() and self._newest(run.dir) > self._tried:
+                self._begin(run.dir)
+            busy = self._is_busy(), interruption.recorded_signal() != heard
+            states = distributed.gather_objects(busy)
+            if not any(writes for writes, _ in states):
+                break
+            if any(stopped for _, stopped in states):
+                raise UploadError(f"stopped while step {self._newest(run.dir)} was copied to the store")
+            heartbeat.enter("save")
+            time.sleep(_LOOK)
+        lost = distributed.broadcast_object(self._newest(run.dir) > self._uploaded)
+        if lost:
+            raise UploadError(f"{run.dir} is complete, but its last checkpoint could not be copied to the store")
+
+    def _is_busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    @staticmethod
+    def _newest(run_dir: Path) -> int:
+        return max((int(path.name[5:]) for path in checkpoints_of(run_dir)), default=-1)
+
+    def _begin(self, run_dir: Path) -> None:
+        newest = [None, *checkpoints_of(run_dir)][-1]
+        if newest is None or int(newest.name[5:]) <= self._tried:
+            return
+        self._tried = int(newest.name[5:])
+        records = [(name, path.read_bytes()) for name, path in _records(run_dir) if self._has_grown(name, path)]
+        self._thread = threading.Thread(target=self._upload, args=(newest, records), daemon=True)
+        self._thread.start()
+
+    def _has_grown(self, name: str, path: Path) -> bool:
+        size = path.stat().st_size
+        grown = name in (CONFIG, BEST) or self._sizes.get(name) != size
+        self._sizes[name] = size
+        return grown
+
+    def _upload(self, checkpoint: Path, records: list[tuple[str, bytes]]) -> None:
+        step = int(checkpoint.name[5:])
+        try:
+            for name, content in records:
+                put_bytes(content, f"{self._url}/{name}")
+            target = f"{self._url}/checkpoints/{checkpoint.name}"
+            files = [path for path in sorted(checkpoint.rglob("*")) if path.is_file()]
+            for path in sorted(files, key=lambda path: path == checkpoint / MANIFEST):
+                put_file(path, f"{target}/{path.relative_to(checkpoint).as_posix()}")
+            self._uploaded = step
+            logger.info("%s is in the store", checkpoint.name)
+            kept = {step, *(int(path.name[5:]) for path in checkpoints_of(checkpoint.parents[1]))}
+            for old in _steps(self._url):
+                if old not in kept:
+                    _remove(self._url, old)
+        except FileNotFoundError:
+            self._sizes.clear()
+            logger.error("UPLOAD LOST: %s was removed before it was copied; raise checkpoint.keep", checkpoint.name)
+        except (DataError, OSError) as error:
+            self._sizes.clear()
+            logger.error("UPLOAD LOST: %s; the next one is tried in its time", error)
+
+
+def _records(run_dir: Path) -> Iterator[tuple[str, Path]]:
+    for name in _RECORDS:
+        path = run_dir / name
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if file.is_file():
+                yield file.relative_to(run_dir).as_posix(), file
+
+
+def _listed(url: str) -> dict[int, dict[str, StoreFile]]:
+    """The files of each checkpoint in the store, by their names in it."""
+    found: dict[int, dict[str, StoreFile]] = {}
+    for file in tree(f"{url}/checkpoints"):
+        folder, _, name = file.url.partition("/checkpoints/step-")[2].partition("/")
+        if folder.isdigit():
+            found.setdefault(int(folder), {})[name] = file
+    return found
+
+
+def _steps(url: str) -> list[int]:
+    return list(_listed(url))
+
+
+def _complete(url: str) -> dict[int, dict[str, StoreFile]]:
+    return {step: files for step, files in _listed(url).items() if MANIFEST in files}
+
+
+def _remove(url: str, step: int) -> None:
+    """Remove a checkpoint from the store, its marker first."""
+    folder = f"{url}/checkpoints/step-{step:08}"
+    remove_tree(f"{folder}/{MANIFEST}")
+    remove_tree(folder)
+
+
+def _restore(url: str, run_dir: Path, newest: int, there: dict[int, dict[str, StoreFile]]) -> None:
+    """Fetch the records of a run, its newest checkpoint and its best one; the job of the run comes last."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    records = {file.url.removeprefix(f"{url}/"): file for file in tree(url) if "/checkpoints/step-" not in file.url}
+    if CONFIG not in records:
+        raise DataError(f"{without_secrets(url)}: there is no {CONFIG} beside the checkpoints; it is no run's folder")
+    for name in sorted(records, key=lambda name: name == CONFIG):
+        if any(part in ("", ".", "..") for part in name.split("/")) or is_url(name):
+            raise DataError(f"{without_secrets(url)}: {name!r} is no name of a file of a run")
+        if name == CONFIG:
+            _fetch_checkpoint(run_dir, newest, there[newest])
+            best = read_best(run_dir)
+            if best is not None and best.step in there:
+                point("best", _fetch_checkpoint(run_dir, best.step, there[best.step]))
+            point("latest", run_dir / "checkpoints" / f"step-{newest:08}")
+        _fetch(records[name], run_dir / name)
+
+
+def _fetch_checkpoint(run_dir: Path, step: int, files: dict[str, StoreFile]) -> Path:
+    target = run_dir / "checkpoints" / f"step-{step:08}"
+    if not target.exists():
+        partial = target.with_name(f".{target.name}.fetched.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        for name, file in files.items():
+            if any(part in ("", ".", "..") for part in name.split("/")):
+                raise DataError(f"{file} is no file of a checkpoint")
+            _fetch(file, partial / name)
+        put_in_place(partial, target)
+    return target
+
+
+def _fetch(file: StoreFile, target: Path) -> None:
+    with replacing(target) as (out, _):
+        for chunk in chunks(file):
+            out.write(chunk)

@@ -1,0 +1,113 @@
+"""Text in a store: the same passages as from disk, whatever is between, and no secret anywhere."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from capt.pretrain.base import stores
+from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.base.stores import listed, without_secrets
+from capt.pretrain.config.load import load_job
+from capt.pretrain.data.files import FileCorpus, held_out_files, resolve_files
+from tests.unit.data import faulty
+from tests.unit.data.faulty import FaultyStore, faulty_store
+
+TEXTS = [f"Line {i} of the text, " + "with words " * (i % 50) for i in range(500)]
+
+
+@pytest.fixture
+def store() -> Iterator[type[FaultyStore]]:
+    with faulty_store() as made:
+        yield made
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rows = [{"text": text} for text in TEXTS]
+    (tmp_path / "a.txt").write_text("\n\n".join(TEXTS))
+    with gzip.open(tmp_path / "b.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "c.parquet", row_group_size=100)
+    return tmp_path
+
+
+def test_text_in_a_store_reads_as_on_disk(
+    folder: Path, store: type[FaultyStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "CHUNK", 3000)
+    here = resolve_files([f"{folder}/*.*"], "data.files")
+    there = resolve_files([f"faulty:/{folder}/*.*"], "data.files")
+    assert [file.name for file in there] == ["a.txt", "b.jsonl.gz", "c.parquet"]
+    corpus, local = FileCorpus(there, "text", None), FileCorpus(here, "text", None)
+    store.faults = [faulty.server_error]
+    assert list(corpus) == list(local)
+    assert corpus.size == local.size
+    contents = corpus.contents()
+    assert [part["format"] for part in contents] == [".txt", ".jsonl", ".parquet"]
+    (folder / "a.txt").write_text((folder / "a.txt").read_text() + "!")
+    again = FileCorpus(resolve_files([f"faulty:/{folder}/*.*"], "data.files"), "text", None).contents()
+    assert [x["sha256"] == y["sha256"] for x, y in zip(contents, again, strict=True)] == [False, True, True]
+    with pytest.raises(DataError, match=r"a\.txt: the file was replaced in the store while it was read; start again"):
+        list(corpus)
+
+
+def test_what_is_not_there(folder: Path, store: type[FaultyStore]) -> None:
+    url = f"faulty:/{folder}"
+    with pytest.raises(DataError, match=f"{url}/x.txt does not exist in the store"):
+        resolve_files([f"{url}/x.txt"], "data.files")
+    with pytest.raises(DataError, match=r"\*\.raw: no file of the store matches"):
+        resolve_files([f"{url}/*.raw"], "data.files")
+    with pytest.raises(DataError, match=r"is a folder of the store; name its files"):
+        resolve_files([url], "data.files")
+    with pytest.raises(DataError, match=r"data.files: .*a.txt is named twice"):
+        resolve_files([f"{url}/a.txt", f"{url}/*.txt"], "data.files")
+    train = listed(f"{url}/a.txt")
+    with pytest.raises(DataError, match=r"a.txt is training text too"):
+        held_out_files([f"{url}/*.txt"], list(train))
+    (folder / "bad.txt").write_bytes(b"good\nbad \xff\n")
+    with pytest.raises(DataError, match=r"bad\.txt is not UTF-8: byte 0xff at line 2, byte 9"):
+        list(FileCorpus(resolve_files([f"{url}/bad.txt"], "data.files"), "text", None))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://AKIAABCDEFGH:hunter2@bucket/x.txt",
+        "https://user:hunter2@host/x.txt",
+        "https://host/x.txt?X-Amz-Signature=hunter2",
+        "https://host/x.txt?sv=1&sig=hunter2",
+        "gs://bucket/x.txt?token=hunter2",
+    ],
+)
+@pytest.mark.parametrize("key", ["data.files", "data.shards", "run.dir", "data.cache"])
+def test_an_address_with_a_secret_is_refused_and_not_shown(url: str, key: str) -> None:
+    value = f"[{url}]" if key == "data.files" else url
+    with pytest.raises(ConfigError) as error:
+        load_job("capt_tiny", [f"{key}={value}"])
+    assert key in str(error.value)
+    assert "hunter2" not in str(error.value)
+    assert "hunter2" not in without_secrets(f"a message about {url} and more")
+
+
+def test_addresses_of_a_job() -> None:
+    job = load_job("capt_tiny", ["data.files=[s3://b/*.txt,here.txt]", "data.cache_bytes=1.5 GB"])
+    assert job.data.files == ["s3://b/*.txt", "here.txt"]
+    assert job.data.cache_bytes == 1_500_000_000
+    assert load_job("capt_tiny", ["data.shards=hf://datasets/u/n"]).data.shards == "hf://datasets/u/n"
+    assert load_job("capt_tiny", ["data.shards=folder"]).data.shards == Path("folder")
+    for url, told in (("ftp://b/x.txt", "unknown store; known: s3://"), ("s3:///", "names no file")):
+        with pytest.raises(ConfigError, match=told):
+            load_job("capt_tiny", [f"data.files=[{url}]"])
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "adlfs", None)
+    with pytest.raises(DataError, match=r"az://c/x: the package adlfs is not installed: pip install '\.\[azure\]'"):
+        listed("az://c/x")

@@ -1,0 +1,171 @@
+"""Shard sets in a store: what is read, fetched, kept and removed, and what a store that lies leads to."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.data import shard_cache
+from capt.pretrain.data.sampler import GroupedSampler
+from capt.pretrain.data.shards import PackedDataset, ShardSet
+from tests.unit.data import faulty
+from tests.unit.data.faulty import FaultyStore, faulty_store
+from tests.unit.data.test_shards import build
+
+SHARD = 10_000 * 2
+
+
+@pytest.fixture
+def store() -> Iterator[type[FaultyStore]]:
+    with faulty_store() as made:
+        yield made
+
+
+def opened(
+    tmp_path: Path, at_once: int | None, limit: int = 1 << 30, name: str = "cache", *, check: bool = True
+) -> ShardSet:
+    if not (tmp_path / "set").exists():
+        build(tmp_path / "set")
+    return ShardSet.open_url(f"faulty:/{tmp_path}/set", tmp_path / name, limit, at_once=at_once, check=check)
+
+
+def kept(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "cache" / "stored").glob("*.bin"))
+
+
+def read_in_order(shards: ShardSet, at_once: int, epochs: int = 2) -> list[np.ndarray]:
+    windows = PackedDataset(shards, 64, by_shard=True)
+    order = GroupedSampler(len(windows), windows.block, at_once, 3)
+    seen = []
+    for sample in range(0, epochs * len(windows), 31):
+        if shards.cache is not None:
+            shards.cache.follow(order, sample)
+        seen.append(windows.window(int(order.locate(np.array([sample]))[1][0])))
+    return seen
+
+
+@pytest.mark.parametrize("at_once", [None, 2])
+def test_a_set_in_a_store_reads_as_on_disk(tmp_path: Path, store: type[FaultyStore], at_once: int | None) -> None:
+    shards = opened(tmp_path, at_once)
+    local = ShardSet.open(tmp_path / "set")
+    np.testing.assert_array_equal(shards.read(5, 31_000), local.read(5, 31_000))
+    np.testing.assert_array_equal(shards.starts, local.starts)
+    if at_once is None:
+        assert len(kept(tmp_path)) == len(local.manifest.files)
+        shutil.rmtree(tmp_path / "set")  # nothing more is asked of the store
+        np.testing.assert_array_equal(shards.read(0, 10), local.read(0, 10))
+
+
+def test_a_set_larger_than_the_cache(tmp_path: Path, store: type[FaultyStore]) -> None:
+    """The same windows in the same order as from disk; the cache stays within its bytes; no shard comes twice in an
+    epoch."""
+    limit = 5 * SHARD
+    shards = opened(tmp_path, 2, limit)
+    count = len(shards.manifest.shards)
+    assert count > 20
+    seen = read_in_order(shards, 2)
+    for ours, theirs in zip(seen, read_in_order(ShardSet.open(tmp_path / "set"), 2), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert sum(path.stat().st_size for path in kept(tmp_path)) <= limit
+    assert shards.cache is not None
+    fetched = [name for name in store.requests if name.startswith("shard")]
+    assert len(fetched) <= 2 * count + 4
+
+
+def test_what_is_needed_last_goes_first(tmp_path: Path, store: type[FaultyStore]) -> None:
+    shards = opened(tmp_path, 1, 6 * SHARD)
+    assert shards.cache is not None
+    windows = PackedDataset(shards, 64, by_shard=True)
+    order = GroupedSampler(len(windows), windows.block, 1, 3)
+    turns = [int(blocks[0]) for _, (_, blocks) in zip(range(8), order.groups_from(0), strict=False)]
+    for turn in turns[:6]:
+        shards.cache.path(shards.manifest.shards[turn])
+    shards.cache.follow(order, 0)
+    shards.cache.path("documents.bin")
+    names = {path.stem for path in kept(tmp_path)}
+    digests = [shards.cache.files[shards.manifest.shards[turn]].sha256 for turn in turns]
+    assert set(digests[:5]) <= names
+    assert digests[5] not in names
+
+
+@pytest.mark.parametrize("fault", [faulty.server_error, faulty.truncated, faulty.damaged, faulty.slow])
+def test_a_store_that_fails_once_is_asked_again(
+    tmp_path: Path, store: type[FaultyStore], fault: faulty.Fault, caplog: pytest.LogCaptureFixture
+) -> None:
+    shards = opened(tmp_path, 2)
+    store.faults = [fault]
+    with caplog.at_level(logging.WARNING):
+        read = shards.read(0, 100)
+    np.testing.assert_array_equal(read, ShardSet.open(tmp_path / "set").read(0, 100))
+    assert "again" in caplog.text
+    assert "hunter2" not in caplog.text
+    assert "abcdef" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (faulty.server_error, "could not be read in 3 attempts: OSError: 503 Slow Down at https://store/x"),
+        (faulty.truncated, "it gave 10,000 bytes, and not the 20,000 asked for"),
+        (faulty.damaged, "the shard was changed or damaged"),
+        (faulty.slow, "no answer in 0.3 s"),
+        (faulty.expired, "the store refuses access .*have expired"),
+        (faulty.replaced, "the file was replaced in the store while it was read"),
+    ],
+)
+def test_a_store_that_lies_is_named(tmp_path: Path, store: type[FaultyStore], fault: faulty.Fault, told: str) -> None:
+    shards = opened(tmp_path, 2)
+    store.faults = [fault] * 9
+    with pytest.raises(DataError, match=rf"faulty:/{tmp_path}/set/shard-00000.bin.*{told}"):
+        shards.read(0, 100)
+    assert list((tmp_path / "cache" / "stored").glob("*.bin")) == []
+    assert list((tmp_path / "cache" / "stored").glob(".*.partial")) == []
+
+
+def test_damage_on_the_disk_of_the_cache_is_noticed_by_the_next_job(
+    tmp_path: Path, store: type[FaultyStore], caplog: pytest.LogCaptureFixture
+) -> None:
+    opened(tmp_path, None)
+    path = kept(tmp_path)[0]
+    content = path.read_bytes()
+    path.write_bytes(bytes(len(content)))
+    os.utime(path, (1, 1))
+    opened(tmp_path, None, check=False)
+    assert path.read_bytes() != content
+    opened(tmp_path, None)
+    assert path.read_bytes() == content
+    assert "is fetched again" in caplog.text
+
+
+def test_a_cache_that_is_too_small(tmp_path: Path, store: type[FaultyStore], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"cache_bytes 40,000: the shards of .* set data.shards_at_once for fewer"):
+        opened(tmp_path, None, 2 * SHARD)
+    with pytest.raises(ConfigError, match=r"at a time have 80,000 bytes; raise it, or lower data.shards_at_once"):
+        opened(tmp_path, 2, 3 * SHARD)
+    cache = opened(tmp_path, 1, 3 * SHARD).cache
+    assert cache is not None
+    with pytest.raises(ConfigError, match="have 40,000 bytes and those of training 40,000"):
+        cache.require_room(1, beside=cache.require_room(1))
+    monkeypatch.setattr(shard_cache, "_PATIENCE", 0.0)
+    shards = opened(tmp_path, 1, 2 * SHARD)
+    for number in (0, 1):  # mapped, so that nobody may remove them
+        shards.read(number * 10_000, number * 10_000 + 1)
+    with pytest.raises(DataError, match=r"has no room for 20,000 bytes, jobs use what is in it"):
+        shards.read(20_000, 20_001)
+
+
+def test_what_a_killed_process_has_left_is_removed(tmp_path: Path, store: type[FaultyStore]) -> None:
+    shards = opened(tmp_path, 2, 4 * SHARD)
+    folder = tmp_path / "cache" / "stored"
+    folder.mkdir(parents=True)
+    (folder / f".{'a' * 64}.bin.7.partial").write_bytes(bytes(4 * SHARD))
+    (folder / f".{'a' * 64}.lock").touch()
+    shards.read(0, 10)
+    assert not list(folder.glob(".*.partial"))
