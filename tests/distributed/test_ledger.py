@@ -147,10 +147,10 @@ def _fed_twice(mapping: dict[str, Any], sample: int, instead: int) -> int:
     """A loader that reads one sample in the place of another."""
     call = Assembler.__call__
 
-    def wrong(self: Assembler, samples: Any) -> Any:
+    def wrong(self: Assembler, samples: Any, rate: float | None = None) -> Any:
         samples = samples.copy()
         samples[samples == sample] = instead
-        return call(self, samples)
+        return call(self, samples, rate)
 
     Assembler.__call__ = wrong  # type: ignore[method-assign]
     return _train(mapping)

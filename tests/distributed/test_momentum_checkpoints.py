@@ -127,7 +127,9 @@ def test_a_run_without_averages_does_not_go_on_with_them(tmp_path: Path) -> None
     """The other way round the averages are left out."""
     run_ranks(_resumable, 1, momentum_mapping(tmp_path, 0, momentum=None), 3, None)
     source = str(tmp_path / "run" / "checkpoints" / "step-00000003")
-    with pytest.raises(AssertionError, match=r"has no averages of its weights.*set contrast\.momentum=null"):
+    with pytest.raises(
+        AssertionError, match=r"has no averages of its weights.*contrast\.momentum or checkpoint\.ema; set that to null"
+    ):
         run_ranks(_resumable, 1, momentum_mapping(tmp_path, 1), None, source)
     averaged = momentum_mapping(tmp_path, 0)
     averaged["run"]["dir"] = str(tmp_path / "averaged")

@@ -75,7 +75,7 @@ def test_help_needs_no_asking(capt: Capt, arguments: list[str]) -> None:
         (["pretrain", "glue"], "glue is a sweep, not a job: capt sweep glue"),
         (["finetune", "capt_tiny"], "a model of its own: capt pretrain capt_tiny"),
         (["finetune", "ptb/vae"], "a model of its own: capt pretrain ptb/vae"),
-        (["config", "show", "surely_not_there"], "; shipped: ace/..., capt_base, "),
+        (["config", "show", "surely_not_there"], "; shipped: ace/..., capt_adapt, "),
         (["config", "show", "ptb/vea"], "did you mean the shipped job 'ptb/vae'"),
         (["pretrain", "capt_tiny", "--nprocs", "2"], "--nprocs"),
         (["pretrain", "capt_tiny", "--nproc", "0"], "--nproc"),
