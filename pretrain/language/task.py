@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -90,7 +91,7 @@ class _State(ContrastState):
 
     text: Annotated[str, Field(max_length=1000)] | None = None
     length: int | None = None
-    encoder: dict[str, int | float | str] | None = None
+    encoder: dict[str, Any] | None = None
 
 
 class LanguageTask(ContrastTask[LanguageBatch]):
@@ -274,7 +275,7 @@ class LanguageTask(ContrastTask[LanguageBatch]):
                 " epoch of the old ones", stored.length, length,
             )  # fmt: skip
         for name, was in (stored.encoder or {}).items():
-            now = getattr(model, name, None)
+            now = json.loads(json.dumps(getattr(model, name, None)))  # as it is stored
             if was != now and name not in model.free_of_init:
                 raise CheckpointError(f"{folder}: model.{name} is {was} there but {now} in this job; set it to {was}")
             if was != now:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,12 +145,10 @@ def test_what_is_fine_tuned_is_what_was_trained(run: Path) -> None:
 
 
 def test_one_without_a_classifier_is_an_encoder_of_pairs(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its family is made its own: else ``bert`` is one of transformers."""
-    from capt.pretrain.models.foreign.families import FAMILIES
+    from tests.toy_encoder.config import ToyConfig
     from tests.toy_encoder.encoder import ToyEncoder
 
-    monkeypatch.delitem(FAMILIES, "bert")
-    assert encoder_class("toy").hf.classifier is None
+    monkeypatch.setattr(ToyConfig, "hf", replace(ToyConfig.hf, classifier=None))
     assert isinstance(load_backbone(run).encoder, ToyEncoder)
 
 

@@ -97,7 +97,7 @@ def test_no_text_of_a_card_is_markup() -> None:
         "a\n---\nlicense: x\n---\n", "&lt;script&gt;", "**bold**", "_i_", "https://x.y", "</td><script>", "~~s~~",
         "<http://x.y>", "a\r\n\r\n<b>", "1. x", "\\", "\u2028<b>", "\ud800",
     )  # fmt: skip
-    known = ("`pooler_output`", "`roberta`", "`capt_head.safetensors`")
+    known = ("`pooler_output`", "`RobertaModel`", "`capt_head.safetensors`")
     markup = re.compile(r"<[A-Za-z/!?]|\]\(|[`*~]|:" + "//")
     for text in hostile:
         job = {"data": {"files": [text], "source": text}}

@@ -46,7 +46,7 @@ def test_a_shipped_file_is_named_from_any_folder_on_while_that_is_clear() -> Non
 
 
 def test_the_list_of_shipped_jobs_names_families_as_the_documentation_does() -> None:
-    with pytest.raises(ConfigError, match=r"shipped: ace/\.\.\., capt_base, .*, ptb/\.\.\., qnli, ") as error:
+    with pytest.raises(ConfigError, match=r"shipped: ace/\.\.\., capt_adapt, .*, ptb/\.\.\., qnli, ") as error:
         resolve_path("nothing_like_it_42")
     assert "skipgram" not in str(error.value)
     assert resolve_path("ace/finetune") == resolve_path("pretrain/ace/finetune")

@@ -147,7 +147,7 @@ def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     for changes, message in (
         ({"auto_map": {"AutoModel": "evil.Model"}}, "names code to run"),
-        ({"model_type": "gpt2"}, "model_type is 'gpt2'; encoders of roberta"),
+        ({"model_type": "gpt2"}, "model_type is 'gpt2'; there are encoders of modernbert, roberta"),
         ({"pad_token_id": 9}, "the model pads with 9, its tokenizer with 0"),
         ({"num_attention_heads": 5}, "does not describe a bert encoder"),
     ):
