@@ -20,7 +20,10 @@ from capt.pretrain.engine.task import Progress
 from capt.pretrain.plan.simulated import Sent, Wire
 from capt.pretrain.registry import task_class
 
-RANKS = {"adapt": 1, "tiny": 2, "small": 8, "continue": 8, "base": 64, "large": 128}
+RANKS = {
+    "adapt": 1, "tiny": 2, "small": 8, "continue": 8, "base": 64, "large": 128,
+    "17m": 16, "32m": 16, "68m": 16, "150m": 72, "400m": 144,
+}  # fmt: skip
 """GPUs at which each size is looked at: these decide the accumulation."""
 _PAIR_RANKS = 2
 """GPUs at which the vision-language jobs are looked at."""
@@ -57,7 +60,7 @@ class Traffic:
 
 def small_job(path: Path, folder: Path, world: int) -> Job:
     """A shipped job in small, on ``world`` ranks with the accumulation that it has at :data:`RANKS`."""
-    without = ["model.init=null", "mlm.head=random"] if path.stem in ("capt_adapt", "capt_continue") else []
+    without = ["model.init=null", "mlm.head=random"] if path.stem.endswith(("_adapt", "_continue")) else []
     shipped = load_job(path, without)
     common = [f"run.dir={folder / 'run'}", "run.tensorboard=false", "run.threads=1", "schedule.warmup_steps=0",
               "schedule.max_steps=4"]  # fmt: skip

@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 import typer
 
 from capt.launcher.commands import options as o
-from capt.launcher.kubernetes.settings import load_kubernetes
 from capt.pretrain.base.errors import ConfigError
 
 
@@ -49,6 +48,7 @@ def sweep(
     ] = False,
 ) -> int:
     """Search hyperparameters: grid, random, Optuna, ASHA or population based training, each setting with every seed."""
+    from capt.launcher.kubernetes.settings import load_kubernetes
     from capt.launcher.sweep.run import run_sweep
 
     if cluster is not None and launcher != "kubernetes":

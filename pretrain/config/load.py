@@ -259,7 +259,13 @@ _TYPE = re.compile(r"^(constrained-\w+|literal\[|function-\w+\[|(bool|int|float|
 
 def explain(error: ValidationError, cls: type[BaseModel]) -> str:
     """Tell the first problem of a pydantic error in one line: key, value, what would be valid, the nearest key."""
-    problem = error.errors(include_url=False)[0]
+    problems = error.errors(include_url=False)
+    unknown = [each for each in problems if each["type"] == "extra_forbidden"]
+    # A misspelt key that decides which others there are makes these unknown as well: it is the one in no list of keys.
+    problem = next(
+        (each for each in unknown if each["loc"][-1] not in _keys_at(cls, [str(part) for part in each["loc"][:-1]])),
+        problems[0],
+    )
     location = [str(part) for part in problem["loc"] if not _TYPE.search(str(part))]
     key = ".".join(part[:100] for part in location) or "configuration"
     if problem["type"] == "extra_forbidden":

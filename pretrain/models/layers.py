@@ -328,12 +328,12 @@ class SelfAttention(nn.Module):
             parts = (self.query, self.key_value)
             weight = torch.cat([to_autocast(part.weight) for part in parts])
             qkv = F.linear(x, weight, torch.cat([part.bias for part in parts]))
-            q, k, v = qkv.unflatten(-1, (3, *shape)).unbind(2)
+            q, k, v = qkv.view(*qkv.shape[:-1], 3, *shape).unbind(2)
             return q, k, v
         q, kv = self.query(queries), self.key_value(x)
         if packed is not None:
             q, kv = packed.unpack(q[0]), packed.unpack(kv[0])
-        return q.unflatten(-1, shape), *kv.unflatten(-1, (2, *shape)).unbind(2)
+        return q.view(*q.shape[:-1], *shape), *kv.view(*kv.shape[:-1], 2, *shape).unbind(2)
 
 
 @runtime_checkable

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from capt.pretrain.contrastive.task import ContrastTask
@@ -19,6 +20,7 @@ from capt.pretrain.pairs.batches import MaskedTexts, PaddedTexts, PairBatch
 from capt.pretrain.pairs.config import PairJob
 from capt.pretrain.pairs.loss import PairViews
 from capt.pretrain.pairs.module import PairModule
+from capt.pretrain.pairs.sources import EncodedTexts, Lists, SourceRows
 from capt.pretrain.pairs.task import PairTask
 from capt.pretrain.plan.step import TEMPERATURE, Rehearsal, leaf_rows
 
@@ -70,6 +72,20 @@ class _Batch(PairBatch):
         return PaddedTexts(queries, False), PaddedTexts(documents, False)
 
 
+def _longest_row(job: PairJob, shape: _Shape) -> SourceRows:
+    """A source of one row whose texts are as long as they may be."""
+
+    def texts(count: int, length: int, key: int) -> EncodedTexts:
+        starts = np.arange(count + 1, dtype=np.int64) * length
+        return EncodedTexts(np.zeros(count * length, np.int32), starts, np.arange(key, key + count), 0)
+
+    source = next(job.data.each()).model_copy(update={"negatives": shape.negatives, "temperature": None})
+    return SourceRows(
+        source, texts(1, shape.query, 0), texts(1 + shape.negatives, shape.document, 1), np.zeros(1, np.int64),
+        Lists.of([[0]]), Lists.of([range(1, 1 + shape.negatives)]),
+    )  # fmt: skip
+
+
 class RehearsedTask(PairTask):
     """The task over no pairs, on tensors without data."""
 
@@ -81,14 +97,7 @@ class RehearsedTask(PairTask):
         self._backbone: Any = SimpleNamespace(encoder=encoder)
         self._pooling = "mean" if job.model.pooling == "auto" else job.model.pooling
         self._width = job.model.projection or encoder.hidden_size
-        self.sources: Any = [
-            SimpleNamespace(
-                source=SimpleNamespace(
-                    temperature=None, negatives=shape.negatives, in_batch=True, weight=1.0, view="text"
-                ),
-                loss="contrast", scores=None, has_teacher=False, is_one_column=False, flops_shape=tuple(shape),
-            )
-        ]  # fmt: skip
+        self.sources = [_longest_row(job, shape)]
         self._several = False
 
     def _build(self) -> Encoder:
@@ -127,7 +136,7 @@ def rehearse(job: PairJob, world: int) -> Rehearsal:
     task = RehearsedTask(job, hf_config, shape)
     n, longest = job.micro_batch(world), task._backbone.encoder.max_positions
     shape = shape._replace(query=min(shape.query, longest), document=min(shape.document, longest))
-    task.sources[0].flops_shape = tuple(shape)
+    task.sources = [_longest_row(job, shape)]
     masked = round(job.corruption.highest_rate * shape.document) if job.mlm.weight else 0
     tokens = job.batch.global_ * (shape.query + (1 + shape.negatives) * shape.document)
     lengths = f"every query of {shape.query} tokens and document of {shape.document}, the longest that the job allows"

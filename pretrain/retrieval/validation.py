@@ -140,7 +140,7 @@ def _one(path: Path, split: str | None) -> Collection:
 
 
 def part_of(collection: Collection, section: RetrievalSection) -> Collection:
-    """At most so many queries and documents of a data set as ``section`` says, in memory, and the same at every call.
+    """The queries and documents of a data set that ``section`` leaves, in memory, and the same at every call.
 
     Queries with a relevant document are taken in the order of the hashes of their ids. Every document that is judged
     for one of them is kept, and others by hash until the corpus is full. A query whose judged documents find no room

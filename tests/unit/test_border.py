@@ -101,6 +101,7 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "pretrain/config/reader.py": ("yaml.SafeLoader yaml.dump", "writes" + "; " + "plain types alone, within bounds"),
     "pretrain/contrast/shards.py": ("safe_open", TENSORS),
     "pretrain/convert/card.py": ("yaml.safe_dump", "writes"),
+    "pretrain/convert/merge.py": ("safe_open", TENSORS),
     "pretrain/convert/huggingface.py": (".write_text", OUT),
     "pretrain/convert/onnx.py": (".write_text", OUT),
     "pretrain/convert/sentence_transformers.py": (".write_text", OUT),

@@ -50,7 +50,13 @@ def test_every_package_says_that_it_is_typed() -> None:
 
 @pytest.mark.parametrize("package", EXTRA_OF)
 def test_the_extra_that_an_error_names_holds_the_package(package: str) -> None:
-    known = {"kubernetes": ["kubernetes"], "mlflow": ["mlflow-skinny"], "wandb": ["wandb"], "google": ["protobuf"]}
+    known = {
+        "kubernetes": ["kubernetes"],
+        "mteb": ["mteb"],
+        "mlflow": ["mlflow-skinny"],
+        "wandb": ["wandb"],
+        "google": ["protobuf"],
+    }
     names = known.get(package) or packages_distributions()[package]
     held = {canonicalize_name(Requirement(line).name) for line in EXTRAS[EXTRA_OF[package]]}
     assert held & {canonicalize_name(name) for name in names}

@@ -98,7 +98,7 @@ def test_a_hostfile_of_this_host_alone_runs_locally(folder: Path) -> None:
         (
             (),
             {"launcher": "mpi"},
-            "--launcher: unknown launcher 'mpi'; known: deepspeed, local, ray, slurm, srun, ssh, torchrun",
+            "--launcher: unknown launcher 'mpi'; known: deepspeed, kubernetes, local, ray, slurm, srun, ssh, torchrun",
         ),
         (("batch.micro=4",), {"nodes": 3, "hostfile": Path("hosts")}, "names only 2 hosts"),
         (("batch.micro=4",), {"nodes": 1, "nproc": 2}, "--launcher local has none"),
