@@ -60,7 +60,11 @@ class Traffic:
 
 def small_job(path: Path, folder: Path, world: int) -> Job:
     """A shipped job in small, on ``world`` ranks with the accumulation that it has at :data:`RANKS`."""
-    without = ["model.init=null", "mlm.head=random"] if path.stem.endswith(("_adapt", "_continue")) else []
+    without = (
+        ["model.init=null", "mlm.head=random", "model.max_positions=1024"]
+        if path.stem.endswith(("_adapt", "_continue"))
+        else []
+    )
     shipped = load_job(path, without)
     common = [f"run.dir={folder / 'run'}", "run.tensorboard=false", "run.threads=1", "schedule.warmup_steps=0",
               "schedule.max_steps=4"]  # fmt: skip

@@ -258,7 +258,10 @@ class EncoderConfig(Section):
             return values
         size = values.get("size", "small")
         if isinstance(size, str) and size not in (*cls.presets, "custom"):
-            raise ValueError(f"size {shown(size)} is unknown; valid: {', '.join(cls.presets)}, custom")
+            arch = cls.model_fields["arch"].default if "arch" not in values else values["arch"]
+            raise ValueError(
+                f"size {shown(size)} is unknown to model.arch {shown(arch)}; valid: {', '.join(cls.presets)}, custom"
+            )
         if values.get("init") is not None:
             return values  # which brings the sizes that are not given
         if size == "custom":

@@ -157,7 +157,7 @@ class SourceRows:
     @property
     def flops_shape(self) -> tuple[float, float, float]:
         """Tokens of a query and of a document, and hard negatives of a row in a step, in the mean."""
-        negatives = min(self.source.negatives or 0, len(self.negatives.values) / max(1, len(self)))
+        negatives = float(min(self.source.negatives or 0, len(self.negatives.values) / max(1, len(self))))
         return self.queries.mean_length, self.documents.mean_length, negatives
 
 
