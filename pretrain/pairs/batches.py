@@ -187,9 +187,12 @@ class Noise:
 
     def __call__(
         self, name: str, side: str, texts: EncodedTexts, numbers: Int64[np.ndarray, " n"],
-        rows: Int64[np.ndarray, " n"], visits: Int64[np.ndarray, " n"],
+        rows: Int64[np.ndarray, " n"], visits: Int64[np.ndarray, " n"], rate: float | None,
     ) -> tuple[Tokens, Tokens]:  # fmt: skip
-        """Corrupted ids of the texts ``numbers`` of a side of a source, and labels (-100 where nothing is chosen)."""
+        """Corrupted ids of the texts ``numbers`` of a side of a source, and labels (-100 where nothing is chosen).
+
+        ``rate`` is that of the step; None = that of validation.
+        """
         if (name, side) not in self._known:
             self._known[name, side] = self._corruptor(texts.longest), texts.longest
         corruptor, width = self._known[name, side]
@@ -202,7 +205,7 @@ class Noise:
             generator_for(stream, self._seed, visit, row)
             for visit, row in zip(visits.tolist(), rows.tolist(), strict=True)
         ]
-        corrupted = corruptor(tokens, generators)
+        corrupted = corruptor(tokens, generators, rate)
         labels = np.full_like(tokens, IGNORE)
         where, slot = np.nonzero(corrupted.labels != IGNORE)
         labels[where, corrupted.positions[where, slot]] = corrupted.labels[where, slot]
@@ -254,13 +257,13 @@ class Assembler:
         self._seed, self._bucketing = seed, bucketing
         self._noise, self._masks = noise, masks
 
-    def __call__(self, start: int) -> list[PairBatch]:
-        """The micro-batches of the step whose first sample is ``start``."""
+    def __call__(self, start: int, rate: float | None = None) -> list[PairBatch]:
+        """The micro-batches of the step whose first sample is ``start``, corrupted at its ``rate``."""
         step = self._step(start)
         parts = [part - start for part in micro_batches(start, *self._shape)]
         if self._bucketing:
             parts = by_length(np.concatenate(parts), step.lengths, len(parts))
-        return [self._batch(step, part) for part in parts]
+        return [self._batch(step, part, rate) for part in parts]
 
     def _step(self, start: int) -> Step:
         """What all ranks together see."""
@@ -283,7 +286,7 @@ class Assembler:
         keys, others = shared_keys(query_keys, positive_keys, np.concatenate(negative_keys))
         return Step(ids, visits, sources, places, drawn, keys, others, np.concatenate(owners), lengths)
 
-    def _batch(self, step: Step, part: Int64[np.ndarray, " m"]) -> PairBatch:
+    def _batch(self, step: Step, part: Int64[np.ndarray, " m"], rate: float | None) -> PairBatch:
         """The micro-batch of the samples at the places ``part`` of a step."""
         n = len(part)
         place = np.full(len(step.ids), -1)
@@ -301,16 +304,17 @@ class Assembler:
             rows = step.ids[here[mine]] - self._firsts[number]
             for i, text in zip(at, source.queries.tokens(each.queries[mine]), strict=True):
                 queries[i] = text
-            documents, labels = self._documents(source, each.positives[mine], rows, step.visits[here[mine]])
+            documents, labels = self._documents(source, each.positives[mine], rows, step.visits[here[mine]], rate)
             for i, text in zip(at, documents, strict=True):
                 positives[i] = text
             if self._masks:
-                masked += self._corrupted(source, each, mine, at, (documents, labels), rows, step.visits[here[mine]])
+                view, visits = (documents, labels), step.visits[here[mine]]
+                masked += self._corrupted(source, each, mine, at, view, rows, visits, rate)
             if source.scores is not None:
                 scores[at] = source.scores[rows]
             owned = np.flatnonzero(place[here[each.owners]] >= 0)
             negatives += source.documents.tokens(each.negatives[owned])
-            if source.positive_scores is not None and source.negative_scores is not None:
+            if source.has_teacher and source.positive_scores is not None and source.negative_scores is not None:
                 teacher[at] = source.positive_scores[each.positive_places[mine]]
                 negative_teacher.append(source.negative_scores[each.negative_places[owned]])
             else:
@@ -341,16 +345,17 @@ class Assembler:
 
     def _documents(
         self, source: SourceRows, numbers: Int64[np.ndarray, " n"], rows: Int64[np.ndarray, " n"],
-        visits: Int64[np.ndarray, " n"],
+        visits: Int64[np.ndarray, " n"], rate: float | None,
     ) -> tuple[Tokens, Tokens]:  # fmt: skip
         """The documents of some rows, and labels: corruptions where that is the second view, else as they are."""
         if source.source.view != "corrupted" or self._noise is None:
             return source.documents.tokens(numbers), []
-        return self._noise(source.source.name, "view", source.documents, numbers, rows, visits)
+        return self._noise(source.source.name, "view", source.documents, numbers, rows, visits, rate)
 
     def _corrupted(
         self, source: SourceRows, each: Drawn, mine: Int64[np.ndarray, " n"], at: list[int],
         view: tuple[Tokens, Tokens], rows: Int64[np.ndarray, " n"], visits: Int64[np.ndarray, " n"],
+        rate: float | None,
     ) -> list[tuple[int, np.ndarray, np.ndarray]]:  # fmt: skip
         """The corrupted texts of some rows at the places ``at``: of a corrupted view that view, else both texts."""
         assert self._noise is not None
@@ -359,7 +364,7 @@ class Assembler:
         found: list[tuple[int, np.ndarray, np.ndarray]] = []
         sides = [("query", source.queries, each.queries[mine]), ("document", source.documents, each.positives[mine])]
         for side, texts, numbers in sides[: 1 if source.is_one_column else 2]:
-            found += zip(at, *self._noise(source.source.name, side, texts, numbers, rows, visits), strict=True)
+            found += zip(at, *self._noise(source.source.name, side, texts, numbers, rows, visits, rate), strict=True)
         return found
 
 

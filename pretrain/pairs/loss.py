@@ -166,15 +166,15 @@ class PairTerm(ContrastTerm):
             alone = len(views.parts) == 1
             some = views if alone else views.of(part)
             options = replace(options_of(self.section), equal_rows=alone)
-            temperature = part.temperature or views.temperature
-            if part.temperature is None and some.temperatures is not None:
-                temperature = some.temperatures
+            one = part.temperature or views.temperature
+            # A scored source is a part of its own, whose rows of all ranks have one temperature.
+            temperature = one if part.temperature is not None or some.temperatures is None else some.temperatures
             if part.loss == "contrast":
                 name, loss = "loss/pairs", self._contrast(some, part, options, temperature, step, stats)
             elif part.loss == "cosent":
                 assert some.scores is not None
                 name = "loss/cosent"
-                loss = cosent_loss(some.s, some.s_hat, some.scores, temperature=temperature, options=options)
+                loss = cosent_loss(some.s, some.s_hat, some.scores, temperature=one, options=options)
             else:
                 assert some.scores is not None
                 name, loss = "loss/cosine", cosine_regression_loss(some.s, some.s_hat, some.scores, options=options)

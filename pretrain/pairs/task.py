@@ -103,7 +103,7 @@ class PairTask(ContrastTask[PairBatch]):
             train.append(prepared.train)
         self._check_sizes(train)
         if data.validation_files:
-            source = next(data.each()).model_copy(update=HELD_OUT)
+            source = next(data.each()).model_copy(update={**HELD_OUT, "loss": "auto", "view": "dropout"})
             with verifier.ranks.synchronize_errors():
                 files = data.held_out_paths()
             rows = prepare_source(source, files, 0.0, *encoder, verifier, "validation").train
@@ -219,7 +219,8 @@ class PairTask(ContrastTask[PairBatch]):
             self.sources, self._sampler(), batch=batch, parts=parts, world=world, rank=rank, seed=self.job.run.seed,
             bucketing=self.job.data.bucketing and cached, noise=self._noise(), masks=self.job.mlm.weight > 0,
         )  # fmt: skip
-        return lambda start, step: assembler(start)
+        rate_at, steps = self.job.corruption.rate_at, self.job.schedule.max_steps
+        return lambda start, step: assembler(start, rate_at(step / steps))
 
     def _noise(self) -> Noise | None:
         """What corrupts texts, where a loss or a second view asks for it."""

@@ -245,3 +245,17 @@ def test_texts_are_padded_on_the_right_and_say_whether_they_are(sources: list[So
             assert row[: len(text)].tolist() == text.tolist()
             assert (row[len(text) :] == 9).all()
         assert queries.padded == (len({len(text) for text in texts[:8]}) > 1)
+
+
+def test_texts_are_corrupted_at_the_rate_of_the_step(sources: list[SourceRows]) -> None:
+    """Without one at that of validation."""
+    sampler = MixedSampler((41, 23), (2.0, 1.0), 16, seed=3, mixed=True)
+    assembler = Assembler(
+        sources, sampler, batch=16, parts=1, world=1, rank=0, seed=3, bucketing=False, noise=_noise(), masks=True
+    )
+    shares = []
+    for rate in (0.1, None, 0.4, 0.8):
+        labels = torch.cat([assembler(16 * step, rate)[0].labels for step in range(4)])
+        shares.append(float((labels >= 0).double().mean()))
+    assert shares[1] == shares[2]
+    assert shares[0] < 0.5 * shares[2] < 0.9 * shares[3]
