@@ -94,6 +94,7 @@ def encoders_by_keys() -> list[type[EncoderConfig]]:
 def families_markdown() -> str:
     """What each family of encoders can do here, from the registry."""
     from capt.pretrain.models.config import RobertaConfig
+    from capt.pretrain.models.foreign.config import TransformersConfig
     from capt.pretrain.models.foreign.families import FAMILIES
 
     lines = [
@@ -104,7 +105,8 @@ def families_markdown() -> str:
         kind = encoder_class(arch)
         classifier = FAMILIES.get(kind.hf.types[0]) or kind.hf.classifier
         types = ", ".join(f"`{name}`" for name in kind.hf.types)
-        by = "our RoBERTa" if issubclass(kind, RobertaConfig) else "transformers"
+        by = "our RoBERTa" if issubclass(kind, RobertaConfig) else "our own encoder"
+        by = "transformers" if issubclass(kind, TransformersConfig) else by
         apart = "yes" if kind.packs_documents else "no"
         tuned = "" if classifier is None else f"`{classifier.architecture}`"
         lines.append(f"| `{arch}` | {types} | {by} | {apart} | `{kind.hf.masked_lm}` | {tuned} |")

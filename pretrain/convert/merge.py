@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -55,6 +56,10 @@ def command(
     return [f"capt evaluate {quoted(model)} --text HELD_OUT.txt" for model in (*sources, out)]
 
 
+_OTHER_WEIGHTS = (".bin", ".pt", ".onnx", ".h5", ".msgpack", ".ot", ".gguf")
+"""Weights in other forms, which are of one source alone."""
+
+
 def _merge_folders(sources: Sequence[Path], shares: Sequence[float], out: Path, method: Method) -> None:
     first = sources[0]
     config = read_json(first / "config.json")
@@ -65,9 +70,10 @@ def _merge_folders(sources: Sequence[Path], shares: Sequence[float], out: Path, 
     del tensors
     for path in sorted(first.rglob("*")):
         inner = path.relative_to(first)
-        if not path.is_file() or any(part.startswith(".") for part in inner.parts) or path.suffix in (".bin", ".pt"):
+        if not path.is_file() or any(part.startswith(".") for part in inner.parts) or path.suffix in _OTHER_WEIGHTS:
             continue
-        if inner.parent == Path() and (path.name.startswith("model.") or path.name in ("config.json", "README.md")):
+        is_model = re.fullmatch(r"model(-\d+-of-\d+)?\..*", path.name) is not None
+        if inner.parent == Path() and (is_model or path.name in ("config.json", "README.md")):
             continue
         require_regular(path)
         (out / inner).parent.mkdir(parents=True, exist_ok=True)

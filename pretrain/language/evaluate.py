@@ -227,7 +227,11 @@ def _changes(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, A
     lines = ["", f"{'what the run has changed':<58}{'before':>12}{'after':>12}{'change':>12}"]
     for old, new in zip(before, after, strict=True):
         pairs = {"": (old["metrics"], new["metrics"])}
-        pairs |= {f", {name}": (old["poolers"][name], new["poolers"][name]) for name in old["poolers"]}
+        pairs |= {
+            f", {name}": (old["poolers"][name], new["poolers"][name])
+            for name in old["poolers"]
+            if name in new["poolers"]
+        }
         for pooler, (earlier, later) in pairs.items():
             for name in earlier.keys() & later.keys() if not pooler else [n for n in _TOLD if n in earlier]:
                 first, last = earlier[name], later[name]

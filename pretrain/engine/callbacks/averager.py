@@ -52,6 +52,8 @@ def _write(run: Run) -> None:
     there = [path for path in chosen if (path / "manifest.json").is_file()]
     if lost := [path.name for path in chosen if path not in there]:
         logger.warning("checkpoint.average: %s could not be written; the average is without", ", ".join(lost))
+    if not there:
+        raise CheckpointError(f"checkpoint.average: none of its checkpoints is in {run.dir}; there is no average")
     out = run.dir / FOLDER
     try:
         with new_folder(out, replace=True) as folder:

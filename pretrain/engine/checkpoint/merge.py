@@ -44,7 +44,7 @@ def check_weights(count: int, weights: Sequence[float] | None, method: Method) -
     shares = [1 / count] * count if weights is None else list(weights)
     if len(shares) != count:
         raise ConfigError(f"--weights names {len(shares)} shares of {count} models; give one for each, as 0.7,0.3")
-    if abs(sum(shares) - 1) > 1e-6:
+    if not abs(sum(shares) - 1) <= 1e-6:  # NaN included
         raise ConfigError(f"--weights add up to {sum(shares):g}, not to 1")
     if method == "slerp" and count != 2:
         raise ConfigError(f"--method slerp goes along the arc between two models, not {count}; use average")

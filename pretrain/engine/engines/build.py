@@ -55,10 +55,10 @@ def build_engines(
         section = settings[name].section
         if sharded and (section.layer_decay < 1 or section.freeze != "none"):
             raise ConfigError(f"module {name} is a table: leave optimizer.layer_decay and optimizer.freeze out")
-        if section.freeze != "none" and engine.precision == "fp16" and engine.zero_stage:
+        if section.freeze != "none" and engine.precision in ("fp16", "bf16_pure") and engine.zero_stage:
             raise ConfigError(
-                "optimizer.freeze: fp16 at ZeRO 1 to 3 keeps frozen weights in fp16 alone, which rounds them; set "
-                "engine.zero_stage=0 or engine.precision=bf16"
+                f"optimizer.freeze: {engine.precision} at ZeRO 1 to 3 keeps frozen weights in 16 bits alone, which "
+                "rounds them; set engine.precision=bf16, or fp16 with engine.zero_stage=0"
             )
         freeze(module, section)
         if sharded or any(isinstance(p, nn.Embedding | nn.EmbeddingBag) and p.sparse for p in module.modules()):

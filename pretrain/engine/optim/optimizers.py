@@ -134,10 +134,11 @@ class Lamb(_Adam):
     def _update_group(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         beta1, beta2 = group["betas"]
         m, v = self._moments(group, parameters)
-        step = float(self.state[parameters[0]]["step"])
-        denominator = torch._foreach_sqrt(torch._foreach_div(v, 1 - beta2**step))
+        steps = [float(self.state[p]["step"]) for p in parameters]  # one that was frozen has taken fewer
+        denominator = torch._foreach_sqrt(torch._foreach_div(v, [1 - beta2**step for step in steps]))
         torch._foreach_add_(denominator, group["eps"])
-        direction = list(torch._foreach_div(torch._foreach_div(m, 1 - beta1**step), denominator))
+        unbiased = torch._foreach_div(m, [1 - beta1**step for step in steps])
+        direction = list(torch._foreach_div(unbiased, denominator))
         if group["weight_decay"]:
             torch._foreach_add_(direction, parameters, alpha=group["weight_decay"])
             weight_norm = torch.stack(torch._foreach_norm(parameters))
@@ -219,12 +220,12 @@ class StableAdamW(_Adam):
     def _update_group(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         beta1, beta2 = group["betas"]
         m, v = self._moments(group, parameters)
-        step = float(self.state[parameters[0]]["step"])
-        root = torch._foreach_sqrt(torch._foreach_div(v, 1 - beta2**step))
+        steps = [float(self.state[p]["step"]) for p in parameters]  # one that was frozen has taken fewer
+        root = torch._foreach_sqrt(torch._foreach_div(v, [1 - beta2**step for step in steps]))
         surprise = torch._foreach_clamp_min(root, group["eps"])
         surprise = torch._foreach_div([p.grad for p in parameters if p.grad is not None], surprise)
         torch._foreach_add_(root, group["eps"])
-        direction = torch._foreach_div(torch._foreach_div(m, 1 - beta1**step), root)
+        direction = torch._foreach_div(torch._foreach_div(m, [1 - beta1**step for step in steps]), root)
         if group["weight_decay"]:
             torch._foreach_add_(direction, parameters, alpha=group["weight_decay"])
         parts, divisors = self._divisors(parameters, surprise, direction)

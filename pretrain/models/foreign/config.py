@@ -152,6 +152,11 @@ class TransformersConfig(EncoderConfig, ABC):
 
     @model_validator(mode="after")
     def _runs_on_transformers(self) -> TransformersConfig:
+        if self._head_activation not in _ACTIVATIONS:
+            raise ValueError(
+                f"encoder: the language-model head has no activation {self._head_activation!r}; it has "
+                f"{', '.join(filter(None, _ACTIVATIONS))}"
+            )
         for name, only in (("pad_vocab_to", 1), ("activation_checkpointing", "none"), ("compile", False)):
             if getattr(self, name) not in (only, "auto"):
                 raise ValueError(

@@ -99,7 +99,7 @@ class _HFConfig(BaseModel):
     intermediate_size: int = Field(ge=1, le=1 << 19)
     max_position_embeddings: int = Field(ge=3, le=1 << 20)
     pad_token_id: int = Field(ge=0, lt=1 << 24)
-    local_attention: int = Field(128, ge=1, le=1 << 20)
+    local_attention: int = Field(128, ge=2, le=1 << 20)
     norm_eps: float = Field(1e-5, gt=0, le=1)
     initializer_range: float = Field(0.02, gt=0, le=100)
     mlp_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -141,7 +141,10 @@ class ModernBertConfig(EncoderConfig):
         None, lt=1, description="modernbert: dropout of the attention's output; if unset attention_dropout"
     )
     local_attention: PositiveInt = Field(
-        128, le=2**20, description="modernbert: window of local layers in tokens: half of it on each side of a token"
+        128,
+        ge=2,
+        le=2**20,
+        description="modernbert: window of local layers in tokens: half of it on each side of a token",
     )
     global_every: PositiveInt = Field(
         3,
