@@ -34,7 +34,7 @@ def write_tables(out: Path, planned: Sequence[tuple[str, int]]) -> None:
     """Write ``tables.md``: what was chosen, the figures, differences from the start, and which trials are missing."""
     trials = read_trials(out)
     arms = [arm for arm in ("tf-idf", "bm25", "start-fp32", START) if arm in trials]
-    arms += [arm for arm in dict.fromkeys(arm for arm, _ in planned) if arm in trials]
+    arms += [arm for arm in dict.fromkeys(arm for arm, _ in planned) if arm in trials and arm not in arms]
     missing = [f"{arm} seed {seed}" for arm, seed in planned if seed not in trials.get(arm, {})]
     parts = [
         _tuning(trials, arms),
