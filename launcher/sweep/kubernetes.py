@@ -44,7 +44,8 @@ def manifest(sweep: Sweep, cluster: KubernetesCluster) -> str:
             *("--address", "auto", "--resume", "auto"),
         ]
     )
-    command = f"cd {shlex.quote(str(folder))} && exec {words}"
+    # KubeRay puts the entrypoint unquoted into a line of its submitter's shell: no operator may stand in it by itself.
+    command = shlex.join(["sh", "-c", f"cd {shlex.quote(str(folder))} && exec {words}"])
     return sweep_manifest(cluster, object_name(cluster, place.name), files, command)
 
 

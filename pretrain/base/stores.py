@@ -226,7 +226,7 @@ class _Ranges(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        end = min(self._at + len(buffer), self._file.size)
+        end = min(self._at + min(len(buffer), CHUNK), self._file.size)
         if self._at >= end:
             return 0
         content = read_range(self._file, self._at, end)

@@ -122,6 +122,8 @@ def run_job(
             key = "max_steps" if getattr(job.schedule, "epochs", None) is None else "epochs"
             logger.info("%s is done: all %d steps; raise schedule.%s to continue", run.dir, run.progress.step, key)
             write_average(run, again=False)  # the job may have been killed before it was done
+            for callback in callbacks:
+                callback.on_done(run)
             status.finish("done", DONE)
             return DONE
         try:

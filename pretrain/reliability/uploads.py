@@ -52,7 +52,8 @@ class Uploads(Callback):
     """Copies each checkpoint to ``checkpoint.upload`` in the background; the last one before the run ends.
 
     Where the store takes longer than ``checkpoint.every``, the newest is copied next. One that cannot be copied is
-    lost there with an error in the log, and the run continues. What the run folder no longer keeps is removed.
+    lost there with an error in the log, and the run continues. What the run folder has removed is removed there too;
+    checkpoints that a fresh machine has not fetched stay in the store.
     """
 
     follows = ("Checkpointer",)
@@ -62,6 +63,8 @@ class Uploads(Callback):
         self._uploaded = -1
         self._tried = -1
         self._sizes: dict[str, int] = {}
+        self._here: set[int] = set()
+        """Steps whose checkpoints the run folder has had."""
 
     def before_folder(self, job: Job, *, resumes: bool) -> None:
         """Fetch the run from the store where the run folder has none. Raises ``ConfigError`` and ``DataError``."""
@@ -94,11 +97,16 @@ class Uploads(Callback):
         self._url = (run.job.checkpoint.upload or "").rstrip("/")
         if not self._url or distributed.rank() != 0:
             return
-        for step in _complete(self._url) if run.resumed_from is not None else ():
-            if step > run.progress.step:
-                logger.warning("step %d in the store is of the run's earlier future; it is removed there", step)
-                _remove(self._url, step)
-        self._uploaded = self._tried = run.progress.step
+        there = set(_complete(self._url) if run.resumed_from is not None else ())
+        for step in sorted(step for step in there if step > run.progress.step):
+            logger.warning("step %d in the store is of the run's earlier future; it is removed there", step)
+            _remove(self._url, step)
+            there.remove(step)
+        self._uploaded = self._tried = max(there, default=-1)
+
+    def on_done(self, run: Run) -> None:
+        self.on_start(run)
+        self.on_end(run)
 
     def after_step(self, run: Run, report: StepMetrics) -> None:
         if self._url and distributed.rank() == 0 and run.saved_at > self._tried and not self._is_busy():
@@ -159,9 +167,10 @@ class Uploads(Callback):
                 put_file(path, f"{target}/{path.relative_to(checkpoint).as_posix()}")
             self._uploaded = step
             logger.info("%s is in the store", checkpoint.name)
-            kept = {step, *(int(path.name[5:]) for path in checkpoints_of(checkpoint.parents[1]))}
-            for old in _steps(self._url):
-                if old not in kept:
+            here = {int(path.name[5:]) for path in checkpoints_of(checkpoint.parents[1])}
+            gone, self._here = self._here - here - {step}, self._here | here
+            for old, found in _listed(self._url).items():
+                if old in gone or (old != step and MANIFEST not in found):
                     _remove(self._url, old)
         except FileNotFoundError:
             self._sizes.clear()
@@ -187,10 +196,6 @@ def _listed(url: str) -> dict[int, dict[str, StoreFile]]:
         if folder.isdigit():
             found.setdefault(int(folder), {})[name] = file
     return found
-
-
-def _steps(url: str) -> list[int]:
-    return list(_listed(url))
 
 
 def _complete(url: str) -> dict[int, dict[str, StoreFile]]:

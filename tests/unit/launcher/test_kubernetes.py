@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -215,7 +216,10 @@ def test_a_sweep_is_a_ray_job(elsewhere: Path) -> None:
     objects = list(yaml.safe_load_all(texts[0]))
     validate(objects)
     files, ray = objects
-    assert ray["spec"]["entrypoint"].startswith("cd /work && exec python -m capt.launcher sweep /etc/capt/sweep.yaml")
+    submitter = f"echo ray job submit -- {ray['spec']['entrypoint']} ; echo ray job logs"
+    said = subprocess.run(["sh", "-c", submitter], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert said[0].startswith("ray job submit -- sh -c cd /work && exec python -m capt.launcher sweep /etc/capt/sweep")
+    assert said[1:] == ["ray job logs"], "nothing of it runs in the submitter"
     assert ray["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["replicas"] == 1
     inside = elsewhere / "pod"
     inside.mkdir()
