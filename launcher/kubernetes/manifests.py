@@ -187,7 +187,7 @@ def _files(cluster: KubernetesCluster, name: str, files: Mapping[str, str]) -> d
     longest = _LONGEST_NAME - len(f"-{_NODES}-0-{cluster.pods}")
     if len(name) > longest:
         raise ConfigError(f"name {name!r}: the names of its pods would be too long; set a name of at most {longest}")
-    if sum(map(len, files.values())) > _LONGEST_FILES:
+    if sum(len(text.encode()) for text in files.values()) > _LONGEST_FILES:
         raise ConfigError("the job is larger than a ConfigMap may be (1 MiB): put lists of files into a pattern")
     digest = hashlib.sha256("\0".join(f"{key}\0{files[key]}" for key in sorted(files)).encode()).hexdigest()[:8]
     return {

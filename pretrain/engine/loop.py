@@ -121,7 +121,7 @@ class Callback:
         """Called before the run folder is opened; ``resumes``: the job continues a run, or does where there is one."""
 
     def on_done(self, run: Run) -> None:
-        """Called in place of the training where all steps were done before; an earlier job may have been killed then."""
+        """Called in place of the training where all steps were done before: an earlier job may have been killed."""
 
     def find_checkpoint(self, job: Job, after: int) -> Path | None:
         """Return a verified checkpoint beyond step ``after`` that is not in the run folder. Collective."""
