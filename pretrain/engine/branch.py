@@ -60,6 +60,9 @@ def chosen_branch(given: Path, run_dir: Path, before: Path | None) -> Path:
             )
         return before
     found = branch_point(given)
+    planted = sorted(path.parent.name for path in run_dir.glob(f"checkpoints/step-*/{_MANIFEST}"))
+    if before is not None and planted:  # killed before the record named it; the other run may have gone on meanwhile
+        found = found.with_name(planted[0])
     if run_dir.resolve() in found.parents:
         raise ConfigError(
             f"run.branch_from {given} is a checkpoint of run.dir itself; name another run.dir, or go back in this one: "
