@@ -124,6 +124,8 @@ def _by_decay(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[
 
 
 _LAYER = re.compile(r"(.*\blayers?)\.(\d+)\..*")
+_BELOW = ("embedding", "relative_attention_bias")
+"""Parts of names of what the lowest layer reads already; MPNet adds the second one to the scores of every layer."""
 
 
 def layer_depths(module: nn.Module, key: str) -> dict[str, int]:
@@ -141,7 +143,8 @@ def layer_depths(module: nn.Module, key: str) -> dict[str, int]:
         )
     last = max(int(match[2]) for match in found.values() if match) + 1
     return {
-        name: int(match[2]) + 1 if match else 0 if "embedding" in name else last + 1 for name, match in found.items()
+        name: int(match[2]) + 1 if match else 0 if any(part in name for part in _BELOW) else last + 1
+        for name, match in found.items()
     }
 
 

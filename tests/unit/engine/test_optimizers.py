@@ -12,7 +12,7 @@ from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config import load_job
 from capt.pretrain.engine.engines.build import build_engines
 from capt.pretrain.engine.optim import build
-from capt.pretrain.engine.optim.build import apex_available, build_optimizer, parameter_groups
+from capt.pretrain.engine.optim.build import apex_available, build_optimizer, layer_depths, parameter_groups
 from capt.pretrain.engine.optim.optimizers import Lamb
 from capt.pretrain.engine.optim.settings import ModuleOptimizer, learning_rate
 
@@ -252,3 +252,19 @@ def test_cosine_ends_at_zero() -> None:
     assert [learning_rate(s, job.schedule, job.optimizer) for s in (0, 4, 8)] == pytest.approx(
         [2.0, 1.0, 0.0], abs=1e-12
     )
+
+
+def test_depths_of_parameters_that_all_layers_share() -> None:
+    """MPNet's bias of relative positions changes the output of the lowest layer too."""
+    module = torch.nn.ModuleDict({
+        "embeddings": torch.nn.Linear(2, 2, bias=False),
+        "encoder": torch.nn.ModuleDict({
+            "layer": torch.nn.ModuleList([torch.nn.Linear(2, 2, bias=False) for _ in range(2)]),
+            "relative_attention_bias": torch.nn.Linear(2, 2, bias=False),
+        }),
+        "head": torch.nn.Linear(2, 2, bias=False),
+    })  # fmt: skip
+    assert layer_depths(module, "optimizer.freeze") == {
+        "embeddings.weight": 0, "encoder.layer.0.weight": 1, "encoder.layer.1.weight": 2,
+        "encoder.relative_attention_bias.weight": 0, "head.weight": 3,
+    }  # fmt: skip
