@@ -35,7 +35,7 @@ def apply(manifest: str) -> list[str]:
         raise ConfigError(reason)
     if kubectl := shutil.which("kubectl"):
         done = subprocess.run(
-            [kubectl, "apply", "-f", "-"], input=manifest, capture_output=True, text=True, check=False
+            [kubectl, "apply", "--server-side", "-f", "-"], input=manifest, capture_output=True, text=True, check=False
         )
         if done.returncode != 0:
             raise ConfigError(f"kubectl apply: {' '.join(done.stderr.split()) or f'ended with {done.returncode}'}")

@@ -63,7 +63,9 @@ MISSING = (
 )
 """The description of ``data.missing``."""
 
-Patterns = Annotated[list[StoreText], BeforeValidator(_as_list)]
+Patterns = Annotated[list[PathText], BeforeValidator(_as_list)]
+StorePatterns = Annotated[list[StoreText], BeforeValidator(_as_list)]
+"""Patterns that may be addresses in a store as well."""
 
 
 class DataConfig(Section):
@@ -81,12 +83,14 @@ class DataConfig(Section):
     source_options: dict[str, Any] = Field(
         {}, description="settings of a source of another package, as it defines them"
     )
-    files: Patterns = Field(
+    files: StorePatterns = Field(
         [],
         description="paths or globs of .txt, .jsonl, .json, .tokens, .raw (or .gz), .parquet; also in a store: s3://, "
         "gs://, az://, hf://, https://",
     )
-    validation_files: Patterns = Field([], description="held-out text; without it a fraction of the text is held out")
+    validation_files: StorePatterns = Field(
+        [], description="held-out text; without it a fraction of the text is held out"
+    )
     name: PathText | None = Field(
         None, description="id of a hub dataset, or a folder written by save_to_disk of the datasets library"
     )

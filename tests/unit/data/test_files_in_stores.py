@@ -111,3 +111,9 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(__import__("sys").modules, "adlfs", None)
     with pytest.raises(DataError, match=r"az://c/x: the package adlfs is not installed: pip install '\.\[azure\]'"):
         listed("az://c/x")
+
+
+@pytest.mark.parametrize("job", ["capt_pairs", "ace/skipgram"])
+def test_tasks_that_read_no_store_refuse_its_addresses(job: str) -> None:
+    with pytest.raises(ConfigError, match=r"data\.files\.0: 's3://b/x.txt': is a URL"):
+        load_job(job, ["data.files=[s3://b/x.txt]"])
