@@ -84,6 +84,7 @@ class VectorStore:
         self._type = _TYPES[identity.dtype]
         self._rows: list[np.memmap[Any, np.dtype[Any]]] = []
         self._checks: list[np.ndarray] = []
+        self._names: list[bytes] = []
         self._places: dict[bytes, tuple[int, int]] = {}
         self._read: dict[str, int] = {}
         self._writing: tuple[IO[bytes], IO[bytes]] | None = None
@@ -121,6 +122,7 @@ class VectorStore:
             self._rows.append(mapped)
             self._checks.append(ids["check"])
             names = ids["text"].tobytes()
+            self._names.append(names)
             # After a loss of power the end of a file may be zeros: its texts are encoded again.
             while count > before and zlib.crc32(mapped[count - 1].tobytes()) != ids["check"][count - 1]:
                 count -= 1
@@ -142,6 +144,7 @@ class VectorStore:
             block = np.asarray(self._rows[number][start : start + _BLOCK])
             checks = self._checks[number][start : start + _BLOCK].tolist()
             wrong = [start + i for i, row in enumerate(block) if zlib.crc32(row.data) != checks[i]]
+            wrong = [row for row in wrong if self._names[number][16 * row : 16 * row + 16] != _FORGOTTEN]
             if wrong:
                 self._forget(number, wrong)
             damaged += len(wrong)
@@ -157,7 +160,7 @@ class VectorStore:
 
     def reread(self) -> None:
         """Map all files anew."""
-        self._rows, self._checks, self._places, self._read = [], [], {}, {}
+        self._rows, self._checks, self._names, self._places, self._read = [], [], [], {}, {}
         self.reload()
 
     def add(self, texts: Sequence[bytes], rows: Float[np.ndarray, "n d"]) -> None:
