@@ -43,7 +43,7 @@ class Door:
         """The numbers of the nodes that have called and are still there."""
         with self._changed:
             for number, call in list(self._calls.items()):
-                if select.select([call], [], [], 0)[0]:  # a node says nothing before it is greeted: it has hung up
+                if _is_readable(call, 0):  # a node says nothing before it is greeted: it has hung up
                     self._calls.pop(number).close()
             return set(self._calls)
 
@@ -126,13 +126,20 @@ def _call(address: str, port: int, number: int, stopped: Callable[[], bool]) -> 
         line.setsockopt(socket.IPPROTO_TCP, option, value)
     line.sendall(_HELLO.format(number).encode())
     while not stopped():
-        if select.select([line], [], [], _POLL)[0]:
+        if _is_readable(line, _POLL):
             if line.recv(1) == _GREETING:
                 line.settimeout(None)
                 return line
             break
     line.close()
     return None
+
+
+def _is_readable(line: socket.socket, seconds: float) -> bool:
+    """Whether there is something to read, or the end, within ``seconds``; for any number of open files."""
+    poller = select.poll()
+    poller.register(line, select.POLLIN)
+    return bool(poller.poll(1000 * seconds))
 
 
 class _Connection:
