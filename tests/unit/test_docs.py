@@ -115,11 +115,16 @@ def test_every_raw_form_is_accepted(page: Path) -> None:
     """``python -m capt.pretrain ...`` and what ``deepspeed`` and ``torchrun`` start."""
     for command in commands(page):
         marker = next((flag for flag in ("-m", "--module") if flag in command), None)
-        if marker is None or command[command.index(marker) + 1] != "pretrain":
+        if marker is None or command[command.index(marker) + 1] != "capt.pretrain":
             continue
         options = parse(command[command.index(marker) + 2 :])
         if not options.config.isupper():
             resolve_path(options.config)
+
+
+def test_there_are_raw_forms_and_python_blocks_to_check() -> None:
+    assert any("capt.pretrain" in command for page in OURS for command in commands(page))
+    assert any("from capt" in body for page in OURS if page.name != "recipes.md" for body in blocks(page, "python"))
 
 
 @pages
@@ -184,7 +189,7 @@ def test_every_python_block_runs_or_at_least_compiles(page: Path) -> None:
     """Blocks that need nothing but this project are run; tests/distributed/test_recipes.py runs the recipes."""
     for body in blocks(page, "python"):
         code = compile(body, str(page.relative_to(ROOT)), "exec")
-        if "from pretrain" in body and page.name != "recipes.md":
+        if "from capt" in body and page.name != "recipes.md":
             exec(code, {})
 
 
