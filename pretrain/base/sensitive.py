@@ -19,7 +19,10 @@ _KNOWN = re.compile(
     r"|xox[abeprs]-|hv[sb]\.|ya29\.|AGE-SECRET-KEY-|[sr]k[-_])[A-Za-z0-9_-]{8,}"
     r"|\bSG\.[A-Za-z0-9_-]{10,}\.|\b(Basic|Bearer) [A-Za-z0-9+/=._-]{8,}"
     r"|\b(AKIA|ASIA)[A-Z0-9]{8,}|\bAIza[A-Za-z0-9_-]{20,}|\beyJ[A-Za-z0-9_-]{6,}\.[A-Za-z0-9_-]+"
-    r"|-----BEGIN|://[^/\s]*@|[?&](sig|signature|token|key|password|X-Amz-Signature)="
+    r"|-----BEGIN"
+    # a user; Azure's addresses name the container there
+    r"|((?<!abfs)(?<!az)://|(abfs|az)://(?![\w$-]+@[a-z0-9]+\.dfs\.core\.windows\.net(?![\w.@-])))"
+    r"[^/\s]*@|[?&](sig|signature|token|key|password|X-Amz-Signature)="
     r"|\b(password|pwd|secret|token|(account|shared\w*|api)[ _-]?key)[\"']? ?[:=] ?[^\s;,]",
     re.IGNORECASE,
 )

@@ -42,6 +42,8 @@ STORES: dict[str, tuple[str, str]] = {
     "http": ("aiohttp", "https"),
 }
 """The beginning of an address -> the package that reads such a store, and the extra that installs it."""
+WRITABLE = ("s3", "gs", "gcs", "az", "abfs")
+"""Stores that checkpoints can be copied to."""
 
 ATTEMPTS = 6
 """Requests for the same bytes; the pauses between them add up to about half a minute."""
@@ -53,7 +55,10 @@ CHUNK = 8 << 20
 _AHEAD = 4
 """Requests at a time."""
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
-_SECRET_PARTS = re.compile(r"(?<=://)[^/\s@'\"]*@|\?[^\s'\"]*")
+_AZURE = re.compile(r"(?<![\w+.-])(abfs|az)://([\w$-]+)@([a-z0-9]+\.dfs\.core\.windows\.net)(?![\w.@-])", re.IGNORECASE)
+"""Azure's addresses name the container where those of others name a user."""
+_USER = re.compile(r"(?<=://)(?![\w$-]+@[a-z0-9]+\.dfs\.core\.windows\.net(?![\w.@-]))[^/\s@'\"]*@", re.IGNORECASE)
+_QUERY = re.compile(r"(https?://[^\s?'\"]*)\?[^\s'\"]*", re.IGNORECASE)
 _TAGS = ("ETag", "etag", "generation", "md5Hash", "blob_id", "Last-Modified", "last_modified", "mtime", "created")
 _CLIENT_ERRORS = (400, 404, 405, 410, 416)
 
@@ -74,7 +79,7 @@ def check_url(url: str) -> str:
     scheme = found[1].lower()
     if scheme not in STORES:
         raise ValueError(f"is a URL of an unknown store; known: {', '.join(f'{name}://' for name in STORES)}")
-    rest = url[found.end() :]
+    rest = _AZURE.sub(r"\1://\3", url)[found.end() :]
     query = rest.partition("?")[2] if scheme in ("http", "https") else ""
     names = [part.partition("=")[0] for part in query.split("&")]
     if "@" in rest.partition("/")[0] or any(map(says_secret, names)) or has_secret(url):
@@ -88,8 +93,9 @@ def check_url(url: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """A text without the users and queries of the addresses in it."""
-    text = _SECRET_PARTS.sub("", text) if "://" in text else text
+    """A text without the users of the addresses in it, and the queries of those on web servers."""
+    if "://" in text:
+        text = _QUERY.sub(r"\1", _USER.sub("", text))
     return "(not shown: it holds a secret)" if has_secret(text) else text
 
 
@@ -134,9 +140,8 @@ def listed(pattern: str) -> list[StoreFile]:
     if not any(sign in pattern for sign in magic):
         return [look_up(pattern)]
     found = _request(pattern, "listed", lambda fs: fs.glob(_inner(pattern, fs), detail=True))
-    base = "" if scheme in ("http", "https") else f"{scheme}://"
     files = [
-        _store_file(name if is_url(name) else base + name.lstrip("/"), info)
+        _store_file(_address(pattern, name), info)
         for name, info in sorted(found.items())
         if info.get("type") != "directory"
     ]
@@ -255,10 +260,7 @@ def tree(url: str) -> list[StoreFile]:
         found = _request(url, "listed", lambda fs: fs.find(_inner(url, fs), detail=True))
     except MissingError:
         return []
-    base = f"{url.partition('://')[0]}://"
-    return [
-        _store_file(name if is_url(name) else base + name.lstrip("/"), info) for name, info in sorted(found.items())
-    ]
+    return [_store_file(_address(url, name), info) for name, info in sorted(found.items())]
 
 
 def remove_tree(url: str) -> None:
@@ -343,6 +345,8 @@ def _file_system(url: str) -> Any:
 
     scheme = url.partition("://")[0].lower()
     options: dict[str, Any] = {"use_listings_cache": False}
+    if _AZURE.match(url):
+        options |= fsspec.get_filesystem_class(scheme)._get_kwargs_from_urls(url)  # the account
     if scheme == "s3":
         options["config_kwargs"] = {"connect_timeout": 10, "read_timeout": TIMEOUT, "retries": {"max_attempts": 1}}
     return fsspec.filesystem(scheme, **options)
@@ -350,6 +354,16 @@ def _file_system(url: str) -> Any:
 
 def _inner(url: str, fs: Any) -> str:
     return str(fs._strip_protocol(url))
+
+
+def _address(asked: str, name: str) -> str:
+    """The address of what a listing of ``asked`` calls ``name``."""
+    if is_url(name):
+        return name
+    name = name.lstrip("/")
+    if account := _AZURE.match(asked):
+        return f"{account[0]}/{name.partition('/')[2]}"
+    return f"{asked.partition('://')[0]}://{name}"
 
 
 def _store_file(url: str, info: dict[str, Any]) -> StoreFile:

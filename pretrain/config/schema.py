@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
 
 from capt.pretrain.base.errors import did_you_mean, shown
-from capt.pretrain.base.stores import is_url
+from capt.pretrain.base.stores import WRITABLE, is_url
 from capt.pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section, StoreText
 
 # The section of a job that says which processes assemble its batches. No torch.
@@ -303,6 +303,8 @@ class CheckpointSection(Section):
     def _upload_is_url(cls, value: str | None) -> str | None:
         if value is not None and not is_url(value):
             raise ValueError("is no address in a store, as s3://bucket/folder; run.dir is the folder of this host")
+        if value is not None and value.partition("://")[0].lower() not in WRITABLE:
+            raise ValueError(f"cannot be written to; known: {', '.join(f'{name}://' for name in WRITABLE)}")
         return value
 
     @property

@@ -107,6 +107,23 @@ def test_addresses_of_a_job() -> None:
             load_job("capt_tiny", [f"data.files=[{url}]"])
 
 
+def test_the_container_of_an_azure_address_is_no_user() -> None:
+    url = "abfs://box@account.dfs.core.windows.net/a?.txt"
+    assert load_job("capt_tiny", [f"data.files={url}"]).data.files == [url]
+    assert without_secrets(f"{url} s3://u@b/*?.txt https://h/x?y=1") == f"{url} s3://b/*?.txt https://h/x"
+    for bad in ("abfs://box:hunter2@account.dfs.core.windows.net/x", f"{url}?sig=hunter2", "s3" + url[4:]):
+        with pytest.raises(ConfigError, match="an address holds no user"):
+            load_job("capt_tiny", [f"data.files={bad}"])
+        assert "hunter2" not in without_secrets(bad)
+    assert stores._address(url, "box/a/b.txt") == "abfs://box@account.dfs.core.windows.net/a/b.txt"
+
+
+@pytest.mark.parametrize("scheme", ["https", "hf"])
+def test_checkpoints_are_not_copied_to_what_is_only_read(scheme: str) -> None:
+    with pytest.raises(ConfigError, match=r"checkpoint\.upload: .*cannot be written to; known: s3://"):
+        load_job("capt_tiny", [f"checkpoint.upload={scheme}://a/b/c"])
+
+
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "adlfs", None)
     with pytest.raises(DataError, match=r"az://c/x: the package adlfs is not installed: pip install '\.\[azure\]'"):
