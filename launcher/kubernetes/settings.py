@@ -75,7 +75,9 @@ class KubernetesCluster(Section):
     )
     restarts: int = Field(3, ge=0, le=1000, description="pods that failed (not those that stopped) and are replaced")
     group: _Count | None = Field(1000, description="group that owns the volumes (fsGroup): the images' user")
-    network_policy: bool = Field(True, description="pods of the job take connections of each other alone")
+    network_policy: bool = Field(
+        True, description="pods of the job take connections of each other alone; a sweep needs false"
+    )
     pod_spec: dict[str, Any] = Field(
         {}, description="further fields of the pods' spec (nodeSelector, tolerations, priorityClassName, hostNetwork)"
     )

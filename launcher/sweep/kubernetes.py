@@ -19,8 +19,13 @@ def manifest(sweep: Sweep, cluster: KubernetesCluster) -> str:
     """Render the RayJob of a sweep; jobs that lie in files of this machine go with it.
 
     Raises:
-        ConfigError: a trial has more ranks, cores or GPUs than the pods have.
+        ConfigError: a trial has more ranks, cores or GPUs than the pods have, or the cluster file a network policy.
     """
+    if cluster.network_policy:
+        raise ConfigError(
+            "the cluster file of a sweep needs network_policy: false: KubeRay's operator and submitter call its pods, "
+            "so that none is rendered; give the namespace a policy of its own"
+        )
     ranks_per_pod = _ranks_per_pod(sweep, cluster)
     if sweep.trial.workers > ranks_per_pod * cluster.pods:
         raise ConfigError(

@@ -200,6 +200,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "my_job.yaml").write_text("{base: capt_small, data: {files: [my.txt]}, run: {dir: runs/my_job}}\n")
     shutil.copy(ROOT / "configs/cluster/slurm.yaml", folder / "my_cluster.yaml")
     pods = (ROOT / "configs/cluster/kubernetes.yaml").read_text().replace("cpus_per_pod: 0 ", "cpus_per_pod: 8 ")
+    pods = pods.replace("network_policy: true ", "network_policy: false ")  # as a sweep needs it
     (folder / "my_kubernetes.yaml").write_text(pods)
     sweep = {
         "sweep": {"dir": "runs/rates", "seeds": [1]},

@@ -210,8 +210,13 @@ def test_a_sweep_is_a_ray_job(elsewhere: Path) -> None:
         "space": {"optimizer.lr": {"grid": [0.1, 0.2]}},
     }
     Path("sweep.yaml").write_text(yaml.safe_dump(sweep))
-    Path("cluster.yaml").write_text(yaml.safe_dump(FULL))
-    cluster, texts = load_kubernetes(Path("cluster.yaml")), list[str]()
+    texts = list[str]()
+    for policy in (True, False):
+        Path("cluster.yaml").write_text(yaml.safe_dump({**FULL, "network_policy": policy}))
+        cluster = load_kubernetes(Path("cluster.yaml"))
+        if policy:
+            with pytest.raises(ConfigError, match=r"a sweep needs network_policy: false"):
+                run_sweep("sweep.yaml", [], show=texts.append, cluster=cluster)
     assert run_sweep("sweep.yaml", [], show=texts.append, cluster=cluster) == 0
     objects = list(yaml.safe_load_all(texts[0]))
     validate(objects)
