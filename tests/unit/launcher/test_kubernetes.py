@@ -230,7 +230,7 @@ def test_a_sweep_is_a_ray_job(elsewhere: Path) -> None:
     inside.mkdir()
     for name, text in files["data"].items():
         (inside / name).write_text(text)
-    assert yaml.safe_load(files["data"]["sweep.yaml"])["sweep"]["dir"] == "/work/sweeps/a"
+    assert yaml.safe_load(files["data"]["sweep.yaml"])["sweep"]["dir"] == f"{cluster.folder}/sweeps/a"
     Path("mine.yaml").unlink()
     with pytest.raises(ConfigError, match=r"trial.workers 9: 2 pods of the cluster file hold 4 such ranks"):
         run_sweep(str(inside / "sweep.yaml"), ["sweep.trial.workers=9"], show=texts.append, cluster=cluster)
