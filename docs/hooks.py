@@ -171,22 +171,22 @@ def metrics_markdown(of: str = "") -> str:
 
 
 def cli_markdown() -> str:
-    """The help of every verb, as ``capt VERB --help`` prints it on a terminal of 80 columns."""
+    """The help of every command, as ``capt COMMAND --help`` prints it on a terminal of 80 columns."""
     import typer
 
     from capt.launcher.cli import app
 
     blocks = []
-    for name, command in verbs(typer.main.get_command(app)):
+    for name, command in commands(typer.main.get_command(app)):
         context = command.make_context(f"capt {name}", [], resilient_parsing=True, terminal_width=82)
         blocks.append(f"## capt {name}\n\n```text\n{command.get_help(context).strip()}\n```")
     return "\n\n".join(blocks)
 
 
-def verbs(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """All commands of a command group, with the words that call them."""
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
-            yield from verbs(command, f"{prefix}{name} ")
+            yield from commands(command, f"{prefix}{name} ")
         else:
             yield f"{prefix}{name}", command

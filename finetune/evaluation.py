@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from capt.finetune.batches import Batch, RowSet, evaluation_batches
-from capt.finetune.restore import FineTuned
+from capt.finetune.load import FineTuned
 from capt.pretrain.base import distributed
 from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.engine.provenance import provenance
@@ -113,7 +113,7 @@ def evaluate_sets(
 
 
 def evaluate_checkpoint(
-    restored: FineTuned[Any, Any],
+    trained: FineTuned[Any, Any],
     sets: Mapping[str, RowSet],
     objective: Objective,
     *,
@@ -122,10 +122,10 @@ def evaluate_checkpoint(
     batch: int = 32,
     progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
-    """The metrics of a restored checkpoint on its dev sets, on one process.
+    """The metrics of a loaded checkpoint on its dev sets, on one process.
 
     Args:
-        restored: the checkpoint; its model is moved to this process's device.
+        trained: the checkpoint; its model is moved to this process's device.
         sets: data sets by the suffix of their metrics, as `evaluate_sets` takes them.
         objective: of the task.
         task: the task's name for the result.
@@ -137,10 +137,10 @@ def evaluate_checkpoint(
         ``checkpoint``, ``task``, ``rows`` (by set: ``dev``, then a suffix), ``metrics`` and ``versions``.
     """
     device = distributed.device()
-    model = restored.model.to(device)
+    model = trained.model.to(device)
     metrics = evaluate_sets(model, sets, objective, batch, device, progress)
     counts = {f"dev{suffix}": len(rows) for suffix, rows in sets.items()}
-    return evaluation_result(restored.checkpoint, task, counts, metrics, out)
+    return evaluation_result(trained.checkpoint, task, counts, metrics, out)
 
 
 def evaluation_result(

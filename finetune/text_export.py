@@ -17,7 +17,7 @@ from torch import Tensor
 from capt.finetune.batches import TextRows
 from capt.finetune.classifier import Classifier
 from capt.finetune.encoding import encode_texts
-from capt.finetune.restore import FineTuned
+from capt.finetune.load import FineTuned
 from capt.finetune.text_task import Kind, TextTask
 from capt.pretrain.base.errors import CheckpointError
 from capt.pretrain.base.files import write_json
@@ -68,14 +68,14 @@ AnyClassifier = FineTuned[Any, Classifier]
 
 
 def export_classifier(
-    restored: AnyClassifier, out: Path, *, overwrite: bool = False, about: About | None = None
+    trained: AnyClassifier, out: Path, *, overwrite: bool = False, about: About | None = None
 ) -> Path:
     """Write ``out``, load it with transformers and compare its logits with ours; returns ``out``.
 
     The logit of a score is on the scale of the labels (0 to 5 for STS-B).
 
     Args:
-        restored: a checkpoint.
+        trained: a checkpoint.
         out: the folder to make.
         overwrite: replace an older export.
         about: for the model card.
@@ -84,19 +84,19 @@ def export_classifier(
         CheckpointError: ``out`` is taken, or transformers computes something else.
         DataError: transformers reads the tokenizer differently. Nothing is left behind in either case.
     """
-    hf_config = restored.job.model.encoder
+    hf_config = trained.job.model.encoder
     assert hf_config is not None, "TextJob.with_encoder fills it in"
-    family = family_of(hf_config, str(restored.checkpoint))
-    length = restored.job.data.sequence_length
+    family = family_of(hf_config, str(trained.checkpoint))
+    length = trained.job.data.sequence_length
     with export_folder(out, overwrite=overwrite) as folder:
-        labels = _labels(restored.job.data.text_task)
+        labels = _labels(trained.job.data.text_task)
         config = {**hf_config, **family.keys, **labels, "architectures": [family.architecture]}
         write_json(folder / "config.json", config)
-        write_tensors(folder / "model.safetensors", _tensors(restored, family), {"format": "pt"})
-        restored.tokenizer.save(folder, model_max_length=length, types=restored.model.reads_types)
-        (folder / "README.md").write_text(_card(restored, about or About()), encoding="utf-8")
+        write_tensors(folder / "model.safetensors", _tensors(trained, family), {"format": "pt"})
+        trained.tokenizer.save(folder, model_max_length=length, types=trained.model.reads_types)
+        (folder / "README.md").write_text(_card(trained, about or About()), encoding="utf-8")
         with quiet_transformers():
-            difference = _check(restored, family, folder)
+            difference = _check(trained, family, folder)
     logger.info("%s: %s gives our logits within %.1e", out, family.architecture, difference)
     return out
 
@@ -110,21 +110,21 @@ def _labels(task: TextTask) -> dict[str, Any]:
     }
 
 
-def _tensors(restored: AnyClassifier, family: Family) -> dict[str, Tensor]:
-    model, task = restored.model, restored.job.data.text_task
+def _tensors(trained: AnyClassifier, family: Family) -> dict[str, Tensor]:
+    model, task = trained.model, trained.job.data.text_task
     out = {"weight": model.out.weight * task.scale, "bias": model.out.bias * task.scale + task.offset}
     head = {f"{family.dense}.{name}": tensor for name, tensor in model.dense.named_parameters()}
     if model.norm is not None and family.norm is not None:
         head[f"{family.norm[0]}.weight"] = model.norm.weight
     head |= {f"{family.out}.{name}": tensor for name, tensor in out.items()}
     prefix = getattr(transformers, family.architecture).base_model_prefix
-    encoder = encoder_tensors(model.encoder.model, restored.job.model.encoder)
+    encoder = encoder_tensors(model.encoder.model, trained.job.model.encoder)
     tensors = {f"{prefix}.{name}": tensor for name, tensor in encoder.items()}
     return tensors | {name: tensor.detach().clone().contiguous() for name, tensor in head.items()}
 
 
 @torch.no_grad()
-def _check(restored: AnyClassifier, family: Family, folder: Path) -> float:
+def _check(trained: AnyClassifier, family: Family, folder: Path) -> float:
     """Load ``folder`` with transformers; the largest relative difference of its logits from ours."""
     cls = getattr(transformers, family.architecture)
     loaded, report = cls.from_pretrained(folder, local_files_only=True, output_loading_info=True)
@@ -133,17 +133,17 @@ def _check(restored: AnyClassifier, family: Family, folder: Path) -> float:
             listed = ", ".join(map(str, sorted(report[problem])))
             raise CheckpointError(f"transformers reports {problem.replace('_', ' ')}: {listed}; nothing written")
     loaded.eval()
-    model, section = restored.model.cpu().eval(), restored.job.data
+    model, section = trained.model.cpu().eval(), trained.job.data
     task: TextTask = section.text_task
     second = TEXTS[::-1] if task.pair else None
     assert section.sequence_length is not None
-    encoded = encode_texts(TEXTS, second, restored.tokenizer, section.sequence_length, source="probe")
-    rows = TextRows(encoded, None, restored.tokenizer.special.pad, types=model.reads_types)
+    encoded = encode_texts(TEXTS, second, trained.tokenizer, section.sequence_length, source="probe")
+    rows = TextRows(encoded, None, trained.tokenizer.special.pad, types=model.reads_types)
     worst = 0.0
     for chosen in (encoded.seconds.argsort(), encoded.seconds.argsort()[:1]):
         inputs = rows.batch(chosen).inputs
         segments = {} if inputs.types is None else {"token_type_ids": inputs.types}
-        mask = (inputs.tokens != restored.tokenizer.special.pad).long()
+        mask = (inputs.tokens != trained.tokenizer.special.pad).long()
         theirs = loaded(input_ids=inputs.tokens, attention_mask=mask, **segments).logits
         ours = task.scale * model(*inputs) + task.offset
         worst = max(worst, require_close(f"{family.architecture}, logits", ours, theirs))
@@ -155,9 +155,9 @@ def _check(restored: AnyClassifier, family: Family, folder: Path) -> float:
     return worst
 
 
-def _card(restored: AnyClassifier, about: About) -> str:
-    task, run = restored.job.data.text_task, restored.checkpoint.resolve().parent.parent
-    step = read_metadata(restored.checkpoint).progress.step
+def _card(trained: AnyClassifier, about: About) -> str:
+    task, run = trained.job.data.text_task, trained.checkpoint.resolve().parent.parent
+    step = read_metadata(trained.checkpoint).progress.step
     metrics = {name: value for name, value in final_metrics(run, step).items() if name.startswith("validation/")}
     names = ", ".join(plain_text(name) for name in task.names)
     if task.kind == "regression":
@@ -167,7 +167,7 @@ def _card(restored: AnyClassifier, about: About) -> str:
         meaning = f"Labels, each of which a text has where its logit is above 0: {names}."
     else:
         meaning = f"Classes: {names}."
-    about = about.started_from(restored.job.model.init, run)
+    about = about.started_from(trained.job.model.init, run)
     fields = {"library_name": "transformers", "pipeline_tag": "text-classification", "tags": list(task.tags)}
     scores = {name.removeprefix("validation/"): value for name, value in metrics.items()}
     scores = {name: value for name, value in scores.items() if name not in ("loss", "degenerate", "baseline")}
@@ -177,7 +177,7 @@ def _card(restored: AnyClassifier, about: About) -> str:
         location=about.location,
         name=plain_text(run.name),
         title=plain_text(task.title),
-        init=plain_text(restored.job.model.init.name),
+        init=plain_text(trained.job.model.init.name),
         meaning=meaning,
         texts='"the first text", "the second text"' if task.pair else '"a text"',
         metrics=table({"steps": step, **metrics}),

@@ -12,7 +12,7 @@ import torch
 from capt.finetune.batches import TextRows
 from capt.finetune.classifier import Classifier
 from capt.finetune.config import TextJob
-from capt.finetune.restore import load_backbone
+from capt.finetune.load import load_backbone
 from capt.finetune.task import FineTuningTask, Identity
 from capt.finetune.text_objective import TextObjective
 from capt.pretrain.base.errors import CheckpointError

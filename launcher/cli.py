@@ -1,4 +1,4 @@
-"""The ``capt`` command. Each verb imports what it needs when it runs, so that ``capt --help`` answers immediately."""
+"""The ``capt`` command. Each command imports what it needs when it runs, so ``capt --help`` answers immediately."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ app = typer.Typer(
     help="Contrastive pretraining, from raw text to a Hugging Face encoder, on one laptop or a cluster.",
     epilog="\b\nExample: capt pretrain capt_tiny data.files=my.txt --nproc 2\n\n"
     "Exit codes: 0 done, 1 failed, 2 bad input, 75 stopped early but resumable. "
-    "--debug, after any verb, shows the stack trace of an error.",
+    "--debug, after any command, shows the stack trace of an error.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -114,7 +114,7 @@ _HELP = (
 
 @contextmanager
 def _coloured_help(words: Sequence[str]) -> Iterator[None]:
-    """Give the help of a verb colours where a terminal shows it."""
+    """Give the help of a command colours where a terminal shows it."""
     own = itertools.takewhile(lambda word: word != "--", words)
     if not {"-h", "--help"} & set(own) or not takes_colours(sys.stdout):
         yield
@@ -131,7 +131,7 @@ def _coloured_help(words: Sequence[str]) -> Iterator[None]:
 
 
 def _usage(error: typer.TyperException) -> str:
-    """What is wrong with a command line that cannot be read, and the ``--help`` of the verb where it is known."""
+    """What is wrong with a command line that cannot be read, and the ``--help`` of the command where it is known."""
     text, context = error.format_message(), getattr(error, "ctx", None)
     return f"{text.rstrip('.')} ({context.command_path} --help)" if context is not None else text
 

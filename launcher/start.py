@@ -1,4 +1,4 @@
-"""Takes a CONFIG argument to a started (or only shown) job: the one path of every verb that starts processes."""
+"""Takes a CONFIG argument to a started (or only shown) job: the one path of every command that starts processes."""
 
 from __future__ import annotations
 

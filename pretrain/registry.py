@@ -2,9 +2,9 @@
 
 A task's package has two modules: ``config`` (a ``JOB`` class, no torch) and ``task`` (a ``TASK`` class, which
 satisfies :class:`capt.pretrain.engine.task.Task`). It may have ``evaluate`` and ``export``, to which ``capt evaluate``
-and ``capt convert`` hand its checkpoints (:mod:`capt.pretrain.verbs`), and ``report``, which adds sections to ``capt
+and ``capt convert`` hand its checkpoints (:mod:`capt.pretrain.commands`), and ``report``, which adds sections to ``capt
 report`` (:mod:`capt.pretrain.report.runs`). Other distributions add tasks through the entry-point group ``capt.tasks``
-(name = the type, value = the package), with the same verbs.
+(name = the type, value = the package), with the same commands.
 
 Callbacks work alike: a plain dict from a key of ``run.callbacks`` to the class, and the entry-point group
 ``capt.callbacks`` (name = the key, value = ``module:Class``). So do launchers (`capt.launcher.backends`), sources of

@@ -11,8 +11,8 @@ from jaxtyping import Num
 from capt.finetune.evaluation import as_text, evaluate_checkpoint, results_of_all_rows
 from capt.finetune.glue.data import dev_rows, row_set
 from capt.finetune.glue.files import Examples
-from capt.finetune.glue.restore import GlueClassifier, load_classifier
-from capt.finetune.restore import FineTuned
+from capt.finetune.glue.load import GlueClassifier, load_classifier
+from capt.finetune.load import FineTuned
 from capt.finetune.text_objective import TextObjective
 from capt.pretrain.base.distributed import device
 from capt.pretrain.base.errors import ConfigError
@@ -36,15 +36,15 @@ def predict(
         CheckpointError: as `load_classifier`.
         ConfigError: single texts for a task of pairs, or the other way round.
     """
-    restored = checkpoint if isinstance(checkpoint, FineTuned) else load_classifier(checkpoint)
-    section, task = restored.job.data, restored.job.data.text_task
+    trained = checkpoint if isinstance(checkpoint, FineTuned) else load_classifier(checkpoint)
+    section, task = trained.job.data, trained.job.data.text_task
     if task.pair != (examples.second is not None):
         kind = "pairs of texts" if task.pair else "single texts"
         raise ConfigError(f"{examples.source}: {task.folder} is a task of {kind}")
     assert section.sequence_length is not None, "TextJob.with_encoder fills it in"
-    model, objective = restored.model.to(device()), TextObjective(task)
+    model, objective = trained.model.to(device()), TextObjective(task)
     types = model.reads_types
-    rows = row_set(examples, section, restored.tokenizer, section.sequence_length, types=types)
+    rows = row_set(examples, section, trained.tokenizer, section.sequence_length, types=types)
     return objective.predictions(results_of_all_rows(model, rows, objective, batch, device(), progress))
 
 
@@ -84,11 +84,11 @@ def evaluate(
         CheckpointError: as `load_classifier`.
         DataError: the files cannot be read.
     """
-    restored = checkpoint if isinstance(checkpoint, FineTuned) else load_classifier(checkpoint)
-    data, types = restored.job.data, restored.model.reads_types
+    trained = checkpoint if isinstance(checkpoint, FineTuned) else load_classifier(checkpoint)
+    data, types = trained.job.data, trained.model.reads_types
     if path is not None:
         data = data.model_copy(update={"path": path, "source": "files"})
     assert data.sequence_length is not None, "TextJob.with_encoder fills it in"
-    sets = dev_rows(data, restored.tokenizer, data.sequence_length, types=types)
+    sets = dev_rows(data, trained.tokenizer, data.sequence_length, types=types)
     objective = TextObjective(data.text_task)
-    return evaluate_checkpoint(restored, sets, objective, task=data.task, out=out, batch=batch, progress=progress)
+    return evaluate_checkpoint(trained, sets, objective, task=data.task, out=out, batch=batch, progress=progress)

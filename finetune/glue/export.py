@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from capt.finetune.glue.restore import GlueClassifier, load_classifier
-from capt.finetune.restore import FineTuned
+from capt.finetune.glue.load import GlueClassifier, load_classifier
+from capt.finetune.load import FineTuned
 from capt.finetune.text_export import export_classifier
 from capt.pretrain.convert.card import About
 
@@ -19,5 +19,5 @@ def command(checkpoint: Path, out: Path, *, to: str, overwrite: bool = False, ab
 
 def export(source: Path | GlueClassifier, out: Path, *, overwrite: bool = False, about: About | None = None) -> Path:
     """Export a checkpoint, or the best one of a run, as `export_classifier` does. Raises as `load_classifier` too."""
-    restored = source if isinstance(source, FineTuned) else load_classifier(source)
-    return export_classifier(restored, out, overwrite=overwrite, about=about)
+    trained = source if isinstance(source, FineTuned) else load_classifier(source)
+    return export_classifier(trained, out, overwrite=overwrite, about=about)

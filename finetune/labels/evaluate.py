@@ -9,7 +9,7 @@ from capt.finetune.evaluation import as_text, evaluate_checkpoint
 from capt.finetune.glue.data import row_set
 from capt.finetune.labels.config import LabelsJob
 from capt.finetune.labels.data import examples, read_rows, read_splits
-from capt.finetune.restore import load_fine_tuned
+from capt.finetune.load import load_fine_tuned
 from capt.finetune.text_objective import TextObjective
 from capt.finetune.text_training import build_classifier
 from capt.pretrain.base.parallel import ProgressCallback
@@ -38,13 +38,13 @@ def command(
         CheckpointError: there is no such checkpoint of a ``labels`` job.
         DataError: the file cannot be read.
     """
-    restored = load_fine_tuned(checkpoint, LabelsJob, "labels", build_classifier)
-    section = restored.job.data
+    trained = load_fine_tuned(checkpoint, LabelsJob, "labels", build_classifier)
+    section = trained.job.data
     rows = read_splits(section).validation if data is None else examples(read_rows(data, section), section)
     assert section.sequence_length is not None, "TextJob.with_encoder fills it in"
-    types = restored.model.reads_types
-    sets = {"": row_set(rows, section, restored.tokenizer, section.sequence_length, types=types)}
+    types = trained.model.reads_types
+    sets = {"": row_set(rows, section, trained.tokenizer, section.sequence_length, types=types)}
     objective = TextObjective(section.text_task)
     return evaluate_checkpoint(
-        restored, sets, objective, task=section.text_task.title, out=out, batch=batch, progress=progress
+        trained, sets, objective, task=section.text_task.title, out=out, batch=batch, progress=progress
     )

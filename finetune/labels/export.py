@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from capt.finetune.labels.config import LabelsJob
-from capt.finetune.restore import load_fine_tuned
+from capt.finetune.load import load_fine_tuned
 from capt.finetune.text_export import export_classifier
 from capt.finetune.text_training import build_classifier
 from capt.pretrain.convert.card import About
@@ -15,5 +15,5 @@ TARGETS = ("hf",)
 
 def command(checkpoint: Path, out: Path, *, to: str, overwrite: bool = False, about: About | None = None) -> Path:
     """`export_classifier` as ``capt convert`` calls it; ``to`` is one of ``TARGETS``."""
-    restored = load_fine_tuned(checkpoint, LabelsJob, "labels", build_classifier)
-    return export_classifier(restored, out, overwrite=overwrite, about=about)
+    trained = load_fine_tuned(checkpoint, LabelsJob, "labels", build_classifier)
+    return export_classifier(trained, out, overwrite=overwrite, about=about)

@@ -22,7 +22,7 @@ from capt.pretrain.models.hf_config import TOKENIZER_FILES, local_folder
 from capt.pretrain.models.lxmert.config import LxmertConfig
 from capt.pretrain.models.lxmert.read import is_lxmert
 from capt.pretrain.vision_language.features import FeatureKind, read_features
-from capt.pretrain.vision_language.restore import Start, answer_rows, named_answers, read_start
+from capt.pretrain.vision_language.load import Start, answer_rows, named_answers, read_start
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 
 # Read what ``model.init`` names: a run or checkpoint of ours, a Hugging Face folder, or airsplay's file.
@@ -75,15 +75,15 @@ def _answers(job: VisualJob, start: Start) -> tuple[str, ...] | None:
 
 
 def _fine_tuned(checkpoint: Path, source: str) -> Backbone:
-    restored = load_visual(checkpoint)
-    config = restored.job.model.encoder
+    trained = load_visual(checkpoint)
+    config = trained.job.model.encoder
     assert config is not None, "load_visual refuses a checkpoint without it"
-    table = read_answers(restored.job, checkpoint)
+    table = read_answers(trained.job, checkpoint)
     return Backbone(
         source,
         config,
-        restored.model.state_dict(),
-        restored.tokenizer,
+        trained.model.state_dict(),
+        trained.tokenizer,
         TRUTHS if table is None else table.answers,
         read_features(checkpoint),
     )

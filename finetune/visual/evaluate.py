@@ -77,36 +77,36 @@ def evaluate(
         CheckpointError: nothing usable there, or the store holds features of another kind than those of the training.
         DataError: a file cannot be read, or a picture is not in the store.
     """
-    restored = checkpoint if not isinstance(checkpoint, Path) else load_visual(checkpoint)
-    job = restored.job
-    answers = read_answers(job, restored.checkpoint)
+    trained = checkpoint if not isinstance(checkpoint, Path) else load_visual(checkpoint)
+    job = trained.job
+    answers = read_answers(job, trained.checkpoint)
     objective = objective_of(job.data.visual_task)
     device = distributed.device()
-    files, rows = _rows(restored, files, regions, answers)
+    files, rows = _rows(trained, files, regions, answers)
     if rows.targets is not None:
         require_counted(rows.examples, "--data")
-    results = results_of_all_rows(restored.model.to(device), rows, objective, batch, device, progress)
+    results = results_of_all_rows(trained.model.to(device), rows, objective, batch, device, progress)
     metrics = {} if rows.targets is None else objective.metrics(results, rows)
     metrics |= _dumped(results, rows, job, answers, predictions, files)
     name = "validation" if not files else "+".join(file.name for file in files)
-    return evaluation_result(restored.checkpoint, job.data.task, {name: len(rows)}, metrics, out)
+    return evaluation_result(trained.checkpoint, job.data.task, {name: len(rows)}, metrics, out)
 
 
 def _rows(
-    restored: FineTunedLxmert, files: Sequence[Path] | None, regions: Path | None, answers: AnswerTable | None
+    trained: FineTunedLxmert, files: Sequence[Path] | None, regions: Path | None, answers: AnswerTable | None
 ) -> tuple[Sequence[Path], PictureRows]:
-    data = restored.job.data
+    data = trained.job.data
     if not regions or not files:
         data = located(data, data.task)
     store = RegionStore.open(regions or require_store(require(data)), Verifier(data.cache))
-    trained_on = read_features(restored.checkpoint)
+    trained_on = read_features(trained.checkpoint)
     if trained_on is not None:
-        require_features(store, trained_on, str(restored.checkpoint), allow_other=data.allow_other_features or None)
+        require_features(store, trained_on, str(trained.checkpoint), allow_other=data.allow_other_features or None)
     if files is None:
         files = data.validation
     rows = read_rows(files, data.visual_task, "--data") if files else read_splits(data).validation
     require_own_ids(rows, "--data")
-    return files, row_set(rows, data, restored.tokenizer, store, answers, "--data")
+    return files, row_set(rows, data, trained.tokenizer, store, answers, "--data")
 
 
 def _dumped(

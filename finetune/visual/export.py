@@ -76,40 +76,40 @@ def export(source: Path | FineTunedLxmert, out: Path, *, overwrite: bool = False
             computes something else.
         DataError: transformers reads the tokenizer differently. Nothing is left behind in either case.
     """
-    restored = load_visual(source) if isinstance(source, Path) else source
-    job, table = restored.job, read_answers(restored.job, restored.checkpoint)
+    trained = load_visual(source) if isinstance(source, Path) else source
+    job, table = trained.job, read_answers(trained.job, trained.checkpoint)
     if table is None:
         raise CheckpointError(
-            f"{restored.checkpoint}: a model of {job.data.visual_task.name}; transformers has no LXMERT for statements "
+            f"{trained.checkpoint}: a model of {job.data.visual_task.name}; transformers has no LXMERT for statements "
             "about pictures, only for questions (VQA, GQA)"
         )
     assert job.model.encoder is not None, "load_visual refuses a checkpoint without it"
     export_lxmert_hf(
-        restored.model.cpu().state_dict(),
+        trained.model.cpu().state_dict(),
         job.model.encoder.model_copy(update={"answers": len(table)}),
-        restored.tokenizer,
+        trained.tokenizer,
         out,
-        _card(restored, len(table), about or About()),
+        _card(trained, len(table), about or About()),
         architecture="LxmertForQuestionAnswering",
         answers=table.answers,
         max_length=job.data.sequence_length,
         overwrite=overwrite,
     )
-    logger.info("%s written from %s", out, restored.checkpoint)
+    logger.info("%s written from %s", out, trained.checkpoint)
     return out
 
 
-def _card(restored: FineTunedLxmert, answers: int, about: About) -> str:
-    run, name = restored.checkpoint.resolve().parent.parent, restored.job.data.visual_task.name
-    progress = read_metadata(restored.checkpoint).progress.model_dump()
-    job = restored.job.model_dump(mode="json", by_alias=True)
-    features = read_features(restored.checkpoint)
+def _card(trained: FineTunedLxmert, answers: int, about: About) -> str:
+    run, name = trained.checkpoint.resolve().parent.parent, trained.job.data.visual_task.name
+    progress = read_metadata(trained.checkpoint).progress.model_dump()
+    job = trained.job.model_dump(mode="json", by_alias=True)
+    features = read_features(trained.checkpoint)
     kind = {} if features is None else features.features_of
     synthetic = is_synthetic(flatten(job)) or bool(kind.get("synthetic"))
     metrics = {key: x for key, x in final_metrics(run, progress["step"]).items() if key.startswith("validation/")}
     scores: dict[str, Any] = {"accuracy": metrics["validation/accuracy"]} if "validation/accuracy" in metrics else {}
     data = f"{name} (synthetic)" if synthetic else name
-    about = about.started_from(restored.job.model.init, run)
+    about = about.started_from(trained.job.model.init, run)
     fields = {"library_name": "transformers", "pipeline_tag": "visual-question-answering", "tags": ["capt", "lxmert"]}
     results = [result("visual-question-answering", f"{data}, validation", scores)] if scores else []
     summary = f"An LXMERT fine-tuned on {name}; its {answers:,} answers are in `config.json`."

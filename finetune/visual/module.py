@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from capt.finetune.restore import FineTuned, load_fine_tuned
+from capt.finetune.load import FineTuned, load_fine_tuned
 from capt.finetune.visual.config import VisualJob
 from capt.pretrain.base.errors import CheckpointError, DataError
 from capt.pretrain.models.layers import initialise_weights

@@ -22,9 +22,9 @@ from capt.pretrain.models.lxmert.config import LxmertConfig, encoder_flops
 from capt.pretrain.regions.store import RegionStore
 from capt.pretrain.vision_language.features import FeatureKind, read_features, require_features
 from capt.pretrain.vision_language.inputs import require
+from capt.pretrain.vision_language.load import require_same_answers
 from capt.pretrain.vision_language.pairs import located
 from capt.pretrain.vision_language.prepare import tokenizer_folder
-from capt.pretrain.vision_language.restore import require_same_answers
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)

@@ -1,1 +1,1 @@
-"""The verbs of ``capt``, one file for each subject. Functions import what they use when they run, so help is fast."""
+"""The commands of ``capt``, one file a subject. Functions import what they use when they run, so help is fast."""

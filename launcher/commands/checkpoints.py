@@ -12,7 +12,7 @@ from capt.pretrain.base.errors import ConfigError
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verbs to the command line."""
+    """Add the commands to the command line."""
     app.command(epilog="\b\nExample: capt convert runs/first export/hf --to hf")(convert)
     app.command(epilog="\b\nExample: capt merge runs/a runs/b --weights 0.7,0.3 --out runs/merged")(merge)
     app.command(epilog="\b\nExample: capt neighbors export/st 'open a file' --run runs/first")(neighbors)

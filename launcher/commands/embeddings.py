@@ -32,9 +32,9 @@ def neighbors(
     o.quiet(context)
     from dataclasses import asdict
 
+    from capt.pretrain.embeddings.load import load_embeddings
     from capt.pretrain.embeddings.neighbors import neighbors as find_neighbors
     from capt.pretrain.embeddings.neighbors import read_ranks
-    from capt.pretrain.embeddings.restore import load_embeddings
 
     ranks = [range(1, top + 1), *map(read_ranks, also or ())]
     vectors = load_embeddings(run)

@@ -14,7 +14,7 @@ from capt.launcher.commands import retrieval as r
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
+    """Add the command to the command line."""
     app.command(epilog="\b\nExample: capt evaluate runs/first --text held_out.txt --sts STS-B --out evaluation.json")(
         evaluate
     )
@@ -159,12 +159,12 @@ def evaluate(
     _refuse_options(of_retrieval, (), "without --retrieval")
     from capt.launcher.progress import progress_bar
     from capt.pretrain.base.files import require_writable
+    from capt.pretrain.commands import accepted_options, command_module
     from capt.pretrain.models.hf_config import local_folder
-    from capt.pretrain.verbs import accepted_options, verb_module
 
     checkpoint = local_folder(checkpoint)
     task = _task_of(checkpoint)
-    module = verb_module(checkpoint, task, "evaluate")
+    module = command_module(checkpoint, task, "evaluate")
     chosen = accepted_options(module.command, task, given, option or ())
     if out is not None:
         require_writable(out)
@@ -237,7 +237,8 @@ def _evaluate_retrieval(
         if path is not None:
             require_writable(Path(path))
     work = {
-        "verb": "evaluate", "model": str(model), "sets": [str(path.absolute()) for path in sets], "settings": settings,
+        "command": "evaluate", "model": str(model),
+        "sets": [str(path.absolute()) for path in sets], "settings": settings,
         "encoder": r.encoder_options(_one(pooler, "--retrieval"), length, query_prompt, document_prompt),
         "store": store, "out": str(out.absolute()) if out else None,
     }  # fmt: skip
@@ -261,8 +262,8 @@ def _refuse_overwriting(outputs: Iterable[Path | None], inputs: Iterable[Path | 
 
 
 def _task_of(path: Path) -> str:
+    from capt.pretrain.commands import task_of
     from capt.pretrain.models.hf_folder import is_hf
     from capt.pretrain.registry import FOREIGN_TASK
-    from capt.pretrain.verbs import task_of
 
     return FOREIGN_TASK if is_hf(path) else task_of(path)

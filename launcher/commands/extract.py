@@ -16,7 +16,7 @@ _EPILOG = (
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verb to ``capt regions``."""
+    """Add the command to ``capt regions``."""
     app.command(epilog=_EPILOG)(extract)
 
 

@@ -1,4 +1,4 @@
-"""``capt pretrain``, ``capt finetune`` and ``capt resume``: the verbs that start processes."""
+"""``capt pretrain``, ``capt finetune`` and ``capt resume``: the commands that start processes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from capt.launcher.commands import options as o
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verbs to the command line."""
+    """Add the commands to the command line."""
     app.command(
         "pretrain", epilog="\b\nExample: capt pretrain capt_tiny data.files=my.txt run.dir=runs/first --nproc 2"
-    )(_verb("Pretrain an encoder: one process or many, on this host, several hosts or a Slurm cluster."))
+    )(_command("Pretrain an encoder: one process or many, on this host, several hosts or a Slurm cluster."))
     app.command("finetune", epilog="\b\nExample: capt finetune rte data.path=glue_data model.init=runs/first")(
-        _verb("Fine-tune an encoder (model.init) on a task; launched as capt pretrain is.", finetunes=True)
+        _command("Fine-tune an encoder (model.init) on a task; launched as capt pretrain is.", finetunes=True)
     )
     app.command(epilog="\b\nExample: capt resume runs/first --nproc 4")(resume)
 
 
-def _verb(help_text: str, *, finetunes: bool = False) -> Callable[..., int]:
-    """The function of a verb that starts a new run; all such verbs take the same options."""
+def _command(help_text: str, *, finetunes: bool = False) -> Callable[..., int]:
+    """The function of a command that starts a new run; all such commands take the same options."""
 
     def begin(
         context: typer.Context,
@@ -44,7 +44,7 @@ def _verb(help_text: str, *, finetunes: bool = False) -> Callable[..., int]:
         from capt.launcher.plan import Options
         from capt.launcher.start import begin as start
 
-        # The verb only adapts: capt.launcher.start checks the options and the job, for all verbs alike.
+        # The command only adapts: capt.launcher.start checks the options and the job, for all commands alike.
         options = Options.given(
             launcher=launcher,
             nproc=nproc,

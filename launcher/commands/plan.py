@@ -20,7 +20,7 @@ _GIB = 2**30
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
+    """Add the command to the command line."""
     app.command(
         epilog="\b\nExample: capt plan capt_large --gpus 8xh100\n"
         "capt plan capt_large batch.micro=8 --gpus 64xh100 --json\n"

@@ -11,7 +11,7 @@ from capt.launcher.commands import options as o
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verbs to the command line."""
+    """Add the commands to the command line."""
     app.command("glue-submission", epilog="\b\nExample: capt glue-submission runs/glue --out submission.zip")(
         submission
     )

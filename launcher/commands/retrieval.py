@@ -41,7 +41,7 @@ _LAUNCHERS = ("local", "ssh", "srun")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verbs to the command line."""
+    """Add the commands to the command line."""
     app.command(epilog="\b\nExample: capt encode exported-st --text corpus.jsonl --out vectors --nproc 2")(encode)
     app.command(
         epilog="\b\nExample: capt mine --pairs pairs.jsonl --corpus beir --model exported-st --relative-margin 0.05 "
@@ -73,7 +73,7 @@ def encode(
     """
     o.quiet(context)
     work = {
-        "verb": "encode", "model": str(model), "text": _paths(text), "role": role,
+        "command": "encode", "model": str(model), "text": _paths(text), "role": role,
         "encoder": encoder_options(pooler, length, query_prompt, document_prompt),
         "store": store_options(out, dtype, tokens),
     }  # fmt: skip
@@ -140,7 +140,8 @@ def mine(
         "relative_margin": relative_margin, "choice": choice, "keep_top": keep_top, "short": short, "seed": seed,
     }  # fmt: skip
     work = {
-        "verb": "mine", "model": str(model), "pairs": _paths(pairs), "corpus": _paths([corpus])[0] if corpus else None,
+        "command": "mine", "model": str(model),
+        "pairs": _paths(pairs), "corpus": _paths([corpus])[0] if corpus else None,
         "out": _paths([out])[0], "rules": rules, "cross_encoder": str(cross_encoder) if cross_encoder else None,
         "encoder": encoder_options(pooler, length, query_prompt, document_prompt),
         "store": store_options(store, dtype, tokens),
@@ -207,7 +208,7 @@ def carry_out(work: Mapping[str, Any], folder: Path, **given: Any) -> dict[str, 
     Ranks read what to do from a file in ``folder``, which all hosts must see, and rank 0 writes the result beside it.
 
     Raises:
-        UserError: as the verb; or the options are wrong. `typer.Exit` with the code of the ranks where these failed.
+        UserError: as the command; or the options are wrong. `typer.Exit` with the code of the ranks where these failed.
     """
     from capt.launcher.plan import Options
 

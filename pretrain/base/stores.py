@@ -277,7 +277,7 @@ class _TruncatedError(OSError):
     """A store gave another number of bytes than it was asked for."""
 
 
-def _request(url: str, verb: str, ask: Callable[[Any], T], *, limit: float | None = None) -> T:
+def _request(url: str, done: str, ask: Callable[[Any], T], *, limit: float | None = None) -> T:
     """What ``ask`` returns of the file system of ``url``: repeated after a pause while the store fails."""
     name = without_secrets(url)
     pause, problem = _FIRST_PAUSE, ""
@@ -299,15 +299,15 @@ def _request(url: str, verb: str, ask: Callable[[Any], T], *, limit: float | Non
                     "or role) lack, have expired, or do not allow it"
                 ) from None
             if status in _CLIENT_ERRORS:
-                raise DataError(f"{name} could not be {verb}: {text}") from None
+                raise DataError(f"{name} could not be {done}: {text}") from None
             if isinstance(error, (AssertionError, AttributeError, NameError, TypeError)):
                 raise
             problem = text
         if attempt + 1 < ATTEMPTS:
-            logger.warning("%s could not be %s (%s); trying again in %.0f s", name, verb, problem, pause)
+            logger.warning("%s could not be %s (%s); trying again in %.0f s", name, done, problem, pause)
             time.sleep(pause * (0.5 + _own_random.random()))  # many hosts must not come back at once
             pause *= 2
-    failure = DataError(f"{name} could not be {verb} in {ATTEMPTS} attempts: {problem}")
+    failure = DataError(f"{name} could not be {done} in {ATTEMPTS} attempts: {problem}")
     failure.passing = True
     raise failure
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from capt.pretrain.base.errors import ConfigError, did_you_mean, quoted
+from capt.pretrain.commands import accepted_options, command_module, task_of
 from capt.pretrain.convert.card import About
 from capt.pretrain.convert.output import refuse_existing
 from capt.pretrain.registry import IMPORTERS, task_module
-from capt.pretrain.verbs import accepted_options, task_of, verb_module
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def convert(
         return out
     assert to is not None
     task = task_of(source)
-    export = verb_module(source, task, "export")
+    export = command_module(source, task, "export")
     if to not in export.TARGETS:
         known = did_you_mean(to, export.TARGETS, f"a checkpoint of task {task} can be written as")
         raise ConfigError(f"--to {to!r} is unknown; {known}")

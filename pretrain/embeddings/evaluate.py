@@ -1,4 +1,4 @@
-"""The verb ``capt evaluate`` of word embeddings: word similarity and analogies, of a run or of any vector file."""
+"""``capt evaluate`` of word embeddings: word similarity and analogies, of a run or of any vector file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.files import read_json
 from capt.pretrain.base.parallel import ProgressCallback
-from capt.pretrain.embeddings.restore import load_embeddings
+from capt.pretrain.embeddings.load import load_embeddings
 from capt.pretrain.embeddings.similarity import CASE_RULE, RULES, find_sets, score_analogies, score_sets
 from capt.pretrain.engine.checkpoint import find_best
 from capt.pretrain.engine.run_folder import EVALUATION, run_of, save_artifact, write_result

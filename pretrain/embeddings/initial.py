@@ -12,7 +12,7 @@ from jaxtyping import Float32
 
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.embeddings.config import EmbeddingJob
-from capt.pretrain.embeddings.restore import load_embeddings
+from capt.pretrain.embeddings.load import load_embeddings
 from capt.pretrain.embeddings.tables import EmbeddingTables
 from capt.pretrain.embeddings.vectors.files import find_layout, stream_vectors
 

@@ -50,7 +50,7 @@ class Run:
     """The newest step after which no rank was writing, as far as the ranks know (all ranks agree)."""
 
     spikes: Callable[[], SpikeState] = SpikeState
-    """What is saved of the recent past of the loss; before the first step, what has been restored."""
+    """What is saved of the recent past of the loss; before the first step, what has been loaded."""
     left_out: int = 0
     """Samples that this launch leaves out where it begins, because the loss had a spike in them."""
     exports: Mapping[str, bytes] | None = None

@@ -1,4 +1,4 @@
-"""Takes a validated job to a finished run: process group, folder, data, restore, train, status."""
+"""Takes a validated job to a finished run: process group, folder, data, load, train, status."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from capt.pretrain.engine.callbacks import default_callbacks, user_callbacks
 from capt.pretrain.engine.callbacks.agreement import TrainingDivergedError
 from capt.pretrain.engine.callbacks.averager import write_average
 from capt.pretrain.engine.checkpoint import (
+    load_engine,
+    load_module_weights_together,
     read_job,
     read_manifest,
     read_metadata,
-    restore_engine,
-    restore_weights_together,
 )
 from capt.pretrain.engine.checkpoint.layout import SpikeState
 from capt.pretrain.engine.engines.build import build_engines
@@ -144,7 +144,7 @@ def _build(job: Job, task: Task, source: Path | None) -> Run:
     note_compilations()
     if source is not None:
         for name, module in modules.items():
-            restore_weights_together(source, name, module)
+            load_module_weights_together(source, name, module)
     engines = build_engines(modules, job, task.optimizers())
     progress, spikes = Progress(), SpikeState()
     if source is not None:
@@ -154,7 +154,7 @@ def _build(job: Job, task: Task, source: Path | None) -> Run:
                 raise CheckpointError(f"{source}: its state.json says nothing of {', '.join(sorted(lacking))}")
         progress = Progress(**state.progress.model_dump())
         for name, engine in engines.items():
-            restore_engine(source, engine, state.engines[name])
+            load_engine(source, engine, state.engines[name])
         with distributed.synchronize_errors(patient=True):
             task.load_state(source, state.task)
         logger.info("resuming from %s at step %d", source, progress.step)

@@ -61,7 +61,7 @@ class Updates(Protocol):
 class Task(Protocol):
     """A job: its modules, its data, its step. Implementations live in ``pretrain.<task>.task`` as ``TASK``.
 
-    Life of a task: ``TASK(job, run_dir)`` -> ``build_modules`` -> (the loop builds engines, restores) ->
+    Life of a task: ``TASK(job, run_dir)`` -> ``build_modules`` -> (the loop builds engines, loads) ->
     ``load_state`` when resuming -> ``build_batches(progress)`` -> ``step`` ... ``validate`` ... ``save_state``.
     """
 

@@ -12,7 +12,7 @@ from typing import Any
 from capt.pretrain.base.errors import CheckpointError
 from capt.pretrain.engine.checkpoint import find_best, read_job, read_weights, verify
 from capt.pretrain.language.config import LanguageJob
-from capt.pretrain.language.restore import load_model
+from capt.pretrain.language.load import load_model
 from capt.pretrain.models.encoder import Encoder
 from capt.pretrain.models.foreign.encoder import load_encoder
 from capt.pretrain.models.foreign.families import own_encoder, read_description, read_tokenizer

@@ -27,8 +27,8 @@ from capt.pretrain.data.sts_files import Pairs, find_sets
 from capt.pretrain.engine.provenance import provenance
 from capt.pretrain.engine.run_folder import EVALUATION, Figures, Section, save_artifact, write_result
 from capt.pretrain.language.batches import Assembler, LanguageBatch, validation_batches
+from capt.pretrain.language.load import LoadedModel, load_hf, load_model
 from capt.pretrain.language.prepare import vocabulary_of
-from capt.pretrain.language.restore import Restored, load_hf, load_model
 from capt.pretrain.language.sts import encode_texts, score_rows
 from capt.pretrain.models.heads import MLMOutput, mean_over_tokens, take_rows
 from capt.pretrain.models.hf_config import local_folder
@@ -50,9 +50,9 @@ class Representations:
     ``head`` needs a model with an aggregation head; it reads what it read in training (``model.pooling``).
     """
 
-    def __init__(self, restored: Restored, poolers: Sequence[str]) -> None:
-        self.model = restored.model.to(device()).eval()
-        self.tokenizer = restored.tokenizer
+    def __init__(self, trained: LoadedModel, poolers: Sequence[str]) -> None:
+        self.model = trained.model.to(device()).eval()
+        self.tokenizer = trained.tokenizer
         self.poolers = tuple(poolers)
 
     @torch.no_grad()
@@ -99,7 +99,7 @@ class Settings:
 
 
 def evaluate(
-    checkpoint: Path | Restored,
+    checkpoint: Path | LoadedModel,
     *,
     text: Sequence[Path] = (),
     sts: Path | None = None,
@@ -143,15 +143,15 @@ def evaluate(
     if unknown or not poolers:
         raise ConfigError(f"poolers {', '.join(unknown) or '(none)'}: choose from {', '.join(POOLERS)}")
     sets = find_sets(sts) if sts is not None else []
-    restored = checkpoint if isinstance(checkpoint, Restored) else load_model(checkpoint)
-    settings = Settings(batch, seed, samples, length or restored.job.data.sequence_length)
-    if not 8 <= settings.length <= restored.model.config.max_positions:
-        raise ConfigError(f"length {length}: this checkpoint takes 8 to {restored.model.config.max_positions} tokens")
-    representations = Representations(restored, _available_poolers(restored, poolers))
-    sections = [part for path in text for part in _text_sections(restored, representations, path, settings)]
+    trained = checkpoint if isinstance(checkpoint, LoadedModel) else load_model(checkpoint)
+    settings = Settings(batch, seed, samples, length or trained.job.data.sequence_length)
+    if not 8 <= settings.length <= trained.model.config.max_positions:
+        raise ConfigError(f"length {length}: this checkpoint takes 8 to {trained.model.config.max_positions} tokens")
+    representations = Representations(trained, _available_poolers(trained, poolers))
+    sections = [part for path in text for part in _text_sections(trained, representations, path, settings)]
     sections += [_sts_section(representations, pairs, settings) for pairs in sets]
     result = {
-        "checkpoint": str(restored.checkpoint),
+        "checkpoint": str(trained.checkpoint),
         "versions": provenance(),
         "sections": [section.model_dump() for section in sections],
     }
@@ -244,17 +244,17 @@ _TOLD = ("spearman", "retrieval/to_corrupted", "drift")
 """The metrics of a pooler that are compared with those before a run."""
 
 
-def _available_poolers(restored: Restored, poolers: Sequence[str]) -> list[str]:
-    present = [pooler for pooler in poolers if pooler != "head" or restored.model.aggregation is not None]
+def _available_poolers(trained: LoadedModel, poolers: Sequence[str]) -> list[str]:
+    present = [pooler for pooler in poolers if pooler != "head" or trained.model.aggregation is not None]
     if not present:
         raise CheckpointError(
-            f"{restored.checkpoint}: trained without contrast, so there is no aggregation head; use pooler cls or mean"
+            f"{trained.checkpoint}: trained without contrast, so there is no aggregation head; use pooler cls or mean"
         )
     return present
 
 
-def _text_sections(restored: Restored, model: Representations, path: Path, settings: Settings) -> list[Section]:
-    trained_on = restored.job.data
+def _text_sections(trained: LoadedModel, model: Representations, path: Path, settings: Settings) -> list[Section]:
+    trained_on = trained.job.data
     data = DataConfig(
         source="files",
         files=[str(path)],
@@ -267,16 +267,16 @@ def _text_sections(restored: Restored, model: Representations, path: Path, setti
         workers=trained_on.workers,
         cache=trained_on.cache,
     )
-    shards = prepare(data, restored.tokenizer, "train")
+    shards = prepare(data, trained.tokenizer, "train")
     assert shards is not None, "only validation text may be absent"
     windows = PackedDataset(shards, settings.length)
     if len(windows) < 2:
         raise DataError(f"{path}: fills {len(windows)} window of {settings.length} tokens; two or more are needed")
-    return [_masked_section(restored, model, windows, data, rate, settings) for rate in RATES]
+    return [_masked_section(trained, model, windows, data, rate, settings) for rate in RATES]
 
 
 def _masked_section(
-    restored: Restored,
+    trained: LoadedModel,
     model: Representations,
     windows: PackedDataset,
     data: DataConfig,
@@ -285,11 +285,11 @@ def _masked_section(
 ) -> Section:
     assembler = Assembler(
         windows,
-        Corruptor(CorruptionConfig(rate=rate), vocabulary_of(restored.tokenizer), settings.length),
+        Corruptor(CorruptionConfig(rate=rate), vocabulary_of(trained.tokenizer), settings.length),
         seed=settings.seed,
         stream="corruption/evaluation",
         shuffle=True,
-        pad_id=restored.model.config.pad_id,
+        pad_id=trained.model.config.pad_id,
         cross_document_attention=data.cross_document_attention,
     )
     samples = min(settings.samples, len(windows))
@@ -309,7 +309,7 @@ def _masked_section(
         f"{samples} of {len(windows)} windows of {settings.length} tokens, seed {settings.seed}, attention {attention} "
         f"documents; mask_tokens {rate:.0%} (80/10/10); contrast at temperature {TEMPERATURE}; {_measured_with(model)}"
     )
-    metrics = token_metrics(*tokens.totals()) if restored.has_mlm else {}
+    metrics = token_metrics(*tokens.totals()) if trained.has_mlm else {}
     name = f"{Path(data.files[0]).name}, {rate:.0%} masked"
     return Section(name=name, protocol=protocol, metrics=dict(metrics), poolers=poolers)
 

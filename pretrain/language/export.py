@@ -26,7 +26,7 @@ from capt.pretrain.convert.reference import Pooling
 from capt.pretrain.convert.sentence_transformers import export_sentence_transformers
 from capt.pretrain.engine.checkpoint import read_metadata
 from capt.pretrain.engine.run_folder import Section
-from capt.pretrain.language.restore import Restored, load_model
+from capt.pretrain.language.load import LoadedModel, load_model
 from capt.pretrain.models.architecture import encoder_class
 
 # The model card of an exported encoder: what the weights are, how they were trained, how to load them, its limits.
@@ -228,25 +228,25 @@ def command(
         raise ConfigError(f"--pooling {pooling} has no meaning with --to hf")
     if to == "onnx":
         require_packages()
-    restored = load_model(checkpoint)
-    evaluations = sections_of(restored.checkpoint)
+    trained = load_model(checkpoint)
+    evaluations = sections_of(trained.checkpoint)
     chosen, reason = pooling or POOLINGS[0], ""
     if pooling is None and to != "hf":
         chosen, reason = chosen_pooling(evaluations)
         logger.info("--pooling %s: %s", chosen, reason)
-    config, job = restored.model.config, restored.job
-    state = restored.model.state_dict()
-    card = _card(restored, cast(Form, to), chosen, reason, evaluations, about)
+    config, job = trained.model.config, trained.job
+    state = trained.model.state_dict()
+    card = _card(trained, cast(Form, to), chosen, reason, evaluations, about)
     # Position rows beyond the windows of training are as random as they started, but for a model that came with more.
     length = config.max_positions if job.model.init else job.data.sequence_length
     shared: dict[str, Any] = {"max_length": length, "overwrite": overwrite}
     if to == "hf":
-        export_hf(state, config, restored.tokenizer, out, card, **shared)
+        export_hf(state, config, trained.tokenizer, out, card, **shared)
     elif to == "onnx":
-        export_onnx(state, config, restored.tokenizer, out, card, pooling=chosen, **shared)
+        export_onnx(state, config, trained.tokenizer, out, card, pooling=chosen, **shared)
     else:
-        export_sentence_transformers(state, config, restored.tokenizer, out, card, pooling=chosen, **shared)
-    logger.info("%s written from %s", out, restored.checkpoint)
+        export_sentence_transformers(state, config, trained.tokenizer, out, card, pooling=chosen, **shared)
+    logger.info("%s written from %s", out, trained.checkpoint)
     return out
 
 
@@ -276,10 +276,10 @@ def chosen_pooling(evaluations: Sequence[Section]) -> tuple[Pooling, str]:
 
 
 def _card(
-    restored: Restored, form: Form, pooling: Pooling, reason: str, evaluations: Sequence[Section], about: About | None
+    trained: LoadedModel, form: Form, pooling: Pooling, reason: str, evaluations: Sequence[Section], about: About | None
 ) -> str:
-    config, run = restored.model.config, restored.checkpoint.resolve().parent.parent
-    progress = read_metadata(restored.checkpoint).progress.model_dump()
+    config, run = trained.model.config, trained.checkpoint.resolve().parent.parent
+    progress = read_metadata(trained.checkpoint).progress.model_dump()
     facts: dict[str, Any] = {
         "layers": config.layers,
         "hidden size": config.hidden,
@@ -287,7 +287,7 @@ def _card(
         "feed-forward size": config.ffn,
         "vocabulary rows": config.classes,
         "positions": config.max_positions,
-        "parameters": sum(parameter.numel() for parameter in restored.model.parameters()),
+        "parameters": sum(parameter.numel() for parameter in trained.model.parameters()),
     }
     if form != "hf":
         facts["sentence embedding"] = f"{config.pooling}, aggregation head" if pooling == "head" else pooling
@@ -296,10 +296,10 @@ def _card(
         form,
         name=run.name,
         model=facts,
-        job=restored.job.model_dump(mode="json", by_alias=True),
+        job=trained.job.model_dump(mode="json", by_alias=True),
         progress=progress,
         metrics=final_metrics(run, progress["step"]),
-        about=(about or About()).started_from(restored.job.model.init, run),
+        about=(about or About()).started_from(trained.job.model.init, run),
         evaluations=evaluations,
         pooling=pooling,
     )

@@ -1,4 +1,4 @@
-"""The verb ``capt evaluate`` of the latent task: bounds on held-out text, or how well synthetic clusters separate."""
+"""``capt evaluate`` of the latent task: bounds on held-out text, or how well synthetic clusters separate."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from capt.pretrain.latent.evaluation.clusters import cluster_metrics
 from capt.pretrain.latent.evaluation.forward_reverse import Estimator, generated_perplexities
 from capt.pretrain.latent.evaluation.likelihood import LikelihoodBounds
 from capt.pretrain.latent.evaluation.text import DrawCounts, text_metrics
+from capt.pretrain.latent.load import LoadedModel, load_model
 from capt.pretrain.latent.ngram.kenlm import find_programs
-from capt.pretrain.latent.restore import LoadedModel, load_model
 
 AGGREGATE_SENTENCES = 10_000
 """The sentences over which the aggregate posterior is taken."""

@@ -12,7 +12,7 @@ from capt.pretrain.base.files import write_json
 from capt.pretrain.engine.provenance import provenance
 from capt.pretrain.pairs.config import PairSource
 from capt.pretrain.pairs.forms import read_pairs
-from capt.pretrain.pairs.restore import Restored, load_model
+from capt.pretrain.pairs.load import LoadedModel, load_model
 from capt.pretrain.pairs.sources import longest_text
 from capt.pretrain.pairs.store import HELD_OUT, encode_source
 from capt.pretrain.pairs.validation import Pools, pools_of, validate
@@ -42,38 +42,38 @@ def command(
     """
     if not data:
         raise ConfigError("nothing to measure on: give --data FILE with held-out pairs")
-    restored = load_model(checkpoint)
-    sources = {each.name: each for each in restored.job.data.each()}
+    trained = load_model(checkpoint)
+    sources = {each.name: each for each in trained.job.data.each()}
     name = source or next(iter(sources))
     if name not in sources:
         raise ConfigError(f"--option source={name}: no such source; there are {', '.join(sources)}")
-    model, encoder = restored.model.to(distributed.device()), restored.model.encoder.model
+    model, encoder = trained.model.to(distributed.device()), trained.model.encoder.model
     sections = []
     for path in data:
         held_out = sources[name].model_copy(update={**HELD_OUT, "loss": "auto", "view": "dropout", "name": path.name})
         options: dict[str, Any] = {"corpus": held_out.corpus, "columns": held_out.columns}
         pairs = read_pairs([path], form=held_out.form, **options)
-        rows = encode_source(held_out, pairs, restored.tokenizer, encoder.max_positions)
-        temperature = restored.job.validate_.temperature
-        pools, widths = pools_of([rows], samples), restored.job.contrast.matryoshka
+        rows = encode_source(held_out, pairs, trained.tokenizer, encoder.max_positions)
+        temperature = trained.job.validate_.temperature
+        pools, widths = pools_of([rows], samples), trained.job.contrast.matryoshka
         figures = validate(model, pools, temperature, batch, encoder.pad_id, widths)
-        protocol = _protocol(restored, held_out, pools, len(rows))
+        protocol = _protocol(trained, held_out, pools, len(rows))
         sections.append({"file": str(path), "source": name, "protocol": protocol, "metrics": figures})
-    result = {"checkpoint": str(restored.checkpoint), "sections": sections}
+    result = {"checkpoint": str(trained.checkpoint), "sections": sections}
     if out is not None:
         write_json(out, result)
     return result
 
 
-def _protocol(restored: Restored, source: PairSource, pools: Pools, rows: int) -> str:
+def _protocol(trained: LoadedModel, source: PairSource, pools: Pools, rows: int) -> str:
     """How the figures came about, in one line; figures compare where these lines are the same."""
-    encoder, parts = restored.model.encoder, []
+    encoder, parts = trained.model.encoder, []
     if pools.pairs is not None:
         parts += [
             f"{len(pools.pairs)} of {rows} pairs, each query against the first documents of all, and the reverse",
             "pairs of the same query or document are no candidates",
             "equal cosines share their ranks",
-            f"loss at temperature {restored.job.validate_.temperature:g}",
+            f"loss at temperature {trained.job.validate_.temperature:g}",
         ]
     if pools.scored is not None:
         parts.append(f"{len(pools.scored)} of {rows} scored pairs, Spearman's rho of cosine and score")
@@ -82,7 +82,7 @@ def _protocol(restored: Restored, source: PairSource, pools: Pools, rows: int) -
         ("queries", source.prompts.query, source.query_length),
         ("documents", source.prompts.document, source.document_length),
     ):
-        longest = longest_text(restored.tokenizer, prompt, length, encoder.model.max_positions, side)
+        longest = longest_text(trained.tokenizer, prompt, length, encoder.model.max_positions, side)
         parts.append(f"{side} {repr(prompt) + ' and ' if prompt else ''}up to {longest} tokens")
     parts.append(f"{encoder.pooling} pooling")
     versions = provenance()

@@ -23,7 +23,7 @@ from capt.pretrain.engine.durable import write_tensors
 from capt.pretrain.engine.metrics_file import METRICS, read_metrics
 from capt.pretrain.pairs.batches import PaddedTexts
 from capt.pretrain.pairs.config import RETRIEVAL, at_width
-from capt.pretrain.pairs.restore import Restored, load_model
+from capt.pretrain.pairs.load import LoadedModel, load_model
 
 logger = logging.getLogger(__name__)
 
@@ -88,31 +88,31 @@ def command(
     Raises:
         UserError: an argument, the checkpoint or ``out`` is wrong, or the export differs from our model.
     """
-    restored = load_model(checkpoint)
-    width = restored.model.width
+    trained = load_model(checkpoint)
+    width = trained.model.width
     if truncate_dim is not None and not 0 < truncate_dim <= width:
         raise ConfigError(f"truncate_dim {truncate_dim}: the vectors have {width} columns; give 1 to {width}")
-    prompts, *lengths = restored.reading(source)
+    prompts, *lengths = trained.reading(source)
     named = {"query": prompts.query, "document": prompts.document}
-    model = restored.model.encoder
+    model = trained.model.encoder
     with export_folder(out, overwrite=overwrite) as folder, quiet_transformers():
-        _write_encoder(restored, folder, max(lengths))
+        _write_encoder(trained, folder, max(lengths))
         write_modules(
             folder,
             hidden=model.model.hidden_size,
             mode=model.pooling,
-            dense=[] if restored.model.projection is None else [(restored.model.projection, IDENTITY)],
+            dense=[] if trained.model.projection is None else [(trained.model.projection, IDENTITY)],
             max_length=max(lengths),
             prompts=named,
             truncate_dim=truncate_dim,
         )
-        (folder / "README.md").write_text(_card(restored, about or About(), named, max(lengths)), encoding="utf-8")
-        difference = _check(restored, folder, named, max(lengths), truncate_dim)
+        (folder / "README.md").write_text(_card(trained, about or About(), named, max(lengths)), encoding="utf-8")
+        difference = _check(trained, folder, named, max(lengths), truncate_dim)
     logger.info("%s: sentence-transformers gives our vectors within %.1e", out, difference)
     return out
 
 
-def _write_encoder(restored: Restored, folder: Path, max_length: int) -> None:
+def _write_encoder(trained: LoadedModel, folder: Path, max_length: int) -> None:
     """Write the encoder as transformers' bare model of its family, and the tokenizer.
 
     Some of these models have a pooler that ours do not have and that transformers would fill at random, with a warning
@@ -120,12 +120,12 @@ def _write_encoder(restored: Restored, folder: Path, max_length: int) -> None:
     """
     from transformers import AutoConfig, AutoModel
 
-    hf_config = restored.job.model.encoder
+    hf_config = trained.job.model.encoder
     assert hf_config is not None, "load_model has seen it"
     keys = {key: value for key, value in hf_config.items() if key != "model_type"}
     with torch.device("meta"):
         empty = AutoModel.from_config(AutoConfig.for_model(hf_config["model_type"], **keys))
-    encoder = restored.model.encoder.model
+    encoder = trained.model.encoder.model
     tensors = encoder_tensors(encoder, hf_config)
     poolers = {
         name: torch.zeros(parameter.shape)
@@ -134,32 +134,32 @@ def _write_encoder(restored: Restored, folder: Path, max_length: int) -> None:
     }
     write_json(folder / "config.json", {**hf_config, "architectures": [type(empty).__name__]})
     write_tensors(folder / "model.safetensors", tensors | poolers, {"format": "pt"})
-    restored.tokenizer.save(folder, model_max_length=max_length, types=encoder.reads_types)
+    trained.tokenizer.save(folder, model_max_length=max_length, types=encoder.reads_types)
 
 
 @torch.no_grad()
 def _check(
-    restored: Restored, folder: Path, prompts: Mapping[str, str], max_length: int, truncate_dim: int | None
+    trained: LoadedModel, folder: Path, prompts: Mapping[str, str], max_length: int, truncate_dim: int | None
 ) -> float:
     """Load ``folder`` without network and without trusting code in it; the largest relative difference from ours."""
     from sentence_transformers import SentenceTransformer
 
     loaded: Any = SentenceTransformer(str(folder), device="cpu", trust_remote_code=False, local_files_only=True)
-    model = restored.model.cpu().eval()
+    model = trained.model.cpu().eval()
     worst = 0.0
     for name, prompt in prompts.items():
         for texts in (list(TEXTS), [LONG_TEXT]):
-            tokens = tokenize([prompt + text for text in texts], restored.tokenizer, max_length)
+            tokens = tokenize([prompt + text for text in texts], trained.tokenizer, max_length)
             ours: Tensor = model.embed(PaddedTexts(tokens, True))[:, :truncate_dim]
             theirs = loaded.encode(texts, prompt_name=name, convert_to_numpy=True, show_progress_bar=False)
             worst = max(worst, require_close(f"sentence-transformers export, {name}", ours, theirs))
     return worst
 
 
-def _card(restored: Restored, about: About, prompts: Mapping[str, str], max_length: int) -> str:
-    job, run = restored.job, restored.checkpoint.resolve().parent.parent
-    progress = read_metadata(restored.checkpoint).progress.model_dump()
-    model = restored.model
+def _card(trained: LoadedModel, about: About, prompts: Mapping[str, str], max_length: int) -> str:
+    job, run = trained.job, trained.checkpoint.resolve().parent.parent
+    progress = read_metadata(trained.checkpoint).progress.model_dump()
+    model = trained.model
     about = about.started_from(job.model.init, run)
     metrics = final_metrics(run, progress["step"])
     widths = job.contrast.matryoshka

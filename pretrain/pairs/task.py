@@ -35,9 +35,9 @@ from capt.pretrain.engine.verification import all_ranks
 from capt.pretrain.language.backbone import Backbone, load_backbone
 from capt.pretrain.pairs.batches import Assembler, MaskedTexts, Noise, PairBatch, padded, shared_keys
 from capt.pretrain.pairs.config import PairJob, Pooling
+from capt.pretrain.pairs.load import Reading, pooling_of_init, reading
 from capt.pretrain.pairs.loss import PairTerm, PairViews, parts_of
 from capt.pretrain.pairs.module import PairModule, PairOutput
-from capt.pretrain.pairs.restore import Reading, pooling_of_init, reading
 from capt.pretrain.pairs.sources import SourceRows
 from capt.pretrain.pairs.store import HELD_OUT, RowsRecord, prepare_source
 from capt.pretrain.pairs.validation import Pools, in_any, pools_of, validate

@@ -91,7 +91,7 @@ class Uploads(Callback):
                 "name another address"
             )
         logger.info("%s: fetching the run up to step %d from %s", run_dir, newest, without_secrets(url))
-        _restore(url, run_dir, newest, there)
+        _download(url, run_dir, newest, there)
 
     def on_start(self, run: Run) -> None:
         self._url = (run.job.checkpoint.upload or "").rstrip("/")
@@ -209,7 +209,7 @@ def _remove(url: str, step: int) -> None:
     remove_tree(folder)
 
 
-def _restore(url: str, run_dir: Path, newest: int, there: dict[int, dict[str, StoreFile]]) -> None:
+def _download(url: str, run_dir: Path, newest: int, there: dict[int, dict[str, StoreFile]]) -> None:
     """Fetch the records of a run, its newest checkpoint and its best one; the job of the run comes last."""
     run_dir.mkdir(parents=True, exist_ok=True)
     records = {file.url.removeprefix(f"{url}/"): file for file in tree(url) if "/checkpoints/step-" not in file.url}

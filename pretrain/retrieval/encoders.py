@@ -20,7 +20,7 @@ from capt.pretrain.base.errors import CheckpointError, ConfigError
 from capt.pretrain.base.verification import sha256
 from capt.pretrain.engine.checkpoint import find_best, read_manifest
 from capt.pretrain.engine.task import Role
-from capt.pretrain.language.restore import load_hf, load_model
+from capt.pretrain.language.load import load_hf, load_model
 from capt.pretrain.language.sentence_folder import load_sentence_model
 from capt.pretrain.models.architecture import encoder_class, encoder_of_type
 from capt.pretrain.models.capt import CaptModel
@@ -30,7 +30,7 @@ from capt.pretrain.models.heads import mean_over_tokens
 from capt.pretrain.models.hf_config import SENTENCE_FILES, TOKENIZER_FILES, local_folder
 from capt.pretrain.models.hf_folder import is_hf, read_json
 from capt.pretrain.pairs.batches import PaddedTexts
-from capt.pretrain.pairs.restore import load_model as load_pairs
+from capt.pretrain.pairs.load import load_model as load_pairs
 from capt.pretrain.retrieval.store import DType, Identity, digest
 from capt.tokenizer.encode import TextTokenizer
 
@@ -268,7 +268,7 @@ def load_text_encoder(path: Path, options: EncoderOptions) -> TextEncoder:
         facts = _facts(_hashes(folder), pooling)
         if encoder_of_type(read_json(folder / "config.json").get("model_type")) is None:
             return _of_foreign(path, folder, pooling, facts, options)
-        restored = load_hf(folder)
+        trained = load_hf(folder)
     elif folder.is_dir():
         checkpoint = find_best(folder)
         manifest = read_manifest(checkpoint)
@@ -280,12 +280,12 @@ def load_text_encoder(path: Path, options: EncoderOptions) -> TextEncoder:
                 "capt_language or capt_pairs"
             )
         facts = _facts(_hashes_of(checkpoint), pooling)
-        restored = load_model(checkpoint)
+        trained = load_model(checkpoint)
     else:
         raise CheckpointError(f"{path}: no such folder")
-    embed = _embed_of(restored.model, pooling, str(path))
+    embed = _embed_of(trained.model, pooling, str(path))
     return OwnEncoder(
-        str(path), embed, restored.tokenizer, restored.model.encoder.max_positions, facts, options
+        str(path), embed, trained.tokenizer, trained.model.encoder.max_positions, facts, options
     )  # fmt: skip
 
 
@@ -293,16 +293,16 @@ def _of_pairs(path: Path, checkpoint: Path, options: EncoderOptions) -> TextEnco
     """A model of pairs, with the prompts and lengths of its source of the largest weight, as its export has them."""
     if options.pooling is not None:
         raise ConfigError(f"{path}: a run of pairs pools as it was trained; leave --pooler out")
-    restored = load_pairs(checkpoint)
-    model = restored.model.to(device())
-    read = restored.reading()
+    trained = load_pairs(checkpoint)
+    model = trained.model.to(device())
+    read = trained.reading()
     facts = _facts(_hashes_of(checkpoint), f"{model.encoder.pooling}, projection {model.projection is not None}")
 
     def embed(tokens: Int[Tensor, "n L"], padded: bool) -> Tensor:
         return model.embed(PaddedTexts(tokens, padded))
 
     return OwnEncoder(
-        str(path), embed, restored.tokenizer, model.encoder.model.max_positions, facts, options,
+        str(path), embed, trained.tokenizer, model.encoder.model.max_positions, facts, options,
         prompts={"query": read.prompts.query, "document": read.prompts.document},
         limits={"query": read.query_length, "document": read.document_length},
     )  # fmt: skip

@@ -18,13 +18,13 @@ from capt.pretrain.retrieval.store import default_store, require_dtype
 
 
 def perform(work: Mapping[str, Any], progress: ProgressCallback | None = None) -> dict[str, Any]:
-    """Carry out ``work["verb"]`` with the other values as its arguments; collective over all ranks.
+    """Carry out ``work["command"]`` with the other values as its arguments; collective over all ranks.
 
     Raises:
-        UserError: as the verb.
+        UserError: as the command.
     """
     values = dict(work)
-    return _VERBS[values.pop("verb")](progress=progress, **values)
+    return _COMMANDS[values.pop("command")](progress=progress, **values)
 
 
 def _encode(
@@ -86,4 +86,4 @@ def _options(given: Mapping[str, Any]) -> Options:
     return Options(Path(root) if root else default_store(), require_dtype(given["dtype"]), given["tokens"])
 
 
-_VERBS: dict[str, Callable[..., dict[str, Any]]] = {"encode": _encode, "evaluate": _evaluate, "mine": _mine}
+_COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {"encode": _encode, "evaluate": _evaluate, "mine": _mine}

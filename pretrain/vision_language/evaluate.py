@@ -23,10 +23,10 @@ from capt.pretrain.vision_language.config import VisionLanguageJob
 from capt.pretrain.vision_language.data.answers import AnswerTable
 from capt.pretrain.vision_language.features import read_features, require_features
 from capt.pretrain.vision_language.inputs import require_store
+from capt.pretrain.vision_language.load import LoadedModel, load_model
 from capt.pretrain.vision_language.module import VisionLanguageModule, VisionLanguageOutput
 from capt.pretrain.vision_language.pairs import EncodedPairs, Split, data_files
 from capt.pretrain.vision_language.prepare import encoded_pairs, vocabulary_of
-from capt.pretrain.vision_language.restore import Restored, load_model
 from capt.pretrain.vision_language.validation import validate, validation_batches
 
 TEMPERATURE = 0.05
@@ -34,7 +34,7 @@ TEMPERATURE = 0.05
 
 
 def evaluate(
-    checkpoint: Path | Restored,
+    checkpoint: Path | LoadedModel,
     *,
     data: Sequence[Path] = (),
     regions: Path | None = None,
@@ -66,8 +66,8 @@ def evaluate(
         CheckpointError: as `load_model`; or the store's features are of another kind than the model was trained on.
         DataError: files or the store cannot be used, or pictures are not in the store.
     """
-    restored = checkpoint if isinstance(checkpoint, Restored) else load_model(checkpoint)
-    job = restored.job
+    trained = checkpoint if isinstance(checkpoint, LoadedModel) else load_model(checkpoint)
+    job = trained.job
     changed = {"source": "files", "train": list(data)} if data else {}
     files = data_files(job.data.model_copy(update=changed | ({"regions": regions} if regions else {})), ALONE)
     paths = files.train if data else files.validation
@@ -75,17 +75,17 @@ def evaluate(
         raise ConfigError("nothing to evaluate on: the run had no data.validation; give --data FILE")
     verifier = Verifier(job.data.cache)
     store = RegionStore.open(regions or require_store(files.regions), verifier)
-    trained_on = read_features(restored.checkpoint)
+    trained_on = read_features(trained.checkpoint)
     if trained_on is not None:
-        require_features(store, trained_on, str(restored.checkpoint))
+        require_features(store, trained_on, str(trained.checkpoint))
     _require_classes(store, job)
     split = Split(tuple(paths), "--data" if data else "data.validation", verifier)
-    table = None if restored.answers is None else AnswerTable(restored.answers)
+    table = None if trained.answers is None else AnswerTable(trained.answers)
     job = _measured(job, store, split, batch, samples)
-    pairs = encoded_pairs(split, job, store, restored.tokenizer, table)
-    section = _section(restored, job, pairs, store, ", ".join(path.name for path in paths), seed)
+    pairs = encoded_pairs(split, job, store, trained.tokenizer, table)
+    section = _section(trained, job, pairs, store, ", ".join(path.name for path in paths), seed)
     result = {
-        "checkpoint": str(restored.checkpoint),
+        "checkpoint": str(trained.checkpoint),
         "versions": provenance(),
         "sections": [section.model_dump()],
     }
@@ -159,13 +159,13 @@ def _measured(job: VisionLanguageJob, store: RegionStore, split: Split, batch: i
 
 
 def _section(
-    restored: Restored, job: VisionLanguageJob, pairs: EncodedPairs, store: RegionStore, name: str, seed: int
+    trained: LoadedModel, job: VisionLanguageJob, pairs: EncodedPairs, store: RegionStore, name: str, seed: int
 ) -> Section:
     assembler = Assembler(
-        pairs, store, vocabulary_of(restored.tokenizer), job.objectives, job.contrast,
+        pairs, store, vocabulary_of(trained.tokenizer), job.objectives, job.contrast,
         length=job.data.sequence_length, seed=seed, stream="pairs/evaluation",
     )  # fmt: skip
-    module = _Module(restored.module)
+    module = _Module(trained.module)
     measured = validate(module, assembler, job, len(pairs))
     metrics = {key: float(value) for key, value in measured.items() if not callable(value)}
     samples = int(metrics.pop("validation_samples"))

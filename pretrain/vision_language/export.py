@@ -23,8 +23,8 @@ from capt.pretrain.convert.lxmert import export_lxmert_hf
 from capt.pretrain.engine.checkpoint import read_metadata
 from capt.pretrain.engine.run_folder import Section
 from capt.pretrain.vision_language.features import read_features
+from capt.pretrain.vision_language.load import LoadedModel, load_model
 from capt.pretrain.vision_language.report import is_synthetic
-from capt.pretrain.vision_language.restore import Restored, load_model
 
 # The model card of an exported LXMERT: what the weights are, how they were trained, how to load them, its limits.
 
@@ -161,29 +161,27 @@ def command(checkpoint: Path, out: Path, *, to: str, overwrite: bool = False, ab
     Raises:
         UserError: the checkpoint or ``out`` is wrong, or transformers computes something else than our model.
     """
-    restored = load_model(checkpoint)
+    trained = load_model(checkpoint)
     export_lxmert_hf(
-        restored.model.state_dict(),
-        restored.model.config,
-        restored.tokenizer,
+        trained.model.state_dict(),
+        trained.model.config,
+        trained.tokenizer,
         out,
-        _card(restored, about or About()),
+        _card(trained, about or About()),
         architecture="LxmertForPreTraining",
-        answers=restored.answers,
-        max_length=restored.model.config.max_positions
-        if restored.job.model.init
-        else restored.job.data.sequence_length,
+        answers=trained.answers,
+        max_length=trained.model.config.max_positions if trained.job.model.init else trained.job.data.sequence_length,
         overwrite=overwrite,
     )
-    logger.info("%s written from %s", out, restored.checkpoint)
+    logger.info("%s written from %s", out, trained.checkpoint)
     return out
 
 
-def _card(restored: Restored, about: About) -> str:
-    config, run = restored.model.config, restored.checkpoint.resolve().parent.parent
-    progress = read_metadata(restored.checkpoint).progress.model_dump()
-    features = read_features(restored.checkpoint)
-    job = restored.job.model_dump(mode="json", by_alias=True)
+def _card(trained: LoadedModel, about: About) -> str:
+    config, run = trained.model.config, trained.checkpoint.resolve().parent.parent
+    progress = read_metadata(trained.checkpoint).progress.model_dump()
+    features = read_features(trained.checkpoint)
+    job = trained.job.model_dump(mode="json", by_alias=True)
     kind = {} if features is None else features.features_of
     facts: dict[str, Any] = {
         "language, vision and cross-modality layers":
@@ -195,7 +193,7 @@ def _card(restored: Restored, about: About) -> str:
         "feature size": config.feature_size,
         "object, attribute and answer classes":
             f"{config.object_classes}, {config.attribute_classes}, {config.answers}",
-        "parameters": sum(parameter.numel() for parameter in restored.model.parameters()),
+        "parameters": sum(parameter.numel() for parameter in trained.model.parameters()),
     }  # fmt: skip
     return model_card(
         name=run.name,
@@ -205,6 +203,6 @@ def _card(restored: Restored, about: About) -> str:
         features_of=kind,
         progress=progress,
         metrics=final_metrics(run, progress["step"]),
-        about=about.started_from(restored.job.model.init, run),
-        evaluations=sections_of(restored.checkpoint),
+        about=about.started_from(trained.job.model.init, run),
+        evaluations=sections_of(trained.checkpoint),
     )

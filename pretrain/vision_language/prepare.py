@@ -35,8 +35,8 @@ from capt.pretrain.vision_language.data.answers import (
     log_coverage,
 )
 from capt.pretrain.vision_language.data.examples import Example
+from capt.pretrain.vision_language.load import Start, named_answers, read_start, require_same_features
 from capt.pretrain.vision_language.pairs import DataFiles, EncodedPairs, Split, data_files, digest_of, write_pairs
-from capt.pretrain.vision_language.restore import Start, named_answers, read_start, require_same_features
 from capt.pretrain.vision_language.sections import SentenceTokenizer
 from capt.pretrain.vision_language.sizes import completed
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer

@@ -24,9 +24,9 @@ from capt.pretrain.models.lxmert.config import step_flops
 from capt.pretrain.vision_language.batches import Assembler, PairBatch
 from capt.pretrain.vision_language.config import VisionLanguageJob
 from capt.pretrain.vision_language.features import REGIONS, FeatureKind, read_features, require_features
+from capt.pretrain.vision_language.load import ANSWERS, read_answers, require_same_answers, start_from
 from capt.pretrain.vision_language.module import Counts, VisionLanguageModule, VisionLanguageOutput, divisors, loss_sums
 from capt.pretrain.vision_language.prepare import Prepared, prepare
-from capt.pretrain.vision_language.restore import ANSWERS, read_answers, require_same_answers, start_from
 from capt.pretrain.vision_language.validation import validate
 
 _Digest = Annotated[str, Field(pattern="^[0-9a-f]{32,64}$")]

@@ -12,10 +12,10 @@ import torch
 from capt.pretrain.base.quiet import quiet_libraries
 from capt.pretrain.engine.checkpoint import (
     begin_save,
+    load_engine,
+    load_module_weights,
     read_metadata,
     read_weights,
-    restore_engine,
-    restore_weights,
     verify,
 )
 from capt.pretrain.engine.engines.build import build_engines
@@ -46,13 +46,13 @@ def _train(job: ToyJob, folder: str, steps: int, save_at: int | None, source: st
     modules = task.build_modules()
     if source:
         for name, module in modules.items():
-            restore_weights(Path(source), name, module)
+            load_module_weights(Path(source), name, module)
     engines = build_engines(modules, job, task.optimizers())
     progress = Progress()
     if source:
         state = read_metadata(verify_path(source))
         for name, engine in engines.items():
-            restore_engine(Path(source), engine, state.engines[name])
+            load_engine(Path(source), engine, state.engines[name])
         progress = Progress(**state.progress.model_dump())
     batches, losses = task.build_batches(progress), []
     while progress.step < steps:

@@ -12,8 +12,8 @@ import torch
 
 from capt.finetune.batches import to_device
 from capt.finetune.evaluation import as_text, evaluate_checkpoint, results_of_all_rows
-from capt.finetune.glue.restore import load_classifier
-from capt.finetune.restore import load_fine_tuned
+from capt.finetune.glue.load import load_classifier
+from capt.finetune.load import load_fine_tuned
 from capt.pretrain.base.errors import CheckpointError, DataError, UserError
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.engine.checkpoint import find_best
@@ -84,13 +84,13 @@ def test_a_resumed_run_is_the_uninterrupted_one(whole: Path, tmp_path: Path) -> 
 
 
 def test_evaluation_and_dump_repeat_the_best_validation(whole: Path, tmp_path: Path) -> None:
-    restored = load_fine_tuned(whole, ToyJob, "toy_finetune", lambda job, checkpoint: Pair())
+    trained = load_fine_tuned(whole, ToyJob, "toy_finetune", lambda job, checkpoint: Pair())
     rows, best = Rows(23, 2), json.loads((whole / "best.json").read_text())
-    result = evaluate_checkpoint(restored, {"": rows, "_other": Rows(5, 3)}, SoftTargets(), task="toy", batch=4)
+    result = evaluate_checkpoint(trained, {"": rows, "_other": Rows(5, 3)}, SoftTargets(), task="toy", batch=4)
     assert result["metrics"]["accuracy"] == best["value"]
     assert result["rows"] == {"dev": 23, "dev_other": 5}
     assert "toy (dev 23 rows, dev_other 5 rows)" in as_text(result)
-    results = results_of_all_rows(restored.model, rows, SoftTargets(), 4, torch.device("cpu"))
+    results = results_of_all_rows(trained.model, rows, SoftTargets(), 4, torch.device("cpu"))
     assert {name: values.shape for name, values in results.items()} == {"answer": (23,), "probability": (23,)}
     answers = json.loads(dump(results, tmp_path / "answers.json", 23).read_text())
     assert [row["answer"] for row in answers] == results["answer"].tolist()

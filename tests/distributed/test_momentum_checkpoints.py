@@ -12,13 +12,13 @@ from torch import Tensor
 
 from capt.pretrain.base.quiet import quiet_libraries
 from capt.pretrain.config.load import job_from_mapping
-from capt.pretrain.engine.checkpoint import begin_save, read_metadata, restore_engine, restore_weights, verify
+from capt.pretrain.engine.checkpoint import begin_save, load_engine, load_module_weights, read_metadata, verify
 from capt.pretrain.engine.engines.base import Engine, averaged_weights
 from capt.pretrain.engine.engines.build import build_engines
 from capt.pretrain.engine.optim.optimizers import AVERAGE
 from capt.pretrain.engine.task import Progress
 from capt.pretrain.language.export import command
-from capt.pretrain.language.restore import load_hf, load_model
+from capt.pretrain.language.load import load_hf, load_model
 from capt.pretrain.language.task import LanguageTask
 from tests.momentum import built, momentum_mapping, whole_weights
 from tests.support import run_ranks
@@ -55,9 +55,9 @@ def _built_from(mapping: dict[str, Any], source: str) -> tuple[LanguageTask, dic
     job = job_from_mapping(mapping, "test")
     task = LanguageTask(job, Path(mapping["run"]["dir"]))
     modules = task.build_modules()
-    restore_weights(Path(source), "model", modules["model"])
+    load_module_weights(Path(source), "model", modules["model"])
     engines = build_engines(modules, job, task.optimizers())
-    restore_engine(Path(source), engines["model"], read_metadata(Path(source)).engines["model"])
+    load_engine(Path(source), engines["model"], read_metadata(Path(source)).engines["model"])
     return task, engines
 
 
@@ -167,7 +167,7 @@ def test_what_is_evaluated_and_exported_is_the_live_model(tmp_path: Path, world:
     live, averages = run_ranks(_saved, world, momentum_mapping(tmp_path, stage))[0]
     checkpoint = tmp_path / "run" / "checkpoints" / "step-00000004"
     command(checkpoint, tmp_path / "hf", to="hf")
-    for restored in (load_model(checkpoint), load_hf(tmp_path / "hf")):
-        state = restored.model.state_dict()
+    for trained in (load_model(checkpoint), load_hf(tmp_path / "hf")):
+        state = trained.model.state_dict()
         assert _largest(state, live) == 0
         assert _largest(state, averages) > 1e-3

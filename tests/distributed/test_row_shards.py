@@ -15,11 +15,11 @@ from capt.pretrain.base.errors import CheckpointError, ConfigError
 from capt.pretrain.base.quiet import quiet_libraries
 from capt.pretrain.engine.checkpoint import (
     begin_save,
+    load_engine,
+    load_module_weights,
+    load_module_weights_together,
     read_metadata,
     read_weights,
-    restore_engine,
-    restore_weights,
-    restore_weights_together,
 )
 from capt.pretrain.engine.engines.build import build_engines
 from capt.pretrain.engine.engines.local import LocalEngine
@@ -82,14 +82,14 @@ def _train(
         with torch.no_grad():
             for parameter in tables.parameters():
                 parameter.fill_(float("nan"))
-        restore_weights_together(Path(source), "tables", tables)
+        load_module_weights_together(Path(source), "tables", tables)
     engines = build_engines({"tables": tables}, job, {})
     engine = engines["tables"]
     assert isinstance(engine, LocalEngine)
     progress = Progress()
     if source:
         state = read_metadata(Path(source))
-        restore_engine(Path(source), engine, state.engines["tables"])
+        load_engine(Path(source), engine, state.engines["tables"])
         progress = Progress(**state.progress.model_dump())
     norms = []
     while progress.step < steps:
@@ -185,12 +185,12 @@ def test_a_checkpoint_holds_whole_tables(tmp_path: Path) -> None:
     for name in _TABLES:
         assert np.array_equal(read[name].numpy(), whole[name])
     alone = _Tables()
-    restore_weights(checkpoint, "tables", alone)
+    load_module_weights(checkpoint, "tables", alone)
     for name, parameter in alone.named_parameters():
         assert np.array_equal(parameter.detach().numpy(), whole[name])
     more = _Tables({"first": (_ROWS + 1, _WIDTH), "second": (2, _WIDTH)})
     with pytest.raises(CheckpointError, match=r"first has shape \(11, 3\), the configured model \(12, 3\)"):
-        restore_weights(checkpoint, "tables", more)
+        load_module_weights(checkpoint, "tables", more)
 
 
 def test_what_cannot_update_shared_out_rows_is_refused() -> None:

@@ -14,7 +14,7 @@ from capt.launcher.cli import main
 
 ROOT = Path(__file__).parents[2]
 Capt = Callable[..., tuple[int, str, str]]
-VERBS = [
+COMMANDS = [
     ["pretrain"],
     ["resume"],
     ["evaluate"],
@@ -23,15 +23,15 @@ VERBS = [
     ["report"],
     ["doctor"],
     ["bench"],
-    *(["tokenizer", verb] for verb in ("train", "encode", "export")),
-    *(["data", verb] for verb in ("prepare", "inspect")),
-    *(["config", verb] for verb in ("show", "validate", "schema", "diff")),
+    *(["tokenizer", command] for command in ("train", "encode", "export")),
+    *(["data", command] for command in ("prepare", "inspect")),
+    *(["config", command] for command in ("show", "validate", "schema", "diff")),
 ]
 
 
 @pytest.fixture
 def capt(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Capt:
-    """Run a verb in a folder of its own: (exit code, stdout, stderr)."""
+    """Run a command in a folder of its own: (exit code, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str | Path) -> tuple[int, str, str]:
@@ -53,11 +53,11 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
-def test_every_help_has_an_example(capt: Capt, verb: list[str]) -> None:
-    code, out, _ = capt(*verb, "--help")
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_help_has_an_example(capt: Capt, command: list[str]) -> None:
+    code, out, _ = capt(*command, "--help")
     assert code == 0
-    assert f"Example: capt {' '.join(verb)}" in out or f"| capt {' '.join(verb)}" in out
+    assert f"Example: capt {' '.join(command)}" in out or f"| capt {' '.join(command)}" in out
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["config"], ["tokenizer"], ["data"]])
@@ -116,8 +116,8 @@ def test_what_a_user_gets_wrong_is_one_line_and_exit_code_2(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("verb", [["resume"], ["ledger", "check"]])
-def test_a_checkpoint_is_no_run(capt: Capt, tmp_path: Path, verb: list[str]) -> None:
+@pytest.mark.parametrize("command", [["resume"], ["ledger", "check"]])
+def test_a_checkpoint_is_no_run(capt: Capt, tmp_path: Path, command: list[str]) -> None:
     """It has a config.yaml too; a job that began in it would add files, and the checkpoint would be refused."""
     checkpoint = tmp_path / "run" / "checkpoints" / "step-00000004"
     checkpoint.mkdir(parents=True)
@@ -126,11 +126,11 @@ def test_a_checkpoint_is_no_run(capt: Capt, tmp_path: Path, verb: list[str]) -> 
     (checkpoint / "manifest.json").write_text("{}")
     (tmp_path / "run" / "checkpoints" / "best").symlink_to("step-00000004")
     for name in ("step-00000004", "best"):
-        code, _, err = capt(*verb, f"run/checkpoints/{name}")
+        code, _, err = capt(*command, f"run/checkpoints/{name}")
         assert (code, err.count("\n")) == (2, 1)
         assert f"{name} is a checkpoint, not a run folder; capt resume run --checkpoint step-00000004" in err
     copied = checkpoint.rename(tmp_path / "copied")
-    assert "model.init=copied begins a run with its weights" in capt(*verb, "copied")[2]
+    assert "model.init=copied begins a run with its weights" in capt(*command, "copied")[2]
     assert {path.name for path in copied.iterdir()} == {"config.yaml", "manifest.json"}
 
 
@@ -142,7 +142,7 @@ def test_debug_shows_where_an_error_came_from(tmp_path: Path) -> None:
     assert "did you mean the shipped job 'capt_tiny'" in done.stderr
 
 
-def test_a_verb_that_imports_deepspeed_prints_its_answer_alone(tmp_path: Path) -> None:
+def test_a_command_that_imports_deepspeed_prints_its_answer_alone(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "capt.launcher.cli", "data", "prepare", "capt_tiny", "data.files=nowhere.txt"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
@@ -164,7 +164,7 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("{\n", "")
 
 
-def test_config_verbs(capt: Capt, tmp_path: Path) -> None:
+def test_config_commands(capt: Capt, tmp_path: Path) -> None:
     code, out, _ = capt("config", "show", "capt_tiny", "optimizer.lr=0.25")
     assert code == 0
     assert yaml.safe_load(out)["optimizer"]["lr"] == 0.25

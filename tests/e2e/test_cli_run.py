@@ -44,7 +44,7 @@ class Folder:
     def capt(self, *arguments: str, code: int = 0, forked: bool = False) -> tuple[str, str]:
         """Run ``capt``, which must end with ``code``, and return its stdout and stderr.
 
-        Each verb is started once as a user starts it; ``forked`` saves the start of the others.
+        Each command is started once as a user starts it; ``forked`` saves the start of the others.
         """
         if forked:
             done = run_capt(*arguments, cwd=self.path, env=self.env)

@@ -16,9 +16,9 @@ from capt.finetune.glue.config import GlueJob
 from capt.finetune.glue.evaluate import as_text, evaluate, predict
 from capt.finetune.glue.export import export
 from capt.finetune.glue.files import read_split
-from capt.finetune.glue.restore import load_classifier
+from capt.finetune.glue.load import load_classifier
 from capt.finetune.glue.tasks import GLUE
-from capt.finetune.restore import load_backbone
+from capt.finetune.load import load_backbone
 from capt.finetune.task import best_so_far
 from capt.launcher.cli import app
 from capt.pretrain.base.errors import CheckpointError, ConfigError, UserError
@@ -108,7 +108,7 @@ def test_evaluation_and_prediction_repeat_the_best_validation(learnt: Path, fold
         predict(learnt, read_split(folder / "glue", GLUE["rte"], "dev"))
 
 
-def test_the_verbs_know_a_fine_tuned_checkpoint(learnt: Path, tmp_path: Path) -> None:
+def test_the_commands_know_a_fine_tuned_checkpoint(learnt: Path, tmp_path: Path) -> None:
     runner = CliRunner()
     found = runner.invoke(app, ["evaluate", str(learnt), "--json"])
     assert json.loads(found.stdout)["metrics"]["matthews"] > 0.9

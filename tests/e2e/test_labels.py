@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from capt.finetune.labels.config import LabelsJob
 from capt.finetune.labels.data import read_splits
-from capt.finetune.restore import load_fine_tuned
+from capt.finetune.load import load_fine_tuned
 from capt.finetune.text_training import build_classifier
 from capt.launcher.cli import app
 from capt.pretrain.base.errors import UserError
@@ -112,7 +112,7 @@ def _reference(kind: str, logits: np.ndarray, job: LabelsJob, labels: np.ndarray
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_learns_and_the_stock_class_of_the_export_computes_the_same(kind: str, folder: Path, tmp_path: Path) -> None:
     run, out = folder / f"run_{kind}", tmp_path / "out"
-    restored = load_fine_tuned(run, LabelsJob, "labels", build_classifier)
+    trained = load_fine_tuned(run, LabelsJob, "labels", build_classifier)
     best = json.loads((run / "best.json").read_text())
     assert best["metric"] == {"classification": "accuracy", "regression": "pearson", "multi_label": "micro_f1"}[kind]
     assert best["value"] > 0.8
@@ -131,15 +131,15 @@ def test_it_learns_and_the_stock_class_of_the_export_computes_the_same(kind: str
     assert config["id2label"] == {str(i): name for i, name in enumerate(names)}
     assert config["problem_type"] == problem
     model, tokenizer = AutoModelForSequenceClassification.from_pretrained(out), AutoTokenizer.from_pretrained(out)
-    rows = read_splits(restored.job.data).validation
+    rows = read_splits(trained.job.data).validation
     given = tokenizer(rows.first, rows.second, padding=True, truncation=True, return_tensors="pt")
     with torch.no_grad():
         theirs = model(**given).logits
-        ours = restored.model(given["input_ids"], None, padded=True)
-    scale, offset = restored.job.data.scale or 1.0, restored.job.data.offset or 0.0
+        ours = trained.model(given["input_ids"], None, padded=True)
+    scale, offset = trained.job.data.scale or 1.0, trained.job.data.offset or 0.0
     torch.testing.assert_close((theirs - offset) / scale, ours, atol=1e-5, rtol=1e-5)
     assert rows.labels is not None
-    expected = _reference(kind, theirs.numpy().astype(float), restored.job, rows.labels)
+    expected = _reference(kind, theirs.numpy().astype(float), trained.job, rows.labels)
     assert {name: measured["metrics"][name] for name in expected} == pytest.approx(expected, abs=1e-4)
     card = (out / "README.md").read_text()
     assert "the labels of" in card

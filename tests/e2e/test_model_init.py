@@ -11,7 +11,7 @@ import torch
 import yaml
 from huggingface_hub import constants
 
-from capt.finetune.restore import load_backbone
+from capt.finetune.load import load_backbone
 from capt.pretrain.base.errors import CheckpointError, ConfigError
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.config.reader import job_to_yaml

@@ -16,7 +16,7 @@ from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.language.evaluate import evaluate
 from capt.pretrain.language.export import command as export
 from capt.pretrain.language.import_hf import command as import_hf
-from capt.pretrain.language.restore import load_model
+from capt.pretrain.language.load import load_model
 from capt.pretrain.pairs.export import command as export_pairs
 from tests.finetune import glue_mapping, write_task
 from tests.gradients import gradients, relative

@@ -50,7 +50,7 @@ def _expanded(arguments: list[str]) -> list[str]:
 
 
 def test_the_target_runs_from_nothing_to_figures(tmp_path: Path) -> None:
-    folder, verbs = tmp_path / "quickstart-vl", list[str]()
+    folder, commands = tmp_path / "quickstart-vl", list[str]()
     env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}
     for program, *arguments in _commands(folder):
         if program != "/capt":
@@ -62,8 +62,8 @@ def test_the_target_runs_from_nothing_to_figures(tmp_path: Path) -> None:
         process = start_capt(*arguments, cwd=tmp_path, env=env, log=tmp_path / "log")
         process.join(timeout=240)
         assert process.exitcode == expected, (arguments, (tmp_path / "log").read_text()[-3000:])
-        verbs.append(" ".join(arguments[:2]))
-    assert [verb for verb in verbs if verb.startswith(("regions", "finetune"))] == [
+        commands.append(" ".join(arguments[:2]))
+    assert [command for command in commands if command.startswith(("regions", "finetune"))] == [
         *("regions microworld", "regions import", "regions inspect", "finetune vqa", "finetune gqa", "finetune nlvr2")
     ]
     world = folder / "world"

@@ -14,7 +14,7 @@ import pytest
 import torch
 import yaml
 
-from capt.finetune.restore import load_backbone
+from capt.finetune.load import load_backbone
 from capt.pretrain import registry
 from capt.pretrain.base.errors import CheckpointError, ConfigError
 from capt.pretrain.config.load import job_from_mapping
@@ -22,7 +22,7 @@ from capt.pretrain.config.reader import job_to_yaml
 from capt.pretrain.language.evaluate import evaluate
 from capt.pretrain.language.export import command as export
 from capt.pretrain.language.import_hf import command as import_hf
-from capt.pretrain.language.restore import load_hf, load_model
+from capt.pretrain.language.load import load_hf, load_model
 from capt.pretrain.models.architecture import ENCODERS, encoder_class
 from capt.pretrain.models.capt import CaptModel
 from capt.pretrain.models.config import RobertaConfig

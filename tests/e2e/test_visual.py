@@ -21,7 +21,7 @@ from capt.pretrain.base.errors import CheckpointError, DataError
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.engine.run import run_job
 from capt.pretrain.regions.store import RegionStore
-from capt.pretrain.vision_language.restore import load_model
+from capt.pretrain.vision_language.load import load_model
 from tests.support import run_ranks
 from tests.vision_language import make_pictures, vision_language_mapping
 from tests.visual import visual_mapping, write_scene_store, write_scenes, write_small_store
@@ -79,9 +79,9 @@ def test_statements_without_labels_give_a_dump_and_no_metric(folder: Path, tmp_p
     store = write_scene_store(tmp_path / "store", [hidden])
     with pytest.raises(DataError, match="8 pictures not in the region store"):
         evaluate(folder / "run-nlvr1", files=[hidden])
-    restored = load_visual(folder / "run-nlvr1")
-    data = restored.job.data.model_copy(update={"regions": tmp_path / "gone"})
-    moved = replace(restored, job=restored.job.model_copy(update={"data": data}))
+    trained = load_visual(folder / "run-nlvr1")
+    data = trained.job.data.model_copy(update={"regions": tmp_path / "gone"})
+    moved = replace(trained, job=trained.job.model_copy(update={"data": data}))
     with pytest.raises(DataError, match="-o regions=STORE"):
         evaluate(moved, files=[hidden])
     result = evaluate(folder / "run-nlvr1", files=[hidden], regions=store, predictions=tmp_path / "out.csv")
@@ -198,7 +198,7 @@ def test_some_options_stand_once_elsewhere(folder: Path) -> None:
     """``--data`` may stand several times for these tasks; a task with one folder refuses the second."""
     from capt.finetune.glue.evaluate import command
     from capt.pretrain.base.errors import ConfigError
-    from capt.pretrain.verbs import accepted_options
+    from capt.pretrain.commands import accepted_options
 
     assert accepted_options(command, "glue", {"data": [folder]}) == {"data": folder}
     with pytest.raises(ConfigError, match="--data may be given once for a checkpoint of task glue"):

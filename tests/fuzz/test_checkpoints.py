@@ -20,7 +20,7 @@ from capt.launcher.plan import Options
 from capt.launcher.start import resume
 from capt.pretrain.base.errors import CheckpointError
 from capt.pretrain.config.load import job_from_mapping
-from capt.pretrain.engine.checkpoint import open_checkpoint, read_metadata, read_weights, restore_weights, verify
+from capt.pretrain.engine.checkpoint import load_module_weights, open_checkpoint, read_metadata, read_weights, verify
 from capt.pretrain.engine.checkpoint.save import write_weights_only
 from capt.pretrain.engine.run_folder import read_best, read_status
 from capt.pretrain.registry import TASKS
@@ -44,7 +44,7 @@ def _load(checkpoint: Path) -> object:
     """What evaluation, conversion and resuming do with a checkpoint."""
     open_checkpoint(checkpoint, ToyJob, "toy")
     state = read_metadata(checkpoint)
-    restore_weights(checkpoint, "model", ToyModel(13))
+    load_module_weights(checkpoint, "model", ToyModel(13))
     return state
 
 

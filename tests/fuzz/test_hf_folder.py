@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from capt.finetune.restore import load_backbone
+from capt.finetune.load import load_backbone
 from capt.pretrain.base.errors import CheckpointError
 from capt.pretrain.language.import_hf import command as import_hf
 from capt.pretrain.models.config import RobertaConfig

@@ -26,7 +26,7 @@ from capt.pretrain.convert import huggingface
 from capt.pretrain.convert.huggingface import export_hf
 from capt.pretrain.convert.reference import TEXTS, tokenize
 from capt.pretrain.language.import_hf import command as import_hf
-from capt.pretrain.language.restore import load_model
+from capt.pretrain.language.load import load_model
 from capt.pretrain.models.config import RobertaConfig
 from capt.pretrain.models.heads import with_rows
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
@@ -158,15 +158,15 @@ def test_hf_to_checkpoint_gives_back_every_weight(tmp_path, contrast):
     cfg = config(pooling="mean")
     made = export(tmp_path / "hf", cfg, contrast=contrast)
     import_hf(tmp_path / "hf", tmp_path / "run")
-    restored = load_model(tmp_path / "run")
-    assert restored.tokenizer.fingerprint == tokenizer().fingerprint
-    assert restored.job.run.dir == tmp_path / "run"
-    state = restored.model.state_dict()
+    trained = load_model(tmp_path / "run")
+    assert trained.tokenizer.fingerprint == tokenizer().fingerprint
+    assert trained.job.run.dir == tmp_path / "run"
+    state = trained.model.state_dict()
     assert made.state_dict().keys() == {name for name in state if contrast or not name.startswith("aggregation.")}
     for name, tensor in with_rows(made.state_dict(), cfg.classes).items():
         assert torch.equal(state[name], tensor), name
-    assert restored.model.config.pooling == ("mean" if contrast else "cls")
-    assert (restored.job.tokenizer.path / "tokenizer.json").is_file()
+    assert trained.model.config.pooling == ("mean" if contrast else "cls")
+    assert (trained.job.tokenizer.path / "tokenizer.json").is_file()
 
 
 @pytest.mark.parametrize("hf_class", [RobertaForMaskedLM, XLMRobertaForMaskedLM])
@@ -186,10 +186,10 @@ def test_foreign_folders_compute_the_same_here(tmp_path, hf_class):
     assert (tmp_path / "hf" / "model.safetensors.index.json").exists()
     used.save(tmp_path / "hf")
     import_hf(tmp_path / "hf", tmp_path / "run")
-    restored = load_model(tmp_path / "run")
+    trained = load_model(tmp_path / "run")
     tokens = tokenize(TEXTS, used, 64)
     real = tokens != 1
-    ours, expected = logits(restored.model, tokens)[real], hf_logits(theirs.float(), tokens, 1)[real]
+    ours, expected = logits(trained.model, tokens)[real], hf_logits(theirs.float(), tokens, 1)[real]
     assert (ours - expected).abs().max() < 1e-5 * expected.abs().max()
 
 

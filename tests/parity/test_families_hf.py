@@ -18,8 +18,8 @@ from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.language.evaluate import as_text, command, evaluate
 from capt.pretrain.language.export import command as export
 from capt.pretrain.language.import_hf import command as import_hf
+from capt.pretrain.language.load import load_hf, load_model
 from capt.pretrain.language.prepare import prepare
-from capt.pretrain.language.restore import load_hf, load_model
 from capt.pretrain.models.capt import CaptModel
 from capt.pretrain.models.hf_map import renamed
 from capt.pretrain.plan.step import rank_step
@@ -92,12 +92,12 @@ def _continued(folder: Path, init: Path, **changes: Any) -> dict[str, Any]:
 
 def test_a_source_is_read_exactly(source: tuple[str, Path]) -> None:
     name, folder = source
-    restored = load_hf(folder)
-    assert restored.has_mlm == (name not in HEADLESS)
-    encoder = restored.model.config.hf.encoder
-    assert _difference(folder, encoder, restored.model) < 1e-5
-    if restored.has_mlm:
-        assert _difference(folder, SOURCES[name][2], restored.model) < 5e-5  # logits of tens
+    trained = load_hf(folder)
+    assert trained.has_mlm == (name not in HEADLESS)
+    encoder = trained.model.config.hf.encoder
+    assert _difference(folder, encoder, trained.model) < 1e-5
+    if trained.has_mlm:
+        assert _difference(folder, SOURCES[name][2], trained.model) < 5e-5  # logits of tens
 
 
 def test_it_is_continued_evaluated_and_given_back(source: tuple[str, Path], tmp_path: Path) -> None:
@@ -182,9 +182,9 @@ def test_names_of_the_authors_and_of_old_releases_are_read(tmp_path: Path) -> No
         before = load_hf(folder).model.state_dict()
         tensors = {renamed(name, names): x for name, x in load_file(folder / "model.safetensors").items()}
         save_file(tensors, folder / "model.safetensors")
-        restored = load_hf(folder)
-        assert restored.has_mlm
-        assert all(torch.equal(x, restored.model.state_dict()[name]) for name, x in before.items())
+        trained = load_hf(folder)
+        assert trained.has_mlm
+        assert all(torch.equal(x, trained.model.state_dict()[name]) for name, x in before.items())
 
 
 def test_documents_apart_are_refused_once_the_family_is_known(tmp_path: Path) -> None:

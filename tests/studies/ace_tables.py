@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from capt.pretrain.embeddings.restore import load_embeddings
+from capt.pretrain.embeddings.load import load_embeddings
 from capt.pretrain.embeddings.similarity import Cosines, cosines_of, find_sets
 from tests.studies.resampling import Interval, over_examples, spearman
 from tests.studies.seeds import paired, spread

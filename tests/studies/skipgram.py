@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from capt.pretrain.embeddings.restore import load_tables
+from capt.pretrain.embeddings.load import load_tables
 from capt.pretrain.embeddings.similarity import find_sets, score_sets
 from capt.pretrain.embeddings.vectors.word_vectors import WordVectors
 from tests.studies.support import finish, newest_checkpoint, same_settings

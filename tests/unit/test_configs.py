@@ -337,9 +337,9 @@ def test_typo_in_a_cluster_file_is_refused(path: Path, tmp_path: Path) -> None:
         ("run.callbacks={wandb: {}}", "the package wandb is not installed"),
     ],
 )
-@pytest.mark.parametrize("verb", [["config", "validate"], ["pretrain", "--dry-run"]])
+@pytest.mark.parametrize("command", [["config", "validate"], ["pretrain", "--dry-run"]])
 def test_what_a_job_refuses_without_torch_its_check_refuses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: list[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str],
     override: str, says: str,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
@@ -347,7 +347,7 @@ def test_what_a_job_refuses_without_torch_its_check_refuses(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "wandb" else find(name, *rest))
     (tmp_path / "text.txt").write_text("some words\n\nand more\n" * 50)
     with pytest.raises(SystemExit) as end:
-        main([*verb, "capt_tiny", "data.files=text.txt", override])
+        main([*command, "capt_tiny", "data.files=text.txt", override])
     assert end.value.code == 2
     assert says in capsys.readouterr().err
 

@@ -37,19 +37,19 @@ def capt_mentions(page: Path) -> Iterator[list[str]]:
         yield shlex.split(re.sub(r"\[.*?\]|\.\.\.", "", inline.partition(">")[0]))
 
 
-def find_verb(words: list[str]) -> tuple[Any, list[str]]:
+def find_command(words: list[str]) -> tuple[Any, list[str]]:
     """The command that ``words`` call, and the words behind it; fails where there is none."""
     command: Any = typer.main.get_command(app)
     words = with_value_of_resume([word for word in words if word != "--debug"])
-    while hasattr(command, "commands") and words and words[0] not in ("--help", "VERB"):
-        assert words[0] in command.commands, f"capt has no verb {words[0]!r}"
+    while hasattr(command, "commands") and words and words[0] not in ("--help", "COMMAND"):
+        assert words[0] in command.commands, f"capt has no command {words[0]!r}"
         command, words = command.commands[words[0]], words[1:]
     return command, words
 
 
 def check_command(words: list[str]) -> None:
     """Parse a command line against the real commands, options and their types, without running it."""
-    command, rest = find_verb(words)
+    command, rest = find_command(words)
     if rest == ["--help"] or hasattr(command, "commands"):
         return
     config = command.make_context(command.name, rest).params.get("config")
@@ -58,8 +58,8 @@ def check_command(words: list[str]) -> None:
 
 
 def check_mention(words: list[str]) -> None:
-    """Verb and options exist."""
-    command, rest = find_verb(words)
+    """Command and options exist."""
+    command, rest = find_command(words)
     known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     unknown = {word.partition("=")[0] for word in rest if word.startswith("--")} - known - {"--help"}
     assert not unknown, f"no option {', '.join(unknown)}"
@@ -89,12 +89,12 @@ def test_wrong_command_lines_are_noticed(words: list[str]) -> None:
         check_command(words)
 
 
-def test_the_example_of_each_verb_is_accepted() -> None:
+def test_the_example_of_each_command_is_accepted() -> None:
     root: Any = typer.main.get_command(app)
-    verbs = [verb for one in root.commands.values() for verb in getattr(one, "commands", {None: one}).values()]
-    for verb in verbs:
-        example = re.search(r"Example: (.*)", verb.epilog)
-        assert example, verb.name
+    commands = [command for one in root.commands.values() for command in getattr(one, "commands", {None: one}).values()]
+    for command in commands:
+        example = re.search(r"Example: (.*)", command.epilog)
+        assert example, command.name
         words = shlex.split(example[1].split(" > ")[0].split(" | ")[-1])
         assert words[0] == "capt"
         check_command(words[1:])
@@ -102,11 +102,11 @@ def test_the_example_of_each_verb_is_accepted() -> None:
             find_benchmarks([words[2]])
 
 
-def test_the_pages_show_every_verb() -> None:
+def test_the_pages_show_every_command() -> None:
     shown = {tuple(words[:depth]) for page in PAGES for words in capt_commands(page) for depth in (1, 2)}
     root: Any = typer.main.get_command(app)
-    for name, verb in root.commands.items():
-        for path in [(name, inner) for inner in verb.commands] if hasattr(verb, "commands") else [(name,)]:
+    for name, command in root.commands.items():
+        for path in [(name, inner) for inner in command.commands] if hasattr(command, "commands") else [(name,)]:
             assert path in shown, f"no page shows capt {' '.join(path)} in a block"
 
 

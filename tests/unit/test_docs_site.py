@@ -45,14 +45,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_site_has_every_key_and_every_verb(site: Path) -> None:
+def test_site_has_every_key_and_every_command(site: Path) -> None:
     tables = "".join(page.read_text() for page in (site / "reference").glob("keys*/index.html"))
     leaves = {key for key in OWN if not any(other.startswith(f"{key}.") for other in OWN)} - {"schema_version"}
     assert {key for key in leaves if f"<code>{key}</code>" not in tables} == set()
-    verbs = (site / "reference" / "cli" / "index.html").read_text()
-    assert 'id="capt-pretrain"' in verbs
-    assert 'id="capt-tokenizer-train"' in verbs
-    assert "--hostfile" in verbs
+    commands = (site / "reference" / "cli" / "index.html").read_text()
+    assert 'id="capt-pretrain"' in commands
+    assert 'id="capt-tokenizer-train"' in commands
+    assert "--hostfile" in commands
 
 
 def test_site_documents_the_public_functions(site: Path) -> None:

@@ -87,10 +87,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *_in("pretrain", "config", "contrast", "contrastive", "engine", "models", "registry", "report"),
     ),
     "pretrain.report": (*BASE, "pretrain.config", "pretrain.registry", "pretrain.engine"),
-    "pretrain.verbs": (*BASE, "pretrain.config", "pretrain.registry", "pretrain.engine"),
+    "pretrain.commands": (*BASE, "pretrain.config", "pretrain.registry", "pretrain.engine"),
     "pretrain.convert": (
         *(room for room in TASK if room not in _in("pretrain", "data", "contrast", "contrastive")),
-        "pretrain.verbs",
+        "pretrain.commands",
     ),
     "pretrain.__main__": (*BASE, "pretrain.config", "pretrain.engine"),
     # ---- tasks
@@ -111,10 +111,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *_in("pretrain.latent", "models", "objectives"),
     ),
     "pretrain.latent.ngram": BASE,
-    "pretrain.latent.restore": (*LATENT, "pretrain.latent.models"),
+    "pretrain.latent.load": (*LATENT, "pretrain.latent.models"),
     "pretrain.latent.evaluation": (
         *(*LATENT, "pretrain.contrast"),
-        *_in("pretrain.latent", "models", "objectives", "training", "ngram", "restore"),
+        *_in("pretrain.latent", "models", "objectives", "training", "ngram", "load"),
     ),
     "pretrain.latent.report": (
         *BASE,

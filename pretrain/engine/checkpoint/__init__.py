@@ -13,11 +13,11 @@ from capt.pretrain.engine.checkpoint.layout import (
     verify_together,
 )
 from capt.pretrain.engine.checkpoint.load import (
+    load_engine,
+    load_module,
+    load_module_weights,
+    load_module_weights_together,
     read_weights,
-    restore_engine,
-    restore_weights,
-    restore_weights_together,
-    restored,
 )
 from capt.pretrain.engine.checkpoint.save import PendingSave, begin_save, read_exports, write_weights_only
 
@@ -27,6 +27,10 @@ __all__ = [
     "checkpoints_of",
     "find_best",
     "find_checkpoint",
+    "load_engine",
+    "load_module",
+    "load_module_weights",
+    "load_module_weights_together",
     "open_checkpoint",
     "read_exports",
     "read_job",
@@ -34,10 +38,6 @@ __all__ = [
     "read_manifest",
     "read_metadata",
     "read_weights",
-    "restore_engine",
-    "restore_weights",
-    "restore_weights_together",
-    "restored",
     "verify",
     "verify_together",
     "write_weights_only",

@@ -275,7 +275,7 @@ def _require_finite(checkpoint: Path, weights: Iterable[tuple[str, Tensor]]) -> 
             raise CheckpointError(f"{checkpoint}: {name} holds weights that are not finite; name another checkpoint")
 
 
-def restore_weights(checkpoint: Path, name: str, module: nn.Module) -> None:
+def load_module_weights(checkpoint: Path, name: str, module: nn.Module) -> None:
     """Copy a verified checkpoint's weights, or the rows that this rank holds, into a module that no engine has wrapped.
 
     Raises:
@@ -308,26 +308,26 @@ class _Undrawn(TorchFunctionMode):
         return func(*args, **named)
 
 
-def restored(checkpoint: Path, name: str, build: Callable[[], M]) -> M:
+def load_module(checkpoint: Path, name: str, build: Callable[[], M]) -> M:
     """Return the module that ``build`` makes, with a verified checkpoint's weights.
 
     A configuration of a kilobyte can ask for a terabyte. So the module is made without memory first, and made at all
     only when the checkpoint holds every element of it.
 
     Raises:
-        CheckpointError: as `restore_weights`, or a weight is not finite.
+        CheckpointError: as `load_module_weights`, or a weight is not finite.
     """
     with torch.device("meta"), _Undrawn():
         check_architecture(checkpoint, name, build())
     _require_all(checkpoint, name)
     module = build()
-    restore_weights(checkpoint, name, module)
+    load_module_weights(checkpoint, name, module)
     _require_finite(checkpoint, module.named_parameters())
     return module
 
 
-def restore_weights_together(checkpoint: Path, name: str, module: nn.Module) -> None:
-    """Do `restore_weights` on all ranks; rank 0 reads, or each rank its own rows. Collective."""
+def load_module_weights_together(checkpoint: Path, name: str, module: nn.Module) -> None:
+    """Do `load_module_weights` on all ranks; rank 0 reads, or each rank its own rows. Collective."""
     if is_row_sharded(module):
         manifest = read_manifest(checkpoint)
         with distributed.synchronize_errors():
@@ -339,7 +339,7 @@ def restore_weights_together(checkpoint: Path, name: str, module: nn.Module) -> 
     with distributed.synchronize_errors(patient=True):
         check_architecture(checkpoint, name, module)
         if distributed.rank() == 0:
-            restore_weights(checkpoint, name, module)
+            load_module_weights(checkpoint, name, module)
     for parameter in module.parameters():
         distributed.broadcast_tensor(parameter.data)
 
@@ -366,18 +366,18 @@ def check_architecture(checkpoint: Path, name: str, module: nn.Module) -> None:
         )
 
 
-def restore_engine(checkpoint: Path, engine: Engine, state: EngineState) -> None:
+def load_engine(checkpoint: Path, engine: Engine, state: EngineState) -> None:
     """Fill an engine's master weights, moments, update count and loss scale from a verified checkpoint. Collective.
 
     ``state`` is what ``begin_save`` stored for this engine. The module must have been given the weights before the
-    engine was built (:func:`restore_weights_together`); the master copies are then made exact here.
+    engine was built (:func:`load_module_weights_together`); the master copies are then made exact here.
 
     Raises:
         CheckpointError: tensors are missing or damaged.
     """
     manifest = read_manifest(checkpoint)
     shapes = {name: list(global_shape(parameter)) for name, parameter in engine.module.named_parameters()}
-    assert shapes == manifest.modules[engine.name].shapes, "restore_weights has checked the architecture"
+    assert shapes == manifest.modules[engine.name].shapes, "load_module_weights has checked the architecture"
     index = read_index_together(checkpoint, manifest, engine.name, ("weights", "optimizer"))
     updated = index.updated()
     same_everywhere = engine.zero_stage == 0 and not is_row_sharded(engine.module)

@@ -23,9 +23,9 @@ from capt.pretrain.engine.run_folder import save_artifact
 from capt.pretrain.latent.config import GENERATED_TEXT
 from capt.pretrain.latent.data.corpus import read
 from capt.pretrain.latent.evaluation.text import MAX_WORDS, sample
+from capt.pretrain.latent.load import LoadedModel
 from capt.pretrain.latent.ngram import kenlm, kneser_ney
 from capt.pretrain.latent.ngram.model import LanguageModel, Text
-from capt.pretrain.latent.restore import LoadedModel
 from capt.pretrain.latent.text_files import file_of
 
 logger = logging.getLogger(__name__)

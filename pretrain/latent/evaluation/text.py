@@ -29,9 +29,9 @@ from capt.pretrain.latent.evaluation.bounds import (
 )
 from capt.pretrain.latent.evaluation.likelihood import FIT_DRAWS, LikelihoodBounds, likelihoods, weighted_nlls
 from capt.pretrain.latent.evaluation.model import sample_posterior
+from capt.pretrain.latent.load import LoadedModel
 from capt.pretrain.latent.models.build import TextModel
 from capt.pretrain.latent.models.posterior import Critics, Normal
-from capt.pretrain.latent.restore import LoadedModel
 
 # Sentences that a trained model writes: from the prior, from another sentence, and between two sentences.
 

@@ -326,7 +326,7 @@ def test_samples_that_are_left_out_keep_their_places_and_nobody_sees_them(
 ) -> None:
     """Ranks leave out different numbers of samples; the shards stay those of one queue, also after a restart."""
     with pytest.MonkeyPatch.context() as patch:
-        queues, restored = _ranks(patch, world, capacity), _ranks(patch, world, capacity)
+        queues, trained = _ranks(patch, world, capacity), _ranks(patch, world, capacity)
     generator, places, count = torch.Generator().manual_seed(seed), list[float | None](), 0
     for _ in range(4):
         kept = torch.rand(3 * world, generator=generator) < 0.5
@@ -342,9 +342,9 @@ def test_samples_that_are_left_out_keep_their_places_and_nobody_sees_them(
     folder = tmp_path_factory.mktemp("queue")
     for queue in queues:
         queue.save_shard(folder)
-    for queue in restored:
+    for queue in trained:
         queue.load_shards(folder)
-    assert sorted(torch.cat([queue.rows for queue in restored]).flatten().tolist()) == expected
+    assert sorted(torch.cat([queue.rows for queue in trained]).flatten().tolist()) == expected
 
 
 @pytest.mark.parametrize("pushed", [0, 3, 10])

@@ -16,7 +16,7 @@ from capt.pretrain.convert.dispatch import convert
 from capt.pretrain.convert.huggingface import export_hf
 from capt.pretrain.engine.run_folder import Section
 from capt.pretrain.language.export import chosen_pooling
-from capt.pretrain.language.restore import load_model
+from capt.pretrain.language.load import load_model
 from capt.pretrain.models.hf_model import read_hf, start_from
 from tests.unit.convert.models import CARD, config, model, tokenizer
 

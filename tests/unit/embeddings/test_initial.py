@@ -13,7 +13,7 @@ from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.config.load import load_job
 from capt.pretrain.embeddings.config import EmbeddingJob
 from capt.pretrain.embeddings.initial import InitialVectors, build_tables, with_initial_width
-from capt.pretrain.embeddings.restore import load_embeddings
+from capt.pretrain.embeddings.load import load_embeddings
 from capt.pretrain.embeddings.tables import EmbeddingTables
 from capt.pretrain.embeddings.task import EmbeddingTask
 from capt.pretrain.embeddings.vectors.word_vectors import WordVectors

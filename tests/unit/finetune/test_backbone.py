@@ -13,7 +13,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from capt.finetune.restore import load_backbone
+from capt.finetune.load import load_backbone
 from capt.pretrain.base.errors import CheckpointError
 from capt.pretrain.models.heads import take_rows
 from capt.pretrain.models.roberta import RobertaEncoder

@@ -15,7 +15,7 @@ from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from transformers import AutoModel, DebertaV2Config, DebertaV2Model
 
 from capt.finetune.encoding import encode_texts
-from capt.finetune.restore import load_backbone
+from capt.finetune.load import load_backbone
 from capt.pretrain.base.errors import CheckpointError, DataError
 from capt.tokenizer.encode import load_tokenizer
 from tests.finetune import sentence

@@ -11,7 +11,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from capt.finetune.restore import load_backbone
+from capt.finetune.load import load_backbone
 from capt.pretrain.base.errors import CheckpointError
 from capt.pretrain.models.foreign.families import FAMILIES
 from tests.unit.convert.models import tokenizer

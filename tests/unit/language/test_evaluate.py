@@ -26,8 +26,8 @@ from capt.pretrain.engine.checkpoint.save import partial_folder, write_weights_o
 from capt.pretrain.language import evaluate as module
 from capt.pretrain.language.batches import Assembler
 from capt.pretrain.language.evaluate import Representations, as_text, command, evaluate
+from capt.pretrain.language.load import load_model
 from capt.pretrain.language.prepare import vocabulary_of
-from capt.pretrain.language.restore import load_model
 from capt.pretrain.language.sts import score
 from capt.pretrain.language.task import LanguageModule
 from capt.tokenizer.encode import load_tokenizer
@@ -146,8 +146,8 @@ def test_every_number_stands_under_its_protocol_line(result: dict) -> None:
 
 
 def test_numbers_are_those_of_the_models_own_forward_pass(home: Path, result: dict) -> None:
-    restored = load_model(home / "capt")
-    job, tokenizer = restored.job, restored.tokenizer
+    trained = load_model(home / "capt")
+    job, tokenizer = trained.job, trained.tokenizer
     data = job.data.model_copy(update={"validation_fraction": 0.0})
     shards = prepare(data, tokenizer, "train")
     assert shards is not None
@@ -165,7 +165,7 @@ def test_numbers_are_those_of_the_models_own_forward_pass(home: Path, result: di
     batch = assembler(np.arange(len(windows)))
     assert batch.padded
     with torch.no_grad():
-        out = restored.model(batch.tokens, batch.corrupted, batch.positions, batch.labels, None, batch.padded)
+        out = trained.model(batch.tokens, batch.corrupted, batch.positions, batch.labels, None, batch.padded)
     section = result["sections"][0]
     assert section["metrics"]["loss/mlm"] == pytest.approx(float(out.mlm_loss_sum / out.mlm_count), rel=1e-5)
     assert section["metrics"]["accuracy/mlm"] == pytest.approx(float(out.mlm_correct / out.mlm_count), rel=1e-6)
@@ -209,18 +209,18 @@ def test_a_checkpoint_without_head_is_compared_on_the_encoder(home: Path) -> Non
 
 
 def test_texts_are_encoded_alike_alone_and_in_a_padded_batch(home: Path) -> None:
-    restored = load_model(home / "capt")
-    model = Representations(restored, ("cls", "mean", "head"))
+    trained = load_model(home / "capt")
+    model = Representations(trained, ("cls", "mean", "head"))
     texts = ["a bird", *sentences(5, 3), " ".join(WORDS * 10)]
     together = model.encode_texts(texts)
     assert together.shape == (7, 3 * 32)
     for row, text in zip(together, texts, strict=True):
         np.testing.assert_allclose(model.encode_texts([text])[0], row, atol=2e-5)
     head = torch.tensor(together[:, 64:])
-    special = restored.tokenizer.special
-    ids = torch.tensor([[special.bos, *restored.tokenizer.encode_batch(texts[:1])[0].tolist(), special.eos]])
+    special = trained.tokenizer.special
+    ids = torch.tensor([[special.bos, *trained.tokenizer.encode_batch(texts[:1])[0].tolist(), special.eos]])
     with torch.no_grad():
-        torch.testing.assert_close(restored.model.embed(ids, False)[0], head[0], atol=2e-5, rtol=0)
+        torch.testing.assert_close(trained.model.embed(ids, False)[0], head[0], atol=2e-5, rtol=0)
     assert torch.allclose(F.normalize(head, dim=1), head, atol=1e-5)
 
 

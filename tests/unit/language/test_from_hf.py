@@ -13,7 +13,7 @@ from transformers import RobertaForMaskedLM
 
 from capt.pretrain.base.errors import CheckpointError
 from capt.pretrain.language.evaluate import Representations, evaluate
-from capt.pretrain.language.restore import load_hf
+from capt.pretrain.language.load import load_hf
 from capt.pretrain.models.hf_folder import is_hf
 from capt.pretrain.models.hf_map import HEAD_FILE
 from capt.tokenizer.train import train
@@ -43,13 +43,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_representations_are_those_of_transformers(folder: Path) -> None:
-    restored = load_hf(folder)
+    trained = load_hf(folder)
     texts = ["a bird", *sentences(3, 7)]
-    rows = Representations(restored, ("cls", "mean")).encode_texts(texts)
+    rows = Representations(trained, ("cls", "mean")).encode_texts(texts)
     model = RobertaForMaskedLM.from_pretrained(folder).eval()
     for text, row in zip(texts, rows, strict=True):
-        special = restored.tokenizer.special
-        ids = torch.tensor([[special.bos, *restored.tokenizer.encode_batch([text])[0].tolist(), special.eos]])
+        special = trained.tokenizer.special
+        ids = torch.tensor([[special.bos, *trained.tokenizer.encode_batch([text])[0].tolist(), special.eos]])
         with torch.no_grad():
             hidden = model.roberta(ids).last_hidden_state[0].numpy()
         np.testing.assert_allclose(row, np.concatenate([hidden[0], hidden.mean(0)]), atol=2e-5)
@@ -58,13 +58,13 @@ def test_representations_are_those_of_transformers(folder: Path) -> None:
 def test_it_is_evaluated_without_a_head_that_nobody_trained(folder: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("\n".join(sentences(60, 3)) + "\n")
-    restored = load_hf(folder)
-    assert restored.job.data.sequence_length == 40
-    found = evaluate(restored, text=[text], length=24)
+    trained = load_hf(folder)
+    assert trained.job.data.sequence_length == 40
+    found = evaluate(trained, text=[text], length=24)
     assert found["checkpoint"] == str(folder)
     assert list(found["sections"][0]["poolers"]) == ["cls", "mean"]
     with pytest.raises(CheckpointError, match="no aggregation head"):
-        evaluate(restored, text=[text], poolers=["head"])
+        evaluate(trained, text=[text], poolers=["head"])
 
 
 def test_a_head_beside_the_model_is_used(folder: Path) -> None:
@@ -72,11 +72,11 @@ def test_a_head_beside_the_model_is_used(folder: Path) -> None:
     tensors = {name: torch.randn(shape) for name, shape in shapes.items()}
     try:
         save_file(tensors, folder / HEAD_FILE, {"pooling": "mean"})
-        restored = load_hf(folder)
+        trained = load_hf(folder)
     finally:
         (folder / HEAD_FILE).unlink()
-    assert restored.model.config.pooling == "mean"
-    mean, head = np.split(Representations(restored, ("mean", "head")).encode_texts(["a bird"]), 2, axis=1)
+    assert trained.model.config.pooling == "mean"
+    mean, head = np.split(Representations(trained, ("mean", "head")).encode_texts(["a bird"]), 2, axis=1)
     inner = torch.nn.functional.gelu(torch.tensor(mean) @ tensors["inner.weight"].T + tensors["inner.bias"])
     outer = inner @ tensors["outer.weight"].T + tensors["outer.bias"]
     np.testing.assert_allclose(head, (outer / outer.norm()).numpy(), atol=1e-5)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from capt.finetune.inputs import describe_initial_model
-from capt.finetune.restore import load_backbone
+from capt.finetune.load import load_backbone
 from capt.pretrain.base.errors import UserError
 from capt.pretrain.config.load import load_job
 from capt.pretrain.convert.huggingface import export_hf

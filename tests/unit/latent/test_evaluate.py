@@ -22,7 +22,7 @@ from capt.pretrain.latent.evaluate import as_text, evaluate
 from capt.pretrain.latent.evaluation import forward_reverse
 from capt.pretrain.latent.evaluation.forward_reverse import generated_perplexities
 from capt.pretrain.latent.evaluation.text import interpolate, mean_codes, reconstruct, sample
-from capt.pretrain.latent.restore import load_model
+from capt.pretrain.latent.load import load_model
 from capt.pretrain.report import report
 from tests.latent import small_job, write_text
 from tests.support import run_ranks
@@ -227,8 +227,8 @@ def test_generated_text_is_scored_by_n_grams(finished: Path, caplog: pytest.LogC
 
 
 def test_commands_write_what_the_functions_return(finished: Path) -> None:
-    def rows(verb: str, *arguments: str) -> list[dict[str, str]]:
-        result = CliRunner().invoke(app, [verb, str(finished), *arguments, "--json"], catch_exceptions=False)
+    def rows(command: str, *arguments: str) -> list[dict[str, str]]:
+        result = CliRunner().invoke(app, [command, str(finished), *arguments, "--json"], catch_exceptions=False)
         assert result.exit_code == 0, result.output
         found: list[dict[str, str]] = json.loads(result.output)
         return found

@@ -99,7 +99,7 @@ def test_an_option_that_the_task_does_not_take_is_one_sentence(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_task_without_a_verb_gets_one_sentence(capt: Run, checkpoint: Path, package: Path) -> None:
+def test_a_task_without_a_command_gets_one_sentence(capt: Run, checkpoint: Path, package: Path) -> None:
     code, out, err = capt("evaluate", str(checkpoint), "--text", "text.txt")
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
@@ -133,7 +133,7 @@ def test_a_task_of_another_distribution_is_handed_its_options(capt: Run, checkpo
     assert "--weighted-sentences has no meaning for a checkpoint of task toy" in err
 
 
-def test_an_installed_package_brings_a_task_with_all_its_verbs(
+def test_an_installed_package_brings_a_task_with_all_its_commands(
     capt: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The toy task under another name, installed by pip, known by its entry point alone."""
@@ -207,16 +207,16 @@ def test_every_built_in_task_has_an_evaluation(task: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["../nope", "./a/b", "nope"])
-@pytest.mark.parametrize("verb", [["evaluate"], ["neighbors"], ["convert"]])
+@pytest.mark.parametrize("command", [["evaluate"], ["neighbors"], ["convert"]])
 def test_a_missing_path_is_never_asked_for_at_the_hub(
-    capt: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: list[str], path: str
+    capt: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], path: str
 ) -> None:
     import huggingface_hub
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: pytest.fail("the hub was asked"))
     monkeypatch.chdir(tmp_path)
-    more = {"evaluate": ["--text", "x.txt"], "neighbors": ["query"], "convert": ["out", "--from", "hf"]}[verb[0]]
-    code, out, err = capt(*verb, path, *more)
+    more = {"evaluate": ["--text", "x.txt"], "neighbors": ["query"], "convert": ["out", "--from", "hf"]}[command[0]]
+    code, out, err = capt(*command, path, *more)
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
 

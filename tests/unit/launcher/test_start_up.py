@@ -1,4 +1,4 @@
-"""The command line answers at once: it imports nothing heavy before a verb needs it."""
+"""The command line answers at once: it imports nothing heavy before a command needs it."""
 
 import os
 import resource
@@ -19,17 +19,17 @@ def test_the_command_line_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
-    "verb",
+    "command",
     [["pretrain", "capt_tiny", "--nproc", "2", "--dry-run"], ["config", "validate", "capt_tiny"], ["config", "schema"]],
 )
-def test_planning_a_whole_job_imports_no_torch_and_no_numpy(verb: list[str]) -> None:
+def test_planning_a_whole_job_imports_no_torch_and_no_numpy(command: list[str]) -> None:
     code = (
         "import sys\nfrom capt.launcher.cli import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit as end:\n"
         "    assert end.code == 0\n"
         "found = [n for n in ('torch', 'deepspeed', 'ray', 'transformers', 'numpy') if n in sys.modules]\n"
         "print(found, file=sys.stderr)"
     )
-    out = subprocess.run([sys.executable, "-c", code, *verb], cwd=ROOT, capture_output=True, text=True, check=True)
+    out = subprocess.run([sys.executable, "-c", code, *command], cwd=ROOT, capture_output=True, text=True, check=True)
     assert out.stderr.strip().endswith("[]")
 
 

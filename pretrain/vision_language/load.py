@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from capt.pretrain.base.errors import CheckpointError, UserError
-from capt.pretrain.engine.checkpoint import find_best, open_checkpoint, restored
+from capt.pretrain.engine.checkpoint import find_best, load_module, open_checkpoint
 from capt.pretrain.models.hf_config import TOKENIZER_FILES, local_folder
 from capt.pretrain.models.lxmert.config import LxmertConfig
 from capt.pretrain.models.lxmert.model import LxmertModel
@@ -34,7 +34,7 @@ _DECIDED = ("vocab_size", "pad_id", "feature_size", "object_classes", "attribute
 
 
 @dataclass(frozen=True)
-class Restored:
+class LoadedModel:
     """A model in evaluation mode with its tokenizer, its job, and the answers that its answer head's classes represent.
 
     ``answers`` is None where the model has no answer head.
@@ -52,7 +52,7 @@ class Restored:
         return self.module.lxmert
 
 
-def load_model(path: Path) -> Restored:
+def load_model(path: Path) -> LoadedModel:
     """Load a checkpoint of ``capt_vl``, or a run's best or newest one, after verifying every file.
 
     Raises:
@@ -65,8 +65,8 @@ def load_model(path: Path) -> Restored:
     if tokenizer.vocab_size > config.known("vocab_size") or tokenizer.special.pad != config.pad_id:
         raise CheckpointError(f"{checkpoint / 'tokenizer'}: not the tokenizer of this model ({config.vocab_size} ids)")
     answers = read_answers(checkpoint, config.known("answers"))
-    module = restored(checkpoint, "model", lambda: VisionLanguageModule(job, config))
-    return Restored(checkpoint, module.eval(), tokenizer, job, answers)
+    module = load_module(checkpoint, "model", lambda: VisionLanguageModule(job, config))
+    return LoadedModel(checkpoint, module.eval(), tokenizer, job, answers)
 
 
 def read_answers(checkpoint: Path, classes: int) -> tuple[str, ...] | None:
@@ -151,10 +151,10 @@ def read_start(source: Path) -> Start:
         has_tokenizer = pretrained.tokenizer is not None
         return Start(source, pretrained, local_folder(source, TOKENIZER_FILES) if has_tokenizer else None, None)
 
-    restored = load_model(source)
-    model = restored.model
-    pretrained = PretrainedLxmert(model.config, dict(model.state_dict()), restored.tokenizer, restored.answers)
-    return Start(source, pretrained, restored.checkpoint / "tokenizer", read_features(restored.checkpoint))
+    trained = load_model(source)
+    model = trained.model
+    pretrained = PretrainedLxmert(model.config, dict(model.state_dict()), trained.tokenizer, trained.answers)
+    return Start(source, pretrained, trained.checkpoint / "tokenizer", read_features(trained.checkpoint))
 
 
 def require_same_features(start: Start, store: RegionStore) -> None:

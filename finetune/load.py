@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from torch import nn
 
 from capt.finetune.config import FineTuningJob
-from capt.pretrain.engine.checkpoint import find_best, open_checkpoint, restored
+from capt.pretrain.engine.checkpoint import find_best, load_module, open_checkpoint
 from capt.pretrain.language.backbone import Backbone as Backbone
 from capt.pretrain.language.backbone import load_backbone as load_backbone
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
@@ -50,5 +50,5 @@ def load_fine_tuned(
     """
     checkpoint = find_best(path)
     job = open_checkpoint(checkpoint, job_class, task)
-    model = restored(checkpoint, "model", lambda: build(job, checkpoint))
+    model = load_module(checkpoint, "model", lambda: build(job, checkpoint))
     return FineTuned(checkpoint, model.eval(), job)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from capt.pretrain.base.errors import CheckpointError, ConfigError, did_you_mean, shown
-from capt.pretrain.engine.checkpoint import find_best, open_checkpoint, read_job, restored
+from capt.pretrain.engine.checkpoint import find_best, load_module, open_checkpoint, read_job
 from capt.pretrain.models.foreign.encoder import build_encoder
 from capt.pretrain.models.hf_config import SENTENCE_FILES, local_folder
 from capt.pretrain.models.hf_folder import is_hf, read_json
@@ -31,7 +31,7 @@ _MODES: dict[str, Pooling] = {
 
 
 @dataclass(frozen=True)
-class Restored:
+class LoadedModel:
     """A model in evaluation mode, its tokenizer and its job."""
 
     checkpoint: Path
@@ -72,7 +72,7 @@ def reading(job: PairJob, tokenizer: TextTokenizer, max_positions: int, source: 
     return Reading(chosen.prompts, *lengths)
 
 
-def load_model(path: Path) -> Restored:
+def load_model(path: Path) -> LoadedModel:
     """Load a checkpoint, or the best or newest one of a run, after verifying every file.
 
     Raises:
@@ -80,8 +80,8 @@ def load_model(path: Path) -> Restored:
     """
     checkpoint = find_best(path)
     job = open_checkpoint(checkpoint, PairJob, "capt_pairs")
-    model = restored(checkpoint, "model", lambda: _build(job, checkpoint))
-    return Restored(checkpoint, model.eval(), load_tokenizer(checkpoint / "tokenizer"), job)
+    model = load_module(checkpoint, "model", lambda: _build(job, checkpoint))
+    return LoadedModel(checkpoint, model.eval(), load_tokenizer(checkpoint / "tokenizer"), job)
 
 
 def _build(job: PairJob, checkpoint: Path) -> PairModule:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from capt.pretrain.config.load import job_from_mapping
-from capt.pretrain.engine.checkpoint import find_checkpoint, open_checkpoint, restored
+from capt.pretrain.engine.checkpoint import find_checkpoint, load_module, open_checkpoint
 from capt.pretrain.language.config import LanguageJob
 from capt.pretrain.language.task import LanguageModule
 from capt.pretrain.models.capt import CaptModel, build_model, unpadded
@@ -16,7 +16,7 @@ from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 
 
 @dataclass(frozen=True)
-class Restored:
+class LoadedModel:
     """A model in evaluation mode (without rows that padded the vocabulary), its tokenizer and its job."""
 
     checkpoint: Path
@@ -27,7 +27,7 @@ class Restored:
     """False where the masked-language-model head was never trained (a bare encoder from elsewhere)."""
 
 
-def load_model(path: Path) -> Restored:
+def load_model(path: Path) -> LoadedModel:
     """Load a checkpoint, or the newest one of a run, after verifying every file.
 
     Raises:
@@ -38,15 +38,15 @@ def load_model(path: Path) -> Restored:
     tokenizer = load_tokenizer(checkpoint / "tokenizer")
     config = job.model.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     plain = config.model_copy(update={"compile": False, "activation_checkpointing": "none"})
-    module = restored(checkpoint, "model", lambda: LanguageModule(job, plain))
-    return Restored(checkpoint, unpadded(module.capt).eval(), tokenizer, job)
+    module = load_module(checkpoint, "model", lambda: LanguageModule(job, plain))
+    return LoadedModel(checkpoint, unpadded(module.capt).eval(), tokenizer, job)
 
 
-def load_hf(folder: Path) -> Restored:
+def load_hf(folder: Path) -> LoadedModel:
     """The masked-language model in ``folder``, in evaluation mode; its windows are as long as its position table.
 
     It has an aggregation head only where ``capt_head.safetensors`` (our own exports) brings one. Where the folder has
-    no masked-language-model head, `Restored.has_mlm` is false and that of the model holds random weights.
+    no masked-language-model head, `LoadedModel.has_mlm` is false and that of the model holds random weights.
 
     Raises:
         UserError: as `read_hf` does, or a tensor has the wrong shape.
@@ -65,4 +65,4 @@ def load_hf(folder: Path) -> Restored:
     }
     job = job_from_mapping(mapping, str(folder))
     assert isinstance(job, LanguageJob)
-    return Restored(folder, model, source.tokenizer, job, has_mlm=source.has_mlm)
+    return LoadedModel(folder, model, source.tokenizer, job, has_mlm=source.has_mlm)

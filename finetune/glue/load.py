@@ -6,7 +6,7 @@ from pathlib import Path
 
 from capt.finetune.classifier import Classifier
 from capt.finetune.glue.config import GlueJob
-from capt.finetune.restore import FineTuned, load_fine_tuned
+from capt.finetune.load import FineTuned, load_fine_tuned
 from capt.finetune.text_training import build_classifier
 
 GlueClassifier = FineTuned[GlueJob, Classifier]

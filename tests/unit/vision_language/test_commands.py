@@ -21,8 +21,8 @@ from capt.pretrain.regions.writer import write_store
 from capt.pretrain.vision_language.batches import Assembler
 from capt.pretrain.vision_language.evaluate import as_text, command, evaluate
 from capt.pretrain.vision_language.export import command as export
+from capt.pretrain.vision_language.load import load_model, read_answers
 from capt.pretrain.vision_language.prepare import prepare, vocabulary_of
-from capt.pretrain.vision_language.restore import load_model, read_answers
 from tests.support import run_ranks
 from tests.vision_language import make_pictures, vision_language_mapping, write_sentences, write_small_store
 
@@ -51,21 +51,21 @@ def train_both(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two finished runs: ``capt`` with contrast and answers, ``lxmert`` without either."""
-    folder = tmp_path_factory.mktemp("verbs")
+    folder = tmp_path_factory.mktemp("commands")
     vision_language_mapping(folder)
     run_ranks(train_both, 1, folder)
     return folder
 
 
 def test_a_checkpoint_needs_nothing_beside_itself(home: Path) -> None:
-    restored = load_model(home / "capt")
-    assert not restored.module.training
-    assert restored.checkpoint.name == "step-00000006"
-    config, answers = restored.model.config, restored.answers
+    trained = load_model(home / "capt")
+    assert not trained.module.training
+    assert trained.checkpoint.name == "step-00000006"
+    config, answers = trained.model.config, trained.answers
     assert answers is not None
     assert (config.answers, config.feature_size, config.object_classes) == (len(answers), 11, 7)
-    assert list(answers) == json.loads((restored.checkpoint / "answers.json").read_text())
-    assert restored.model.aggregation is not None
+    assert list(answers) == json.loads((trained.checkpoint / "answers.json").read_text())
+    assert trained.model.aggregation is not None
     bare = load_model(home / "lxmert/checkpoints/step-00000003")
     assert (bare.answers, bare.model.answer_head, bare.model.aggregation) == (None, None, None)
 
@@ -87,20 +87,20 @@ def test_evaluation_measures_what_validation_does(home: Path) -> None:
     result = evaluate(home / "capt", samples=16, batch=16, seed=0)
     (section,) = result["sections"]
     metrics = section["metrics"]
-    restored = load_model(home / "capt")
-    job = restored.job
+    trained = load_model(home / "capt")
+    job = trained.job
     prepared = prepare(job)
     assert prepared.validation is not None
     assembler = Assembler(
-        prepared.validation, prepared.store, vocabulary_of(restored.tokenizer), job.objectives, job.contrast,
+        prepared.validation, prepared.store, vocabulary_of(trained.tokenizer), job.objectives, job.contrast,
         length=job.data.sequence_length, seed=0, stream="pairs/evaluation",
     )  # fmt: skip
     import numpy as np
 
     batch = assembler(np.arange(16))
     with torch.no_grad():
-        out = restored.module(batch, step=0).lxmert
-        encoder, present = restored.model.encoder, batch.present if batch.missing else None
+        out = trained.module(batch, step=0).lxmert
+        encoder, present = trained.model.encoder, batch.present if batch.missing else None
         views = [
             encoder.first(tokens, features.float(), batch.boxes, padded=batch.padded, present=present)
             for tokens, features in (
@@ -153,19 +153,19 @@ def test_other_files_and_stores(home: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_without_validation_needs_files(home: Path) -> None:
-    restored = load_model(home / "lxmert")
-    data = restored.job.data.model_copy(update={"validation": []})
-    object.__setattr__(restored, "job", restored.job.model_copy(update={"data": data}))
+    trained = load_model(home / "lxmert")
+    data = trained.job.data.model_copy(update={"validation": []})
+    object.__setattr__(trained, "job", trained.job.model_copy(update={"data": data}))
     with pytest.raises(ConfigError, match="give --data FILE"):
-        evaluate(restored)
+        evaluate(trained)
 
 
 def test_a_store_that_has_moved_has_a_remedy(home: Path, tmp_path: Path) -> None:
-    restored = load_model(home / "lxmert")
-    data = restored.job.data.model_copy(update={"regions": tmp_path / "gone"})
-    object.__setattr__(restored, "job", restored.job.model_copy(update={"data": data}))
+    trained = load_model(home / "lxmert")
+    data = trained.job.data.model_copy(update={"regions": tmp_path / "gone"})
+    object.__setattr__(trained, "job", trained.job.model_copy(update={"data": data}))
     with pytest.raises(DataError, match=r"gone is not there, as seen from .*: -o regions=STORE"):
-        evaluate(restored)
+        evaluate(trained)
 
 
 def test_an_export_is_a_stock_model_with_answers_and_a_card(home: Path, tmp_path: Path) -> None:

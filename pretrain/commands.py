@@ -1,4 +1,4 @@
-"""The verbs of a task: modules of its package, found by their names, to which ``capt`` hands a checkpoint.
+"""The commands of a task: modules of its package, found by their names, to which ``capt`` hands a checkpoint.
 
 ``evaluate`` has ``command(checkpoint, *, ...) -> dict`` and ``as_text(result) -> str``; ``export`` has ``TARGETS``, the
 values of ``capt convert --to``, and ``command(checkpoint, out, *, to, overwrite, about, ...) -> Path``; where ``out``
@@ -24,7 +24,7 @@ from capt.pretrain.registry import VECTORS_TASK, task_module
 
 _GIVEN_BY_CAPT = frozenset({"to", "overwrite", "about", "progress"})
 _DONE = {"evaluate": "evaluated", "export": "converted"}
-"""What a verb's module would have done."""
+"""What a command's module would have done."""
 
 
 def task_of(path: Path) -> str:
@@ -42,7 +42,7 @@ def task_of(path: Path) -> str:
     return read_manifest(find_best(path)).task
 
 
-def verb_module(checkpoint: Path, task: str, name: str) -> ModuleType:
+def command_module(checkpoint: Path, task: str, name: str) -> ModuleType:
     """The module ``name`` of the package of ``task``. Raises ``CheckpointError`` where either is absent."""
     try:
         module = task_module(task, name)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from capt.pretrain.base.errors import CheckpointError
-from capt.pretrain.engine.checkpoint import find_best, open_checkpoint, read_metadata, restored
+from capt.pretrain.engine.checkpoint import find_best, load_module, open_checkpoint, read_metadata
 from capt.pretrain.latent.config import LatentJob
 from capt.pretrain.latent.data.corpus import VOCABULARY, Vocabulary
 from capt.pretrain.latent.models.build import TextModel, build
@@ -57,7 +57,7 @@ def load_model(path: Path) -> LoadedModel:
     words = len(vocabulary) if vocabulary is not None else 0
     with torch.device("meta"):
         names = tuple(build(job, words))
-    modules = {name: restored(checkpoint, name, lambda name=name: build(job, words)[name]) for name in names}  # type: ignore[misc]
+    modules = {name: load_module(checkpoint, name, lambda name=name: build(job, words)[name]) for name in names}  # type: ignore[misc]
     for module in modules.values():
         module.eval()
     unknown = read_metadata(checkpoint).task.get("unknown_in_training")

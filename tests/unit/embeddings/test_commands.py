@@ -14,9 +14,9 @@ from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
 from capt.pretrain.convert.dispatch import convert
 from capt.pretrain.embeddings.evaluate import as_text
 from capt.pretrain.embeddings.evaluate import command as evaluate
+from capt.pretrain.embeddings.load import load_embeddings, load_tables
 from capt.pretrain.embeddings.neighbors import distribution, load_generator, negatives_of
 from capt.pretrain.embeddings.report import method_of, run_sections
-from capt.pretrain.embeddings.restore import load_embeddings, load_tables
 from capt.pretrain.embeddings.similarity import CASE_RULE
 from capt.pretrain.embeddings.vectors.files import find_layout, read_vectors
 from capt.pretrain.report.runs import read_run

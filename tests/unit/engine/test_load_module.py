@@ -15,7 +15,7 @@ from torch import nn
 
 from capt.pretrain.base.errors import CheckpointError
 from capt.pretrain.config.load import job_from_mapping
-from capt.pretrain.engine.checkpoint import read_weights, restored
+from capt.pretrain.engine.checkpoint import load_module, read_weights
 from capt.pretrain.engine.checkpoint.save import write_weights_only
 from capt.pretrain.registry import TASKS
 from tests.toy.task import ToyModel
@@ -39,7 +39,7 @@ class Drawn(nn.Module):
 
 
 def test_the_weights_are_those_of_the_checkpoint(checkpoint: Path) -> None:
-    model = restored(checkpoint, "model", lambda: ToyModel(13))
+    model = load_module(checkpoint, "model", lambda: ToyModel(13))
     assert all(parameter.device.type == "cpu" for parameter in model.parameters())
     assert float(model.scale.detach()) == 1.0
 
@@ -48,14 +48,14 @@ def test_a_configuration_alone_gets_no_memory(checkpoint: Path) -> None:
     """A terabyte, asked for by a configuration, and by a manifest whose tensors are not there."""
     made: list[str] = []
     with pytest.raises(CheckpointError, match=r"it has no parameter 'weight'; set model\.\*, .*\(model\.init\)"):
-        restored(checkpoint, "model", lambda: Drawn(1 << 18, made))
+        load_module(checkpoint, "model", lambda: Drawn(1 << 18, made))
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     manifest["modules"]["model"] = {"shapes": {"weight": [1 << 18, 1 << 20]}, "ties": {}}
     for name, record in manifest["files"].items():
         record["sha256"] = hashlib.sha256((checkpoint / name).read_bytes()).hexdigest()
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match="the manifest has no such parameter"):
-        restored(checkpoint, "model", lambda: Drawn(1 << 18, made))
+        load_module(checkpoint, "model", lambda: Drawn(1 << 18, made))
     assert made == ["meta", "meta"]
 
 
@@ -73,7 +73,7 @@ assert "torch._dynamo" not in sys.modules
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
-@pytest.mark.parametrize("read", [lambda path: restored(path, "model", lambda: ToyModel(13)), read_weights])
+@pytest.mark.parametrize("read", [lambda path: load_module(path, "model", lambda: ToyModel(13)), read_weights])
 def test_weights_that_are_no_numbers_are_refused_by_name(tmp_path: Path, number: float, read: Any) -> None:
     model = ToyModel(13)
     with torch.no_grad():
