@@ -28,6 +28,7 @@ from capt.pretrain.base.stores import (
 )
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine import heartbeat, interruption
+from capt.pretrain.engine.callbacks.averager import FOLDER as AVERAGE
 from capt.pretrain.engine.checkpoint import checkpoints_of
 from capt.pretrain.engine.checkpoint.layout import MANIFEST, point, put_in_place
 from capt.pretrain.engine.loop import NEVER, Callback, Run
@@ -51,17 +52,20 @@ class UploadError(RunFailedError):
 class Uploads(Callback):
     """Copies each checkpoint to ``checkpoint.upload`` in the background; the last one before the run ends.
 
-    Where the store takes longer than ``checkpoint.every``, the newest is copied next. One that cannot be copied is
-    lost there with an error in the log, and the run continues. What the run folder has removed is removed there too;
-    checkpoints that a fresh machine has not fetched stay in the store.
+    Where the store takes longer than ``checkpoint.every``, the newest is copied next, then those that
+    ``checkpoint.average`` will average, and after the last step the average. One that cannot be copied is lost there
+    with an error in the log, and the run continues. What the run folder has removed is removed there too; checkpoints
+    that a fresh machine has not fetched stay in the store.
     """
 
-    follows = ("Checkpointer",)
+    follows = ("Checkpointer", "Averager")
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
-        self._uploaded = -1
-        self._tried = -1
+        self._averaged: list[int] = []
+        self._uploaded: set[str] = set()
+        """What is in the store: names in the run folder of checkpoints and of the average."""
+        self._tried: set[str] = set()
         self._sizes: dict[str, int] = {}
         self._here: set[int] = set()
         """Steps whose checkpoints the run folder has had."""
@@ -91,7 +95,7 @@ class Uploads(Callback):
                 "name another address"
             )
         logger.info("%s: fetching the run up to step %d from %s", run_dir, newest, without_secrets(url))
-        _download(url, run_dir, newest, there)
+        _download(url, run_dir, {newest, *job.checkpoint.averaged_steps(job.schedule.max_steps)}, there)
 
     def on_start(self, run: Run) -> None:
         self._url = (run.job.checkpoint.upload or "").rstrip("/")
@@ -102,15 +106,17 @@ class Uploads(Callback):
             logger.warning("step %d in the store is of the run's earlier future; it is removed there", step)
             _remove(self._url, step)
             there.remove(step)
-        self._uploaded = self._tried = max(there, default=-1)
+        self._averaged = run.job.checkpoint.averaged_steps(run.job.schedule.max_steps)
+        self._uploaded = {_name(step) for step in there}
+        self._tried = set(self._uploaded)
 
     def on_done(self, run: Run) -> None:
         self.on_start(run)
         self.on_end(run)
 
     def after_step(self, run: Run, report: StepMetrics) -> None:
-        if self._url and distributed.rank() == 0 and run.saved_at > self._tried and not self._is_busy():
-            self._begin(run.dir)
+        if self._url and distributed.rank() == 0 and not self._is_busy() and (name := self._next(run.dir)):
+            self._begin(run.dir, name)
 
     def next_due(self, run: Run) -> int:
         return NEVER
@@ -120,34 +126,37 @@ class Uploads(Callback):
             return
         heard = interruption.recorded_signal()
         while True:
-            if distributed.rank() == 0 and not self._is_busy() and self._newest(run.dir) > self._tried:
-                self._begin(run.dir)
+            if distributed.rank() == 0 and not self._is_busy() and (name := self._next(run.dir, ended=run.finished)):
+                self._begin(run.dir, name)
             busy = self._is_busy(), interruption.recorded_signal() != heard
             states = distributed.gather_objects(busy)
             if not any(writes for writes, _ in states):
                 break
             if any(stopped for _, stopped in states):
-                raise UploadError(f"stopped while step {self._newest(run.dir)} was copied to the store")
+                raise UploadError(f"stopped while step {run.saved_at} was copied to the store")
             heartbeat.enter("save")
             time.sleep(_LOOK)
-        lost = distributed.broadcast_object(self._newest(run.dir) > self._uploaded)
-        if lost:
-            raise UploadError(f"{run.dir} is complete, but its last checkpoint could not be copied to the store")
+        last = [_name(int(path.name[5:])) for path in checkpoints_of(run.dir)[-1:]]
+        if run.finished and (run.dir / AVERAGE).is_dir():
+            last.append(AVERAGE)
+        if lost := distributed.broadcast_object([name for name in last if name not in self._uploaded]):
+            raise UploadError(f"{run.dir} is complete, but {', '.join(lost)} could not be copied to the store")
 
     def _is_busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    @staticmethod
-    def _newest(run_dir: Path) -> int:
-        return max((int(path.name[5:]) for path in checkpoints_of(run_dir)), default=-1)
+    def _next(self, run_dir: Path, *, ended: bool = False) -> str | None:
+        """Return what is copied next, by its name in the run folder."""
+        here = [int(path.name[5:]) for path in checkpoints_of(run_dir)]
+        wanted = [_name(step) for step in (*here[-1:], *(step for step in self._averaged if step in here))]
+        if ended and (run_dir / AVERAGE).is_dir():
+            wanted.append(AVERAGE)
+        return next((name for name in wanted if name not in self._tried), None)
 
-    def _begin(self, run_dir: Path) -> None:
-        newest = [None, *checkpoints_of(run_dir)][-1]
-        if newest is None or int(newest.name[5:]) <= self._tried:
-            return
-        self._tried = int(newest.name[5:])
-        records = [(name, path.read_bytes()) for name, path in _records(run_dir) if self._has_grown(name, path)]
-        self._thread = threading.Thread(target=self._upload, args=(newest, records), daemon=True)
+    def _begin(self, run_dir: Path, name: str) -> None:
+        self._tried.add(name)
+        records = [(record, path.read_bytes()) for record, path in _records(run_dir) if self._has_grown(record, path)]
+        self._thread = threading.Thread(target=self._upload, args=(run_dir, name, records), daemon=True)
         self._thread.start()
 
     def _has_grown(self, name: str, path: Path) -> bool:
@@ -156,28 +165,30 @@ class Uploads(Callback):
         self._sizes[name] = size
         return grown
 
-    def _upload(self, checkpoint: Path, records: list[tuple[str, bytes]]) -> None:
-        step = int(checkpoint.name[5:])
+    def _upload(self, run_dir: Path, name: str, records: list[tuple[str, bytes]]) -> None:
         try:
-            for name, content in records:
-                put_bytes(content, f"{self._url}/{name}")
-            target = f"{self._url}/checkpoints/{checkpoint.name}"
-            files = [path for path in sorted(checkpoint.rglob("*")) if path.is_file()]
-            for path in sorted(files, key=lambda path: path == checkpoint / MANIFEST):
-                put_file(path, f"{target}/{path.relative_to(checkpoint).as_posix()}")
-            self._uploaded = step
-            logger.info("%s is in the store", checkpoint.name)
-            here = {int(path.name[5:]) for path in checkpoints_of(checkpoint.parents[1])}
-            gone, self._here = self._here - here - {step}, self._here | here
+            for record, content in records:
+                put_bytes(content, f"{self._url}/{record}")
+            files = [path for path in sorted((run_dir / name).rglob("*")) if path.is_file()]
+            for path in sorted(files, key=lambda path: path.name == MANIFEST):
+                put_file(path, f"{self._url}/{path.relative_to(run_dir).as_posix()}")
+            self._uploaded.add(name)
+            logger.info("%s is in the store", name)
+            here = {int(path.name[5:]) for path in checkpoints_of(run_dir)}
+            gone, self._here = self._here - here, self._here | here
             for old, found in _listed(self._url).items():
-                if old in gone or (old != step and MANIFEST not in found):
+                if _name(old) != name and (old in gone or MANIFEST not in found):
                     _remove(self._url, old)
         except FileNotFoundError:
             self._sizes.clear()
-            logger.error("UPLOAD LOST: %s was removed before it was copied; raise checkpoint.keep", checkpoint.name)
+            logger.error("UPLOAD LOST: %s was removed before it was copied; raise checkpoint.keep", name)
         except (DataError, OSError) as error:
             self._sizes.clear()
             logger.error("UPLOAD LOST: %s; the next one is tried in its time", error)
+
+
+def _name(step: int) -> str:
+    return f"checkpoints/step-{step:08}"
 
 
 def _records(run_dir: Path) -> Iterator[tuple[str, Path]]:
@@ -204,31 +215,33 @@ def _complete(url: str) -> dict[int, dict[str, StoreFile]]:
 
 def _remove(url: str, step: int) -> None:
     """Remove a checkpoint from the store, its marker first."""
-    folder = f"{url}/checkpoints/step-{step:08}"
+    folder = f"{url}/{_name(step)}"
     remove_tree(f"{folder}/{MANIFEST}")
     remove_tree(folder)
 
 
-def _download(url: str, run_dir: Path, newest: int, there: dict[int, dict[str, StoreFile]]) -> None:
-    """Fetch the records of a run, its newest checkpoint and its best one; the job of the run comes last."""
+def _download(url: str, run_dir: Path, steps: set[int], there: dict[int, dict[str, StoreFile]]) -> None:
+    """Fetch the records of a run, the checkpoints of ``steps`` and its best one; the job of the run comes last."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    records = {file.url.removeprefix(f"{url}/"): file for file in tree(url) if "/checkpoints/step-" not in file.url}
+    names = {file.url.removeprefix(f"{url}/"): file for file in tree(url)}
+    records = {name: file for name, file in names.items() if not name.startswith(("checkpoints/", f"{AVERAGE}/"))}
     if CONFIG not in records:
         raise DataError(f"{without_secrets(url)}: there is no {CONFIG} beside the checkpoints; it is no run's folder")
     for name in sorted(records, key=lambda name: name == CONFIG):
         if any(part in ("", ".", "..") for part in name.split("/")) or is_url(name):
             raise DataError(f"{without_secrets(url)}: {name!r} is no name of a file of a run")
         if name == CONFIG:
-            _fetch_checkpoint(run_dir, newest, there[newest])
+            for step in steps & there.keys():
+                _fetch_checkpoint(run_dir, step, there[step])
             best = read_best(run_dir)
             if best is not None and best.step in there:
                 point("best", _fetch_checkpoint(run_dir, best.step, there[best.step]))
-            point("latest", run_dir / "checkpoints" / f"step-{newest:08}")
+            point("latest", run_dir / _name(max(there)))
         _fetch(records[name], run_dir / name)
 
 
 def _fetch_checkpoint(run_dir: Path, step: int, files: dict[str, StoreFile]) -> Path:
-    target = run_dir / "checkpoints" / f"step-{step:08}"
+    target = run_dir / _name(step)
     if not target.exists():
         partial = target.with_name(f".{target.name}.fetched.partial")
         shutil.rmtree(partial, ignore_errors=True)

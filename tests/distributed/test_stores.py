@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import random
 import shutil
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from capt.pretrain.base.stores import tree
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.data.prepare import open_corpus, verifier_of
 from capt.pretrain.data.shard_writer import write_shards
@@ -136,6 +138,13 @@ def _contents(run: Path) -> list[int]:
     return [found[step] for step in sorted(found)]
 
 
+def _average(run: Path) -> dict[str, bytes]:
+    folder = run / "average"
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+    return {name: re.sub(rb'"created": "[^"]*"', b"", content) for name, content in found.items()}
+
+
 def _toy(run: Path, url: str) -> dict[str, Any]:
     return {
         "task": {"type": "toy"},
@@ -202,9 +211,16 @@ def test_a_run_whose_machine_is_gone_continues_from_the_bucket_alone(bucket: str
     assert 30 in _complete(url)
     fetched = report.launches[1].head.step
     assert {step for step in _complete(url) if step > fetched} <= {27, 30}  # what the run folder keeps
-    whole = {**_toy(tmp_path / "whole", f"{bucket}/runs/whole")}
+    whole = _toy(tmp_path / "whole", f"{bucket}/runs/whole")
+    whole["checkpoint"]["average"] = 4
     assert run_ranks(_train_toy, 2, whole, environment, "failing once") == [0, 0]
     assert _contents(run) == _contents(tmp_path / "whole")
+    assert {21, 24, 27, 30} <= set(_complete(f"{bucket}/runs/whole"))
+    made = _average(tmp_path / "whole")
+    assert {file.url.partition("/average/")[2] for file in tree(f"{bucket}/runs/whole/average")} == made.keys()
+    shutil.rmtree(tmp_path / "whole")
+    assert run_ranks(_train_toy, 2, whole, environment) == [0, 0]  # made again of the checkpoints in the store
+    assert _average(tmp_path / "whole") == made
     # a second run must not be mixed with the first one, nor an older copy of it continued
     never = _toy(tmp_path / "other", url)
     never["run"]["resume"] = "never"
