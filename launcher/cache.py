@@ -21,6 +21,7 @@ KINDS = (
     "finetune",
     "microworld",
     "pairs",
+    "regions",
     "shards",
     "stored",
     "tokenizers",

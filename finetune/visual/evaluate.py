@@ -98,7 +98,7 @@ def _rows(
     data = trained.job.data
     if not regions or not files:
         data = located(data, data.task)
-    store = RegionStore.open(regions or require_store(require(data)), Verifier(data.cache))
+    store = RegionStore.open(regions or require_store(require(data)), Verifier(data.cache), cache=data.cache)
     trained_on = read_features(trained.checkpoint)
     if trained_on is not None:
         require_features(store, trained_on, str(trained.checkpoint), allow_other=data.allow_other_features or None)

@@ -40,7 +40,7 @@ class VisualFineTuning(FineTuningTask):
         task = job.data.visual_task
         with all_ranks().synchronize_errors():
             data = located(job.data, job.data.task)
-        self.store = RegionStore.open(require(data), Verifier(data.cache, all_ranks()))
+        self.store = RegionStore.open(require(data), Verifier(data.cache, all_ranks()), cache=data.cache)
         splits = read_splits(data)
         if data.missing_pictures == "skip":
             splits = without_missing(splits, self.store)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -10,16 +11,25 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
+from capt.pretrain.base.atomic import new_folder
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.files import file_in, open_regular
+from capt.pretrain.base.locks import cache_lock
 from capt.pretrain.base.records import Count, Record, read_record
+from capt.pretrain.base.stores import chunks, look_up, read_small, without_secrets
 from capt.pretrain.base.verification import ExpectedFile, check_size
+
+logger = logging.getLogger(__name__)
 
 # Arrays in ``.npy`` files whose types and shapes are known from elsewhere, so that no file is asked for its own.
 
 
 HEADER_BYTES = 128
 """Bytes before the values in an array's file, whatever its shape: so it is known before the shape is."""
+
+
+_LARGEST_MANIFEST = 64 << 20
+"""Bytes: class names and sources of any store that was seen have less than one."""
 
 
 class ArrayFile(NamedTuple):
@@ -204,3 +214,38 @@ def read_manifest(folder: Path) -> StoreManifest:
                 f"{listed.get(name, 'none')} by the list of files; import the store again"
             )
     return manifest
+
+
+def fetched(url: str, cache: Path) -> Path:
+    """Return this host's copy of the region store at the address ``url``, made once for all its jobs and processes.
+
+    A copy is kept as ``regions/DIGEST`` of the cache by the digest of its manifest, so that a store that was made again
+    is fetched again. Its files are memory-mapped: the whole store must fit on the host's disk.
+
+    Raises:
+        DataError: there is no region store, or the store gives other bytes than the manifest says.
+    """
+    url = url.rstrip("/")
+    content = read_small(f"{url}/{MANIFEST}", limit=_LARGEST_MANIFEST)
+    copy = cache / "regions" / sha256(content).hexdigest()
+    with cache_lock(copy.with_name(f".{copy.name}.lock")):
+        if copy.is_dir():
+            return copy
+        with new_folder(copy) as partial:
+            (partial / MANIFEST).write_bytes(content)
+            records = read_manifest(partial).records()
+            size = sum(record.size for record in records.values())
+            logger.info("fetching the region store %s, %s bytes, into %s", without_secrets(url), f"{size:,}", copy)
+            for name, record in records.items():
+                file, digest = look_up(f"{url}/{name}"), sha256()
+                with (partial / name).open("wb") as out:
+                    for chunk in chunks(file):
+                        digest.update(chunk)
+                        out.write(chunk)
+                if (file.size, digest.hexdigest()) != (record.size, record.sha256):
+                    raise DataError(
+                        f"{file}: expected {record.size:,} bytes of SHA-256 {record.sha256}, the store gave "
+                        f"{file.size:,} of {digest.hexdigest()}: it was changed or damaged; copy the region store "
+                        "there again"
+                    )
+    return copy

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int64
 
+from capt.pretrain.base.cache import default_cache
 from capt.pretrain.base.errors import DataError, counted, shown
 from capt.pretrain.base.verification import Verifier
-from capt.pretrain.regions.manifest import StoreManifest, map_array, read_manifest
+from capt.pretrain.regions.manifest import StoreManifest, fetched, map_array, read_manifest
 from capt.pretrain.regions.picture import TOLERANCE, Labels, Picture, other_forms
 
 Rows = Int64[np.ndarray, " n"]
@@ -67,16 +68,21 @@ class RegionStore:
         self._check()
 
     @classmethod
-    def open(cls, folder: Path, verifier: Verifier | None = None, *, verify: bool = True) -> RegionStore:
+    def open(
+        cls, folder: Path | str, verifier: Verifier | None = None, *, verify: bool = True, cache: Path | None = None
+    ) -> RegionStore:
         """Open the store in ``folder``; lengths and all that leads from a name to its regions are always checked.
 
-        ``verifier`` compares every file's SHA-256 as well, all its ranks together. Without one, or with
+        That at an address (``s3://...``) is copied into ``cache`` first (`fetched`). ``verifier`` compares every file's
+        SHA-256 as well, all its ranks together. Without one, or with
         ``verify=False``, what the files hold is taken as it is.
 
         Raises:
             DataError: there is no store, or it does not fit its manifest.
         """
         with verifier.ranks.synchronize_errors() if verifier is not None else nullcontext():
+            if isinstance(folder, str):
+                folder = fetched(folder, cache or default_cache())
             store = cls(folder, read_manifest(folder))
         if verifier is not None and verify:
             verifier.verify(folder, store.manifest.records(), hint=_REMEDY)

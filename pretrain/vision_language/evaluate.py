@@ -74,7 +74,7 @@ def evaluate(
     if not paths:
         raise ConfigError("nothing to evaluate on: the run had no data.validation; give --data FILE")
     verifier = Verifier(job.data.cache)
-    store = RegionStore.open(regions or require_store(files.regions), verifier)
+    store = RegionStore.open(regions or require_store(files.regions), verifier, cache=job.data.cache)
     trained_on = read_features(trained.checkpoint)
     if trained_on is not None:
         require_features(store, trained_on, str(trained.checkpoint))

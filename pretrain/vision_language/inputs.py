@@ -75,7 +75,7 @@ def _files(data: VisionLanguageData) -> list[str]:
         load_table(data.answers)
     from capt.pretrain.regions.store import RegionStore
 
-    manifest = RegionStore.open(store).manifest
+    manifest = RegionStore.open(store, cache=data.cache).manifest
     size = sum(path.stat().st_size for path in data.train)
     return [
         f"regions: {store}, {counted(manifest.pictures, 'picture')}, {counted(manifest.regions, 'region')} of "
@@ -85,7 +85,7 @@ def _files(data: VisionLanguageData) -> list[str]:
     ]
 
 
-def require(data: VisionLanguageData) -> Path:
+def require(data: VisionLanguageData) -> Path | str:
     """The region store of a job on files. Raises ``ConfigError`` where it or the files to train on are not named."""
     if data.regions is None:
         raise ConfigError(NO_DATA.format(key="regions"))
@@ -94,12 +94,12 @@ def require(data: VisionLanguageData) -> Path:
     return data.regions
 
 
-def require_store(regions: Path) -> Path:
+def require_store(regions: Path | str) -> Path | str:
     """The store of a run that is evaluated.
 
     Raises:
         DataError: it is not there: it has moved, or the run names it from another folder than this one.
     """
-    if not regions.exists():
+    if isinstance(regions, Path) and not regions.exists():
         raise DataError(f"the run's data.regions {regions} is not there, as seen from {Path.cwd()}: -o regions=STORE")
     return regions

@@ -38,13 +38,13 @@ class DataFiles:
     """The files of a job, as named or as the microworld made them.
 
     Attributes:
-        regions: the region store.
+        regions: the region store: its folder, or the address of one.
         train: files to train on.
         validation: files to validate on, maybe none.
         answers: answer table, None where it is built from the training data.
     """
 
-    regions: Path
+    regions: Path | str
     train: tuple[Path, ...]
     validation: tuple[Path, ...]
     answers: Path | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -64,7 +65,7 @@ def rehearse(job: VisionLanguageJob, world: int) -> Rehearsal:
 
 def _store(job: VisionLanguageJob) -> tuple[_Store, tuple[str, ...]]:
     path = job.data.regions
-    if path is not None and path.is_dir():
+    if isinstance(path, Path) and path.is_dir():
         found = read_manifest(path)
         sizes = (found.feature_size, found.most_regions, found.object_classes, found.attribute_classes)
         return _Store(*sizes), ()

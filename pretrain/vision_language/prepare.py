@@ -146,7 +146,7 @@ def prepare(job: VisionLanguageJob, ranks: Ranks = ALONE, run_dir: Path | None =
     """
     verifier = Verifier(job.data.cache, ranks)
     files = data_files(job.data, ranks)
-    store = RegionStore.open(files.regions, verifier)
+    store = RegionStore.open(files.regions, verifier, cache=job.data.cache)
     train = Split(files.train, "data.train", verifier)
     held_out = Split(files.validation, "data.validation", verifier) if files.validation else None
     with ranks.synchronize_errors():

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from capt.pretrain.base.cache import default_cache
-from capt.pretrain.config.base import PathField, PositiveInt, Section
+from capt.pretrain.config.base import PathField, PositiveInt, Section, StorePlace
 from capt.pretrain.config.contrast import ContrastSection
 from capt.pretrain.config.schema import ValidateSection
 from capt.pretrain.models.tokenizer import TokenizerSection
@@ -73,7 +73,10 @@ class VisionLanguageData(Section):
         "files", description="files: regions and train; microworld: a synthetic world, made at the first start"
     )
     microworld: MicroworldSection = MicroworldSection()
-    regions: PathField | None = Field(None, description="the region store, as capt regions import or extract writes it")
+    regions: StorePlace | None = Field(
+        None, description="the region store, as capt regions import or extract writes it; one at an address "
+        "(s3://...) is copied into the cache of each host",
+    )  # fmt: skip
     train: Files = Field(
         [], description="files to train on, of any kind: LXMERT's, COCO captions, VQA v2 (questions and annotations), "
         "GQA, NLVR2, NLVR v1, or rows of image and caption (JSON lines, CSV)",

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import os
-import re
 import random
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.stores import put_bytes
 from capt.pretrain.base.verification import Verifier
 from capt.pretrain.regions.store import RegionStore
 from capt.pretrain.regions.writer import write_store
+from tests.unit.data.s3 import put_tree, s3_bucket
 from tests.unit.regions.pictures import random_pictures
 
 
@@ -192,3 +194,22 @@ def test_names_in_the_other_form_are_looked_up_together(tmp_path: Path, monkeypa
     assert rows.tolist() == [7, -1, 49, 7, -1] * 100
     assert len(calls) == 2, "once as they are, once in the other form"
     assert calls[1] < 50, "each name once"
+
+
+def test_a_store_in_a_bucket_is_copied_once_and_a_damaged_one_is_not_used(tmp_path: Path) -> None:
+    here = _store(tmp_path, regions=(2, 4))
+    with s3_bucket() as bucket:
+        put_tree(here.folder, f"{bucket}/store")
+        there = RegionStore.open(f"{bucket}/store/", Verifier(tmp_path / "cache"), cache=tmp_path / "cache")
+        put_bytes(b"\0" * (here.folder / "boxes.npy").stat().st_size, f"{bucket}/store/boxes.npy")
+        with pytest.raises(DataError, match=r"s3://bucket/store/boxes\.npy: expected .* SHA-256 .* copy the region"):
+            RegionStore.open(f"{bucket}/store", cache=tmp_path / "other")
+        assert not any((tmp_path / "other/regions").iterdir())
+        assert RegionStore.open(f"{bucket}/store", cache=tmp_path / "cache").folder == there.folder
+        with pytest.raises(DataError, match="s3://bucket/none/manifest"):
+            RegionStore.open(f"{bucket}/none", cache=tmp_path / "cache")
+    rows = np.arange(len(here))
+    for mine, copied in zip(here.regions(rows), pickle.loads(pickle.dumps(there)).regions(rows), strict=True):
+        assert mine is not None
+        assert copied is not None
+        assert np.array_equal(mine, copied)
