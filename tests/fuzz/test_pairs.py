@@ -1,4 +1,4 @@
-"""Files of pairs from somebody else: every form, damaged, mislabelled, packed or planted."""
+"""Files of pairs and retrieval sets from somebody else: every form, damaged, mislabelled, packed or planted."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import json
 import random
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pyarrow.parquet
 import pytest
 
 from capt.pretrain.pairs.forms import FORMS, Counts, read_pairs
+from capt.pretrain.retrieval.data import read_collections
 from tests.fuzz.harness import HOSTILE, check, inputs, library, mutated, snapshot
 from tests.fuzz.planting import changed_json, plant
 
@@ -162,5 +164,53 @@ def test_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         if outcome.code == 0:
             assert counts.used > 0
             assert counts.rows == counts.used + counts.without_query + counts.without_positive, f"pairs:{number}"
+        codes.add(outcome.code)
+    assert codes == {0, 2}
+
+
+def _nano_beir(rng: random.Random, folder: Path) -> None:
+    tables: dict[str, list[dict[str, Any]]] = {
+        "corpus": [{"_id": f"d{i}", "title": "t", "text": f"document {i}"} for i in range(4)],
+        "queries": [{"_id": f"q{i}", "text": f"query {i}"} for i in range(2)],
+        "qrels": [{"query-id": f"q{i}", "corpus-id": f"d{i}", "score": i} for i in range(2)],
+    }
+    for name, rows in tables.items():
+        (folder / name).mkdir(parents=True)
+        out = io.BytesIO()
+        changed = [changed_json(rng, row) if rng.random() < 0.2 else row for row in rows]
+        with suppress(pyarrow.ArrowException, OverflowError, TypeError, ValueError, AttributeError):
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(changed), out)
+        content = out.getvalue()
+        path = folder / name / "NanoSet-00000-of-00001.parquet"
+        path.write_bytes(mutated(rng, content) if content and rng.random() < 0.2 else content)
+
+
+def test_collections(tmp_path: Path) -> None:
+    folder = tmp_path / "sets"
+    codes = set()
+    for number, rng in inputs("collections"):
+        shutil.rmtree(folder, ignore_errors=True)
+        path, split = folder / "set", rng.choice((None, None, "test", "dev"))
+        kind = rng.randrange(4)
+        if kind == 0:
+            _nano_beir(rng, path)
+        elif kind == 1:
+            folder.mkdir()
+            path = folder / f"a{(suffix := rng.choice(SUFFIXES))}"
+            _damage(rng, path, suffix)
+        else:
+            _beir(rng, path)
+        before = snapshot(folder)
+
+        def read(path: Path = path, split: str | None = split) -> None:
+            for collection in read_collections(path, split):
+                assert collection.queries
+                for document, text in collection.documents():
+                    assert isinstance(document, str)
+                    assert isinstance(text, str)
+
+        outcome = library(read)
+        check(outcome, f"collections:{number}")
+        assert snapshot(folder) == before
         codes.add(outcome.code)
     assert codes == {0, 2}
