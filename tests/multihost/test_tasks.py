@@ -1,7 +1,8 @@
-"""Jobs of every kind on two hosts over ssh: the losses are those of two processes on one host."""
+"""Jobs of every kind on two hosts over ssh: losses and figures are those of one host."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from tests.multihost.network import ADDRESSES, INTERFACE, Hosts, missing, severa
 from tests.pairs import pairs_mapping
 from tests.small_job import ROOT, losses
 from tests.support import run_capt
+from tests.unit.retrieval.toy import write_beir, write_sentence_folder
 from tests.vision_language import vision_language_mapping
 
 pytestmark = [pytest.mark.multihost, pytest.mark.timeout(240)]
@@ -64,3 +66,23 @@ def test_a_job_has_the_same_losses_on_two_hosts(hosts: Hosts, kind: str) -> None
     assert "2 ranks on 2 hosts" in log.read_text(errors="replace")
     assert sorted(losses(work / "one")) == list(range(1, STEPS + 1))
     assert losses(work / "two") == losses(work / "one")
+
+
+def test_two_hosts_give_the_figures_of_retrieval_of_one(hosts: Hosts) -> None:
+    work = hosts.folder / "retrieval"
+    work.mkdir()
+    (work / ".deepspeed_env").write_text(f"GLOO_SOCKET_IFNAME={INTERFACE}\n")
+    model, data = write_sentence_folder(work / "model"), write_beir(work / "beir")
+    words = ["evaluate", str(model), "--retrieval", str(data)]
+    one = run_capt(*words, "--store", "store-one", "--out", "one.json", cwd=work, env=dict(os.environ))
+    assert one.returncode == 0, one.stderr
+    command = [sys.executable, "-m", "capt.launcher.cli", *words, "--store", "store-two", "--out", "two.json"]
+    log = work / "log"
+    head = hosts.popen([*command, "--hostfile", str(hosts.hostfile())], cwd=work, log=log, PYTHONPATH=str(ROOT))
+    try:
+        assert head.wait(timeout=120) == 0, log.read_text(errors="replace")[-5000:]
+    finally:
+        head.kill()
+    results = [json.loads((work / name).read_text())["sections"] for name in ("one.json", "two.json")]
+    assert results[0][0]["poolers"]
+    assert results[1] == results[0]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import random
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +14,7 @@ import pyarrow.parquet
 import pytest
 
 from capt.launcher.cli import main
-from capt.pretrain.base.errors import ConfigError, DataError, UserError
+from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.config.retrieval import METRICS
 from capt.pretrain.retrieval.data import Collection, read_collections, read_documents, read_queries
 from capt.pretrain.retrieval.encode import Options, embed
@@ -24,9 +22,6 @@ from capt.pretrain.retrieval.encoders import EncoderOptions, load_text_encoder
 from capt.pretrain.retrieval.evaluate import Settings, compare, evaluate
 from tests.finetune import write_encoder
 from tests.unit.retrieval.toy import write_beir, write_sentence_folder
-
-FUZZ = int(os.environ.get("CAPT_FUZZ", 1)) * 120
-"""Damaged folders: CAPT_FUZZ multiplies their number, as in tests/fuzz."""
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -279,47 +274,6 @@ def test_what_cannot_be_meant_is_refused(
     code, _, err = capt("evaluate", str(sentences), "--store", str(tmp_path / "store"), *given)
     assert code == 2, err
     assert says in err
-
-
-def test_files_of_any_content_are_read_or_refused(tmp_path: Path) -> None:
-    """Random damage to a BEIR folder: what is not read is a `UserError` with the file's name."""
-    generator = random.Random(11)
-    refused = 0
-    pieces = [
-        b"\xff",
-        b"\x00",
-        b'"',
-        b"{",
-        b"}",
-        b"\t",
-        b"\n",
-        b"null",
-        b"1e999",
-        b"\\ud800",
-        b"[]",
-        b" ",
-        b"-1",
-        b"_id",
-    ]
-    for number in range(FUZZ):
-        folder = write_beir(tmp_path / "beir", documents=6, queries=3, seed=number)
-        path = generator.choice([path for path in folder.rglob("*") if path.is_file()])
-        content = bytearray(path.read_bytes())
-        for _ in range(generator.randint(1, 3)):
-            place = generator.randrange(len(content))
-            content[place : place + generator.randint(0, 8)] = generator.choice(pieces)
-        path.write_bytes(bytes(content))
-        said = ""
-        try:
-            for collection in read_collections(folder):
-                documents = list(collection.documents())
-                assert all(isinstance(name, str) and isinstance(text, str) for name, text in documents)
-                assert collection.queries
-        except UserError as error:
-            said = str(error)
-        refused += bool(said)
-        assert not said or (str(folder) in said and "\n" not in said), said
-    assert 0.1 * FUZZ < refused < FUZZ
 
 
 def test_compare_refuses_other_queries(tmp_path: Path) -> None:
