@@ -29,7 +29,7 @@ from capt.pretrain.engine.run_folder import EVALUATION, Figures, Section, save_a
 from capt.pretrain.language.batches import Assembler, LanguageBatch, validation_batches
 from capt.pretrain.language.load import LoadedModel, load_hf, load_model
 from capt.pretrain.language.prepare import vocabulary_of
-from capt.pretrain.language.sts import encode_texts, score_rows
+from capt.pretrain.language.sts import encode_texts, score_rows, word_figures
 from capt.pretrain.models.heads import MLMOutput, mean_over_tokens, take_rows
 from capt.pretrain.models.hf_config import local_folder
 from capt.pretrain.models.hf_folder import is_hf
@@ -234,6 +234,8 @@ def _changes(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, A
         }
         for pooler, (earlier, later) in pairs.items():
             for name in earlier.keys() & later.keys() if not pooler else [n for n in _TOLD if n in earlier]:
+                if not pooler and name.startswith("spearman/"):
+                    continue  # of words alone: no run changes it
                 first, last = earlier[name], later[name]
                 label = f"{new['name']}{pooler}, {name}"
                 lines.append(f"  {label:<56}{first:>12.4f}{last:>12.4f}{last - first:>+12.4f}")
@@ -322,9 +324,10 @@ def _sts_section(model: Representations, pairs: Pairs, settings: Settings) -> Se
     }
     protocol = (
         f"SimCSE: Spearman of cosine over all {len(pairs.gold)} pairs together, words joined by one space, max length "
-        f"{model.model.config.max_positions} tokens, no prompt, nothing random; {_measured_with(model)}"
+        f"{model.model.config.max_positions} tokens, no prompt, nothing random; tf-idf and word-counts are no model; "
+        f"{_measured_with(model)}"
     )
-    return Section(name=f"{pairs.name} {pairs.split}", protocol=protocol, poolers=poolers)
+    return Section(name=f"{pairs.name} {pairs.split}", protocol=protocol, metrics=word_figures(pairs), poolers=poolers)
 
 
 def _measured_with(model: Representations) -> str:

@@ -47,6 +47,29 @@ def score(pairs: Pairs, encoder: Encoder, batch: int = 64) -> dict[str, float]:
     return score_rows(pairs, encode_texts([*pairs.first, *pairs.second], encoder, batch))
 
 
+def word_figures(pairs: Pairs) -> dict[str, float]:
+    """What counting words gives, without any model: ``spearman/tf-idf`` and ``spearman/word-counts``.
+
+    Cosines of scikit-learn's TF-IDF (its idf is that of the distinct sentences of the set) and of plain counts;
+    words are runs of letters, digits and underscores, in lower case. A sentence without a word has cosine 0 with all.
+    """
+    from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
+    from sklearn.preprocessing import normalize
+
+    figures = {}
+    for name, kind in (("tf-idf", TfidfVectorizer), ("word-counts", CountVectorizer)):
+        vectorizer = kind(token_pattern=r"(?u)\b\w+\b")
+        try:
+            vectorizer.fit(list(dict.fromkeys([*pairs.first, *pairs.second])))
+        except ValueError:  # no sentence has a word
+            continue
+        first, second = (normalize(vectorizer.transform(texts)) for texts in (pairs.first, pairs.second))
+        cosines = np.asarray(first.multiply(second).sum(axis=1)).ravel()
+        if np.ptp(cosines) > 0:
+            figures[f"spearman/{name}"] = float(spearmanr(cosines, pairs.gold).statistic)
+    return figures
+
+
 def score_rows(pairs: Pairs, rows: Float[np.ndarray, "m d"]) -> dict[str, float]:
     """``spearman`` in [-1, 1] between the cosines of the pairs and the gold scores, and ``pairs``, their number.
 

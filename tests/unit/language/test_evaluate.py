@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from scipy.stats import spearmanr
 from torch.nn import functional as F
 
 from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
@@ -21,14 +24,14 @@ from capt.pretrain.data.config import CorruptionConfig
 from capt.pretrain.data.corruption import Corruptor
 from capt.pretrain.data.prepare import prepare
 from capt.pretrain.data.shards import PackedDataset
-from capt.pretrain.data.sts_files import find_sets
+from capt.pretrain.data.sts_files import Pairs, find_sets
 from capt.pretrain.engine.checkpoint.save import partial_folder, write_weights_only
 from capt.pretrain.language import evaluate as module
 from capt.pretrain.language.batches import Assembler
 from capt.pretrain.language.evaluate import Representations, as_text, command, evaluate
 from capt.pretrain.language.load import load_model
 from capt.pretrain.language.prepare import vocabulary_of
-from capt.pretrain.language.sts import score
+from capt.pretrain.language.sts import score, word_figures
 from capt.pretrain.language.task import LanguageModule
 from capt.tokenizer.encode import load_tokenizer
 from capt.tokenizer.train import train
@@ -142,7 +145,29 @@ def test_every_number_stands_under_its_protocol_line(result: dict) -> None:
     for part in ("Spearman of cosine over all 40 pairs together", "max length 40 tokens", "no prompt"):
         assert part in sts
     spearman = result["sections"][2]["poolers"]["head"]["spearman"]
-    assert f"{spearman:>12.4g}" in next(line for line in text.splitlines() if line.strip().startswith("spearman"))
+    assert f"{spearman:>12.4g}" in next(line for line in text.splitlines() if line.strip().startswith("spearman "))
+    assert set(result["sections"][2]["metrics"]) == {"spearman/tf-idf", "spearman/word-counts"}
+
+
+def test_words_are_counted_by_the_definition() -> None:
+    first = ["A cat sat", "the dog ran", "a bird", "no, no"]
+    second = ["a cat ran", "The dog", "one fish", "a no"]
+    gold = np.array([4.0, 3.0, 0.0, 1.0])
+    words = [re.findall(r"\w+", text.lower()) for text in (*first, *second)]
+    containing = {word: sum(word in each for each in words) for each in words for word in each}
+
+    def rho(weight: Callable[[str], float]) -> float:
+        rows = [{word: each.count(word) * weight(word) for word in each} for each in words]
+        norms = [math.sqrt(sum(value**2 for value in row.values())) for row in rows]
+        cosines = [
+            sum(value * rows[i + 4].get(word, 0.0) for word, value in rows[i].items()) / (norms[i] * norms[i + 4])
+            for i in range(4)
+        ]
+        return float(spearmanr(cosines, gold).statistic)
+
+    figures = word_figures(Pairs("toy", "test", first, second, gold))
+    assert figures["spearman/tf-idf"] == pytest.approx(rho(lambda word: math.log(9 / (1 + containing[word])) + 1))
+    assert figures["spearman/word-counts"] == pytest.approx(rho(lambda word: 1.0))
 
 
 def test_numbers_are_those_of_the_models_own_forward_pass(home: Path, result: dict) -> None:
