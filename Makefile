@@ -36,11 +36,11 @@ DATA   := $(if $(FILES),data.files=[$(subst $(space),$(comma),$(strip $(FILES)))
 # What pip builds an editable install with (pyproject.toml, build-system).
 BUILD  := pip setuptools wheel
 
-FAULTS := $(addprefix tests/,multihost/test_faults.py multihost/test_slurm.py e2e/test_kills.py) \
-	$(addprefix tests/distributed/test_,supervision.py meeting.py local.py ledger.py replicas.py) \
+FAULTS := $(addprefix tests/,$(addprefix multihost/test_,faults.py slurm.py sweep.py) sweep e2e/test_kills.py) \
+	$(addprefix tests/distributed/test_,pods.py supervision.py meeting.py local.py ledger.py replicas.py stores.py) \
 	$(addprefix tests/unit/,launcher/test_nodes.py launcher/test_gathering.py launcher/test_local.py base/test_cache.py)
 
-.PHONY: install wheelhouse quickstart quickstart-vl quickstart-pairs quickstart-retrieval test test-gpu fuzz faults soak check format docs bench kenlm clean
+.PHONY: install wheelhouse quickstart quickstart-vl quickstart-pairs quickstart-retrieval test test-gpu slow fuzz faults soak check format docs bench kenlm clean
 .DEFAULT_GOAL := help
 
 help:
@@ -50,10 +50,11 @@ help:
 	@echo "make quickstart-vl  the same for pictures and words, on a synthetic world: store, pretraining, VQA, GQA, NLVR2"
 	@echo "make quickstart-pairs  an embedding model from pairs: what a function does, and its name with its signature"
 	@echo "make quickstart-retrieval  a search measured: BM25, random weights, pairs, pairs after a round of mined negatives"
-	@echo "make test        everything that runs without a GPU, shared by two workers (WORKERS=2)"
+	@echo "make test        what runs without a GPU, shared by two workers (WORKERS=2)"
+	@echo "make slow        the long forms of tests, which make test leaves out"
 	@echo "make test-gpu    what needs a CUDA GPU"
 	@echo "make fuzz        thousands of hostile inputs of every kind (FUZZ=10000), about an hour"
-	@echo "make faults      the fault tests alone: processes, hosts, disks and memories that fail, about three minutes"
+	@echo "make faults      the fault tests alone: processes, hosts, disks and memories that fail, about ten minutes"
 	@echo "make soak        processes of supervised jobs are killed a thousand times (KILLS=1000), about half an hour"
 	@echo "make check       ruff, mypy"
 	@echo "make docs        build the documentation, warnings are errors"
@@ -161,7 +162,10 @@ quickstart-retrieval: install
 	@echo "report: $(RETRIEVAL)/report/report.html   mined negatives: $(RETRIEVAL)/negatives/audit.html"
 
 test: install
-	$(BIN)/python -m pytest -m "not gpu" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not gpu and not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+slow: install
+	$(BIN)/python -m pytest -m "slow and not gpu" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-gpu: install
 	$(BIN)/python -m pytest -m gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import multiprocessing.resource_tracker
 import os
@@ -111,6 +112,8 @@ def take_over(env: Mapping[str, str], cwd: Path | None, kept: Sequence[int], str
     tracker: Any = multiprocessing.resource_tracker._resource_tracker  # type: ignore[attr-defined]
     tracker._fd = tracker._pid = None  # its pipe is closed now; a new one is made where it is needed
     multiprocessing.set_start_method("fork", force=True)  # as in a new interpreter; the server set another
+    logging.root.handlers.clear()  # those of the process that was forked: a rank sets its own
+    logging.root.setLevel(logging.WARNING)
     os.environ.clear()
     os.environ.update(env)
     if cwd is not None:

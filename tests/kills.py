@@ -227,7 +227,8 @@ def kill_at_random(
 
     def job(number: int) -> None:
         world = 1 + number % 2
-        Job(folder, 1000 * seed + number, world, KILLS_OF_A_JOB).carry_out(losses[world], count)
+        share = min(KILLS_OF_A_JOB, -(-kills // parallel))
+        Job(folder, 1000 * seed + number, world, share).carry_out(losses[world], count)
 
     with ThreadPoolExecutor(parallel) as pool:
         number = 0

@@ -124,9 +124,39 @@ def run_ranks(fn: Callable[..., Any], world: int, *args: Any, timeout: float = 1
     return out
 
 
+def train_job(mapping: dict[str, Any], resume: bool = False) -> int | str:
+    """Run a job on this rank; its exit code, or the user's error."""
+    from capt.pretrain.base.errors import UserError
+    from capt.pretrain.base.quiet import quiet_libraries
+    from capt.pretrain.config.load import job_from_mapping
+    from capt.pretrain.engine.run import run_job
+
+    quiet_libraries(debug=False)
+    try:
+        return run_job(job_from_mapping(mapping, "test"), resume=resume)
+    except UserError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def train_seen(mapping: dict[str, Any], resume: bool = False) -> tuple[int | str, list[list[int]]]:
+    """What :func:`train_job` returns, and the ids of the samples of this rank, step by step."""
+    from capt.pretrain.registry import task_class
+
+    seen: list[list[int]] = []
+    task: Any = task_class(mapping["task"]["type"])
+    step = task.step
+
+    def noted(self: Any, engines: Any, batch: Any, progress: Any) -> Any:
+        seen.append([int(i) for part in batch for i in part.ids])
+        return step(self, engines, batch, progress)
+
+    task.step = noted
+    return train_job(mapping, resume), seen
+
+
 def run_capt(*arguments: str, cwd: Path, env: Mapping[str, str], timeout: float = 240.0) -> CompletedProcess[str]:
     """Run ``capt ARGUMENTS`` to its end in a forked process: what it does from ``capt.launcher.cli.main`` on is the
-    same.
+    same, except that ranks are forked from it in turn.
 
     A test of the start itself (the imports, their time, how the interpreter is started) needs a process of its own.
     """
@@ -146,16 +176,13 @@ def run_capt(*arguments: str, cwd: Path, env: Mapping[str, str], timeout: float 
 
 
 def start_capt(*arguments: str, cwd: Path, env: Mapping[str, str], log: Path) -> Any:
-    """Start ``capt ARGUMENTS`` in a forked process, as :func:`run_capt`, whose ranks are forked from it in turn."""
-    process = _CONTEXT.Process(target=_capt_of_forks, args=(arguments, str(cwd), dict(env), str(log)))
+    """Start ``capt ARGUMENTS`` in a forked process, as :func:`run_capt`."""
+    process = _CONTEXT.Process(target=_capt_in_a_session, args=(arguments, str(cwd), dict(env), str(log)))
     process.start()
     return process
 
 
-def _capt_of_forks(arguments: tuple[str, ...], cwd: str, env: dict[str, str], log: str) -> None:
-    from tests.forked import fork_ranks
-
-    fork_ranks()
+def _capt_in_a_session(arguments: tuple[str, ...], cwd: str, env: dict[str, str], log: str) -> None:
     os.setsid()
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     _capt_main(arguments, cwd, env, [file, os.dup(file)])
@@ -200,6 +227,9 @@ def _head(fn: Callable[..., Any], arguments: tuple[Any, ...], result: Any, outpu
 
 
 def _capt_main(arguments: tuple[str, ...], cwd: str, env: dict[str, str], output: list[Any]) -> None:
+    from tests.forked import fork_ranks
+
+    fork_ranks()
     for number, file in enumerate(output, start=1):
         os.dup2(file if isinstance(file, int) else file.detach(), number)
     os.chdir(cwd)

@@ -87,12 +87,13 @@ def _assert_same(one: Path, other: Path, tolerance: float, steps: int = 11) -> N
 def test_two_and_four_ranks_learn_what_one_learns(tmp_path: Path) -> None:
     """At 1e-6. The generator's Adam would enlarge what sums in another order differ by, or a wrong sum of gradients."""
     _write_text(tmp_path / "text.txt")
+    options = {"sgns": (), "nce": NCE, "margin": MARGIN}
+    ranks = {"sgns": 2, "nce": 4, "margin": 2}
     for world in (1, 2, 4):
-        runs = [(f"{name}{world}", False, more) for name, more in (("sgns", ()), ("nce", NCE), ("margin", MARGIN))]
-        assert run_ranks(_runs, world, tmp_path, runs, timeout=240) == [[0, 0, 0]] * world
-    for name in ("sgns", "nce", "margin"):
-        for world in (2, 4):
-            _assert_same(tmp_path / f"{name}1", tmp_path / f"{name}{world}", 1e-6)
+        runs = [(f"{name}{world}", False, more) for name, more in options.items() if world in (1, ranks[name])]
+        assert run_ranks(_runs, world, tmp_path, runs, timeout=240) == [[0] * len(runs)] * world
+    for name, world in ranks.items():
+        _assert_same(tmp_path / f"{name}1", tmp_path / f"{name}{world}", 1e-6)
         first, last = _rows(tmp_path / f"{name}1")[0], _rows(tmp_path / f"{name}1")[-1]
         assert last["loss"] < first["loss"], "there was something to learn"
 

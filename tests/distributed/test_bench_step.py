@@ -41,6 +41,7 @@ def test_our_side_takes_a_step() -> None:
     assert seconds > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("same_allocator", [True, False])
 def test_the_trainers_side_takes_a_step_with_the_same_allocator_if_asked(same_allocator: bool) -> None:
     (((seconds,), times_set),) = run_ranks(_one_turn_of_the_trainer, 1, same_allocator)
@@ -58,6 +59,7 @@ def _one_turn_each() -> list[float]:
     return seconds
 
 
+@pytest.mark.slow
 def test_both_sides_take_a_step_of_modernbert() -> None:
     (seconds,) = run_ranks(_one_turn_each, 1)
     assert len(seconds) == 3

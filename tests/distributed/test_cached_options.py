@@ -47,10 +47,9 @@ def _checkpointed(folder: Path, family: str, stage: int, kind: str) -> dict[str,
     )
 
 
-@pytest.mark.parametrize("family", ["language", "vision-language"])
-def test_activation_checkpointing_changes_no_gradient(tmp_path: Path, family: str) -> None:
+@pytest.mark.parametrize(("family", "stages"), [("language", (0, 1, 3)), ("vision-language", (3,))])
+def test_activation_checkpointing_changes_no_gradient(tmp_path: Path, family: str, stages: tuple[int, ...]) -> None:
     """The bound notices dropout that is drawn anew."""
-    stages = (0, 1, 3)
     kinds = ("none", "full", "offload", *(["fairscale"] if find_spec("fairscale") else []))
     jobs = [(_checkpointed(tmp_path, family, stage, kind), 0) for stage in stages for kind in kinds]
     jobs.append((jobs[0][0], 1))

@@ -14,24 +14,14 @@ from capt.finetune.batches import to_device
 from capt.finetune.evaluation import as_text, evaluate_checkpoint, results_of_all_rows
 from capt.finetune.glue.load import load_classifier
 from capt.finetune.load import load_fine_tuned
-from capt.pretrain.base.errors import CheckpointError, DataError, UserError
-from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.base.errors import CheckpointError, DataError
 from capt.pretrain.engine.checkpoint import find_best
 from capt.pretrain.registry import TASKS
-from tests.support import run_ranks
+from tests.support import run_ranks, train_job
 from tests.toy_finetune.config import ToyJob
 from tests.toy_finetune.task import Inputs, Pair, Rows, SoftTargets, dump
 
 TASKS["toy_finetune"] = "tests.toy_finetune"
-
-
-def _run(mapping: dict[str, Any], resume: bool = False) -> int | str:
-    from capt.pretrain.engine.run import run_job
-
-    try:
-        return run_job(job_from_mapping(mapping, "test"), resume=resume)
-    except UserError as error:
-        return f"{type(error).__name__}: {error}"
 
 
 def _mapping(run: Path, **changes: Any) -> dict[str, Any]:
@@ -56,7 +46,7 @@ def _losses(run: Path) -> list[tuple[float, ...]]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("toy") / "run"
-    assert run_ranks(_run, 2, _mapping(run)) == [0, 0]
+    assert run_ranks(train_job, 2, _mapping(run)) == [0, 0]
     return run
 
 
@@ -76,10 +66,10 @@ def test_it_learns_in_the_steps_of_its_epochs_and_keeps_its_best(whole: Path) ->
 
 def test_a_resumed_run_is_the_uninterrupted_one(whole: Path, tmp_path: Path) -> None:
     stopped = _mapping(tmp_path / "run", schedule={"epochs": 6, "warmup_epochs": 1, "stop_after": 11})
-    assert run_ranks(_run, 2, stopped) == [75, 75]
-    refused = run_ranks(_run, 1, _mapping(tmp_path / "run", rows=40), True)[0]
+    assert run_ranks(train_job, 2, stopped) == [75, 75]
+    refused = run_ranks(train_job, 1, _mapping(tmp_path / "run", rows=40), True)[0]
     assert "trained on toy-37, this job's rows is toy-40" in str(refused)
-    assert run_ranks(_run, 2, _mapping(tmp_path / "run"), True) == [0, 0]
+    assert run_ranks(train_job, 2, _mapping(tmp_path / "run"), True) == [0, 0]
     assert _losses(tmp_path / "run") == _losses(whole)
 
 

@@ -65,9 +65,14 @@ def _mapping(folder: Path, world: int, stage: int, precision: str, micro: int, *
 
 
 _GLOBAL = 16
-_FP32 = [("fp32", stage, micro) for stage in (0, 1, 2, 3) for micro in (1, 4, 16)]
-_BF16 = [("bf16", 1, 4), ("bf16", 2, 16), ("bf16", 3, 4)]
-_PURE = [("bf16_pure", 1, 4), ("bf16_pure", 2, 16), ("bf16_pure", 3, 4)]
+_FP32 = [
+    (world, "fp32", stage, (1, 4, 16)[(stage + shift) % 3])
+    for shift, world in enumerate((1, 2, 4))
+    for stage in (0, 1, 2, 3)
+]
+"""Every two of ranks, stage and micro-batch meet."""
+_BF16 = [(2, "bf16", 1, 4), (4, "bf16", 2, 16), (2, "bf16", 3, 4)]
+_PURE = [(4, "bf16_pure", 1, 4), (2, "bf16_pure", 2, 16), (2, "bf16_pure", 3, 4)]
 
 
 def _all_gradients(mappings: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -91,16 +96,20 @@ def references(folder: Path) -> dict[str, dict[str, Any]]:
     return dict(zip(precisions, run_ranks(_all_gradients, 1, mappings)[0], strict=True))
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4])
-def results(request: pytest.FixtureRequest, folder: Path, references: Any) -> dict[Any, list[dict[str, Any]]]:
-    """Per (precision, stage, accumulation): what each of the ranks saw."""
-    mappings = [_mapping(folder, request.param, stage, precision, n) for precision, stage, n in _FP32 + _BF16 + _PURE]
-    ranks = run_ranks(_all_gradients, request.param, mappings)
-    return {key: [rank[i] for rank in ranks] for i, key in enumerate(_FP32 + _BF16 + _PURE)}
+@pytest.fixture(scope="module")
+def results(folder: Path) -> dict[Any, list[dict[str, Any]]]:
+    """Per (ranks, precision, stage, micro-batch): what each of the ranks saw."""
+    found = {}
+    for world in (1, 2, 4):
+        keys = [key for key in _FP32 + _BF16 + _PURE if key[0] == world]
+        mappings = [_mapping(folder, world, stage, precision, micro) for _, precision, stage, micro in keys]
+        ranks = run_ranks(_all_gradients, world, mappings)
+        found |= {key: [rank[i] for rank in ranks] for i, key in enumerate(keys)}
+    return found
 
 
 @pytest.mark.parametrize("key", _FP32, ids=str)
-def test_fp32(references: Any, results: Any, key: tuple[str, int, int]) -> None:
+def test_fp32(references: Any, results: Any, key: tuple[int, str, int, int]) -> None:
     reference, ranks = references["fp32"], results[key]
     for step in range(STEPS):
         assert relative(ranks[0]["gradients"][step], reference["gradients"][step]) < 1e-6
@@ -110,14 +119,14 @@ def test_fp32(references: Any, results: Any, key: tuple[str, int, int]) -> None:
 
 
 @pytest.mark.parametrize("key", _BF16, ids=str)
-def test_bf16(references: Any, results: Any, key: tuple[str, int, int]) -> None:
+def test_bf16(references: Any, results: Any, key: tuple[int, str, int, int]) -> None:
     reference, ranks = references["bf16"], results[key]
     for step in range(STEPS):
         assert relative(ranks[0]["gradients"][step], reference["gradients"][step]) < 1e-2
 
 
 @pytest.mark.parametrize("key", _PURE, ids=str)
-def test_bf16_pure(references: Any, results: Any, key: tuple[str, int, int]) -> None:
+def test_bf16_pure(references: Any, results: Any, key: tuple[int, str, int, int]) -> None:
     """Rounding of eight bits between the products; a stage that loses a gradient or scales it is far beyond."""
     reference, ranks = references["fp32"], results[key]
     for step in range(STEPS):

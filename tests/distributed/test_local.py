@@ -147,7 +147,7 @@ def test_a_job_continues_from_memory_as_if_nothing_had_happened(tmp_path: Path, 
     assert [path.name for path in checkpoints_of(run)][-1] == "step-00000009"
 
 
-@pytest.mark.parametrize("world", [1, 2, 6])
+@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(6, marks=pytest.mark.slow)])
 def test_another_number_of_ranks_continues_from_it(tmp_path: Path, losses: dict[int, float], world: int) -> None:
     run, memory = _crashed(tmp_path)
     assert run_ranks(_run, world, {**_mapping(run, memory), "batch": {"global": 12, "micro": 2}}, True) == [0] * world
@@ -169,6 +169,7 @@ def test_a_lost_host_is_replaced_from_its_neighbour(tmp_path: Path, losses: dict
     assert [list(host.iterdir()) for host in memory.iterdir()] == [[], [], []]
 
 
+@pytest.mark.slow
 def test_two_ranks_a_host_share_the_work(tmp_path: Path) -> None:
     run, memory = _crashed(tmp_path, world=3, hosts_of=2)  # hosts of two ranks and of one
     files = [path for path in _in_memory(memory) if "seen-" in path]
@@ -178,6 +179,7 @@ def test_two_ranks_a_host_share_the_work(tmp_path: Path) -> None:
     assert _resumed_at(run) == 6
 
 
+@pytest.mark.slow
 def test_with_two_neighbours_lost_the_permanent_one_serves(tmp_path: Path, losses: dict[int, float]) -> None:
     run, memory = _crashed(tmp_path, hosts_of=1)
     shutil.rmtree(memory / "host-1")
@@ -188,7 +190,7 @@ def test_with_two_neighbours_lost_the_permanent_one_serves(tmp_path: Path, losse
     assert _losses(run) == losses
 
 
-@pytest.mark.parametrize("hosts_of", [0, 1])
+@pytest.mark.parametrize("hosts_of", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_damaged_file_is_found_and_comes_from_a_neighbour_if_there_is_one(
     tmp_path: Path, losses: dict[int, float], hosts_of: int
 ) -> None:
@@ -203,6 +205,7 @@ def test_a_damaged_file_is_found_and_comes_from_a_neighbour_if_there_is_one(
     assert _losses(run) == losses
 
 
+@pytest.mark.slow
 def test_a_damaged_record_of_the_life_is_said(tmp_path: Path) -> None:
     run, memory = _crashed(tmp_path, world=1)
     (run / "incarnation.json").write_text('{"incarnation": 3}')
@@ -211,6 +214,7 @@ def test_a_damaged_record_of_the_life_is_said(tmp_path: Path) -> None:
     assert f"{run / 'incarnation.json'} cannot be read: the run's local checkpoints are not used" in _log(run)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_moved_begins_from_its_permanent_checkpoint(tmp_path: Path, losses: dict[int, float]) -> None:
     run, memory = _crashed(tmp_path)
     moved = run.rename(tmp_path / "moved")
@@ -237,6 +241,7 @@ def test_what_is_of_another_run_or_another_future_is_not_taken(tmp_path: Path, l
     assert _losses(run) == {step: loss for step, loss in losses.items() if step < CRASH}
 
 
+@pytest.mark.slow
 def test_a_permanent_one_that_is_newer_is_taken(tmp_path: Path) -> None:
     run, memory = tmp_path / "run", tmp_path / "memory"
     assert run_ranks(_run, 2, _mapping(run, memory), False, 9) == ["crash"] * 2  # 6 in memory, 8 on disk
@@ -246,6 +251,7 @@ def test_a_permanent_one_that_is_newer_is_taken(tmp_path: Path) -> None:
     assert list(memory.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_switched_off_for_the_resumed_job_it_is_used_still(tmp_path: Path) -> None:
     run, memory = _crashed(tmp_path, world=1)
     assert run_ranks(_run, 1, _mapping(run, memory, every=0), True) == [0]
@@ -255,7 +261,11 @@ def test_switched_off_for_the_resumed_job_it_is_used_still(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("fault", "said"),
-    [("room", "has 1,000 bytes free"), ("growing", "they need"), ("write", "no space left on device")],
+    [
+        pytest.param("room", "has 1,000 bytes free", marks=pytest.mark.slow),
+        pytest.param("growing", "they need", marks=pytest.mark.slow),
+        ("write", "no space left on device"),
+    ],
 )
 def test_full_memory_costs_no_training(tmp_path: Path, losses: dict[int, float], fault: str, said: str) -> None:
     run, memory = tmp_path / "run", tmp_path / "first"
@@ -297,6 +307,7 @@ def test_capt_clean_gives_up_what_a_run_has_in_memory(tmp_path: Path) -> None:
     assert _resumed_at(run) == 4
 
 
+@pytest.mark.slow
 def test_what_was_left_out_while_the_job_went_on_is_of_no_use(tmp_path: Path, losses: dict[int, float]) -> None:
     """It may be of a future that did not come, though the run went on from a copy of it."""
     run, memory = _crashed(tmp_path, hosts_of=1)
@@ -310,6 +321,7 @@ def test_what_was_left_out_while_the_job_went_on_is_of_no_use(tmp_path: Path, lo
     assert _losses(run) == losses
 
 
+@pytest.mark.slow
 def test_until_all_hosts_are_of_the_new_life_the_one_before_counts(tmp_path: Path, losses: dict[int, float]) -> None:
     """The job may die while it starts, when some hosts are of the new life already, and others are not."""
     run, memory = _crashed(tmp_path, hosts_of=1)
@@ -370,6 +382,7 @@ def test_a_run_below_a_folder_whose_name_is_no_utf8(tmp_path: Path) -> None:
         assert storage.owner_of(folder) is None
 
 
+@pytest.mark.slow
 def test_a_folder_that_stands_in_the_way_is_told_of_once(tmp_path: Path) -> None:
     run, memory = tmp_path / "run", tmp_path / "memory"
     memory.mkdir()

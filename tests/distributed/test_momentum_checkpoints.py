@@ -70,7 +70,7 @@ def _rows(ranks: list[tuple[list[float], np.ndarray]]) -> np.ndarray:
     return np.stack([rows for _, rows in ranks], axis=1).reshape(-1, ranks[0][1].shape[1])
 
 
-_CHANGES = [((2, 0), (1, 3)), ((1, 0), (2, 1)), ((2, 2), (1, 0)), ((2, 3), (4, 2)), ((4, 1), (2, 3))]
+_CHANGES = [((2, 0), (1, 3)), ((2, 3), (4, 1)), ((4, 2), (2, 0))]
 """Ranks and ZeRO stage, before and after."""
 _Ranks = list[tuple[list[float], np.ndarray]]
 

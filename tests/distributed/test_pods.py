@@ -85,6 +85,18 @@ def wait(node: Kubelet, condition: Callable[[], bool], seconds: float = 60) -> N
     assert condition(), f"pods ended so: {node.ends}\n{node.log(0)[-3000:]}"
 
 
+def test_a_killed_pod_is_replaced(folder: Path) -> None:
+    (folder / "slow").touch()
+    node, run = kubelet(folder, "run.callbacks.pace={}", "schedule.max_steps=14"), folder / "runs/r"
+    with running(node) as verdict:
+        wait(node, lambda: step(run) > 5)
+        node.kill(1)
+        assert verdict() == "Complete"
+    assert node.ends == [(1, -signal.SIGKILL), (0, 0)]
+    assert sorted(losses(run)) == list(range(1, 15))
+
+
+@pytest.mark.slow
 def test_a_job_outlives_its_pods(folder: Path) -> None:
     (folder / "slow").touch()
     node, run = kubelet(folder, "run.callbacks.pace={}"), folder / "runs/r"

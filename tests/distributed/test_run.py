@@ -227,6 +227,7 @@ def test_what_is_no_whole_run_does_not_resume_by_itself(tmp_path: Path, marks: l
     assert outcome.startswith("ConfigError"), outcome
 
 
+@pytest.mark.slow
 def test_torchrun_starts_ranks_again_after_one_was_killed(tmp_path: Path) -> None:
     fault = {"kind": "kill", "step": 5, "rank": 1, "once": str(tmp_path / "struck")}
     mapping = _mapping(tmp_path / "run", fault=fault, schedule={"max_steps": 8})
@@ -278,7 +279,7 @@ def test_failure_on_one_rank_fails_all(tmp_path: Path) -> None:
     assert not checkpoints_of(tmp_path / "run"), "a diverged state must not be saved"
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.slow), 2, 3])
 def test_a_gradient_that_is_no_number_ends_the_run_at_every_stage(tmp_path: Path, stage: int) -> None:
     """DeepSpeed itself drops such an update and goes on, in any precision. A save under way is finished first."""
     fault = {"kind": "nan_gradient", "step": 4, "rank": 1}
@@ -326,8 +327,9 @@ def test_a_best_metric_that_validation_does_not_report(tmp_path: Path) -> None:
         assert "loss" in outcome
 
 
-@pytest.mark.parametrize("every", [0, 2, 6])
-@pytest.mark.parametrize("kind", ["validation_refused", "validation_crash"])
+@pytest.mark.parametrize(
+    ("kind", "every"), [("validation_refused", 0), ("validation_crash", 2), ("validation_crash", 6)]
+)
 def test_a_validation_that_fails_at_the_end_costs_no_step(tmp_path: Path, kind: str, every: int) -> None:
     run_dir = tmp_path / "run"
     mapping = _mapping(run_dir, fault={"kind": kind}, validate={"every": every}, checkpoint={"every": 0})
@@ -380,7 +382,9 @@ def _damage(checkpoint: Path, how: str) -> str:
     return shard.name
 
 
-@pytest.mark.parametrize("how", ["flip", "truncate", "missing", "manifest"])
+@pytest.mark.parametrize(
+    "how", ["flip", "manifest", *(pytest.param(how, marks=pytest.mark.slow) for how in ("truncate", "missing"))]
+)
 def test_damage_is_named_and_the_previous_checkpoint_offered(finished: Path, tmp_path: Path, how: str) -> None:
     run_dir = tmp_path / "run"
     shutil.copytree(finished, run_dir, symlinks=True)

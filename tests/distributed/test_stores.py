@@ -1,6 +1,6 @@
 """Jobs on shards in a bucket (moto's S3 on the loopback): each id once an epoch over kills, evictions and world sizes.
 
-``CAPT_STORE_KILLS`` sets the number of kills (2).
+``CAPT_STORE_KILLS`` sets the number of kills (1).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.language import language_mapping, write_corpus
 from tests.support import run_capt, run_ranks, start_ranks
 from tests.unit.data.s3 import put_tree, s3_bucket
 
-KILLS = int(os.environ.get("CAPT_STORE_KILLS", "2"))
+KILLS = int(os.environ.get("CAPT_STORE_KILLS", "1"))
 SHARD = 300
 STEPS = 18
 

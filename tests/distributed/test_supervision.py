@@ -145,6 +145,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     return _losses(run)
 
 
+@pytest.mark.slow
 def test_a_rank_whose_weights_differ_ends_the_attempt_and_the_next_one_goes_on(
     tmp_path: Path, undisturbed: dict[int, float], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -156,6 +157,7 @@ def test_a_rank_whose_weights_differ_ends_the_attempt_and_the_next_one_goes_on(
     assert _losses(run) == pytest.approx(undisturbed, rel=1e-6)  # of ZeRO 1: sums in another order
 
 
+@pytest.mark.slow
 def test_a_spike_is_gone_back_for_without_a_restart_being_counted(tmp_path: Path) -> None:
     run = tmp_path / "run"
     changes = {
@@ -174,7 +176,10 @@ def test_a_spike_is_gone_back_for_without_a_restart_being_counted(tmp_path: Path
     assert [(each.start, each.end) for each in read_rollbacks(run)] == [(288, 304), (320, 336)]
 
 
-@pytest.mark.parametrize("kind", ["kill", "stop", "hang", "crash"])
+@pytest.mark.parametrize(
+    "kind",
+    ["kill", pytest.param("stop", marks=pytest.mark.slow), "hang", pytest.param("crash", marks=pytest.mark.slow)],
+)
 def test_a_fault_of_a_rank_costs_the_steps_since_the_last_checkpoint(
     tmp_path: Path, undisturbed: dict[int, float], capfd: pytest.CaptureFixture[str], kind: str
 ) -> None:
@@ -210,7 +215,13 @@ def test_a_fault_of_a_rank_costs_the_steps_since_the_last_checkpoint(
         )  # where it hangs, though it holds the interpreter's lock
 
 
-@pytest.mark.parametrize("name", ["model-optimizer-00001-of-00002.safetensors", "config.yaml", "manifest.json"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model-optimizer-00001-of-00002.safetensors",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("config.yaml", "manifest.json")),
+    ],
+)
 def test_a_job_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(
     tmp_path: Path, undisturbed: dict[int, float], capfd: pytest.CaptureFixture[str], name: str
 ) -> None:
@@ -241,6 +252,7 @@ def _rot(checkpoints: Path) -> None:
     assert read_verified(memory)
 
 
+@pytest.mark.slow
 def test_a_file_that_this_host_remembers_is_read_before_it_is_loaded(
     tmp_path: Path, undisturbed: dict[int, float], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -279,6 +291,7 @@ def _spoil(checkpoints: Path) -> None:
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
+@pytest.mark.slow
 def test_a_job_whose_loss_is_no_number_right_after_a_resume_goes_one_checkpoint_back(
     tmp_path: Path, undisturbed: dict[int, float], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -291,6 +304,7 @@ def test_a_job_whose_loss_is_no_number_right_after_a_resume_goes_one_checkpoint_
     assert "step-00000006 is set aside as diverged-step-00000006" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_job_all_of_whose_checkpoints_are_damaged_ends(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     fault = {"kind": "kill", "step": 7, "rank": 1, "once": str(tmp_path / "struck")}
@@ -398,6 +412,7 @@ def test_what_would_come_out_the_same_again_is_not_tried_again(
     assert (code, len(ends)) == (expected, 1)
 
 
+@pytest.mark.slow
 def test_without_restarts_the_first_fault_is_the_end(tmp_path: Path) -> None:
     mapping = _mapping(tmp_path / "run", fault={"kind": "kill", "step": 5}, supervise={"restarts": 0})
     code, ends = _supervised(mapping, world=1)

@@ -31,7 +31,8 @@ def _mapping(folder: Path, world: int, stage: int, precision: str, accumulation:
     )
 
 
-_FP32 = [("fp32", stage, accumulation) for stage in (0, 1, 2, 3) for accumulation in (1, 4)]
+_FP32 = [(world, "fp32", stage, 4 if (stage + world // 2) % 2 else 1) for world in (2, 4) for stage in (0, 1, 2, 3)]
+"""Every two of ranks, stage and accumulation meet."""
 _MATCHED = ("fp32", 1, 4)
 """With mismatched pairs left out of the contrast: ranks hold different numbers of anchors."""
 _LOSSES = ("", "/mlm", "/matching", "/objects", "/attributes", "/features", "/answers", "/capt")
@@ -61,12 +62,16 @@ def references(folder: Path) -> list[dict[str, Any]]:
     return results
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def results(request: pytest.FixtureRequest, folder: Path, references: Any) -> dict[Any, list[dict[str, Any]]]:
-    """Per (precision, stage, accumulation): what each of the ranks saw."""
-    mappings = [_mapping(folder, request.param, stage, precision, n) for precision, stage, n in _FP32]
-    ranks = run_ranks(_all_gradients, request.param, [*mappings, _matched(folder, request.param)])
-    return {key: [rank[i] for rank in ranks] for i, key in enumerate([*_FP32, "matched"])}
+@pytest.fixture(scope="module")
+def results(folder: Path) -> dict[Any, list[dict[str, Any]]]:
+    """Per (ranks, precision, stage, accumulation): what each of the ranks saw."""
+    found = {}
+    for world in (2, 4):
+        keys = [key for key in _FP32 if key[0] == world]
+        mappings = [_mapping(folder, world, stage, precision, n) for _, precision, stage, n in keys]
+        ranks = run_ranks(_all_gradients, world, [*mappings, _matched(folder, world)])
+        found |= {key: [rank[i] for rank in ranks] for i, key in enumerate([*keys, ("matched", world)])}
+    return found
 
 
 def _assert_equal(ranks: list[dict[str, Any]], reference: dict[str, Any]) -> None:
@@ -82,12 +87,13 @@ def _assert_equal(ranks: list[dict[str, Any]], reference: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("key", _FP32, ids=str)
-def test_fp32(references: Any, results: Any, key: tuple[str, int, int]) -> None:
-    _assert_equal(results[key], references[key[2] == 4])
+def test_fp32(references: Any, results: Any, key: tuple[int, str, int, int]) -> None:
+    _assert_equal(results[key], references[key[3] == 4])
 
 
 def test_contrast_of_matched_pairs_alone(references: Any, results: Any) -> None:
-    _assert_equal(results["matched"], references[2])
+    for world in (2, 4):
+        _assert_equal(results["matched", world], references[2])
     assert references[2]["losses"][0]["loss/capt"] != references[1]["losses"][0]["loss/capt"]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import run_capt, start_capt
+from tests.support import run_capt
 from tests.unit.retrieval.toy import write_beir
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +44,7 @@ class Folder:
     def capt(self, *arguments: str, code: int = 0, forked: bool = False) -> tuple[str, str]:
         """Run ``capt``, which must end with ``code``, and return its stdout and stderr.
 
-        Each command is started once as a user starts it; ``forked`` saves the start of the others.
+        A launch and a conversion are started as a user starts them; ``forked`` saves the start of the others.
         """
         if forked:
             done = run_capt(*arguments, cwd=self.path, env=self.env)
@@ -71,7 +71,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     assert "continue with: capt resume r" in log
     assert folder.steps() == [1, 2, 3, 4, 5]
     assert "already holds a run" in folder.capt("pretrain", *job, code=2, forked=True)[1]
-    folder.capt("resume", "r", "schedule.stop_after=null", "--nproc", "1")
+    folder.capt("resume", "r", "schedule.stop_after=null", "--nproc", "1", forked=True)
     assert folder.steps() == [1, 2, 3, 4, 5, 6, 7, 8]
     return folder
 
@@ -82,7 +82,8 @@ def test_the_run_folder_tells_how_it_was_launched_and_ended(folder: Folder) -> N
 
 
 def test_evaluate(folder: Folder) -> None:
-    said, _ = folder.capt("evaluate", "r", "--text", "text.txt", "--samples", "8", "--pooler", "cls", "--out", "e.json")
+    words = ("evaluate", "r", "--text", "text.txt", "--samples", "8", "--pooler", "cls", "--out", "e.json")
+    said, _ = folder.capt(*words, forked=True)
     assert "protocol: 8 of" in said
     assert json.loads((folder.path / "e.json").read_text())["sections"]
 
@@ -93,7 +94,7 @@ def test_convert_and_look(folder: Folder) -> None:
     assert (folder.path / "hf" / "model.safetensors").is_file()
     folder.capt("convert", "hf", "back", "--from", "hf", forked=True)
     folder.capt("convert", "r", "st", "--to", "sentence-transformers", forked=True)
-    said, _ = folder.capt("neighbors", "st", "the river ran", "birds sang", "--run", "r", "--top", "2")
+    said, _ = folder.capt("neighbors", "st", "the river ran", "birds sang", "--run", "r", "--top", "2", forked=True)
     lines = said.splitlines()
     assert [lines[0], lines[3], len(lines)] == ["the river ran", "birds sang", 6]
 
@@ -104,43 +105,32 @@ def test_retrieval_with_a_run_on_two_ranks(folder: Folder, tmp_path: Path) -> No
     figures = []
     for number, ranks in enumerate(([], ["--nproc", "2"])):
         out = ["--per-query", str(tmp_path / f"{number}.jsonl"), "--store", str(tmp_path / str(number))]
-        _in_forks(folder, tmp_path, 0, "evaluate", "r", "--retrieval", "beir", "--pooler", "head", *out, *ranks)
+        words = ("evaluate", "r", "--retrieval", "beir", "--pooler", "head")
+        folder.capt(*words, *out, *ranks, forked=True)
         figures.append((tmp_path / f"{number}.jsonl").read_text())
     assert figures[0] == figures[1]
     (kept,) = (folder.path / "r").glob("evaluation-*.json")
     assert "beir" in [section["name"] for section in json.loads(kept.read_text())["sections"]]
     wrong = ["--store", str(tmp_path / "0"), "--nproc", "2", "--dims", "9999"]
-    said = _in_forks(folder, tmp_path, 2, "evaluate", "r", "--retrieval", "beir", *wrong)
+    said = "".join(folder.capt("evaluate", "r", "--retrieval", "beir", *wrong, code=2, forked=True))
     assert said.count("error:") == 1
     assert "--dims 9999: r gives" in said
     assert not list((tmp_path / "0").glob(".work-*"))
 
 
-def _in_forks(folder: Folder, log: Path, code: int, *arguments: str) -> str:
-    log = log / "log"
-    log.unlink(missing_ok=True)
-    process = start_capt(*arguments, cwd=folder.path, env=folder.env, log=log)
-    process.join()
-    assert process.exitcode == code, log.read_text()
-    return log.read_text()
-
-
 def test_report(folder: Folder) -> None:
-    assert folder.capt("report", "r", "--out", "report")[0] == "report/report.html\n"
+    assert folder.capt("report", "r", "--out", "report", forked=True)[0] == "report/report.html\n"
     assert (folder.path / "report" / "report.html").is_file()
 
 
 @pytest.mark.parametrize("data", ["empty.txt", "binary.txt", "nowhere.txt"])
-def test_a_refused_job_says_so_once_and_leaves_nothing(folder: Folder, data: str, tmp_path: Path) -> None:
+def test_a_refused_job_says_so_once_and_leaves_nothing(folder: Folder, data: str) -> None:
     """The first two are found by the ranks, the last one before they start."""
     (folder.path / "empty.txt").touch()
     (folder.path / "binary.txt").write_bytes(bytes(range(256)) * 8)
     before = sorted(folder.path.iterdir())
     job = ("capt_tiny", f"data.files={data}", "run.dir=new/x", *JOB)
-    process = start_capt("pretrain", *job, "--nproc", "2", cwd=folder.path, env=folder.env, log=tmp_path / "log")
-    process.join(timeout=120)
-    assert process.exitcode == 2
-    log = (tmp_path / "log").read_text()
+    log = "".join(folder.capt("pretrain", *job, "--nproc", "2", code=2, forked=True))
     assert log.count("error: ") == 1
     assert log.count(data) == 1
     assert sorted(folder.path.iterdir()) == before

@@ -21,22 +21,10 @@ from capt.finetune.glue.tasks import GLUE
 from capt.finetune.load import load_backbone
 from capt.finetune.task import best_so_far
 from capt.launcher.cli import app
-from capt.pretrain.base.errors import CheckpointError, ConfigError, UserError
-from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.base.errors import CheckpointError, ConfigError
 from capt.pretrain.engine.checkpoint import find_best, read_job
 from tests.finetune import glue_mapping, write_encoder, write_task
-from tests.support import run_ranks
-
-
-def _run(mapping: dict[str, Any], resume: bool = False) -> int | str:
-    from capt.pretrain.base.quiet import quiet_libraries
-    from capt.pretrain.engine.run import run_job
-
-    quiet_libraries(debug=False)
-    try:
-        return run_job(job_from_mapping(mapping, "test"), resume=resume)
-    except UserError as error:
-        return f"{type(error).__name__}: {error}"
+from tests.support import run_ranks, train_job
 
 
 def _rows(run_dir: Path | str, split: str | None = None) -> list[dict[str, Any]]:
@@ -70,7 +58,7 @@ def learnt(folder: Path) -> Path:
         checkpoint={"best": "matthews", "keep": 1},
     )  # fmt: skip
     mapping = _in(mapping, folder / "learnt")
-    assert run_ranks(_run, 1, mapping) == [0]
+    assert run_ranks(train_job, 1, mapping) == [0]
     return folder / "learnt"
 
 
@@ -149,7 +137,7 @@ def test_a_run_starts_from_the_encoder_of_another_task(learnt: Path, folder: Pat
     encoder = load_backbone(learnt).encoder.state_dict()
     assert all(torch.equal(encoder[name], tensor) for name, tensor in first.encoder.model.state_dict().items())
     mapping = _in(glue_mapping(folder, model={"init": str(learnt)}), tmp_path / "run", max_steps=1)
-    assert run_ranks(_run, 1, mapping) == [0]
+    assert run_ranks(train_job, 1, mapping) == [0]
     second = load_classifier(tmp_path / "run").model
     for name, tensor in second.encoder.model.state_dict().items():
         torch.testing.assert_close(tensor, encoder[name], rtol=0, atol=4e-3)  # one step at a rate of 3e-3
@@ -163,12 +151,12 @@ def test_resume_equals_the_uninterrupted_run_on_two_ranks(folder: Path, tmp_path
         folder, "mnli", model={"init": str(folder / "encoder"), "dropout": 0.1, "attention_dropout": 0.1},
         engine={"zero_stage": stage}, validate={"per_epoch": 2}, checkpoint={"keep": 2},
     )  # fmt: skip
-    assert run_ranks(_run, 2, _in(mapping, tmp_path / "whole")) == [0, 0]
+    assert run_ranks(train_job, 2, _in(mapping, tmp_path / "whole")) == [0, 0]
     saved = sorted(path.name for path in (tmp_path / "whole" / "checkpoints").glob("step-*"))
     assert saved == ["step-00000008", "step-00000016"], "one an epoch"
     run = tmp_path / "run"
-    assert run_ranks(_run, 2, _in(mapping, run, stop_after=6)) == [75, 75]
-    assert run_ranks(_run, 2, _in(mapping, run), True) == [0, 0]
+    assert run_ranks(train_job, 2, _in(mapping, run, stop_after=6)) == [75, 75]
+    assert run_ranks(train_job, 2, _in(mapping, run), True) == [0, 0]
     assert len(_losses(run)) == 16
     assert _losses(run) == _losses(tmp_path / "whole")
     last = _rows(run, "validation")[-1]
@@ -181,14 +169,14 @@ def test_resume_equals_the_uninterrupted_run_on_two_ranks(folder: Path, tmp_path
         killed = tmp_path / "killed"
         shutil.copytree(tmp_path / "whole", killed, symlinks=True)
         shutil.rmtree(killed / "checkpoints" / saved[1])
-        assert run_ranks(_run, 2, _in(mapping, killed), True) == [0, 0]
+        assert run_ranks(train_job, 2, _in(mapping, killed), True) == [0, 0]
         assert _losses(killed) == _losses(tmp_path / "whole")
 
 
 def test_two_ranks_are_one_rank(folder: Path, tmp_path: Path) -> None:
     mapping = glue_mapping(folder, "stsb")
-    assert run_ranks(_run, 1, _in(mapping, tmp_path / "one")) == [0]
-    assert run_ranks(_run, 2, _in(mapping, tmp_path / "two")) == [0, 0]
+    assert run_ranks(train_job, 1, _in(mapping, tmp_path / "one")) == [0]
+    assert run_ranks(train_job, 2, _in(mapping, tmp_path / "two")) == [0, 0]
     np.testing.assert_allclose(_losses(tmp_path / "one"), _losses(tmp_path / "two"), rtol=2e-4)
     one, two = (_rows(tmp_path / name, "validation")[-1] for name in ("one", "two"))
     assert one.keys() == two.keys() >= {"pearson", "spearman", "loss"}
@@ -204,7 +192,7 @@ def test_two_ranks_are_one_rank(folder: Path, tmp_path: Path) -> None:
 def test_an_encoder_of_transformers_goes_the_same_way(folder: Path, tmp_path: Path) -> None:
     init = write_encoder(tmp_path / "bert", "BertForMaskedLM")
     mapping = glue_mapping(folder, "rte", model={"init": str(init)}, data={"max_train": 24})
-    assert run_ranks(_run, 1, _in(mapping, tmp_path / "run", epochs=1)) == [0]
+    assert run_ranks(train_job, 1, _in(mapping, tmp_path / "run", epochs=1)) == [0]
     assert len(_rows(tmp_path / "run")) == 3
     shutil.rmtree(init)  # the checkpoint needs nothing beside itself
     assert evaluate(tmp_path / "run")["metrics"]["loss"] == pytest.approx(
@@ -216,12 +204,12 @@ def test_an_encoder_of_transformers_goes_the_same_way(folder: Path, tmp_path: Pa
 
 def test_mistakes_end_with_their_reason(folder: Path, learnt: Path, tmp_path: Path) -> None:
     mapping = glue_mapping(folder)
-    other = run_ranks(_run, 1, _in(mapping, learnt), True)[0]
+    other = run_ranks(train_job, 1, _in(mapping, learnt), True)[0]
     assert "trained on cola, this job's data.task is rte" in str(other)
     empty = {**mapping, "data": {**mapping["data"], "path": str(tmp_path)}}
-    assert "train.tsv" in str(run_ranks(_run, 1, _in(empty, tmp_path / "a"))[0])
+    assert "train.tsv" in str(run_ranks(train_job, 1, _in(empty, tmp_path / "a"))[0])
     metric = {**mapping, "checkpoint": {"best": "accuracie"}}
-    message = str(run_ranks(_run, 1, _in(metric, tmp_path / "b", epochs=1))[0])
+    message = str(run_ranks(train_job, 1, _in(metric, tmp_path / "b", epochs=1))[0])
     assert "accuracie" in message
     assert "accuracy" in message
     with pytest.raises(CheckpointError):

@@ -22,24 +22,11 @@ from capt.finetune.labels.data import read_splits
 from capt.finetune.load import load_fine_tuned
 from capt.finetune.text_training import build_classifier
 from capt.launcher.cli import app
-from capt.pretrain.base.errors import UserError
-from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.engine.checkpoint import find_best, read_job
 from tests.finetune import glue_mapping, sentence, write_encoder
-from tests.support import run_ranks
+from tests.support import run_ranks, train_job
 
 KINDS = ("classification", "regression", "multi_label")
-
-
-def _run(mapping: dict[str, Any], resume: bool = False) -> int | str:
-    from capt.pretrain.base.quiet import quiet_libraries
-    from capt.pretrain.engine.run import run_job
-
-    quiet_libraries(debug=False)
-    try:
-        return run_job(job_from_mapping(mapping, "test"), resume=resume)
-    except UserError as error:
-        return f"{type(error).__name__}: {error}"
 
 
 def _mapping(folder: Path, kind: str, run: str, **data: Any) -> dict[str, Any]:
@@ -78,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for kind in KINDS:
         _write(folder / f"{kind}.csv", kind, 160, 0)
         _write(folder / f"{kind}.more.csv", kind, 25, 1)
-        assert run_ranks(_run, 1, _mapping(folder, kind, f"run_{kind}")) == [0]
+        assert run_ranks(train_job, 1, _mapping(folder, kind, f"run_{kind}")) == [0]
     return folder
 
 
@@ -160,21 +147,21 @@ def test_a_run_resumed_on_two_ranks_is_the_uninterrupted_one(folder: Path, tmp_p
     mapping = _mapping(tmp_path, "multi_label", "run")
     mapping["batch"] = {"global": 8, "micro": 4}
     stopped = {**mapping, "schedule": {**mapping["schedule"], "stop_after": 30}}
-    assert run_ranks(_run, 2, stopped) == [75, 75]
-    assert run_ranks(_run, 2, mapping, True) == [0, 0]
+    assert run_ranks(train_job, 2, stopped) == [75, 75]
+    assert run_ranks(train_job, 2, mapping, True) == [0, 0]
     whole = folder / "run_multi_label"
     np.testing.assert_allclose(_losses(tmp_path / "run"), _losses(whole), rtol=2e-4, atol=1e-5)
     job = read_job(find_best(tmp_path / "run"))
     assert isinstance(job, LabelsJob)
     assert (job.data.kind, job.data.labels) == ("multi_label", ["first", "second"])
     _write(tmp_path / "multi_label.csv", "multi_label", 160, 2)
-    refused = run_ranks(_run, 1, mapping, True)[0]
+    refused = run_ranks(train_job, 1, mapping, True)[0]
     assert "this job's data.train and data.validation is" in str(refused)
 
 
 def test_bad_data_is_exit_code_2_and_one_line(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.csv").write_text("text,label\na,x\nb\n")
-    message = run_ranks(_run, 1, {**_mapping(folder, "classification", "bad", train=str(tmp_path / "bad.csv"))})[0]
+    message = run_ranks(train_job, 1, {**_mapping(folder, "classification", "bad", train=str(tmp_path / "bad.csv"))})[0]
     assert message == (
         f"DataError: {tmp_path / 'bad.csv'}, line 3: 1 cells, and 2 in the first line; put a text with a separator or "
         'a quote between double quotes, each quote in it doubled: "He said ""no"""'

@@ -11,32 +11,9 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from capt.pretrain.base.errors import UserError
-from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.engine.checkpoint import find_checkpoint
 from tests.language import language_mapping, write_corpus
-from tests.support import run_ranks
-
-
-def _run(mapping: dict[str, Any], resume: bool = False) -> tuple[int | str, list[list[int]]]:
-    """Exit code (or the user error), and the window ids this rank trained on, step by step."""
-    from capt.pretrain.base.quiet import quiet_libraries
-    from capt.pretrain.engine.run import run_job
-    from capt.pretrain.language.task import LanguageTask
-
-    quiet_libraries(debug=False)
-    seen: list[list[int]] = []
-    step = LanguageTask.step
-
-    def remember(self: LanguageTask, engines: Any, batch: Any, progress: Any) -> Any:
-        seen.append([int(i) for part in batch for i in part.ids])
-        return step(self, engines, batch, progress)
-
-    LanguageTask.step = remember  # type: ignore[method-assign]
-    try:
-        return run_job(job_from_mapping(mapping, "test"), resume=resume), seen
-    except UserError as error:
-        return f"{type(error).__name__}: {error}", seen
+from tests.support import run_ranks, train_seen
 
 
 def _losses(run_dir: str) -> list[dict[str, float]]:
@@ -54,9 +31,9 @@ def test_resume_equals_the_uninterrupted_run_to_the_last_digit(tmp_path: Path) -
     masks = {"rate": [[0.2, 0.4], [0.5, 0.3], [0.5, 0.1], [1.0, 0.2]]}
     job = language_mapping(tmp_path, model={"dropout": 0.1, "attention_dropout": 0.1}, corruption=masks)
     whole = {**job, "run": {**job["run"], "dir": str(tmp_path / "whole")}}
-    assert [code for code, _ in run_ranks(_run, 2, whole)] == [0, 0]
-    assert [code for code, _ in run_ranks(_run, 2, _stopped_at(job, 4))] == [75, 75]
-    assert [code for code, _ in run_ranks(_run, 2, job, True)] == [0, 0]
+    assert [code for code, _ in run_ranks(train_seen, 2, whole)] == [0, 0]
+    assert [code for code, _ in run_ranks(train_seen, 2, _stopped_at(job, 4))] == [75, 75]
+    assert [code for code, _ in run_ranks(train_seen, 2, job, True)] == [0, 0]
     assert len(_losses(whole["run"]["dir"])) == 6
     assert _losses(job["run"]["dir"]) == _losses(whole["run"]["dir"])
 
@@ -67,13 +44,13 @@ def test_resume_on_other_world_sizes_and_stages(tmp_path: Path) -> None:
     optimizer = {"lr": 1e-3, "clip": 1.0, "layer_decay": 0.8, "freeze": "embeddings"}
     job = language_mapping(tmp_path, model={"initializer_range": 0.1}, optimizer=optimizer, corruption=masks)
     whole = {**job, "run": {**job["run"], "dir": str(tmp_path / "whole")}}
-    reference = [ids for _, ids in run_ranks(_run, 2, whole)]
+    reference = [ids for _, ids in run_ranks(train_seen, 2, whole)]
     reference_steps = [sorted(a + b) for a, b in zip(*reference, strict=True)]
     steps: list[list[int]] = []
     for world, stage, stop in ((2, 1, 2), (1, 3, 4), (4, 2, None)):
         engine, batch = {**job["engine"], "zero_stage": stage}, {"global": 8, "micro": 4 // world}
         part = _stopped_at({**job, "engine": engine, "batch": batch}, stop)
-        outcomes = run_ranks(_run, world, part, stop != 2)
+        outcomes = run_ranks(train_seen, world, part, stop != 2)
         assert [code for code, _ in outcomes] == [0 if stop is None else 75] * world
         steps += [sorted(chain(*ranks)) for ranks in zip(*(ids for _, ids in outcomes), strict=True)]
         if stop is not None:
@@ -95,9 +72,9 @@ def _check_queue(run_dir: Path, world: int) -> None:
 
 def test_a_checkpoint_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
     job = language_mapping(tmp_path)
-    assert run_ranks(_run, 1, _stopped_at(job, 1))[0][0] == 75
+    assert run_ranks(train_seen, 1, _stopped_at(job, 1))[0][0] == 75
     other = {**job, "tokenizer": {**job["tokenizer"], "type": "unigram", "vocab_size": 420}}
-    outcome = run_ranks(_run, 1, other, True)[0][0]
+    outcome = run_ranks(train_seen, 1, other, True)[0][0]
     assert "trained with tokenizer" in str(outcome)
     assert "tokenizer.path to a copy of" in str(outcome)
 
@@ -105,15 +82,15 @@ def test_a_checkpoint_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
 def test_a_run_keeps_the_tokenizer_that_it_has_trained(tmp_path: Path) -> None:
     """Where the text changes, and with the cache gone; a tokenizer of the new text would be another one."""
     job = language_mapping(tmp_path)
-    assert run_ranks(_run, 1, _stopped_at(job, 1))[0][0] == 75
+    assert run_ranks(train_seen, 1, _stopped_at(job, 1))[0][0] == 75
     write_corpus(tmp_path / "text.txt", seed=1)
     shutil.rmtree(job["data"]["cache"])
     config = (Path(job["run"]["dir"]) / "config.yaml").read_text()
-    refused = run_ranks(_run, 1, {**job, "run": {**job["run"], "log_every": 3}}, True)[0][0]
+    refused = run_ranks(train_seen, 1, {**job, "run": {**job["run"], "log_every": 3}}, True)[0][0]
     assert "trained on other text" in str(refused)
     assert (Path(job["run"]["dir"]) / "config.yaml").read_text() == config, "a refused resume changes nothing"
     going_on = {**job, "data": {**job["data"], "allow_change": True}, "checkpoint": {"every": 1, "keep": 1}}
-    assert run_ranks(_run, 2, going_on, True)[0][0] == 0
+    assert run_ranks(train_seen, 2, going_on, True)[0][0] == 0
     assert (find_checkpoint(Path(job["run"]["dir"])) / "tokenizer" / "tokenizer.json").is_file()
 
 
@@ -123,7 +100,7 @@ def test_the_queue_serves_from_queue_start_on(tmp_path: Path) -> None:
     without = {**job, "run": {**job["run"], "dir": str(tmp_path / "without")}, "contrast": {"queue": 0}}
     late = {**job, "contrast": {"queue": 41, "queue_start": 4}}
     for mapping in (without, late):
-        assert [code for code, _ in run_ranks(_run, 1, mapping)] == [0]
+        assert [code for code, _ in run_ranks(train_seen, 1, mapping)] == [0]
     ours, theirs = _losses(late["run"]["dir"]), _losses(without["run"]["dir"])
     assert ours[:4] == theirs[:4]
     assert ours[4]["loss/capt"] > theirs[4]["loss/capt"] + 1

@@ -11,8 +11,6 @@ import torch
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from capt.finetune.glue.export import command as export_glue
-from capt.pretrain.base.errors import UserError
-from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.language.evaluate import evaluate
 from capt.pretrain.language.export import command as export
 from capt.pretrain.language.import_hf import command as import_hf
@@ -22,7 +20,7 @@ from tests.finetune import glue_mapping, write_task
 from tests.gradients import gradients, relative
 from tests.language import language_mapping, write_corpus
 from tests.pairs import pairs_mapping, write_pairs
-from tests.support import run_ranks
+from tests.support import run_ranks, train_job
 
 _MODEL = {"arch": "modernbert", "layers": 4, "local_attention": 8, "global_rope_theta": 10_000.0}
 
@@ -32,17 +30,6 @@ def _mapping(folder: Path, **changes: Any) -> dict[str, Any]:
     mapping["model"] = {**mapping["model"], **_MODEL, **changes.get("model", {})}
     mapping["data"]["cross_document_attention"] = False
     return mapping
-
-
-def _run(mapping: dict[str, Any], resume: bool = False) -> int | str:
-    from capt.pretrain.base.quiet import quiet_libraries
-    from capt.pretrain.engine.run import run_job
-
-    quiet_libraries(debug=False)
-    try:
-        return run_job(job_from_mapping(mapping, "test"), resume=resume)
-    except UserError as error:
-        return f"{type(error).__name__}: {error}"
 
 
 @pytest.fixture(scope="module")
@@ -55,16 +42,16 @@ def run(folder: Path) -> Path:
     """A run on two ranks: CAPT in windows of documents, and from step 3 on in longer ones with another base."""
     job = _mapping(folder)
     first = {**job, "schedule": {**job["schedule"], "stop_after": 3}}
-    assert run_ranks(_run, 2, first) == [75, 75]
+    assert run_ranks(train_job, 2, first) == [75, 75]
     longer = {**job, "model": {**job["model"], "max_positions": 64, "global_rope_theta": 160_000.0}}
     longer["data"] = {**job["data"], "sequence_length": 64}
-    (refused, *_) = run_ranks(_run, 2, longer, True)
+    (refused, *_) = run_ranks(train_job, 2, longer, True)
     assert "trained on windows of 32 tokens, this job has data.sequence_length 64; data.allow_change=true" in refused
     longer["data"]["allow_change"] = True
     narrower = {**longer, "model": {**longer["model"], "local_attention": 4}}
-    (refused, *_) = run_ranks(_run, 2, narrower, True)
+    (refused, *_) = run_ranks(train_job, 2, narrower, True)
     assert "model.local_attention is 8 there but 4 in this job; set it to 8" in refused
-    assert run_ranks(_run, 2, longer, True) == [0, 0]
+    assert run_ranks(train_job, 2, longer, True) == [0, 0]
     return folder / "run"
 
 
@@ -112,7 +99,7 @@ def test_it_is_tuned_on_pairs_and_on_labels(run: Path, tmp_path: Path) -> None:
 
 
 def _both(*mappings: dict[str, Any]) -> tuple[int | str, ...]:
-    return tuple(_run(mapping) for mapping in mappings)
+    return tuple(train_job(mapping) for mapping in mappings)
 
 
 def test_one_process_is_two_ranks_under_zero_0_and_3(folder: Path) -> None:

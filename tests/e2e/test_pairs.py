@@ -15,28 +15,7 @@ from capt.pretrain.base.errors import UserError
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.reliability.ledger.check import check
 from tests.pairs import pairs_mapping, two_sources, write_pairs
-from tests.support import run_ranks
-
-
-def _run(mapping: dict[str, Any], resume: bool = False) -> tuple[int | str, list[list[int]]]:
-    """Exit code (or the user error), and the rows this rank trained on, step by step."""
-    from capt.pretrain.base.quiet import quiet_libraries
-    from capt.pretrain.engine.run import run_job
-    from capt.pretrain.pairs.task import PairTask
-
-    quiet_libraries(debug=False)
-    seen: list[list[int]] = []
-    step = PairTask.step
-
-    def remember(self: PairTask, engines: Any, batch: Any, progress: Any) -> Any:
-        seen.append([int(i) for part in batch for i in part.ids])
-        return step(self, engines, batch, progress)
-
-    PairTask.step = remember  # type: ignore[method-assign]
-    try:
-        return run_job(job_from_mapping(mapping, "test"), resume=resume), seen
-    except UserError as error:
-        return f"{type(error).__name__}: {error}", seen
+from tests.support import run_ranks, train_seen
 
 
 def _rows(run_dir: Path, split: str | None = None) -> list[dict[str, float]]:
@@ -56,9 +35,9 @@ def test_resume_equals_the_uninterrupted_run_and_the_ledger_is_right(tmp_path: P
         schedule={"max_steps": 9}, validate={"every": 3},
     )  # fmt: skip
     whole = {**job, "run": {**job["run"], "dir": str(tmp_path / "whole")}}
-    assert [code for code, _ in run_ranks(_run, 2, whole)] == [0, 0]
-    assert [code for code, _ in run_ranks(_run, 2, _stopped_at(job, 5))] == [75, 75]
-    assert [code for code, _ in run_ranks(_run, 2, job, True)] == [0, 0]
+    assert [code for code, _ in run_ranks(train_seen, 2, whole)] == [0, 0]
+    assert [code for code, _ in run_ranks(train_seen, 2, _stopped_at(job, 5))] == [75, 75]
+    assert [code for code, _ in run_ranks(train_seen, 2, job, True)] == [0, 0]
     assert len(_rows(tmp_path / "whole")) == 9
     assert [row["step"] for row in _rows(tmp_path / "whole", "validation")] == [0, 3, 6, 9], "the baseline comes first"
     for split in (None, "validation"):
@@ -72,11 +51,13 @@ def test_resume_equals_the_uninterrupted_run_and_the_ledger_is_right(tmp_path: P
 def test_another_world_size_uses_the_same_rows_and_learns_the_same(tmp_path: Path) -> None:
     job = pairs_mapping(tmp_path, data=two_sources(tmp_path), optimizer={"lr": 1e-3, "clip": 0.0})
     whole = {**job, "run": {**job["run"], "dir": str(tmp_path / "whole")}}
-    reference = [sorted(chain(*ranks)) for ranks in zip(*(ids for _, ids in run_ranks(_run, 2, whole)), strict=True)]
+    reference = [
+        sorted(chain(*ranks)) for ranks in zip(*(ids for _, ids in run_ranks(train_seen, 2, whole)), strict=True)
+    ]
     steps: list[list[int]] = []
     for world, stage, stop in ((2, 1, 3), (1, 3, 6)):
         part = {**job, "engine": {"zero_stage": stage}, "batch": {"global": 8, "micro": 4 // world}}
-        outcomes = run_ranks(_run, world, _stopped_at(part, stop) if stop < 6 else part, stop != 3)
+        outcomes = run_ranks(train_seen, world, _stopped_at(part, stop) if stop < 6 else part, stop != 3)
         assert [code for code, _ in outcomes] == [75 if stop < 6 else 0] * world
         steps += [sorted(chain(*ranks)) for ranks in zip(*(ids for _, ids in outcomes), strict=True)]
     assert steps == reference
@@ -99,7 +80,7 @@ def test_the_export_is_read_by_sentence_transformers_and_starts_another_job(tmp_
     write_encoder(tmp_path / "encoder", cls)
     prompts = {"query": "the ", "document": "a house "}
     job = pairs_mapping(tmp_path, data={"prompts": prompts}, model={"pooling": "last"}, schedule={"max_steps": 1})
-    assert run_ranks(_run, 1, job)[0][0] == 0
+    assert run_ranks(train_seen, 1, job)[0][0] == 0
     convert(tmp_path / "run", tmp_path / "out", to="sentence-transformers")
     model = SentenceTransformer(str(tmp_path / "out"), device="cpu", local_files_only=True)
     assert model.prompts == prompts
@@ -115,7 +96,7 @@ def test_the_export_is_read_by_sentence_transformers_and_starts_another_job(tmp_
     for init in ("run", "out"):
         run = {**job["run"], "dir": str(tmp_path / f"second-{init}")}
         model_section = {**job["model"], "init": str(tmp_path / init), "pooling": "auto"}
-        assert run_ranks(_run, 1, {**job, "run": run, "model": model_section})[0][0] == 0
+        assert run_ranks(train_seen, 1, {**job, "run": run, "model": model_section})[0][0] == 0
         assert "pooling: last" in (tmp_path / f"second-{init}" / "config.yaml").read_text()
 
 
@@ -197,11 +178,13 @@ def test_a_share_that_comes_to_no_pair_is_said(tmp_path: Path, caplog: pytest.Lo
 
 def test_other_pairs_or_another_batch_of_sources_are_refused_at_a_resume(tmp_path: Path) -> None:
     job = pairs_mapping(tmp_path, data=two_sources(tmp_path), checkpoint={"every": 1})
-    assert run_ranks(_run, 1, _stopped_at(job, 1))[0][0] == 75
-    assert "take turns by whole batches" in str(run_ranks(_run, 1, {**job, "batch": {"global": 4, "micro": 2}}, True))
+    assert run_ranks(train_seen, 1, _stopped_at(job, 1))[0][0] == 75
+    assert "take turns by whole batches" in str(
+        run_ranks(train_seen, 1, {**job, "batch": {"global": 4, "micro": 2}}, True)
+    )
     for changed in ({"weight": 7.0}, {"name": "other"}):  # both decide which rows come when
         first, second = job["data"]["sources"]
         data = {**job["data"], "sources": [{**first, **changed}, second]}
-        assert "trained on other pairs" in str(run_ranks(_run, 1, {**job, "data": data}, True))
+        assert "trained on other pairs" in str(run_ranks(train_seen, 1, {**job, "data": data}, True))
     write_pairs(tmp_path / "first.jsonl", 40, seed=9)
-    assert "trained on other pairs" in str(run_ranks(_run, 1, job, True))
+    assert "trained on other pairs" in str(run_ranks(train_seen, 1, job, True))

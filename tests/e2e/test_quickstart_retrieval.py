@@ -14,7 +14,7 @@ import pytest
 from capt.pretrain.base.overlap import same_text
 from capt.pretrain.retrieval.own_structure import write_docstring_data
 from tests.finetune import sentence
-from tests.support import start_capt
+from tests.support import run_capt
 from tests.unit.retrieval.toy import write_beir
 
 ROOT = Path(__file__).parents[2]
@@ -64,10 +64,8 @@ def test_the_target_runs_from_nothing_to_figures(tmp_path: Path) -> None:
         if program != "/capt":
             continue
         added = shlex.split(_TINY) if arguments[1] == "mlm_tiny" else []
-        log = tmp_path / "log.txt"
-        process = start_capt(*arguments, *added, cwd=tmp_path, env=env, log=log)
-        process.join(300)
-        assert process.exitcode == 0, f"{arguments}\n{log.read_text()[-3000:]}"
+        done = run_capt(*arguments, *added, cwd=tmp_path, env=env)
+        assert done.returncode == 0, f"{arguments}\n{done.stderr[-3000:]}"
     page = (folder / "report" / "report.md").read_text()
     table = page.split("## Retrieval")[1]
     for system in ("random, step-00000001", "pairs, step-00000004", "mined, step-00000002", "bm25"):

@@ -11,19 +11,11 @@ import torch
 
 from capt.pretrain.base.errors import CheckpointError, ConfigError
 from capt.pretrain.config.load import job_from_mapping
-from capt.pretrain.engine.run import run_job
 from capt.pretrain.vision_language.export import command as export
 from capt.pretrain.vision_language.load import load_model
 from capt.pretrain.vision_language.task import VisionLanguageTask
-from tests.support import run_ranks
+from tests.support import run_ranks, train_job
 from tests.vision_language import vision_language_mapping, write_small_store
-
-
-def _run(mapping: dict[str, Any]) -> int:
-    from capt.pretrain.base.quiet import quiet_libraries
-
-    quiet_libraries(debug=False)
-    return run_job(job_from_mapping(mapping, "test"))
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +23,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The job of a run of two steps with a vocabulary of its own, and answers."""
     folder = tmp_path_factory.mktemp("init")
     mapping = vision_language_mapping(folder, schedule={"max_steps": 2, "warmup_steps": 0})
-    assert run_ranks(_run, 1, mapping) == [0]
+    assert run_ranks(train_job, 1, mapping) == [0]
     return mapping
 
 
@@ -44,33 +36,33 @@ def _task(trained: dict[str, Any], **changes: Any) -> VisionLanguageTask:
 
 
 def test_a_run_of_ours_gives_weights_sizes_tokenizer_and_answers(trained: dict[str, Any]) -> None:
-    trained = load_model(Path(trained["run"]["dir"]))
+    loaded = load_model(Path(trained["run"]["dir"]))
     task = _task(trained)
     module = task.build_modules()["model"]
-    own, before = module.lxmert.state_dict(), trained.model.state_dict()
+    own, before = module.lxmert.state_dict(), loaded.model.state_dict()
     assert own.keys() == before.keys()
     assert all(torch.equal(own[name], before[name]) for name in own)
     assert task.job.model.hidden == 32
-    assert task.prepared.tokenizer.fingerprint == trained.tokenizer.fingerprint
+    assert task.prepared.tokenizer.fingerprint == loaded.tokenizer.fingerprint
 
 
 def test_another_table_of_answers_takes_the_rows_that_both_have(
     trained: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    trained = load_model(Path(trained["run"]["dir"]))
-    before = trained.model.state_dict()
+    loaded = load_model(Path(trained["run"]["dir"]))
+    before = loaded.model.state_dict()
     caplog.set_level("INFO")
     task = _task(trained, data={"minimum_answers": 8})
     own = task.build_modules()["model"].lxmert.state_dict()
     different = {name for name in own if own[name].shape != before[name].shape or (own[name] != before[name]).any()}
     assert different == {"answer_head.outer.weight", "answer_head.outer.bias"}
     assert task.prepared.answers is not None
-    assert trained.answers is not None
+    assert loaded.answers is not None
     answers = task.prepared.answers.answers
     assert f"answer head: {len(answers)} of {len(answers)} answers from" in caplog.text
     for row, answer in enumerate(answers):
         assert torch.equal(
-            own["answer_head.outer.weight"][row], before["answer_head.outer.weight"][trained.answers.index(answer)]
+            own["answer_head.outer.weight"][row], before["answer_head.outer.weight"][loaded.answers.index(answer)]
         )
 
 
@@ -78,8 +70,8 @@ def test_an_answer_head_without_names_is_never_lost_in_silence(
     trained: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As airsplay's file: weights of a whole LXMERT, and nothing that says what its classes of answers are."""
-    trained = load_model(Path(trained["run"]["dir"]))
-    assert trained.answers is not None
+    loaded = load_model(Path(trained["run"]["dir"]))
+    assert loaded.answers is not None
     hf = export(Path(trained["run"]["dir"]), tmp_path / "hf", to="hf")
     config = json.loads((hf / "config.json").read_text())
     for key in ("id2label", "label2id"):
@@ -91,13 +83,13 @@ def test_an_answer_head_without_names_is_never_lost_in_silence(
     fresh = _task(trained, model={"init": str(hf), "init_answers": "new"}).build_modules()["model"].lxmert.state_dict()
     assert "heads that start from random weights: answer_head.outer" in caplog.text
     table = tmp_path / "answers.json"
-    table.write_text(json.dumps([{"ans": answer} for answer in trained.answers]))
+    table.write_text(json.dumps([{"ans": answer} for answer in loaded.answers]))
     task = _task(trained, model={"init": str(hf), "init_answers": str(table)})
     taken = task.build_modules()["model"].lxmert.state_dict()
-    before = trained.model.state_dict()
+    before = loaded.model.state_dict()
     assert torch.equal(taken["answer_head.outer.weight"], before["answer_head.outer.weight"])
     assert not torch.equal(fresh["answer_head.outer.weight"], before["answer_head.outer.weight"])
-    assert f"answer head: {len(trained.answers)} of {len(trained.answers)} answers from" in caplog.text
+    assert f"answer head: {len(loaded.answers)} of {len(loaded.answers)} answers from" in caplog.text
     table.write_text(json.dumps([{"ans": "yes"}]))
     with pytest.raises(CheckpointError, match="it is not its table"):
         _task(trained, model={"init": str(hf), "init_answers": str(table)})

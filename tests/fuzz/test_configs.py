@@ -104,8 +104,8 @@ def test_jobs(folder: Path) -> None:
         path = _files(rng, folder, _dump(_damaged(rng, mapping, resolved)))
         overrides = _overrides(rng, resolved)
         before = snapshot(folder)
-        command = rng.choice((["validate"], ["validate"], ["validate"], ["show"], ["diff", "capt_tiny"]))
-        arguments = ["config", *command, str(path), *([] if command[0] == "diff" else overrides)]
+        words = rng.choice((["validate"], ["validate"], ["validate"], ["show"], ["diff", "capt_tiny"]))
+        arguments = ["config", *words, str(path), *([] if words[0] == "diff" else overrides)]
         outcome = command(*arguments)
         check(outcome, f"configs:{number} {arguments}")
         assert "canary" not in outcome.text, f"configs:{number}"

@@ -104,6 +104,7 @@ def gone(pids: list[int]) -> bool:
     return not any(Path(f"/proc/{pid}/exe").exists() for pid in pids)
 
 
+@pytest.mark.slow
 def test_every_fault_of_a_node_costs_the_steps_since_the_last_checkpoint(hosts: Hosts, work: Path) -> None:
     listed = ["--hostfile", str(hosts.hostfile()), "--nodes", "2"]
     with running(hosts, work, "calm", *pretrain("calm", *listed)) as process:
@@ -191,6 +192,7 @@ def test_a_killed_head_leaves_no_rank_and_a_lost_host_is_done_without(hosts: Hos
     check_ledger(hosts, work, "head")
 
 
+@pytest.mark.slow
 def test_hosts_that_do_not_reach_each_other_are_no_host_of_one_job(hosts: Hosts, work: Path) -> None:
     """Both answer the head, which is a third: else ranks would wait for the time-out of the process group."""
     run, pair = work / "apart", work / "pair"

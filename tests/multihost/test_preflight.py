@@ -117,7 +117,8 @@ def test_a_launch_on_a_host_that_is_cut_off_is_refused_at_once(hosts: Hosts) -> 
     link = ["ip", "-n", hosts.names[1], "link", "set", INTERFACE]
     subprocess.run([*link, "down"], check=True)
     try:
-        process = hosts.popen(command, cwd=hosts.folder / "work", log=log, PYTHONPATH=str(ROOT))
+        users = {"PDSH_SSH_ARGS_APPEND": "-o ConnectTimeout=2"}  # instead of ten seconds
+        process = hosts.popen(command, cwd=hosts.folder / "work", log=log, PYTHONPATH=str(ROOT), **users)
         code = process.wait(timeout=60)
     finally:
         subprocess.run([*link, "up"], check=True)

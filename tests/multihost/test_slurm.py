@@ -84,6 +84,7 @@ def check_ledger(run: Path) -> None:
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
+@pytest.mark.slow
 def test_a_rank_is_killed_and_the_time_limit_comes(cluster: Cluster, work: Path) -> None:
     """The job starts again in its allocation; stopped by Slurm's signal it saves, is queued again, and is completed."""
     run, log = work / "first", work / "first" / "log"
@@ -119,6 +120,7 @@ def test_a_cancelled_job_saves_and_stays_away(cluster: Cluster, work: Path) -> N
     assert (run / "checkpoints" / f"step-{status['step']:08d}" / "manifest.json").is_file()
 
 
+@pytest.mark.slow
 def test_a_node_is_lost(cluster: Cluster, work: Path) -> None:
     """With shrink the allocation survives, and the job goes on with the node that is left."""
     run, log = work / "second", work / "second" / "log"

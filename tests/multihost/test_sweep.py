@@ -19,7 +19,7 @@ import yaml
 from tests.multihost.network import ADDRESSES, INTERFACE, Hosts, missing, two_hosts
 from tests.sweep.support import CAPT, Folder, wait_for
 
-pytestmark = [pytest.mark.multihost, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.multihost, pytest.mark.slow, pytest.mark.timeout(300)]
 RAY = str(Path(sys.executable).with_name("ray"))
 PORT = 6379
 

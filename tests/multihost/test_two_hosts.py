@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 from tests.multihost.network import ADDRESSES, INTERFACE, Hosts, missing, two_hosts
 from tests.small_job import ROOT, losses, write_job
-from tests.support import free_port
+from tests.support import free_port, run_capt
 
 pytestmark = [pytest.mark.multihost, pytest.mark.timeout(300)]
 
@@ -67,9 +67,11 @@ def run(hosts: Hosts, folder: Path, name: str, *argv: str | Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def one_host(hosts: Hosts, workplace: Path) -> dict[int, float]:
+def one_host(workplace: Path) -> dict[int, float]:
     """The losses of two processes on one host."""
-    run(hosts, workplace, "one", *CAPT, "job.yaml", "run.dir=one", f"schedule.stop_after={STEPS}", "--nproc", "2")
+    words = ("pretrain", "job.yaml", "run.dir=one", f"schedule.stop_after={STEPS}", "--nproc", "2")
+    done = run_capt(*words, cwd=workplace, env=dict(os.environ))
+    assert done.returncode == 75, done.stderr
     found = losses(workplace / "one")
     assert sorted(found) == list(range(1, STEPS + 1))
     return found
@@ -88,6 +90,7 @@ def check_two_hosts(said: str, folder: Path, expected: dict[int, float], launche
     assert max(rows) <= -(-QUEUE // 2)
 
 
+@pytest.mark.slow
 def test_the_raw_deepspeed_launcher(hosts: Hosts, workplace: Path, one_host: dict[int, float]) -> None:
     said = run(
         hosts,
@@ -99,7 +102,7 @@ def test_the_raw_deepspeed_launcher(hosts: Hosts, workplace: Path, one_host: dic
     check_two_hosts(said, workplace / "raw", one_host)
 
 
-@pytest.mark.parametrize("launcher", ["ssh", "deepspeed"])
+@pytest.mark.parametrize("launcher", [pytest.param("ssh", marks=pytest.mark.slow), "deepspeed"])
 def test_capt_with_a_hostfile_until_sigterm(
     hosts: Hosts, workplace: Path, one_host: dict[int, float], launcher: str
 ) -> None:

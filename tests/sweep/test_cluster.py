@@ -60,21 +60,23 @@ def folder(tmp_path: Path, cluster: tuple[dict[str, str], str]) -> Folder:
     return Folder(tmp_path, *cluster)
 
 
-def test_random_search_with_failing_trials(folder: Folder) -> None:
+@pytest.mark.parametrize("samples", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_random_search_with_failing_trials(folder: Folder, samples: int) -> None:
     space = {"optimizer.lr": {"loguniform": [1e-3, 1.0]}}
     seeds = {"dir": str(folder.out), "seeds": [1, 2, 3]}
-    folder.sweep(space=space, sweep=seeds, search={"type": "random", "samples": 2, "seed": 5})
+    folder.sweep(space=space, sweep=seeds, search={"type": "random", "samples": samples, "seed": 5})
     said = folder.run("fail_seed=2", "flaky_seed=3", "pace=0.01", code=1)
     lines = folder.lines()
     ends = sorted((line["seed"], line["state"], line["attempts"]) for line in lines)
-    assert ends == [*[(1, "done", 1)] * 2, *[(2, "failed", 2)] * 2, *[(3, "done", 2)] * 2]
+    assert ends == [*[(1, "done", 1)] * samples, *[(2, "failed", 2)] * samples, *[(3, "done", 2)] * samples]
     rates = {line["params"]["optimizer.lr"] for line in lines}
-    assert len(rates) == 2
+    assert len(rates) == samples
     assert all(1e-3 <= rate <= 1 for rate in rates)
     assert all("the toy breaks" in line["error"] for line in lines if line["state"] == "failed")
-    assert "2 failed" in said
+    assert f"{samples} failed" in said
 
 
+@pytest.mark.slow
 def test_asha_ends_the_worst_early(folder: Folder) -> None:
     grid = {"optimizer.lr": {"grid": [0.1, 0.09, 1e-4, 1e-5]}}
     folder.sweep(
@@ -100,6 +102,7 @@ def test_asha_ends_the_worst_early(folder: Folder) -> None:
     }
 
 
+@pytest.mark.slow
 def test_optuna_and_resume(folder: Folder) -> None:
     parts = {"space": {"optimizer.lr": {"loguniform": [1e-3, 1.0]}}, "search": {"type": "optuna", "samples": 2}}
     parts["trial"] = {"gpus": 0, "concurrent": 1}
@@ -115,6 +118,7 @@ def test_optuna_and_resume(folder: Folder) -> None:
     assert all(len(starts) == 1 for starts in folder.starts().values())
 
 
+@pytest.mark.slow
 def test_population_copies_the_best_and_goes_on_without_the_lost(folder: Folder) -> None:
     folder.sweep(
         space={"optimizer.lr": {"loguniform": [1e-4, 1.0]}},

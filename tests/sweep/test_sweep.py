@@ -73,6 +73,7 @@ def refused(
     return capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_killed_and_one_that_is_asked_to_stop(
     folder: Folder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

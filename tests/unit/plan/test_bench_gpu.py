@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 
+import pytest
 import torch
 
 from capt.pretrain.engine.engines.local import LocalEngine
@@ -20,6 +21,7 @@ def test_the_grid_is_whole() -> None:
     assert len(GRID) == len({tuple(row) for row in GRID}) == 48
 
 
+@pytest.mark.slow
 def test_the_whole_report_on_a_cpu() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

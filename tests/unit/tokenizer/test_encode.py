@@ -253,23 +253,6 @@ def test_a_forked_process_encodes(trained: Path, parallelism: dict[str, str]) ->
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize(
-    "module", ["tokenizer", "capt.pretrain.base.errors", "capt.pretrain.base.atomic", "capt.pretrain.base.files"]
-)
-def test_light_imports(module: str) -> None:
-    code = f"import sys, {module}; print(*{{'torch', 'numpy', 'tokenizers', 'sentencepiece'}} & set(sys.modules))"
-    root = str(Path(__file__).parents[3])
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""
-
-
-def test_no_torch() -> None:
-    code = "import sys, capt.tokenizer.train, capt.tokenizer.check; print({'torch', 'transformers'} & set(sys.modules))"
-    root = str(Path(__file__).parents[3])
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
-
-
 class TestRealVocabularies:
     pytestmark = realdata
 
