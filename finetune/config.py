@@ -6,11 +6,12 @@ No torch here.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
-from capt.finetune.inputs import describe_initial_model
 from capt.finetune.text_task import TextTask
 from capt.pretrain.base.cache import default_cache
 from capt.pretrain.base.errors import ConfigError
@@ -23,6 +24,7 @@ from capt.pretrain.config.schema import (
     ScheduleSection,
     ValidateSection,
 )
+from capt.pretrain.language.inputs import describe_initial_model as describe_encoder
 from capt.pretrain.models.hf_config import Source
 
 AnyJob = TypeVar("AnyJob", bound="FineTuningJob")
@@ -125,9 +127,9 @@ class TextData(Section):
     cache: PathField = Field(default_factory=default_cache, description="where the token ids of large tasks are kept")
 
     @property
+    @abstractmethod
     def text_task(self) -> TextTask:
-        """What the outputs of the classifier mean."""
-        raise NotImplementedError
+        """The meaning of the classifier's outputs."""
 
 
 class TextModel(Section):
@@ -167,9 +169,9 @@ class TextJob(FineTuningJob):
     batch: BatchSection = BatchSection(global_=16, micro=16)
     optimizer: TextOptimizer = TextOptimizer()
 
+    @abstractmethod
     def describe_data(self) -> str:
         """Describe the files of the task in one line; no file is read through."""
-        raise NotImplementedError
 
     def check_inputs(self) -> list[str]:
         """Describe the files of the task and where the encoder comes from; no file is read through."""
@@ -202,3 +204,21 @@ class TextJob(FineTuningJob):
                 "model": self.model.model_copy(update={"encoder": encoder}),
             }
         )
+
+
+# A look at what every fine-tuning job starts from, without torch: for dry runs and ``capt config validate``.
+
+
+def describe_initial_model(init: Path) -> str:
+    """Where the model of ``model.init`` comes from, in one line; see `capt.pretrain.language.inputs`.
+
+    Raises:
+        CheckpointError: as there, or its family has no classifier.
+    """
+    from capt.pretrain.models.foreign.families import family_of
+    from capt.pretrain.models.hf_folder import is_hf, read_json
+
+    told = describe_encoder(init)
+    if is_hf(init):
+        family_of(read_json(init / "config.json"), str(init / "config.json"))
+    return told

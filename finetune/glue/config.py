@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from capt.finetune.config import TextData, TextJob
 from capt.finetune.glue.tasks import GlueTask, glue_task
-from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.config.base import PathField
 
 
@@ -57,10 +57,22 @@ class GlueJob(TextJob):
         return frozenset(f"{name}{suffix}" for name in names for suffix in suffixes)
 
     def describe_data(self) -> str:
-        """Describe the files of the task; no file is read."""
-        from capt.finetune.glue.inputs import describe_data  # numpy
+        """Describe in one line what the job trains and validates on; no file is read.
 
-        return describe_data(self.data.text_task, self.data.path, from_hub=self.data.source == "hub")
+        Raises:
+            DataError: the folder ``data.path`` is missing, or has no file of the task's training or dev split.
+        """
+        from capt.finetune.glue.files import find_split  # numpy
+
+        task, path = self.data.text_task, self.data.path
+        if self.data.source == "hub":
+            if path is not None and not path.is_dir():
+                raise DataError(f"data.path: no folder {path} with what datasets saved")
+            return f"{task.folder} of {path or 'the hub'}"
+        assert path is not None, "GlueData lets no job through without it"
+        files = [find_split(path, task, split) for split in task.splits if not split.startswith("test")]
+        size = sum(file.stat().st_size for file in files)
+        return f"{task.folder}, {', '.join(file.name for file in files)} in {files[0].parent}, {size:,} bytes"
 
 
 JOB = GlueJob

@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Num
 
+from capt.finetune.classifier import Classifier
 from capt.finetune.evaluation import as_text, evaluate_checkpoint, results_of_all_rows
+from capt.finetune.glue.config import GlueJob
 from capt.finetune.glue.data import dev_rows, row_set
 from capt.finetune.glue.files import Examples
-from capt.finetune.glue.load import GlueClassifier, load_classifier
-from capt.finetune.load import FineTuned
+from capt.finetune.load import FineTuned, load_fine_tuned
 from capt.finetune.text_objective import TextObjective
+from capt.finetune.text_training import build_classifier
 from capt.pretrain.base.distributed import device
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.parallel import ProgressCallback
@@ -92,3 +94,19 @@ def evaluate(
     sets = dev_rows(data, trained.tokenizer, data.sequence_length, types=types)
     objective = TextObjective(data.text_task)
     return evaluate_checkpoint(trained, sets, objective, task=data.task, out=out, batch=batch, progress=progress)
+
+
+# A fine-tuned classifier back from a checkpoint, which needs nothing beside itself.
+
+
+GlueClassifier = FineTuned[GlueJob, Classifier]
+"""A checkpoint of a ``glue`` job, loaded."""
+
+
+def load_classifier(path: Path) -> GlueClassifier:
+    """Load a checkpoint of a ``glue`` job, or the best one of a run, after verifying every file.
+
+    Raises:
+        CheckpointError: nothing is there, it is damaged, or it is the checkpoint of another kind of job.
+    """
+    return load_fine_tuned(path, GlueJob, "glue", build_classifier)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from capt.finetune.glue.load import GlueClassifier, load_classifier
+from capt.finetune.glue.evaluate import GlueClassifier, load_classifier
 from capt.finetune.load import FineTuned
 from capt.finetune.text_export import export_classifier
 from capt.pretrain.convert.card import About

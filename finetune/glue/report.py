@@ -201,16 +201,23 @@ def _gap_table(results: Sequence[GlueResults]) -> Table:
     rows = []
     for result in results:
         medians = result.medians()
-        for model, values in PUBLISHED_DEV.items():
-            gaps = {}
-            for task, published in zip(CAPT_TASKS, values, strict=False):
-                value = _selecting(medians, task)
-                gaps[task] = None if value is None else 100 * value - published
-            average = capt_average(medians)
-            last = "" if average is None else f"{100 * average - values[-1]:+.1f}"
-            cells = ["" if gap is None else f"{gap:+.1f}" for gap in gaps.values()]
+        average = capt_average(medians)
+        for model, gaps in _gaps(medians).items():
+            last = "" if average is None else f"{100 * average - PUBLISHED_DEV[model][-1]:+.1f}"
+            cells = [f"{gaps[task]:+.1f}" if task in gaps else "" for task in CAPT_TASKS]
             rows.append([f"{result.name} - {model}", "gap, points", *cells, last])
     return Table(_header(), rows)
+
+
+def _gaps(medians: Scores) -> dict[str, dict[str, float]]:
+    return {
+        model: {
+            task: 100 * value - published
+            for task, published in zip(CAPT_TASKS, values, strict=False)
+            if (value := _selecting(medians, task)) is not None
+        }
+        for model, values in PUBLISHED_DEV.items()
+    }
 
 
 def _test_table() -> Table:
@@ -226,14 +233,7 @@ def _data(result: GlueResults) -> dict[str, Any]:
         "medians": medians,
         "capt_average": capt_average(medians),
         "leaderboard_average": leaderboard_average(medians),
-        "gaps": {
-            model: {
-                task: 100 * value - published
-                for task, published in zip(CAPT_TASKS, values, strict=False)
-                if (value := _selecting(medians, task)) is not None
-            }
-            for model, values in PUBLISHED_DEV.items()
-        },
+        "gaps": _gaps(medians),
     }
 
 

@@ -89,7 +89,7 @@ def _checkpoint(sweep: SweepRecord, studies: Sequence[Study]) -> Path:
     if not judged:
         raise CheckpointError(f"{sweep.folder}: no trial of {', '.join(study.name for study in studies)} is finished")
     _, trial = max(judged, key=lambda pair: pair[0])
-    best = trial.run / "checkpoints" / "best"
+    best = trial.path / "checkpoints" / "best"
     if not (best / MANIFEST).is_file():
         raise CheckpointError(
             f"{best}: no checkpoint, and this trial represents {trial.study}: its score is the median of the best "

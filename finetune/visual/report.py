@@ -7,6 +7,7 @@ over the first 1,000 steps, in which the paper sees CAPT 5 to 10 points ahead on
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -264,8 +265,8 @@ def _curves(rows: Sequence[Row]) -> tuple[list[ReportFigure], list[Table]]:
     header = [f"accuracy, mean over the first {EARLY_STEPS:,} steps", *(row.name for row in rows)]
     lines = []
     for name, drawn in curves.items():
-        means = [None if one is None else one.early_mean() for one in drawn]
-        lines.append([name, *("" if mean is None else f"{100 * mean:.2f}" for mean in means)])
+        means = [math.nan if one is None else one.early_mean() for one in drawn]
+        lines.append([name, *("" if math.isnan(mean) else f"{100 * mean:.2f}" for mean in means)])
     figures = [
         ReportFigure(f"finetuning-{figure.name}", figure.light, figure.dark)
         for figure in curve_figures([row.name for row in rows], curves)

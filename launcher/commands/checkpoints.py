@@ -25,7 +25,8 @@ def convert(
         typer.Argument(
             metavar="SOURCE",
             parser=o.source_path,
-            help="A checkpoint, a run or a file of word vectors; with --from a folder or USER/NAME of the hub.",
+            help="A checkpoint, a run (its best checkpoint, else its newest) or a file of word vectors; with --from a "
+            "folder or USER/NAME of the hub.",
         ),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="New folder to write; for word vectors a file.")],

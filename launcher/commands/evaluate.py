@@ -27,8 +27,8 @@ def evaluate(
         typer.Argument(
             metavar="CHECKPOINT",
             parser=o.source_path,
-            help="A checkpoint, a run (its best or newest one), a Hugging Face folder, USER/NAME of the hub, or a file "
-            "of word vectors.",
+            help="A checkpoint, a run (its best checkpoint, else its newest), a Hugging Face folder, USER/NAME of the "
+            "hub, or a file of word vectors.",
         ),
     ],
     text: Annotated[list[Path] | None, typer.Option(help="Held-out text (may be repeated).")] = None,

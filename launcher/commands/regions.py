@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from capt.launcher.commands import extract, microworld
+from capt.launcher.commands import extract
 from capt.launcher.commands import options as o
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Import, extract and inspect region features of pictures.", rich_markup_mode=None)
 extract.register(app)
-microworld.register(app)
 
 _MOST_BYTES, _MOST_PIXELS = 256 << 20, 100_000_000
 
@@ -201,3 +200,29 @@ def _show_picture(picture: PictureSummary) -> None:
         box = " ".join(f"{edge:8.1f}" for edge in region.box)
         labels = [f"{label[0]} ({label[1]:.2f})" for label in (region.attribute, region.object) if label is not None]
         typer.echo(f"  {number:>4}  {box}  {region.feature_norm:10.2f}  {', '.join(labels)}")
+
+
+@app.command(epilog="\b\nExample: capt regions microworld --out world --pictures 2000 --seed 1")
+def microworld(
+    out: Annotated[Path, typer.Option(help="New folder to write.")],
+    pictures: Annotated[int, typer.Option(min=3, help="Pictures of the three splits together.")] = 2000,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed is another world.")] = 1,
+    feature_size: Annotated[int, typer.Option(min=1, help="Numbers that describe a region.")] = 64,
+    noise: Annotated[float, typer.Option(min=0, help="Standard deviation of the noise of the features.")] = 0.5,
+    json: o.Json = False,
+) -> None:
+    """Write a synthetic world as LXMERT feature files, captions, and files of VQA, GQA and NLVR2."""
+    from capt.launcher.progress import progress_bar
+    from capt.pretrain.base.errors import quoted
+    from capt.pretrain.vision_language.microworld.generate import World, write_world
+
+    world = World(pictures, seed, feature_size, noise)
+    with progress_bar("drawing") as progress:
+        write_world(out, world, progress)
+    counts = {split: len(numbers) for split, numbers in world.numbers.items()}
+    if json:
+        o.echo_json({"out": str(out), "synthetic": True, "pictures": counts})
+        return
+    splits = ", ".join(f"{number:,} {split}" for split, number in counts.items())
+    typer.echo(f"{out}: synthetic microworld of {pictures:,} pictures ({splits})")
+    typer.echo(f"import: capt regions import {quoted(out)}/pictures/*.tsv {quoted(out)}/nlvr2/*.tsv --out STORE")

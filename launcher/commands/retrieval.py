@@ -90,7 +90,9 @@ def encode(
 
 def mine(
     context: typer.Context,
-    pairs: Annotated[list[Path], typer.Option(help="JSON lines with query and positives (may be repeated).")],
+    pairs: Annotated[
+        list[Path], typer.Option(help="jsonl, csv, tsv or parquet with queries and positives (may be repeated).")
+    ],
     model: Annotated[
         Path, typer.Option(parser=o.source_path, metavar="MODEL", help="As for capt encode: what finds the negatives.")
     ],

@@ -260,7 +260,7 @@ def info_nce(
     widths = options.widths(anchors.shape[1])
     for part in parts:
         views, sides, keys, hard = len(part.positives), len(part.sides), len(part.keys), part.hard is not None
-        rows = _take_turns([_concatenate(side) for side in part.sides])
+        rows = _interleave([_concatenate(side) for side in part.sides])
         live = [*part.keys, *([] if part.hard is None else [part.hard])] or [anchors[:0].detach()]
         tensors = [each.to(dtype) for each in (rows, _concatenate(part.positives), _concatenate(live))]
         tensors[2] = tensors[2].view_as(tensors[2])  # the positives may be the live keys: a compiler wants them apart
@@ -270,8 +270,8 @@ def info_nce(
             queued=queued if part.queue_step else None,
             queued_weight=queued_weight,
             queue_step=part.queue_step,
-            anchor_ids=_take_turns([_concatenate([instances] * views)] * sides),
-            anchor_places=_take_turns([_concatenate([places] * views)] * sides),
+            anchor_ids=_interleave([_concatenate([instances] * views)] * sides),
+            anchor_places=_interleave([_concatenate([places] * views)] * sides),
             live_ids=_concatenate([instances] * keys + [hard_ids] * hard or [instances[:0]]),
             live_owners=_concatenate([torch.full_like(places, -1)] * keys + [hard_owners] * hard or [places[:0]]),
             interactions=part.interactions,
@@ -323,8 +323,8 @@ def _concatenate(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _take_turns(sides: list[Tensor]) -> Tensor:
-    """Rows of several sides in turns: the first of each side, the second of each, and so on."""
+def _interleave(sides: list[Tensor]) -> Tensor:
+    """The rows of several sides interleaved: the first row of each side, the second of each, and so on."""
     return sides[0] if len(sides) == 1 else torch.stack(sides, 1).flatten(0, 1)
 
 

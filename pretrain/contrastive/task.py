@@ -60,9 +60,9 @@ class ContrastTask(ABC, Generic[BatchT]):
     """
 
     State: type[ContrastState]
-    """What a task keeps in ``state.json``."""
-    words: str
-    """What a task calls the data that it is trained on."""
+    """The record of the task in ``state.json``."""
+    data_name: str
+    """The name of the training data in error messages."""
     noise: tuple[str, ...]
     """The sections of the job that say how samples are corrupted."""
     contrast_loss = "loss/capt"
@@ -86,7 +86,7 @@ class ContrastTask(ABC, Generic[BatchT]):
     @property
     @abstractmethod
     def samples(self) -> int:
-        """How many samples the training data have."""
+        """The number of samples of the training data."""
 
     @property
     @abstractmethod
@@ -99,7 +99,7 @@ class ContrastTask(ABC, Generic[BatchT]):
 
     @abstractmethod
     def assembler(self, split: str) -> Assemble[BatchT]:
-        """What makes the micro-batches of ``train`` or ``validation``."""
+        """The function that makes the micro-batches of ``train`` or ``validation``."""
 
     def micro_batch(self, assembler: Assemble[BatchT], samples: Int64[np.ndarray, " n"], step: int) -> BatchT:
         """The micro-batch of these samples in update ``step`` (0-based)."""
@@ -131,8 +131,10 @@ class ContrastTask(ABC, Generic[BatchT]):
         """The ids of the samples of a micro-batch (their places in the data), and both views of each."""
 
     def sample_order(self) -> SampleOrder:
-        """The order of `capt.pretrain.data.sampler.Sampler`. Other text, tokenizer or length of samples make other
-        data."""
+        """The order of the samples (`capt.pretrain.data.sampler.Sampler`), and digests of the data and of their noise.
+
+        Another text, tokenizer or length of samples has another digest.
+        """
         data = {name: digest for name, (_, digest) in self.digests().items()}
         kept = {**data, "tokenizer": self.fingerprint, "length": self.job.data.sequence_length}
         noise = self.job.model_dump(mode="json", include=set(self.noise))
@@ -155,7 +157,7 @@ class ContrastTask(ABC, Generic[BatchT]):
         return ContrastTerm(self.job.contrast, self.width, self.job.batch.global_)
 
     def optimizers(self) -> Mapping[str, ModuleOptimizer]:
-        """The job's; with ``contrast.momentum`` it keeps an average of the weights."""
+        """The settings of the job's optimizer, which with ``contrast.momentum`` keeps an average of the weights."""
         if not self.contrasts or self.job.contrast.momentum is None:
             return {}
         return {"model": ModuleOptimizer(self.job.optimizer, average=self.job.contrast.momentum)}
@@ -165,7 +167,7 @@ class ContrastTask(ABC, Generic[BatchT]):
         batch = self.job.batch
         if progress.samples // self.samples >= EPOCHS:
             raise CheckpointError(
-                f"state.json: {progress.samples} samples are over {EPOCHS:,} epochs of this {self.words}"
+                f"state.json: {progress.samples} samples are over {EPOCHS:,} epochs of this {self.data_name}"
             )
         world = distributed.world_size()
         make = self.step_assembler(batch.global_, self.job.accumulation(world), world, distributed.rank())
@@ -177,7 +179,7 @@ class ContrastTask(ABC, Generic[BatchT]):
         return training_batches(assemble, range(first, self.job.schedule.max_steps), self.job.loader)
 
     def step_assembler(self, batch: int, parts: int, world: int, rank: int) -> Callable[[int, int], Sequence[BatchT]]:
-        """What makes the ``parts`` micro-batches of ``rank`` of a step, given its first sample and its number."""
+        """The function from the first sample and the number of a step to the ``parts`` micro-batches of ``rank``."""
         assembler = self.assembler("train")
 
         def assemble(start: int, step: int) -> list[BatchT]:
@@ -205,16 +207,18 @@ class ContrastTask(ABC, Generic[BatchT]):
         engine = engines["model"]
         assert self._module is not None
         tau = self._module.temperature(progress.step)
-        seen = StepDiagnostics() if self.contrasts and is_logged(self.job, progress.step + 1) else None
+        diagnostics = StepDiagnostics() if self.contrasts and is_logged(self.job, progress.step + 1) else None
         scales = self.scales(batch, engine.device)
 
         def contrast(views: Views) -> Tensor:
             assert self.contrast is not None
-            if seen is not None:
-                seen.update(views)
-            return self.contrast.loss(views, step=progress.step, stats=None if seen is None else seen.stats)
+            if diagnostics is not None:
+                diagnostics.update(views)
+            return self.contrast.loss(
+                views, step=progress.step, stats=None if diagnostics is None else diagnostics.stats
+            )
 
-        keys = self._keys(engine, batch, progress.step)
+        averaged = self._averaged_views(engine, batch, progress.step)
         losses = [functools.partial(self.losses, engine, part, scales, progress.step) for part in batch]
         cached = None
         if self.contrasts and self.job.contrast.is_cached(len(batch)):
@@ -235,9 +239,9 @@ class ContrastTask(ABC, Generic[BatchT]):
             engine.step(metrics["loss"])
             for name, value in metrics.items():
                 totals[name] = totals.get(name, 0.0) + value.detach() / len(batch)
-        if keys is not None:
+        if averaged is not None:
             assert self.contrast is not None
-            self.contrast.push(keys)
+            self.contrast.push(averaged)
         if self._kept is not None:
             self._kept.end_step()
         progress.samples += self.job.batch.global_
@@ -249,8 +253,8 @@ class ContrastTask(ABC, Generic[BatchT]):
             for name in [name for name, scale in scales.items() if not scale]:
                 report.pop(f"loss/{name}", None)
                 report.pop(f"accuracy/{name}", None)
-        if seen is not None:
-            figures = seen.compute()
+        if diagnostics is not None:
+            figures = diagnostics.compute()
             report |= figures
             if "contrast/accuracy" not in figures:
                 report.pop(self.contrast_loss, None)
@@ -283,8 +287,8 @@ class ContrastTask(ABC, Generic[BatchT]):
         return report
 
     @torch.no_grad()
-    def _keys(self, engine: Engine, batch: list[BatchT], step: int) -> Views | None:
-        """What the queue gets of a step: both views of its samples, encoded by the averaged weights. None without them.
+    def _averaged_views(self, engine: Engine, batch: list[BatchT], step: int) -> Views | None:
+        """Both views of the samples of a step, encoded by the averaged weights, for the queue; None without these.
 
         Dropout is on, and the random numbers are drawn again by the pass with a graph.
         """
@@ -299,7 +303,7 @@ class ContrastTask(ABC, Generic[BatchT]):
         return views
 
     def shared_numbers(self) -> Mapping[str, int | float | str]:
-        """What of the queue is the same on every rank: its size, and how many rows each has pushed since the start."""
+        """Numbers of the queue that are the same on every rank: its size, and the rows that each has pushed so far."""
         queue = None if self.contrast is None else self.contrast.queue
         if queue is None:
             return {}

@@ -38,8 +38,8 @@ class ContrastTerm:
         batch: samples of an optimizer step over all ranks.
     """
 
-    pushed = 2
-    """Rows of each sample that enter the queue."""
+    queued_views = 2
+    """Rows of each sample that enter the queue: both views."""
 
     def __init__(self, section: ContrastSection, width: int, batch: int) -> None:
         self.section = section
@@ -51,7 +51,7 @@ class ContrastTerm:
             self.queue = ShardedQueue(
                 section.queue, width, dtype=dtype, device=distributed.device(), drift=section.drift
             )
-            self.queue.warn_if_smaller_than(self.pushed * batch)
+            self.queue.warn_if_smaller_than(self.queued_views * batch)
 
     def loss(self, views: Views, *, step: int, stats: ContrastStats | None = None) -> Float[Tensor, ""]:
         """The loss of some samples of every rank (`capt_loss`, without its weight); both views then enter the queue.
@@ -115,7 +115,7 @@ class ContrastTerm:
 
 
 class StepDiagnostics:
-    """What a step that is logged tells of its contrast. All ranks make one in the same steps."""
+    """Diagnostics of the contrast in a step that is logged. All ranks make one in the same steps."""
 
     def __init__(self) -> None:
         self.stats = ContrastStats()
@@ -126,7 +126,7 @@ class StepDiagnostics:
         self._rows.update(views.s if views.only is None else views.s[views.only])
 
     def compute(self) -> dict[str, float]:
-        """The metrics by name, equal on all ranks (collective). Of no anchor there is none, of one row no spread."""
+        """The metrics by name, equal on all ranks; empty where no rank has an anchor. Collective."""
         whole = self.stats.over_ranks()
         spread = {f"contrast/{name}": value for name, value in self._rows.compute().items()}
         if not whole.anchors:

@@ -15,7 +15,7 @@ from torch import Tensor
 from capt.pretrain.base.errors import CheckpointError, ConfigError, quoted
 from capt.pretrain.base.files import read_bytes, write_json
 from capt.pretrain.convert.output import export_folder
-from capt.pretrain.engine.checkpoint import find_checkpoint
+from capt.pretrain.engine.checkpoint import find_best
 from capt.pretrain.engine.checkpoint.merge import Method, check_weights, merge_checkpoints, mix
 from capt.pretrain.engine.durable import write_tensors
 from capt.pretrain.models.hf_folder import is_hf, read_json, read_tensor_file, read_tensors, require_regular
@@ -31,8 +31,9 @@ def command(
 ) -> list[str]:
     """Write the mixture of ``sources`` into ``out`` and return the commands that compare it with them.
 
-    Runs (their newest checkpoint) and checkpoints become a run with a checkpoint at step 0; folders of Hugging Face
-    become such a folder, with weights in fp32. The other files, but for a model card, are the first source's.
+    Runs (their best checkpoint, else the newest) and checkpoints become a run with a checkpoint at step 0; folders of
+    Hugging Face become such a folder, with weights in fp32. The other files, but for a model card, are the first
+    source's.
 
     Raises:
         UserError: the weights do not fit, a source is damaged, or they differ in kind, architecture or vocabulary.
@@ -52,7 +53,7 @@ def command(
         if all(of_hf):
             _merge_folders(sources, shares, folder, method)
         else:
-            merge_checkpoints([find_checkpoint(source) for source in sources], shares, folder, out, method=method)
+            merge_checkpoints([find_best(source) for source in sources], shares, folder, out, method=method)
     return [f"capt evaluate {quoted(model)} --text HELD_OUT.txt" for model in (*sources, out)]
 
 

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Annotated, Any
 
-from matplotlib.lines import Line2D
+from matplotlib.axes import Axes
 from pydantic import Field, FiniteFloat
 
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.records import Count, Record, read_record
-from capt.pretrain.config.load import flatten, load_job
 from capt.pretrain.embeddings.similarity import CASE_RULE, RULES
 from capt.pretrain.engine.run_folder import EVALUATION
 from capt.pretrain.report.compare import compare
-from capt.pretrain.report.document import Drawing, ReportFigure, ReportSection, Table
-from capt.pretrain.report.plots import Theme, colour, count_steps, new_figure, smooth, style_axis, to_png
-from capt.pretrain.report.runs import RunRecord, read_run
-from capt.pretrain.report.sweeps import SweepRecord
+from capt.pretrain.report.document import ReportFigure, ReportSection, Table, number
+from capt.pretrain.report.plots import Theme, colour, count_steps, draw, legend_lines, smooth, style_axis
+from capt.pretrain.report.runs import RunRecord, with_defaults
+from capt.pretrain.report.sweeps import SweepRecord, best_runs
 
 CURVES = (
     ("loss", "discriminator's loss", "nats a pair"),
@@ -60,7 +59,7 @@ class MethodRow:
 
 def run_sections(runs: Sequence[RunRecord]) -> list[ReportSection]:
     """Write the sections of the runs of word embeddings among ``runs``."""
-    own = [_with_whole_config(run) for run in runs if run.config.get("task.type") == "ace"]
+    own = [with_defaults(run) for run in runs if run.config.get("task.type") == "ace"]
     if not own:
         return []
     rows = method_rows(own)
@@ -79,20 +78,7 @@ def run_sections(runs: Sequence[RunRecord]) -> list[ReportSection]:
 
 def sections(sweeps: Sequence[SweepRecord]) -> list[ReportSection]:
     """Write the sections of each study's best setting."""
-    runs = []
-    for sweep in sweeps:
-        for study in sweep.studies:
-            if study.config.get("task.type") == "ace" and study.best is not None:
-                for trial in study.best.trials:
-                    if trial.done and trial.run.is_dir():  # the folder may be on another machine
-                        runs.append(read_run(trial.run))
-    return run_sections(runs)
-
-
-def _with_whole_config(run: RunRecord) -> RunRecord:
-    """Complete the configuration with its defaults. Raises ``ConfigError`` where it is not that of such a job."""
-    job = load_job(str(run.folder / "config.yaml"), resolved=True)
-    return replace(run, config=flatten(job.model_dump(mode="json", by_alias=True)))
+    return run_sections([run for runs in best_runs(sweeps, "ace") for run in runs])
 
 
 def method_of(config: Mapping[str, Any]) -> str:
@@ -134,15 +120,19 @@ def newest_evaluation(folder: Path) -> EvaluationRecord | None:
 
 def training_table(rows: Sequence[MethodRow]) -> Table:
     """Write the seeds, speed and last metrics of every method."""
-    header = ["method", "runs", "steps", "raw words / s", *(name for _, name, _ in CURVES)]
     cells = []
     for row in rows:
         steps = sorted({run.last_step for run in row.runs})
-        cells.append([
-            row.label, str(len(row.runs)), " to ".join(f"{step:,}" for step in dict.fromkeys((steps[0], steps[-1]))),
-            _spread(_last(row, "words_per_second", fmean), 0), *(_spread(_last(row, key), 3) for key, _, _ in CURVES),
-        ])  # fmt: skip
-    return Table(header, cells)
+        cells.append(
+            {
+                "method": row.label,
+                "runs": str(len(row.runs)),
+                "steps": " to ".join(f"{step:,}" for step in dict.fromkeys((steps[0], steps[-1]))),
+                "raw words / s": _spread(_last(row, "words_per_second", fmean), 0),
+                **{name: _spread(_last(row, key), 3) for key, name, _ in CURVES},
+            }
+        )
+    return Table.of(cells)
 
 
 def _last(row: MethodRow, key: str, summary: Callable[[Sequence[float]], float] | None = None) -> list[float]:
@@ -181,10 +171,8 @@ def _set_names(rows: Sequence[MethodRow]) -> list[str]:
 
 
 def _spread(values: Sequence[float], digits: int) -> str:
-    if not values:
-        return ""
-    mean = f"{fmean(values):,.{digits}f}"
-    return mean if len(values) == 1 else f"{mean} ± {stdev(values):,.{digits}f}"
+    deviation = f" ± {stdev(values):,.{digits}f}" if len(values) > 1 else ""
+    return number(fmean(values), digits) + deviation if values else ""
 
 
 def curves_figure(rows: Sequence[MethodRow]) -> list[ReportFigure]:
@@ -195,18 +183,15 @@ def curves_figure(rows: Sequence[MethodRow]) -> list[ReportFigure]:
     if not panels:
         return []
 
-    def paint(theme: Theme) -> Drawing:
-        handles = [Line2D([], [], color=colour(i, theme), linewidth=2, label=row.label) for i, row in enumerate(rows)]
-        figure, axes = new_figure(len(panels), len(handles), theme)
-        for axis, (key, name, unit) in zip(axes, panels, strict=True):
-            for i, row in enumerate(rows):
-                for run in row.runs:
-                    steps, values = run.series(key, validation=False)
-                    marker = "." if len(values) == 1 else None  # a line through one point is invisible
-                    shade, label = colour(i, theme), row.label
-                    axis.plot(steps, smooth(values), color=shade, linewidth=1.4, marker=marker, label=label)
-            style_axis(axis, name, "optimizer step", unit, theme)
-            count_steps(axis, max(run.last_step for row in rows for run in row.runs))
-        return to_png(figure, handles, theme)
+    def paint(axis: Axes, panel: tuple[str, str, str], theme: Theme) -> None:
+        key, name, unit = panel
+        for i, row in enumerate(rows):
+            for run in row.runs:
+                steps, values = run.series(key, validation=False)
+                marker = "." if len(values) == 1 else None  # a line through one point is invisible
+                shade, label = colour(i, theme), row.label
+                axis.plot(steps, smooth(values), color=shade, linewidth=1.4, marker=marker, label=label)
+        style_axis(axis, name, "optimizer step", unit, theme)
+        count_steps(axis, max(run.last_step for row in rows for run in row.runs))
 
-    return [ReportFigure("word-embeddings", paint("light"), paint("dark"))]
+    return [draw("word-embeddings", panels, lambda theme: legend_lines([row.label for row in rows], theme, 2.0), paint)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from capt.pretrain.base import distributed
-from capt.pretrain.base.errors import CheckpointError, RunFailedError, quoted
+from capt.pretrain.base.errors import CheckpointError, ConfigError, RunFailedError, quoted
 from capt.pretrain.config.contrast import ContrastSection
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine.branch import branched
@@ -109,6 +109,13 @@ def run_job(
             task = task_class(job.task.type)(job, job.run.dir)
         job = task.job
         run = _build(job, task, source)
+        key = "max_steps" if getattr(job.schedule, "epochs", None) is None else "epochs"
+        with distributed.synchronize_errors():
+            if run.progress.step > job.schedule.max_steps:  # the schedule of the run would no longer be the one it had
+                raise ConfigError(
+                    f"run.dir {run.dir}: {run.progress.step:,} steps are trained already, and this job ends at step "
+                    f"{job.schedule.max_steps:,}; raise schedule.{key}, or resume from an older checkpoint"
+                )
         with (
             distributed.synchronize_errors()
         ):  # after all that may refuse the job: a refused resume leaves the run as it was
@@ -119,7 +126,6 @@ def run_job(
                 callback.on_resume(run, newest=checkpoint is None)
         status.progress, first = run.progress, run.progress.step
         if run.finished:
-            key = "max_steps" if getattr(job.schedule, "epochs", None) is None else "epochs"
             logger.info("%s is done: all %d steps; raise schedule.%s to continue", run.dir, run.progress.step, key)
             write_average(run, again=False)  # the job may have been killed before it was done
             for callback in callbacks:

@@ -1,7 +1,7 @@
 """Where Python keeps the sockets through which a rank and its data workers exchange tensors.
 
 A rank that is killed does not remove them, so the launcher hands down a folder that it removes itself
-(``CAPT_SCRATCH``, :mod:`capt.launcher.supervisor.scratch`). Other temporary files stay where they are: what torch has
+(``CAPT_SCRATCH``, :mod:`capt.launcher.supervisor.ranks`). Other temporary files stay where they are: what torch has
 compiled, and local checkpoints, are for the next start.
 """
 

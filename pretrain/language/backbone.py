@@ -81,11 +81,12 @@ def encoder_description(folder: Path) -> dict[str, Any]:
 def _read_checkpoint(path: Path) -> PretrainedEncoder:
     """The encoder in a checkpoint of ours, or in the best checkpoint of a run."""
     checkpoint = find_best(path)
-    verify(checkpoint)
     job = read_job(checkpoint)
+    model = load_model(checkpoint).model if isinstance(job, LanguageJob) else None  # which verifies every file
+    if model is None:
+        verify(checkpoint)
     tokenizer = read_tokenizer(checkpoint / "tokenizer", checkpoint)
-    if isinstance(job, LanguageJob):
-        model = load_model(checkpoint).model
+    if model is not None:
         hf_config = model.config.to_hf(bos_id=tokenizer.special.bos, eos_id=tokenizer.special.eos)
         state = dict(model.encoder.state_dict())
         if own_encoder(hf_config) is None:  # a family that is fine-tuned on transformers' model

@@ -208,7 +208,7 @@ def command(
     overwrite: bool = False,
     about: About | None = None,
 ) -> Path:
-    """Write a checkpoint, or the newest checkpoint of a run, as the folder ``out`` and return it.
+    """Write a checkpoint, or the best checkpoint of a run (else its newest), as the folder ``out`` and return it.
 
     Args:
         checkpoint: a checkpoint or a run.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from capt.pretrain.config.load import job_from_mapping
-from capt.pretrain.engine.checkpoint import find_checkpoint, load_module, open_checkpoint
+from capt.pretrain.engine.checkpoint import find_best, load_module, open_checkpoint
 from capt.pretrain.language.config import LanguageJob
 from capt.pretrain.language.task import LanguageModule
 from capt.pretrain.models.capt import CaptModel, build_model, unpadded
@@ -28,12 +28,12 @@ class LoadedModel:
 
 
 def load_model(path: Path) -> LoadedModel:
-    """Load a checkpoint, or the newest one of a run, after verifying every file.
+    """Load a checkpoint, or the best one of a run (without ``checkpoint.best`` the newest), after verifying every file.
 
     Raises:
         CheckpointError: nothing there, damaged, or the checkpoint of another kind of job.
     """
-    checkpoint = find_checkpoint(path)
+    checkpoint = find_best(path)
     job = open_checkpoint(checkpoint, LanguageJob, "capt_language")
     tokenizer = load_tokenizer(checkpoint / "tokenizer")
     config = job.model.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)

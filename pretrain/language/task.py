@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import CheckpointError, ConfigError, quoted
 from capt.pretrain.config.schema import Job
+from capt.pretrain.contrast.metrics import MaskedTokenAccumulator, PairAccumulator
 from capt.pretrain.contrast.temperature import Schedule
+from capt.pretrain.contrastive.metrics import contrast_metrics, noise_metrics, token_metrics
 from capt.pretrain.contrastive.task import Assemble, ContrastState, ContrastTask, Scales
 from capt.pretrain.contrastive.term import build_schedule
 from capt.pretrain.contrastive.views import Views
@@ -28,10 +30,9 @@ from capt.pretrain.data.corruption import IGNORE
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import Progress, Role, Rows, SampleOrder, StepMetrics
 from capt.pretrain.engine.verification import all_ranks
-from capt.pretrain.language.batches import Assembler, LanguageBatch
+from capt.pretrain.language.batches import Assembler, LanguageBatch, validation_batches
 from capt.pretrain.language.config import LanguageJob
 from capt.pretrain.language.prepare import Prepared, prepare
-from capt.pretrain.language.validation import validate
 from capt.pretrain.models.architecture import EncoderConfig
 from capt.pretrain.models.capt import CaptModel, CaptOutput, Pairs
 from capt.pretrain.models.flops import flops_per_token
@@ -99,7 +100,7 @@ class LanguageTask(ContrastTask[LanguageBatch]):
 
     job: LanguageJob
     State = _State
-    words = "text"
+    data_name = "text"
     noise = ("corruption",)
 
     def __init__(self, job: Job, run_dir: Path) -> None:
@@ -116,7 +117,7 @@ class LanguageTask(ContrastTask[LanguageBatch]):
 
     @property
     def width(self) -> int:
-        """The encoder's."""
+        """The hidden size of the encoder."""
         return self.model_config.hidden
 
     @property
@@ -125,7 +126,7 @@ class LanguageTask(ContrastTask[LanguageBatch]):
         return self.prepared.tokenizer.fingerprint
 
     def digests(self) -> Mapping[str, tuple[str, str]]:
-        """The text's."""
+        """The digest of the packed text, and of its order by groups of shards."""
         key, at_once = self.prepared.train.shards.manifest.key, self.job.data.shards_at_once
         return {"text": ("text", key if at_once is None else f"{key}/{at_once}")}
 
@@ -157,7 +158,7 @@ class LanguageTask(ContrastTask[LanguageBatch]):
             )
 
     def assembler(self, split: str) -> Assembler:
-        """What makes the micro-batches of a split."""
+        """The function that makes the micro-batches of a split."""
         windows = self.prepared.train if split == "train" else self.prepared.validation
         assert windows is not None
         return Assembler(
@@ -299,6 +300,40 @@ def _views(output: LanguageOutput, batch: LanguageBatch) -> Views:
     assert output.capt.s is not None
     assert output.capt.s_hat is not None
     return Views(output.capt.s, output.capt.s_hat, batch.ids, output.temperature)
+
+
+# Validation during training: the same samples, corruptions and temperature at every step and for every run.
+
+
+@torch.no_grad()
+def validate(engine: Engine, assembler: Assembler, job: LanguageJob, windows: int) -> StepMetrics:
+    """Metrics over ``validate.samples`` held-out windows (all of them where there are fewer), equal on all ranks.
+
+    :func:`token_metrics`; :func:`contrast_metrics` on the aggregation head (only when it is trained);
+    :func:`noise_metrics` on the encoder's own outputs, ``cls`` and ``mean``, which compares
+    an MLM-only encoder with a CAPT encoder.
+    """
+    head, pools = PairAccumulator(), {"cls": PairAccumulator(), "mean": PairAccumulator()}
+    masked = MaskedTokenAccumulator()
+    samples = min(job.validate_.samples, windows)
+    world, rank = distributed.world_size(), distributed.rank()
+    for batch, valid in validation_batches(assembler, samples, job.micro_batch(world), world, rank):
+        batch = batch.to(engine.device)
+        out, _, pooled = engine(
+            batch.tokens, batch.corrupted, batch.positions, batch.labels, batch.documents, padded=batch.padded, step=0,
+            pool=True,
+        )  # fmt: skip
+        masked.update(out.mlm_loss_sum, out.mlm_correct, out.mlm_count)
+        for name, (x, x_hat) in pooled.items():
+            pools[name].update(x[:valid], x_hat[:valid])
+        if job.contrast.weight > 0:
+            head.update(out.s[:valid], out.s_hat[:valid])
+    report: StepMetrics = {**token_metrics(*masked.totals()), "validation_samples": samples}
+    if job.contrast.weight > 0:
+        report |= contrast_metrics(*head.gather(), job.validate_.temperature)
+    for name, pairs in pools.items():
+        report |= {f"noise/{name}/{key}": value for key, value in noise_metrics(*pairs.gather()).items()}
+    return report
 
 
 TASK = LanguageTask

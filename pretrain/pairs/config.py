@@ -288,6 +288,11 @@ class PairJob(Job):
     def _fits_together(self) -> PairJob:
         if self.contrast.weight == 0:
             raise ValueError("contrast.weight 0: the contrast is the only loss of capt_pairs; set it above 0")
+        if self.contrast.queue_weight is not None:
+            raise ValueError(
+                "contrast.queue_weight: in capt_pairs the queue is part of the contrast and has no loss of its own; "
+                "remove the key, contrast.queue_share bounds the weight of the queue"
+            )
         sources = self.data.sources
         if self.contrast.temperature.type == "learned" and (own := [s.name for s in sources if s.temperature]):
             raise ValueError(

@@ -148,7 +148,7 @@ class PairTerm(ContrastTerm):
     their share. The queue holds positives of the contrast alone.
     """
 
-    pushed = 1
+    queued_views = 1
 
     def __init__(
         self, section: PairContrast, width: int, batch: int, distillation: PairDistillation | None = None

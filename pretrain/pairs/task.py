@@ -57,7 +57,7 @@ class PairTask(ContrastTask[PairBatch]):
 
     job: PairJob
     State = _State
-    words = "set of pairs"
+    data_name = "set of pairs"
     noise = ()
     contrast_loss = "loss/pairs"
 

@@ -47,10 +47,9 @@ def report(folders: Sequence[Path], out: Path) -> Path:
         data = sweep_json(read, sections)
     else:
         comparison = compare(_with_rows(read_run, folders, left_out))
-        light, dark = (draw_curves(comparison, theme) for theme in ("light", "dark"))
         types = (str(run.config.get("task.type")) for run in comparison.runs)
         added = task_sections(types, "run_sections", comparison.runs)
-        name, sections = run_title(comparison), run_sections(comparison, light, dark, added)
+        name, sections = run_title(comparison), run_sections(comparison, draw_curves(comparison), added)
         data = run_json(comparison) | {section.title: section.data for section in added if section.data}
     if left_out:
         sections.insert(0, ReportSection("", notes=left_out))

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
@@ -18,6 +18,11 @@ from typing import Any
 from capt.pretrain.base.files import write_bytes, write_text
 
 
+def number(value: int | float | None, digits: int) -> str:
+    """``value`` with that number of decimals; empty for None."""
+    return "" if value is None else f"{value:,.{digits}f}"
+
+
 @dataclass(frozen=True)
 class Table:
     """A table whose cells are text. With ``details`` the HTML page folds it away under that line."""
@@ -25,6 +30,18 @@ class Table:
     header: list[str]
     rows: list[list[str]]
     details: str | None = None
+
+    @classmethod
+    def of(cls, rows: Iterable[Mapping[str, str]], details: str | None = None, *, always: int | None = None) -> Table:
+        """Make a table of rows that name their cells; a cell that a row does not name is empty.
+
+        With ``always``, a column after that number of columns is left out where no row has anything in it.
+        """
+        rows = list(rows)
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        if always is not None:
+            names = names[:always] + [name for name in names[always:] if any(row.get(name) for row in rows)]
+        return cls(names, [[row.get(name, "") for name in names] for row in rows], details)
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import numpy as np
-from matplotlib.lines import Line2D
+from matplotlib.axes import Axes
 
 from capt.pretrain.config.retrieval import METRICS
 from capt.pretrain.engine.judgement import direction
 from capt.pretrain.engine.run_folder import Section
 from capt.pretrain.report.compare import Comparison
-from capt.pretrain.report.document import Drawing, ReportFigure, ReportSection, Table
-from capt.pretrain.report.plots import Theme, colour, new_figure, style_axis, to_png
+from capt.pretrain.report.document import ReportFigure, ReportSection, Table
+from capt.pretrain.report.plots import Theme, colour, draw, legend_lines, style_axis
 
 ARROWS = {1: "↑", -1: "↓", 0: ""}
 """By `direction`: whether more or less is better."""
@@ -75,15 +75,10 @@ def _retrieval(sets: Measured) -> ReportSection:
         systems = _systems(measured)
         cells = [[system, *(_figure(values, metric) for metric in METRICS)] for system, values in systems.items()]
         tables.append(Table([f"{name}: system", *METRICS], cells))
-        light, dark = (_picture(measured, systems, theme) for theme in _THEMES)
-        figures.append(ReportFigure(f"retrieval-{name}", light, dark))
+        figures.append(_picture(f"retrieval-{name}", measured, systems))
         if any(section.scores is not None for section in measured.values()):
-            light, dark = (_scores(measured, theme) for theme in _THEMES)
-            figures.append(ReportFigure(f"scores-{name}", light, dark))
+            figures.append(_scores(f"scores-{name}", measured))
     return ReportSection("Retrieval", tables=tables, figures=figures)
-
-
-_THEMES: tuple[Theme, Theme] = ("light", "dark")
 
 
 def _systems(measured: Mapping[str, Section]) -> dict[str, Mapping[str, float | None]]:
@@ -99,35 +94,38 @@ def _systems(measured: Mapping[str, Section]) -> dict[str, Mapping[str, float | 
 
 
 def _picture(
-    measured: Mapping[str, Section], systems: Mapping[str, Mapping[str, float | None]], theme: Theme
-) -> Drawing:
+    name: str, measured: Mapping[str, Section], systems: Mapping[str, Mapping[str, float | None]]
+) -> ReportFigure:
     """nDCG@10 of each system as a bar, and by the number of dimensions where several were measured."""
-    cut = {
-        column: points
-        for column, section in measured.items()
-        if len(points := _by_dimension(section)) > 1
-    }  # fmt: skip
+    by_dimension = {column: _by_dimension(section) for column, section in measured.items()}
+    cut = {column: points for column, points in by_dimension.items() if len(points) > 1}
     names = list(systems)
-    figure, axes = new_figure(2 if cut else 1, len(cut), theme)
-    values = [systems[name].get(_NDCG) or 0.0 for name in names]
-    bars = axes[0].barh(range(len(names)), values, color=[colour(i, theme) for i in range(len(names))], height=0.6)
-    style_axis(axes[0], f"{_NDCG} of each system", _NDCG, "", theme)
-    axes[0].set_yticks(range(len(names)), names)
-    axes[0].invert_yaxis()
-    axes[0].bar_label(bars, fmt=" %.3f", fontsize=8, color=axes[0].title.get_color())
-    axes[0].set_xlim(0, 1.15 * max(values) if max(values) > 0 else 1)
-    handles = []
-    for column, points in cut.items():
-        shade = colour(names.index(column), theme)
-        axes[1].plot(*zip(*points, strict=True), color=shade, marker="o", markersize=3.5, linewidth=1.4, label=column)
-        handles.append(Line2D([], [], color=shade, linewidth=3, label=column))
-    if cut:
-        style_axis(axes[1], f"{_NDCG} by dimensions", "first numbers of each vector", _NDCG, theme)
-        axes[1].set_xscale("log", base=2)
+
+    def bars(axis: Axes, theme: Theme) -> None:
+        values = [systems[name].get(_NDCG) or 0.0 for name in names]
+        drawn = axis.barh(range(len(names)), values, color=[colour(i, theme) for i in range(len(names))], height=0.6)
+        style_axis(axis, f"{_NDCG} of each system", _NDCG, "", theme)
+        axis.set_yticks(range(len(names)), names)
+        axis.invert_yaxis()
+        axis.bar_label(drawn, fmt=" %.3f", fontsize=8, color=axis.title.get_color())
+        axis.set_xlim(0, 1.15 * max(values) if max(values) > 0 else 1)
+
+    def curves(axis: Axes, theme: Theme) -> None:
+        for column, points in cut.items():
+            shade = colour(names.index(column), theme)
+            axis.plot(*zip(*points, strict=True), color=shade, marker="o", markersize=3.5, linewidth=1.4, label=column)
+        style_axis(axis, f"{_NDCG} by dimensions", "first numbers of each vector", _NDCG, theme)
+        axis.set_xscale("log", base=2)
         places = sorted({int(x) for points in cut.values() for x, _ in points})
-        axes[1].set_xticks(places, list(map(str, places)))
-        axes[1].minorticks_off()
-    return to_png(figure, handles, theme)
+        axis.set_xticks(places, list(map(str, places)))
+        axis.minorticks_off()
+
+    return draw(
+        name,
+        [bars, curves] if cut else [bars],
+        lambda theme: legend_lines({column: names.index(column) for column in cut}, theme),
+        lambda axis, paint, theme: paint(axis, theme),
+    )
 
 
 def _by_dimension(section: Section) -> list[tuple[int, float]]:
@@ -141,16 +139,16 @@ def _by_dimension(section: Section) -> list[tuple[int, float]]:
     return sorted(points)
 
 
-def _scores(measured: Mapping[str, Section], theme: Theme) -> Drawing:
+def _scores(name: str, measured: Mapping[str, Section]) -> ReportFigure:
     """Histograms of the scores of positives, hard negatives and random negatives, a panel for each model."""
     shown = {column: section.scores for column, section in measured.items() if section.scores is not None}
-    kinds = list(dict.fromkeys(kind for scores in shown.values() for kind in scores.counts))
-    figure, axes = new_figure(len(shown), len(kinds), theme)
-    for axis, (column, scores) in zip(axes, shown.items(), strict=True):
-        edges = np.asarray(scores.edges)
-        for kind, counts in scores.counts.items():
+    kinds = {kind: _KINDS.get(kind, 3) for scores in shown.values() for kind in scores.counts}
+
+    def paint(axis: Axes, column: str, theme: Theme) -> None:
+        for kind, counts in shown[column].counts.items():
             shares = np.asarray(counts) / max(1, sum(counts))
-            axis.stairs(shares, edges, color=colour(_KINDS.get(kind, 3), theme), linewidth=1.5, label=kind)
+            shade = colour(kinds[kind], theme)
+            axis.stairs(shares, np.asarray(shown[column].edges), color=shade, linewidth=1.5, label=kind)
         style_axis(axis, column, "score", "share", theme)
-    handles = [Line2D([], [], color=colour(_KINDS.get(kind, 3), theme), linewidth=3, label=kind) for kind in kinds]
-    return to_png(figure, handles, theme)
+
+    return draw(name, list(shown), lambda theme: legend_lines(kinds, theme), paint)

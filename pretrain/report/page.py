@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
 from capt.pretrain.engine.judgement import direction
-from capt.pretrain.report.compare import Comparison, MetricSummary, RunGroup
-from capt.pretrain.report.document import Drawing, ReportFigure, ReportSection, Table
+from capt.pretrain.report.compare import Comparison, MetricSummary
+from capt.pretrain.report.document import ReportFigure, ReportSection, Table, number
 from capt.pretrain.report.evaluation import ARROWS, evaluation_sections
 from capt.pretrain.report.runs import RunRecord
 
@@ -27,16 +27,12 @@ _LONGEST = 1e11
 
 
 def run_sections(
-    comparison: Comparison,
-    light: Mapping[str, Drawing],
-    dark: Mapping[str, Drawing],
-    added: Sequence[ReportSection] = (),
+    comparison: Comparison, curves: list[ReportFigure], added: Sequence[ReportSection] = ()
 ) -> list[ReportSection]:
     """The sections of a report on runs: the runs, their results, the tasks' own sections, curves, configurations."""
     configurations = [_differences_table(comparison), *(_config_table(run) for run in comparison.runs)]
     spread = _STD if any(len(group.runs) > 1 for group in comparison.groups) else ""
     validation = ReportSection("Validation", tables=[_results_table(comparison)], remarks=[f"{_BEST}{spread}."])
-    curves = [ReportFigure(name, image, dark[name]) for name, image in light.items()]
     remarks = [_FLOOR] if "loss/capt" in comparison.keys(validation=False) else []
     return [
         ReportSection(
@@ -106,19 +102,26 @@ def _notes(comparison: Comparison) -> list[str]:
 
 
 def _runs_table(comparison: Comparison) -> Table:
-    header = ["configuration", "run", "seed", "last step", "state", "tokens", "training time", "parameters", "hardware"]
-    rows = []
-    for group in comparison.groups:
-        for run, seed in zip(group.runs, group.seeds, strict=True):
-            facts, seconds = run.checkpoint, run.seconds
-            rows.append([
-                group.label, str(run.folder), seed, str(run.last_step), str(run.status.get("state", "unknown")),
-                f"{run.tokens:,}" if run.tokens else "",
-                "" if seconds is None or seconds > _LONGEST else str(timedelta(seconds=round(seconds))),
-                f"{facts.parameters:,}" if facts else "", facts.hardware if facts else "",
-            ])  # fmt: skip
-    used = [i for i, name in enumerate(header) if i < 5 or any(row[i] for row in rows)]
-    return Table([header[i] for i in used], [[row[i] for i in used] for row in rows])
+    rows = [
+        {
+            "configuration": group.label,
+            "run": str(run.folder),
+            "seed": seed,
+            "last step": str(run.last_step),
+            "state": str(run.status.get("state", "unknown")),
+            "tokens": number(run.tokens or None, 0),
+            "training time": _duration(run.seconds),
+            "parameters": number(run.checkpoint.parameters if run.checkpoint else None, 0),
+            "hardware": run.checkpoint.hardware if run.checkpoint else "",
+        }
+        for group in comparison.groups
+        for run, seed in zip(group.runs, group.seeds, strict=True)
+    ]
+    return Table.of(rows, always=5)
+
+
+def _duration(seconds: float | None) -> str:
+    return "" if seconds is None or seconds > _LONGEST else str(timedelta(seconds=round(seconds)))
 
 
 def _judgements(comparison: Comparison) -> Table:
@@ -132,37 +135,35 @@ def _predictions(comparison: Comparison) -> list[ReportSection]:
     for run in comparison.runs:
         if run.plan is None:
             continue
-        where = [run.folder.resolve().name, f"{run.plan.ranks} x {run.plan.devices}"]
+        where = {"run": run.folder.resolve().name, "devices": f"{run.plan.ranks} x {run.plan.devices}"}
         for name, of in (("seconds_per_step", run.plan.seconds_per_step), ("mfu", run.plan.mfu)):
             values = run.series(name, validation=False)[1][1:]
             if of is not None and values:
                 seen = statistics.median(values)
                 predicted = f"{of.predicted:.4g} ({of.least:.4g} to {of.most:.4g})"
-                rows.append([*where, name, predicted, f"{seen:.4g}", f"{of.predicted / seen:.2f}" if seen else ""])
-    header = ["run", "devices", "figure", "predicted", "measured", "predicted / measured"]
-    return [ReportSection("Predicted and measured", tables=[Table(header, rows)])] if rows else []
+                ratio = number(of.predicted / seen if seen else None, 2)
+                figures = {"figure": name, "predicted": predicted, "measured": f"{seen:.4g}"}
+                rows.append({**where, **figures, "predicted / measured": ratio})
+    return [ReportSection("Predicted and measured", tables=[Table.of(rows)])] if rows else []
 
 
 def _results_table(comparison: Comparison) -> Table:
-    header = ["validation metric"]
-    for group in comparison.groups:
-        name = group.label.split(":")[0] if comparison.differing else ""
-        header += [f"{name} final".strip(), f"{name} best (step)".strip()]
     rows = []
     for metric in comparison.keys(validation=True):
-        cells = [f"{metric} {ARROWS[direction(metric)]}".strip()]
+        row = {"validation metric": f"{metric} {ARROWS[direction(metric)]}".strip()}
         for group in comparison.groups:
-            cells += _result_cells(group, metric)
-        rows.append(cells)
-    return Table(header, rows)
+            name = group.label.split(":")[0] if comparison.differing else ""
+            row[f"{name} final".strip()] = _summary_text(group.final(metric))
+            row[f"{name} best (step)".strip()] = _best_text(group.best(metric))
+        rows.append(row)
+    return Table.of(rows)
 
 
-def _result_cells(group: RunGroup, metric: str) -> list[str]:
-    final, best = group.final(metric), group.best(metric)
+def _best_text(best: MetricSummary | None) -> str:
     if best is None:
-        return [_summary_text(final), ""]
+        return ""
     low, high = min(best.steps), max(best.steps)
-    return [_summary_text(final), f"{_summary_text(best)} ({low if low == high else f'{low} to {high}'})"]
+    return f"{_summary_text(best)} ({low if low == high else f'{low} to {high}'})"
 
 
 def _summary_text(summary: MetricSummary | None) -> str:
@@ -176,12 +177,11 @@ def _summary_text(summary: MetricSummary | None) -> str:
 
 
 def _differences_table(comparison: Comparison) -> Table:
-    header = ["key", *(group.label.split(":")[0] for group in comparison.groups)]
-    rows = [
-        [key, *(str(group.runs[0].config.get(key, "unset")) for group in comparison.groups)]
+    configs = {group.label.split(":")[0]: group.runs[0].config for group in comparison.groups}
+    return Table.of(
+        {"key": key, **{name: str(config.get(key, "unset")) for name, config in configs.items()}}
         for key in comparison.differing
-    ]
-    return Table(header, rows)
+    )
 
 
 def _config_table(run: RunRecord) -> Table:

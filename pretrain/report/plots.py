@@ -7,10 +7,10 @@ import math
 import re
 import textwrap
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from itertools import accumulate
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 import matplotlib
 import numpy as np
@@ -22,10 +22,11 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, FixedFormatter, MaxNLocator
 
 from capt.pretrain.report.compare import Comparison, RunGroup
-from capt.pretrain.report.document import Drawing
+from capt.pretrain.report.document import Drawing, ReportFigure
 from capt.pretrain.report.runs import RunRecord
 
 Theme = Literal["light", "dark"]
+_P = TypeVar("_P")
 
 _COLOURS = {
     # Okabe and Ito's palette: told apart with any colour vision; its black and yellow fit one background each
@@ -77,9 +78,12 @@ _SMOOTH_FROM = 40  # points; with fewer the raw curve is readable
 _SCHEDULES = frozenset({"lr", "temperature"})  # free of noise: an average would only blunt their corners
 
 
-def draw_curves(comparison: Comparison, theme: Theme) -> dict[str, Drawing]:
-    """Drawings by the name of the figure (``losses``, ``validation``, ...); figures without curves are left out."""
-    return {name: _figure(comparison, keys, theme) for name, keys in figure_keys(comparison).items()}
+def draw_curves(comparison: Comparison) -> list[ReportFigure]:
+    """The figures of runs (``losses``, ``validation``, ...); those without curves are left out."""
+    paint = partial(_panel, comparison)
+    return [
+        draw(name, keys, partial(_legend, comparison, keys), paint) for name, keys in figure_keys(comparison).items()
+    ]
 
 
 def figure_keys(comparison: Comparison) -> dict[str, list[str]]:
@@ -105,23 +109,47 @@ def smooth(values: Sequence[float]) -> list[float]:
 
     Values that are not finite are ignored.
     """
-    sums = [0.0, *accumulate(value if math.isfinite(value) else 0.0 for value in values)]
-    counts = [0, *accumulate(int(math.isfinite(value)) for value in values)]
-    reach = len(values) // 40
-    out: list[float] = []
-    for middle in range(len(values)):
-        low, high = max(0, middle - reach), min(len(values), middle + reach + 1)
-        count = counts[high] - counts[low]
-        out.append((sums[high] - sums[low]) / count if count else math.nan)
-    return out
+    points, reach = np.asarray(values, dtype=float), len(values) // 40
+    finite = np.isfinite(points)
+    sums, counts = (np.append(0.0, np.cumsum(each)) for each in (np.where(finite, points, 0.0), finite))
+    middle = np.arange(len(points))
+    low, high = np.maximum(0, middle - reach), np.minimum(len(points), middle + reach + 1)
+    with np.errstate(invalid="ignore"):  # a stretch without a finite value is NaN
+        means: list[float] = ((sums[high] - sums[low]) / (counts[high] - counts[low])).tolist()
+    return means
 
 
-def _figure(comparison: Comparison, keys: Sequence[str], theme: Theme) -> Drawing:
-    handles = _legend(comparison, keys, theme)
-    figure, axes = new_figure(len(keys), len(handles), theme)
-    for axis, key in zip(axes, keys, strict=True):
-        _panel(axis, comparison, key, theme)
-    return to_png(figure, handles, theme)
+def draw(
+    name: str,
+    panels: Sequence[_P],
+    legend: Callable[[Theme], Sequence[Line2D]],
+    paint: Callable[[Axes, _P, Theme], None],
+    extra_lines: int = 0,
+) -> ReportFigure:
+    """Draw a figure in both themes.
+
+    Args:
+        name: the name of the figure.
+        panels: what each panel shows.
+        legend: makes the lines of the legend, which lies above the panels.
+        paint: draws one panel into its axis.
+        extra_lines: by how many lines of the legend the figure is higher.
+    """
+
+    def drawing(theme: Theme) -> Drawing:
+        handles = legend(theme)
+        figure, axes = new_figure(len(panels), len(handles) + extra_lines, theme)
+        for axis, panel in zip(axes, panels, strict=True):
+            paint(axis, panel, theme)
+        return to_png(figure, handles, theme)
+
+    return ReportFigure(name, drawing("light"), drawing("dark"))
+
+
+def legend_lines(names: Sequence[str] | Mapping[str, int], theme: Theme, width: float = 3.0) -> list[Line2D]:
+    """A line of the legend for each name, in the colour of its number: its place, or what ``names`` says."""
+    numbers = names.items() if isinstance(names, Mapping) else ((name, i) for i, name in enumerate(names))
+    return [Line2D([], [], color=colour(i, theme), linewidth=width, label=name) for name, i in numbers]
 
 
 def new_figure(panels: int, legend_lines: int, theme: Theme) -> tuple[Figure, list[Axes]]:
@@ -209,7 +237,7 @@ def count_steps(axis: Axes, last: int) -> None:
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
-def _panel(axis: Axes, comparison: Comparison, key: str, theme: Theme) -> None:
+def _panel(comparison: Comparison, axis: Axes, key: str, theme: Theme) -> None:
     faint = 0.4 / math.sqrt(len(comparison.runs))
     for number, group in enumerate(comparison.groups):
         for run, seed in zip(group.runs, group.seeds, strict=True):
@@ -239,10 +267,8 @@ def _curve(axis: Axes, run: RunRecord, key: str, shade: str, faint: float, name:
 def _legend(comparison: Comparison, keys: Sequence[str], theme: Theme) -> list[Line2D]:
     """The lines of the legend: one per configuration, if there are several, and one per kind of curve."""
     text_colour = _TEXT[theme]
-    colours = [Line2D([], [], color=colour(i, theme), linewidth=3) for i in range(len(comparison.groups))]
-    for handle, group in zip(colours, comparison.groups, strict=True):
-        handle.set_label(_legend_name(group))
-    handles = colours if len(colours) > 1 or len(comparison.runs) > 1 else []
+    several = len(comparison.runs) > 1  # each group has a run
+    handles = legend_lines([_legend_name(group) for group in comparison.groups], theme) if several else []
     training = [(key, run.series(key, validation=False)[1]) for run in comparison.runs for key in keys]
     if any(_is_smoothed(key, values) for key, values in training):
         handles.append(Line2D([], [], color=text_colour, linewidth=0.7, alpha=0.5, label="training, as logged"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +15,7 @@ from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.files import read_json
 from capt.pretrain.base.records import Count, Record, read_record
 from capt.pretrain.config import flatten, load_mapping
+from capt.pretrain.config.load import load_job
 from capt.pretrain.engine.judgement import Judgement, judge
 from capt.pretrain.engine.metrics_file import METRICS, Row, read_metrics
 from capt.pretrain.engine.run_folder import EVALUATION, Section, read_sections, read_status
@@ -155,6 +156,12 @@ def read_run(folder: Path) -> RunRecord:
         folder, config, status, metrics.training, metrics.validation, notes, checkpoint, evaluations,
         _plan(folder, notes),
     )  # fmt: skip
+
+
+def with_defaults(run: RunRecord) -> RunRecord:
+    """Complete the configuration of ``run`` with the defaults of its job. Raises ``ConfigError`` where it is none."""
+    job = load_job(str(run.folder / "config.yaml"), resolved=True)
+    return replace(run, config=flatten(job.model_dump(mode="json", by_alias=True)))
 
 
 def _plan(folder: Path, notes: list[str]) -> PlanFacts | None:

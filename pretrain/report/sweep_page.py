@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from capt.pretrain.report.document import ReportSection, Table
@@ -96,7 +96,7 @@ def _configuration_json(configuration: Configuration) -> dict[str, Any]:
             {
                 **{key: getattr(trial, key) for key in ("seed", "state", "score", "best_step", "metrics", "flag")},
                 **{key: getattr(trial, key) for key in ("seconds", "attempts", "error")},
-                "run": str(trial.run),
+                "run": str(trial.path),
             }
             for trial in configuration.trials
         ],
@@ -107,40 +107,47 @@ def _overview_table(names: Sequence[str], sweeps: Sequence[SweepRecord]) -> Tabl
     rows = []
     for name, sweep in zip(names, sweeps, strict=True):
         trials = [trial for study in sweep.studies for trial in study.trials]
-        states = [str(sum(trial.state == state for trial in trials)) for state in ("done", "failed", "pruned")]
         seeds = sorted({len(study.seeds) for study in sweep.studies})
-        hours = f"{sum(trial.seconds for trial in trials) / 3600:.2f}"
-        rows.append([name, str(sweep.folder), str(len(sweep.studies)), "/".join(map(str, seeds)), *states, hours])
-    return Table(["sweep", "folder", "studies", "seeds", "done", "failed", "pruned", "trial hours"], rows)
+        rows.append(
+            {
+                "sweep": name,
+                "folder": str(sweep.folder),
+                "studies": str(len(sweep.studies)),
+                "seeds": "/".join(map(str, seeds)),
+                **{state: str(sum(trial.state == state for trial in trials)) for state in ("done", "failed", "pruned")},
+                "trial hours": f"{sum(trial.seconds for trial in trials) / 3600:.2f}",
+            }
+        )
+    return Table.of(rows)
 
 
 def _results(names: Sequence[str], sweeps: Sequence[SweepRecord]) -> ReportSection:
-    header = ["study", "metric", "sweep", "best configuration", "median", "mean", "all seeds", "other metrics (median)"]
     several = len(sweeps) > 1
-    rows = []
-    for study_name in _study_names(sweeps):
-        for name, sweep in zip(names, sweeps, strict=True):
-            study = _study_of(sweep, study_name)
-            if study:
-                rows.append(_result_row(study, name))
-    table = Table(header, rows)
-    if not several:
-        table = Table([*header[:2], *header[3:]], [[*row[:2], *row[3:]] for row in rows])
-    tables = [table, *([_difference_table(names, sweeps)] if several else [])]
+    rows = [
+        _result_row(study, {"sweep": name} if several else {})
+        for study_name in _study_names(sweeps)
+        for name, sweep in zip(names, sweeps, strict=True)
+        if (study := sweep.study(study_name))
+    ]
+    tables = [Table.of(rows), *([_difference_table(names, sweeps)] if several else [])]
     return ReportSection("Results", tables=tables, remarks=[_BEST_RULE])
 
 
-def _result_row(study: Study, sweep: str) -> list[str]:
-    metric = f"{study.metric} {'↓' if study.mode == 'min' else '↑'}"
+def _result_row(study: Study, sweep: dict[str, str]) -> dict[str, str]:
     best = study.best
-    if best is None:
-        return [study.name, metric, sweep, "no trial has a score", "", "", "", ""]
-    mean = format_number(best.mean) + (f" ± {best.std:.2g}" if best.std is not None else "")
-    seeds = ", ".join(_seed_text(trial) for trial in best.trials)
-    names = dict.fromkeys(name for trial in best.trials for name in trial.metrics)
-    medians = [(name, best.metric_median(name)) for name in names if name not in (study.metric, "degenerate")]
-    others = ", ".join(f"{name} {format_number(value)}" for name, value in medians if value is not None)
-    return [study.name, metric, sweep, best.label, format_number(best.median), mean, seeds, others]
+    of_best = dict.fromkeys(("median", "mean", "all seeds", "other metrics (median)"), "")
+    if best is not None:
+        names = dict.fromkeys(name for trial in best.trials for name in trial.metrics)
+        medians = [(name, best.metric_median(name)) for name in names if name not in (study.metric, "degenerate")]
+        of_best = {
+            "median": format_number(best.median),
+            "mean": format_number(best.mean) + (f" ± {best.std:.2g}" if best.std is not None else ""),
+            "all seeds": ", ".join(_seed_text(trial) for trial in best.trials),
+            "other metrics (median)": ", ".join(f"{key} {format_number(of)}" for key, of in medians if of is not None),
+        }
+    metric = f"{study.metric} {'↓' if study.mode == 'min' else '↑'}"
+    label = best.label if best is not None else "no trial has a score"
+    return {"study": study.name, "metric": metric, **sweep, "best configuration": label, **of_best}
 
 
 def _seed_text(trial: Trial) -> str:
@@ -150,22 +157,32 @@ def _seed_text(trial: Trial) -> str:
 
 def _difference_table(names: Sequence[str], sweeps: Sequence[SweepRecord]) -> Table:
     """The median of each sweep, and its difference from that of the first sweep."""
+    studies = {name: [sweep.study(name) for sweep in sweeps] for name in _study_names(sweeps)}
+    medians = {
+        name: [study.best.median if study and study.best else math.nan for study in several]
+        for name, several in studies.items()
+    }
+    return _beside_the_first("study, median", names, medians)
+
+
+def _beside_the_first(title: str, names: Sequence[str], values: Mapping[str, Sequence[float]]) -> Table:
+    """A row for each study: the value of each sweep, and its difference from that of the first sweep."""
     letters = [name.split(":")[0] for name in names]
-    header = ["study, median", *names, *(f"{letter} - {letters[0]}" for letter in letters[1:])]
-    rows = []
-    for study_name in _study_names(sweeps):
-        studies = [_study_of(sweep, study_name) for sweep in sweeps]
-        medians = [study.best.median if study and study.best else math.nan for study in studies]
-        rows.append([study_name, *map(format_number, medians), *(_signed(value - medians[0]) for value in medians[1:])])
+    header = [title, *names, *(f"{letter} - {letters[0]}" for letter in letters[1:])]
+    rows = [
+        [study, *map(format_number, of), *("" if math.isnan(x - of[0]) else f"{x - of[0]:+.4f}" for x in of[1:])]
+        for study, of in values.items()
+    ]
     return Table(header, rows)
 
 
 def _flagged_table(names: Sequence[str], sweeps: Sequence[SweepRecord]) -> Table:
     rows = [
-        [name, study.name, _label_of(study, trial), str(trial.seed), trial.flag, _score_text(trial), trial.error]
+        [name, study.name, setting.label, str(trial.seed), trial.flag, format_number(trial.score), trial.error]
         for name, sweep in zip(names, sweeps, strict=True)
         for study in sweep.studies
-        for trial in study.trials
+        for setting in study.configurations
+        for trial in setting.trials
         if trial.flag and trial.state != "pruned"
     ]
     return Table(["sweep", "study", "configuration", "seed", "why", "score", "error"], rows)
@@ -174,21 +191,18 @@ def _flagged_table(names: Sequence[str], sweeps: Sequence[SweepRecord]) -> Table
 def _configurations_table(study: Study, details: str) -> Table:
     keys = list(dict.fromkeys(key for c in study.configurations for key in c.params))
     rows = []
-    for configuration in study.configurations:
-        std = "" if configuration.std is None else f"{configuration.std:.2g}"
-        scores = ", ".join(_seed_text(trial) for trial in configuration.trials)
-        mark = "best" if configuration is study.best else ""
-        values = [str(configuration.params.get(key, "")) for key in keys]
-        rows.append(
-            [*values, format_number(configuration.median), format_number(configuration.mean), std, scores, mark]
-        )
+    for c in study.configurations:
+        values = [str(c.params.get(key, "")) for key in keys]
+        numbers = [format_number(c.median), format_number(c.mean), "" if c.std is None else f"{c.std:.2g}"]
+        scores = ", ".join(_seed_text(trial) for trial in c.trials)
+        rows.append([*values, *numbers, scores, "best" if c is study.best else ""])
     return Table([*keys, f"median {study.metric}", "mean", "std", "all seeds", ""], rows, details=details)
 
 
 def _curves(sweeps: Sequence[SweepRecord]) -> dict[str, list[Curves | None]]:
     curves: dict[str, list[Curves | None]] = {}
     for study_name in _study_names(sweeps):
-        studies = [_study_of(sweep, study_name) for sweep in sweeps]
+        studies = [sweep.study(study_name) for sweep in sweeps]
         pairs = zip(studies, comparable(studies), strict=True)
         several = [read_curves(study, chosen) if study and chosen else None for study, chosen in pairs]
         if any(several):
@@ -197,38 +211,16 @@ def _curves(sweeps: Sequence[SweepRecord]) -> dict[str, list[Curves | None]]:
 
 
 def _early_table(names: Sequence[str], curves: dict[str, list[Curves | None]]) -> Table:
-    rows = []
-    for study, several in curves.items():
-        means = [one.early_mean() if one else None for one in several]
-        values = [math.nan if mean is None else mean for mean in means]
-        rows.append([study, *map(format_number, values), *(_signed(value - values[0]) for value in values[1:])])
-    letters = [name.split(":")[0] for name in names]
-    header = [f"study, first {EARLY_STEPS:,} steps", *names, *(f"{letter} - {letters[0]}" for letter in letters[1:])]
-    return Table(header, rows)
+    means = {study: [one.early_mean() if one else math.nan for one in several] for study, several in curves.items()}
+    return _beside_the_first(f"study, first {EARLY_STEPS:,} steps", names, means)
 
 
 def _study_names(sweeps: Sequence[SweepRecord]) -> list[str]:
     return list(dict.fromkeys(study.name for sweep in sweeps for study in sweep.studies))
 
 
-def _study_of(sweep: SweepRecord, name: str) -> Study | None:
-    return next((study for study in sweep.studies if study.name == name), None)
-
-
-def _label_of(study: Study, trial: Trial) -> str:
-    return next(c.label for c in study.configurations if trial in c.trials)
-
-
-def _score_text(trial: Trial) -> str:
-    return "" if trial.score is None else format_number(trial.score)
-
-
-def format_number(value: float) -> str:
-    """``value`` with at most four decimals; empty for NaN."""
-    if math.isnan(value):
+def format_number(value: float | None) -> str:
+    """``value`` with at most four decimals; empty for None and NaN."""
+    if value is None or math.isnan(value):
         return ""
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1000 else f"{value:.4g}"
-
-
-def _signed(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:+.4f}"

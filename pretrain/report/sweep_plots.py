@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.report.document import Drawing, ReportFigure
-from capt.pretrain.report.plots import HIDDEN, Theme, colour, count_steps, new_figure, style_axis, to_png
+from capt.pretrain.report.document import ReportFigure
+from capt.pretrain.report.plots import HIDDEN, Theme, colour, count_steps, draw, legend_lines, style_axis
 from capt.pretrain.report.runs import read_run
 from capt.pretrain.report.sweeps import Configuration, Study, SweepRecord, is_number
 
@@ -40,10 +41,10 @@ class Curves:
         common = sorted(set.intersection(*(set(curve) for curve in by_seed)))
         return common, [statistics.median(curve[step] for curve in by_seed) for step in common]
 
-    def early_mean(self) -> float | None:
-        """The mean of the median curve over the validations of the first 1,000 steps; None without one."""
+    def early_mean(self) -> float:
+        """The mean of the median curve over the validations of the first 1,000 steps; NaN without one."""
         values = [value for step, value in zip(*self.median(), strict=True) if step <= EARLY_STEPS]
-        return statistics.fmean(values) if values else None
+        return statistics.fmean(values) if values else math.nan
 
 
 def read_curves(study: Study, configuration: Configuration) -> Curves | None:
@@ -53,7 +54,7 @@ def read_curves(study: Study, configuration: Configuration) -> Curves | None:
         if not trial.done:
             continue
         try:
-            steps, values = read_run(trial.run).series(study.metric, validation=True)
+            steps, values = read_run(trial.path).series(study.metric, validation=True)
         except DataError:  # the folder was removed, or is on another machine
             continue
         if steps:
@@ -68,32 +69,23 @@ def curve_figures(names: Sequence[str], curves: Mapping[str, Sequence[Curves | N
     """
     if not curves:
         return []
-    figures = [_themed_figure("curves", _draw_curves, names, curves, None)]
+    figures = [_curve_figure("curves", names, curves, None)]
     if max(one.last for several in curves.values() for one in several if one) > EARLY_STEPS:
         close = {
-            study: several for study, several in curves.items() if any(one and one.early_mean() for one in several)
+            study: several
+            for study, several in curves.items()
+            if any(one and not math.isnan(one.early_mean()) for one in several)
         }
         if close:
-            figures.append(_themed_figure("curves-start", _draw_curves, names, close, EARLY_STEPS))
+            figures.append(_curve_figure("curves-start", names, close, EARLY_STEPS))
     return figures
 
 
-def parameter_figures(names: Sequence[str], sweeps: Sequence[SweepRecord]) -> list[ReportFigure]:
-    """Score against hyperparameter, with a panel per study and parameter that varies; no figure if none does."""
-    panels = _varied(sweeps)
-    return [_themed_figure("hyperparameters", _draw_parameters, names, sweeps, panels)] if panels else []
-
-
-def _themed_figure(name: str, draw: Any, *arguments: Any) -> ReportFigure:
-    return ReportFigure(name, draw(*arguments, "light"), draw(*arguments, "dark"))
-
-
-def _draw_curves(
-    names: Sequence[str], curves: Mapping[str, Sequence[Curves | None]], last: int | None, theme: Theme
-) -> Drawing:
-    figure, axes = new_figure(len(curves), len(names) + 1, theme)
-    for axis, (study, several) in zip(axes, curves.items(), strict=True):
-        drawn = [(number, one) for number, one in enumerate(several) if one]
+def _curve_figure(
+    name: str, names: Sequence[str], curves: Mapping[str, Sequence[Curves | None]], last: int | None
+) -> ReportFigure:
+    def paint(axis: Axes, study: str, theme: Theme) -> None:
+        drawn = [(number, one) for number, one in enumerate(curves[study]) if one]
         for number, one in drawn:
             shade = colour(number, theme)
             for steps, values in one.seeds:
@@ -103,26 +95,16 @@ def _draw_curves(
             axis.plot(steps, values, color=shade, linewidth=1.8, marker="o", markersize=3, label=label)
         style_axis(axis, study, "optimizer step", drawn[0][1].metric, theme)
         count_steps(axis, last or max(one.last for _, one in drawn))
-    return to_png(figure, [*_legend(names, theme), _text_entry("thin: each seed; thick: median")], theme)
+
+    return draw(name, list(curves), _legend(names, "thin: each seed; thick: median"), paint)
 
 
-def _varied(sweeps: Sequence[SweepRecord]) -> list[tuple[str, str]]:
-    """(study, parameter) where the parameter takes more than one value."""
-    values: dict[tuple[str, str], set[str]] = {}
-    for sweep in sweeps:
-        for study in sweep.studies:
-            for configuration in study.configurations:
-                for key, value in configuration.params.items():
-                    values.setdefault((study.name, key), set()).add(str(value))
-    return [panel for panel, distinct in values.items() if len(distinct) > 1]
+def parameter_figures(names: Sequence[str], sweeps: Sequence[SweepRecord]) -> list[ReportFigure]:
+    """Score against hyperparameter, with a panel per study and parameter that varies; no figure if none does."""
 
-
-def _draw_parameters(
-    names: Sequence[str], sweeps: Sequence[SweepRecord], panels: Sequence[tuple[str, str]], theme: Theme
-) -> Drawing:
-    figure, axes = new_figure(len(panels), len(names) + 1, theme)
-    for axis, (name, key) in zip(axes, panels, strict=True):
-        studies = [next((s for s in sweep.studies if s.name == name), None) for sweep in sweeps]
+    def paint(axis: Axes, panel: tuple[str, str], theme: Theme) -> None:
+        name, key = panel
+        studies = [sweep.study(name) for sweep in sweeps]
         points_of_sweeps = [_points(study, key) if study else {} for study in studies]
         metric = next(study.metric for study in studies if study)
         place = _axis_of(axis, [value for points in points_of_sweeps for value in points])
@@ -134,7 +116,20 @@ def _draw_parameters(
             line = zip(*sorted(middle), strict=True) if middle else ((), ())
             axis.plot(*line, color=shade, linewidth=1.6, label=f"{names[number]}, median")
         style_axis(axis, name, key, metric, theme)
-    return to_png(figure, [*_legend(names, theme), _text_entry("dots: trials; line: median")], theme)
+
+    panels = _varied(sweeps)
+    return [draw("hyperparameters", panels, _legend(names, "dots: trials; line: median"), paint)] if panels else []
+
+
+def _varied(sweeps: Sequence[SweepRecord]) -> list[tuple[str, str]]:
+    """(study, parameter) where the parameter takes more than one value."""
+    values: dict[tuple[str, str], set[str]] = {}
+    for sweep in sweeps:
+        for study in sweep.studies:
+            for configuration in study.configurations:
+                for key, value in configuration.params.items():
+                    values.setdefault((study.name, key), set()).add(str(value))
+    return [panel for panel, distinct in values.items() if len(distinct) > 1]
 
 
 def _points(study: Study, key: str) -> dict[Any, list[float]]:
@@ -161,9 +156,5 @@ def _axis_of(axis: Axes, values: Sequence[Any]) -> Any:
     return distinct.index
 
 
-def _legend(names: Sequence[str], theme: Theme) -> list[Line2D]:
-    return [Line2D([], [], color=colour(i, theme), linewidth=3, label=name) for i, name in enumerate(names)]
-
-
-def _text_entry(text: str) -> Line2D:
-    return Line2D([], [], linestyle="none", label=text)
+def _legend(names: Sequence[str], text: str) -> Callable[[Theme], list[Line2D]]:
+    return lambda theme: [*legend_lines(names, theme), Line2D([], [], linestyle="none", label=text)]

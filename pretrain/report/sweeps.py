@@ -10,6 +10,7 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -17,13 +18,13 @@ from typing import Annotated, Any, Literal, TypeGuard
 
 from pydantic import ConfigDict, Field, FiniteFloat, ValidationError, field_validator
 
-from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.files import open_regular
 from capt.pretrain.base.records import Count, Record
 from capt.pretrain.config import flatten, load_mapping
 from capt.pretrain.engine.metrics_file import bounded_lines
 from capt.pretrain.report.compare import from_the_median, ranked
-from capt.pretrain.report.runs import NothingLoggedError
+from capt.pretrain.report.runs import NothingLoggedError, RunRecord, read_run
 
 # ``trials.jsonl`` of a sweep: one typed record for each finished trial, for its writer and its readers. No torch.
 
@@ -121,21 +122,16 @@ def read_trials(path: Path) -> tuple[dict[str, TrialRecord], list[str]]:
 SWEEP = "sweep.yaml"
 
 
-@dataclass(frozen=True)
-class Trial:
-    """A finished trial. ``score`` is the best validation value of the study's metric, ``metrics`` the row it is in."""
+class Trial(TrialRecord):
+    """A finished trial of the sweep in ``folder``. ``metrics`` are those that have a value."""
 
-    study: str
-    params: dict[str, Any]
-    seed: int
-    state: str
-    score: float | None
-    best_step: int | None
-    metrics: dict[str, float]
-    run: Path
-    seconds: float
-    attempts: int
-    error: str
+    folder: Path
+    metrics: dict[str, float]  # type: ignore[assignment]
+
+    @property
+    def path(self) -> Path:
+        """The run folder."""
+        return self.folder / self.run
 
     @property
     def done(self) -> bool:
@@ -248,6 +244,27 @@ class SweepRecord:
         """The name of the folder."""
         return self.folder.resolve().name
 
+    def study(self, name: str) -> Study | None:
+        """The study of that name, where the sweep has one."""
+        return next((study for study in self.studies if study.name == name), None)
+
+
+def best_runs(sweeps: Sequence[SweepRecord], task: str) -> list[list[RunRecord]]:
+    """Read the finished runs of the best configuration of each study of jobs of ``task``, one list per study.
+
+    Runs whose folder was removed, or is on another machine, are left out.
+    """
+    bests = [study.best for sweep in sweeps for study in sweep.studies if study.config.get("task.type") == task]
+    return [_runs_of(best) for best in bests if best is not None]
+
+
+def _runs_of(configuration: Configuration) -> list[RunRecord]:
+    runs = []
+    for trial in configuration.trials:
+        with suppress(DataError):
+            runs += [read_run(trial.path)] if trial.done else []
+    return runs
+
 
 def comparable(studies: Sequence[Study | None]) -> list[Configuration | None]:
     """The configurations whose learning curves are drawn together, one per study.
@@ -318,25 +335,14 @@ def _study(name: str, lines: list[TrialRecord], folder: Path, seeds: list[int]) 
 
 
 def _trial(line: TrialRecord, folder: Path) -> Trial:
-    return Trial(
-        study=line.study,
-        params=line.params,
-        seed=line.seed,
-        state=line.state,
-        score=line.score,
-        best_step=line.best_step,
-        metrics={name: value for name, value in line.metrics.items() if value is not None},
-        run=folder / line.run,
-        seconds=line.seconds,
-        attempts=line.attempts,
-        error=line.error,
-    )
+    metrics = {name: value for name, value in line.metrics.items() if value is not None}
+    return Trial.model_construct(**{**dict(line), "metrics": metrics, "folder": folder})
 
 
 def _config(trials: list[Trial]) -> dict[str, Any]:
     for trial in trials:
-        if (trial.run / "config.yaml").is_file():
-            return flatten(load_mapping(trial.run / "config.yaml", resolved=True))
+        if (trial.path / "config.yaml").is_file():
+            return flatten(load_mapping(trial.path / "config.yaml", resolved=True))
     return {}
 
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
-
 from capt.pretrain.base.errors import ConfigError, DataError, shown
-from capt.pretrain.base.files import is_utf8, open_regular, printable, read_lines
+from capt.pretrain.base.files import is_utf8, printable, read_lines
+from capt.pretrain.data.files import json_object
+from capt.pretrain.pairs.layout import Layouts
+from capt.pretrain.pairs.tables import has_header, read_table, text_of, values
 from capt.pretrain.retrieval.store import text_hash
 
 Document = tuple[str, str]
@@ -157,7 +157,7 @@ def _documents(path: Path, *, titles: bool = True) -> Iterator[Document]:
         text, title = row.get("text"), row.get("title") or ""
         if not isinstance(text, str) or not isinstance(title, str):
             raise DataError(f'{where}: "text" should be a text, and "title", where there is one')
-        name = row.get("_id", row.get("id", where.rpartition(" ")[2]))
+        name = row.get("_id", row.get("id", where.rpartition(":")[2]))
         if isinstance(name, bool) or not isinstance(name, str | int):
             raise DataError(f'{where}: "_id" should be a text, not {shown(name)}')
         yield str(name), f"{title} {text}".strip() if title and titles else text
@@ -180,20 +180,12 @@ def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     Raises:
         DataError: a line is no JSON object.
     """
-    number = 0
     for number, line in enumerate(read_lines([path]), start=1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as problem:
-            raise DataError(f"{where}: not valid JSON: {printable(str(problem))}") from None
-        if not isinstance(row, dict):
-            raise DataError(f"{where}: a JSON object is expected, not {shown(row)}")
-        if "\\ud" in line.lower() and not is_utf8(json.dumps(row, ensure_ascii=False)):
-            raise DataError(f"{where}: half a character (a lone surrogate), which is no text")
-        yield where, row
+        if line.strip():
+            row = json_object(path, number, line)
+            if "\\ud" in line.lower():
+                _require_json(f"{path}:{number}", row)
+            yield f"{path}:{number}", row
 
 
 _GRADE = re.compile(r"-?[0-9]{1,9}(\.0+)?")
@@ -243,7 +235,7 @@ def _nano(folder: Path, name: str) -> Collection:
         if not files:
             raise DataError(f"{folder / kind}: no parquet file of {name}")
         for path in files:
-            yield from _parquet_rows(path)
+            yield from read_table(path)
 
     def texts(kind: str) -> Iterator[Document]:
         for where, row in rows(kind):
@@ -269,18 +261,6 @@ def _nano(folder: Path, name: str) -> Collection:
     return Collection(name, lambda: texts("corpus"), _unique(queries, folder / "queries"), judged, name, remarks)
 
 
-def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    try:
-        with open_regular(path) as raw, pyarrow.parquet.ParquetFile(raw) as file:
-            number = 0
-            for batch in file.iter_batches(batch_size=1024):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"{path}, row {number}", row
-    except (pyarrow.ArrowException, OSError) as problem:
-        raise DataError(f"{path}: not a parquet file: {printable(str(problem))}") from None
-
-
 @dataclass(frozen=True)
 class PairRow:
     """A query with its positives and negatives, and the other columns of the row."""
@@ -292,45 +272,45 @@ class PairRow:
     others: dict[str, Any]
 
 
-_QUERY = ("query", "anchor", "question", "sentence1")
-_POSITIVE = ("pos", "positive", "positives", "document", "answer", "pos_doc", "sentence2")
-_NEGATIVE = ("neg", "negative", "negatives", "neg_doc", "hard_negative", "hard_negatives", "hard_neg")
-
-
 def read_pair_rows(files: Sequence[Path]) -> Iterator[PairRow]:
-    """Rows of JSON lines files: a query and one positive or several, under FlagEmbedding's names or other usual ones.
+    """Rows with a query and one positive or several, from tables of any kind (`read_table`).
+
+    Columns are found by their names, or by their order, as for training on pairs (`Layouts`); scores have no meaning
+    here and are among the other columns.
 
     Raises:
-        DataError: a row has no query or no positive, or one of them is not a text.
+        DataError: a file cannot be read, or a row has no query or no positive, or one of them is not a text.
     """
     for path in files:
-        empty = True
-        for where, row in read_json_lines(path):
-            read = [_field(row, names, where) for names in (_QUERY, _POSITIVE)]
-            query, positives = (row[name] for name in read)
-            read += [name for name in _NEGATIVE if row.get(name) is not None][:1]
-            negatives: Any = row[read[2]] if len(read) > 2 else []
-            texts = [[each] if isinstance(each, str) else each for each in (positives, negatives)]
-            if not isinstance(query, str) or not all(
-                isinstance(each, list) and all(isinstance(text, str) for text in each) for each in texts
-            ):
-                raise DataError(f"{where}: a query should be a text, positives and negatives texts or lists of texts")
-            if not texts[0]:
+        empty, layouts = True, Layouts("columns", {}, has_header(path), with_corpus=False)
+        for where, row in read_table(path):
+            layout = layouts.find(where, row)
+            query, positives, negatives = (
+                [text_of(where, name, value) for name in names for value in values(row.get(name))]
+                for names in ((layout.query,), layout.positives, layout.negatives)
+            )
+            if len(query) != 1:
+                raise DataError(f"{where}: {layout.query!r} holds {len(query)} texts; a row has one query")
+            if not positives:
                 raise DataError(f"{where}: no positive")
-            if not all(text.strip() for text in (query, *texts[0])):
+            if not all(text.strip() for text in (*query, *positives)):
                 raise DataError(f"{where}: an empty query or positive; remove the row")
+            used = (layout.query, *layout.positives, *layout.negatives)
+            others = {name: value for name, value in row.items() if name not in used}
+            _require_json(where, others)
             empty = False
-            others = {name: value for name, value in row.items() if name not in read}
-            yield PairRow(where, query, texts[0], texts[1], others)
+            yield PairRow(where, query[0], positives, negatives, others)
         if empty:
             raise DataError(f"{path}: no rows")
 
 
-def _field(row: dict[str, Any], names: Sequence[str], where: str) -> str:
-    found = next((name for name in names if row.get(name) is not None), None)
-    if found is None:
-        raise DataError(f"{where}: none of {', '.join(names)}; it has {', '.join(map(str, row)) or 'nothing'}"[:500])
-    return found
+def _require_json(where: str, row: dict[str, Any]) -> None:
+    try:
+        is_text = is_utf8(json.dumps(row, ensure_ascii=False))
+    except (TypeError, ValueError) as problem:  # bytes or a date of a parquet file
+        raise DataError(f"{where}: {printable(str(problem))}; leave the column out") from None
+    if not is_text:
+        raise DataError(f"{where}: half a character (a lone surrogate), which is no text")
 
 
 def _of_pairs(path: Path) -> Collection:

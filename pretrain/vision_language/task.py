@@ -44,7 +44,7 @@ class VisionLanguageTask(ContrastTask[PairBatch]):
 
     job: VisionLanguageJob
     State = _State
-    words = "data"
+    data_name = "data"
     noise = ("objectives",)
 
     def __init__(self, job: Job, run_dir: Path) -> None:
@@ -61,7 +61,7 @@ class VisionLanguageTask(ContrastTask[PairBatch]):
 
     @property
     def width(self) -> int:
-        """The encoder's."""
+        """The hidden size of the encoder."""
         return int(self.job.model.hidden)
 
     @property

@@ -12,7 +12,7 @@ import torch
 
 from capt.finetune.batches import to_device
 from capt.finetune.evaluation import as_text, evaluate_checkpoint, results_of_all_rows
-from capt.finetune.glue.load import load_classifier
+from capt.finetune.glue.evaluate import load_classifier
 from capt.finetune.load import load_fine_tuned
 from capt.pretrain.base.errors import CheckpointError, DataError
 from capt.pretrain.engine.checkpoint import find_best

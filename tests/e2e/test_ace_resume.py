@@ -28,6 +28,10 @@ def test_a_run_that_is_done_goes_on_with_more_epochs(tmp_path: Path) -> None:
     assert steps() == [1, 2, 3]
     assert "run is done: all 3 steps; raise schedule.epochs to continue" in capt("resume", "run")
     capt("resume", "run", "schedule.epochs=2")
+    config = (tmp_path / "run" / "config.yaml").read_text()
+    refused = run_capt("resume", "run", "schedule.epochs=1", cwd=tmp_path, env=env)
+    assert (refused.returncode, "6 steps are trained already" in refused.stderr) == (2, True), refused.stderr
+    assert (tmp_path / "run" / "config.yaml").read_text() == config
     assert steps() == [1, 2, 3, 4, 5, 6]
     capt("resume", "run", "schedule.epochs=3", "schedule.max_steps=7")  # both are given: the smaller holds
     assert steps() == [1, 2, 3, 4, 5, 6, 7]

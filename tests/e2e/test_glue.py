@@ -13,10 +13,9 @@ import torch
 from typer.testing import CliRunner
 
 from capt.finetune.glue.config import GlueJob
-from capt.finetune.glue.evaluate import as_text, evaluate, predict
+from capt.finetune.glue.evaluate import as_text, evaluate, load_classifier, predict
 from capt.finetune.glue.export import export
 from capt.finetune.glue.files import read_split
-from capt.finetune.glue.load import load_classifier
 from capt.finetune.glue.tasks import GLUE
 from capt.finetune.load import load_backbone
 from capt.finetune.task import best_so_far

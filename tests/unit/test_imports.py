@@ -292,7 +292,7 @@ LIGHT = {
             "capt.pretrain.engine.metrics_file",
             "capt.tokenizer.train",
             "capt.tokenizer.check",
-            "capt.finetune.inputs",
+            "capt.finetune.config",
             "capt.pretrain.language.inputs",
             "capt.pretrain.vision_language.inputs",
             "capt.pretrain.models.hf_folder",

@@ -7,10 +7,7 @@ RUN`` left in the run folder (test text), else those of the best validation; the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from capt.pretrain.base.errors import DataError
-from capt.pretrain.config.load import flatten, load_job
 from capt.pretrain.latent.config import EVALUATION
 from capt.pretrain.latent.report.plots import (
     bounds_figure,
@@ -32,8 +29,8 @@ from capt.pretrain.latent.report.table import (
     text_rows,
 )
 from capt.pretrain.report.document import ReportSection, Table
-from capt.pretrain.report.runs import RunRecord, read_run
-from capt.pretrain.report.sweeps import Configuration, SweepRecord
+from capt.pretrain.report.runs import RunRecord, with_defaults
+from capt.pretrain.report.sweeps import SweepRecord, best_runs
 
 _CLUSTER_METRICS = ("purity", "purity_cosine", "silhouette", "probe", "accuracy", "loss")
 
@@ -41,7 +38,7 @@ _CLUSTER_METRICS = ("purity", "purity_cosine", "silhouette", "probe", "accuracy"
 def run_sections(runs: Sequence[RunRecord]) -> list[ReportSection]:
     """Write the sections of the latent runs among ``runs``."""
     sections = []
-    runs = [_with_whole_config(run) for run in runs if is_latent(run)]
+    runs = [with_defaults(run) for run in runs if is_latent(run)]
     rows = text_rows(runs)
     if rows:
         tables = [likelihood_table(rows), bounds_table(rows), code_table(rows)]
@@ -65,29 +62,10 @@ def run_sections(runs: Sequence[RunRecord]) -> list[ReportSection]:
 
 def sections(sweeps: Sequence[SweepRecord]) -> list[ReportSection]:
     """Write the sections of each study's best setting: the seeds that were evaluated, else the first that is done."""
-    runs = []
-    for sweep in sweeps:
-        for study in sweep.studies:
-            if study.config.get("task.type") == "latent" and study.best is not None:
-                runs += _runs_of(study.best)
-    return run_sections(runs)
-
-
-def _runs_of(best: Configuration) -> list[RunRecord]:
-    runs = []
-    for trial in best.trials:
-        if trial.done:
-            try:
-                runs.append(read_run(trial.run))
-            except DataError:  # the folder was removed, or is on another machine
-                continue
-    return [run for run in runs if (run.folder / EVALUATION.format(split="test")).is_file()] or runs[:1]
-
-
-def _with_whole_config(run: RunRecord) -> RunRecord:
-    """Complete the configuration with its defaults. Raises ``ConfigError`` where it is not that of a latent job."""
-    job = load_job(str(run.folder / "config.yaml"), resolved=True)
-    return replace(run, config=flatten(job.model_dump(mode="json", by_alias=True)))
+    chosen = []
+    for runs in best_runs(sweeps, "latent"):
+        chosen += [run for run in runs if (run.folder / EVALUATION.format(split="test")).is_file()] or runs[:1]
+    return run_sections(chosen)
 
 
 def _cluster_table(runs: Sequence[RunRecord]) -> Table:

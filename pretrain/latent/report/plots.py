@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
 from capt.pretrain.latent.config import CODES
 from capt.pretrain.latent.report.table import ModelRow, cluster_label
-from capt.pretrain.report.document import Drawing, ReportFigure
-from capt.pretrain.report.plots import Theme, colour, count_steps, new_figure, style_axis, to_png
+from capt.pretrain.report.document import ReportFigure
+from capt.pretrain.report.plots import Theme, colour, count_steps, draw, legend_lines, style_axis
 from capt.pretrain.report.runs import RunRecord
 
 SCATTER_STEPS = (5_000, 15_000, 30_000, 80_000)
@@ -45,7 +46,19 @@ def bounds_figure(rows: Sequence[ModelRow]) -> list[ReportFigure]:
     shown = [row for row in models if any(row.get(name) for name, _, _ in _PERPLEXITIES)]
     if not shown:
         return []
-    return [_light_and_dark("latent-bounds", lambda theme: _paint_bounds(shown, rows, theme))]
+    language_model = [row for row in rows if row.name == "LSTM language model" and row.get("ppl_rec")]
+
+    def legend(theme: Theme) -> list[Line2D]:
+        handles = [Line2D([], [], color=colour(i, theme), marker=mark, linestyle="", label=label)
+                   for i, (_, label, mark) in enumerate(_PERPLEXITIES)]  # fmt: skip
+        if language_model:
+            handles.append(Line2D([], [], color=colour(3, theme), label="LSTM language model of the same size: exact"))
+        return handles
+
+    def paint(axis: Axes, rows: Sequence[ModelRow], theme: Theme) -> None:
+        _paint_bounds(axis, rows, language_model, theme)
+
+    return [draw("latent-bounds", [shown], legend, paint, extra_lines=len(shown) // 2)]
 
 
 def plotted(row: ModelRow, name: str) -> float | None:
@@ -57,13 +70,7 @@ def plotted(row: ModelRow, name: str) -> float | None:
     return there["value"] if there is not None else row.get(name)
 
 
-def _paint_bounds(rows: Sequence[ModelRow], all_rows: Sequence[ModelRow], theme: Theme) -> Drawing:
-    handles = [Line2D([], [], color=colour(i, theme), marker=mark, linestyle="", label=label)
-               for i, (_, label, mark) in enumerate(_PERPLEXITIES)]  # fmt: skip
-    language_model = [row for row in all_rows if row.name == "LSTM language model" and row.get("ppl_rec")]
-    if language_model:
-        handles.append(Line2D([], [], color=colour(3, theme), label="LSTM language model of the same size: exact"))
-    figure, (axis,) = new_figure(1, len(handles) + len(rows) // 2, theme)
+def _paint_bounds(axis: Axes, rows: Sequence[ModelRow], language_model: Sequence[ModelRow], theme: Theme) -> None:
     places = np.arange(len(rows))[::-1]
     for i, (name, _, mark) in enumerate(_PERPLEXITIES):
         values = [plotted(row, name) or np.nan for row in rows]
@@ -81,7 +88,6 @@ def _paint_bounds(rows: Sequence[ModelRow], all_rows: Sequence[ModelRow], theme:
     axis.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axis.xaxis.set_minor_formatter(NullFormatter())
     axis.set_yticks(places, [row.label for row in rows])
-    return to_png(figure, handles, theme)
 
 
 def training_figure(rows: Sequence[ModelRow]) -> list[ReportFigure]:
@@ -91,20 +97,22 @@ def training_figure(rows: Sequence[ModelRow]) -> list[ReportFigure]:
     if not panels:
         return []
 
-    def paint(theme: Theme) -> Drawing:
-        styles = [_SOLID if i < 7 else _DASHED for i in range(len(rows))]  # there are seven colours
-        handles = [Line2D([], [], color=colour(i, theme), linestyle=style, linewidth=2, label=row.label)
-                   for i, (row, style) in enumerate(zip(rows, styles, strict=True))]  # fmt: skip
-        figure, axes = new_figure(len(panels), len(handles), theme)
-        for axis, (key, name) in zip(axes, panels, strict=True):
-            for i, row in enumerate(rows):
-                steps, values = row.run.series(key, validation=True)
-                axis.plot(steps, values, color=colour(i, theme), linestyle=styles[i], marker=".", label=row.label)
-            style_axis(axis, name, "optimizer step", "nats", theme)
-            count_steps(axis, max(row.run.last_step for row in rows))
-        return to_png(figure, handles, theme)
+    styles = [_SOLID if i < 7 else _DASHED for i in range(len(rows))]  # there are seven colours
 
-    return [_light_and_dark("latent-kl-mi", paint)]
+    def legend(theme: Theme) -> list[Line2D]:
+        handles = legend_lines([row.label for row in rows], theme, 2.0)
+        for handle, style in zip(handles, styles, strict=True):
+            handle.set_linestyle(style)
+        return handles
+
+    def paint(axis: Axes, panel: tuple[str, str], theme: Theme) -> None:
+        for i, row in enumerate(rows):
+            steps, values = row.run.series(panel[0], validation=True)
+            axis.plot(steps, values, color=colour(i, theme), linestyle=styles[i], marker=".", label=row.label)
+        style_axis(axis, panel[1], "optimizer step", "nats", theme)
+        count_steps(axis, max(row.run.last_step for row in rows))
+
+    return [draw("latent-kl-mi", panels, legend, paint)]
 
 
 def dropout_figure(rows: Sequence[ModelRow]) -> list[ReportFigure]:
@@ -116,19 +124,15 @@ def dropout_figure(rows: Sequence[ModelRow]) -> list[ReportFigure]:
     if not series:
         return []
 
-    def paint(theme: Theme) -> Drawing:
-        handles = [Line2D([], [], color=colour(i, theme), linewidth=2, label=name) for i, name in enumerate(series)]
-        figure, axes = new_figure(2, len(handles), theme)
-        for axis, (key, title) in zip(axes, (("ppl_dual", "PPL, dual"), ("ppl_exact", "PPL, exact")), strict=True):
-            for i, (name, group) in enumerate(series.items()):
-                points = sorted((_dropout(row), value) for row in group if (value := row.get(key)) is not None)
-                axis.plot(
-                    [d for d, _ in points], [v for _, v in points], color=colour(i, theme), marker="o", label=name
-                )
-            style_axis(axis, title, "dropout of the encoder's word vectors", "perplexity", theme)
-        return to_png(figure, handles, theme)
+    def paint(axis: Axes, panel: tuple[str, str], theme: Theme) -> None:
+        for i, (name, group) in enumerate(series.items()):
+            points = sorted((_dropout(row), value) for row in group if (value := row.get(panel[0])) is not None)
+            line = zip(*points, strict=True) if points else ((), ())
+            axis.plot(*line, color=colour(i, theme), marker="o", label=name)
+        style_axis(axis, panel[1], "dropout of the encoder's word vectors", "perplexity", theme)
 
-    return [_light_and_dark("latent-dropout", paint)]
+    panels = [("ppl_dual", "PPL, dual"), ("ppl_exact", "PPL, exact")]
+    return [draw("latent-dropout", panels, lambda theme: legend_lines(list(series), theme, 2.0), paint)]
 
 
 def _dropout(row: ModelRow) -> float:
@@ -140,30 +144,25 @@ def scatter_figures(runs: Sequence[RunRecord]) -> list[ReportFigure]:
     figures = []
     for run in runs:
         files = {int(path.stem.removeprefix("step-")): path for path in sorted((run.folder / CODES).glob("step-*.npy"))}
-        if not files:
-            continue
-        paths = {step: files[step] for step in shown_steps(files)}
-        name = f"codes-{run.folder.resolve().name}"
-        figures.append(_light_and_dark(name, lambda theme, run=run, paths=paths: _paint_codes(run, paths, theme)))
+        if files:
+            label = f"{cluster_label(run.config)}, K = {run.config['data.clusters']}"
+            panels = [(step, files[step]) for step in shown_steps(files)]
+            figures.append(draw(f"codes-{run.folder.resolve().name}", panels, partial(_title, label), _paint_codes))
     return figures
 
 
-def _paint_codes(run: RunRecord, paths: dict[int, Path], theme: Theme) -> Drawing:
-    figure, axes = new_figure(len(paths), 1, theme)
-    for axis, (step, path) in zip(axes, paths.items(), strict=True):
-        for number, points in enumerate(np.load(path)):
-            axis.scatter(points[:, 0], points[:, 1], s=2, color=_class_colour(number), linewidths=0)
-        style_axis(axis, f"{step:,} steps", "z1", "z2", theme)
-        axis.set_aspect("equal", "datalim")
-    name = f"{cluster_label(run.config)}, K = {run.config['data.clusters']}"
-    return to_png(figure, [Line2D([], [], linestyle="", label=name)], theme)
+def _title(label: str, theme: Theme) -> list[Line2D]:
+    return [Line2D([], [], linestyle="", label=label)]
+
+
+def _paint_codes(axis: Axes, panel: tuple[int, Path], theme: Theme) -> None:
+    for number, points in enumerate(np.load(panel[1])):
+        axis.scatter(points[:, 0], points[:, 1], s=2, color=_class_colour(number), linewidths=0)
+    style_axis(axis, f"{panel[0]:,} steps", "z1", "z2", theme)
+    axis.set_aspect("equal", "datalim")
 
 
 def _class_colour(number: int) -> Any:
     from matplotlib import colormaps
 
     return colormaps["tab20"](number * 2 % 20 + number // 10 % 2)  # the ten dark hues first, then their light ones
-
-
-def _light_and_dark(name: str, paint: Any) -> ReportFigure:
-    return ReportFigure(name, paint("light"), paint("dark"))

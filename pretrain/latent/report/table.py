@@ -17,7 +17,7 @@ from capt.pretrain.base.errors import DataError, quoted
 from capt.pretrain.base.files import read_json
 from capt.pretrain.base.records import Count, Record, parse_record
 from capt.pretrain.latent.config import EVALUATION, GENERATED_TEXT
-from capt.pretrain.report.document import Table
+from capt.pretrain.report.document import Table, number
 from capt.pretrain.report.runs import RunRecord
 
 PUBLISHED: dict[str, dict[str, tuple[float, float, float, float, int]]] = {
@@ -133,10 +133,10 @@ class ModelRow:
         """The paper's text that was measured, ``ptb``, ``yahoo`` or ``yelp``; nothing where it has another size."""
         return self.dataset if self.get("sentences") in SENTENCES.get(self.dataset, ()) else ""
 
-    @property
-    def published(self) -> tuple[float, float, float, float, int] | None:
-        """The paper's -ELBO, PPL, KL, MI and AU, where it has this row on this text."""
-        return PUBLISHED.get(self.text, {}).get(self.name)
+    def printed(self, name: str) -> float | None:
+        """Return the paper's ``nelbo``, ``ppl``, ``kl``, ``mi`` or ``au``, where it has this row on this text."""
+        row = PUBLISHED.get(self.text, {}).get(self.name)
+        return row[("nelbo", "ppl", "kl", "mi", "au").index(name)] if row else None
 
     def get(self, name: str) -> float | None:
         """Return a metric; None where it was not measured."""
@@ -297,41 +297,56 @@ CODE_REMARK = (
 
 def likelihood_table(rows: Sequence[ModelRow]) -> Table:
     """Write -ELBO and PPL of Tables 1 to 3 and 7: as published, by the dual as in the paper, by the tightest bound."""
-    header = ["model", "epochs", "measured on", "-ELBO published", "PPL published", "-ELBO dual", "PPL dual",
-              "reconstruction", "-log p(x), best bound", "PPL, best bound", "by, of sentences"]  # fmt: skip
-    cells = []
-    for row in rows:
-        nelbo, ppl = row.published[:2] if row.published else (None, None)
-        best = row.estimate("ppl_best") or {}
-        cells.append(
-            [row.label, _epochs(row), row.measured, _format(nelbo, 1), _format(ppl, 2),
-             _format(row.get("nelbo_dual"), 1), _format(row.get("ppl_dual"), 1), _format(row.get("rec"), 1),
-             _format(best.get("nats"), 1), _estimate(row, "ppl_best"), _proposal(best)]
-        )  # fmt: skip
-    return _filled(header, cells)
+    return Table.of(
+        (
+            {
+                "model": row.label,
+                "epochs": "" if (epochs := row.run.config.get("schedule.epochs")) is None else f"{epochs:g}",
+                "measured on": row.measured,
+                "-ELBO published": number(row.printed("nelbo"), 1),
+                "PPL published": number(row.printed("ppl"), 2),
+                **{column: number(row.get(name), 1) for column, name in _LIKELIHOODS.items()},
+                "-log p(x), best bound": number((row.estimate("ppl_best") or {}).get("nats"), 1),
+                "PPL, best bound": _estimate(row, "ppl_best"),
+                "by, of sentences": _proposal(row.estimate("ppl_best") or {}),
+            }
+            for row in rows
+        ),
+        always=1,
+    )
 
 
 def bounds_table(rows: Sequence[ModelRow]) -> Table:
     """Write the perplexity by every valid bound, with its standard error, draws and sentences, and the bridge."""
-    header = ["model", "PPL, exact KL", "the same, weighted sentences",
-              *(f"PPL, {name}" for name in _WEIGHTED.values()), "draws",
-              "sentences", "bridge: sentences, PPL", "best bound there", "best minus bridge, nats"]  # fmt: skip
     cells = []
     for row in rows:
         weighted = [found for name in _WEIGHTED if (found := row.estimate(name)) is not None]
         bridge = row.estimate("bridge") or {}
-        bridged = f"{bridge['sentences']:,}, {_estimate(row, 'bridge')}" if bridge else ""
         gap, error = (bridge.get(f"tightest_minus_bridge{end}") for end in ("", "_standard_error"))
-        exact = _estimate(row, "ppl_exact") or _format(row.get("ppl_exact"), 1)
         cells.append(
-            [row.label, exact, _estimate(row, "ppl_exact_there"), *(_estimate(row, name) for name in _WEIGHTED),
-             "; ".join(dict.fromkeys(f"{found['draws']:,}" for found in weighted)),
-             "; ".join(dict.fromkeys(f"{found['sentences']:,}" for found in weighted)),
-             bridged, _format(bridge.get("ppl_best_there"), 1), _format(gap, 2) + (f" ± {error:.2f}" if error else "")]
-        )  # fmt: skip
-    return _filled(header, cells)
+            {
+                "model": row.label,
+                "PPL, exact KL": _estimate(row, "ppl_exact") or number(row.get("ppl_exact"), 1),
+                "the same, weighted sentences": _estimate(row, "ppl_exact_there"),
+                **{f"PPL, {proposal}": _estimate(row, name) for name, proposal in _WEIGHTED.items()},
+                **{key: "; ".join(dict.fromkeys(f"{of[key]:,}" for of in weighted)) for key in ("draws", "sentences")},
+                "bridge: sentences, PPL": f"{bridge['sentences']:,}, {_estimate(row, 'bridge')}" if bridge else "",
+                "best bound there": number(bridge.get("ppl_best_there"), 1),
+                "best minus bridge, nats": number(gap, 2) + (f" ± {error:.2f}" if error else ""),
+            }
+        )
+    return Table.of(cells, always=1)
 
 
+_LIKELIHOODS = {"-ELBO dual": "nelbo_dual", "PPL dual": "ppl_dual", "reconstruction": "rec"}
+_CODES = {
+    "KL dual": "kl_dual", "KL exact": "kl_exact", "MI dual": "mi_dual", "MI batch": "mi_batch",
+    "MI aggregate": "mi_aggregate", "AU": "au", "AU sampled": "au_sampled",
+}  # fmt: skip
+_GENERATED_TEXT = {
+    "forward": "forward_ppl", "reverse (training text)": "reverse_train_ppl", "reverse (test text)": "reverse_test_ppl",
+}  # fmt: skip
+"""Columns, and the metric of each."""
 _WEIGHTED = {"ppl_iw_q": "q", "ppl_iw_prior": "prior", "ppl_iw_mixture": "q and prior", "ppl_iw_refitted": "refitted"}
 """The importance-weighted perplexities, and what proposes."""
 
@@ -354,45 +369,39 @@ def _estimate(row: ModelRow, name: str) -> str:
 
 def code_table(rows: Sequence[ModelRow]) -> Table:
     """Write KL, MI and AU of Tables 1 to 3 and 7."""
-    header = ["model", "KL published", "MI published", "AU published", "KL dual", "KL exact", "MI dual", "MI batch",
-              "MI aggregate", "AU", "AU sampled"]  # fmt: skip
-    cells = []
-    for row in rows:
-        kl, mi, au = row.published[2:] if row.published else (None, None, None)
-        cells.append(
-            [row.label, _format(kl, 2), _format(mi, 2), _format(au, 0), _format(row.get("kl_dual"), 2),
-             _format(row.get("kl_exact"), 2), _format(row.get("mi_dual"), 2), _format(row.get("mi_batch"), 2),
-             _format(row.get("mi_aggregate"), 2), _format(row.get("au"), 0), _format(row.get("au_sampled"), 0)]
-        )  # fmt: skip
-    return _filled(header, cells)
+    return Table.of(
+        (
+            {
+                "model": row.label,
+                **{
+                    f"{name.upper()} published": number(row.printed(name), _decimals(name))
+                    for name in ("kl", "mi", "au")
+                },
+                **{column: number(row.get(name), _decimals(name)) for column, name in _CODES.items()},
+            }
+            for row in rows
+        ),
+        always=1,
+    )
+
+
+def _decimals(name: str) -> int:
+    return 0 if name.startswith("au") else 2  # a number of dimensions, or nats
 
 
 def generated_table(rows: Sequence[ModelRow]) -> Table:
     """Write forward and reverse perplexity of sampled sentences (Table 4), for the rows where they were measured."""
-    header = ["model", "forward published", "reverse published", "forward", "reverse (training text)",
-              "reverse (test text)", "sentences, by"]  # fmt: skip
     cells = []
     for row in rows:
-        if not row.generated:
-            continue
-        forward, reverse = GENERATED.get(row.name, (None, None)) if row.text == "ptb" else (None, None)
-        names = ("forward_ppl", "reverse_train_ppl", "reverse_test_ppl")
-        cells.append([row.label, _format(forward, 0), _format(reverse, 0),
-                      *(_format(row.generated.get(name), 0) for name in names),
-                      f"{row.generated.get('number', 0):,}, {row.generated.get('by', '')}"])  # fmt: skip
-    return _filled(header, cells)
-
-
-def _filled(header: Sequence[str], cells: Sequence[Sequence[str]]) -> Table:
-    """The table without the columns in which no row has anything, as the published ones of other text."""
-    kept = [i for i in range(len(header)) if i == 0 or any(row[i] for row in cells)]
-    return Table([header[i] for i in kept], [[row[i] for i in kept] for row in cells])
-
-
-def _epochs(row: ModelRow) -> str:
-    epochs = row.run.config.get("schedule.epochs")
-    return "" if epochs is None else f"{epochs:g}"
-
-
-def _format(value: float | None, digits: int) -> str:
-    return "" if value is None else f"{value:,.{digits}f}"
+        if row.generated:
+            forward, reverse = GENERATED.get(row.name, (None, None)) if row.text == "ptb" else (None, None)
+            cells.append(
+                {
+                    "model": row.label,
+                    "forward published": number(forward, 0),
+                    "reverse published": number(reverse, 0),
+                    **{column: number(row.generated.get(name), 0) for column, name in _GENERATED_TEXT.items()},
+                    "sentences, by": f"{row.generated.get('number', 0):,}, {row.generated.get('by', '')}",
+                }
+            )
+    return Table.of(cells, always=1)

@@ -116,6 +116,7 @@ def test_yaml_reads_what_people_mean(tmp_path: Path, text: str, value: object) -
         (["engine.offload_param=true"], "offload_param needs zero_stage 3"),
         (["model.heads=7"], "heads 7 does not divide hidden"),
         (["run.seed"], "not of the form a.b=value"),
+        (["data.files=[s3://bucket/a?.txt]"], "this list or mapping is no YAML; quote the texts in it"),
         (["run.dir=${nothing}"], "nothing"),
     ],
 )
@@ -124,6 +125,12 @@ def test_mistakes_are_one_line_with_the_key_and_a_remedy(overrides: list[str], m
         load_job("capt_small", overrides)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_pairs_have_no_loss_of_the_queue_alone() -> None:
+    settings = ["data.files=pairs.jsonl", "model.init=encoder", "contrast.queue=64", "contrast.queue_share=null"]
+    with pytest.raises(ConfigError, match=r"contrast\.queue_weight: in capt_pairs the queue is part of the contrast"):
+        load_job("capt_pairs", [*settings, "contrast.queue_weight=0.1"])
 
 
 @pytest.mark.parametrize(

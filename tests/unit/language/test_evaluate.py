@@ -7,6 +7,7 @@ import math
 import os
 import random
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -27,11 +28,11 @@ from capt.pretrain.data.shards import PackedDataset
 from capt.pretrain.data.sts_files import Pairs, find_sets
 from capt.pretrain.engine.checkpoint.save import partial_folder, write_weights_only
 from capt.pretrain.language import evaluate as module
+from capt.pretrain.language.backbone import load_backbone
 from capt.pretrain.language.batches import Assembler
-from capt.pretrain.language.evaluate import Representations, as_text, command, evaluate
+from capt.pretrain.language.evaluate import Representations, as_text, command, evaluate, score, word_figures
 from capt.pretrain.language.load import load_model
 from capt.pretrain.language.prepare import vocabulary_of
-from capt.pretrain.language.sts import score, word_figures
 from capt.pretrain.language.task import LanguageModule
 from capt.tokenizer.encode import load_tokenizer
 from capt.tokenizer.train import train
@@ -84,6 +85,22 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, weight in (("capt", 1.0), ("mlm", 0.0)):
         write_checkpoint(home, name, weight)
     return home
+
+
+def test_a_run_means_its_best_checkpoint(home: Path, tmp_path: Path) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    for step in (1, 2):
+        shutil.copytree(load_model(home / "capt").checkpoint, checkpoints / f"step-{step:08d}")
+    assert load_model(tmp_path).checkpoint.name == "step-00000002"
+    (checkpoints / "best").symlink_to("step-00000001")
+    assert load_model(tmp_path).checkpoint.name == "step-00000001"
+
+
+def test_the_encoder_of_a_checkpoint_is_hashed_once(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        load_backbone(home / "capt")
+    hashed = [message for message in caplog.messages if message.startswith("hashing")]
+    assert len([message for message in hashed if not message.startswith("hashing 1 file")]) == 1, hashed
 
 
 def write_checkpoint(home: Path, name: str, weight: float) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from capt.finetune.inputs import describe_initial_model
+from capt.finetune.config import describe_initial_model
 from capt.finetune.load import load_backbone
 from capt.pretrain.base.errors import UserError
 from capt.pretrain.config.load import load_job

@@ -64,7 +64,7 @@ def test_a_run_without_an_evaluation_shows_the_validation_that_chose_its_checkpo
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (row,) = text_rows([read_run(tmp_path)])
     assert row.measured == "validation, 1 draw, step 20, seed 1"
-    assert row.published is None, "not a text of PTB's size"
+    assert row.printed("ppl") is None, "not a text of PTB's size"
     assert (row.get("ppl_dual"), row.get("ppl_exact")) == (100.0, 400.0)
     header = likelihood_table([row]).header
     assert "PPL dual" in header

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from capt.launcher.supervisor.ranks import LocalRanks
-from capt.launcher.supervisor.scratch import Scratch, _own_prefix
+from capt.launcher.supervisor.ranks import LocalRanks, Scratch, _own_prefix
 
 ROOT = Path(__file__).parents[3]
 RANK = (
@@ -25,7 +24,7 @@ RANK = (
     "os.kill(os.getpid(), signal.SIGKILL)"
 )
 HOLDER = (
-    "import time; from capt.launcher.supervisor.scratch import Scratch; made = Scratch()\n"
+    "import time; from capt.launcher.supervisor.ranks import Scratch; made = Scratch()\n"
     "print(made.env, flush=True); time.sleep(60)"
 )
 
@@ -98,7 +97,7 @@ def test_where_a_socket_could_have_no_name_the_folder_lies_elsewhere(
     deep.mkdir()
     short.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
-    monkeypatch.setattr("capt.launcher.supervisor.scratch._SHORT", str(short))
+    monkeypatch.setattr("capt.launcher.supervisor.ranks._SHORT", str(short))
     scratch = Scratch()
     (made,) = scratch.env.values()
     assert Path(made).parent == short
@@ -134,7 +133,7 @@ def test_a_folder_that_another_process_takes_for_nobodys_is_made_again(
 
 def test_where_no_folder_can_be_made_there_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "away"))
-    monkeypatch.setattr("capt.launcher.supervisor.scratch._SHORT", str(tmp_path / "away"))
+    monkeypatch.setattr("capt.launcher.supervisor.ranks._SHORT", str(tmp_path / "away"))
     scratch = Scratch()
     assert scratch.env == {}
     scratch.close()

@@ -127,6 +127,10 @@ def test_nano_beir_and_pairs_give_the_figures_of_the_beir_folder(sentences: Path
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
     (of_pairs,) = read_collections(tmp_path / "pairs.jsonl")
     assert len(list(of_pairs.documents())) == 3
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(pairs), tmp_path / "pairs.parquet")
+    (in_parquet,) = read_collections(tmp_path / "pairs.parquet")
+    assert list(in_parquet.documents()) == list(of_pairs.documents())
+    assert in_parquet.judged == of_pairs.judged
     assert measured(sentences, tmp_path / "pairs.jsonl", tmp_path / "store")["full"]["recall@10"] == 1
 
 
@@ -183,7 +187,7 @@ def test_a_judgement_in_parquet_is_a_whole_number(score: object, tmp_path: Path)
     for name, table in tables.items():
         (tmp_path / name).mkdir()
         pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / name / "Nano.parquet")
-    with pytest.raises(DataError, match=r'Nano.parquet, row 1: "score" is .*; a whole number is expected'):
+    with pytest.raises(DataError, match=r'Nano.parquet:1: "score" is .*; a whole number is expected'):
         read_collections(tmp_path)
 
 

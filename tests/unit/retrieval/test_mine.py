@@ -197,7 +197,7 @@ def test_a_bad_row_of_the_input_is_named(row: dict[str, Any], says: str, tmp_pat
     _, corpus = write_pairs(tmp_path)
     pairs = tmp_path / "bad.jsonl"
     pairs.write_text(json.dumps({"query": "x", "pos": ["y"]}) + "\n" + json.dumps(row) + "\n")
-    with pytest.raises(DataError, match=rf"bad.jsonl, line 2: .*{says}"):
+    with pytest.raises(DataError, match=rf"bad.jsonl:2: .*{says}"):
         mine([pairs], corpus, Path("toy"), tmp_path / "out", Options(tmp_path / "store"), EncoderOptions(),
              Rules(number=1))  # fmt: skip
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from capt.launcher.plan import Options
-from capt.launcher.preflight import limits, probe, run, storage
+from capt.launcher.preflight import limits, probe, run
 from capt.launcher.preflight.report import Check, refuse, table
 from capt.launcher.start import begin
 from capt.pretrain.base.errors import ConfigError
@@ -50,7 +50,7 @@ def test_a_checkpoint_is_estimated_from_the_model_and_measured_in_a_run(tmp_path
         sizes = job.model.for_tokenizer(job.tokenizer.vocab_size, job.model.pad_id)  # type: ignore[attr-defined]
         model = CaptModel(sizes, contrast)
     exact = 12 * sum(parameter.numel() for parameter in model.parameters()) + 1024 * (4 * sizes.hidden + 8) * contrast
-    one, copies = storage.needed(job)
+    one, copies = run.needed(job)
     assert one == pytest.approx(exact, rel=0.02)
     assert copies == 3
     for step in (1, 2):
@@ -58,9 +58,9 @@ def test_a_checkpoint_is_estimated_from_the_model_and_measured_in_a_run(tmp_path
         folder.mkdir(parents=True)
         (folder / "manifest.json").write_text("{}")
         (folder / "weights").write_bytes(bytes(998))
-    assert storage.needed(job) == (1000, 1)
+    assert run.needed(job) == (1000, 1)
     best = load_job("capt_tiny", [f"run.dir={tmp_path}", "checkpoint.keep=2", "checkpoint.best=loss/mlm"])
-    assert storage.needed(best) == (1000, 2)
+    assert run.needed(best) == (1000, 2)
 
 
 def test_sizes_that_a_tokenizer_or_init_brings_are_not_guessed(tmp_path: Path) -> None:
