@@ -99,10 +99,10 @@ def _lines(config: str, found: Prediction, tried: Sequence[Change], calibrated: 
     graphs = f", {found.kept} of them encoded once (contrast.keep)" if found.kept else ""
     yield f"  in {step.parts} micro-batch{'es' if step.parts > 1 else ''} a rank{graphs}; predicted, not measured"
     yield ""
-    yield f"memory of a rank, GiB   {memory.total / _GIB:9.2f} of {device.memory / _GIB:.1f}"
+    yield f"memory of a rank, GiB   {memory.total / _GIB:9.4g} of {device.memory / _GIB:.1f}"
     for name in ("weights", "gradients", "optimizer", "buckets", "queue", "activations", "reserve"):
         if getattr(memory, name):
-            yield f"  {name:<20} {getattr(memory, name) / _GIB:11.2f}"
+            yield f"  {name:<20} {getattr(memory, name) / _GIB:11.4g}"
     if found.wire:
         yield "received by a rank in a step, MB"
         yield from (f"  {name:<24} {received / 1e6:9.1f}" for name, received in found.wire.items() if received >= 1e5)
@@ -117,10 +117,13 @@ def _lines(config: str, found: Prediction, tried: Sequence[Change], calibrated: 
         yield f"tokens per second       {_three(*(found.tokens / seconds for seconds in (found.seconds, most, least)))}"
     if device.is_gpu:
         yield f"MFU, %                  {_three(*(100 * found.mfu(case) for case in ('central', 'slow', 'fast')))}"
-    days, hours = found.steps / 86_400, found.steps / 3600 * found.cluster.count
-    yield f"days to step {found.steps:<10,} {_three(*(days * s for s in (found.seconds, least, most)))}"
-    unit = "GPU hours" if device.is_gpu else "process hours"
-    yield f"{unit:<23} {_three(*(hours * s for s in (found.seconds, least, most)))}"
+    if found.steps is None:
+        yield "days, GPU hours         the number of steps follows from the data (schedule.epochs)"
+    else:
+        days, hours = found.steps / 86_400, found.steps / 3600 * found.cluster.count
+        yield f"{f'days, {found.steps:,} steps':<23} {_three(*(days * s for s in (found.seconds, least, most)))}"
+        unit = "GPU hours" if device.is_gpu else "process hours"
+        yield f"{unit:<23} {_three(*(hours * s for s in (found.seconds, least, most)))}"
     if step.assumed:
         yield f"assumed: {'; '.join(step.assumed)}"
     if not device.is_gpu and not calibrated:

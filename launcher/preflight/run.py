@@ -119,7 +119,8 @@ def predicted(launch: Launch, world: int, cards: Sequence[Sequence[str]]) -> dic
     if device is None or task_module(launch.job.task.type, "plan") is None:
         return {}
     found = predict(launch.job, Cluster(world, replace(device, memory=float(int(memory[1]) << 20))))
-    require_fit(found, launch.job)
+    if not found.step.longest:  # else most batches need less
+        require_fit(found, launch.job)
     return {launch.run_dir / PLAN: json.dumps(found.to_json(), indent=1) + "\n"}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
@@ -18,24 +18,29 @@ MARGIN = 0.05
 class KeptGraphs:
     """The first micro-batches of every step: the number that ``contrast.keep`` says, or all that a GPU has memory for.
 
-    ``auto`` keeps one graph in the first step, and measures it. From the peak of that step, which has held weights,
-    gradients, the optimizer's state, the contrast and the graph, follows the room for others. Ranks may keep different
-    numbers: a graph that is kept gives the gradient that it would give if it was made again.
+    ``auto`` keeps one graph in each step up to the one after the first update, and measures it. From the peak so far,
+    which has held weights, gradients, the optimizer's state, the contrast and the graph, follows the room for others.
+    At ZeRO 0 that state is made by the first update, behind the first graph, and fp16 may leave out the first updates.
+    Ranks may keep different numbers: a graph that is kept gives the gradient that it would give if it was made again.
     """
 
     def __init__(self, keep: int | Literal["auto"], device: torch.device) -> None:
         self._fixed = keep if keep != "auto" else None if device.type == "cuda" else 0
-        self._steps = 0
-        self._room = self._held = self._largest = 0
+        self._has_state = False
+        self._room: int | None = None
+        self._held = self._largest = 0
 
     def begin_step(self) -> None:
         """Be called before the first micro-batch of a step."""
-        self._steps += 1
         self._held = 0
 
-    def end_step(self) -> None:
-        """Be called after the update, and before anybody resets the peak."""
-        if self._fixed is None and self._steps == 1:
+    def end_step(self, was_skipped: Callable[[], bool]) -> None:
+        """Be called after the update, or after it ``was_skipped``, and before anybody resets the peak."""
+        if self._fixed is not None or self._room is not None:
+            return
+        if not self._has_state:
+            self._has_state = not was_skipped()
+        else:
             free, _ = torch.cuda.mem_get_info()
             whole = free + torch.cuda.memory_reserved()
             spare = int((1 - MARGIN) * whole) - torch.cuda.max_memory_allocated()
@@ -49,7 +54,7 @@ class KeptGraphs:
         """Whether micro-batch ``number`` keeps its graph; those before it that did are held now."""
         if self._fixed is not None:
             return number < self._fixed
-        if self._steps == 1:
+        if self._room is None:
             return number == 0
         return self._held + self._largest <= self._room
 

@@ -243,7 +243,7 @@ class ContrastTask(ABC, Generic[BatchT]):
             assert self.contrast is not None
             self.contrast.push(averaged)
         if self._kept is not None:
-            self._kept.end_step()
+            self._kept.end_step(engine.update_was_skipped)
         progress.samples += self.job.batch.global_
         progress.tokens += self.tokens(batch)
         report: StepMetrics = {**totals, "grad_norm": engine.gradient_norm()}

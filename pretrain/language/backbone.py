@@ -78,6 +78,11 @@ def encoder_description(folder: Path) -> dict[str, Any]:
     raise CheckpointError(f"{checkpoint}: a checkpoint of task {job.task.type}; it has no text encoder")
 
 
+def encoder_tokenizer(folder: Path) -> TextTokenizer:
+    """The tokenizer of the encoder in ``folder``. Raises ``CheckpointError`` where it cannot be read."""
+    return read_tokenizer(folder if is_hf(folder) else find_best(folder) / "tokenizer", folder)
+
+
 def _read_checkpoint(path: Path) -> PretrainedEncoder:
     """The encoder in a checkpoint of ours, or in the best checkpoint of a run."""
     checkpoint = find_best(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,10 +10,12 @@ import torch
 
 from capt.pretrain.base import distributed
 from capt.pretrain.contrastive.task import ContrastTask, Scales
+from capt.pretrain.language.backbone import encoder_description
 from capt.pretrain.language.batches import LanguageBatch
 from capt.pretrain.language.config import LanguageJob
 from capt.pretrain.language.task import LanguageTask
 from capt.pretrain.models.architecture import EncoderConfig
+from capt.pretrain.models.config import RobertaConfig
 from capt.pretrain.models.hf_config import hub_id
 from capt.pretrain.models.hf_folder import read_description
 from capt.pretrain.plan.step import Rehearsal
@@ -28,7 +31,8 @@ class RehearsedTask(LanguageTask):
     def __init__(self, job: LanguageJob, config: EncoderConfig) -> None:
         ContrastTask.__init__(self, job)
         slots = round(job.corruption.highest_rate * (job.data.sequence_length - 2))
-        self.prepared: Any = SimpleNamespace(source=None, corruptor=SimpleNamespace(slots=slots))
+        whole = SimpleNamespace(tokens_seen=lambda: None)
+        self.prepared: Any = SimpleNamespace(source=None, corruptor=SimpleNamespace(slots=slots), train=whole)
         self.model_config = config
 
     def scales(self, batch: list[LanguageBatch], device: torch.device) -> Scales:
@@ -42,7 +46,7 @@ class RehearsedTask(LanguageTask):
 
 
 def rehearse(job: LanguageJob, world: int) -> Rehearsal:
-    """The task, and a micro-batch of this rank. Every row is full, and so are its masked positions."""
+    """The task, and a micro-batch of this rank. Every row is one full document, and so are its masked positions."""
     config, assumed = _sizes(job)
     task = RehearsedTask(job, config)
     n, length, slots = job.micro_batch(world), job.data.sequence_length, task.prepared.corruptor.slots
@@ -58,10 +62,17 @@ def rehearse(job: LanguageJob, world: int) -> Rehearsal:
 
 
 def completed(job: LanguageJob) -> LanguageJob:
-    """The job with the encoder of a ``model.init`` on this host in place of it."""
-    init = job.model.init
-    if init is None or hub_id(init) is not None:
+    """The job with the encoder of a ``model.init`` on this host in place of it, else with the sizes of RoBERTa-base."""
+    init, model = job.model.init, job.model
+    if init is None:
         return job
+    if hub_id(init) is not None or not init.is_dir():
+        if not isinstance(model, RobertaConfig):
+            return job
+        base = RobertaConfig(size="base", vocab_size=VOCABULARY, max_positions=max(512, job.data.sequence_length))
+        free = [name for name in base.decided_by_init if name not in model.model_fields_set]
+        sizes = {name: getattr(base, name) for name in free} | {"size": "custom"}
+        return job.model_copy(update={"model": model.model_copy(update=sizes)})
     claimed, own = read_description(init)
     model = job.model.with_sizes_of(claimed.for_tokenizer(own.vocab_size, own.special.pad), str(init))
     return job.model_copy(update={"model": model.model_copy(update={"init": None})})
@@ -71,7 +82,8 @@ def _sizes(job: LanguageJob) -> tuple[EncoderConfig, tuple[str, ...]]:
     """The model's configuration, and what was assumed of it."""
     model, path = job.model, job.tokenizer.path
     tokenizer = load_tokenizer(path) if path is not None and path.is_dir() else None
-    assumed = () if model.init is None else (f"sizes of model.init {model.init}, which is not on this host: the job's",)
+    own = "RoBERTa-base" if isinstance(model, RobertaConfig) else "the job's model section"
+    assumed = () if model.init is None else (f"the sizes of {own}, for model.init {model.init} is not on this host",)
     if model.vocab_size is not None:
         return model, assumed
     if tokenizer is not None:
@@ -79,3 +91,14 @@ def _sizes(job: LanguageJob) -> tuple[EncoderConfig, tuple[str, ...]]:
     if path is None and model.init is None:
         return model.for_tokenizer(job.tokenizer.vocab_size, model.pad_id), assumed
     return model.for_tokenizer(VOCABULARY, model.pad_id), (*assumed, f"a vocabulary of {VOCABULARY:,} ids")
+
+
+def described_encoder(init: Path, positions: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The ``config.json`` of an encoder that other tasks start from, and what was assumed of it; no weight is read.
+
+    RoBERTa-base takes the place of one that is not on this host, with as many ``positions`` as the job needs.
+    """
+    if hub_id(init) is None and init.is_dir():
+        return encoder_description(init), ()
+    base = RobertaConfig(size="base", vocab_size=VOCABULARY, max_positions=max(512, positions))
+    return base.to_hf(bos_id=0, eos_id=2), (f"the sizes of RoBERTa-base, for model.init {init} is not on this host",)

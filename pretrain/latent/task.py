@@ -277,7 +277,7 @@ class LatentTask:
             return 0.0
         model = self.job.model
         tokens = self._train.mean_tokens * self.job.objective.views
-        encoder = 8 * model.hidden * (model.embedding + model.hidden)
+        encoder = 0 if model.posterior == "none" else 8 * model.hidden * (model.embedding + model.hidden)
         decoder = 8 * model.hidden * (model.embedding + model.latent + model.hidden)
         return 3.0 * tokens * (encoder + decoder + 2 * model.hidden * len(self.vocabulary))
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -11,21 +11,20 @@ import numpy as np
 import torch
 
 from capt.pretrain.contrastive.task import ContrastTask
-from capt.pretrain.language.backbone import encoder_description
-from capt.pretrain.models.config import RobertaConfig
+from capt.pretrain.language.backbone import encoder_tokenizer
+from capt.pretrain.language.plan import described_encoder
 from capt.pretrain.models.encoder import Encoder
 from capt.pretrain.models.foreign.encoder import build_encoder
-from capt.pretrain.models.hf_config import hub_id
 from capt.pretrain.pairs.batches import MaskedTexts, PaddedTexts, PairBatch
 from capt.pretrain.pairs.config import PairJob
 from capt.pretrain.pairs.loss import PairViews
 from capt.pretrain.pairs.module import PairModule
-from capt.pretrain.pairs.sources import EncodedTexts, Lists, SourceRows
+from capt.pretrain.pairs.sources import EncodedTexts, Lists, SourceRows, longest_behind
 from capt.pretrain.pairs.task import PairTask
 from capt.pretrain.plan.step import TEMPERATURE, Rehearsal, leaf_rows
 
-_VOCABULARY = 50_265
 _LENGTH = 128
+"""Tokens of a text where neither the job says how many nor the encoder is here."""
 
 
 class _Shape(NamedTuple):
@@ -89,16 +88,20 @@ def _longest_row(job: PairJob, shape: _Shape) -> SourceRows:
 class RehearsedTask(PairTask):
     """The task over no pairs, on tensors without data."""
 
-    def __init__(self, job: PairJob, hf_config: dict[str, Any], shape: _Shape) -> None:
+    def __init__(self, job: PairJob, hf_config: dict[str, Any]) -> None:
         ContrastTask.__init__(self, job)
-        self._hf_config, self._shape = hf_config, shape
+        self._hf_config = hf_config
         with torch.device("meta"):
             encoder = self._build()
         self._backbone: Any = SimpleNamespace(encoder=encoder)
         self._pooling = "mean" if job.model.pooling == "auto" else job.model.pooling
         self._width = job.model.projection or encoder.hidden_size
-        self.sources = [_longest_row(job, shape)]
         self._several = False
+
+    def read(self, shape: _Shape) -> None:
+        """Take texts of these lengths."""
+        self._shape = shape
+        self.sources = [_longest_row(self.job, shape)]
 
     def _build(self) -> Encoder:
         model = self.job.model
@@ -121,33 +124,44 @@ class RehearsedTask(PairTask):
 
 
 def rehearse(job: PairJob, world: int) -> Rehearsal:
-    """The task, and a micro-batch of this rank in which every text is as long as it may be."""
-    hf_config, assumed = _encoder(job.model.init)
-    data = job.data
-    sources: list[Any] = [source for source in data.sources if source.weight] or [data]
-    shape = _Shape(
-        max(
-            getattr(each, "query_length", None) or data.query_length or data.sequence_length or _LENGTH
-            for each in sources
-        ),
-        max(getattr(each, "document_length", None) or data.sequence_length or _LENGTH for each in sources),
-        max((data.negatives if each.negatives is None else each.negatives) or 0 for each in sources),
-    )
-    task = RehearsedTask(job, hf_config, shape)
-    n, longest = job.micro_batch(world), task._backbone.encoder.max_positions
-    shape = shape._replace(query=min(shape.query, longest), document=min(shape.document, longest))
-    task.sources = [_longest_row(job, shape)]
+    """The task, and a micro-batch of this rank in which every text is as long as it may be.
+
+    Raises:
+        ConfigError: the job names no pairs, or a text with its prompt is longer than the encoder's positions.
+    """
+    hf_config, tokens_of, assumed = _encoder(job)
+    task = RehearsedTask(job, hf_config)
+    shape = _longest(job, tokens_of, task._backbone.encoder.max_positions)
+    task.read(shape)
+    n = job.micro_batch(world)
     masked = round(job.corruption.highest_rate * shape.document) if job.mlm.weight else 0
     tokens = job.batch.global_ * (shape.query + (1 + shape.negatives) * shape.document)
     lengths = f"every query of {shape.query} tokens and document of {shape.document}, the longest that the job allows"
-    return Rehearsal(task, _Batch.of(n, shape, masked, tokens, job.batch.global_), (*assumed, lengths))
+    batch = _Batch.of(n, shape, masked, tokens, job.batch.global_)
+    return Rehearsal(task, batch, (*assumed, lengths), longest=True)
 
 
-def _encoder(init: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The encoder's ``config.json``, and what was assumed of it; no weight is read."""
-    if hub_id(init) is not None or not init.is_dir():
-        base = RobertaConfig(size="base", vocab_size=_VOCABULARY)
-        return base.to_hf(bos_id=0, eos_id=2), (
-            f"the sizes of RoBERTa-base, for model.init {init} is not on this host",
-        )
-    return encoder_description(init), ()
+def _longest(job: PairJob, tokens_of: Callable[[str], int], positions: int) -> _Shape:
+    """The longest query and document of any source, each with its prompt, and the most hard negatives."""
+    lengths, sources = [], list(job.data.each())
+    for each in sources:
+        assert each.prompts is not None
+        sides = ((each.prompts.query, each.query_length), (each.prompts.document, each.document_length))
+        where = f"source {each.name}"
+        lengths.append([longest_behind(tokens_of(side[0]), *side, positions, where) for side in sides])
+    query, document = map(max, zip(*lengths, strict=True))
+    return _Shape(query, document, max(each.negatives or 0 for each in sources))
+
+
+def _encoder(job: PairJob) -> tuple[dict[str, Any], Callable[[str], int], tuple[str, ...]]:
+    """The encoder's ``config.json``, how many tokens a prompt has, and what was assumed of them; no weight is read."""
+    init, sources = job.model.init, list(job.data.each())
+    asked = max(length or _LENGTH for each in sources for length in (each.query_length, each.document_length))
+    prompts = [text for each in sources if each.prompts for text in (each.prompts.query, each.prompts.document)]
+    hf_config, assumed = described_encoder(init, asked + max(map(len, prompts)))
+    if not assumed:
+        tokenizer = encoder_tokenizer(init)
+        return hf_config, lambda text: len(tokenizer.encode_batch([text])[0]) if text else 0, ()
+    if any(prompts):
+        assumed = (*assumed, "a token for every four characters of a prompt")
+    return hf_config, lambda text: -(-len(text) // 4), assumed

@@ -167,7 +167,13 @@ def longest_text(tokenizer: TextTokenizer, prompt: str, length: int | None, max_
     Raises:
         ConfigError: the prompt alone is as long as ``length``, or both are longer than the encoder's positions.
     """
-    before = len(tokenizer.encode_batch([prompt])[0]) if prompt else 0
+    return longest_behind(
+        len(tokenizer.encode_batch([prompt])[0]) if prompt else 0, prompt, length, max_positions, what
+    )
+
+
+def longest_behind(before: int, prompt: str, length: int | None, max_positions: int, what: str) -> int:
+    """`longest_text` for a prompt of ``before`` tokens."""
     length = length or max(8, min(_LENGTH, max_positions - before))
     if before > length - 2:
         raise ConfigError(

@@ -98,10 +98,10 @@ class Cluster:
     def __str__(self) -> str:
         return f"{self.count} x {self.device.name}"
 
-    @property
-    def hosts(self) -> int:
-        """Hosts of the devices."""
-        return max(1, self.count // int(GPUS_OF_HOST.value)) if self.device.is_gpu else 1
+
+def hosts(count: int, device: Device) -> int:
+    """Hosts that hold ``count`` devices, the last of them perhaps not all that it has room for."""
+    return -(-count // int(GPUS_OF_HOST.value)) if device.is_gpu else 1
 
 
 _FORM = re.compile(r"(?:(\d{1,6})x)?([a-z][a-z0-9]*)", re.ASCII)

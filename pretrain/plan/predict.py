@@ -12,7 +12,7 @@ from capt.pretrain.contrastive.kept_graphs import MARGIN
 from capt.pretrain.engine.engines.deepspeed_config import BUCKET
 from capt.pretrain.engine.optim.settings import offloads_optimizer
 from capt.pretrain.plan.devices import CASES, GIB, Assumptions, Case, Cluster
-from capt.pretrain.plan.step import RankStep, Work, completed, parts_of, rank_step
+from capt.pretrain.plan.step import RankStep, Work, completed, contrast_of, parts_of, rank_step
 from capt.pretrain.plan.traffic import traffic_seconds, zero_received
 
 PLAN = "plan.json"
@@ -86,7 +86,8 @@ class Prediction:
         times: of a step, in each case of the assumptions.
         samples: of a step over all ranks.
         tokens: of a step over all ranks; 0 for a task without.
-        steps: ``schedule.max_steps``.
+        steps: to ``schedule.max_steps``, ``stop_after`` or the end of a branch; None where they follow from data that
+            have not been read.
         kept: micro-batches of a cached step that keep their graph.
     """
 
@@ -97,7 +98,7 @@ class Prediction:
     times: Mapping[Case, StepTime]
     samples: int
     tokens: int
-    steps: int
+    steps: int | None
     kept: int
 
     @property
@@ -140,8 +141,8 @@ class Prediction:
             if self.cluster.device.is_gpu
             else None,
             "steps": self.steps,
-            "days": self.steps * self.seconds / 86_400,
-            "device_hours": self.steps * self.seconds / 3600 * self.cluster.count,
+            "days": None if self.steps is None else self.steps * self.seconds / 86_400,
+            "device_hours": None if self.steps is None else self.steps * self.seconds / 3600 * self.cluster.count,
             "assumed": list(self.step.assumed),
         }
 
@@ -173,8 +174,18 @@ def predict(
     return Prediction(
         cluster, step, memory, wire,
         {case: _time(job, cluster, step_of, zero, given) for case, given in cases.items()},
-        job.batch.global_, step.tokens, job.schedule.max_steps, kept,
+        job.batch.global_, step.tokens, _steps(job), kept,
     )  # fmt: skip
+
+
+def _steps(job: Any) -> int | None:
+    """The steps that a start of the job takes; None where ``schedule.epochs`` counts passes over data."""
+    schedule = job.schedule
+    if getattr(schedule, "epochs", None):
+        return None
+    if job.run.branch_from is not None and schedule.decay_steps:
+        return int(schedule.decay_steps)
+    return int(min(schedule.max_steps, schedule.stop_after or schedule.max_steps))
 
 
 def _kept(job: Job, cluster: Cluster, step: RankStep) -> tuple[int, Memory]:
@@ -212,8 +223,8 @@ def _memory(job: Job, cluster: Cluster, step: RankStep) -> Memory:
     whole = (2 if engine.casts_weights else 4) * p
     weights = whole
     gradients = whole if stage < 2 else 4 * p // world
-    section = getattr(job, "contrast", None)
-    momentum = section is not None and section.weight and section.momentum is not None
+    section = contrast_of(job)
+    momentum = section is not None and section.momentum is not None
     average = 4 * p if momentum or job.checkpoint.ema is not None else 0
     optimizer = average + (moments * p if stage == 0 else (moments + 4) * p // world)
     if offloads_optimizer(engine):
@@ -237,7 +248,8 @@ def _time(job: Any, cluster: Cluster, step: RankStep, zero: Sequence[tuple[str, 
         moved, operators = encoder.moved * given.fused_bytes, encoder.operators * given.fused_operators
         encoder = Work(encoder.flops_of, moved, operators)
     work = encoder + step.contrast
-    fp32 = getattr(getattr(job, "contrast", None), "precision", "fp32")
+    section = contrast_of(job)
+    fp32 = "fp32" if section is None else section.precision
     peaks = {name: device.peak("bf16" if name in _BF16 else "tf32" if fp32 == "tf32" else "fp32")
              for name in work.flops_of}  # fmt: skip
     bandwidth = given.memory * device.bandwidth
@@ -270,7 +282,8 @@ def require_fit(found: Prediction, job: Job, advice: Sequence[str] = ()) -> None
     }[largest]
     need, have = memory.total / GIB, device.memory / GIB
     remedy = f"; it fits with {advice[0]}" if advice else "; lower it, or take smaller model.* sizes"
+    most = "where all rows are as long as they may be, " if found.step.longest else ""
     raise ConfigError(
-        f"{key}: a rank needs {need:,.1f} GiB, {device.name} has {have:,.1f}: {need - have:,.1f} GiB too much, "
+        f"{key}: {most}a rank needs {need:,.1f} GiB, {device.name} has {have:,.1f}: {need - have:,.1f} GiB too much, "
         f"{getattr(memory, largest) / GIB:,.1f} of them {largest}{remedy}"
     )

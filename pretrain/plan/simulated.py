@@ -32,6 +32,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from capt.pretrain.base import distributed
 from capt.pretrain.base.distributed import GATHER, REDUCE_SCATTER
 from capt.pretrain.contrast import kernels, masks
 from capt.pretrain.models import cross_entropy, layers
@@ -67,6 +68,8 @@ def rank_of(world: int, rank: int = 0, *, gpu: bool = True) -> Iterator[None]:
             stack.enter_context(as_on_a_gpu() if gpu else _without_values())
             stack.enter_context(mock.patch.object(F, "scaled_dot_product_attention", _flash) if gpu else nullcontext())
             stack.enter_context(mock.patch.object(attention, "by_kernel", _flash_of_runs) if gpu else nullcontext())
+            stack.enter_context(mock.patch.object(torch._VF, "lstm", _lstm))
+            stack.enter_context(mock.patch.object(_module("exchange").Exchange, "gather_counts", _alike))
             stack.enter_context(mock.patch.object(torch, "get_rng_state", _nothing))  # no data, no state
             stack.enter_context(mock.patch.object(torch, "set_rng_state", _nothing))
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
@@ -116,6 +119,14 @@ def _without_values() -> Iterator[None]:
 def _module(name: str) -> ModuleType:
     """A module of the contrast; the package has a function of the same name."""
     return sys.modules[f"capt.pretrain.contrast.{name}"]
+
+
+def _alike(rows: int, device: torch.device, group: Any, *, equal: bool = False) -> Any:
+    """The exchange of ranks that all have as many rows as this one, which none can read of the others here."""
+    world = distributed.world_size(group)
+    if world > 1 and not equal:
+        distributed.all_gather(torch.tensor(rows, device=device), group)
+    return _module("exchange").Exchange((rows,) * world, group)
 
 
 def _no(*_: Any) -> bool:
@@ -210,6 +221,45 @@ def _count_attention(q: Tensor, k: Tensor, seen: int, *, forward: bool) -> None:
         ledger.count_products(q.dtype, (rows, e, seen), heads * (2 if forward else 5))
         operands = (2 * q.nbytes + 2 * k.nbytes) if forward else (4 * q.nbytes + 4 * k.nbytes)
         ledger.product_bytes += operands
+
+
+class _Lstm(torch.autograd.Function):
+    """What one layer of a fused LSTM holds and computes.
+
+    Forward it multiplies all inputs at once and then the hidden state of each time step, backward twice as much. It
+    keeps four gates and the cell of every time step. A time step counts as an operator, for the next one waits for it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, h: Tensor, c: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        out = x.new_empty(*x.shape[:-1], h.shape[-1])
+        ctx.save_for_backward(x, h, c, *weights, out, x.new_empty(*x.shape[:-1], 5 * h.shape[-1]))
+        _count_lstm(x, h, 1)
+        return out, torch.empty_like(h), torch.empty_like(c)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, ...]:
+        x, h, c, *weights, _, _ = ctx.saved_tensors
+        gates = x.new_empty(*x.shape[:-1], 4 * h.shape[-1])
+        _count_lstm(x, h, 2)
+        inputs = tuple(torch.empty_like(each) for each in (x, h, c, *weights))
+        del gates
+        return inputs
+
+
+def _lstm(x: Tensor, state: tuple[Tensor, Tensor], weights: list[Tensor], *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    low = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+    return _Lstm.apply(*(each.to(low) for each in (x, *state, *weights)))  # type: ignore[no-any-return]
+
+
+def _count_lstm(x: Tensor, h: Tensor, times: int) -> None:
+    ledger = Ledger.current
+    if ledger is not None:
+        length, n, k = *x.shape[:2], h.shape[-1]
+        ledger.operators += times * length
+        ledger.count_products(x.dtype, (length * n, x.shape[-1], 4 * k), times)
+        ledger.count_products(x.dtype, (n, k, 4 * k), times * length)
+        ledger.moved += times * length * n * 6 * k * x.element_size()
 
 
 class Ledger(TorchDispatchMode):

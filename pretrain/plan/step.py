@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config.contrast import ContrastSection
 from capt.pretrain.config.schema import Job
 from capt.pretrain.contrastive.task import ContrastTask
 from capt.pretrain.contrastive.term import ContrastTerm
@@ -40,11 +41,13 @@ class Rehearsal(NamedTuple):
         task: a `Task` whose ``build_modules``, ``step`` and ``flops_per_step`` need no data.
         batch: a micro-batch of this rank, of the shapes that training has.
         assumed: what is not known before the data are read, and what is taken instead.
+        longest: whether every row of the batch is as long as it may be, which few rows of the data are.
     """
 
     task: Any
     batch: Any
     assumed: tuple[str, ...] = ()
+    longest: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,7 @@ class RankStep:
         again: work that is saved where a micro-batch keeps the graph of its first pass (`contrast.keep`).
         graph: bytes of such a graph.
         contrast_peak: bytes that live at most while the contrast is computed, without any.
+        longest: as of `Rehearsal`.
     """
 
     weights: int
@@ -161,6 +165,7 @@ class RankStep:
     again: Work
     graph: int
     contrast_peak: int
+    longest: bool
 
 
 def rank_step(job: Job, world: int, *, gpu: bool) -> RankStep:
@@ -170,15 +175,18 @@ def rank_step(job: Job, world: int, *, gpu: bool) -> RankStep:
     simulated by itself where there are more. Of a stack of equal layers (``model.layers``) the first few are
     simulated: work, weights and memory are affine in their number, or in that of their periods where kinds alternate.
 
+    Where a rank has fewer rows than ``batch.micro``, or parts that differ by one, all are as large as the largest.
+
     Raises:
         ConfigError: the batch sizes do not fit ``world``, or the task cannot be planned.
     """
     job = completed(job)
     try:
-        job.accumulation(world)
+        parts = job.accumulation(world)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    job = _quiet(job)
+    job = _quiet(_with_precision(job, "bf16" if gpu else "fp32"))
+    job = _with_micro(job, -(-job.batch.global_ // (parts * world)))
     model = getattr(job, "model", None)
     layers, period = getattr(model, "layers", 0), getattr(model, "period", 1)
     least = LAYERS + (layers - LAYERS) % period
@@ -198,15 +206,34 @@ def rank_step(job: Job, world: int, *, gpu: bool) -> RankStep:
     )
 
 
+def _with_micro(job: Any, micro: int) -> Any:
+    return job.model_copy(update={"batch": job.batch.model_copy(update={"micro": micro})})
+
+
 def _with_layers(job: Any, layers: int) -> Any:
     return job.model_copy(update={"model": job.model.model_copy(update={"layers": layers})})
 
 
+def _with_precision(job: Any, auto: str) -> Any:
+    """The job with the precision that ``engine.precision=auto`` is on the device."""
+    engine = job.engine
+    return (
+        job.model_copy(update={"engine": engine.model_copy(update={"precision": auto})})
+        if (engine.precision == "auto")
+        else job
+    )
+
+
+def contrast_of(job: Any) -> ContrastSection | None:
+    """The section of the CAPT loss, where the job has one and its weight is above 0."""
+    section = getattr(job, "contrast", None)
+    return section if isinstance(section, ContrastSection) and section.weight > 0 else None
+
+
 def _rank_step(job: Any, world: int, *, gpu: bool) -> RankStep:
     parts = job.accumulation(world)
-    section: Any = getattr(job, "contrast", None)
-    contrasts = section is not None and section.weight > 0
-    cached = contrasts and section.is_cached(parts)
+    section = contrast_of(job)
+    cached = section is not None and section.is_cached(parts)
     shown = min(parts, 2)
     if not cached or parts == shown:
         step, alone, rehearsal, marks = _with_contrast(job, world, shown, gpu=gpu)
@@ -228,10 +255,11 @@ def _rank_step(job: Any, world: int, *, gpu: bool) -> RankStep:
     weights = marks["weights"] // 4
     whole_step = rehearse(job, world)
     flops = whole_step.task.flops_per_step()
-    tokens = whole_step.task.tokens([whole_step.batch]) if isinstance(whole_step.task, ContrastTask) else 0
+    tokens = whole_step.task.tokens([whole_step.batch]) if hasattr(whole_step.task, "tokens") else 0
     return RankStep(
         weights, encoder, contrast, tuple(sent), peak, queue, flops, tokens, parts, cached, rehearsal.assumed,
         Work({}, 0, 0) if step.first is None else Work.of(step.first), marks.get("graph", 0), during,
+        rehearsal.longest,
     )  # fmt: skip
 
 
@@ -278,7 +306,8 @@ def simulate_step(
             modules = task.build_modules()
         weights = sum(p.numel() for module in modules.values() for p in module.parameters())
         term = getattr(task, "contrast", None)
-        stored = fill_queue(term, task.width) if term is not None else 0
+        queued = task if term is None else term
+        stored = fill_queue(queued, task.width) if getattr(queued, "queue", None) is not None else 0
         before, marks = ledger.live, {"weights": 4 * weights, "queue": stored}
         ledger.reset()
         with Wire() as wire, _marked(term, ledger, marks), _passes(task, ledger, marks) as passes:
@@ -331,9 +360,8 @@ def _with_contrast(
     shorter = job.model_copy(update={"batch": job.batch.model_copy(update={
         "global_": parts * job.micro_batch(world) * world, "micro": job.micro_batch(world),
     })})  # fmt: skip
-    section = getattr(job, "contrast", None)
     step, marks, rehearsal = simulate_step(shorter, world, gpu=gpu)
-    if section is None or not section.weight:
+    if contrast_of(job) is None:
         alone = Simulated((), 0, 0, 0, 0, 0, 0)
     else:
         alone = simulate_contrast(shorter, rehearsal.task.width, world, gpu=gpu, task=rehearsal.task)
@@ -353,13 +381,13 @@ def _quiet(job: Job) -> Any:
     }
     if getattr(getattr(job, "model", None), "compile", False):
         update["model"] = job.model.model_copy(update={"compile": False})  # type: ignore[attr-defined]
-    if (section := getattr(job, "contrast", None)) is not None and section.weight:
+    if (section := contrast_of(job)) is not None:
         update["contrast"] = section.model_copy(update={"keep": 0})
     return job.model_copy(update=update)
 
 
-def fill_queue(term: ContrastTerm, width: int) -> int:
-    """Fill the queue, and return the bytes of this rank's rows and ids."""
+def fill_queue(term: Any, width: int) -> int:
+    """Fill the ``queue`` of a term or task, and return the bytes of this rank's rows and ids."""
     if term.queue is None:
         return 0
     size = term.queue.shard_size
@@ -476,7 +504,7 @@ class _Gradients(Engine):
         """No update."""
 
     def gradient_norm(self) -> Tensor:
-        return torch.zeros(())
+        return torch.tensor(0.0)  # a constant, which can be read among tensors without data
 
 
 def parts_of(sent: Sequence[Sent]) -> list[tuple[str, int]]:

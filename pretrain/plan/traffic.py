@@ -15,6 +15,7 @@ from capt.pretrain.plan.devices import (
     START,
     Assumptions,
     Device,
+    hosts,
 )
 
 Stage = Literal[0, 1, 2, 3]
@@ -70,16 +71,16 @@ def collective_seconds(name: str, received: int, world: int, given: Assumptions,
     """
     if world == 1 or received == 0:
         return 0.0
-    hosts = max(1, world // int(GPUS_OF_HOST.value)) if device.is_gpu else 1
+    several = hosts(world, device)
     twice = 2 if name == "allreduce_" else 1
-    network, local, received = twice * (hosts - 1), twice * (world - hosts), twice * received
+    network, local, received = twice * (several - 1), twice * (world - several), twice * received
     bandwidth = given.links * device.link
-    if hosts > 1:
+    if several > 1:
         bandwidth = min(bandwidth, (GPUS_OF_HOST.value if given.rails else 1) * device.card)
     simple = START["Simple"].value + local * NVLINK_STEP["Simple"].value + network * NETWORK_STEP["Simple"].value
-    between = LL_BETWEEN_HOSTS.value if hosts > 1 else 1.0
+    between = LL_BETWEEN_HOSTS.value if several > 1 else 1.0
     ll = START["LL"].value + local * between * NVLINK_STEP["LL"].value + network * NETWORK_STEP["LL"].value
-    slower = LL_SLOWER[hosts == twice == 1].value
+    slower = LL_SLOWER[several == twice == 1].value
     return min(simple + received / bandwidth, ll + slower * received / bandwidth)
 
 

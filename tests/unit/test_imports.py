@@ -96,7 +96,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "pretrain.__main__": (*BASE, "pretrain.config", "pretrain.engine"),
     # ---- tasks
     "pretrain.language": (*TASK, "pretrain.convert"),
-    "pretrain.pairs": (*TASK, "pretrain.convert", *_in("pretrain.language", "backbone", "inputs")),
+    "pretrain.pairs": (*TASK, "pretrain.convert", *_in("pretrain.language", "backbone", "inputs", "plan")),
     "pretrain.retrieval": (
         *(*BASE, "tokenizer", "pretrain.convert"),
         *_in("pretrain", "config", "data", "engine", "language", "models", "pairs"),
@@ -144,15 +144,15 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *(*TASK, "pretrain.convert", "pretrain.regions", "pretrain.report"),
         "pretrain.vision_language",
     ),
-    "finetune": ("tokenizer", *_in("pretrain", "base", "config", "engine", "models", "language")),
+    "finetune": ("tokenizer", *_in("pretrain", "base", "config", "engine", "models", "language", "plan")),
     "finetune.text_export": ("finetune", "tokenizer", *_in("pretrain", "base", "convert", "engine", "models")),
     "finetune.glue": (
         *("finetune", "tokenizer"),
-        *_in("pretrain", "base", "config", "data.sts_files", "engine", "models", "convert", "report"),
+        *_in("pretrain", "base", "config", "data.sts_files", "engine", "models", "convert", "report", "plan"),
     ),
     "finetune.labels": (
         *("finetune", "tokenizer"),
-        *_in("pretrain", "base", "config", "engine", "models", "convert"),
+        *_in("pretrain", "base", "config", "engine", "models", "convert", "plan"),
     ),
     "finetune.visual": (
         *("finetune", "tokenizer"),

@@ -174,7 +174,7 @@ def train_critics(job: LatentJob, critics: Engine, encoded: EncoderOutput, batch
     norm = float(critics.gradient_norm())
     if not math.isfinite(norm):
         raise CriticDivergedError("their gradient is no longer a number", job.critic.lr)
-    all_clamped = int(distributed.all_reduce_sum(number_clamped))
+    all_clamped = over_ranks(number_clamped)
     share = all_clamped / (len(batch.priors) * batch.views * batch.total * (1 if values.g_p is None else 2))
     if share > MOST_CLAMPED:
         raise CriticDivergedError(
@@ -188,3 +188,8 @@ def train_critics(job: LatentJob, critics: Engine, encoded: EncoderOutput, batch
         "critic/clamped": float(all_clamped),
         "critic/grad_norm": norm,
     }
+
+
+def over_ranks(number: Tensor) -> int:
+    """The sum of the ranks' numbers, for the host to read."""
+    return int(distributed.all_reduce_sum(number))

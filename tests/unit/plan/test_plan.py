@@ -22,6 +22,7 @@ from capt.pretrain.plan.advice import changes
 from capt.pretrain.plan.calibrate import Measured, calibrated
 from capt.pretrain.plan.devices import CASES, CENTRAL, FAST, SLOW, cluster
 from capt.pretrain.plan.predict import PLAN, RESERVE, predict, require_fit
+from capt.pretrain.plan.traffic import collective_seconds
 from capt.pretrain.report import report
 from tests.benchmarks.bench_plan import MEMORY, job_of, tracked_peak
 from tests.support import run_ranks
@@ -106,7 +107,7 @@ def test_a_step_of_texts_with_negatives_is_planned(monkeypatch: pytest.MonkeyPat
     """In three micro-batches, whose contrast is one over 36 documents of this rank."""
     sizes = {"layers": 2, "hidden": 64, "heads": 2, "ffn": 128}
     tiny = RobertaConfig(size="custom", vocab_size=300, **sizes).to_hf(bos_id=0, eos_id=2)
-    monkeypatch.setattr("capt.pretrain.pairs.plan._encoder", lambda init: (tiny, ()))
+    monkeypatch.setattr("capt.pretrain.pairs.plan.described_encoder", lambda init, positions: (tiny, ("tiny",)))
     overrides = ["data.files=[none]", "data.negatives=2", "data.sequence_length=32", "batch.global=24", "batch.micro=4"]
     found = step.rank_step(load_job("capt_pairs", [*overrides, "engine.precision=bf16"]), 2, gpu=True)
     assert found.parts == 3
@@ -114,6 +115,93 @@ def test_a_step_of_texts_with_negatives_is_planned(monkeypatch: pytest.MonkeyPat
     assert found.contrast.flops >= 3 * 2 * (12 * 2) * (36 * 2) * 64 / 2  # of a rank, which has half of the documents
     assert found.tokens == 24 * 4 * 32
     assert found.sent
+
+
+def _tiny_encoder(init: Path, positions: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+    tiny = RobertaConfig(size="custom", vocab_size=300, layers=2, hidden=64, heads=2, ffn=128, max_positions=64)
+    return tiny.to_hf(bos_id=0, eos_id=2), ("a tiny encoder",)
+
+
+def test_fine_tuning_is_planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Steps follow from what is known of GLUE, and from a table that is here; else they are not told."""
+    monkeypatch.setattr("capt.finetune.plan.described_encoder", _tiny_encoder)
+    rte = predict(load_job("rte", ["data.path=none", "model.init=none", "batch.micro=4"]), cluster("2xh100"))
+    assert rte.steps == -(-10 * 2490 // 16)
+    assert rte.tokens == 16 * 64
+    assert rte.step.encoder.flops == pytest.approx(rte.step.flops / 2, rel=0.05)
+    assert rte.step.longest
+    mine = ["model.init=none", "data.sequence_length=32"]
+    unknown = predict(load_job("mine", [*mine, "data.train=none.csv", "data.kind=regression"]), cluster("cpu"))
+    assert (unknown.steps, unknown.to_json()["days"], unknown.tokens) == (None, None, 16 * 32)
+    table = tmp_path / "rows.csv"
+    table.write_text("text,label\n" + "".join(f"words {n},{'abc'[n % 3]}\n" for n in range(64)))
+    job = load_job("mine", [*mine, f"data.train={table}", "data.validation_share=0.5"])
+    three = predict(job, cluster("cpu"))
+    assert three.steps == 10 * 2
+    assert three.step.weights - unknown.step.weights == 2 * 65
+
+
+@pytest.mark.parametrize(
+    ("config", "flops"), [("ptb/vae", 1.0), ("ptb/lstm_lm", 1.0), ("ptb/clvae_plus_mi", 1.3), ("clusters_k4", None)]
+)
+def test_latent_jobs_are_planned(config: str, flops: float | None) -> None:
+    more = ["data.max_words=20", "data.vocabulary=3000"] if flops else []
+    job = load_job(config, [*more, "batch.micro=16" if flops else "batch.micro=128"])
+    found = predict(job, cluster("2xh100"))
+    assert found.wire
+    assert found.steps == (None if flops else 80_000)
+    if flops:  # those of MFU leave out the critics
+        assert found.step.encoder.flops == pytest.approx(flops * found.step.flops / 2, rel=0.1)
+        assert found.tokens == 32 * 21
+
+
+def test_jobs_whose_step_depends_on_values_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"objective\.svi_steps: .* cannot be planned"):
+        predict(load_job("ptb/sa_vae"), cluster("h100"))
+    with pytest.raises(ConfigError, match=r"task\.type ace: .* cannot be planned"):
+        predict(load_job("skipgram", ["data.files=[none]"]), cluster("h100"))
+
+
+def test_a_prompt_is_part_of_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("capt.pretrain.pairs.plan.described_encoder", _tiny_encoder)
+    job = ["data.files=[none]", "data.sequence_length=32", "batch.global=8", "batch.micro=8"]
+    plain, prompted = (
+        predict(load_job("capt_pairs", [*job, *more]), cluster("h100")).tokens
+        for more in ([], ["data.prompts={query: 'search_query: ', document: ''}"])
+    )
+    assert (plain, prompted) == (8 * 64, 8 * (64 + 4))
+    with pytest.raises(ConfigError, match="more than the encoder's 64 positions"):
+        predict(load_job("capt_pairs", [*job, "data.sequence_length=64", "data.prompts.query=prompt"]), cluster("h100"))
+
+
+def test_a_rank_with_fewer_rows_than_a_micro_batch() -> None:
+    """Plans what the rank has; parts that differ by a row count as the larger one."""
+    few, same, uneven = (
+        predict(load_job("capt_large", [*SMALL, *sizes]), devices)
+        for sizes, devices in (
+            (["batch.micro=16"], cluster("16xh100")),
+            (["batch.micro=4"], cluster("16xh100")),
+            (["batch.micro=16", "batch.global=63"], cluster("16xh100")),
+        )
+    )
+    assert few.step == same.step
+    assert uneven.step.encoder == few.step.encoder
+    assert uneven.memory == few.memory
+
+
+def test_steps_of_a_start_are_counted() -> None:
+    wsd = ["schedule.max_steps=900", "schedule.warmup_steps=0", "schedule.type=wsd", "schedule.decay_steps=100"]
+    counted = [
+        predict(load_job("capt_large", [*SMALL, *wsd, *more]), cluster("8xh100")).steps
+        for more in ([], ["schedule.stop_after=50"], ["run.branch_from=runs/other"])
+    ]
+    assert counted == [900, 50, 100]
+
+
+def test_twelve_gpus_are_on_two_hosts() -> None:
+    given, device = CENTRAL, cluster("h100").device
+    eight, twelve, sixteen = (collective_seconds("allreduce_", 10**8, n, given, device) for n in (8, 12, 16))
+    assert eight < twelve < sixteen
 
 
 def test_slow_and_fast_enclose_the_central_case() -> None:
@@ -214,7 +302,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert ended.value.code == 2
     assert "batch.micro=1024: a rank needs" in capsys.readouterr().err
     with pytest.raises(SystemExit) as ended:
-        main(["plan", "clusters_k4", "--no-advice"])
+        main(["plan", "skipgram", "data.files=[none]", "--no-advice"])
     assert ended.value.code == 2
     assert "cannot be planned" in capsys.readouterr().err
 
