@@ -115,7 +115,7 @@ def evaluate(
     tokens: r.Tokens = None,
     nproc: o.Nproc = None,
     hostfile: o.Hostfile = None,
-    launcher: o.Launcher = None,
+    launcher: r.Launcher = None,
     option: o.OwnOptions = None,
     json: o.Json = False,
 ) -> None:

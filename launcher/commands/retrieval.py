@@ -38,6 +38,7 @@ Tokens = Annotated[
 ]
 
 _LAUNCHERS = ("local", "ssh", "srun")
+Launcher = Annotated[str | None, typer.Option(help=f"{', '.join(_LAUNCHERS)} (default: local; ssh with --hostfile).")]
 
 
 def register(app: typer.Typer) -> None:
@@ -64,7 +65,7 @@ def encode(
     tokens: Tokens = None,
     nproc: o.Nproc = None,
     hostfile: o.Hostfile = None,
-    launcher: o.Launcher = None,
+    launcher: Launcher = None,
     json: o.Json = False,
 ) -> None:
     """Encode texts into a store of vectors; what is there already is not encoded again.
@@ -132,7 +133,7 @@ def mine(
     tokens: Tokens = None,
     nproc: o.Nproc = None,
     hostfile: o.Hostfile = None,
-    launcher: o.Launcher = None,
+    launcher: Launcher = None,
     json: o.Json = False,
 ) -> None:
     """Mine hard negatives for pairs: exact search, filters, and an audit that refuses bad output."""

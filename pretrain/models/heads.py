@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from capt.pretrain.base.errors import ConfigError
-from capt.pretrain.models.cross_entropy import masked_cross_entropy
+from capt.pretrain.models.cross_entropy import UNUSED, masked_cross_entropy
 
 # From hidden states at all positions to those that a head reads: chosen positions, or the mean over tokens.
 
@@ -52,6 +52,11 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
 }
 """Functions of the language-model head, by the value of ``hidden_act`` in ``config.json``."""
+
+
+def leaves_out_unused(x: Tensor) -> bool:
+    """True where the head computes nothing for rows without a label: on a CPU. A GPU would have to wait for them."""
+    return x.device.type == "cpu"
 
 
 class MLMHead(nn.Module):
@@ -117,8 +122,12 @@ class MLMHead(nn.Module):
 
     def forward(self, hidden: Float[Tensor, "*rows h"], labels: Int[Tensor, "*rows"]) -> MLMOutput:
         """Cross entropy at the given positions only; a label of -100 marks a row that is not predicted."""
-        x = self._transform(hidden).flatten(0, -2)
-        return MLMOutput(*masked_cross_entropy(x, self.weight, self.bias, labels.flatten(), self.vocab_size))
+        hidden, labels = hidden.flatten(0, -2), labels.flatten()
+        if leaves_out_unused(hidden) and not (used := labels != UNUSED).all():
+            rows = used.nonzero()[:, 0]
+            hidden, labels = hidden.index_select(0, rows), labels.index_select(0, rows)
+        x = self._transform(hidden)
+        return MLMOutput(*masked_cross_entropy(x, self.weight, self.bias, labels, self.vocab_size))
 
     def logits(self, hidden: Float[Tensor, "*rows h"]) -> Float[Tensor, "*rows V"]:
         """Scores over the vocabulary, for models that ZeRO-3 does not partition."""

@@ -35,7 +35,7 @@ from torch.utils._pytree import tree_leaves
 from capt.pretrain.base import distributed
 from capt.pretrain.base.distributed import GATHER, REDUCE_SCATTER
 from capt.pretrain.contrast import kernels, masks
-from capt.pretrain.models import cross_entropy, layers
+from capt.pretrain.models import cross_entropy, heads, layers
 from capt.pretrain.models.modernbert import attention
 
 _PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1}
@@ -104,7 +104,8 @@ def as_on_a_gpu() -> Iterator[None]:
 
 
 def _unreadable() -> Iterator[Any]:
-    return (mock.patch.object(_module(name), "is_readable", _no) for name in ("queue", "info_nce"))
+    yield from (mock.patch.object(_module(name), "is_readable", _no) for name in ("queue", "info_nce"))
+    yield mock.patch.object(heads, "leaves_out_unused", _no)
 
 
 @contextmanager

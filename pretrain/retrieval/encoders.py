@@ -24,6 +24,7 @@ from capt.pretrain.language.load import load_hf, load_model
 from capt.pretrain.language.sentence_folder import load_sentence_model
 from capt.pretrain.models.architecture import encoder_class, encoder_of_type
 from capt.pretrain.models.capt import CaptModel
+from capt.pretrain.models.encoder import Encoder
 from capt.pretrain.models.foreign.encoder import load_encoder as load_foreign
 from capt.pretrain.models.foreign.read import read_encoder
 from capt.pretrain.models.heads import mean_over_tokens
@@ -317,8 +318,7 @@ def _of_foreign(
     encoder = load_foreign(pretrained, str(path)).to(device()).eval()
 
     def embed(tokens: Int[Tensor, "n L"], padded: bool) -> Tensor:
-        hidden = encoder(tokens, padded=padded).float()
-        return hidden[:, 0] if pooling == "cls" else mean_over_tokens(hidden, tokens, encoder.pad_id)
+        return _pooled(encoder, tokens, padded, pooling)
 
     return OwnEncoder(str(path), embed, pretrained.tokenizer, encoder.max_positions, facts, options)
 
@@ -330,11 +330,17 @@ def _embed_of(model: CaptModel, pooling: str, source: str) -> Embed:
     read = model.config.pooling if pooling == "head" else pooling
 
     def embed(tokens: Int[Tensor, "n L"], padded: bool) -> Tensor:
-        hidden = model.encoder(tokens, padded=padded).float()
-        rows = hidden[:, 0] if read == "cls" else mean_over_tokens(hidden, tokens, model.encoder.pad_id)
+        rows = _pooled(model.encoder, tokens, padded, read)
         return model.aggregation(rows) if pooling == "head" and model.aggregation is not None else rows
 
     return embed
+
+
+def _pooled(encoder: Encoder, tokens: Int[Tensor, "n L"], padded: bool, pooling: str) -> Float[Tensor, "n h"]:
+    """The hidden state of the first token (cls), of which the last layer computes no other, or their mean."""
+    if pooling == "cls":
+        return encoder(tokens, padded=padded, rows=torch.zeros_like(tokens[:, :1]))[:, 0].float()  # type: ignore[no-any-return]
+    return mean_over_tokens(encoder(tokens, padded=padded).float(), tokens, encoder.pad_id)
 
 
 def _hashes_of(checkpoint: Path) -> dict[str, str]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 
 from capt.pretrain.base.distributed import all_gather, device
@@ -20,8 +22,14 @@ BLOCK = 8192
 """Documents in one product."""
 _QUERIES = 512
 """Queries in one product."""
-_PAIRS = 1 << 22
-"""Numbers of one operand of a product in float64, at most."""
+_GROUP = 16
+"""Columns of a product that are looked at together."""
+_PAIRS = 1 << 17
+"""Numbers of one operand of a product in float64, at most: both stay in the cache of a core."""
+_HELD_BYTES = 64 << 20
+"""Candidates that are held, with their vectors."""
+_ROWS = 256
+"""Rows that become float64 together, for the same reason."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +42,13 @@ class Nearest:
 
 def unit_rows(rows: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
     """Rows of length 1 in fp32; a row of zeros stays."""
-    norms = np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
-    return (rows / np.where(norms > 0, norms, 1)).astype(np.float32)
+    out = np.empty(rows.shape, dtype=np.float32)
+    for start in range(0, len(rows), _ROWS):
+        part = rows[start : start + _ROWS].astype(np.float64)
+        norms = np.linalg.norm(part, axis=1, keepdims=True)
+        np.divide(part, np.where(norms > 0, norms, 1), out=part)
+        out[start : start + _ROWS] = part
+    return out
 
 
 def pair_scores(
@@ -55,70 +68,154 @@ def pair_scores(
     return out
 
 
+class _Held(NamedTuple):
+    """Documents that may belong to the best: vectors and numbers, and pairs of query and document with products."""
+
+    rows: Float[np.ndarray, "c d"]
+    numbers: Int[np.ndarray, " c"]
+    queries: Int[np.ndarray, " p"]
+    columns: Int[np.ndarray, " p"]
+    products: Float[np.ndarray, " p"]
+
+
 class TopK:
     """The ``k`` best documents of each query among those that were given to `update`.
 
     Args:
         queries: a vector for each query, fp32.
         k: documents to keep.
-        order: for each document its place among equal scores; the smallest comes first.
+        order: for each document its place among equal scores, a permutation; the smallest comes first.
     """
 
     def __init__(self, queries: Float[np.ndarray, "q d"], k: int, order: Int[np.ndarray, " n"]) -> None:
-        self._queries, self._order, self._k = np.ascontiguousarray(queries), order, k
+        self._queries, self._order, self._k = np.ascontiguousarray(queries), order.astype(np.int64), k
+        self._at_place = np.argsort(order)
         self._on_device = torch.from_numpy(self._queries).to(device())
-        self._lengths = np.linalg.norm(self._queries.astype(np.float64), axis=1)
-        n = len(queries)
-        self._scores = np.full((n, k), -np.inf, dtype=np.float32)
-        self._numbers = np.full((n, k), -1, dtype=np.int64)
+        self._lengths = _lengths(self._queries)
+        self._best = np.full((len(queries), k), _NONE, dtype=np.int64)
+        self._products = np.full((len(queries), k), -np.inf, dtype=np.float32)
+        self._longest = 0.0
+        self._held: list[_Held] = []
 
     def update(self, first: int, rows: Float[np.ndarray, "b d"]) -> None:
-        """Take the documents ``first``, ``first + 1``, ... with the vectors ``rows`` (fp32) into account."""
-        if not len(rows):
+        """Take the documents ``first``, ``first + 1``, ... with the vectors ``rows`` (fp32) into account.
+
+        Candidates are held until they fill 64 MiB: fewer of them are left then, to be scored again.
+        """
+        if not len(rows) or not len(self._queries):
             return
         documents = torch.from_numpy(np.ascontiguousarray(rows)).to(device())
-        longest = float(np.linalg.norm(rows.astype(np.float64), axis=1).max())
-        for start in range(0, len(self._queries), _QUERIES):
-            part = slice(start, start + _QUERIES)
-            approximate = self._on_device[part] @ documents.T
-            floor = self._scores[part, -1]
-            if len(rows) >= self._k and np.isneginf(floor).any():  # later the best so far are floor enough
-                floor = np.maximum(floor, torch.topk(approximate, self._k, dim=1).values[:, -1].cpu().numpy())
-            # |fl(x y) - x y| <= d u |x| |y|: once for the product itself, once for the floor
-            slack = 2 * (rows.shape[1] + 2) * 2.0**-24 * self._lengths[part] * longest
-            limit = np.nextafter((floor - slack).astype(np.float32), np.float32(-np.inf))
-            found = torch.nonzero(approximate >= torch.from_numpy(limit).to(device())[:, None], as_tuple=True)
-            queries, columns = (each.cpu().numpy() for each in found)
-            queries = queries + start
-            self._merge(queries, columns + first, pair_scores(self._queries, rows, queries, columns))
+        self._longest = max(self._longest, float(_lengths(rows).max()))
+        parts = [
+            self._candidates(self._on_device[start : start + _QUERIES] @ documents.T, start)
+            for start in range(0, len(self._queries), _QUERIES)
+        ]
+        queries, columns, products = (np.concatenate(each) for each in zip(*parts, strict=True))
+        used = np.zeros(len(rows), dtype=bool)
+        used[columns] = True
+        numbers = np.flatnonzero(used) + first
+        self._held.append(_Held(rows[used], numbers, queries, used.cumsum()[columns] - 1, products))
+        if sum(part.nbytes for held in self._held for part in held) >= _HELD_BYTES:
+            self._settle()
 
-    def _merge(
-        self, queries: Int[np.ndarray, " p"], numbers: Int[np.ndarray, " p"], scores: Float[np.ndarray, " p"]
-    ) -> None:
-        """Take documents with their scores into account; each has not been seen before."""
-        touched = np.unique(queries)
-        kept = self._numbers[touched] >= 0
-        queries = np.concatenate([np.repeat(touched, kept.sum(axis=1)), queries])
-        numbers = np.concatenate([self._numbers[touched][kept], numbers])
-        scores = np.concatenate([self._scores[touched][kept], scores])
-        order = np.lexsort((self._order[numbers], -scores, queries))
-        queries, numbers, scores = queries[order], numbers[order], scores[order]
-        starts = np.searchsorted(queries, touched)
-        place = np.arange(len(queries)) - np.repeat(starts, np.diff([*starts.tolist(), len(queries)]))
-        inside = place < self._k
-        self._numbers[touched], self._scores[touched] = -1, -np.inf
-        self._numbers[queries[inside], place[inside]] = numbers[inside]
-        self._scores[queries[inside], place[inside]] = scores[inside]
+    def _candidates(
+        self, products: Float[torch.Tensor, "m b"], start: int
+    ) -> tuple[Int[np.ndarray, " p"], Int[np.ndarray, " p"], Float[np.ndarray, " p"]]:
+        """Queries (that of the first row is ``start``), columns and products that may belong to the best, by query.
+
+        The largest of each group of columns is looked at first: most groups hold no candidate.
+        """
+        count, part = products.shape[1], slice(start, start + len(products))
+        if over := count % _GROUP:
+            products = F.pad(products, (0, _GROUP - over), value=-torch.inf)
+        groups = products.unflatten(1, (_GROUP, -1))
+        largest = groups.amax(1)
+        floor = self._products[part].min(axis=1)
+        if count >= self._k and np.isneginf(floor).any():  # later the best so far are floor enough
+            seen = largest if 4 * self._k <= largest.shape[1] else products
+            floor = np.maximum(floor, torch.topk(seen, self._k, dim=1).values.amin(1).cpu().numpy())
+        limit = torch.from_numpy(self._limit(floor, part)).to(device())
+        rows, group = torch.nonzero(largest >= limit[:, None], as_tuple=True)
+        near = groups[rows, :, group]
+        hit, member = torch.nonzero(near >= limit[rows, None], as_tuple=True)
+        columns = member * largest.shape[1] + group[hit]
+        real = columns < count
+        queries, columns, values = (x[real].cpu().numpy() for x in (rows[hit], columns, near[hit, member]))
+        touched, table = _beside(-self._products[part], queries, -values)
+        self._products[start + touched] = -np.partition(table, self._k - 1, axis=1)[:, : self._k]
+        return queries + start, columns, values
+
+    def _limit(self, floor: Float[np.ndarray, " m"], queries: slice | Int[np.ndarray, " m"]) -> Float[np.ndarray, " m"]:
+        """What the product of a document in fp32 must reach for it to be one of the best, which reach ``floor``."""
+        # |fl(x y) - x y| <= d u |x| |y|: once for the product itself, once for the floor
+        slack = 2 * (self._queries.shape[1] + 2) * 2.0**-24 * self._longest * self._lengths[queries]
+        limit: Float[np.ndarray, " m"] = np.nextafter((floor - slack).astype(np.float32), np.float32(-np.inf))
+        return limit
+
+    def _settle(self) -> None:
+        """Score what is held in float64, as far as it may still belong to the best."""
+        limit = self._limit(self._products.min(axis=1), slice(None))
+        for held in self._held:
+            near = held.products >= limit[held.queries]
+            queries, columns = held.queries[near], held.columns[near]
+            scores = pair_scores(self._queries, held.rows, queries, columns)
+            touched, table = _beside(self._best, queries, _keys(scores, self._order[held.numbers[columns]]))
+            table.sort(axis=1)
+            self._best[touched] = table[:, : self._k]
+        self._held = []
 
     def result(self) -> Nearest:
-        """The best of what all ranks have seen, alike on every rank. Collective: q x k x 12 bytes from each rank."""
-        numbers = all_gather(torch.from_numpy(self._numbers).to(device())).cpu().numpy()
-        scores = all_gather(torch.from_numpy(self._scores).to(device())).cpu().numpy()
-        if len(numbers) > 1:
-            self._numbers, self._scores = np.full_like(self._numbers, -1), np.full_like(self._scores, -np.inf)
-            world, found, places = np.nonzero(numbers >= 0)
-            self._merge(found, numbers[world, found, places], scores[world, found, places])
-        return Nearest(self._numbers, self._scores)
+        """The best of what all ranks have seen, alike on every rank. Collective: q x k x 8 bytes from each rank."""
+        self._settle()
+        keys = all_gather(torch.from_numpy(self._best).to(device())).cpu().numpy()
+        keys = np.sort(np.concatenate(list(keys), axis=1), axis=1)[:, : self._k]
+        found = keys != _NONE
+        numbers = np.full(keys.shape, -1, dtype=np.int64)
+        numbers[found] = self._at_place[keys[found] & _PLACE]
+        return Nearest(numbers, _scores(keys))
+
+
+def _beside(
+    best: np.ndarray, queries: Int[np.ndarray, " p"], found: np.ndarray
+) -> tuple[Int[np.ndarray, " t"], np.ndarray]:
+    """The queries that have something new, by ``queries`` in ascending order, and their rows of ``best`` with it."""
+    touched, starts, counts = np.unique(queries, return_index=True, return_counts=True)
+    k, most = best.shape[1], int(counts.max(initial=0))
+    empty = _NONE if best.dtype == np.int64 else np.inf
+    table = np.full((len(touched), k + most), empty, dtype=best.dtype)
+    table[:, :k] = best[touched]
+    places = np.arange(len(queries)) - np.repeat(starts, counts)
+    table[np.repeat(np.arange(len(touched)), counts), k + places] = found
+    return touched, table
+
+
+# A score and a place among equal scores as one number, of which the smallest is the best: sorting it is cheap.
+
+_NONE = np.iinfo(np.int64).max
+"""The key of no document, behind all others."""
+_PLACE = (1 << 32) - 1
+
+
+def _keys(scores: Float[np.ndarray, "*n"], places: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
+    bits = (scores + np.float32(0)).view(np.int32).astype(np.int64)  # + 0: there is one zero only
+    ascending = np.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
+    keys: Int[np.ndarray, "*n"] = (~ascending << 32) | places
+    return keys
+
+
+def _scores(keys: Int[np.ndarray, "*n"]) -> Float[np.ndarray, "*n"]:
+    ascending = ~(keys >> 32)
+    scores = np.where(ascending >= 0, ascending, ascending ^ 0x7FFFFFFF).astype(np.int32).view(np.float32)
+    return np.where(keys == _NONE, np.float32(-np.inf), scores)
+
+
+def _lengths(rows: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
+    """Euclidean lengths, in float64."""
+    out = np.empty(len(rows))
+    for start in range(0, len(rows), _ROWS):
+        part = rows[start : start + _ROWS].astype(np.float64)
+        out[start : start + _ROWS] = np.einsum("nd,nd->n", part, part)
+    return np.sqrt(out)
 
 
 def by_id(names: Sequence[str]) -> Int[np.ndarray, " n"]:

@@ -9,10 +9,6 @@ that a busy machine shifts both sides alike. Tokens are counted once, not once a
 
 Ours makes the C library keep freed memory (``capt.pretrain.engine.rank``). The ratios with a bound are those with the
 same setting in the Trainer's process; a second row each has the Trainer under glibc's defaults, as it comes.
-
-Two more rows are of masked-language modelling alone (30% masks) with Ettin's 17M encoder, ModernBERT's architecture, on
-16 texts of 16 to 512 tokens, against ``ModernBertForMaskedLM`` on the same padded batch, which computes all logits as
-it comes, or those of masked tokens alone (``sparse_prediction``).
 """
 
 from __future__ import annotations
@@ -141,101 +137,6 @@ def trainer(pipe: Connection, precision: str, zero_stage: int, *, keeps_freed_me
         Trainer(model=TrainerModel(), args=arguments, train_dataset=Samples(), callbacks=[turns]).train()
 
 
-MODERN = {"layers": 7, "hidden": 256, "heads": 4, "ffn": 384}
-SHORTEST, LONGEST, MODERN_VOCABULARY = 16, 512, 50_368
-MODERN_BOUND = 1.5
-
-
-def texts(turn: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Padded texts of uniformly drawn lengths, their masked copy, and labels (-100 elsewhere)."""
-    generator = torch.Generator().manual_seed(turn)
-    lengths = torch.randint(SHORTEST, LONGEST + 1, (BATCH, 1), generator=generator)
-    shape = BATCH, int(lengths.max())
-    real = torch.arange(shape[1]) < lengths
-    tokens = torch.randint(5, MODERN_VOCABULARY, shape, generator=generator).masked_fill_(~real, 1)
-    masked = (torch.rand(shape, generator=generator) < 0.3) & real
-    masked[:, 0] = True
-    return tokens, tokens.masked_fill(masked, 4), tokens.masked_fill(~masked, -100)
-
-
-def modernbert(pipe: Connection, precision: str, sparse: bool) -> None:
-    """One step of masked-language modelling through our engine each time the parent asks."""
-    torch.set_num_threads(THREADS)
-    from capt.pretrain.base import distributed
-    from capt.pretrain.base.quiet import quiet_libraries
-    from capt.pretrain.engine.rank import keep_freed_memory
-
-    keep_freed_memory()
-    quiet_libraries(debug=False)
-    distributed.initialize(timeout_minutes=10)
-    from capt.pretrain.config.schema import Job
-    from capt.pretrain.engine.engines.build import build_engines
-    from capt.pretrain.models.capt import CaptModel
-    from capt.pretrain.models.modernbert.config import ModernBertConfig
-
-    job = Job.model_validate(
-        {
-            "task": {"type": "capt_language"},
-            "batch": {"global": BATCH, "micro": BATCH},
-            "optimizer": {**ADAM, "clip": CLIP},
-            "engine": {"precision": precision, "zero_stage": 0},
-        }
-    )
-    config = ModernBertConfig(size="custom", **MODERN, vocab_size=MODERN_VOCABULARY)
-    engine = build_engines({"model": CaptModel(config, contrast=False)}, job)["model"]
-
-    def step(turn: int) -> None:
-        tokens, corrupted, labels = texts(turn)
-        slots = int((labels != -100).sum(1).max())
-        positions = (labels == -100).int().argsort(dim=1, stable=True)[:, :slots]
-        out = engine(tokens, corrupted, positions, labels.gather(1, positions), padded=True)
-        engine.backward(out.mlm_loss_sum / out.mlm_count)
-        engine.step()
-
-    answer(pipe, step)
-
-
-def transformers_modernbert(pipe: Connection, precision: str, sparse: bool) -> None:
-    """The same step with ``ModernBertForMaskedLM`` and torch's fused AdamW, the same allocator and padded batch."""
-    torch.set_num_threads(THREADS)
-    from transformers import ModernBertConfig, ModernBertForMaskedLM
-
-    from capt.pretrain.engine.rank import keep_freed_memory
-
-    keep_freed_memory()
-    config = ModernBertConfig(
-        vocab_size=MODERN_VOCABULARY, hidden_size=MODERN["hidden"], num_hidden_layers=MODERN["layers"],
-        num_attention_heads=MODERN["heads"], intermediate_size=MODERN["ffn"], pad_token_id=1, bos_token_id=0,
-        eos_token_id=2, cls_token_id=0, sep_token_id=2, sparse_prediction=sparse, sparse_pred_ignore_index=-100,
-    )  # fmt: skip
-    model = ModernBertForMaskedLM(config).train()
-    optimizer = torch.optim.AdamW(model.parameters(), **ADAM, fused=True)
-
-    def step(turn: int) -> None:
-        tokens, corrupted, labels = texts(turn)
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-            loss = model(input_ids=corrupted, attention_mask=(tokens != 1).long(), labels=labels).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    answer(pipe, step)
-
-
-def measure_modernbert(turns: int, *, sparse: bool) -> dict[str, Any]:
-    """A row: tokens per second of ours over those of transformers' ModernBERT, padding not counted."""
-    timings = in_turns(modernbert, transformers_modernbert, ("fp32", sparse), turns, warmup=2)
-    logits = "logits of masked tokens" if sparse else "all logits"
-    return {
-        "name": f"Ettin-17M MLM step, fp32, mixed lengths: tokens/s / transformers', {logits} there",
-        "value": round(timings.ratio, 2),
-        **({} if sparse else {"bound": MODERN_BOUND, "ok": timings.ratio >= MODERN_BOUND}),
-        "seconds": round(statistics.median(timings.ours), 3),
-        "seconds of transformers": round(statistics.median(timings.other), 3),
-    }
-
-
 def measure(precision: str, zero_stage: int, turns: int, *, same_allocator: bool) -> dict[str, Any]:
     """A row: tokens per second of ours over those of the Trainer; bounded where both have the same allocator."""
     other = partial(trainer, keeps_freed_memory=same_allocator)
@@ -262,7 +163,6 @@ def main() -> int:
         measure(precision, arguments.zero_stage, arguments.turns, same_allocator=same)
         for same in (True, False) for precision in BOUNDS
     ]  # fmt: skip
-    rows += [measure_modernbert(arguments.turns, sparse=sparse) for sparse in (False, True)]
     print(json.dumps({"rows": rows}))
     return 0 if all(row["ok"] for row in rows if "ok" in row) else 1
 

@@ -50,12 +50,17 @@ def test_the_trainers_side_takes_a_step_with_the_same_allocator_if_asked(same_al
 
 
 def _one_turn_each() -> list[float]:
-    bench, pipe, seconds = _small()
-    bench.LONGEST, bench.MODERN_VOCABULARY = 40, 97
-    bench.modernbert(pipe, "fp32", sparse=False)
-    for sparse in (False, True):
+    from tests.benchmarks import bench_modernbert
+
+    _, pipe, seconds = _small()
+    bench_modernbert.SHAPES, bench_modernbert.TOKENS, bench_modernbert.VOCABULARY = [(40, True)], 80, 97
+    for side, sparse in (
+        (bench_modernbert.ours, False),
+        (bench_modernbert.theirs, False),
+        (bench_modernbert.theirs, True),
+    ):
         pipe.recv = iter([True, False]).__next__
-        bench.transformers_modernbert(pipe, "fp32", sparse)
+        side(pipe, 1, sparse)
     return seconds
 
 

@@ -55,3 +55,21 @@ def test_a_head_near_the_identity_scores_words_by_the_normalised_state() -> None
     assert before > 0.5
     assert error() < 0.03
     assert torch.equal(word.weight, embeddings)
+
+
+def test_rows_without_a_label_change_nothing() -> None:
+    """They are left out on a CPU: sums and gradients are those of the rows with a label, also where there is none."""
+    head = MLMHead(nn.Embedding(VOCABULARY, 32), VOCABULARY, 1e-5).double()
+    hidden, labels = torch.randn(4, 5, 32, dtype=torch.float64), torch.randint(5, VOCABULARY, (4, 5))
+    for unused in (torch.rand(4, 5) < 0.5, torch.ones(4, 5, dtype=torch.bool)):
+        given = hidden.clone().requires_grad_()
+        loss, _, used = head(given, labels.masked_fill(unused, -100))
+        loss.backward()
+        rows = hidden[~unused].requires_grad_()
+        expected = F.cross_entropy(head.logits(rows), labels[~unused], reduction="sum")
+        torch.testing.assert_close(loss, expected)
+        assert int(used) == int((~unused).sum())
+        assert given.grad is not None
+        assert not given.grad[unused].any()
+        if len(rows):
+            torch.testing.assert_close(given.grad[~unused], torch.autograd.grad(expected, rows)[0])
