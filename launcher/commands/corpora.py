@@ -14,6 +14,7 @@ from capt.launcher.commands import options as o
 
 if TYPE_CHECKING:
     from capt.pretrain.data.shards import ShardSummary
+    from capt.pretrain.data.steps import Steps
     from capt.pretrain.language.config import LanguageJob
     from capt.pretrain.pairs.inspect import PairFiles, PairSummary
     from capt.tokenizer.encode import TextTokenizer
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 tokenizer_app = typer.Typer(help="Train, use and export tokenizers.", rich_markup_mode=None)
 data_app = typer.Typer(help="Prepare and inspect corpora.", rich_markup_mode=None)
 
-Text = Annotated[list[str], typer.Argument(metavar="TEXT...", help=".txt, .jsonl, .parquet (also .gz), or patterns.")]
+Text = Annotated[
+    list[str], typer.Argument(metavar="TEXT...", help=".txt, .jsonl, .csv, .parquet (also .gz, .zst), or patterns.")
+]
 Folder = Annotated[Path, typer.Option(help="New folder to write.")]
 
 
@@ -121,37 +124,65 @@ def export(
 
 
 @data_app.command(
-    epilog="\b\nExample: capt data prepare capt_small data.files=corpus.txt tokenizer.path=tok --out shards"
+    epilog="\b\nExample: capt data prepare capt_small data.files=corpus.txt tokenizer.path=tok --out shards\n"
+    "Example: capt data prepare capt_small 'data.files=web/*.jsonl.zst' tokenizer.path=tok --out shards --workers 16 "
+    "--filter min_words=50 --filter languages=en --filter exact=true"
 )
 def prepare(
     context: typer.Context,
     config: o.Config,
     overrides: o.Overrides = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the shards, to be named by data.shards (default: the cache).")
+        Path | None,
+        typer.Option(
+            help="Folder for the shards, to be named by data.shards (default: the cache). Work that was killed is "
+            "continued there, and other hosts that run the same command help."
+        ),
     ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Processes (default: data.workers, or one per usable core).")
+    ] = None,
+    filter: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Leave documents out, with --out: min_words=N, max_words=N, repetition=true, languages=en, exact=true "
+            "(equal ones), near=0.8 (similar ones). May be repeated.",
+        ),
+    ] = None,
+    steps: Annotated[Path | None, typer.Option(help="A YAML file of the keys of --filter.")] = None,
+    license: Annotated[str | None, typer.Option(help="The licence of the text, for the data card.")] = None,
 ) -> None:
     """Tokenize a job's text into shards, training its tokenizer first if it has none."""
     o.quiet(context)
     from capt.launcher.progress import progress_bar
+    from capt.pretrain.base.errors import ConfigError
     from capt.pretrain.data.prepare import prepare as prepare_cached
     from capt.pretrain.data.prepare import prepare_folder
     from capt.pretrain.language.prepare import tokenizer_folder
     from capt.tokenizer.encode import load_tokenizer
 
+    if workers is not None:
+        overrides = [*(overrides or []), f"data.workers={workers}"]
     job = _language_job(config, overrides)
+    declared = _steps(steps, filter or [])
+    if out is None and (declared.names or license):
+        raise ConfigError("--filter, --steps and --license belong to shards in a folder: name it by --out")
     with progress_bar("preparing") as progress:
         folder = tokenizer_folder(job, progress)
         loaded = load_tokenizer(folder)
         if out is None:
             sets = [prepare_cached(job.data, loaded, split, progress) for split in ("train", "validation")]
         else:
-            sets = list(prepare_folder(job.data, loaded, out, progress).values())
+            made = prepare_folder(job.data, loaded, out, progress, steps=declared, license=license)
+            sets = list(made.values())
     for shards in sets:
         if shards is not None:
             without = shards.rows_without_text
             skipped = f"; {without} rows without text were left out" if without else ""
             typer.echo(f"{shards.folder}: {shards.documents} documents, {shards.tokens} tokens{skipped}")
+    if out is not None and (out / "card.md").is_file():
+        typer.echo(f"{out / 'card.md'}: what they are made of")
     place = f"data.shards={out} " if out else ""
     typer.echo(f"use them with: {place}tokenizer.path={folder}")
 
@@ -369,6 +400,38 @@ def _show(summary: ShardSummary, sequence_length: int) -> None:
     typer.echo(f"{summary.windows} windows of {sequence_length}, {summary.real_tokens:.2%} of their tokens are text")
     for sample in summary.samples:
         o.say(f"  | {sample}")
+
+
+def _steps(file: Path | None, filters: list[str]) -> Steps:
+    """The steps of a YAML file, with those of ``--filter`` set."""
+    from pydantic import ValidationError
+
+    from capt.pretrain.base.errors import ConfigError
+    from capt.pretrain.base.files import read_text
+    from capt.pretrain.base.records import first_fault
+    from capt.pretrain.config.reader import NotYamlError, read_yaml
+    from capt.pretrain.data.steps import Steps
+
+    declared: dict[str, Any] = {}
+    places = [(str(file), read_text(file, error=ConfigError))] if file is not None else []
+    for text in filters:
+        key, separator, value = text.partition("=")
+        if not separator:
+            raise ConfigError(f"--filter {text}: write KEY=VALUE, for example min_words=50")
+        places.append((f"--filter {text}", f"{key}: {value}"))
+    for place, text in places:
+        try:
+            found = read_yaml(text, place)
+            if not isinstance(found, dict):
+                raise ConfigError(f"{place}: keys and values are needed, for example min_words: 50")
+            declared |= found
+            Steps.model_validate(declared)
+        except NotYamlError as error:
+            raise ConfigError(f"{place}: {error}") from None
+        except ValidationError as error:
+            known = ", ".join(Steps.model_fields)
+            raise ConfigError(f"{place}: {first_fault(error)} (known keys: {known})") from None
+    return Steps.model_validate(declared)
 
 
 def _language_job(config: str, overrides: list[str] | None) -> LanguageJob:

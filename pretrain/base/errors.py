@@ -206,6 +206,7 @@ _EXTRAS = {
     "mteb": ("mteb",),
     "vision": ("PIL",),
     "duplicates": ("datasketch",),
+    "prepare": ("py3langid", "zstandard"),
     "kubernetes": ("kubernetes",),
     "track": ("mlflow", "wandb"),
 }  # fmt: skip

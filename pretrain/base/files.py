@@ -276,27 +276,71 @@ def require_ratio(path: object, unpacked: int, packed: int) -> None:
         )
 
 
+PACKED = {".gz": "gzip", ".zst": "zstd"}
+"""Ends of the names of packed files, and what they are packed with."""
+
+
+class DamagedError(OSError):
+    """The content of a packed file ends early, or is not what its kind has."""
+
+
+DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, DamagedError)
+"""What reading a packed file raises where it is damaged."""
+
+
 class _Unpacked(io.RawIOBase):
-    """What a gzip file holds, as long as it is not far more than its bytes so far can be of text."""
+    """What a packed file holds, as long as it is not far more than its bytes so far can be of text."""
 
     def __init__(self, raw: IO[bytes], path: object) -> None:
         self._raw, self._path, self._count = raw, path, 0
-        self._file = gzip.GzipFile(fileobj=raw)
+        self._file: Any = _Zstd(raw) if str(path).endswith(".zst") else gzip.GzipFile(fileobj=raw)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        count = self._file.readinto(buffer)
+        count: int = self._file.readinto(buffer)
         self._count += count
         require_ratio(self._path, self._count, self._raw.tell())
         return count
 
 
-def unpacked(raw: IO[bytes], path: object) -> io.BufferedReader:
-    """The content of the gzip file ``path``, which is open as ``raw``.
+class _Zstd:
+    """The content of a file of zstd frames."""
 
-    Reading raises ``DataError`` where a small file holds gigabytes, and what `gzip` raises for a damaged one.
+    def __init__(self, raw: IO[bytes]) -> None:
+        import zstandard
+
+        self._error = zstandard.ZstdError
+        self._new = zstandard.ZstdDecompressor().decompressobj
+        self._raw, self._frame, self._rest = raw, self._new(), b""
+        self._begun = False
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a part of ``buffer``. Raises `DamagedError`."""
+        while not self._rest:
+            packed = self._frame.unused_data if self._frame.eof else b""
+            if self._frame.eof:
+                self._frame, self._begun = self._new(), False
+            packed = packed or self._raw.read(1 << 14)
+            if not packed:
+                if self._begun:
+                    raise DamagedError("it ends within a frame")
+                return 0
+            self._begun = True
+            try:
+                self._rest = self._frame.decompress(packed)
+            except self._error as error:
+                raise DamagedError(str(error)) from None
+        count = min(len(buffer), len(self._rest))
+        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
+        return count
+
+
+def unpacked(raw: IO[bytes], path: object) -> io.BufferedReader:
+    """The content of the file ``path``, packed by gzip or zstd, which is open as ``raw``.
+
+    Reading raises ``DataError`` where a small file holds gigabytes, and one of `DAMAGED` for a damaged one.
     """
     return io.BufferedReader(_Unpacked(raw, path))
 

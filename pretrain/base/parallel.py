@@ -7,8 +7,14 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing.connection import wait
 from threading import Thread
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from capt.pretrain.base.errors import DataError, UserError
+
+if TYPE_CHECKING:
+    from multiprocessing.queues import SimpleQueue
 
 # The type of the function that long work calls to show how far it is.
 
@@ -49,6 +55,48 @@ def ordered_map(function: Callable[[T], R], items: Iterable[T], workers: int) ->
                 yield waiting.popleft().result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def run_alike(function: Callable[[], None], workers: int, watch: Callable[[], None] = lambda: None) -> None:
+    """Run ``function`` in ``workers`` new processes until all have ended; ``watch`` is called every second.
+
+    The first one that fails ends the others, and its error is raised here. ``function`` is sent by pickle, and the
+    processes are spawned and end with this one as those of `ordered_map`.
+
+    Raises:
+        DataError: a process was killed.
+    """
+    context = multiprocessing.get_context("spawn")
+    errors = context.SimpleQueue()
+    processes = [context.Process(target=_run, args=(function, errors), daemon=True) for _ in range(workers)]
+    for process in processes:
+        process.start()
+    try:
+        running = list(processes)
+        while running:
+            wait([process.sentinel for process in running], timeout=1.0)
+            watch()
+            if not errors.empty():
+                raise errors.get()
+            for process in running:
+                if process.exitcode:
+                    raise DataError(
+                        f"a worker process ended with exit code {process.exitcode}, as where memory is short; start "
+                        "again with fewer workers: what is finished is kept"
+                    )
+            running = [process for process in running if process.exitcode is None]
+    finally:
+        for process in processes:
+            process.terminate()
+            process.join()
+
+
+def _run(function: Callable[[], None], errors: SimpleQueue[Exception]) -> None:
+    _install(lambda _: None)
+    try:
+        function()
+    except (UserError, OSError, ImportError) as error:  # what a user is told in one line
+        errors.put(error)
 
 
 def _install(function: Callable[[Any], Any]) -> None:

@@ -85,8 +85,8 @@ class DataConfig(Section):
     )
     files: StorePatterns = Field(
         [],
-        description="paths or globs of .txt, .jsonl, .json, .tokens, .raw (or .gz), .parquet; also in a store: s3://, "
-        "gs://, az://, hf://, https://",
+        description="paths or globs of .txt, .jsonl, .json, .csv, .tsv, .tokens, .raw (or .gz, .zst), .parquet; also "
+        "in a store: s3://, gs://, az://, hf://, https://",
     )
     validation_files: StorePatterns = Field(
         [], description="held-out text; without it a fraction of the text is held out"
@@ -101,7 +101,7 @@ class DataConfig(Section):
     validation_split: str | None = Field(
         None, description="hub split to validate on; if unset a fraction of the text is held out"
     )
-    text_column: str = Field("text", description="key or column with the text of a jsonl, parquet or hub row")
+    text_column: str = Field("text", description="key or column with the text of a jsonl, csv, parquet or hub row")
     missing: Literal["skip", "refuse"] = Field("skip", description=MISSING)
     document_start: str | None = Field(
         None,

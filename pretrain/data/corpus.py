@@ -107,7 +107,7 @@ class Part(Corpus):
     """
 
     def __init__(self, corpus: Corpus, fraction: float, held_out: bool) -> None:
-        self._corpus, self._limit, self._held_out = corpus, int(fraction * 2**64), held_out
+        self._corpus, self._fraction, self._held_out = corpus, fraction, held_out
         self.size = corpus.size
 
     def pieces(self) -> Iterator[Piece]:
@@ -122,12 +122,17 @@ class Part(Corpus):
         after_gap = True
         for index, passage in enumerate(self._corpus):
             self.position = self._corpus.position
-            digest = blake2b(passage.text.encode(), digest_size=8).digest()
-            if (index > 0 and int.from_bytes(digest, "little") < self._limit) == self._held_out:
+            if (index > 0 and is_held_out(passage.text, self._fraction)) == self._held_out:
                 yield replace(passage, starts=passage.starts or after_gap)
                 after_gap = False
             else:
                 after_gap = True
+
+
+def is_held_out(text: str, fraction: float) -> bool:
+    """Whether a passage belongs to the held-out ``fraction``, by the hash of its text."""
+    digest = blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") < int(fraction * 2**64)
 
 
 def row_pieces(rows: Iterable[str], document_start: re.Pattern[str] | None) -> Iterator[Piece]:

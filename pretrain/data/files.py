@@ -1,16 +1,15 @@
-"""A corpus in files: plain text, JSON lines, parquet and WikiText, gzipped or not."""
+"""A corpus in files: plain text, JSON lines, csv, tsv, parquet and WikiText, packed or not."""
 
 from __future__ import annotations
 
 import glob
-import gzip
 import hashlib
 import io
 import json
 import re
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,16 +20,18 @@ import pyarrow.compute
 import pyarrow.parquet
 
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.base.files import open_regular, printable, require_ratio, unpacked
+from capt.pretrain.base.files import DAMAGED, PACKED, open_regular, printable, require_ratio, unpacked
 from capt.pretrain.base.stores import StoreFile, is_url, listed, reader, require_unchanged
 from capt.pretrain.base.verification import ALONE, Ranks, Verifier
 from capt.pretrain.data.corpus import PASSAGE, Corpus, Missing, Piece, TextColumn, row_pieces
+from capt.pretrain.data.csv_rows import Row, csv_rows, tsv_rows
 
 _CHUNK = 1 << 20
 _FORMS = (
     ((b"\xff\xfe", b"\xfe\xff"), "it begins as UTF-16 does; convert it: iconv -f utf-16 -t utf-8"),
     ((b"\x1f\x8b",), "it is packed with gzip; unpack it, or name it .gz"),
-    ((b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"BZh91AY", b"PK\x03\x04"), "it is an archive, or packed; unpack it"),
+    ((b"\x28\xb5\x2f\xfd",), "it is packed with zstd; unpack it, or name it .zst"),
+    ((b"\xfd7zXZ", b"BZh91AY", b"PK\x03\x04"), "it is an archive, or packed; unpack it"),
 )
 """Beginnings of files that are no UTF-8 text, and what to do: converted from a guessed encoding they are nonsense."""
 _ROWS_WITHOUT_COLUMN = 1000
@@ -41,6 +42,15 @@ _LONGEST_ROW = 1 << 26
 TextFile = Path | StoreFile
 """A file of this host, or one in a store."""
 
+
+@dataclass(frozen=True)
+class Span:
+    """A part of a file: bytes ``begin .. end-1``, or such row groups of a parquet file."""
+
+    begin: int
+    end: int
+
+
 WIKITEXT_START = re.compile(r"^ = [^=]")
 """An article of WikiText begins with its title, `` = Title = ``; sections have more than one sign."""
 
@@ -49,8 +59,9 @@ class FileCorpus(Corpus):
     """The documents of ``paths``, read one after the other. Raises ``DataError`` for a file that cannot be text.
 
     Plain text: one paragraph a line, a blank line between documents (or ``document_start``, see ``DataConfig``).
-    JSON lines and parquet: one document a row, in ``text_column``; ``missing``: see ``TextColumn``. ``verifier``
-    hashes the files, or knows them.
+    JSON lines, csv, tsv and parquet: one document a row, in ``text_column``; ``missing``: see ``TextColumn``.
+    ``verifier`` hashes the files, or knows them. ``span``: a part of the one file of ``paths``, from
+    where a document begins.
     """
 
     def __init__(
@@ -61,32 +72,33 @@ class FileCorpus(Corpus):
         verifier: Verifier | None = None,
         *,
         missing: Missing = "skip",
+        span: Span | None = None,
     ) -> None:
         self._readers = [(path, _reader(path)) for path in paths]
-        self._verifier = verifier
+        self._verifier, self._span = verifier, span
         self._column, self._missing = text_column, missing
         self._without_text: dict[TextFile, int] = {}
         self._start = re.compile(document_start) if document_start else None
         for path in paths:
-            if _size_of(path) == 0:
+            if size_of(path) == 0:
                 raise DataError(f"{path} is empty")
-        self.size = sum(map(_size_of, paths))
+        self.size = sum(map(size_of, paths))
 
     def pieces(self) -> Iterator[Piece]:
         """The lines or rows of all files."""
         before = 0
         for path, read in self._readers:
-            with _opened(path) as raw:
+            with self._opened(path) as raw:
                 blank = True
                 for text, begins_document in read(self, path, raw):
                     self.position = before + raw.tell()
                     yield text, begins_document or blank
                     blank = False
-            if blank:
-                raise DataError(f"{path} holds no text: every line or row is blank or has none")
+            if blank and self._span is None:
+                raise no_text(path)
             if isinstance(path, StoreFile):
                 require_unchanged(path)
-            before += _size_of(path)
+            before += size_of(path)
 
     def contents(self) -> list[dict[str, str | int]]:
         """Name, format, size and SHA-256 of every file; the first call is collective over the verifier's ranks.
@@ -100,16 +112,26 @@ class FileCorpus(Corpus):
             for part, count in zip(self._contents, counted, strict=True)
         ]
 
+    @contextmanager
+    def _opened(self, path: TextFile) -> Iterator[io.BufferedReader]:
+        with opened(path) as raw:
+            if self._span is None or suffix_of(path) == ".parquet":
+                yield raw
+            else:
+                yield io.BufferedReader(_Window(raw, self._span))
+
+    @property
+    def rows_without_text(self) -> int:
+        """The rows without text of the files that have been read."""
+        return sum(self._without_text.values())
+
     @cached_property
     def _contents(self) -> list[dict[str, str | int]]:
         paths = [path for path, _ in self._readers]
         here = [path for path in paths if isinstance(path, Path)]
         digests: dict[TextFile, str] = dict(zip(here, (self._verifier or Verifier()).digests(here), strict=True))
-        digests |= {path: _identity(path) for path in paths if isinstance(path, StoreFile)}
-        return [
-            {"name": str(path), "format": _suffix(path), "bytes": _size_of(path), "sha256": digests[path]}
-            for path in paths
-        ]
+        digests |= {path: identity(path) for path in paths if isinstance(path, StoreFile)}
+        return [source_record(path, digests[path]) for path in paths]
 
     def text(self, path: TextFile, raw: io.BufferedReader) -> Iterator[Piece]:
         """The pieces of a plain text file; a line longer than a passage comes in several."""
@@ -122,6 +144,14 @@ class FileCorpus(Corpus):
     def json_lines(self, path: TextFile, raw: io.BufferedReader) -> Iterator[Piece]:
         """The pieces of a file with one JSON object a line."""
         return row_pieces(self._objects(path, raw), self._start)
+
+    def csv(self, path: TextFile, raw: io.BufferedReader) -> Iterator[Piece]:
+        """The pieces of a file with a header and commas."""
+        return row_pieces(self._cells(path, csv_rows(path, _row_lines(path, raw))), self._start)
+
+    def tsv(self, path: TextFile, raw: io.BufferedReader) -> Iterator[Piece]:
+        """The pieces of a file with a header and tabs."""
+        return row_pieces(self._cells(path, tsv_rows(path, _row_lines(path, raw))), self._start)
 
     def parquet(self, path: TextFile, raw: io.BufferedReader) -> Iterator[Piece]:
         """The pieces of a parquet file."""
@@ -142,19 +172,24 @@ class FileCorpus(Corpus):
             at_line_start = piece.endswith("\n")
 
     def _end_of_table(self, path: TextFile, column: TextColumn) -> None:
-        column.report(str(path))
+        if self._span is None:  # else there are many such messages; the shard set tells the sum
+            column.report(str(path))
         self._without_text[path] = column.without
 
     def _objects(self, path: TextFile, raw: io.BufferedReader) -> Iterator[str]:
         column = TextColumn(self._column, self._missing)
-        known, absent = False, ""  # whether a row has the column, and the error of the first that has not
+        begin = self._span.begin if self._span is not None else 0
+        after = f" after byte {begin:,}" if begin else ""
+        known, absent = begin > 0, ""  # whether a row has the column, and the error of the first that has not
         for number, line in enumerate(_decoded(path, raw, _LONGEST_ROW), start=1):
             if line.isspace():
                 continue
             if len(line) == _LONGEST_ROW:
-                raise DataError(f"{path}, line {number}: over {_LONGEST_ROW:,} characters, more than a row may have")
-            row = json_object(path, number, line)
-            where = f"{path}, line {number}"
+                raise DataError(
+                    f"{path}, line {number}{after}: over {_LONGEST_ROW:,} characters, more than a row may have"
+                )
+            row = json_object(path, number, line, after)
+            where = f"{path}, line {number}{after}"
             if self._column in row:
                 known = True
             elif self._missing == "refuse" or not known:
@@ -167,6 +202,15 @@ class FileCorpus(Corpus):
             raise DataError(absent)
         self._end_of_table(path, column)
 
+    def _cells(self, path: TextFile, rows: Iterator[Row]) -> Iterator[str]:
+        column = TextColumn(self._column, self._missing)
+        for where, row in rows:
+            if self._column not in row:
+                raise DataError(f"{path}: {_missing_column(self._column, list(row))}")
+            if (text := column.text(row[self._column], where)) is not None:
+                yield _check_text(text, where, self._column)
+        self._end_of_table(path, column)
+
     def _rows(self, path: TextFile, raw: io.BufferedReader) -> Iterator[str]:
         def choose(names: list[str]) -> list[str]:
             if self._column not in names:
@@ -174,7 +218,7 @@ class FileCorpus(Corpus):
             return [self._column]
 
         column = TextColumn(self._column, self._missing)
-        for batch in parquet_batches(path, raw, choose):
+        for batch in parquet_batches(path, raw, choose, self._span):
             for value in batch[self._column]:
                 where = f"{path}, row {column.rows + 1}"
                 if (text := column.text(value, where)) is not None:
@@ -182,25 +226,29 @@ class FileCorpus(Corpus):
         self._end_of_table(path, column)
 
 
-def json_object(path: TextFile, number: int, line: str) -> dict[str, Any]:
-    """The JSON object on line ``number`` of a file. Raises ``DataError`` for anything else."""
+def json_object(path: TextFile, number: int, line: str, after: str = "") -> dict[str, Any]:
+    """The JSON object on line ``number`` of a file, counted ``after`` some place.
+
+    Raises ``DataError`` for anything else.
+    """
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         hint = _LIST if line.lstrip().startswith("[") else ""
-        raise DataError(f"{path}, line {number}, column {error.colno}: not JSON ({error.msg}){hint}") from None
+        raise DataError(f"{path}, line {number}{after}, column {error.colno}: not JSON ({error.msg}){hint}") from None
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, a thousand brackets
-        raise DataError(f"{path}, line {number}: not JSON that can be read ({error})") from None
+        raise DataError(f"{path}, line {number}{after}: not JSON that can be read ({error})") from None
     if not isinstance(row, dict):
         hint = _LIST if isinstance(row, list) else ""
-        raise DataError(f"{path}, line {number}: a JSON object is needed, this is a {type(row).__name__}{hint}")
+        raise DataError(f"{path}, line {number}{after}: a JSON object is needed, this is a {type(row).__name__}{hint}")
     return row
 
 
 def parquet_batches(
-    path: TextFile, raw: io.BufferedReader, choose: Callable[[list[str]], list[str]]
+    path: TextFile, raw: io.BufferedReader, choose: Callable[[list[str]], list[str]], span: Span | None = None
 ) -> Iterator[dict[str, list[Any]]]:
-    """Yield 256 rows at a time of a parquet file, as column -> values; ``choose`` picks from the columns that it has.
+    """Yield 256 rows at a time of a parquet file, as column -> values; ``choose`` picks from the columns that it has,
+    ``span`` from its row groups.
 
     Raises ``DataError`` for a damaged file, and for one that unpacks to far more than text does.
     """
@@ -209,9 +257,10 @@ def parquet_batches(
         columns = choose(table.schema_arrow.names)
         _require_ratio(path, table)
         size = 0
-        for batch in table.iter_batches(batch_size=256, columns=columns):
+        groups = range(span.begin, span.end) if span is not None else range(table.metadata.num_row_groups)
+        for batch in table.iter_batches(batch_size=256, columns=columns, row_groups=list(groups)):
             size += sum(_size(column) for column in batch.columns)
-            require_ratio(path, size, _size_of(path))
+            require_ratio(path, size, size_of(path))
             yield {name: column.to_pylist() for name, column in zip(batch.schema.names, batch.columns, strict=True)}
     except DataError:
         raise
@@ -223,7 +272,7 @@ def _require_ratio(path: TextFile, table: pyarrow.parquet.ParquetFile) -> None:
     """Refuse by its own account a file that unpacks to far more than text does: a group of rows is read as a whole."""
     groups = [table.metadata.row_group(i) for i in range(table.metadata.num_row_groups)]
     size = sum(group.column(i).total_uncompressed_size for group in groups for i in range(group.num_columns))
-    require_ratio(path, size, _size_of(path))
+    require_ratio(path, size, size_of(path))
 
 
 def _size(column: pyarrow.Array) -> int:
@@ -236,7 +285,37 @@ def _size(column: pyarrow.Array) -> int:
 
 
 _LIST = "; write one object a line: jq -c '.[]' FILE"
-_TABLE_HINTS = dict.fromkeys((".csv", ".tsv"), "; write a table as .parquet, or as .jsonl (an object a row)")
+
+
+def source_record(path: TextFile, sha256: str) -> dict[str, str | int]:
+    """What is recorded of a file of text."""
+    return {"name": str(path), "format": suffix_of(path), "bytes": size_of(path), "sha256": sha256}
+
+
+def no_text(path: TextFile) -> DataError:
+    """The error of a file without text."""
+    return DataError(f"{path} holds no text: every line or row is blank or has none")
+
+
+class _Window(io.RawIOBase):
+    """A part of a file."""
+
+    def __init__(self, raw: io.BufferedReader, span: Span) -> None:
+        self._raw, self._begin, self._left = raw, span.begin, span.end - span.begin
+        self._read = 0
+        raw.seek(span.begin)
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._read
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._raw.readinto(memoryview(buffer)[: self._left - self._read])
+        self._read += count
+        return count
+
 
 FileReader = Callable[[FileCorpus, TextFile, io.BufferedReader], Iterator[Piece]]
 
@@ -246,6 +325,8 @@ READERS: dict[str, FileReader] = {
     ".raw": FileCorpus.wikitext,
     ".jsonl": FileCorpus.json_lines,
     ".json": FileCorpus.json_lines,
+    ".csv": FileCorpus.csv,
+    ".tsv": FileCorpus.tsv,
     ".parquet": FileCorpus.parquet,
 }
 
@@ -304,32 +385,36 @@ def held_out_files(patterns: Sequence[str], train: Sequence[TextFile], ranks: Ra
     return held_out
 
 
-def _opened(path: TextFile) -> AbstractContextManager[io.BufferedReader]:
+def opened(path: TextFile) -> AbstractContextManager[io.BufferedReader]:
+    """The bytes of a file, here or in a store."""
     return reader(path) if isinstance(path, StoreFile) else open_regular(path)
 
 
-def _size_of(path: TextFile) -> int:
+def size_of(path: TextFile) -> int:
+    """The bytes of a file, here or in a store."""
     return path.size if isinstance(path, StoreFile) else path.stat().st_size
 
 
-def _identity(file: StoreFile) -> str:
+def identity(file: StoreFile) -> str:
+    """A hash of what the store says of a file; it is not read. Raises ``DataError`` where no change would show."""
     if not file.tag:
         raise DataError(f"{file}: the server says neither ETag nor Last-Modified, so no change is seen; download it")
     return hashlib.sha256(json.dumps([file.url, file.size, file.tag]).encode()).hexdigest()
 
 
-def _suffix(path: TextFile) -> str:
+def suffix_of(path: TextFile) -> str:
+    """The form of a file, as ``.txt``, by its name without the end that says how it is packed."""
     name = Path(path.name)
-    return name.with_suffix("").suffix if name.suffix == ".gz" else name.suffix
+    return name.with_suffix("").suffix if name.suffix in PACKED else name.suffix
 
 
 def _reader(path: TextFile) -> FileReader:
-    suffix = _suffix(path)
+    suffix = suffix_of(path)
     name = Path(path.name)
-    if suffix not in READERS or (name.suffix == ".gz" and suffix == ".parquet"):
+    if suffix not in READERS or (name.suffix in PACKED and suffix == ".parquet"):
         raise DataError(
             f"{path}: no reader for files ending in {''.join(name.suffixes[-2:]) or 'nothing'};"
-            f" known: {', '.join(READERS)}, and .gz of these except .parquet{_TABLE_HINTS.get(suffix, '')}"
+            f" known: {', '.join(READERS)}, and {' and '.join(PACKED)} of these except .parquet"
         )
     return READERS[suffix]
 
@@ -365,7 +450,14 @@ def _check_text(value: str, where: str, column: str) -> str:
 
 
 def _open(path: TextFile, raw: io.BufferedReader) -> io.BufferedReader:
-    return unpacked(raw, path) if path.name.endswith(".gz") else raw
+    return unpacked(raw, path) if path.name.endswith(tuple(PACKED)) else raw
+
+
+def _row_lines(path: TextFile, raw: io.BufferedReader) -> Iterator[str]:
+    for number, line in enumerate(_decoded(path, raw, _LONGEST_ROW), start=1):
+        if len(line) == _LONGEST_ROW:
+            raise DataError(f"{path}, line {number}: over {_LONGEST_ROW:,} characters, more than a row may have")
+        yield line.rstrip("\n")
 
 
 def _decoded(path: TextFile, raw: io.BufferedReader, limit: int) -> Iterator[str]:
@@ -374,7 +466,7 @@ def _decoded(path: TextFile, raw: io.BufferedReader, limit: int) -> Iterator[str
     A byte order mark at the start of a line is no part of it: joined files have one wherever a file began.
     """
     at_line_start = True
-    with io.TextIOWrapper(_open(path, raw), encoding="utf-8") as lines, _whole_gzip(path):
+    with io.TextIOWrapper(_open(path, raw), encoding="utf-8") as lines, _whole_archive(path):
         try:
             for piece in iter(partial(lines.readline, limit), ""):
                 text = piece.removeprefix("\ufeff") if at_line_start else piece
@@ -386,11 +478,11 @@ def _decoded(path: TextFile, raw: io.BufferedReader, limit: int) -> Iterator[str
 
 
 @contextmanager
-def _whole_gzip(path: TextFile) -> Iterator[None]:
+def _whole_archive(path: TextFile) -> Iterator[None]:
     try:
         yield
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path} is not a whole gzip file: {error}") from None
+    except DAMAGED as error:
+        raise DataError(f"{path} is not a whole {PACKED[Path(path.name).suffix]} file: {error}") from None
 
 
 def _diagnose(path: TextFile) -> str:
@@ -403,7 +495,7 @@ def _diagnose(path: TextFile) -> str:
         where = f"byte 0x{byte:02x} at line {number}, byte {at}"
         return f"{path} is not UTF-8: {where}; convert it from the encoding that it has: iconv -f ENCODING -t utf-8"
 
-    with _opened(path) as raw, _open(path, raw) as file, _whole_gzip(path):
+    with opened(path) as raw, _open(path, raw) as file, _whole_archive(path):
         form = next((form for form in _FORMS if file.peek(8).startswith(form[0])), None)
         while chunk := file.readline(_CHUNK):
             piece = rest + chunk

@@ -10,7 +10,9 @@ from pathlib import Path
 import datasets
 
 from capt.pretrain.base.errors import DataError, did_you_mean
+from capt.pretrain.base.stores import is_url, look_up
 from capt.pretrain.data.corpus import Corpus, Missing, Piece, TextColumn, row_pieces
+from capt.pretrain.data.files import TextFile
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +51,11 @@ class HubCorpus(Corpus):
         without = {"rows_without_text": self._without_text} if self._without_text else {}
         return [{"name": self._where, "format": "hub", "rows": self.size, "sha256": self._rows._fingerprint, **without}]
 
+    @property
+    def rows_without_text(self) -> int:
+        """The rows without text, once they have been read."""
+        return self._without_text
+
     def _texts(self) -> Iterator[str]:
         self.position, column = 0, TextColumn(self._column, self._missing)
         for batch in self._rows.select_columns([self._column]).iter(batch_size=256):
@@ -74,13 +81,37 @@ def load_split(name: str, subset: str | None, split: str, key: str = "data.name"
             if split not in splits:
                 raise DataError(f"{key}: {name} has no split {split!r}; it has {', '.join(splits)}")
             return splits[split]
-        if subset is None:
-            subsets = datasets.get_dataset_config_names(name)
-            if len(subsets) > 1:
-                subset = subsets[0]
-                log.warning("%s has the subsets %s: using %s (data.subset chooses)", name, ", ".join(subsets), subset)
-        return datasets.load_dataset(name, subset, split=split)
+        return datasets.load_dataset(name, subset or _first_subset(name), split=split)
     except DataError:
         raise
     except (OSError, ValueError) as error:
         raise DataError(f"{key}: cannot load {name} (split {split}): {str(error).splitlines()[0]}") from error
+
+
+def _first_subset(name: str) -> str | None:
+    subsets = datasets.get_dataset_config_names(name)
+    if len(subsets) > 1:
+        log.warning("%s has the subsets %s: using %s (data.subset chooses)", name, ", ".join(subsets), subsets[0])
+        return str(subsets[0])
+    return None
+
+
+def split_files(name: str, subset: str | None, split: str) -> list[TextFile] | None:
+    """The files of a split of the dataset ``name``, which are read where they lie, without a download.
+
+    None where they are not parquet or JSON lines, were saved by ``datasets``, or ``split`` is a slice. Raises
+    ``DataError`` as `load_split`.
+    """
+    if is_saved(Path(name)):
+        return None
+    try:
+        builder = datasets.load_dataset_builder(name, subset or _first_subset(name))
+    except (OSError, ValueError) as error:
+        raise DataError(f"data.name: cannot load {name} (split {split}): {str(error).splitlines()[0]}") from error
+    found = builder.config.data_files
+    if not found or split not in found:  # it may be a slice
+        return None
+    paths = [str(path) for path in found[split]]
+    if not all(path.endswith((".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst")) for path in paths):
+        return None
+    return [look_up(path) if is_url(path) else Path(path) for path in paths]

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.parallel import ProgressCallback, usable_cores
 from capt.pretrain.base.stores import exists
 from capt.pretrain.base.verification import ALONE, Ranks, Verifier
+from capt.pretrain.data.bulk import NO_VALIDATION, prepare_plan
 from capt.pretrain.data.config import DataConfig
 from capt.pretrain.data.corpus import Corpus, Part
-from capt.pretrain.data.files import FileCorpus, held_out_files, resolve_files
+from capt.pretrain.data.files import FileCorpus, TextFile, held_out_files, resolve_files
 from capt.pretrain.data.shard_writer import Options, write_shards
 from capt.pretrain.data.shards import MANIFEST, ShardSet, Tokenizer
 from capt.pretrain.data.sources import Split, source_of
+from capt.pretrain.data.steps import Steps
+from capt.pretrain.data.units import Plan, key_of, unit_bytes_of, units_of
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +52,7 @@ def _open_corpus(
     part = Part(corpus, data.validation_fraction, held_out=split == "validation")
     if split == "validation" and next(iter(part), None) is None:
         if verifier.ranks.rank == 0:
-            log.warning(
-                "validation is off: the text is too short to hold out %s of it, by whole documents (in .txt a blank "
-                "line ends one) or pieces of long ones; set data.validation_files, or a larger "
-                "data.validation_fraction",
-                data.validation_fraction,
-            )
+            log.warning(NO_VALIDATION, data.validation_fraction)
         return None
     return part
 
@@ -109,16 +107,96 @@ def _open_in_store(
 
 
 def prepare_folder(
-    data: DataConfig, tokenizer: Tokenizer, out: Path, progress: ProgressCallback | None = None
+    data: DataConfig,
+    tokenizer: Tokenizer,
+    out: Path,
+    progress: ProgressCallback | None = None,
+    *,
+    steps: Steps | None = None,
+    license: str | None = None,
+    unit_bytes: int | None = None,
 ) -> dict[Split, ShardSet]:
     """Write the shard sets of a job to ``out/train`` and, where there is validation text, ``out/validation``.
 
+    Any number of processes and hosts may call this with the same folder. What is finished when one is killed is kept.
+    ``steps`` are applied to the training text before validation text is held out of it; validation text of its own
+    stays as it is. ``license`` is written into the data card. Files are cut every ``unit_bytes`` (`unit_bytes_of`).
+
     Shard sets that are there already are kept if they are the same; raises ``DataError`` if they are others.
     """
-    splits: tuple[Split, ...] = ("train", "validation")
     verifier = verifier_of(data)
+    plans = _plans(data, tokenizer, out, steps or Steps(), license, unit_bytes)
+    if plans is not None:
+        sets: dict[Split, ShardSet] = {}
+        for plan in plans:
+            sets |= prepare_plan(plan, data.workers or usable_cores(), verifier, progress)
+        return sets
+    splits: tuple[Split, ...] = ("train", "validation")
     written = {split: _prepare(data, tokenizer, split, progress, out / split, verifier) for split in splits}
     return {split: shards for split, shards in written.items() if shards is not None}
+
+
+def _plans(
+    data: DataConfig, tokenizer: Tokenizer, out: Path, steps: Steps, license: str | None, unit_bytes: int | None
+) -> list[Plan] | None:
+    """The plans of the training text, and of validation text of its own; None for text that is not in files, and that
+    no step is declared for: it is read by one process in any case."""
+    files = _files_of(data, "train")
+    if files is None and not steps.names:
+        return None
+    own = bool(data.validation_files or data.validation_split)
+    splits: tuple[Split, ...] = ("train",) if own or data.validation_fraction == 0 else ("train", "validation")
+
+    def plan(files: Sequence[TextFile] | None, splits: tuple[Split, ...], steps: Steps) -> Plan:
+        size = unit_bytes or unit_bytes_of(files or ())
+        return Plan(
+            data,
+            tokenizer,
+            out,
+            tuple(units_of(files, data.document_start, size)) if files is not None else (),
+            splits,
+            {split: _options(data, split if len(splits) == 2 else None, steps) for split in splits},
+            steps,
+            license,
+            size,
+        )
+
+    found = [plan(files, splits, steps)]
+    if own:
+        found.append(plan(_files_of(data, "validation"), ("validation",), Steps()))
+    return found
+
+
+def _files_of(data: DataConfig, split: Split) -> list[TextFile] | None:
+    """The files of a split of which units can be made; None where its text lies in no such files."""
+    if split == "validation" and data.validation_files:
+        train = resolve_files(data.files, "data.files") if data.files else []
+        return held_out_files(data.validation_files, train)
+    if data.source == "files":
+        if not data.files:
+            raise DataError("data.files is empty: there is no text to prepare")
+        return resolve_files(data.files, "data.files")
+    if data.source == "hub" and data.name is not None:
+        from capt.pretrain.data.hub import split_files  # datasets takes a second to import
+
+        return split_files(
+            data.name, data.subset, (data.validation_split if split == "validation" else None) or data.split
+        )
+    return None
+
+
+def _options(data: DataConfig, held_out_from: Split | None, steps: Steps | None = None) -> Options:
+    options: Options = {
+        "text_column": data.text_column,
+        "document_start": data.document_start,
+        "held_out": data.validation_fraction if held_out_from is not None else None,
+        "split": held_out_from,
+    }
+    if data.missing == "refuse":  # shards of the default are those of releases without this key
+        options["missing"] = data.missing
+    if steps is not None and steps.names:
+        options["steps"] = json.dumps({name: steps.model_dump(mode="json")[name] for name in steps.names})
+    return options
 
 
 def tokenizer_corpus(data: DataConfig, progress: ProgressCallback | None = None) -> Iterator[str]:
@@ -131,9 +209,8 @@ def tokenizer_corpus(data: DataConfig, progress: ProgressCallback | None = None)
 
 
 def cache_key(corpus: Corpus, tokenizer: Tokenizer, options: Options) -> str:
-    """A name for what a shard set is made from: text (hashes and formats, not where it lies), tokenizer, options."""
-    text = [(part["format"], part["sha256"]) for part in corpus.contents()]
-    return hashlib.sha256(json.dumps([text, tokenizer.fingerprint, options]).encode()).hexdigest()[:32]
+    """A name for what a shard set is made from (`key_of`)."""
+    return key_of(corpus.contents(), tokenizer, options)
 
 
 def _prepare(
@@ -147,14 +224,7 @@ def _prepare(
     corpus = open_corpus(data, split, progress, verifier)
     if corpus is None:
         return None
-    options: Options = {
-        "text_column": data.text_column,
-        "document_start": data.document_start,
-        "held_out": data.validation_fraction if isinstance(corpus, Part) else None,
-        "split": split if isinstance(corpus, Part) else None,
-    }
-    if data.missing == "refuse":  # shards of the default are those of releases without this key
-        options["missing"] = data.missing
+    options = _options(data, split if isinstance(corpus, Part) else None)
     key = cache_key(corpus, tokenizer, options)
     return write_shards(
         corpus,

@@ -33,7 +33,7 @@ from capt.pretrain.data.shards import (
 
 SHARD_TOKENS = 1 << 27
 """Tokens of a shard: 256 MiB of uint16."""
-_PASSAGES_PER_TASK = 64
+PASSAGES_AT_ONCE = 64
 MOST_SOURCES = 10_000
 """Files of text that a manifest lists one by one; of more it says how many, their bytes and a hash over their list."""
 
@@ -71,13 +71,13 @@ def write_shards(
             with cache_lock(folder.with_name(f".{folder.name}.lock")):
                 if not manifest.is_file():
                     _tokenize(corpus, tokenizer, folder, key, options, workers, shard_tokens, progress)
-                    _trust_written(folder, verifier)
+                    trust_written(folder, verifier)
         if Manifest.read(folder).key != key:
             raise DataError(f"{folder} holds other shards than this job makes: take another folder, or remove it")
     return ShardSet.open(folder, verifier, verify=verify)
 
 
-def _trust_written(folder: Path, verifier: Verifier) -> None:
+def trust_written(folder: Path, verifier: Verifier) -> None:
     """Tell the verifier the hashes of the files just written, so that it need not read them."""
     manifest = Manifest.read(folder)
     inspections = manifest.inspections()
@@ -116,13 +116,14 @@ def _tokenize(
         raise DataError(f"no space left for the shard set {folder}: free some, or set data.cache") from error
 
 
-class _Encoder:
+class Encoder:
     """Encodes passages in a worker process; refuses ids that are not of the vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer, self._dtype = tokenizer, token_dtype(tokenizer.vocab_size)
 
     def __call__(self, passages: list[Passage]) -> list[TokenArray]:
+        """The token ids of each passage. Raises ``DataError``."""
         encoded = self._tokenizer.encode_batch([passage.text for passage in passages])
         largest = max((int(ids.max()) for ids in encoded if len(ids)), default=0)
         if largest >= self._tokenizer.vocab_size:
@@ -138,11 +139,11 @@ def _encode_passages(
 
     def tasks() -> Iterator[list[Passage]]:
         passages = iter(corpus)
-        while task := list(islice(passages, _PASSAGES_PER_TASK)):
+        while task := list(islice(passages, PASSAGES_AT_ONCE)):
             waiting.append(task)
             yield task
 
-    for encoded in ordered_map(_Encoder(tokenizer), tasks(), workers):
+    for encoded in ordered_map(Encoder(tokenizer), tasks(), workers):
         yield from zip(waiting.pop(0), encoded, strict=True)
 
 
@@ -152,8 +153,8 @@ class _Stream(AbstractContextManager["_Stream"]):
     def __init__(self, folder: Path, tokenizer: Tokenizer, shard_tokens: int) -> None:
         self._folder, self._shard_tokens = folder, shard_tokens
         self._end = np.array([tokenizer.special.eos], dtype=token_dtype(tokenizer.vocab_size))
-        self._shards: list[_HashedFile] = []
-        self._index = _HashedFile(folder / DOCUMENTS)
+        self._shards: list[HashedFile] = []
+        self._index = HashedFile(folder / DOCUMENTS)
         self._tokens = self._document_start = self._documents = 0
 
     def __exit__(self, *error: object) -> None:
@@ -167,7 +168,7 @@ class _Stream(AbstractContextManager["_Stream"]):
             if used == 0:
                 if self._shards:
                     self._shards[-1].close()
-                self._shards.append(_HashedFile(self._folder / f"shard-{len(self._shards):05}.bin"))
+                self._shards.append(HashedFile(self._folder / f"shard-{len(self._shards):05}.bin"))
             now, ids = ids[: self._shard_tokens - used], ids[self._shard_tokens - used :]
             self._shards[-1].write(now)
             self._tokens += len(now)
@@ -190,7 +191,7 @@ class _Stream(AbstractContextManager["_Stream"]):
         return Manifest(
             key=key,
             tokenizer=TokenizerRecord.from_tokenizer(tokenizer),
-            source=_source_records(corpus.contents()),
+            source=source_records(corpus.contents()),
             options=options,
             documents=self._documents,
             tokens=self._tokens,
@@ -199,7 +200,7 @@ class _Stream(AbstractContextManager["_Stream"]):
         )
 
 
-def _source_records(contents: list[dict[str, str | int]]) -> list[dict[str, str | int]]:
+def source_records(contents: list[dict[str, str | int]]) -> list[dict[str, str | int]]:
     """The records of the sources in the manifest: one per file, or one for all of a long list.
 
     Every rank reads the whole manifest, so it must stay small.
@@ -217,7 +218,7 @@ def _source_records(contents: list[dict[str, str | int]]) -> list[dict[str, str 
     ]
 
 
-class _HashedFile:
+class HashedFile:
     """A file that knows its size and SHA-256 without being read again."""
 
     def __init__(self, path: Path) -> None:

@@ -9,12 +9,10 @@ from typing import Any
 
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.overlap import same_text
+from capt.pretrain.data.minhash import Signatures
 from capt.pretrain.pairs.tables import read_table
 
 _CHARACTERS = 5
-_PERMUTATIONS = 128
-_MARGIN = 0.15
-"""How far below the threshold MinHash looks for candidates: its estimate has a standard error of about .04."""
 
 
 @dataclass(frozen=True)
@@ -99,29 +97,22 @@ class _Index:
     """Locality-sensitive hashing of the evaluation texts; every candidate is compared exactly."""
 
     def __init__(self, texts: Mapping[str, object], threshold: float) -> None:
-        from datasketch import MinHash, MinHashLSH
-
         self._threshold = threshold
-        self._empty = MinHash(num_perm=_PERMUTATIONS, seed=1)
-        self._index = MinHashLSH(threshold=max(threshold - _MARGIN, 0.05), num_perm=_PERMUTATIONS, weights=(0.2, 0.8))
+        self._signatures = Signatures(threshold)
+        self._index = self._signatures.index
         for key in texts:
-            self._index.insert(key, self._signature(_shingles(key)))
+            self._index.insert(key, self._signatures.minhash(_shingles(key)))
 
     def similar(self, key: str) -> dict[str, float]:
         """The evaluation texts whose similarity to a text is the threshold or more."""
         own = _shingles(key)
         found = {}
-        for candidate in self._index.query(self._signature(own)):
+        for candidate in self._index.query(self._signatures.minhash(own)):
             other = _shingles(candidate)
             similarity = len(own & other) / len(own | other)
             if similarity >= self._threshold:
                 found[candidate] = similarity
         return found
-
-    def _signature(self, shingles: set[str]) -> Any:
-        signature = self._empty.copy()
-        signature.update_batch([shingle.encode() for shingle in shingles])
-        return signature
 
 
 def _shingles(key: str) -> set[str]:

@@ -5,7 +5,6 @@ Every row has a place. A cell that is not what it should be is a ``DataError`` t
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -13,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from capt.pretrain.base.errors import DataError, shown
-from capt.pretrain.base.files import LONGEST_LINE, is_utf8, open_regular, read_lines
+from capt.pretrain.base.files import is_utf8, open_regular, read_lines
+from capt.pretrain.data.csv_rows import Row, csv_rows, tsv_rows
 from capt.pretrain.data.files import json_object, parquet_batches, why_missing
 
-Row = tuple[str, dict[str, Any]]
-"""The place of a row, ``FILE:LINE`` (``FILE:ROW`` where a file has no lines), and its cells by column."""
 Choose = Callable[[list[str]], list[str]]
 """Picks the columns to read from those that a parquet file or a data set has."""
 
@@ -76,9 +74,9 @@ def _file(path: Path, choose: Choose) -> Iterator[Row]:
             batches = parquet_batches(path, raw, choose)
             yield from _numbered(str(path), batches)
     elif suffix == ".csv":
-        yield from _csv(path)
+        yield from csv_rows(path, read_lines([path]))
     elif suffix == ".tsv":
-        yield from _tsv(path)
+        yield from tsv_rows(path, read_lines([path]))
     elif suffix == ".txt":
         for number, line in enumerate(read_lines([path]), start=1):
             yield f"{path}:{number}", {"text": line}
@@ -86,56 +84,6 @@ def _file(path: Path, choose: Choose) -> Iterator[Row]:
         for number, line in enumerate(read_lines([path]), start=1):
             if line.strip():
                 yield f"{path}:{number}", json_object(path, number, line)
-
-
-def _csv(path: Path) -> Iterator[Row]:
-    csv.field_size_limit(LONGEST_LINE)
-    reader = csv.reader((line + "\n" for line in read_lines([path])), strict=True)
-    header: list[str] | None = None
-    begin = 1
-    try:
-        for cells in reader:
-            if header is None:
-                header = _header(path, cells, ",")
-            elif cells or len(header) == 1:
-                yield f"{path}:{begin}", _cells(path, begin, header, cells or [""])
-            begin = reader.line_num + 1
-    except csv.Error as error:
-        raise DataError(
-            f"{path}, line {begin}: not CSV ({error}); a cell with commas, quotes or line breaks has quotes around it, "
-            "and a quote in it is doubled"
-        ) from None
-
-
-def _tsv(path: Path) -> Iterator[Row]:
-    header: list[str] | None = None
-    for number, line in enumerate(read_lines([path]), start=1):
-        if header is None:
-            header = _header(path, line.split("\t"), "\t")
-        elif line or len(header) == 1:
-            yield f"{path}:{number}", _cells(path, number, header, line.split("\t"))
-
-
-def _header(path: Path, cells: list[str], separator: str) -> list[str]:
-    names = [cell.strip() for cell in cells]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise DataError(f"{path}, line 1: two columns have the name {shown(twice)}; the first line names the columns")
-    other = next((mark for mark in ("\t", ";", "|", ",") if mark != separator and mark in "".join(names)), None)
-    if len(names) == 1 and other is not None:
-        raise DataError(
-            f"{path}, line 1: one column, {shown(names[0])}: are the cells separated by {other!r}? "
-            "In .csv they are by commas, in .tsv by tabs"
-        )
-    return names
-
-
-def _cells(path: Path, number: int, header: list[str], cells: list[str]) -> dict[str, Any]:
-    if len(cells) != len(header):
-        raise DataError(
-            f"{path}, line {number}: {len(cells)} columns; the header has {len(header)} "
-            f"({', '.join(shown(name, 40) for name in header[:10])})"
-        )
-    return dict(zip(header, cells, strict=True))
 
 
 def _data_set(name: str, subset: str | None, split: str, choose: Choose) -> Iterator[Row]:

@@ -47,6 +47,7 @@ OWN = "a file of ours beside the run, whose folder is the user's"
 TOOL = "a program with a fixed list of arguments, no shell"
 REGISTRY = "a module named in the source or in an entry point of an installed package, never in a file"
 
+WORK = "arrays of ours, without pickles, in the folder that the user writes to"
 REVIEWED: dict[str, tuple[str, str]] = {
     "pretrain/convert/lxmert.py": (".write_text", OUT),
     "pretrain/models/lxmert/read.py": ("torch.load", "weights_only: tensors and nothing else; then checked by name"),
@@ -105,6 +106,12 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "pretrain/convert/onnx.py": (".write_text", OUT),
     "pretrain/convert/sentence_transformers.py": (".write_text", OUT),
     "pretrain/data/docstrings.py": (".read_bytes", "installed packages, parsed and not run"),
+    "pretrain/base/leases.py": (".read_text .write_text", "words that are compared, in the user's own folder"),
+    "pretrain/data/bulk.py": (".open np.load np.memmap", WORK),
+    "pretrain/data/card.py": ("np.fromfile np.memmap", WORK),
+    "pretrain/data/duplicates.py": ("np.fromfile np.memmap", WORK),
+    "pretrain/data/join.py": ("np.fromfile np.memmap", WORK),
+    "pretrain/data/parts.py": (".open .write_bytes", WORK),
     "pretrain/data/prepare.py": (".open", SHARDS),
     "pretrain/data/shard_cache.py": (".open np.memmap os.open", SHARDS + "; its files by hash"),
     "pretrain/reliability/uploads.py": (".read_bytes", OWN),

@@ -323,3 +323,28 @@ def test_a_small_file_that_holds_far_more_than_text_is_refused(
 def test_text_that_is_packed_as_text_is_has_no_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "_ALWAYS", 0)
     assert read(write(tmp_path / "a.txt.gz", TEXT)) == DOCUMENTS
+
+
+def test_tables_of_text(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('id,text\r\n1,"one, with ""quotes""\r\nand a line"\r\n2,\r\n3,three\r\n')
+    (tmp_path / "b.tsv").write_text('text\tid\nfour "4\t4\n')
+    (tmp_path / "c.csv.gz").write_bytes(gzip.compress(b"text\nfive\n"))
+    paths = [tmp_path / "a.csv", tmp_path / "b.tsv", tmp_path / "c.csv.gz"]
+    assert read(*paths) == ['one, with "quotes"\nand a line', "three", 'four "4', "five"]
+    with pytest.raises(DataError, match=r"a\.csv: there is no 'body' \(data\.text_column\); it has 'id', 'text'"):
+        read(tmp_path / "a.csv", column="body")
+
+
+def test_zstd(tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard", reason="needs the package zstandard, of the extra prepare")
+    pack = zstandard.ZstdCompressor().compress
+    path = tmp_path / "a.jsonl.zst"
+    rows = "".join(f'{{"text": "row {i}"}}\n' for i in range(9000)).encode()
+    path.write_bytes(pack(rows[:70_000]) + pack(rows[70_000:]))
+    assert read(path) == [f"row {i}" for i in range(9000)]
+    path.write_bytes(pack(rows)[:-9])
+    with pytest.raises(DataError, match=r"a\.jsonl\.zst is not a whole zstd file: it ends within a frame"):
+        read(path)
+    path.write_bytes(rows)
+    with pytest.raises(DataError, match="is not a whole zstd file"):
+        read(path)

@@ -208,7 +208,7 @@ def test_failure_leaves_nothing_and_hides_nothing(tmp_path: Path, monkeypatch: p
     def full(self: object, values: np.ndarray) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shard_writer._HashedFile, "write", full)
+    monkeypatch.setattr(shard_writer.HashedFile, "write", full)
     with pytest.raises(DataError, match="no space left for the shard set"):
         build(tmp_path / "s")
     assert list(tmp_path.iterdir()) == []

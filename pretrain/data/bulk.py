@@ -1,0 +1,399 @@
+"""Prepare a corpus of any size: in units that processes of any number of hosts take, each finished once.
+
+The folder ``.work`` in the result holds what is done: the hashes of the files of text, a part for each unit
+(``capt.pretrain.data.parts``), the choice among duplicates, and the files of the shard sets. Each appears whole, by a
+rename, and is not made again. So a process that is killed loses the unit that it was at, and the result does not depend
+on who made what.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import cached_property, partial
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+
+from capt.pretrain.base.atomic import new_folder, rename_to_new
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.files import read_json, write_json, write_text
+from capt.pretrain.base.leases import Leases, Task
+from capt.pretrain.base.parallel import ProgressCallback, run_alike
+from capt.pretrain.base.records import read_record
+from capt.pretrain.base.stores import StoreFile, require_unchanged
+from capt.pretrain.base.verification import Verifier, file_state, hash_file
+from capt.pretrain.data.card import CARD, Card, card_of, write_card
+from capt.pretrain.data.corpus import Corpus, Piece
+from capt.pretrain.data.duplicates import choose
+from capt.pretrain.data.files import FileCorpus, identity, no_text, source_record
+from capt.pretrain.data.filters import filters_of
+from capt.pretrain.data.join import Joint, write_file
+from capt.pretrain.data.minhash import Signatures
+from capt.pretrain.data.parts import PART, PartRecord, write_part
+from capt.pretrain.data.shard_writer import source_records, trust_written
+from capt.pretrain.data.shards import (
+    DOCUMENTS,
+    MANIFEST,
+    FileRecord,
+    Manifest,
+    ShardSet,
+    TokenizerRecord,
+    token_dtype,
+)  # fmt: skip
+from capt.pretrain.data.sources import Split, source_of
+from capt.pretrain.data.units import Plan, Unit, key_of, open_unit
+
+logger = logging.getLogger(__name__)
+
+WORK = ".work"
+NO_VALIDATION = (
+    "validation is off: the text is too short to hold out %s of it, by whole documents (in .txt a blank line ends one) "
+    "or pieces of long ones; set data.validation_files, or a larger data.validation_fraction"
+)
+"""The warning where nothing is held out."""
+
+
+def prepare_plan(
+    plan: Plan, workers: int, verifier: Verifier, progress: ProgressCallback | None = None
+) -> dict[Split, ShardSet]:
+    """Make the shard sets of ``plan`` in its folder, by this process and ``workers`` in all; others may help.
+
+    Shard sets that are there already are kept if they are the same.
+
+    Raises:
+        DataError: the text cannot be used, the folder holds other shard sets, or a worker was killed.
+    """
+    filters_of(plan.steps)  # what is not installed is said once, before anything starts
+    if plan.steps.near is not None:
+        Signatures(plan.steps.near)
+    work = Work(plan)
+    if (plan.out / plan.splits[0] / MANIFEST).is_file():
+        work.know(verifier)
+        is_there = work.is_finished()
+    else:
+        is_there = False
+    if not is_there:
+        workers = min(workers, max(1, len(plan.units)))
+        if workers == 1:
+            work.run(progress)
+        else:
+            watch = (lambda: None) if progress is None else (lambda: progress(work.bytes_done(), plan.size))
+            run_alike(partial(_run, plan), workers, watch)
+    shutil.rmtree(work.folder, ignore_errors=True)
+    found = {split: plan.out / split for split in plan.splits if (plan.out / split / MANIFEST).is_file()}
+    for folder in found.values() if not is_there else ():
+        trust_written(folder, verifier)
+    check = plan.data.verify != "never"
+    return {split: ShardSet.open(folder, verifier, verify=check) for split, folder in found.items()}
+
+
+def _run(plan: Plan) -> None:
+    Work(plan).run()
+
+
+class Work:
+    """The work of a plan, as one process sees it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.folder = plan, plan.out / (WORK if plan.splits[0] == "train" else f"{WORK}-{plan.splits[0]}")
+        self._contents: list[dict[str, str | int]] | None = None
+
+    def run(self, progress: ProgressCallback | None = None) -> None:
+        """Work until all is done, here or elsewhere."""
+        plan = self.plan
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            leases = Leases(self.folder / "leases")
+            leases.share([self._hash_task(unit) for unit in plan.files])
+            if self.is_finished():
+                return
+            done = (lambda: None) if progress is None else (lambda: progress(self.bytes_done(), plan.size))
+            leases.share([self._part_task(number) for number in range(len(self._parts))], done)
+            leases.share([self._task("kept", self._kept.is_dir, self._write_kept)])
+            leases.share([task for split in self._splits_to_write() for task in self._file_tasks(split)])
+            leases.share([self._task("finish", self.is_finished, self._finish)])
+        except FileNotFoundError:
+            if self._contents is None:
+                self.know(Verifier(plan.data.cache))
+            if not self.is_finished():  # else another process has finished, and removed what it needs no more
+                raise
+
+    def bytes_done(self) -> int:
+        """Bytes of the text whose parts are there."""
+        with suppress(OSError, DataError):
+            names = [part.name for part in (self._place / "parts").iterdir()]
+            return sum(self.plan.units[int(name)].bytes for name in names if name.isdigit())
+        return 0
+
+    # ---- the text
+
+    def know(self, verifier: Verifier) -> None:
+        """Ask ``verifier``, which may remember them, for the hashes of the files."""
+        if self.plan.units:
+            data, files = self.plan.data, [unit.file for unit in self.plan.files]
+            corpus = FileCorpus(files, data.text_column, data.document_start, verifier)
+            self._contents = corpus.contents()
+
+    def _hash_record(self, unit: Unit) -> Path:
+        state = json.dumps([str(unit.file), unit.file.tag if isinstance(unit.file, StoreFile) else unit.modified])
+        return self.folder / "hashes" / f"{sha256(state.encode()).hexdigest()[:32]}.json"
+
+    def _hash_task(self, unit: Unit) -> Task:
+        record = self._hash_record(unit)
+
+        def run() -> None:
+            if isinstance(unit.file, StoreFile):
+                digest = identity(unit.file)
+            else:
+                digest = hash_file(unit.file, file_state(unit.file.stat()), None, None, DataError, "")
+            write_json(record, {"name": str(unit.file), "sha256": digest})
+
+        return Task(f"hash-{record.stem}", record.is_file, run)
+
+    @property
+    def contents(self) -> list[dict[str, str | int]]:
+        """What is recorded of each file."""
+        if self._contents is None:
+            if self.plan.units:
+                found = [read_json(self._hash_record(unit)) for unit in self.plan.files]
+                self._contents = [
+                    source_record(unit.file, each["sha256"]) for unit, each in zip(self.plan.files, found, strict=True)
+                ]
+            else:
+                self._contents = self._other_corpus.contents()
+        return self._contents
+
+    @cached_property
+    def _other_corpus(self) -> Corpus:
+        plan = self.plan
+        return source_of(plan.data).open(plan.data, plan.splits[0], Verifier(plan.data.cache), None)
+
+    def _corpus(self, number: int) -> Corpus:
+        plan = self.plan
+        if not plan.units:
+            return self._other_corpus
+        return open_unit(plan.units[number], plan.data, plan.unit_bytes) or _Nothing()
+
+    # ---- keys and places
+
+    def key(self, split: Split) -> str:
+        """The key of a shard set."""
+        return key_of(self.contents, self.plan.tokenizer, self.plan.options[split])
+
+    @cached_property
+    def _place(self) -> Path:
+        keys = [self.key(split) for split in self.plan.splits]
+        made_of = json.dumps([keys, self.plan.unit_bytes, self.plan.shard_tokens])
+        return self.folder / sha256(made_of.encode()).hexdigest()[:16]
+
+    def _is_there(self, split: Split) -> bool:
+        folder = self.plan.out / split
+        if not (folder / MANIFEST).is_file():
+            return False
+        if Manifest.read(folder).key != self.key(split):
+            raise DataError(f"{folder} holds other shards than this job makes: take another folder, or remove it")
+        return True
+
+    def is_finished(self) -> bool:
+        """Whether the shard sets are there. That of the first split is the last one that is put there.
+
+        Raises:
+            DataError: there are others.
+        """
+        return self._is_there(self.plan.splits[0])
+
+    def _task(self, name: str, is_done: Callable[[], bool], run: Callable[[], None]) -> Task:
+        def run_once() -> None:
+            try:
+                run()
+            except DataError:
+                if not is_done():  # else a process that took this one for dead has made the same
+                    raise
+
+        return Task(f"{self._place.name}-{name}", is_done, run_once)
+
+    def _part_task(self, number: int) -> Task:
+        return self._task(f"part-{number:06}", self._part(number).is_dir, partial(self._write_part, number))
+
+    def _part(self, number: int) -> Path:
+        return self._place / "parts" / f"{number:06}"
+
+    @property
+    def _parts(self) -> list[Path]:
+        return [self._part(number) for number in range(max(1, len(self.plan.units)))]
+
+    @property
+    def _kept(self) -> Path:
+        return self._place / "kept"
+
+    # ---- the tasks
+
+    def _write_part(self, number: int) -> None:
+        plan = self.plan
+        with new_folder(self._part(number)) as folder:
+            write_part(
+                folder,
+                self._corpus(number),
+                plan.tokenizer,
+                plan.steps,
+                splits=plan.splits,
+                held_out=plan.data.validation_fraction,
+                has_first=number == 0,
+            )
+            if plan.units:
+                _require_same(plan.units[number])
+
+    @cached_property
+    def _records(self) -> list[PartRecord]:
+        return [read_record(PartRecord, part / PART, error=DataError) for part in self._parts]
+
+    def _write_kept(self) -> None:
+        """Decide which documents stay, and write for each split the tokens and documents of each part that do."""
+        records, steps = self._records, self.plan.steps
+        with_text = {str(unit.file) for unit, record in self._by_unit() if record.documents}
+        for unit in self.plan.files:
+            if str(unit.file) not in with_text:
+                raise no_text(unit.file)
+        with new_folder(self._kept) as folder:
+            kept = choose(self._parts, [record.kept for record in records], steps) if steps.compares else None
+            if kept is not None:
+                kept.mask.tofile(folder / "mask")
+                write_json(folder / "kept.json", {"removed": kept.removed, "pairs": kept.pairs})
+            for split in self.plan.splits:
+                counts = [record.splits[split] for record in records]
+                tokens = np.array([count.tokens for count in counts], dtype=np.int64)
+                rows = [tokens, np.array([count.documents for count in counts], dtype=np.int64)]
+                if kept is not None:
+                    joint = Joint(self._parts, split, tokens, self._dtype, self._by_part(kept.mask))
+                    rows = list(np.array([joint.counts(part) for part in range(len(counts))]).T)
+                np.save(folder / f"{split}.npy", np.stack(rows))
+
+    def _by_unit(self) -> Iterable[tuple[Unit, PartRecord]]:
+        return zip(self.plan.units, self._records, strict=True) if self.plan.units else ()
+
+    def _by_part(self, mask: np.ndarray) -> list[np.ndarray]:
+        ends = np.cumsum([record.kept for record in self._records])
+        return np.split(mask, ends[:-1])
+
+    @property
+    def _dtype(self) -> np.dtype[np.unsignedinteger]:
+        return token_dtype(self.plan.tokenizer.vocab_size)
+
+    def _joint(self, split: Split) -> tuple[Joint, int]:
+        """The stream of a split, and its number of documents."""
+        tokens, documents = np.load(self._kept / f"{split}.npy", allow_pickle=False)
+        mask = None
+        if (file := self._kept / "mask").is_file() and file.stat().st_size:
+            mask = self._by_part(np.memmap(file, dtype=np.bool_, mode="r"))
+        return Joint(self._parts, split, tokens, self._dtype, mask), int(documents.sum())
+
+    def _splits_to_write(self) -> list[Split]:
+        """The splits that have text and are not there, that of the training last."""
+        found: list[Split] = []
+        for split in reversed(self.plan.splits):
+            if not self._is_there(split):
+                if self._joint(split)[0].total:
+                    found.append(split)
+                elif split == self.plan.splits[0]:
+                    names = ", ".join(str(part["name"]) for part in self.contents[:3])
+                    raise DataError(f"no text in {names}" + (" that the steps leave" if self.plan.steps.names else ""))
+        return found
+
+    def _record_of(self, split: Split, name: str) -> Path:
+        return self._place / "records" / f"{split}-{name}.json"
+
+    def _names(self, joint: Joint) -> list[str]:
+        shards = -(-joint.total // self.plan.shard_tokens)
+        return [*(f"shard-{number:05}.bin" for number in range(shards)), DOCUMENTS]
+
+    def _file_tasks(self, split: Split) -> list[Task]:
+        joint, _ = self._joint(split)
+        folder = self._place / "sets" / split
+        folder.mkdir(parents=True, exist_ok=True)
+
+        def task(name: str) -> Task:
+            record = self._record_of(split, name)
+
+            def run() -> None:
+                partial = self._place / "partial" / secrets.token_hex(8)
+                write_file(joint, name, self.plan.shard_tokens, folder, partial, record)
+
+            return Task(f"{self._place.name}-{record.stem}", record.is_file, run)
+
+        return [task(name) for name in self._names(joint)]
+
+    def _finish(self) -> None:
+        """Put the shard sets and the data card into their places."""
+        counts = {}
+        for split in self.plan.splits:
+            joint, documents = self._joint(split)
+            counts[split] = (documents, joint.total)
+        if len(counts) == 2 and not counts[self.plan.splits[1]][1]:
+            logger.warning(NO_VALIDATION, self.plan.data.validation_fraction)
+        writes_card = self.plan.splits[0] == "train"
+        made = self._place / "made"  # what a killed writer leaves there goes nowhere
+        for split in self._splits_to_write():
+            joint, documents = self._joint(split)
+            if writes_card and split == self.plan.splits[0]:
+                write_card(made, self._card(counts))
+                for name in CARD:
+                    (made / name).replace(self.plan.out / name)
+            folder = self._place / "sets" / split
+            files = [read_record(FileRecord, self._record_of(split, name)) for name in self._names(joint)]
+            manifest = Manifest(
+                key=self.key(split),
+                tokenizer=TokenizerRecord.from_tokenizer(self.plan.tokenizer),
+                source=source_records(self._described()),
+                options=self.plan.options[split],
+                documents=documents,
+                tokens=joint.total,
+                shard_tokens=self.plan.shard_tokens,
+                files=tuple(files),
+            )
+            write_text(made / MANIFEST, manifest.model_dump_json(indent=1))
+            (made / MANIFEST).replace(folder / MANIFEST)
+            rename_to_new(folder, self.plan.out / split)
+
+    def _card(self, counts: dict[Split, tuple[int, int]]) -> Card:
+        compared = read_json(self._kept / "kept.json") if self.plan.steps.compares else {"removed": {}, "pairs": {}}
+        return card_of(self.plan, self._parts, self._records, self._described(), counts, **compared)
+
+    def _described(self) -> list[dict[str, str | int]]:
+        """The records of the sources, with the rows without text that were found."""
+        without: dict[str, int] = {}
+        for unit, record in self._by_unit():
+            without[str(unit.file)] = without.get(str(unit.file), 0) + record.rows_without_text
+        if not self.plan.units:
+            without[str(self.contents[0]["name"])] = self._records[0].rows_without_text
+        return [
+            {**part, "rows_without_text": count} if (count := without.get(str(part["name"]), 0)) else part
+            for part in self.contents
+        ]
+
+
+class _Nothing(Corpus):
+    """The text of a unit in which no document begins."""
+
+    size = 0
+
+    def pieces(self) -> Iterator[Piece]:
+        """Nothing."""
+        return iter(())
+
+    def contents(self) -> list[dict[str, str | int]]:
+        """Nothing."""
+        return []
+
+
+def _require_same(unit: Unit) -> None:
+    """Raise ``DataError`` if a file was written while it was prepared."""
+    if isinstance(unit.file, StoreFile):
+        require_unchanged(unit.file)
+    elif unit.file.stat().st_mtime_ns != unit.modified:
+        raise DataError(f"{unit.file} changed while it was read: see to it that nothing writes it, and start again")

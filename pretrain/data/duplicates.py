@@ -1,0 +1,158 @@
+"""Choose among equal and similar documents of all parts: the first one by the order of the corpus stays.
+
+Equal documents have the same hash. Similar ones share a band of their MinHash signatures, and agree in a share of the
+numbers that is the threshold or more; those that are linked by similar ones form a group. Keys are compared in groups
+of `_AT_ONCE` by their remainder, so memory is bounded: some 100 bytes for each of those, and 9 bytes a document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Bool, Int64, UInt64
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from capt.pretrain.data.minhash import PERMUTATIONS, Signatures
+from capt.pretrain.data.steps import Steps
+
+_AT_ONCE = 1 << 23
+_EDGES = 1 << 16
+
+Keys = Callable[[int], UInt64[np.ndarray, "documents columns"]]
+"""The keys of the documents of a part, by its number."""
+
+
+@dataclass
+class Kept:
+    """Which documents stay (``mask``, over all parts), and of each step how many do not, and a pair as an example.
+
+    A pair holds the number of the first document that was left out, and of the one that stays in its place.
+    """
+
+    mask: Bool[np.ndarray, " documents"]
+    removed: dict[str, int] = field(default_factory=dict)
+    pairs: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+def choose(parts: Sequence[Path], counts: Sequence[int], steps: Steps) -> Kept:
+    """Decide for the documents of ``parts``, of which there are ``counts``, by ``steps.exact`` and ``steps.near``.
+
+    With ``near`` equal documents are similar, so these are left out with or without ``exact``.
+    """
+    first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    kept = Kept(np.ones(first[-1], dtype=np.bool_))
+    if steps.exact:
+        _leave_out(kept, "exact", _equal(kept, first, lambda part: _hashes(parts[part])))
+    if steps.near is not None:
+        _leave_out(kept, "near", _similar(kept, first, parts, steps.near))
+    return kept
+
+
+def _leave_out(kept: Kept, step: str, pairs: Iterator[Int64[np.ndarray, "2 documents"]]) -> None:
+    first: tuple[int, int] | None = None
+    before = int(kept.mask.sum())
+    for stays, goes in pairs:
+        if len(goes):
+            kept.mask[goes] = False
+            at = int(goes.argmin())
+            if first is None or goes[at] < first[0]:
+                first = (int(goes[at]), int(stays[at]))
+    kept.removed[step] = before - int(kept.mask.sum())
+    if first is not None:
+        kept.pairs[step] = first
+
+
+def _equal(kept: Kept, first: Int64[np.ndarray, " parts"], keys: Keys) -> Iterator[Int64[np.ndarray, "2 documents"]]:
+    """The first document of each group of equal keys with each later one."""
+    for documents, begins in _groups(kept, first, keys):
+        place = np.maximum.accumulate(np.where(begins, np.arange(len(begins)), 0))
+        yield np.stack([documents[place[~begins]], documents[~begins]])
+
+
+def _groups(
+    kept: Kept, first: Int64[np.ndarray, " parts"], keys: Keys
+) -> Iterator[tuple[Int64[np.ndarray, " documents"], Bool[np.ndarray, " documents"]]]:
+    """Documents that stay so far, sorted by key and then by number, and whether each is the first of its key."""
+    rounds = -(-len(kept.mask) // _AT_ONCE)
+    for remainder in range(rounds):
+        numbers, found = [], []
+        for part in range(len(first) - 1):
+            own = keys(part)
+            wanted = (own[:, 0] % np.uint64(rounds) == remainder) & kept.mask[first[part] : first[part + 1]]
+            numbers.append(first[part] + np.flatnonzero(wanted))
+            found.append(own[wanted])
+        documents, rows = np.concatenate(numbers), np.concatenate(found)
+        order = np.lexsort(rows.T)  # which is stable
+        documents, rows = documents[order], rows[order]
+        begins = np.ones(len(documents), dtype=np.bool_)
+        begins[1:] = (rows[1:] != rows[:-1]).any(axis=1)
+        yield documents, begins
+
+
+def _similar(
+    kept: Kept, first: Int64[np.ndarray, " parts"], parts: Sequence[Path], threshold: float
+) -> Iterator[Int64[np.ndarray, "2 documents"]]:
+    """The first document of each group of similar ones with each later one."""
+    links: list[Int64[np.ndarray, "2 links"]] = [np.zeros((2, 0), dtype=np.int64)]
+    for band in range(Signatures(threshold).bands):
+        for documents, begins in _groups(kept, first, partial(_band, parts, first, band)):
+            place = np.maximum.accumulate(np.where(begins, np.arange(len(begins)), 0))
+            later = np.flatnonzero(~begins)
+            candidates = np.concatenate(
+                [
+                    np.stack([documents[place[later]], documents[later]]),  # with the first one that shares the band
+                    np.stack([documents[later - 1], documents[later]]),  # and with the one before
+                ],
+                axis=1,
+            )
+            links.append(_verified(np.unique(candidates, axis=1), first, parts, threshold))
+    linked = np.unique(np.concatenate(links, axis=1), axis=1)
+    members, ends = np.unique(linked, return_inverse=True)
+    ends = ends.reshape(2, -1)
+    graph = coo_array((np.ones(ends.shape[1], dtype=np.int8), (ends[0], ends[1])), shape=(len(members), len(members)))
+    _, group = connected_components(graph, directed=False)
+    _, begin = np.unique(group, return_index=True)  # members are sorted, so that is the first one
+    stays = members[begin[group]]
+    yield np.stack([stays[members != stays], members[members != stays]])
+
+
+def _verified(
+    candidates: Int64[np.ndarray, "2 pairs"],
+    first: Int64[np.ndarray, " parts"],
+    parts: Sequence[Path],
+    threshold: float,
+) -> Int64[np.ndarray, "2 links"]:
+    """The candidates whose signatures agree in a share of ``threshold`` or more."""
+    agree = [np.zeros(0, dtype=np.bool_)]
+    for begin in range(0, candidates.shape[1], _EDGES):
+        one, other = (_signatures(numbers, first, parts) for numbers in candidates[:, begin : begin + _EDGES])
+        agree.append((one == other).mean(axis=1) >= threshold)
+    return candidates[:, np.concatenate(agree)]
+
+
+def _signatures(
+    numbers: Int64[np.ndarray, " documents"], first: Int64[np.ndarray, " parts"], parts: Sequence[Path]
+) -> np.ndarray:
+    rows = np.empty((len(numbers), PERMUTATIONS), dtype="<u4")
+    part_of = np.searchsorted(first, numbers, side="right") - 1
+    for part in np.unique(part_of):
+        here = part_of == part
+        stored = np.memmap(parts[part] / "signatures", dtype="<u4", mode="r").reshape(-1, PERMUTATIONS)
+        rows[here] = stored[numbers[here] - first[part]]
+    return rows
+
+
+def _hashes(part: Path) -> UInt64[np.ndarray, "documents columns"]:
+    return np.fromfile(part / "hashes", dtype="<u8").reshape(-1, 2)
+
+
+def _band(
+    parts: Sequence[Path], first: Int64[np.ndarray, " parts"], band: int, part: int
+) -> UInt64[np.ndarray, "documents one"]:
+    count = int(first[part + 1] - first[part])
+    return np.fromfile(parts[part] / "bands", dtype="<u8", count=count, offset=8 * count * band).reshape(-1, 1)

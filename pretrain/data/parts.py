@@ -1,0 +1,267 @@
+"""Tokenize one unit of a corpus into a *part*: a folder that holds all that is needed of the unit from then on.
+
+A part is a folder::
+
+    train.tokens, train.ends, train.of      token ids, where each document ends, and its number; each split has these
+    hashes                                  of each document 16 bytes, equal where documents are (step ``exact``)
+    signatures, bands                       of each document its MinHash (step ``near``); bands lie one after the other
+    part.json                               counts
+
+Documents are numbered as they leave the filters. Memory does not grow with the unit, but for some bytes a document.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from capt.pretrain.base.files import printable, write_json
+from capt.pretrain.base.overlap import same_text
+from capt.pretrain.base.records import Record
+from capt.pretrain.data.corpus import Corpus, Passage, is_held_out
+from capt.pretrain.data.filters import filters_of
+from capt.pretrain.data.minhash import Signatures, words_in_a_row
+from capt.pretrain.data.shard_writer import PASSAGES_AT_ONCE, Encoder, TokenArray
+from capt.pretrain.data.shards import Tokenizer, token_dtype
+from capt.pretrain.data.sources import Split
+from capt.pretrain.data.steps import Steps
+
+PART = "part.json"
+_HEAD = 1 << 24
+"""Characters of a document by which it is judged."""
+_SHOWN = 200
+
+
+class Example(Record, extra="forbid"):
+    """A document that a step has left out, or of several the first: which one of its unit, and how it begins."""
+
+    document: int
+    text: str
+
+
+class SplitCounts(Record, extra="forbid"):
+    """What a part holds of a split."""
+
+    tokens: int = 0
+    documents: int = 0
+
+
+class PartRecord(Record, extra="forbid", frozen=False):
+    """What is known of a part. ``documents`` are those that were read, ``kept`` those that the filters have
+    left; ``seconds`` is time of the processor."""
+
+    documents: int = 0
+    characters: int = 0
+    kept: int = 0
+    removed: dict[str, int] = Field(default_factory=dict)
+    examples: dict[str, Example] = Field(default_factory=dict)
+    splits: dict[str, SplitCounts] = Field(default_factory=dict)
+    rows_without_text: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Judge:
+    """Applies the filters to documents, and counts."""
+
+    steps: Steps
+    record: PartRecord = field(default_factory=PartRecord)
+
+    def __post_init__(self) -> None:
+        self._filters = filters_of(self.steps)
+        self.record.removed.update(dict.fromkeys(self._filters, 0))
+
+    def keeps(self, text: str) -> bool:
+        """Whether all filters keep a document."""
+        for name, leaves_out in self._filters.items():
+            if leaves_out(text):
+                self.record.removed[name] += 1
+                example = Example(document=self.record.documents - 1, text=excerpt(text))
+                self.record.examples.setdefault(name, example)
+                return False
+        return True
+
+    def documents(self, passages: Iterable[Passage]) -> Iterator[tuple[list[Passage], bool]]:
+        """Passages of the documents that the filters keep, and whether these begin one.
+
+        A document comes whole, one of over 16 Mi characters in several pieces.
+        """
+        keeps = False
+        for piece, begins in _pieces(passages):
+            self.record.characters += sum(len(passage.text) for passage in piece)
+            if begins:
+                self.record.documents += 1
+                keeps = not self._filters or self.keeps("".join(passage.text for passage in piece))
+                self.record.kept += keeps
+            if keeps:
+                yield piece, begins
+
+
+def _pieces(passages: Iterable[Passage]) -> Iterator[tuple[list[Passage], bool]]:
+    held: list[Passage] = []
+    length, begins = 0, True
+    for passage in passages:
+        if held and (passage.starts or length > _HEAD):
+            yield held, begins
+            held, length, begins = [], 0, passage.starts
+        held.append(passage)
+        length += len(passage.text)
+    if held:
+        yield held, begins
+
+
+def excerpt(text: str) -> str:
+    """The beginning of a text, in one line."""
+    return printable(text, _SHOWN)
+
+
+def write_part(
+    folder: Path,
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    steps: Steps,
+    *,
+    splits: Sequence[Split],
+    held_out: float = 0.0,
+    has_first: bool,
+) -> PartRecord:
+    """Write the part of a unit, whose text is ``corpus``, into a folder.
+
+    Args:
+        folder: an empty folder.
+        corpus: the text.
+        tokenizer: gives the ids.
+        steps: the filters that are applied, and the duplicates that are prepared for.
+        splits: the names of the splits. With two of them the second one gets the share ``held_out``, by passages.
+        held_out: the share of the second split.
+        has_first: whether the unit begins the whole corpus, whose first passage is never held out.
+
+    Raises:
+        DataError: the corpus is no valid text.
+    """
+    began = time.process_time()
+    judge = Judge(steps)
+    record = judge.record
+    encode = Encoder(tokenizer)
+    with ExitStack() as files:
+        compared = files.enter_context(_Compared(folder, steps)) if steps.compares else None
+        streams = {split: files.enter_context(_Split(folder, split, tokenizer)) for split in splits}
+
+        def passages() -> Iterator[tuple[Split, int, Passage]]:
+            before: Split | None = None  # the split of the passage before
+            for piece, begins in judge.documents(corpus):
+                if compared is not None:
+                    compared.add(piece, begins)
+                for passage in piece:
+                    first = has_first and before is None
+                    apart = len(splits) == 2 and not first and is_held_out(passage.text, held_out)
+                    split = splits[apart]
+                    yield split, record.kept - 1, replace(passage, starts=passage.starts or before != split)
+                    before = split
+
+        left = passages()
+        while some := list(islice(left, PASSAGES_AT_ONCE)):
+            encoded = encode([passage for _, _, passage in some])
+            for (split, document, passage), ids in zip(some, encoded, strict=True):
+                streams[split].append(ids, document if passage.starts else None)
+        for split, stream in streams.items():
+            record.splits[split] = stream.finish()
+        if compared is not None:
+            compared.finish()
+    record = record.model_copy(
+        update={
+            "rows_without_text": getattr(corpus, "rows_without_text", 0),
+            "seconds": time.process_time() - began,
+        }
+    )
+    write_json(folder / PART, record.model_dump())
+    return record
+
+
+class _Split(AbstractContextManager["_Split"]):
+    """The token ids of a split: each document is followed by ``</s>``; one without ids is left out."""
+
+    def __init__(self, folder: Path, split: Split, tokenizer: Tokenizer) -> None:
+        self._folder, self._split = folder, split
+        self._end = np.array([tokenizer.special.eos], dtype=token_dtype(tokenizer.vocab_size))
+        self._file = (folder / f"{split}.tokens").open("wb", buffering=1 << 20)
+        self._tokens = self._begin = self._document = 0
+        self._ends, self._of = array("q"), array("q")
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def append(self, ids: TokenArray, begins: int | None) -> None:
+        """Append the ids of a passage; with ``begins`` it begins the document of that number."""
+        if begins is not None:
+            self._end_document()
+            self._document = begins
+        self._write(ids)
+
+    def _write(self, ids: TokenArray) -> None:
+        self._file.write(ids.tobytes())
+        self._tokens += len(ids)
+
+    def _end_document(self) -> None:
+        if self._tokens > self._begin:
+            self._write(self._end)
+            self._ends.append(self._tokens)
+            self._of.append(self._document)
+            self._begin = self._tokens
+
+    def finish(self) -> SplitCounts:
+        """End the last document, and write where documents end."""
+        self._end_document()
+        (self._folder / f"{self._split}.ends").write_bytes(np.asarray(self._ends, dtype="<i8").tobytes())
+        (self._folder / f"{self._split}.of").write_bytes(np.asarray(self._of, dtype="<i8").tobytes())
+        return SplitCounts(tokens=self._tokens, documents=len(self._ends))
+
+
+class _Compared(AbstractContextManager["_Compared"]):
+    """By what documents are compared with those of other units: hashes of their words, and MinHash signatures."""
+
+    def __init__(self, folder: Path, steps: Steps) -> None:
+        self._folder = folder
+        self._signatures = Signatures(steps.near) if steps.near is not None else None
+        self._bands = array("Q")
+        self._words: Any = None
+        with ExitStack() as files:
+            self._hashes = files.enter_context((folder / "hashes").open("wb"))
+            self._rows = files.enter_context((folder / "signatures").open("wb")) if self._signatures else None
+            self._files = files.pop_all()
+
+    def __exit__(self, *error: object) -> None:
+        self._files.close()
+
+    def add(self, piece: list[Passage], begins: bool) -> None:
+        """Take a piece of a document, which may begin one."""
+        texts = [same_text(passage.text) for passage in piece]
+        if begins:
+            self._end_document()
+            self._words = blake2b(digest_size=16)
+            if self._signatures is not None and self._rows is not None:
+                signature = self._signatures.signature(words_in_a_row(" ".join(texts).split()))
+                self._rows.write(signature.tobytes())
+                self._bands.extend(self._signatures.in_bands(signature).tolist())
+        self._words.update("".join(f"{text} " for text in texts if text).encode())
+
+    def _end_document(self) -> None:
+        if self._words is not None:
+            self._hashes.write(self._words.digest())
+
+    def finish(self) -> None:
+        """End the last document, and write the bands, each of all documents."""
+        self._end_document()
+        if self._signatures is not None:
+            bands = np.asarray(self._bands, dtype="<u8").reshape(-1, self._signatures.bands)
+            (self._folder / "bands").write_bytes(np.ascontiguousarray(bands.T).tobytes())

@@ -1,0 +1,219 @@
+"""Plan a preparation: what is made, and the units of work, which are files and parts of large ones.
+
+Units are cut where documents begin, so that the documents of all units in their order are those of the files, whoever
+reads them.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.files import PACKED, printable
+from capt.pretrain.base.stores import StoreFile
+from capt.pretrain.data.config import DataConfig
+from capt.pretrain.data.corpus import PASSAGE
+from capt.pretrain.data.files import WIKITEXT_START, FileCorpus, Span, TextFile, opened, size_of, suffix_of
+from capt.pretrain.data.shard_writer import SHARD_TOKENS, Options
+from capt.pretrain.data.shards import Tokenizer
+from capt.pretrain.data.sources import Split
+from capt.pretrain.data.steps import Steps
+
+LARGEST, SMALLEST = 64 << 20, 4 << 20
+"""Bytes of the parts into which files are cut, of much text and of little."""
+_UNITS = 64
+_LONGEST_BLANK = 1000
+"""Bytes of a blank line at which a text is cut. The reader passes over such lines; it takes longer ones for text."""
+_LINE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The documents of ``file`` that begin in ``span``, or all of them; ``bytes`` is its size, for the progress.
+
+    Text is cut at the first place in the span where that is possible, so a unit may hold nothing, and the one before it
+    more. ``modified``, of a file on a disk, is its time of modification in nanoseconds.
+    """
+
+    file: TextFile
+    bytes: int
+    modified: int | None
+    span: Span | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be prepared; every process gets it whole.
+
+    Attributes:
+        data: the section of the job.
+        tokenizer: gives the ids.
+        out: the folder of the shard sets.
+        units: the units of the text; without any it is the one corpus that `source_of` opens.
+        splits: the splits that are made of the text. Of two, the second one is held out of it.
+        options: what the manifest of each split says of how it was made.
+        steps: the declared steps.
+        license: what the data card says of the licence.
+        unit_bytes: the bytes by which ``units`` were cut.
+        shard_tokens: tokens of a shard.
+    """
+
+    data: DataConfig
+    tokenizer: Tokenizer
+    out: Path
+    units: tuple[Unit, ...]
+    splits: tuple[Split, ...]
+    options: dict[str, Options]
+    steps: Steps = field(default_factory=Steps)
+    license: str | None = None
+    unit_bytes: int = LARGEST
+    shard_tokens: int = SHARD_TOKENS
+
+    @property
+    def files(self) -> list[Unit]:
+        """The first unit of each file."""
+        return list({unit.file: unit for unit in reversed(self.units)}.values())[::-1]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the text."""
+        return sum(unit.bytes for unit in self.units)
+
+
+def key_of(contents: Sequence[dict[str, str | int]], tokenizer: Tokenizer, options: Options) -> str:
+    """A name for what a shard set is made from: text (hashes and formats, not where it lies), tokenizer, options."""
+    text = [(part["format"], part["sha256"]) for part in contents]
+    return sha256(json.dumps([text, tokenizer.fingerprint, options]).encode()).hexdigest()[:32]
+
+
+def unit_bytes_of(files: Sequence[TextFile]) -> int:
+    """The bytes at which files are cut, on every host: little text makes some units as well."""
+    return min(LARGEST, max(SMALLEST, sum(map(size_of, files)) // _UNITS))
+
+
+def units_of(files: Sequence[TextFile], document_start: str | None, unit_bytes: int) -> list[Unit]:
+    """The units of some files, in order. Of a parquet file its footer is read, of others nothing.
+
+    Raises:
+        DataError: a file is empty, or a parquet file is damaged.
+    """
+    units = []
+    for file in files:
+        size = size_of(file)
+        if size == 0:
+            raise DataError(f"{file} is empty")
+        whole = Unit(file, size, None if isinstance(file, StoreFile) else file.stat().st_mtime_ns)
+        spans = _spans(file, size, document_start, unit_bytes) if size > unit_bytes else []
+        if len(spans) < 2:
+            units.append(whole)
+        else:
+            share = size // len(spans)
+            units += [replace(whole, span=span, bytes=share) for span in spans]
+    return units
+
+
+def _spans(file: TextFile, size: int, document_start: str | None, unit_bytes: int) -> list[Span]:
+    if suffix_of(file) == ".parquet":
+        return _row_groups(file, unit_bytes) if document_start is None else []
+    if file.name.endswith(tuple(PACKED)) or _borders(file, document_start) is None:
+        return []
+    return [Span(begin, min(begin + unit_bytes, size)) for begin in range(0, size, unit_bytes)]
+
+
+def _row_groups(file: TextFile, unit_bytes: int) -> list[Span]:
+    try:
+        with opened(file) as raw:
+            metadata = pyarrow.parquet.ParquetFile(raw).metadata
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise DataError(f"{file} is not a readable parquet file: {printable(str(error))}") from None
+    spans, begin, held = [], 0, 0
+    for group in range(metadata.num_row_groups):
+        held += sum(
+            metadata.row_group(group).column(i).total_compressed_size
+            for i in range(metadata.row_group(group).num_columns)
+        )
+        if held >= unit_bytes or group == metadata.num_row_groups - 1:
+            spans.append(Span(begin, group + 1))
+            begin, held = group + 1, 0
+    return spans
+
+
+def open_unit(unit: Unit, data: DataConfig, unit_bytes: int) -> FileCorpus | None:
+    """The text of a unit; None where nothing begins in it. Reading raises ``DataError`` as `FileCorpus`."""
+    span = unit.span
+    if span is not None and suffix_of(unit.file) != ".parquet":
+        span = _settled(unit.file, span, data.document_start, unit_bytes)
+        if span is None or span.begin == span.end:
+            return None
+    return FileCorpus([unit.file], data.text_column, data.document_start, missing=data.missing, span=span)
+
+
+def _settled(file: TextFile, span: Span, document_start: str | None, unit_bytes: int) -> Span | None:
+    """The bytes of a unit: from the first border in its span to that in the next span which has one."""
+    find = _borders(file, document_start)
+    assert find is not None, "such a file is not cut"
+    size = size_of(file)
+    with opened(file) as raw:
+        begin = find(raw, span.begin, span.end) if span.begin else 0
+        if begin is None:
+            return None
+        for later in range(span.end, size, unit_bytes):
+            end = find(raw, later, min(later + unit_bytes, size))
+            if end is not None:
+                return Span(begin, end)
+    return Span(begin, size)
+
+
+Borders = Callable[[io.BufferedReader, int, int], int | None]
+"""The first place from a byte on, and before another, where a document begins as its reader sees it; maybe none."""
+
+
+def _borders(file: TextFile, document_start: str | None) -> Borders | None:
+    suffix = suffix_of(file)
+    if suffix in (".jsonl", ".json"):
+        return _next_line if document_start is None else None
+    if suffix not in (".txt", ".tokens", ".raw"):
+        return None
+    start = re.compile(document_start) if document_start else None if suffix == ".txt" else WIKITEXT_START
+    return _after_blank_line if start is None else lambda raw, begin, end: _matching_line(raw, begin, end, start)
+
+
+def _next_line(raw: io.BufferedReader, begin: int, end: int) -> int | None:
+    return next((at for at, _ in _lines(raw, begin, end)), None)
+
+
+def _after_blank_line(raw: io.BufferedReader, begin: int, end: int) -> int | None:
+    return next(
+        (at + len(line) for at, line in _lines(raw, begin, end) if line.isspace() and len(line) <= _LONGEST_BLANK), None
+    )
+
+
+def _matching_line(raw: io.BufferedReader, begin: int, end: int, start: re.Pattern[str]) -> int | None:
+    for at, line in _lines(raw, begin, end):
+        if len(line) < PASSAGE and not line.isspace():
+            try:
+                text = line.decode().removeprefix("\ufeff").replace("\r\n", "\n")
+            except UnicodeDecodeError:
+                continue  # the reader says what is wrong
+            if "\r" not in text and not text.isspace() and start.match(text):
+                return at
+    return None
+
+
+def _lines(raw: io.BufferedReader, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
+    """The lines that begin in a part of a file, with their places; of one of over 1 MiB the pieces without its end."""
+    raw.seek(begin - 1)
+    at, whole = begin - 1, False
+    while at < end and (line := raw.readline(_LINE)):
+        if whole:
+            yield at, line
+        at, whole = at + len(line), line.endswith(b"\n")

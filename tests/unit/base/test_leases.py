@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from capt.pretrain.base import leases
+from capt.pretrain.base.leases import Leases, Task
+
+
+def tasks(folder: Path, count: int, slow: float = 0.0) -> list[Task]:
+    folder.mkdir(exist_ok=True)
+
+    def task(number: int) -> Task:
+        def run() -> None:
+            time.sleep(slow)
+            with (folder / "log").open("a") as log:
+                log.write(f"{number} {os.getpid()}\n")
+            (folder / str(number)).touch()
+
+        return Task(str(number), (folder / str(number)).exists, run)
+
+    return [task(number) for number in range(count)]
+
+
+def test_processes_share_tasks_and_do_none_twice(tmp_path: Path) -> None:
+    done = tasks(tmp_path / "done", 40, slow=0.005)
+    children = []
+    for _ in range(4):
+        if (pid := os.fork()) == 0:
+            try:
+                Leases(tmp_path / "leases").share(done)
+            finally:
+                os._exit(0)
+        children.append(pid)
+    for pid in children:
+        assert os.waitpid(pid, 0)[1] == 0
+    lines = [line.split() for line in (tmp_path / "done" / "log").read_text().splitlines()]
+    assert Counter(number for number, _ in lines) == Counter(map(str, range(40)))
+    assert len({pid for _, pid in lines}) > 1
+    assert list((tmp_path / "leases").iterdir()) == []
+
+
+def test_the_lease_of_a_process_that_is_gone_is_free_at_once(tmp_path: Path) -> None:
+    done = tasks(tmp_path / "done", 1)
+    if (pid := os.fork()) == 0:
+        with Leases(tmp_path / "leases")._held("0"):
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert [path.name for path in (tmp_path / "leases").iterdir()] == ["0.lease"]
+    begin = time.monotonic()
+    Leases(tmp_path / "leases").share(done)
+    assert time.monotonic() - begin < 5
+    assert done[0].is_done()
+
+
+def test_a_lease_of_another_host_holds_while_it_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = Leases(tmp_path / "leases", expires=0.4)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(leases, "_place", lambda: "another-host")
+        holding = Leases(tmp_path / "leases", beat=0.05)._held("0")
+        assert holding.__enter__()
+    begin = time.monotonic()
+    while time.monotonic() - begin < 1.0:
+        with mine._held("0") as got:
+            assert not got
+        time.sleep(0.05)
+    holding.__exit__(None, None, None)
+    with mine._held("0") as got:
+        assert got
+
+
+def test_a_lease_of_another_host_expires_by_the_clock_of_this_one(tmp_path: Path) -> None:
+    done = tasks(tmp_path / "done", 1)
+    mine = Leases(tmp_path / "leases", expires=0.4)
+    path = tmp_path / "leases" / "0.lease"
+    path.write_text("another-host 12 345 67")
+    os.utime(path, (4e9, 4e9))  # its clock is in another century
+    begin = time.monotonic()
+    mine.share(done)
+    assert 0.4 < time.monotonic() - begin < 10
+    assert done[0].is_done()
+
+
+def test_a_failed_task_is_free_again(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        Leases(tmp_path / "leases").share([Task("a", lambda: False, fail)])
+    assert list((tmp_path / "leases").iterdir()) == []

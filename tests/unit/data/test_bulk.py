@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import datasets
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.overlap import same_text
+from capt.pretrain.data.config import DataConfig
+from capt.pretrain.data.filters import is_repetitive
+from capt.pretrain.data.prepare import prepare, prepare_folder
+from capt.pretrain.data.shards import ShardSet
+from capt.pretrain.data.steps import Steps
+from tests.unit.data.doubles import ByteTokenizer
+
+WORDS = ("river", "stone", "light", "window", "garden", "bridge", "paper", "music", "winter", "letter", "ocean")
+
+
+def texts(count: int, seed: int = 1) -> list[str]:
+    draw = random.Random(seed)
+    return [
+        "\n".join(" ".join(draw.choices(WORDS, k=draw.randint(3, 12))) + f" {i}." for _ in range(draw.randint(1, 9)))
+        for i in range(count)
+    ]
+
+
+def write_text(path: Path) -> None:
+    draw = random.Random(2)
+    blank = ["\n\n", "\n \n", "\r\n\r\n", "\n\n\n\n", "\n" + " " * 2000 + "\n\ufeff", "\n\n\ufeff"]
+    with path.open("w", newline="") as file:
+        for text in texts(150):
+            file.write(text + draw.choice(blank))
+        file.write("one long document without any blank line\n" * 200)
+
+
+def write_lines(path: Path) -> None:
+    rows = [{"text": text if i % 11 else None} for i, text in enumerate(texts(150, 3))]
+    rows.insert(40, {"text": "a row that is longer than several units. " * 200})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_parquet(path: Path) -> None:
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts(150, 4)}), path, row_group_size=20)
+
+
+def write_wiki(path: Path) -> None:
+    path.write_text(
+        "".join(f" \n = Title {i} = \n \n {text} \n \n == Part == \n" for i, text in enumerate(texts(80, 5)))
+    )
+
+
+def write_packed(path: Path) -> None:
+    path.write_bytes(gzip.compress("\n\n".join(texts(60, 6)).encode()))
+
+
+def write_csv(path: Path) -> None:
+    quoted = (text.replace('"', '""') for text in texts(60, 7))
+    path.write_text("number,text\r\n" + "".join(f'{i},"{text}"\r\n' for i, text in enumerate(quoted)))
+
+
+FORMS = {
+    "a.txt": write_text,
+    "b.jsonl": write_lines,
+    "c.parquet": write_parquet,
+    "d.tokens": write_wiki,
+    "e.txt.gz": write_packed,
+    "f.csv": write_csv,
+}
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.glob("[tv]*/*")}
+
+
+def config(files: Path | list[Path], cache: Path, **keys: object) -> DataConfig:
+    named = [str(path) for path in files] if isinstance(files, list) else str(files)
+    return DataConfig(**({"files": named, "cache": cache, "workers": 1, "validation_fraction": 0.1} | keys))
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for name, write in FORMS.items():
+        write(folder / name)
+    return folder
+
+
+@pytest.mark.parametrize("start", [None, "one|river", " = [^=]"])
+def test_the_bytes_are_those_of_one_pass(corpus: Path, tmp_path: Path, start: str | None) -> None:
+    data = config(corpus / "*", tmp_path / "cache", document_start=start)
+    made = prepare_folder(data, ByteTokenizer(), tmp_path / "out", unit_bytes=5000)
+    assert set(made) == {"train", "validation"}
+    for split, shards in made.items():
+        once = prepare(data, ByteTokenizer(), split)
+        assert once is not None
+        assert {file.name: file.read_bytes() for file in once.folder.iterdir()} == {
+            file.name: file.read_bytes() for file in shards.folder.iterdir()
+        }
+    assert made["train"].rows_without_text == 14
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["card.json", "card.md", "train", "validation"]
+
+
+def documents(shards: ShardSet | None) -> list[str]:
+    assert shards is not None
+    read = ByteTokenizer().decode
+    borders = shards.starts.tolist()
+    return [read(shards.read(begin, end)) for begin, end in itertools.pairwise(borders)]
+
+
+def test_steps_leave_the_same_documents_whatever_the_units(tmp_path: Path) -> None:
+    base = [text.replace("\n", " ") for text in texts(60, 8)]
+    rows = [*base, "short", *(f"  {text.upper()}  " for text in base[:9]), *(text + " end" for text in base[9:14])]
+    rows += ["spam spam eggs " * 40, "ein deutscher Satz über das Wetter und die Berge im Süden", base[20]]
+    random.Random(4).shuffle(rows)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    steps = Steps(min_words=3, repetition=True, exact=True)
+    seen: set[str] = set()
+    expected = []
+    for row in rows:  # the same, written down once more
+        if len(row.split()) >= 3 and not is_repetitive(row) and same_text(row) not in seen:
+            seen.add(same_text(row))
+            expected.append(row.rstrip())
+    results = []
+    for unit_bytes in (2000, 1 << 20):
+        out = tmp_path / f"out{unit_bytes}"
+        data = config(tmp_path / "rows.jsonl", tmp_path / "cache", validation_fraction=0)
+        made = prepare_folder(data, ByteTokenizer(), out, steps=steps, license="CC0", unit_bytes=unit_bytes)
+        assert documents(made["train"]) == expected
+        card = json.loads((out / "card.json").read_text())
+        results.append([(step["name"], step["removed"], step["left"]) for step in card["steps"]])
+        assert card["documents"] == len(rows)
+        assert card["license"] == "CC0"
+        assert results[-1][-1][2] == card["splits"]["train"]["documents"] == len(expected)
+        assert all(step["example"] for step in card["steps"])
+        duplicate, stays = (text.partition(": ")[2] for text in card["steps"][-1]["example"])
+        assert same_text(duplicate)[:40] == same_text(stays)[:40]
+        assert "| exact | `True` | " in (out / "card.md").read_text()
+        with pytest.raises(DataError, match="train holds other shards than this job makes"):
+            prepare_folder(data, ByteTokenizer(), out, steps=Steps(exact=True), unit_bytes=unit_bytes)
+    assert results[0] == results[1]
+    repetitive = sum(map(is_repetitive, rows)) - is_repetitive("short")
+    assert results[0][:2] == [("min_words", 1, len(rows) - 1), ("repetition", repetitive, len(rows) - 1 - repetitive)]
+    assert 0 < repetitive < 10
+
+
+def test_of_similar_documents_the_first_stays(tmp_path: Path) -> None:
+    long = [" ".join(text.split() * 3) for text in texts(40, 9)]
+    changed = [" ".join([*text.split()[:-1], "changed"]) for text in long]
+    rows = [*long, *changed, " ".join(long[3].split()[::-1])]
+    random.Random(5).shuffle(rows)
+    shingles = [{tuple(row.split()[i : i + 5]) for i in range(len(row.split()) - 4)} for row in rows]
+    expected = []
+    for i, own in enumerate(shingles):
+        like = max((len(own & other) / len(own | other) for other in shingles[:i]), default=0.0)
+        assert not 0.6 < like < 0.85, "an estimate could fall on either side"
+        if like < 0.7:
+            expected.append(rows[i])
+    for unit_bytes in (5000, 1 << 20):
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+        data = config(tmp_path / "rows.jsonl", tmp_path / "cache", validation_fraction=0)
+        out = tmp_path / f"{unit_bytes}"
+        made = prepare_folder(data, ByteTokenizer(), out, steps=Steps(near=0.7), unit_bytes=unit_bytes)
+        assert documents(made["train"]) == expected
+    assert len(expected) == 41
+
+
+def test_twenty_kills_at_random_moments_change_nothing(corpus: Path, tmp_path: Path) -> None:
+    data = config(corpus / "*", tmp_path / "cache")
+    steps = Steps(min_words=2, exact=True)
+    made = prepare_folder(data, ByteTokenizer(), tmp_path / "whole", steps=steps, unit_bytes=20_000)
+    expected = content(tmp_path / "whole")
+    begin = time.monotonic()
+    prepare_folder(data, ByteTokenizer(), tmp_path / "again", steps=steps, unit_bytes=20_000)
+    needed = time.monotonic() - begin
+    draw, parts, kills, out = random.Random(6), {}, 0, tmp_path / "killed"
+    while kills < 20:
+        if (pid := os.fork()) == 0:
+            try:
+                prepare_folder(data, ByteTokenizer(), out, steps=steps, unit_bytes=20_000)
+            finally:
+                os._exit(0)
+        time.sleep(draw.uniform(0.0, 0.3 * needed))
+        os.kill(pid, signal.SIGKILL)
+        if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
+            kills += 1
+        if (out / "train").exists():  # it was as fast as the kill: from the beginning
+            assert content(out) == expected
+            assert list(out.glob(".card*")) == []
+            out, parts = tmp_path / f"killed{kills}", {}
+            continue
+        found = {path: path.stat().st_ino for path in out.glob(".work/*/parts/[0-9]*")}
+        assert found.items() >= parts.items(), "a finished part was made again"
+        parts = found
+    prepare_folder(data, ByteTokenizer(), out, steps=steps, unit_bytes=20_000)
+    assert content(out) == expected
+    assert made["train"].documents > 300
+
+
+@pytest.mark.timeout(120)
+def test_several_processes_give_the_bytes_of_one(corpus: Path, tmp_path: Path) -> None:
+    data = config(corpus / "*", tmp_path / "cache")
+    prepare_folder(data, ByteTokenizer(), tmp_path / "one", steps=Steps(exact=True), unit_bytes=10_000)
+    several = config(corpus / "*", tmp_path / "cache", workers=2)
+    prepare_folder(several, ByteTokenizer(), tmp_path / "two", steps=Steps(exact=True), unit_bytes=10_000)
+    assert content(tmp_path / "two") == content(tmp_path / "one")
+    (corpus / "b.jsonl").write_text('{"text": "a"}\n' * 500 + "no json\n")
+    with pytest.raises(DataError, match=r"b\.jsonl, line \d+ after byte [\d,]+, column 1: not JSON"):
+        prepare_folder(several, ByteTokenizer(), tmp_path / "bad", unit_bytes=5000)
+
+
+def test_a_hub_set_is_read_where_it_lies(tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for i in range(2):
+        table = pyarrow.table({"text": texts(30, 10 + i), "id": list(range(30))})
+        pyarrow.parquet.write_table(table, folder / f"train-{i:05}-of-00002.parquet", row_group_size=10)
+    data = DataConfig(name=str(folder), cache=tmp_path / "cache", workers=1, validation_fraction=0)
+    made = prepare_folder(data, ByteTokenizer(), tmp_path / "out", unit_bytes=500)
+    assert documents(made["train"]) == [text.rstrip() for i in range(2) for text in texts(30, 10 + i)]
+    assert [part["format"] for part in made["train"].manifest.source] == [".parquet"] * 2
+
+
+def test_a_saved_set_takes_steps_too(tmp_path: Path) -> None:
+    rows = ["a b c", "d", "A  b c", "e f g", None]
+    datasets.Dataset.from_dict({"text": rows}).save_to_disk(tmp_path / "saved")
+    data = DataConfig(name=str(tmp_path / "saved"), cache=tmp_path / "cache", workers=1, validation_fraction=0)
+    made = prepare_folder(data, ByteTokenizer(), tmp_path / "out", steps=Steps(min_words=2, exact=True))
+    assert documents(made["train"]) == ["a b c", "e f g"]
+    assert made["train"].rows_without_text == 1
+    with pytest.raises(DataError, match=r"no text in .* that the steps leave"):
+        prepare_folder(data, ByteTokenizer(), tmp_path / "none", steps=Steps(min_words=9))
+
+
+def test_a_file_without_text_is_named(corpus: Path, tmp_path: Path) -> None:
+    (corpus / "z.txt").write_text(" \n" * 3000)
+    data = config(corpus / "[ez].txt*", tmp_path / "cache")
+    with pytest.raises(DataError, match=r"z\.txt holds no text"):
+        prepare_folder(data, ByteTokenizer(), tmp_path / "out", unit_bytes=1500)
