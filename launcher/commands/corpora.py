@@ -13,7 +13,7 @@ import typer
 from capt.launcher.commands import options as o
 
 if TYPE_CHECKING:
-    from capt.pretrain.data.shards import ShardSummary
+    from capt.pretrain.data.shards import ShardSet, ShardSummary
     from capt.pretrain.data.steps import Steps
     from capt.pretrain.language.config import LanguageJob
     from capt.pretrain.pairs.inspect import PairFiles, PairSummary
@@ -159,6 +159,7 @@ def prepare(
     from capt.pretrain.base.errors import ConfigError
     from capt.pretrain.data.prepare import prepare as prepare_cached
     from capt.pretrain.data.prepare import prepare_folder
+    from capt.pretrain.data.sources import named
     from capt.pretrain.language.prepare import tokenizer_folder
     from capt.tokenizer.encode import load_tokenizer
 
@@ -171,25 +172,33 @@ def prepare(
     with progress_bar("preparing") as progress:
         folder = tokenizer_folder(job, progress)
         loaded = load_tokenizer(folder)
-        if out is None:
-            sets = [prepare_cached(job.data, loaded, split, progress) for split in ("train", "validation")]
-        else:
-            made = prepare_folder(job.data, loaded, out, progress, steps=declared, license=license)
-            sets = list(made.values())
+        sets: list[ShardSet | None] = []
+        cards: list[Path] = []
+        for name, data in job.data.parts():
+            with named(name):
+                if out is None:
+                    sets += [prepare_cached(data, loaded, split, progress) for split in ("train", "validation")]
+                elif data.shards is None:
+                    made = prepare_folder(data, loaded, out / name, progress, steps=declared, license=license)
+                    sets += made.values()
+                    cards += (out / name).glob("card.md")
     for shards in sets:
         if shards is not None:
             without = shards.rows_without_text
             skipped = f"; {without} rows without text were left out" if without else ""
             typer.echo(f"{shards.folder}: {shards.documents} documents, {shards.tokens} tokens{skipped}")
-    if out is not None and (out / "card.md").is_file():
-        typer.echo(f"{out / 'card.md'}: what they are made of")
-    place = f"data.shards={out} " if out else ""
+    for card in cards:
+        typer.echo(f"{card}: what they are made of")
+    place = f"data.shards={out} " if out and not job.data.mixture else ""
+    if out and job.data.mixture:
+        place = f"shards: {out}/NAME in place of files in data.mixture, "
     typer.echo(f"use them with: {place}tokenizer.path={folder}")
 
 
 @data_app.command(
     epilog="\b\nExample: capt data inspect pairs.jsonl --tokenizer tok\n"
-    "Example: capt data inspect shards/train --tokenizer tok --sequence-length 128"
+    "Example: capt data inspect shards/train --tokenizer tok --sequence-length 128\n"
+    "Example: capt data inspect --job my_mixture.yaml"
 )
 def inspect(
     paths: Annotated[
@@ -211,7 +220,9 @@ def inspect(
     job: Annotated[
         str | None,
         typer.Option(
-            metavar="CONFIG", help="A job of pairs: its files, prompts, lengths and the tokenizer of model.init."
+            metavar="CONFIG",
+            help="A job of pairs: its files, prompts, lengths and the tokenizer of model.init. Or one with "
+            "data.mixture: the shares of its sources.",
         ),
     ] = None,
     form: Annotated[str, typer.Option(help="Pairs: the form of the rows, if the columns do not say.")] = "auto",
@@ -225,7 +236,7 @@ def inspect(
     ] = "train",
     json: o.Json = False,
 ) -> None:
-    """Verify a shard set and show how it packs into windows; or read pairs and show them as the encoder sees them."""
+    """Verify a shard set and show its windows; show pairs as the encoder sees them; show the shares of a mixture."""
     from dataclasses import asdict
 
     from capt.pretrain.base.errors import ConfigError
@@ -239,6 +250,8 @@ def inspect(
         raise ConfigError("nothing to inspect: name a shard set or files of pairs, or a job of pairs by --job")
     if job is None and len(files) == 1 and not is_pairs(files[0]):
         _inspect_shards(files[0], tokenizer, sequence_length, samples, json)
+        return
+    if job is not None and not files and _inspect_mixture(job, keys, json):
         return
     if job is not None:
         sources, model = _job_of_pairs(job, keys, files)
@@ -371,6 +384,35 @@ def _show_pairs(summary: PairSummary, *, has_tokens: bool) -> None:
                 typer.echo(f"  {'cut' if text.is_cut else '':>8} | {' '.join(map(str, text.ids))}")
         if sample.more:
             typer.echo(f"  {'':>8} | and {sample.more:,} more")
+
+
+def _inspect_mixture(config: str, overrides: list[str], json: bool) -> bool:
+    """Show what the training of a job sees of each source of its ``data.mixture``; False where it has none."""
+    from dataclasses import asdict
+
+    from capt.launcher.progress import progress_bar
+    from capt.pretrain.config.load import load_job
+    from capt.pretrain.data.mixed import MixedDataset, seen
+    from capt.pretrain.language.config import LanguageJob
+
+    job = load_job(config, overrides)
+    if not isinstance(job, LanguageJob) or not job.data.mixture:
+        return False
+    from capt.pretrain.language.prepare import prepare_windows, tokenizer_folder
+    from capt.tokenizer.encode import load_tokenizer
+
+    with progress_bar("preparing") as progress:
+        windows, _ = prepare_windows(job, load_tokenizer(tokenizer_folder(job, progress)), progress)
+    assert isinstance(windows, MixedDataset)
+    samples = job.schedule.max_steps * job.batch.global_
+    sources = seen(windows.order, samples)
+    if json:
+        o.echo_json([asdict(source) for source in sources])
+        return True
+    typer.echo(f"{samples:,} samples of {job.data.sequence_length} tokens in {job.schedule.max_steps:,} steps:")
+    for source in sources:
+        o.say(f"  {source}")
+    return True
 
 
 def _inspect_shards(folder: Path, tokenizer: Path | None, sequence_length: int, samples: int, json: bool) -> None:

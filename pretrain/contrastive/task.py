@@ -7,6 +7,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -34,6 +35,17 @@ from capt.pretrain.engine.task import Progress, Rows, SampleOrder, StepMetrics, 
 BatchT = TypeVar("BatchT")
 Assemble = Callable[[Int64[np.ndarray, " n"]], BatchT]
 """Makes the micro-batch of any list of sample numbers; a pure function of them."""
+
+
+@dataclass(frozen=True)
+class HeldOut(Generic[BatchT]):
+    """The first ``samples`` held-out samples of a source, by its assembler; without a mixture it has no name."""
+
+    source: str
+    assembler: Assemble[BatchT]
+    samples: int
+
+
 Scales = Mapping[str, Tensor]
 """The factor of each loss's sum over a micro-batch. The engine averages over ranks and micro-batches; with the factor
 that makes a mean over what the whole step holds, on all ranks and in all micro-batches. The factor of a loss of

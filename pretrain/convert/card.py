@@ -167,6 +167,8 @@ def training_facts(
         value = lookup(job, key)
         if value in (None, [], ()):
             continue
+        if key == "data.mixture":
+            value = [part["name"] for part in value]
         if key in _PATHS:
             many = isinstance(value, list | tuple)
             value = [last_part(file) for file in value] if many else _shown_source(value)

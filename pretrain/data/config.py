@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, field_validator, model_validator
 
 from capt.pretrain.base.cache import default_cache
 from capt.pretrain.config.base import Bytes, PathField, PathText, PositiveInt, Section, StorePlace, StoreText
@@ -35,7 +36,9 @@ NO_TEXT = (
 """The error of a job without text."""
 
 
-TEXT_KEYS = ("source", "source_options", "files", "shards", "name", "subset", "validation_files", "validation_split")
+TEXT_KEYS = (
+    "source", "source_options", "files", "shards", "name", "subset", "validation_files", "validation_split", "mixture",
+)  # fmt: skip
 """The keys of ``data`` that say which text is read."""
 
 
@@ -47,6 +50,14 @@ def corruption_path(name: str) -> str:
 def source_path(name: str) -> str:
     """The path ``module:Class`` of a source; nothing is imported. Raises ``ConfigError`` naming the nearest name."""
     return look_up(name, SOURCES, "capt.sources", "data.source: unknown source")
+
+
+def _require_expression(value: str | None) -> str | None:
+    try:
+        re.compile(value or "")
+    except re.error as error:
+        raise ValueError(f"{value!r} is not a regular expression: {error}") from None
+    return value
 
 
 def _as_list(value: Any) -> Any:
@@ -68,11 +79,96 @@ StorePatterns = Annotated[list[StoreText], BeforeValidator(_as_list)]
 """Patterns that may be addresses in a store as well."""
 
 
+def course_at(points: Sequence[tuple[float, float]], place: float) -> float:
+    """The value at a place of a course of ``(place, value)``, behind the jump where there is one; constant outside."""
+    before, value = points[0]
+    for at, new in points:
+        if at > place:
+            return value + (new - value) * (place - before) / (at - before) if place >= before else value
+        before, value = at, new
+    return value
+
+
+def require_course(value: Any) -> Any:
+    """Raise ``ValueError`` for a course without points, or one whose shares fall; a number is no course."""
+    shares = [share for share, _ in value] if isinstance(value, list) else [0.0]
+    if not shares or shares != sorted(shares):
+        raise ValueError("a course has one point or more, and its shares do not fall: [[0, 0.3], [1, 0.15]]")
+    return value
+
+
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Rate = Annotated[float, Field(gt=0.0, lt=1.0)]
+Weight = Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False)]
+SourceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=64)]
+
+
+class Weighted(Section):
+    """A source of a mixture: its name, and how much of it a training sees."""
+
+    name: SourceName = Field(description="name in the log, in errors, in the metrics and in the ledger")
+    weight: Weight | list[tuple[Share, Weight]] = Field(
+        1.0, description="share of the samples, relative to the other sources; or its course, [[share of "
+        "schedule.max_steps, weight], ...]: straight lines between these points, a jump where a share comes twice"
+    )  # fmt: skip
+    epochs: PositiveFloat | None = Field(
+        None, allow_inf_nan=False, description="times that it is read at most; the others continue without it"
+    )
+
+    _goes_forward = field_validator("weight")(require_course)
+
+    @property
+    def course(self) -> list[tuple[float, float]]:
+        """The points of the weight; one where it does not change."""
+        return self.weight if isinstance(self.weight, list) else [(0.0, self.weight)]
+
+    @model_validator(mode="after")
+    def _has_a_weight(self) -> Weighted:
+        if not any(weight for _, weight in self.course):
+            raise ValueError(f"source {self.name}: weight 0 never reads it: give it one above 0, or leave it out")
+        return self
+
+
+def check_mixture(sources: Sequence[Weighted]) -> None:
+    """Raise ``ValueError`` for a name that comes twice, or a time at which all weights are 0."""
+    names = [source.name for source in sources]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"data.mixture: {twice[0]} is the name of several sources; rename one of them")
+    for share in sorted({share for source in sources for share, _ in source.course}):
+        backwards = [[(-at, weight) for at, weight in reversed(source.course)] for source in sources]
+        before = sum(course_at(course, -share) for course in backwards)
+        if not before or not sum(course_at(source.course, share) for source in sources):
+            raise ValueError(f"data.mixture: all weights are 0 at {share:g} of the training; raise one of them")
+
+
+class TextPart(Weighted):
+    """One source of text of a mixture. What is not set is as ``data`` says."""
+
+    files: StorePatterns = Field([], description="paths or globs, as data.files")
+    shards: StorePlace | None = Field(None, description="folder written by capt data prepare, as data.shards")
+    validation_files: StorePatterns = Field(
+        [], description="held-out text of this source; without it a fraction of its text is held out"
+    )
+    text_column: str | None = Field(None, description="key or column with the text; null = data.text_column")
+    document_start: str | None = Field(
+        None, description="expression of the first line of a document; null = data.document_start"
+    )
+
+    _compiles = field_validator("document_start")(_require_expression)
+
+    @model_validator(mode="after")
+    def _names_text(self) -> TextPart:
+        if bool(self.files) == (self.shards is not None):
+            raise ValueError(f"source {self.name}: set either files or shards")
+        return self
+
+
 class DataConfig(Section):
     """The source of the text, and how it becomes windows of token ids.
 
     ``source`` follows from what is named: ``files`` where ``files`` or ``shards`` is given, ``hub`` where ``name`` is.
     ``docstrings`` (those of the installed Python packages) has to be asked for, and gives way to text that is named.
+    A ``mixture`` has several sources of ``files`` or ``shards``.
     """
 
     source: str | None = Field(
@@ -91,6 +187,13 @@ class DataConfig(Section):
     validation_files: StorePatterns = Field(
         [], description="held-out text; without it a fraction of the text is held out"
     )
+    mixture: list[TextPart] = Field(
+        [], description="several sources of text, each with name, files or shards, weight and epochs"
+    )
+    temperature: float | None = Field(
+        None, ge=0.0, le=1.0, description="exponent of the sizes of the sources of data.mixture: the weight of each is "
+        "times its number of windows to this power (0.3 = XLM-R's for languages); null = 0, weights alone"
+    )  # fmt: skip
     name: PathText | None = Field(
         None, description="id of a hub dataset, or a folder written by save_to_disk of the datasets library"
     )
@@ -143,7 +246,7 @@ class DataConfig(Section):
     def _infer_source(cls, values: Any) -> Any:
         if not isinstance(values, dict) or values.get("source") not in (None, "docstrings"):
             return values
-        if values.get("files") or values.get("shards"):
+        if values.get("files") or values.get("shards") or values.get("mixture"):
             return {**values, "source": "files"}
         return {**values, "source": "hub"} if values.get("name") else values
 
@@ -154,18 +257,15 @@ class DataConfig(Section):
             source_path(value)
         return value
 
-    @field_validator("document_start")
-    @classmethod
-    def _compiles(cls, value: str | None) -> str | None:
-        try:
-            re.compile(value or "")
-        except re.error as error:
-            raise ValueError(f"{value!r} is not a regular expression: {error}") from None
-        return value
+    _compiles = field_validator("document_start")(_require_expression)
 
     @model_validator(mode="after")
     def _keys_fit_source(self) -> DataConfig:
-        if self.source == "files" and not (self.files or self.shards):
+        if self.mixture:
+            self._check_mixture()
+        elif self.temperature is not None:
+            raise ValueError("data.temperature is given without data.mixture: name the sources there")
+        if self.source == "files" and not (self.files or self.shards or self.mixture):
             raise ValueError("data.source is files, but data.files is empty: name at least one file or glob")
         if self.source == "hub" and self.name is None:
             raise ValueError("data.source is hub, but data.name is not set: give a dataset id, as Salesforce/wikitext")
@@ -178,9 +278,24 @@ class DataConfig(Section):
                 raise ValueError(f"data.{key} is given, but data.source is {self.source}: set data.source=hub")
         return self
 
+    def _check_mixture(self) -> None:
+        for key in ("files", "shards", "validation_files", "name", "source_options"):
+            if getattr(self, key):
+                raise ValueError(f"data.mixture and data.{key} are both given: name all text in data.mixture")
+        if self.source != "files":
+            raise ValueError(f"data.mixture is given, but data.source is {self.source}: set data.source=files")
+        check_mixture(self.mixture)
 
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-Rate = Annotated[float, Field(gt=0.0, lt=1.0)]
+    def parts(self) -> Iterator[tuple[str, DataConfig]]:
+        """Each source of the mixture, by name, as the data of a job of its own; without a mixture the one, unnamed."""
+        if not self.mixture:
+            yield "", self
+        for part in self.mixture:
+            own = {"files": part.files, "shards": part.shards, "validation_files": part.validation_files}
+            own |= {
+                key: value for key in ("text_column", "document_start") if (value := getattr(part, key)) is not None
+            }
+            yield part.name, self.model_copy(update={**own, "mixture": [], "temperature": None})
 
 
 class CorruptionConfig(Section):
@@ -229,20 +344,9 @@ class CorruptionConfig(Section):
 
     def rate_at(self, share: float) -> float:
         """Return the rate when ``share`` of the training is done: constant outside the points."""
-        before, rate = self._course[0]
-        for place, value in self._course:
-            if place > share:
-                return rate + (value - rate) * (share - before) / (place - before) if share >= before else rate
-            before, rate = place, value
-        return rate
+        return course_at(self._course, share)
 
-    @field_validator("rate")
-    @classmethod
-    def _goes_forward(cls, value: float | list[tuple[float, float]]) -> float | list[tuple[float, float]]:
-        shares = [share for share, _ in value] if isinstance(value, list) else [0.0]
-        if not shares or shares != sorted(shares):
-            raise ValueError("a course has one point or more, and its shares do not fall: [[0, 0.3], [1, 0.15]]")
-        return value
+    _goes_forward = field_validator("rate")(require_course)
 
     @model_validator(mode="after")
     def _known_and_whole(self) -> CorruptionConfig:

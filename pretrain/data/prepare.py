@@ -201,11 +201,12 @@ def _options(data: DataConfig, held_out_from: Split | None, steps: Steps | None 
 
 def tokenizer_corpus(data: DataConfig, progress: ProgressCallback | None = None) -> Iterator[str]:
     """The lines of the training text, for training a tokenizer on what the model will read."""
-    corpus = open_corpus(data, "train", progress)
-    if corpus is None:
-        raise AssertionError("every job has training text")
-    for passage in corpus:
-        yield from (line for line in passage.text.split("\n") if line and not line.isspace())
+    for _, part in data.parts():
+        corpus = open_corpus(part, "train", progress)
+        if corpus is None:
+            raise AssertionError("every job has training text")
+        for passage in corpus:
+            yield from (line for line in passage.text.split("\n") if line and not line.isspace())
 
 
 def cache_key(corpus: Corpus, tokenizer: Tokenizer, options: Options) -> str:

@@ -355,6 +355,11 @@ class PackedDataset:
         whole, rest = divmod(self.shards.tokens, self._part)
         return whole * self.block - (-rest // self._text)
 
+    @property
+    def key(self) -> str:
+        """What the windows are cut from: `Manifest.key`."""
+        return self.shards.manifest.key
+
     def _span(self, index: int) -> tuple[int, int]:
         """The tokens of the stream that a window holds."""
         part, place = divmod(index, self.block)

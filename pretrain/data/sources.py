@@ -8,6 +8,8 @@ Readers are imported where they are used, so that a job without files is checked
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, cast, runtime_checkable
 
@@ -57,6 +59,17 @@ def source_of(data: DataConfig) -> Source:
     if data.source is None:
         raise ConfigError(NO_TEXT)
     return cast(Source, load_entry(source_path(data.source), "capt.sources", f"data.source {data.source}")())
+
+
+@contextmanager
+def named(name: str) -> Iterator[None]:
+    """Errors in here begin with the source of ``data.mixture`` that they are about; with an empty name they do not."""
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        if not name:
+            raise
+        raise type(error)(f"data.mixture, source {name}: {error}") from error
 
 
 class Files:

@@ -210,6 +210,10 @@ class SampleOrder:
         block: samples of a turn; with ``at_once`` the rows of a shard.
         mixed: whether a turn has samples of several sources.
         at_once: shards whose rows are shuffled with each other (`capt.pretrain.data.sampler.GroupedSampler`); 0 = all.
+        names: of the sources of a mixture (`capt.pretrain.data.mixture.MixtureSampler`), whose other fields follow.
+        course: points of the weights.
+        limits: samples that each source has at most; 0 = any number.
+        blocks: rows of a shard of each source, with ``at_once``.
     """
 
     samples: int
@@ -222,6 +226,10 @@ class SampleOrder:
     block: int = 0
     mixed: bool = False
     at_once: int = 0
+    names: tuple[str, ...] = ()
+    course: tuple[tuple[float, ...], ...] = ()
+    limits: tuple[int, ...] = ()
+    blocks: tuple[int, ...] = ()
 
 
 class Rows(NamedTuple):

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from capt.pretrain.base.randomness import generator_for
 from capt.pretrain.data.corruption import IGNORE, Corruptor
+from capt.pretrain.data.mixed import MixedDataset
+from capt.pretrain.data.mixture import MixtureSampler
 from capt.pretrain.data.sampler import GroupedSampler, Sampler, validation_samples
 from capt.pretrain.data.shards import PackedDataset
 
@@ -47,8 +49,15 @@ class LanguageBatch:
         return replace(self, **changed)
 
 
-def sampler_of(windows: PackedDataset, seed: int, shuffle: bool, at_once: int | None) -> Sampler | GroupedSampler:
-    """The order of the windows: all of them shuffled, or those of ``at_once`` shards at a time."""
+Windows = PackedDataset | MixedDataset
+
+
+def sampler_of(
+    windows: Windows, seed: int, shuffle: bool, at_once: int | None
+) -> Sampler | GroupedSampler | MixtureSampler:
+    """The order of the windows: all shuffled, those of ``at_once`` shards at a time, or that of a mixture."""
+    if isinstance(windows, MixedDataset):
+        return windows.order
     if at_once is not None:
         return GroupedSampler(len(windows), windows.block, at_once, seed)
     return Sampler(len(windows), seed, shuffle)
@@ -58,7 +67,7 @@ class Assembler:
     """Makes the micro-batch of any list of sample numbers; a pure function of (seed, sample numbers, rate)."""
 
     def __init__(
-        self, windows: PackedDataset, corruptor: Corruptor, *, seed: int, stream: str, shuffle: bool, pad_id: int,
+        self, windows: Windows, corruptor: Corruptor, *, seed: int, stream: str, shuffle: bool, pad_id: int,
         cross_document_attention: bool, at_once: int | None = None,
     ) -> None:  # fmt: skip
         self._windows = windows
@@ -69,8 +78,7 @@ class Assembler:
 
     def __call__(self, samples: np.ndarray, rate: float | None = None) -> LanguageBatch:
         """The batch of the samples numbered ``samples``, corrupted at a ``rate``; without one at that of validation."""
-        if self._windows.shards.cache is not None and isinstance(self._sampler, GroupedSampler) and len(samples):
-            self._windows.shards.cache.follow(self._sampler, int(samples[0]))
+        self._follow(samples)
         epochs, numbers = self._sampler.locate(samples)
         tokens = np.stack([self._windows.window(int(i)) for i in numbers])
         generators = [
@@ -91,9 +99,17 @@ class Assembler:
             documents=documents,
         )
 
+    def _follow(self, samples: np.ndarray) -> None:
+        """Fetch the shards in a store that the samples need, and what comes behind them."""
+        windows, order = self._windows, self._sampler
+        if isinstance(windows, MixedDataset):
+            windows.follow(samples)
+        elif windows.shards.cache is not None and isinstance(order, GroupedSampler) and len(samples):
+            windows.shards.cache.follow(order, int(samples[0]))
+
 
 def validation_batches(
-    assembler: Assembler, samples: int, micro: int, world: int, rank: int
+    assembler: Callable[[np.ndarray], LanguageBatch], samples: int, micro: int, world: int, rank: int
 ) -> Iterator[tuple[LanguageBatch, int]]:
     """This rank's validation batches, each with the number of its rows that are valid (`validation_samples`).
 

@@ -99,14 +99,15 @@ class LanguageJob(Job):
         old, new = below.get("data"), above.get("data")
         if not isinstance(old, Mapping) or not isinstance(new, Mapping) or not any(new.get(key) for key in TEXT_KEYS):
             return below
-        return {**below, "data": {key: value for key, value in old.items() if key not in TEXT_KEYS}}
+        return {**below, "data": {key: value for key, value in old.items() if key not in (*TEXT_KEYS, "temperature")}}
 
     def metric_names(self) -> frozenset[str]:
         """Names of the metrics of masked tokens and noise, and of the contrast where it is trained."""
         noise = [f"noise/{pool}/{name}" for pool in ("cls", "mean") for name in names_of("noise")]
         pairs = names_of("pairs") if self.contrast.weight > 0 else ()
         searched = self.validate_.retrieval.metric_names()
-        return frozenset(["validation_samples", *names_of("tokens"), *noise, *pairs, *searched])
+        of_sources = [f"{name}/{part.name}" for name in names_of("tokens") for part in self.data.mixture]
+        return frozenset(["validation_samples", *names_of("tokens"), *of_sources, *noise, *pairs, *searched])
 
     def checkpoint_bytes(self) -> int | None:
         """Encoder, heads, moments, average and queue; None for sizes that ``init`` or a tokenizer brings."""

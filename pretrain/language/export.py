@@ -95,6 +95,7 @@ _KEYS = (
     ("data.source", "data source"),
     ("data.name", "data set"),
     ("data.files", "data files"),
+    ("data.mixture", "data sources"),
     ("data.sequence_length", "sequence length"),
     ("corruption.type", "corruption"),
     ("batch.global", "sequences a step"),

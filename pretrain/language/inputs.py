@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
 from capt.pretrain.data.config import DataConfig
-from capt.pretrain.data.sources import source_of
+from capt.pretrain.data.sources import named, source_of
 from capt.pretrain.models.hf_config import hub_id
 
 if TYPE_CHECKING:
@@ -38,12 +38,20 @@ def describe_inputs(
         CheckpointError: ``model.init`` is no Hugging Face folder.
     """
     source = tokenizer or init
-    lines = _shards(data) if data.shards is not None else source_of(data).describe(data)
+    lines = []
+    for name, part in data.parts():
+        with named(name):
+            found = _shards(part) if part.shards is not None else source_of(part).describe(part)
+        lines += [f"{name}: {line}" if name else line for line in found]
     if init is not None and hub_id(init) is None:
         check_hf_folder(init)
     if source is None:
-        if data.shards is not None and not data.files and data.source == "files":
-            raise DataError("tokenizer.path is missing: data.shards alone holds no text to train a tokenizer on")
+        for name, part in data.parts():
+            if part.shards is not None and not part.files and part.source == "files":
+                with named(name):
+                    raise DataError(
+                        "tokenizer.path is missing: data.shards alone holds no text to train a tokenizer on"
+                    )
         lines.append(f"tokenizer: {trained_tokenizer}")
     elif hub_id(source) is not None:
         lines.append(f"tokenizer: that of the hub's model {source}, fetched at the start")
@@ -51,7 +59,9 @@ def describe_inputs(
         from capt.tokenizer.encode import load_tokenizer
 
         loaded = load_tokenizer(source)
-        _check_shards_are_of(data, loaded)
+        for name, part in data.parts():
+            with named(name):
+                _check_shards_are_of(part, loaded)
         lines.append(f"tokenizer: {source}, {loaded.vocab_size} ids")
     return lines + ([f"model.init: {init}"] if init is not None else [])
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
-from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.overlap import report_overlap, shared
 from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.base.verification import ALONE, Ranks, Verifier
 from capt.pretrain.config.schema import Job
 from capt.pretrain.data.corruption import CorruptionVocabulary, Corruptor
+from capt.pretrain.data.mixed import MixedDataset, mixture_of, seen
 from capt.pretrain.data.prepare import open_corpus, tokenizer_corpus, verifier_of
 from capt.pretrain.data.prepare import prepare as prepare_shards
 from capt.pretrain.data.shards import PackedDataset, ShardSet
+from capt.pretrain.data.sources import named
 from capt.pretrain.engine.run_folder import kept_in_run
+from capt.pretrain.language.batches import Windows
 from capt.pretrain.language.config import LanguageJob
 from capt.pretrain.language.inputs import with_sizes_of_init
 from capt.pretrain.models.architecture import EncoderConfig
@@ -39,8 +42,9 @@ class Prepared:
 
     tokenizer: TextTokenizer
     tokenizer_folder: Path
-    train: PackedDataset
-    validation: PackedDataset | None
+    train: Windows
+    validation: Mapping[str, PackedDataset]
+    """The held-out windows of each source that has any; a job without a mixture has one, without a name."""
     corruptor: Corruptor
     model_config: EncoderConfig
     source: HFModel | None
@@ -72,12 +76,16 @@ def tokenizer_folder(
     if configured is not None:
         return configured
     verifier = verifier or verifier_of(job.data)
-    corpus = open_corpus(job.data, "train", progress, verifier)
-    assert corpus is not None, "every job has training text"
-    content = {
-        "text": [(part["format"], part["sha256"]) for part in corpus.contents()],
-        "columns": [job.data.text_column, job.data.document_start, job.data.validation_fraction],
-    }
+    contents = []
+    for name, data in job.data.parts():
+        with named(name):
+            corpus = open_corpus(data, "train", progress, verifier)
+        assert corpus is not None, "every job has training text"
+        contents.append({
+            "text": [(part["format"], part["sha256"]) for part in corpus.contents()],
+            "columns": [data.text_column, data.document_start, data.validation_fraction],
+        })  # fmt: skip
+    content = {"mixture": contents} if job.data.mixture else contents[0]
     return trained_tokenizer(
         section, content, lambda: tokenizer_corpus(job.data, progress), job.data.cache,
         longest=job.model.max_positions, ranks=verifier.ranks,
@@ -132,21 +140,12 @@ def prepare(
         config = job.model.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     if source is None and (unused := config.unused_positions()) is not None:
         logger.warning(unused)
-    train = prepare_shards(job.data, tokenizer, "train", progress, verifier)
-    assert train is not None, "every job has training text"
-    held_out = prepare_shards(job.data, tokenizer, "validation", progress, verifier)
-    with ranks.synchronize_errors():
-        if train.cache is not None and held_out is not None and held_out.cache is not None:
-            at_once = job.data.shards_at_once
-            held_out.cache.require_room(at_once, beside=train.cache.require_room(at_once))
-        if held_out is not None and ranks.rank == 0:
-            _report_overlap(train, held_out)
-    by_shard = job.data.shards_at_once is not None
+    train, validation = prepare_windows(job, tokenizer, progress, verifier)
     return Prepared(
         tokenizer=tokenizer,
         tokenizer_folder=folder,
-        train=PackedDataset(train, length, by_shard=by_shard),
-        validation=None if held_out is None else PackedDataset(held_out, length, by_shard=by_shard),
+        train=train,
+        validation=validation,
         corruptor=Corruptor(job.corruption, vocabulary_of(tokenizer), length),
         model_config=config,
         source=source,
@@ -154,11 +153,66 @@ def prepare(
     )
 
 
-def _report_overlap(train: ShardSet, validation: ShardSet) -> None:
+def prepare_windows(
+    job: LanguageJob, tokenizer: TextTokenizer, progress: ProgressCallback | None = None,
+    verifier: Verifier | None = None,
+) -> tuple[Windows, dict[str, PackedDataset]]:  # fmt: skip
+    """The windows to train on, and the held-out ones by source. All ranks of ``verifier`` call this.
+
+    Raises:
+        DataError: unusable text, damaged shards, shards of another tokenizer; a source that fills no window.
+        ConfigError: the epochs of ``data.mixture`` do not suffice for the training.
+    """
+    verifier = verifier or verifier_of(job.data)
+    ranks, length, by_shard = verifier.ranks, job.data.sequence_length, job.data.shards_at_once is not None
+    train: dict[str, PackedDataset] = {}
+    validation: dict[str, PackedDataset] = {}
+    for name, data in job.data.parts():
+        with named(name):
+            shards = prepare_shards(data, tokenizer, "train", progress, verifier)
+            assert shards is not None, "every job has training text"
+            held_out = prepare_shards(data, tokenizer, "validation", progress, verifier)
+        train[name] = PackedDataset(shards, length, by_shard=by_shard)
+        if held_out is not None:
+            validation[name] = PackedDataset(held_out, length, by_shard=by_shard)
+        if name and shards.tokens < length - 2:
+            raise DataError(
+                f"data.mixture, source {name}: {shards.tokens} tokens fill no window of data.sequence_length {length}; "
+                "add text to it, or leave it out"
+            )
+    with ranks.synchronize_errors():
+        _require_room([*train.values(), *validation.values()], job.data.shards_at_once)
+        if validation and ranks.rank == 0:
+            _report_overlap([part.shards for part in train.values()], [part.shards for part in validation.values()])
+    if not job.data.mixture:
+        return train[""], validation
+    samples = job.schedule.max_steps * job.batch.global_
+    order = mixture_of(
+        job.data.mixture, [len(part) for part in train.values()], job.data.temperature, samples, job.run.seed,
+        [part.block for part in train.values()], job.data.shards_at_once,
+    )  # fmt: skip
+    for each in seen(order, samples):
+        logger.info("data.mixture: %s", each)
+    return MixedDataset(train, order), validation
+
+
+def _require_room(parts: Sequence[PackedDataset], at_once: int | None) -> None:
+    """Raise ``ConfigError`` where what all parts in a store need at a time does not fit into the cache."""
+    needed = 0
+    for part in parts:
+        if part.shards.cache is not None:
+            needed += part.shards.cache.require_room(at_once, beside=needed)
+
+
+def _report_overlap(train: Sequence[ShardSet], validation: Sequence[ShardSet]) -> None:
     """Say how many documents are in both; of a large corpus, the first documents of training are looked at."""
-    looked_at = min(len(train.starts) - 1, _MOST_DOCUMENTS)
-    counts = shared(_documents(train, looked_at), _documents(validation, len(validation.starts) - 1))
-    what = "training text" if looked_at == len(train.starts) - 1 else f"the first {looked_at:,} of training text"
+    of_all = sum(len(part.starts) - 1 for part in train)
+    looked_at = min(of_all, _MOST_DOCUMENTS * len(train))
+    counts = shared(
+        chain.from_iterable(_documents(part, min(len(part.starts) - 1, _MOST_DOCUMENTS)) for part in train),
+        chain.from_iterable(_documents(part, len(part.starts) - 1) for part in validation),
+    )
+    what = "training text" if looked_at == of_all else f"the first {looked_at:,} of training text"
     report_overlap({"document": counts}, train=what, validation="validation text")
 
 

@@ -19,20 +19,20 @@ from torch import Tensor, nn
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import CheckpointError, ConfigError, quoted
 from capt.pretrain.config.schema import Job
-from capt.pretrain.contrast.metrics import MaskedTokenAccumulator, PairAccumulator
 from capt.pretrain.contrast.temperature import Schedule
-from capt.pretrain.contrastive.metrics import contrast_metrics, noise_metrics, token_metrics
-from capt.pretrain.contrastive.task import Assemble, ContrastState, ContrastTask, Scales
+from capt.pretrain.contrastive.task import Assemble, ContrastState, ContrastTask, HeldOut, Scales
 from capt.pretrain.contrastive.term import build_schedule
 from capt.pretrain.contrastive.views import Views
 from capt.pretrain.convert.reference import Pooling, embed
 from capt.pretrain.data.corruption import IGNORE
+from capt.pretrain.data.mixed import MixedDataset, held_out_samples
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import Progress, Role, Rows, SampleOrder, StepMetrics
 from capt.pretrain.engine.verification import all_ranks
-from capt.pretrain.language.batches import Assembler, LanguageBatch, validation_batches
+from capt.pretrain.language.batches import Assembler, LanguageBatch, Windows
 from capt.pretrain.language.config import LanguageJob
 from capt.pretrain.language.prepare import Prepared, prepare
+from capt.pretrain.language.validation import validate
 from capt.pretrain.models.architecture import EncoderConfig
 from capt.pretrain.models.capt import CaptModel, CaptOutput, Pairs
 from capt.pretrain.models.flops import flops_per_token
@@ -91,6 +91,7 @@ class _State(ContrastState):
     """State of a language task in a checkpoint; earlier versions do not say on which text and which model."""
 
     text: Annotated[str, Field(max_length=1000)] | None = None
+    mixture: Annotated[str, Field(max_length=1000)] | None = None
     length: int | None = None
     encoder: dict[str, Any] | None = None
 
@@ -126,13 +127,18 @@ class LanguageTask(ContrastTask[LanguageBatch]):
         return self.prepared.tokenizer.fingerprint
 
     def digests(self) -> Mapping[str, tuple[str, str]]:
-        """The digest of the packed text, and of its order by groups of shards."""
-        key, at_once = self.prepared.train.shards.manifest.key, self.job.data.shards_at_once
-        return {"text": ("text", key if at_once is None else f"{key}/{at_once}")}
+        """The text's."""
+        key, at_once = self.prepared.train.key, self.job.data.shards_at_once
+        text = {"text": ("text", key if at_once is None else f"{key}/{at_once}")}
+        if isinstance(self.prepared.train, MixedDataset):
+            text["mixture"] = ("shares of data.mixture", self.prepared.train.order.key)
+        return text
 
     def sample_order(self) -> SampleOrder:
-        """The order of the windows, by groups of shards where ``data.shards_at_once`` is set."""
+        """The order of the windows: that of a mixture; by groups of shards where ``data.shards_at_once`` is set."""
         order, at_once = super().sample_order(), self.job.data.shards_at_once
+        if isinstance(self.prepared.train, MixedDataset):
+            return replace(order, **self.prepared.train.order.fields)
         return order if at_once is None else replace(order, block=self.prepared.train.block, at_once=at_once)
 
     def build_module(self) -> nn.Module:
@@ -158,13 +164,17 @@ class LanguageTask(ContrastTask[LanguageBatch]):
             )
 
     def assembler(self, split: str) -> Assembler:
-        """The function that makes the micro-batches of a split."""
-        windows = self.prepared.train if split == "train" else self.prepared.validation
-        assert windows is not None
+        """What makes the micro-batches of training, or of validation without a mixture."""
+        if split == "train":
+            return self._assembler(self.prepared.train, split, self.job.run.seed)
+        (windows,) = self.prepared.validation.values()
+        return self._assembler(windows, split, 0)  # validation is the same for every seed
+
+    def _assembler(self, windows: Windows, split: str, seed: int) -> Assembler:
         return Assembler(
             windows,
             self.prepared.corruptor,
-            seed=self.job.run.seed if split == "train" else 0,  # validation is the same for every seed
+            seed=seed,
             stream=f"corruption/{split}",
             shuffle=True,
             pad_id=self.model_config.pad_id,
@@ -215,10 +225,16 @@ class LanguageTask(ContrastTask[LanguageBatch]):
 
     def validate(self, engines: Mapping[str, Engine], progress: Progress) -> StepMetrics:
         """MLM loss and accuracy, retrieval, alignment, uniformity and noise invariance on held-out text."""
-        if self.prepared.validation is None:
-            return {}
-        samples = len(self.prepared.validation)
-        return self.validated(validate(engines["model"], self.assembler("validation"), self.job, samples), progress)
+        parts = self._held_out()
+        return self.validated(validate(engines["model"], parts, self.job), progress) if parts else {}
+
+    def _held_out(self) -> list[HeldOut[LanguageBatch]]:
+        """What is validated on of each source."""
+        windows = self.prepared.validation
+        samples = held_out_samples(self.job.validate_.samples, {name: len(part) for name, part in windows.items()})
+        return [
+            HeldOut(name, self._assembler(windows[name], "validation", 0), number) for name, number in samples.items()
+        ]
 
     def text_ids(self, texts: Sequence[str], role: Role) -> list[list[int]]:
         """The ids of each text, cut to the position table; queries and documents are read alike."""
@@ -233,16 +249,28 @@ class LanguageTask(ContrastTask[LanguageBatch]):
 
     def validation_fault(self) -> str:
         """Why the held-out text does not suffice for `validate`."""
-        windows = self.prepared.validation
-        if windows is None:  # which was told as the text was prepared
+        windows = sum(map(len, self.prepared.validation.values()))
+        if not windows:  # which was told as the text was prepared
             return "there is no held-out text" if self.job.checkpoint.best is not None else ""
-        samples = min(self.job.validate_.samples, len(windows))
+        parts = self._held_out()
+        samples = sum(part.samples for part in parts)
         if samples < 2:
-            what = "validate.samples" if len(windows) > 1 else "data.validation_fraction, or set data.validation_files"
+            what = "validate.samples" if windows > 1 else "data.validation_fraction, or set data.validation_files"
             return f"it compares sequences with each other, and has {samples}; raise {what}"
-        assembler = self.assembler("validation")
-        if all(bool((assembler(np.array([number])).labels == IGNORE).all()) for number in range(samples)):
-            return "no token of the held-out text is masked; raise corruption.*, validate.samples, or the held-out text"
+        with_text, best = {part.source for part in parts}, str(self.job.checkpoint.best)
+        for name in [part.name for part in self.job.data.mixture if part.name not in with_text]:
+            missing = f"source {name} of data.mixture has no held-out text, or validate.samples is too small"
+            if best.endswith(f"/{name}"):
+                return f"{missing}, and checkpoint.best is {best}"
+            logger.warning("%s: validation leaves it out", missing)
+        for part in parts:
+            numbers = range(part.samples)
+            if all(bool((part.assembler(np.array([number])).labels == IGNORE).all()) for number in numbers):
+                of = f" of source {part.source}" if part.source else ""
+                return (
+                    f"no token of the held-out text{of} is masked; raise corruption.*, validate.samples, or the "
+                    "held-out text"
+                )
         return ""
 
     def flops_per_step(self) -> float:
@@ -303,37 +331,6 @@ def _views(output: LanguageOutput, batch: LanguageBatch) -> Views:
 
 
 # Validation during training: the same samples, corruptions and temperature at every step and for every run.
-
-
-@torch.no_grad()
-def validate(engine: Engine, assembler: Assembler, job: LanguageJob, windows: int) -> StepMetrics:
-    """Metrics over ``validate.samples`` held-out windows (all of them where there are fewer), equal on all ranks.
-
-    :func:`token_metrics`; :func:`contrast_metrics` on the aggregation head (only when it is trained);
-    :func:`noise_metrics` on the encoder's own outputs, ``cls`` and ``mean``, which compares
-    an MLM-only encoder with a CAPT encoder.
-    """
-    head, pools = PairAccumulator(), {"cls": PairAccumulator(), "mean": PairAccumulator()}
-    masked = MaskedTokenAccumulator()
-    samples = min(job.validate_.samples, windows)
-    world, rank = distributed.world_size(), distributed.rank()
-    for batch, valid in validation_batches(assembler, samples, job.micro_batch(world), world, rank):
-        batch = batch.to(engine.device)
-        out, _, pooled = engine(
-            batch.tokens, batch.corrupted, batch.positions, batch.labels, batch.documents, padded=batch.padded, step=0,
-            pool=True,
-        )  # fmt: skip
-        masked.update(out.mlm_loss_sum, out.mlm_correct, out.mlm_count)
-        for name, (x, x_hat) in pooled.items():
-            pools[name].update(x[:valid], x_hat[:valid])
-        if job.contrast.weight > 0:
-            head.update(out.s[:valid], out.s_hat[:valid])
-    report: StepMetrics = {**token_metrics(*masked.totals()), "validation_samples": samples}
-    if job.contrast.weight > 0:
-        report |= contrast_metrics(*head.gather(), job.validate_.temperature)
-    for name, pairs in pools.items():
-        report |= {f"noise/{name}/{key}": value for key, value in noise_metrics(*pairs.gather()).items()}
-    return report
 
 
 TASK = LanguageTask

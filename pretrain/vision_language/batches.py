@@ -16,6 +16,7 @@ from torch import Tensor
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.randomness import generator_for
 from capt.pretrain.data.corruption import IGNORE
+from capt.pretrain.data.mixture import MixtureSampler
 from capt.pretrain.data.sampler import Sampler
 from capt.pretrain.regions.store import RegionStore
 from capt.pretrain.vision_language.pairs import EncodedPairs
@@ -145,17 +146,21 @@ class Assembler:
         length: tokens of a sentence, special ones included.
         seed: of the noise and of the order.
         stream: name of the noise, another one for each split.
+        order: of the samples of a mixture; None = `Sampler`.
+        rows: the pairs that are samples; None = all. Sentences and regions of others come from all pairs.
     """
 
     def __init__(
         self, pairs: EncodedPairs, store: RegionStore, vocabulary: Vocabulary, objectives: ObjectivesSection,
-        contrast: PairContrastSection, *, length: int, seed: int, stream: str,
+        contrast: PairContrastSection, *, length: int, seed: int, stream: str, order: MixtureSampler | None = None,
+        rows: range | None = None,
     ) -> None:  # fmt: skip
         self._pairs, self._store, self._vocabulary = pairs, store, vocabulary
         self._objectives, self._contrast = objectives, contrast
         self._length, self._most = length, store.manifest.most_regions
         self._seed, self._stream = seed, stream
-        self._sampler = Sampler(len(pairs), seed)
+        self._first = 0 if rows is None else rows.start
+        self._sampler = order or Sampler(len(pairs) if rows is None else len(rows), seed)
 
     def __call__(self, samples: Int64[np.ndarray, " n"]) -> PairBatch:
         """The batch of the samples numbered ``samples``.
@@ -164,6 +169,7 @@ class Assembler:
             DataError: no sentence of another picture is found for a pair; or the store is damaged.
         """
         epochs, numbers = self._sampler.locate(samples)
+        numbers = numbers + self._first
         draws = self._draw(epochs, numbers)
         exchanged = draws.sentences != numbers
         pictures = self._pairs.pictures[numbers]

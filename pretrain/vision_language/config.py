@@ -14,8 +14,8 @@ from capt.pretrain.models.lxmert.config import LxmertConfig
 from capt.pretrain.vision_language.sections import (
     ObjectivesSection,
     PairContrastSection,
+    PretrainingData,
     SentenceTokenizer,
-    VisionLanguageData,
     VisionLanguageValidate,
     without_microworld,
 )
@@ -30,7 +30,7 @@ class VisionLanguageJob(Job):
     pretrains: ClassVar[bool] = True
     shares_unevenly: ClassVar[bool] = True
 
-    data: VisionLanguageData = VisionLanguageData()
+    data: PretrainingData = PretrainingData()
     objectives: ObjectivesSection = ObjectivesSection()
     tokenizer: SentenceTokenizer = SentenceTokenizer()
     model: LxmertConfig = LxmertConfig()
@@ -64,6 +64,7 @@ class VisionLanguageJob(Job):
         on = [name for name, weight in self.objectives.weights().items() if weight]
         names = ["loss", "validation_samples", *(f"loss/{name}" for name in on)]
         names += [f"accuracy/{name}" for name in on if name in ACCURACIES]
+        names += [f"{name}/{part.name}" for name in names[2:] for part in self.data.mixture]
         return frozenset([*names, *(names_of("pairs") if self.contrast.weight > 0 else ())])
 
     def check_inputs(self) -> list[str]:

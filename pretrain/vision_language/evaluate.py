@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.verification import ALONE, Verifier
 from capt.pretrain.contrast.metrics import PairAccumulator
 from capt.pretrain.contrastive.metrics import noise_metrics
+from capt.pretrain.contrastive.task import HeldOut
 from capt.pretrain.convert.card import with_earlier
 from capt.pretrain.engine.provenance import provenance
 from capt.pretrain.engine.run_folder import EVALUATION, Section, save_artifact, write_result
@@ -68,9 +70,9 @@ def evaluate(
     """
     trained = checkpoint if isinstance(checkpoint, LoadedModel) else load_model(checkpoint)
     job = trained.job
-    changed = {"source": "files", "train": list(data)} if data else {}
+    changed = {"source": "files", "train": list(data), "mixture": []} if data else {}
     files = data_files(job.data.model_copy(update=changed | ({"regions": regions} if regions else {})), ALONE)
-    paths = files.train if data else files.validation
+    paths = list(chain.from_iterable(files.train if data else files.validation))
     if not paths:
         raise ConfigError("nothing to evaluate on: the run had no data.validation; give --data FILE")
     verifier = Verifier(job.data.cache)
@@ -79,7 +81,7 @@ def evaluate(
     if trained_on is not None:
         require_features(store, trained_on, str(trained.checkpoint))
     _require_classes(store, job)
-    split = Split(tuple(paths), "--data" if data else "data.validation", verifier)
+    split = Split([paths], "--data" if data else "data.validation", verifier)
     table = None if trained.answers is None else AnswerTable(trained.answers)
     job = _measured(job, store, split, batch, samples)
     pairs = encoded_pairs(split, job, store, trained.tokenizer, table)
@@ -166,7 +168,7 @@ def _section(
         length=job.data.sequence_length, seed=seed, stream="pairs/evaluation",
     )  # fmt: skip
     module = _Module(trained.module)
-    measured = validate(module, assembler, job, len(pairs))
+    measured = validate(module, [HeldOut("", assembler, min(job.validate_.samples, len(pairs)))], job)
     metrics = {key: float(value) for key, value in measured.items() if not callable(value)}
     samples = int(metrics.pop("validation_samples"))
     if samples > 1:

@@ -61,6 +61,7 @@ _KEYS = (
     ("model.init", "started from"),
     ("data.source", "data source"),
     ("data.train", "data files"),
+    ("data.mixture", "data sources"),
     ("data.regions", "region store"),
     ("data.sequence_length", "sequence length"),
     ("objectives.answers", "weight of question answering"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 
 from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, counted
@@ -43,7 +44,7 @@ def describe_inputs(data: VisionLanguageData, init: Path | None, tokenizer: Toke
 
 def require_own_files(data: VisionLanguageData) -> None:
     """Raise ``ConfigError`` where files are named beside the microworld."""
-    if data.regions is not None or data.train or data.validation:
+    if data.regions is not None or any(data.named("train")) or any(data.named("validation")):
         raise ConfigError(
             "data.source=microworld makes its own files: leave out data.regions, train and validation, or set "
             "data.source=files"
@@ -63,8 +64,9 @@ def _tokenizer(init: Path | None, section: TokenizerSection) -> str:
 
 def _files(data: VisionLanguageData) -> list[str]:
     store = require(data)
-    for what in ("train", "validation"):
-        for path in getattr(data, what):
+    train, validation = (list(chain.from_iterable(data.named(split))) for split in ("train", "validation"))
+    for what, paths in (("train", train), ("validation", validation)):
+        for path in paths:
             if not path.is_file():
                 raise DataError(f"data.{what}: no file {path}")
     if data.answers is not None:
@@ -76,12 +78,12 @@ def _files(data: VisionLanguageData) -> list[str]:
     from capt.pretrain.regions.store import RegionStore
 
     manifest = RegionStore.open(store, cache=data.cache).manifest
-    size = sum(path.stat().st_size for path in data.train)
+    size = sum(path.stat().st_size for path in train)
     return [
         f"regions: {store}, {counted(manifest.pictures, 'picture')}, {counted(manifest.regions, 'region')} of "
         f"{manifest.feature_size} features",
-        f"sentences: {counted(len(data.train), 'file')}, {counted(size, 'byte')}",
-        *([f"validation: {counted(len(data.validation), 'file')}"] if data.validation else []),
+        f"sentences: {counted(len(train), 'file')}, {counted(size, 'byte')}",
+        *([f"validation: {counted(len(validation), 'file')}"] if validation else []),
     ]
 
 
@@ -89,7 +91,7 @@ def require(data: VisionLanguageData) -> Path | str:
     """The region store of a job on files. Raises ``ConfigError`` where it or the files to train on are not named."""
     if data.regions is None:
         raise ConfigError(NO_DATA.format(key="regions"))
-    if not data.train:
+    if not any(data.named("train")):
         raise ConfigError(NO_DATA.format(key="train"))
     return data.regions
 

@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,14 +40,14 @@ class DataFiles:
 
     Attributes:
         regions: the region store: its folder, or the address of one.
-        train: files to train on.
-        validation: files to validate on, maybe none.
+        train: files to train on, of each source.
+        validation: files to validate on, of each source, maybe none.
         answers: answer table, None where it is built from the training data.
     """
 
     regions: Path | str
-    train: tuple[Path, ...]
-    validation: tuple[Path, ...]
+    train: tuple[tuple[Path, ...], ...]
+    validation: tuple[tuple[Path, ...], ...]
     answers: Path | None
 
 
@@ -58,7 +59,8 @@ def data_files(data: VisionLanguageData, ranks: Ranks) -> DataFiles:
     """
     with ranks.synchronize_errors():
         data = located(data)
-        return DataFiles(require(data), tuple(data.train), tuple(data.validation), data.answers)
+        train, validation = (tuple(map(tuple, data.named(split))) for split in ("train", "validation"))
+        return DataFiles(require(data), train, validation, data.answers)
 
 
 _D = TypeVar("_D", bound=VisionLanguageData)
@@ -90,19 +92,23 @@ class Split:
     """The examples of some files: their content's name immediately, and themselves when somebody needs them.
 
     Args:
-        paths: the files.
+        sources: the files of each source.
         what: the configuration key that names them.
         verifier: hashes the files, all its ranks together.
     """
 
-    def __init__(self, paths: tuple[Path, ...], what: str, verifier: Verifier) -> None:
-        self.paths, self.what = paths, what
+    def __init__(self, sources: Sequence[Sequence[Path]], what: str, verifier: Verifier) -> None:
+        paths = tuple(chain.from_iterable(sources))
+        self.sources, self.paths, self.what = sources, paths, what
         with verifier.ranks.synchronize_errors():
             for path in paths:
                 if not path.is_file():
                     raise DataError(f"{what}: no file {path}")
-        self.content = [[path.name, digest] for path, digest in zip(paths, verifier.digests(paths), strict=True)]
+        digests = zip(paths, verifier.digests(paths), strict=True)
+        self.content: list[list[Any]] = [[path.name, digest] for path, digest in digests]
         """Name and SHA-256 of each file; the name says of which part of COCO a picture is."""
+        if len(sources) > 1:
+            self.content.append([len(files) for files in sources])
 
     @property
     def key(self) -> str:
@@ -111,10 +117,22 @@ class Split:
 
     @cached_property
     def examples(self) -> list[Example]:
-        """The examples, each about one picture. Raises ``DataError`` for a file that cannot be read, or none."""
-        examples = read_examples(self.paths, what=self.what)
+        """The examples of all sources, one behind the other."""
+        return list(chain.from_iterable(self.parts))
+
+    @cached_property
+    def parts(self) -> list[list[Example]]:
+        """The examples of each source, each about one picture.
+
+        Raises:
+            DataError: a file cannot be read, or the files of a source hold no sentence.
+        """
+        return [self._read(paths) if paths else [] for paths in self.sources]
+
+    def _read(self, paths: Sequence[Path]) -> list[Example]:
+        examples = read_examples(paths, what=self.what)
         if not examples:
-            raise DataError(f"{self.what}: {self.paths[0]} holds no sentence")
+            raise DataError(f"{self.what}: {paths[0]} holds no sentence")
         for example in examples:
             if len(example.pictures) != 1:
                 raise DataError(
@@ -129,7 +147,8 @@ class Split:
 
     def forget(self) -> None:
         """Free the memory of the examples."""
-        self.__dict__.pop("examples", None)
+        for name in ("examples", "parts"):
+            self.__dict__.pop(name, None)
 
 
 def digest_of(content: Any) -> str:
@@ -147,6 +166,7 @@ class PairsRecord(Record):
 
     Attributes:
         pairs: sentences with their pictures.
+        parts: the same of each source of a mixture, one behind the other.
         tokens: of all sentences, special tokens apart.
         answers: scored answers of all questions.
         cut: sentences that were longer than allowed.
@@ -155,6 +175,7 @@ class PairsRecord(Record):
     """
 
     pairs: Count
+    parts: list[Count] = Field(default=[])
     tokens: Count
     answers: Count
     cut: Count
@@ -187,6 +208,11 @@ class EncodedPairs:
 
     def __len__(self) -> int:
         return self.record.pairs
+
+    @property
+    def parts(self) -> list[int]:
+        """How many pairs each source has; they lie one behind the other."""
+        return self.record.parts or [len(self)]
 
     def __reduce__(self) -> tuple[Callable[[Path], EncodedPairs], tuple[Path]]:
         return EncodedPairs, (self.folder,)
@@ -243,6 +269,7 @@ def write_pairs(
     answers: Iterable[Mapping[int, float]],
     longest: int,
     missing: Sequence[str] = (),
+    parts: Sequence[int] = (),
 ) -> EncodedPairs:
     """Write pairs to the new folder ``folder``.
 
@@ -254,6 +281,7 @@ def write_pairs(
         answers: score of each class of answers to each sentence.
         longest: the number of tokens of a sentence that are kept.
         missing: the picture of each sentence that was left out.
+        parts: sentences of each source of a mixture.
     """
     tokens, lengths, cut = array("i"), array("q"), 0
     for words in sentences:
@@ -272,6 +300,7 @@ def write_pairs(
     }
     record = PairsRecord(
         pairs=len(lengths),
+        parts=list(parts),
         tokens=len(arrays["tokens"]),
         answers=len(arrays["answer_ids"]),
         cut=cut,

@@ -21,6 +21,8 @@ from capt.pretrain.base.locks import cache_lock
 from capt.pretrain.base.overlap import Shared, report_overlap, shared
 from capt.pretrain.base.verification import ALONE, Ranks, Verifier
 from capt.pretrain.config.schema import Job
+from capt.pretrain.data.mixed import mixture_of, seen
+from capt.pretrain.data.mixture import MixtureSampler
 from capt.pretrain.engine.run_folder import kept_in_run
 from capt.pretrain.models.hf_config import TOKENIZER_FILES, local_folder
 from capt.pretrain.models.lxmert.config import PRESETS, LxmertConfig
@@ -120,6 +122,8 @@ class Prepared:
     start: Start | None
     """The pretrained model that ``model.init`` names."""
     job: VisionLanguageJob
+    order: MixtureSampler | None = None
+    """The order of the pairs of ``data.mixture``."""
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -150,7 +154,7 @@ def prepare(job: VisionLanguageJob, ranks: Ranks = ALONE, run_dir: Path | None =
     files = data_files(job.data, ranks)
     store = RegionStore.open(files.regions, verifier, cache=job.data.cache)
     train = Split(files.train, "data.train", verifier)
-    held_out = Split(files.validation, "data.validation", verifier) if files.validation else None
+    held_out = Split(files.validation, "data.validation", verifier) if any(files.validation) else None
     with ranks.synchronize_errors():
         start = None if job.model.init is None else read_start(job.model.init)
         if start is not None:
@@ -170,6 +174,12 @@ def prepare(job: VisionLanguageJob, ranks: Ranks = ALONE, run_dir: Path | None =
         if held_out is not None:
             _report_overlap(*splits)
     train.forget()
+    order, mixture = None, job.data.mixture
+    if mixture:
+        samples = job.schedule.max_steps * job.batch.global_
+        order = mixture_of(mixture, splits[0].parts, job.data.temperature, samples, job.run.seed)
+        for each in seen(order, samples):
+            logger.info("data.mixture: %s", each)
     return Prepared(
         tokenizer=tokenizer,
         tokenizer_folder=folder,
@@ -180,6 +190,7 @@ def prepare(job: VisionLanguageJob, ranks: Ranks = ALONE, run_dir: Path | None =
         text=train.key,
         start=start,
         job=job,
+        order=order,
     )
 
 
@@ -263,10 +274,14 @@ def _encode(
     *,
     skip: bool,
 ) -> None:
-    examples: list[Example] = split.examples
+    parts: list[list[Example]] = split.parts
     missing: list[str] = []
     if skip:
-        examples, missing = with_pictures(examples, store, split.what)
+        kept = [with_pictures(part, store, split.what) for part in parts if part]
+        found = iter([part for part, _ in kept])
+        parts = [next(found) if part else [] for part in parts]
+        missing = [name for _, names in kept for name in names]
+    examples = [example for part in parts for example in part]
     logger.info("%s: encoding %s into %s", split.what, counted(len(examples), "sentence"), folder)
     if table is not None:
         log_coverage(split.what, coverage(examples, table, convert_ans), table)
@@ -281,6 +296,7 @@ def _encode(
         answers=scored,
         longest=length - 2,
         missing=missing,
+        parts=[len(part) for part in parts],
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, model_validator
@@ -11,10 +12,15 @@ from capt.pretrain.base.cache import default_cache
 from capt.pretrain.config.base import PathField, PositiveInt, Section, StorePlace
 from capt.pretrain.config.contrast import ContrastSection
 from capt.pretrain.config.schema import ValidateSection
+from capt.pretrain.data.config import Weighted, check_mixture
 from capt.pretrain.models.tokenizer import TokenizerSection
 
 OBJECTIVES = ("mlm", "matching", "objects", "attributes", "features", "answers")
 """The losses beside the contrast."""
+
+_SENTENCES = ("train", "validation", "mixture", "temperature")
+_FILES = ("regions", "train", "mixture")
+"""The keys of ``data`` that replace the microworld."""
 
 MICROWORLD_TASKS = ("vqa", "gqa", "nlvr2")
 """The fine-tuning tasks that the microworld has files for."""
@@ -93,14 +99,56 @@ class VisionLanguageData(Section):
     cache: PathField = Field(default_factory=default_cache, description="where encoded sentences are kept")
     allow_change: bool = Field(False, description="a resumed run may continue with other data than it began with")
 
+    def named(self, split: Literal["train", "validation"]) -> list[list[Path]]:
+        """The files of each source; one without a mixture."""
+        return [getattr(self, split)]
+
+
+class PairPart(Weighted):
+    """One source of sentences of a mixture."""
+
+    train: Files = Field(description="files to train on, as data.train")
+    validation: Files = Field([], description="files to validate on, as data.validation; none = none of this source")
+
+
+class PretrainingData(VisionLanguageData):
+    """The data of pretraining, which may have several sources of sentences about the pictures of one store."""
+
+    mixture: list[PairPart] = Field(
+        [], description="several sources of sentences, each with name, train, validation, weight and epochs"
+    )
+    temperature: float | None = Field(
+        None, ge=0.0, le=1.0, description="exponent of the sizes of the sources of data.mixture: the weight of each is "
+        "times its number of sentences to this power; null = 0, weights alone"
+    )  # fmt: skip
+
+    @model_validator(mode="after")
+    def _names_files_once(self) -> PretrainingData:
+        if self.temperature is not None and not self.mixture:
+            raise ValueError("data.temperature is given without data.mixture: name the sources there")
+        if self.mixture and (self.train or self.validation):
+            raise ValueError("data.mixture and data.train or data.validation are both given: name all in data.mixture")
+        if self.mixture and self.source != "files":
+            raise ValueError(f"data.mixture is given, but data.source is {self.source}: set data.source=files")
+        if empty := [part.name for part in self.mixture if not part.train]:
+            raise ValueError(f"data.mixture: source {empty[0]} names no file in train")
+        check_mixture(self.mixture)
+        return self
+
+    def named(self, split: Literal["train", "validation"]) -> list[list[Path]]:
+        """The files of each source."""
+        return [getattr(part, split) for part in self.mixture] or super().named(split)
+
 
 def without_microworld(below: Mapping[str, Any], above: Mapping[str, Any]) -> Mapping[str, Any]:
     """The mapping of a job without the microworld, where a later mapping names files (`Job.replaced_by`)."""
     old, new = below.get("data"), above.get("data")
-    if not isinstance(old, Mapping) or not isinstance(new, Mapping) or not (new.get("regions") or new.get("train")):
+    if not isinstance(old, Mapping) or not isinstance(new, Mapping) or not any(map(new.get, _FILES)):
         return below
+    if new.get("mixture") or (new.get("train") and old.get("mixture")):
+        old = {key: value for key, value in old.items() if key not in _SENTENCES}
     if old.get("source") != "microworld":
-        return below
+        return {**below, "data": old}
     return {**below, "data": {key: value for key, value in old.items() if key not in ("source", "microworld")}}
 
 

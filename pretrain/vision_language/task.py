@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,10 +17,12 @@ from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import quoted
 from capt.pretrain.config.reader import as_override
 from capt.pretrain.config.schema import Job
-from capt.pretrain.contrastive.task import ContrastState, ContrastTask, Scales
+from capt.pretrain.contrastive.task import ContrastState, ContrastTask, HeldOut, Scales
 from capt.pretrain.contrastive.views import Views
+from capt.pretrain.data.mixed import held_out_samples
+from capt.pretrain.data.mixture import MixtureSampler
 from capt.pretrain.engine.engines.base import Engine
-from capt.pretrain.engine.task import Progress, Rows, StepMetrics
+from capt.pretrain.engine.task import Progress, Rows, SampleOrder, StepMetrics
 from capt.pretrain.engine.verification import all_ranks
 from capt.pretrain.models.lxmert.config import step_flops
 from capt.pretrain.vision_language.batches import Assembler, PairBatch
@@ -26,6 +30,7 @@ from capt.pretrain.vision_language.config import VisionLanguageJob
 from capt.pretrain.vision_language.features import REGIONS, FeatureKind, read_features, require_features
 from capt.pretrain.vision_language.load import ANSWERS, read_answers, require_same_answers, start_from
 from capt.pretrain.vision_language.module import Counts, VisionLanguageModule, VisionLanguageOutput, divisors, loss_sums
+from capt.pretrain.vision_language.pairs import EncodedPairs
 from capt.pretrain.vision_language.prepare import Prepared, prepare
 from capt.pretrain.vision_language.validation import validate
 
@@ -37,6 +42,7 @@ class _State(ContrastState):
 
     text: _Digest
     regions: _Digest
+    mixture: _Digest | None = None
 
 
 class VisionLanguageTask(ContrastTask[PairBatch]):
@@ -72,7 +78,14 @@ class VisionLanguageTask(ContrastTask[PairBatch]):
     def digests(self) -> Mapping[str, tuple[str, str]]:
         """The sentences' and the store's."""
         store = self.prepared.store.manifest
-        return {"text": ("sentences", self.prepared.text), "regions": ("regions", store.key)}
+        data = {"text": ("sentences", self.prepared.text), "regions": ("regions", store.key)}
+        order = self.prepared.order
+        return data if order is None else {**data, "mixture": ("shares of data.mixture", order.key)}
+
+    def sample_order(self) -> SampleOrder:
+        """The order of the pairs, or that of a mixture."""
+        order, mixed = super().sample_order(), self.prepared.order
+        return order if mixed is None else replace(order, **mixed.fields)
 
     def load_state(self, folder: Path, state: Mapping[str, Any]) -> None:
         """Refuse another answer table and features of another kind too: classes and columns would mean other things.
@@ -99,6 +112,26 @@ class VisionLanguageTask(ContrastTask[PairBatch]):
         """What makes the micro-batches of a split."""
         pairs = self.prepared.train if split == "train" else self.prepared.validation
         assert pairs is not None
+        return self._assembler(split, pairs, self.prepared.order if split == "train" else None)
+
+    def _held_out(self) -> list[HeldOut[PairBatch]]:
+        """What is validated on of each source."""
+        pairs = self.prepared.validation
+        if pairs is None:
+            return []
+        names = [part.name for part in self.job.data.mixture] or [""]
+        sizes = dict(zip(names, pairs.parts, strict=True))
+        samples = held_out_samples(self.job.validate_.samples, {name: size for name, size in sizes.items() if size})
+        ends = dict(zip(names, accumulate(sizes.values()), strict=True))
+        rows = {name: range(ends[name] - sizes[name], ends[name]) for name in samples}
+        return [
+            HeldOut(name, self._assembler("validation", pairs, None, rows[name]), number)
+            for name, number in samples.items()
+        ]
+
+    def _assembler(
+        self, split: str, pairs: EncodedPairs, order: MixtureSampler | None, rows: range | None = None
+    ) -> Assembler:
         return Assembler(
             pairs,
             self.prepared.store,
@@ -108,6 +141,8 @@ class VisionLanguageTask(ContrastTask[PairBatch]):
             length=self.job.data.sequence_length,
             seed=self.job.run.seed if split == "train" else 0,  # validation is the same for every seed
             stream=f"pairs/{split}",
+            order=order,
+            rows=rows,
         )
 
     def rows(self, batch: PairBatch) -> Rows:
@@ -155,10 +190,8 @@ class VisionLanguageTask(ContrastTask[PairBatch]):
 
     def validate(self, engines: Mapping[str, Engine], progress: Progress) -> StepMetrics:
         """Losses and accuracies of all objectives, and the metrics of the contrast, on held-out pairs."""
-        if self.prepared.validation is None:
-            return {}
-        pairs = len(self.prepared.validation)
-        return self.validated(validate(engines["model"], self.assembler("validation"), self.job, pairs), progress)
+        parts = self._held_out()
+        return self.validated(validate(engines["model"], parts, self.job), progress) if parts else {}
 
     def validation_fault(self) -> str:
         """Why the held-out pairs do not suffice for `validate`."""
@@ -166,10 +199,10 @@ class VisionLanguageTask(ContrastTask[PairBatch]):
             return "there are no held-out pairs; set data.validation" if self.job.checkpoint.best is not None else ""
         if not self.contrasts:
             return ""
-        assembler, found = self.assembler("validation"), 0
-        samples = min(self.job.validate_.samples, len(self.prepared.validation))
-        for number in range(samples):
-            found += self.job.contrast.mismatched or bool(assembler(np.array([number])).matched[0] == 1)
+        found = 0
+        batches = (part.assembler(np.array([n])) for part in self._held_out() for n in range(part.samples))
+        for batch in batches:
+            found += self.job.contrast.mismatched or bool(batch.matched[0] == 1)
             if found == 2:
                 return ""
         return (

@@ -107,6 +107,32 @@ def _kill_at(mapping: dict[str, Any], world: int, resume: bool, step: int) -> No
         assert rank.exitcode == -9
 
 
+def test_a_mixture_on_two_then_one_then_three_ranks(tmp_path: Path) -> None:
+    """Killed twice, with annealed weights, a source that is left, and boundaries of its epochs inside steps."""
+    parts = [
+        {"name": name, "files": [str(write_corpus(tmp_path / f"{name}.txt", documents, seed))], **more}
+        for seed, (name, documents, more) in enumerate(
+            [("a", 14, {"weight": [[0, 1], [1, 4]]}), ("b", 4, {"epochs": 1}), ("c", 20, {"weight": 0.5})]
+        )
+    ]
+    mapping = language_mapping(
+        tmp_path, batch={"global": 12, "micro": None}, schedule={"max_steps": 12}, checkpoint={"every": 2, "keep": 9}
+    )
+    mapping["data"] = {**mapping["data"], "files": [], "mixture": parts}
+    run = tmp_path / "run"
+    _kill_at(mapping, 2, False, 3)
+    _kill_at(mapping, 1, True, 5)
+    assert run_ranks(_train, 3, mapping, True) == [0, 0, 0]
+    report = check(run)
+    assert report.faults == []
+    used = {name: 0 for name in "abc"}
+    for each in report.epochs:
+        used[each.source] += (each.last - each.first + 1) * each.used
+    assert sum(used.values()) == 12 * 12
+    (b,) = {each.ids for each in report.epochs if each.source == "b"}
+    assert used["b"] == b
+
+
 def test_language_on_two_then_one_then_three_ranks(tmp_path: Path) -> None:
     """Killed twice, with an epoch boundary inside a step; the repeated steps have the same tokens and noise."""
     write_corpus(tmp_path / "text.txt", documents=14)

@@ -16,7 +16,7 @@ import yaml
 from capt.launcher.cli import main
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.engine.run import run_job
-from tests.documented import OURS, ROOT, commands
+from tests.documented import OURS, ROOT, blocks, commands
 from tests.finetune import glue_mapping, write_encoder, write_task
 from tests.language import language_mapping, write_corpus
 from tests.latent import small_job, write_text
@@ -29,6 +29,12 @@ STARTS = ("pretrain", "resume", "finetune", "sweep")  # by --dry-run: it merges,
 SMALLER = {"50265": "370", "step-00000200": "step-00000002", "/shared/runs/large": "runs/large", "128": "16"}
 SMALLER |= {"--pictures=2000": "--pictures=60"}
 """Words of the commands that are made smaller, or moved, for the small world of this test."""
+
+SMALL_MIXTURE = """base: capt_tiny
+run: {dir: runs/my_mixture}
+tokenizer: {vocab_size: 370, type: bpe}
+schedule: {max_steps: 40, warmup_steps: 4}"""
+"""The head of the page's mixture for the small world, in which a source has a few windows."""
 
 TOKENIZER = ["tokenizer", "train", "my.txt", "--out", "tok", "--vocab-size", "370", "--type", "bpe"]
 SHARDS = ["data", "prepare", "capt_small", "data.files=my.txt", "tokenizer.path=tok", "--out", "shards"]
@@ -198,6 +204,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     hosts = "node-1 slots=8\nnode-2 slots=8\n"
     (folder / "hosts").write_text(hosts)
     (folder / "HOSTS").write_text(hosts)
+    mixture = next(block for block in blocks(ROOT / "docs/guide/data.md", "yaml") if "mixture" in block)
+    (folder / "my_mixture.yaml").write_text(mixture.replace("base: capt_small", SMALL_MIXTURE))
     (folder / "my_job.yaml").write_text("{base: capt_small, data: {files: [my.txt]}, run: {dir: runs/my_job}}\n")
     shutil.copy(ROOT / "configs/cluster/slurm.yaml", folder / "my_cluster.yaml")
     pods = (ROOT / "configs/cluster/kubernetes.yaml").read_text().replace("cpus_per_pod: 0 ", "cpus_per_pod: 8 ")

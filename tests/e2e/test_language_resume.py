@@ -26,10 +26,15 @@ def _stopped_at(mapping: dict[str, Any], step: int | None) -> dict[str, Any]:
     return {**mapping, "schedule": {**mapping["schedule"], "stop_after": step}}
 
 
-def test_resume_equals_the_uninterrupted_run_to_the_last_digit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mixed", [False, True])
+def test_resume_equals_the_uninterrupted_run_to_the_last_digit(tmp_path: Path, mixed: bool) -> None:
     """Dropout on, accumulation, a queue that wraps, a checkpoint in the middle of an epoch, masks that become fewer."""
     masks = {"rate": [[0.2, 0.4], [0.5, 0.3], [0.5, 0.1], [1.0, 0.2]]}
     job = language_mapping(tmp_path, model={"dropout": 0.1, "attention_dropout": 0.1}, corruption=masks)
+    if mixed:
+        other = {"name": "other", "files": [str(write_corpus(tmp_path / "other.txt", 4, 1))], "epochs": 2}
+        text = {"name": "text", "files": job["data"].pop("files"), "weight": [[0.2, 0.1], [0.8, 4.0]]}
+        job["data"]["mixture"] = [text, other]
     whole = {**job, "run": {**job["run"], "dir": str(tmp_path / "whole")}}
     assert [code for code, _ in run_ranks(train_seen, 2, whole)] == [0, 0]
     assert [code for code, _ in run_ranks(train_seen, 2, _stopped_at(job, 4))] == [75, 75]

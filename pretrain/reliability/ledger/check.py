@@ -9,13 +9,14 @@ other is read, once, so that it takes the memory of one file and a few bytes a s
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from capt.pretrain.base.errors import ConfigError, counted, quoted
+from capt.pretrain.data.mixture import MixtureSampler
 from capt.pretrain.data.sampler import MixedSampler
 from capt.pretrain.reliability.ledger.files import Header, launches_of, read_launch
 from capt.pretrain.reliability.ledger.history import (
@@ -32,12 +33,16 @@ from capt.pretrain.reliability.ledger.order import check_launch, go_back, rank_o
 
 @dataclass(frozen=True)
 class Epochs:
-    """Epochs ``first .. last``, of each of whose ``ids`` ids ``used`` were used (not one of them twice)."""
+    """Epochs ``first .. last``, of each of whose ``ids`` ids ``used`` were used (not one of them twice).
+
+    Of a mixture they are those of a ``source``.
+    """
 
     first: int
     last: int
     used: int
     ids: int
+    source: str = ""
 
 
 @dataclass
@@ -217,7 +222,11 @@ def _epochs(launches: list[Launch]) -> Iterator[Epochs]:
             stretches.append((launch.head, begin, end))
     for head, begin, end in stretches:
         sampler = head.order.sampler()
-        if isinstance(sampler, MixedSampler):
+        if isinstance(sampler, MixtureSampler):
+            spans = zip(sampler.names, sampler.used(begin), sampler.used(end), sampler.sizes, strict=True)
+            for name, first, last, size in spans:
+                yield from (replace(epochs, source=name) for epochs in _epochs_between(first, last, size))
+        elif isinstance(sampler, MixedSampler):
             used = (sampler.used(samples // sampler.block) for samples in (begin, end))
             for of_source in zip(*used, sampler.sizes, strict=True):
                 yield from _epochs_between(*of_source)
@@ -250,7 +259,8 @@ def as_text(report: Report) -> str:
     lines += ["", f"{'epoch':>9}  {'ids':>13}  {'used':>13}"]
     for epochs in report.epochs:
         span = f"{epochs.first}" if epochs.first == epochs.last else f"{epochs.first}-{epochs.last}"
-        lines.append(f"{span:>9}  {epochs.ids:>13,}  {epochs.used:>13,}")
+        source = f"  {epochs.source}" if epochs.source else ""
+        lines.append(f"{span:>9}  {epochs.ids:>13,}  {epochs.used:>13,}{source}")
     lines += ["", *report.notes]
     ahead = report.recorded_to - report.newest.step
     lines.append(
@@ -295,8 +305,9 @@ def _launch(launch: Launch) -> dict[str, Any]:
     }
 
 
-def _show_epochs(epochs: Epochs) -> dict[str, int]:
-    return {"first": epochs.first, "last": epochs.last, "used": epochs.used, "ids": epochs.ids}
+def _show_epochs(epochs: Epochs) -> dict[str, int | str]:
+    shown: dict[str, int | str] = {"first": epochs.first, "last": epochs.last, "used": epochs.used, "ids": epochs.ids}
+    return {**shown, "source": epochs.source} if epochs.source else shown
 
 
 def _fault(fault: Fault) -> dict[str, Any]:

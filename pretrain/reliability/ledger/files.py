@@ -26,6 +26,7 @@ from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.files import open_regular
 from capt.pretrain.base.randomness import GOLDEN, UInt64Array, mix64, unmix64
 from capt.pretrain.base.records import Count, Record, parse_record
+from capt.pretrain.data.mixture import MixtureSampler
 from capt.pretrain.data.sampler import GroupedSampler, MixedSampler, Sampler
 from capt.pretrain.engine.durable import GrowingFile
 
@@ -124,9 +125,17 @@ class Order(Record):
     block: Count = 0
     mixed: bool = False
     at_once: Count = 0
+    names: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    course: Annotated[tuple[Annotated[tuple[float, ...], Field(strict=False)], ...], Field(strict=False)] = ()
+    limits: Annotated[tuple[Count, ...], Field(strict=False)] = ()
+    blocks: Annotated[tuple[Count, ...], Field(strict=False)] = ()
 
-    def sampler(self) -> Sampler | MixedSampler | GroupedSampler:
+    def sampler(self) -> Sampler | MixedSampler | GroupedSampler | MixtureSampler:
         """Where each sample lies."""
+        if self.course:
+            return MixtureSampler(
+                self.names, self.sizes, self.course, self.limits, self.seed, self.blocks, self.at_once
+            )
         if self.at_once:
             return GroupedSampler(self.samples, self.block, self.at_once, self.seed)
         if self.sizes:

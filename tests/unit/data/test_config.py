@@ -33,6 +33,9 @@ def test_one_file_is_a_list_of_one() -> None:
     assert DataConfig(files="a.txt", validation_files="b.txt").files == ["a.txt"]
 
 
+A = {"name": "a", "files": "a.txt"}
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
@@ -48,6 +51,21 @@ def test_one_file_is_a_list_of_one() -> None:
         ({"document_start": "("}, "is not a regular expression: missing \\)"),
         ({"source": "internet"}, r"data\.source: unknown source 'internet'; known: docstrings, files, hub"),
         ({"sequence_lenght": 128}, "Extra inputs are not permitted"),
+        ({"mixture": [{**A, "weight": 0}]}, "source a: weight 0 never reads it"),
+        ({"mixture": [{**A, "weight": -1}]}, "greater than or equal to 0"),
+        ({"mixture": [{**A, "weight": float("nan")}]}, "finite number"),
+        ({"mixture": [{**A, "weight": [[0.5, 1], [0, 1]]}]}, "its shares do not fall"),
+        ({"mixture": [{**A, "weight": [[0, 1], [0.5, 0]]}]}, r"all weights are 0 at 0\.5 of the training"),
+        ({"mixture": [{**A, "epochs": 0}]}, "greater than 0"),
+        ({"mixture": [{"name": "a"}]}, "source a: set either files or shards"),
+        ({"mixture": [{**A, "shards": "x"}]}, "source a: set either files or shards"),
+        ({"mixture": [A, A]}, "a is the name of several sources"),
+        ({"mixture": [{**A, "name": "a/b"}]}, "should match pattern"),
+        ({"mixture": [{**A, "document_start": "("}]}, "is not a regular expression"),
+        ({"mixture": [A], "files": "a.txt"}, r"data\.mixture and data\.files are both given"),
+        ({"mixture": [A], "validation_files": "a.txt"}, r"data\.mixture and data\.validation_files are both given"),
+        ({"mixture": [A], "source": "hub"}, r"data\.source is hub"),
+        ({"files": "a.txt", "temperature": 0.3}, r"data\.temperature is given without data\.mixture"),
     ],
 )
 def test_impossible_settings_are_refused(keys: dict[str, object], message: str) -> None:

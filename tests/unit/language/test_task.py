@@ -97,7 +97,7 @@ def test_what_validation_would_refuse_is_known_before_the_first_step(
         assert fault
     else:
         assert not fault
-        assert report["validation_samples"] == min(samples, len(task.prepared.validation or ()))
+        assert report["validation_samples"] == min(samples, len(task.prepared.validation[""]))
 
 
 def test_a_number_of_samples_that_no_run_reaches_is_refused(tmp_path: Path) -> None:

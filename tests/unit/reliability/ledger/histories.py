@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from capt.pretrain.data.sampler import Sampler
 from capt.pretrain.reliability.ledger.files import (
     ROW,
     Header,
@@ -22,6 +21,11 @@ from capt.pretrain.reliability.ledger.files import (
 )
 
 ORDER = Order(samples=53, seed=3, data="text", noise="", shuffle=True)
+MIXED = Order(
+    samples=53, seed=3, data="text", noise="", shuffle=True, sizes=(31, 7, 15), names=("a", "b", "c"),
+    course=((0.0, 3.0, 1.0, 0.0), (200.0, 1.0, 1.0, 2.0)), limits=(0, 21, 0),
+)  # fmt: skip
+"""Of three sources, one of which grows, and one of which is left after three epochs."""
 BATCH = 12
 
 Feed = Callable[[int, int, np.ndarray], np.ndarray]
@@ -44,7 +48,7 @@ def launch(
 ) -> None:
     """A launch that begins after step ``begin``; rank r has recorded its steps up to ``ends[r]``."""
     folder = launch_folder(run, new_launch(run))
-    sampler = Sampler(order.samples, order.seed, order.shuffle)
+    sampler = order.sampler()
     for rank in range(world):
         head = Header(
             **{"rank": rank, "world": world, "step": begin, "samples": begin * BATCH, "batch": BATCH, "order": order}

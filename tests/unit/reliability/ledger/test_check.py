@@ -17,24 +17,25 @@ import pytest
 from capt.launcher.cli import main
 from capt.pretrain.base.errors import UserError
 from capt.pretrain.reliability.ledger import files
-from capt.pretrain.reliability.ledger.check import check
+from capt.pretrain.reliability.ledger.check import as_json, as_text, check
 from capt.pretrain.reliability.ledger.files import ROW, Header, LedgerWriter, read_launch
-from tests.unit.reliability.ledger.histories import BATCH, ORDER, checkpoint, edit, file_of, launch
+from tests.unit.reliability.ledger.histories import BATCH, MIXED, ORDER, checkpoint, edit, file_of, launch
 
 _WORLDS = (1, 2, 3, 4, 6)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(40))
 def test_every_history_of_kills_passes(tmp_path: Path, seed: int) -> None:
     """Ranks that are killed are not equally far; the next launch begins with any checkpoint that is not older."""
     draw = random.Random(seed)
+    order = MIXED if seed >= 30 else ORDER
     committed = 0
     for _ in range(draw.randint(1, 8)):
         world = draw.choice(_WORLDS)
         ends = [committed + draw.randint(0, 7)] * world
         if draw.random() < 0.7:  # a step ends after collectives: nobody is two steps ahead
             ends = [max(committed, end - draw.randint(0, 1)) for end in ends]
-        launch(tmp_path, world, committed, ends)
+        launch(tmp_path, world, committed, ends, order=order)
         for rank in range(world):
             if draw.random() < 0.3:
                 with file_of(tmp_path, len(list((tmp_path / "ledger").iterdir())), rank).open("ab") as file:
@@ -47,6 +48,30 @@ def test_every_history_of_kills_passes(tmp_path: Path, seed: int) -> None:
     assert report.recorded_to >= committed
     used = sum((epochs.last - epochs.first + 1) * epochs.used for epochs in report.epochs)
     assert used == report.recorded_to * BATCH
+
+
+def test_epochs_of_a_mixture_are_those_of_its_sources(tmp_path: Path) -> None:
+    launch(tmp_path, 2, 0, [6, 6], order=MIXED)
+    launch(tmp_path, 3, 5, [14, 14, 14], order=MIXED)
+    checkpoint(tmp_path, 14)
+    report = check(tmp_path)
+    epochs = [(each.source, each.first, each.last, each.used, each.ids) for each in report.epochs]
+    assert [each for each in epochs if each[0] == "b"] == [("b", 0, 2, 7, 7)], "it has three epochs and no more"
+    assert {each[0] for each in epochs} == {"a", "b", "c"}
+    assert sum((last - first + 1) * used for _, first, last, used, _ in epochs) == 14 * BATCH
+    text = as_text(report)
+    assert "  b\n" in text
+    assert "right" in text
+    assert as_json(report)["epochs"][0]["source"] == "a"
+
+
+def test_a_sample_of_another_source_is_found(tmp_path: Path) -> None:
+    def feed(step: int, rank: int, samples: np.ndarray) -> np.ndarray:
+        return samples + (step == 4) * 12 if rank == 1 else samples
+
+    launch(tmp_path, 2, 0, [6, 6], order=MIXED, feed=feed)
+    fault = _first(tmp_path)
+    assert (fault.kind, fault.step, fault.rank) == ("ids", 4, 1)
 
 
 def test_epochs_are_counted(tmp_path: Path) -> None:

@@ -1,0 +1,155 @@
+"""The sources of a mixture: their order from a section of a job, what a training sees of each, and their windows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int32, Int64
+
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.randomness import EPOCHS
+from capt.pretrain.data.config import Weighted, course_at
+from capt.pretrain.data.mixture import MixtureSampler, Numbers
+from capt.pretrain.data.sampler import GroupedSampler
+from capt.pretrain.data.shards import PackedDataset
+
+
+def mixture_of(
+    sources: Sequence[Weighted], sizes: Sequence[int], temperature: float | None, samples: int, seed: int,
+    blocks: Sequence[int] = (), at_once: int | None = None,
+) -> MixtureSampler:  # fmt: skip
+    """The order of a training of ``samples``.
+
+    Args:
+        sources: of the mixture.
+        sizes: rows of each.
+        temperature: exponent of the sizes that the weights are multiplied by; None = 0.
+        samples: steps times the global batch.
+        seed: of the job.
+        blocks: rows of a shard of each source, with ``at_once``.
+        at_once: ``data.shards_at_once``.
+
+    Raises:
+        ConfigError: the epochs of a source are less than one row, or those of all do not suffice.
+    """
+    factors = [(size / sum(sizes)) ** (temperature or 0.0) for size in sizes]
+    courses = [
+        [(share, weight * factor) for share, weight in source.course]
+        for source, factor in zip(sources, factors, strict=True)
+    ]
+    limits = []
+    for source, size in zip(sources, sizes, strict=True):
+        limits.append(0 if source.epochs is None else math.floor(source.epochs * size + 1e-9))
+        if source.epochs is not None and not limits[-1]:
+            raise ConfigError(f"data.mixture: {source.epochs:g} epochs of source {source.name} are no sample; raise it")
+    order = MixtureSampler(
+        names=tuple(source.name for source in sources),
+        sizes=tuple(sizes),
+        course=joint_course(courses, samples),
+        limits=tuple(limits),
+        seed=seed,
+        blocks=tuple(blocks) if at_once else (),
+        at_once=at_once or 0,
+    )
+    order.require(samples)
+    if often := [each.name for each in seen(order, samples) if each.epochs >= EPOCHS]:
+        raise ConfigError(f"data.mixture: source {often[0]} is read over {EPOCHS:,} times; lower its weight")
+    return order
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a training sees of a source: its rows, its share at the beginning and at the end, samples and epochs."""
+
+    name: str
+    rows: int
+    share: float
+    last_share: float
+    samples: int
+    epochs: float
+
+    def __str__(self) -> str:
+        share = f"{self.share:.2%}"
+        if f"{self.last_share:.2%}" != share:
+            share += f" of the samples at the beginning, {self.last_share:.2%} at the end"
+        return f"{self.name} {share}, {self.samples:,} in all: {self.epochs:.2f} epochs of {self.rows:,}"
+
+
+def seen(order: MixtureSampler, samples: int) -> list[Seen]:
+    """What a training of ``samples`` sees of each source."""
+    used, first, last = order.used(samples), order.shares(0), order.shares(samples - 1)
+    return [
+        Seen(name, size, first[source], last[source], used[source], used[source] / size)
+        for source, (name, size) in enumerate(zip(order.names, order.sizes, strict=True))
+    ]
+
+
+class MixedDataset:
+    """The windows of several sources, numbered one source behind the other, and their ``order`` in the training."""
+
+    def __init__(self, parts: Mapping[str, PackedDataset], order: MixtureSampler) -> None:
+        self.parts, self.order = dict(parts), order
+        self._each = list(parts.values())
+        self._firsts = np.array(order.firsts)
+
+    def __len__(self) -> int:
+        return sum(self.order.sizes)
+
+    def _place(self, index: int) -> tuple[PackedDataset, int]:
+        source = int(np.searchsorted(self._firsts, index, side="right")) - 1
+        return self._each[source], index - int(self._firsts[source])
+
+    def window(self, index: int) -> Int32[np.ndarray, " L"]:
+        """The token ids of the window with this index."""
+        part, place = self._place(index)
+        return part.window(place)
+
+    def documents(self, index: int) -> Int64[np.ndarray, " L"]:
+        """The number of the document that each token of the window belongs to (`PackedDataset.documents`)."""
+        part, place = self._place(index)
+        return part.documents(place)
+
+    def tokens_seen(self) -> float:
+        """`PackedDataset.tokens_seen` in the mean over the sources, by their shares at the beginning."""
+        return sum(
+            share * part.tokens_seen() for share, part in zip(self.order.shares(0), self._each, strict=True) if share
+        )
+
+    def follow(self, samples: Numbers) -> None:
+        """Let the caches of sources in a store fetch what these samples need, and what comes behind it."""
+        sources, numbers = self.order.turns(samples)
+        for source, part in enumerate(self._each):
+            order = self.order.order(source)
+            if part.shards.cache is not None and isinstance(order, GroupedSampler) and (sources == source).any():
+                part.shards.cache.follow(order, int(numbers[sources == source].min()))
+
+    @property
+    def key(self) -> str:
+        """A digest of the names and the texts of the sources."""
+        keys = [[name, part.key] for name, part in self.parts.items()]
+        return hashlib.sha256(json.dumps(keys).encode()).hexdigest()[:32]
+
+
+def held_out_samples(samples: int, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Share the ``samples`` of a validation among sources of some sizes: equal parts; what one lacks, others have."""
+    parts, left = {}, samples
+    for number, name in enumerate(sorted(sizes, key=sizes.__getitem__)):
+        parts[name] = min(left // (len(sizes) - number), sizes[name])
+        left -= parts[name]
+    return {name: parts[name] for name in sizes if parts[name]}
+
+
+def joint_course(courses: Sequence[Sequence[tuple[float, float]]], samples: int) -> tuple[tuple[float, ...], ...]:
+    """The courses of several weights over shares of a training of ``samples``, as points of all of them together."""
+    rows: list[tuple[float, ...]] = []
+    backwards = [[(-place, value) for place, value in reversed(course)] for course in courses]
+    for share in sorted({place for course in courses for place, _ in course}):
+        before = [course_at(course, -share) for course in backwards]
+        after = [course_at(course, share) for course in courses]
+        rows += [(share * samples, *weights) for weights in ([before] if before == after else [before, after])]
+    return tuple(rows)

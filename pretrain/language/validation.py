@@ -1,0 +1,57 @@
+"""Validation during training: the same samples, corruptions and temperature at every step and for every run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from capt.pretrain.base import distributed
+from capt.pretrain.contrast.metrics import MaskedTokenAccumulator, PairAccumulator
+from capt.pretrain.contrastive.metrics import contrast_metrics, noise_metrics, token_metrics
+from capt.pretrain.contrastive.task import HeldOut
+from capt.pretrain.engine.engines.base import Engine
+from capt.pretrain.engine.task import StepMetrics
+from capt.pretrain.language.batches import LanguageBatch, validation_batches
+from capt.pretrain.language.config import LanguageJob
+
+
+@torch.no_grad()
+def validate(engine: Engine, parts: Sequence[HeldOut[LanguageBatch]], job: LanguageJob) -> StepMetrics:
+    """Metrics over held-out windows of all ``parts`` together, equal on all ranks.
+
+    The metrics of masked tokens are there for each source of a mixture as well, as ``loss/mlm/NAME``.
+    :func:`token_metrics`; :func:`contrast_metrics` on the aggregation head (only when it is trained);
+    :func:`noise_metrics` on the encoder's own outputs, ``cls`` and ``mean``, which compares
+    an MLM-only encoder with a CAPT encoder.
+    """
+    head, pools = PairAccumulator(), {"cls": PairAccumulator(), "mean": PairAccumulator()}
+    masked, of_sources = MaskedTokenAccumulator(), {part.source: MaskedTokenAccumulator() for part in parts}
+    world, rank = distributed.world_size(), distributed.rank()
+    batches = (
+        (part.source, *batch)
+        for part in parts
+        for batch in validation_batches(part.assembler, part.samples, job.micro_batch(world), world, rank)
+    )
+    for source, batch, valid in batches:
+        batch = batch.to(engine.device)
+        out, _, pooled = engine(
+            batch.tokens, batch.corrupted, batch.positions, batch.labels, batch.documents, padded=batch.padded, step=0,
+            pool=True,
+        )  # fmt: skip
+        for accumulator in (masked, of_sources[source]):
+            accumulator.update(out.mlm_loss_sum, out.mlm_correct, out.mlm_count)
+        for name, (x, x_hat) in pooled.items():
+            pools[name].update(x[:valid], x_hat[:valid])
+        if job.contrast.weight > 0:
+            head.update(out.s[:valid], out.s_hat[:valid])
+    samples = sum(part.samples for part in parts)
+    report: StepMetrics = {**token_metrics(*masked.totals()), "validation_samples": samples}
+    for source, accumulator in of_sources.items():
+        if source:
+            report |= {f"{name}/{source}": value for name, value in token_metrics(*accumulator.totals()).items()}
+    if job.contrast.weight > 0:
+        report |= contrast_metrics(*head.gather(), job.validate_.temperature)
+    for name, pairs in pools.items():
+        report |= {f"noise/{name}/{key}": value for key, value in noise_metrics(*pairs.gather()).items()}
+    return report

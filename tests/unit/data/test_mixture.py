@@ -1,0 +1,171 @@
+"""Which source each sample of a mixture comes from: shares, epochs and places, against literal sums."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.data.config import Weighted
+from capt.pretrain.data.mixed import MixedDataset, mixture_of, seen
+from capt.pretrain.data.mixture import MixtureSampler
+from capt.pretrain.data.shards import PackedDataset
+
+Course = list[tuple[float, float]]
+
+
+def _sources(courses: Sequence[float | Course], epochs: Sequence[float | None] | None = None) -> list[Weighted]:
+    limits = epochs or [None] * len(courses)
+    return [
+        Weighted(name=f"s{number}", weight=course, epochs=limit)
+        for number, (course, limit) in enumerate(zip(courses, limits, strict=True))
+    ]
+
+
+def _taken(order: MixtureSampler, samples: int) -> np.ndarray:
+    """Samples of each source before each sample and at the end; the number of each within its source is checked."""
+    sources, numbers = order.turns(np.arange(samples))
+    taken = np.zeros((samples + 1, len(order.names)), dtype=np.int64)
+    taken[np.arange(1, samples + 1), sources] = 1
+    taken = taken.cumsum(axis=0)
+    assert (taken[np.arange(samples), sources] == numbers).all()
+    return taken
+
+
+def _due(courses: Sequence[float | Course], samples: int) -> np.ndarray:
+    """The sum over samples of the shares in the middle of each: points lie at whole samples, so it is exact."""
+    points = sorted({share for course in courses if isinstance(course, list) for share, _ in course})
+    edges = sorted({0.0, *points, 1.0})
+    due = [np.zeros(len(courses))]
+    for begin, end in pairwise(edges):
+        nearly = (end - begin) * 1e-9
+        first, last = (np.array([_value(course, at) for course in courses]) for at in (begin + nearly, end - nearly))
+        first, last, steps = first / first.sum(), last / last.sum(), round((end - begin) * samples)
+        for step in range(steps):
+            due.append(due[-1] + first + (last - first) * (step + 0.5) / steps)
+    return np.stack(due)
+
+
+def _value(course: float | Course, at: float) -> float:
+    if not isinstance(course, list):
+        return course
+    places, values = zip(*course, strict=True)
+    below = [number for number, place in enumerate(places) if place <= at]
+    above = [number for number, place in enumerate(places) if place > at]
+    if not below or not above:
+        return values[0] if not below else values[-1]
+    a, b = below[-1], above[0]
+    return values[a] + (values[b] - values[a]) * (at - places[a]) / (places[b] - places[a])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_source_has_its_share_after_every_sample(seed: int) -> None:
+    """Constant and annealed weights with jumps, of 2 to 9 sources: within one sample at each of 20,000 places."""
+    draw, samples = random.Random(seed), 20_000
+    courses: list[float | Course] = [draw.uniform(0.01, 3.0)]
+    for _ in range(draw.randint(1, 8)):
+        places = sorted(draw.choice([0, 0.1, 0.25, 0.5, 0.5, 0.9, 1]) for _ in range(draw.randint(1, 3)))
+        course = [(float(place), draw.uniform(0, 3)) for place in places]
+        courses.append(draw.choice([course, draw.uniform(0.01, 3.0)]))
+    order = mixture_of(_sources(courses), [10] * len(courses), None, samples, seed)
+    far = np.abs(_taken(order, samples) - _due(courses, samples)).max(axis=1)
+    assert far.max() < 1.25
+    assert (far > 1).mean() < 1e-3
+
+
+def test_two_sources_are_within_half_a_sample_up_to_a_hundred_thousand() -> None:
+    weights = [1.0, 3.3]
+    taken = _taken(mixture_of(_sources(weights), [10, 10], None, 100_000, 1), 100_000)
+    assert np.abs(taken - np.arange(100_001)[:, None] * np.array(weights) / 4.3).max() <= 0.5 + 1e-5
+
+
+def test_a_source_is_left_when_its_epochs_are_spent() -> None:
+    order = mixture_of(_sources([1, [(0, 2), (1, 4)], 1], [2, None, 0.5]), [300, 50, 100], None, 4000, 3)
+    taken = _taken(order, 4000)
+    assert taken[-1].tolist() == [600, 3350, 50]
+    last = [int(np.flatnonzero(np.diff(taken[:, source]))[-1]) for source in range(3)]
+    assert last[2] == pytest.approx(200, abs=10), "a quarter of the samples, a little less as the second one grows"
+    shares = np.diff(taken[last[2] + 1 : last[0] : 100], axis=0)[:, 0]
+    assert shares[0] == pytest.approx(100 / 3, abs=2), "the others share what it had"
+    assert (np.diff(shares) <= 1).all(), "while the second one grows"
+    assert shares[-1] < shares[0]
+    assert [source.epochs for source in seen(order, 4000)] == [2, 67, 0.5]
+
+
+def test_epochs_that_do_not_suffice_are_refused() -> None:
+    sources = _sources([1, 1], [1, 2])
+    assert mixture_of(sources, [30, 40], None, 110, 0).used(110) == [30, 80]
+    with pytest.raises(ConfigError, match="spent their epochs after 110 samples, and the job trains on 111"):
+        mixture_of(sources, [30, 40], None, 111, 0)
+    with pytest.raises(ConfigError, match=r"0\.01 epochs of source s0 are no sample"):
+        mixture_of(_sources([1, 1], [0.01, 2]), [30, 40], None, 10, 0)
+    late = _sources([1, [(0, 0), (0.5, 0), (1, 1)]], [1, None])
+    with pytest.raises(ConfigError, match="after 30 samples"):  # the other one has no weight yet
+        mixture_of(late, [30, 40], None, 100, 0)
+
+
+@pytest.mark.parametrize("at_once", [None, 2])
+def test_each_row_comes_once_an_epoch_of_its_source(at_once: int | None) -> None:
+    """Also where the rows of two shards are shuffled with each other."""
+    order = mixture_of(_sources([1, 2]), [31, 17], None, 500, 5, [8, 5], at_once)
+    epochs, rows = order.locate(np.arange(500))
+    for first, size in ((0, 31), (31, 17)):
+        own = (rows >= first) & (rows < first + size)
+        for epoch in range(int(epochs[own].max())):
+            assert sorted(rows[own & (epochs == epoch)].tolist()) == list(range(first, first + size))
+    if at_once:
+        shards = {int(row) // 8 for row in rows[(rows < 31) & (epochs == 0)][:16]}
+        assert len(shards) == 2
+    other = mixture_of(_sources([1, 2, 1]), [31, 17, 9], None, 500, 5, [8, 5, 4], at_once)
+    pairs = [each.locate(np.arange(500))[1] for each in (order, other)]
+    alone = [list(filter(lambda row: row < 31, rows.tolist()))[:31] for rows in pairs]
+    assert alone[0] == alone[1], "another source changes nothing in the order of this one"
+
+
+def test_caches_follow_their_own_sources() -> None:
+    """Shards of a store are fetched by the numbers that samples have within their source."""
+    parts: dict[str, Any] = {name: Mock(spec=PackedDataset) for name in ("s0", "s1")}
+    for part in parts.values():
+        part.shards = Mock()
+    order = mixture_of(_sources([1, [(0, 0), (0.5, 0), (0.5, 1)]]), [31, 17], None, 100, 5, [8, 5], 2)
+    windows = MixedDataset(parts, order)
+    windows.follow(np.arange(12, 18))
+    assert parts["s0"].shards.cache.follow.call_args.args == (order.order(0), 12)
+    assert not parts["s1"].shards.cache.follow.called, "it has no sample yet"
+    windows.follow(np.arange(70, 76))
+    assert parts["s1"].shards.cache.follow.call_args.args == (order.order(1), 10)
+
+
+@pytest.mark.parametrize("begin", [0, 5000, 10**12 - 3000])
+def test_any_place_is_found_alone(begin: int) -> None:
+    order = mixture_of(_sources([0.5, 0.3, 0.2]), [10**7, 10**8, 10**9], None, 10**13, 2)
+    samples = begin + np.arange(6000)
+    sources, numbers = order.turns(samples)
+    draw = random.Random(begin)
+    fresh = MixtureSampler(order.names, order.sizes, order.course, order.limits, order.seed)
+    for place in draw.sample(range(6000), 40):
+        assert [int(each[0]) for each in fresh.turns(samples[place : place + 1])] == [sources[place], numbers[place]]
+        assert fresh.used(int(samples[place]))[sources[place]] == numbers[place]
+    assert np.abs(np.array(order.used(begin)) - begin * np.array([0.5, 0.3, 0.2])).max() < 1 + begin * 1e-15
+
+
+def test_order_is_the_same_on_every_machine_and_release() -> None:
+    def turns(seed: int) -> str:
+        return "".join(map(str, mixture_of(_sources([2, 1, 1]), [9, 9, 9], None, 100, seed).turns(np.arange(24))[0]))
+
+    assert turns(1) == "021002100120012001200120"
+    assert turns(2) != turns(1)
+
+
+@pytest.mark.parametrize(
+    ("exponent", "expected"), [(None, [0.5, 0.5]), (0.5, [10 / 11, 1 / 11]), (1.0, [100 / 101, 1 / 101])]
+)
+def test_temperature_raises_sizes_to_a_power(exponent: float | None, expected: list[float]) -> None:
+    order = mixture_of(_sources([1, 1]), [10_000, 100], exponent, 100, 0)
+    assert order.shares(0) == pytest.approx(expected)
