@@ -16,6 +16,7 @@ from capt.finetune.text_task import TextTask
 from capt.pretrain.base.cache import default_cache
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
+from capt.pretrain.config.lora import LoraSection
 from capt.pretrain.config.schema import (
     BatchSection,
     CheckpointSection,
@@ -144,6 +145,10 @@ class TextModel(Section):
         None, lt=1, description="dropout of the classifier; if unset model.dropout"
     )
     allow_missing: bool = Field(False, description="continue where weights of the encoder are missing or unknown")
+    lora: LoraSection | None = Field(
+        None, description="train low-rank adapters of the encoder, and the head, with its own weights frozen; null = "
+        "train all weights"
+    )  # fmt: skip
     encoder: dict[str, Any] | None = Field(
         None, description="the encoder as config.json describes it; filled in by the job"
     )

@@ -14,6 +14,7 @@ from capt.finetune.config import FineTuningJob
 from capt.pretrain.engine.checkpoint import find_best, load_module, open_checkpoint
 from capt.pretrain.language.backbone import Backbone as Backbone
 from capt.pretrain.language.backbone import load_backbone as load_backbone
+from capt.pretrain.models.lora import merge_lora
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 
 JobT = TypeVar("JobT", bound=FineTuningJob)
@@ -51,4 +52,6 @@ def load_fine_tuned(
     checkpoint = find_best(path)
     job = open_checkpoint(checkpoint, job_class, task)
     model = load_module(checkpoint, "model", lambda: build(job, checkpoint))
+    if getattr(getattr(job, "model", None), "lora", None) is not None:
+        merge_lora(model)
     return FineTuned(checkpoint, model.eval(), job)

@@ -55,11 +55,11 @@ class RehearsedTask(TextFineTuning):
 
     def step(self, engines: Mapping[str, Engine], batch: Any, progress: Progress) -> StepMetrics:
         """A step of the micro-batches in ``batch``."""
-        return super().step(engines, StepBatches(batch, self.tokens(batch)), progress)
+        return super().step(engines, StepBatches(batch, self.tokens(batch, self.job.batch.global_)), progress)
 
-    def tokens(self, batch: list[Batch[TextInputs]]) -> int:
-        """Tokens of a step over all ranks."""
-        return self.job.batch.global_ * self.length
+    def tokens(self, batch: list[Batch[TextInputs]], rows: int) -> int:
+        """Tokens of a step of ``rows`` over all ranks."""
+        return rows * self.length
 
 
 def rehearse(job: TextJob, world: int) -> Rehearsal:

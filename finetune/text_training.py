@@ -21,6 +21,7 @@ from capt.pretrain.base.randomness import derive
 from capt.pretrain.models.encoder import Encoder
 from capt.pretrain.models.foreign.encoder import build_encoder
 from capt.pretrain.models.foreign.families import family_of
+from capt.pretrain.models.lora import add_lora
 from capt.tokenizer.encode import TextTokenizer
 
 
@@ -29,6 +30,8 @@ def classifier_on(encoder: Encoder, job: TextJob) -> Classifier:
     section, task = job.model, job.data.text_task
     assert section.encoder is not None, "TextJob.with_encoder fills it in"
     head = section.dropout if section.classifier_dropout is None else section.classifier_dropout
+    if section.lora is not None:
+        add_lora(encoder, section.lora)
     family = family_of(section.encoder, "model.encoder")
     eps = None if family.norm is None else section.encoder[family.norm[1]]
     return Classifier(encoder, max(1, len(task.names)), head, family.activation, eps)

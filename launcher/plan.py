@@ -6,9 +6,10 @@ import hashlib
 import json
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
@@ -251,6 +252,14 @@ class Backend(Protocol):
         """Carry the plan out; the job's exit code is 0, 1, 2 or 75."""
 
 
+def _ramp(job: Job) -> Iterator[str]:
+    """The stages of ``batch.ramp``: their sequences, and the steps and tokens at which they end."""
+    stages = job.batches.stages
+    for stage, then in pairwise(stages):
+        tokens = then.samples * (job.sample_tokens or 0)
+        yield f"{stage.batch} sequences a step up to step {then.step:,}, {tokens:,} tokens"
+
+
 def describe(launch: Launch, plan: Plan) -> str:
     """The text of ``--dry-run``: batch arithmetic, inputs, environment, files with their content, commands.
 
@@ -268,7 +277,9 @@ def describe(launch: Launch, plan: Plan) -> str:
         f"# batch.global {batch.global_} {'=' if batch.global_ == generated['train_batch_size'] else '<'} "
         f"batch.micro {launch.job.micro_batch(plan.world)} x accumulation "
         f"{generated['gradient_accumulation_steps']} x {counted(plan.world, 'rank')}\n"
-        f"# run.dir {launch.run_dir}" + "".join(f"\n# {line}" for line in launch.inputs)
+        + "".join(f"# batch.ramp {line}\n" for line in _ramp(launch.job))
+        + f"# run.dir {launch.run_dir}"
+        + "".join(f"\n# {line}" for line in launch.inputs)
     ]
     if plan.forwarded_env:
         blocks.append(

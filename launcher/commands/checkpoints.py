@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -86,8 +86,11 @@ def merge(
         str | None, typer.Option(help="The share of each source, as 0.7,0.3; they add up to 1 (default: equal ones).")
     ] = None,
     method: Annotated[str, typer.Option(help="average, or slerp: along the arc between two models.")] = "average",
+    validate: Annotated[
+        bool, typer.Option("--validate/--no-validate", help="Measure sources and mixture as their job validates.")
+    ] = True,
 ) -> None:
-    """Mix the weights of models of one architecture and vocabulary into one."""
+    """Mix the weights of models of one architecture and vocabulary into one, and measure it before and after."""
     o.quiet(context)
     from capt.pretrain.convert.merge import command
 
@@ -97,11 +100,10 @@ def merge(
         shares = None if weights is None else [float(share) for share in weights.split(",")]
     except ValueError:
         raise ConfigError(f"--weights {weights!r}: numbers are expected, as 0.7,0.3") from None
-    commands = command(sources, out, weights=shares, method="slerp" if method == "slerp" else "average")
+    way: Any = "slerp" if method == "slerp" else "average"
+    compared = command(sources, out, weights=shares, method=way, validate=validate)
     typer.echo(out)
-    typer.echo("compare it with what it is made of:")
-    for each in commands:
-        typer.echo(f"  {each}")
+    typer.echo(compared)
 
 
 def neighbors(

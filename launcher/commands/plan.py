@@ -117,10 +117,10 @@ def _lines(config: str, found: Prediction, tried: Sequence[Change], calibrated: 
         yield f"tokens per second       {_three(*(found.tokens / seconds for seconds in (found.seconds, most, least)))}"
     if device.is_gpu:
         yield f"MFU, %                  {_three(*(100 * found.mfu(case) for case in ('central', 'slow', 'fast')))}"
-    if found.steps is None:
+    if found.steps is None or found.whole_steps is None:
         yield "days, GPU hours         the number of steps follows from the data (schedule.epochs)"
     else:
-        days, hours = found.steps / 86_400, found.steps / 3600 * found.cluster.count
+        days, hours = found.whole_steps / 86_400, found.whole_steps / 3600 * found.cluster.count
         yield f"{f'days, {found.steps:,} steps':<23} {_three(*(days * s for s in (found.seconds, least, most)))}"
         unit = "GPU hours" if device.is_gpu else "process hours"
         yield f"{unit:<23} {_three(*(hours * s for s in (found.seconds, least, most)))}"

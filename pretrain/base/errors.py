@@ -203,6 +203,7 @@ _EXTRAS = {
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "retrieval": ("bm25s",),
     "fairscale": ("fairscale",),
+    "lora": ("peft",),
     "mteb": ("mteb",),
     "vision": ("PIL",),
     "duplicates": ("datasketch",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -13,6 +14,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, mo
 from capt.pretrain.base.errors import did_you_mean, shown
 from capt.pretrain.base.stores import WRITABLE, is_url
 from capt.pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section, StoreText
+from capt.pretrain.config.ramp import BatchCourse
 
 # The section of a job that says which processes assemble its batches. No torch.
 
@@ -104,6 +106,21 @@ class BatchSection(Section):
     micro: PositiveInt | None = Field(
         32, le=2**31 - 1, description="most sequences of a forward pass on one rank; null = batch.global / ranks"
     )
+    ramp: list[tuple[PositiveInt, PositiveInt]] = Field(
+        [], description="smaller steps first: [[tokens, sequences], ...], each the sequences of a step until the run "
+        "has seen so many tokens, in whole steps; then batch.global"
+    )  # fmt: skip
+
+    @model_validator(mode="after")
+    def _ramp_grows(self) -> BatchSection:
+        sizes = [sequences for _, sequences in self.ramp] + [self.global_]
+        tokens = [tokens for tokens, _ in self.ramp]
+        if any(a >= b for numbers in (sizes, tokens) for a, b in pairwise(numbers)):
+            raise ValueError(
+                f"batch.ramp {[list(stage) for stage in self.ramp]} with batch.global {self.global_}: tokens and "
+                "sequences grow from stage to stage, and the last sequences are fewer than batch.global"
+            )
+        return self
 
 
 class ScheduleSection(Section):
@@ -145,7 +162,6 @@ class ScheduleSection(Section):
 
 _WHOLE_PARAMETERS = {
     "lamb": "its trust ratio is a norm per parameter",
-    "muon": "it makes whole matrices orthogonal",
     "sparse_adam": "it updates the rows that a batch has looked up",
 }
 """Optimizers whose update of an element depends on its place in the parameter, and why."""
@@ -155,7 +171,7 @@ class OptimizerSection(Section):
     """The optimizer. ``clip`` bounds the global gradient norm (0 = off)."""
 
     type: Literal["adamw", "stable_adamw", "bert_adam", "lamb", "adagrad", "sgd", "muon", "sparse_adam"] = Field(
-        "adamw", description="lamb, muon and sparse_adam need ZeRO 0; bert_adam has no bias correction; stable_adamw "
+        "adamw", description="lamb and sparse_adam need ZeRO 0; bert_adam has no bias correction; stable_adamw "
         "takes shorter steps of tensors whose gradient surprises it"
     )  # fmt: skip
     backend: Literal["auto", "torch", "deepspeed", "apex"] = Field("auto", description="whose implementation")
@@ -375,6 +391,25 @@ class Job(Section):
         return self
 
     @model_validator(mode="after")
+    def _ramp_counts_tokens(self) -> Job:
+        if self.batch.ramp and self.sample_tokens is None:
+            raise ValueError(
+                f"batch.ramp counts tokens, and the sequences of a {self.task.type} job have no fixed number of them; "
+                "leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_have_no_mean(self) -> Job:
+        section = self.checkpoint
+        if getattr(getattr(self, "model", None), "lora", None) is not None and (section.average or section.ema):
+            raise ValueError(
+                "checkpoint.average and checkpoint.ema average weights, and the mean of model.lora's products is not "
+                "the product of their means; leave them out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _decay_fits(self) -> Job:
         if self.run.branch_from is None:
             self.schedule.check_decay()
@@ -423,35 +458,57 @@ class Job(Section):
         """About how large one checkpoint is; None where the configuration does not tell. Tasks override it."""
         return None
 
+    @property
+    def sample_tokens(self) -> int | None:
+        """Tokens of every sequence of a batch; None where they differ. Tasks override it."""
+        return None
+
+    @property
+    def batches(self) -> BatchCourse:
+        """How many sequences every optimizer step has."""
+        return BatchCourse.of(self.batch.global_, self.batch.ramp, self.sample_tokens or 1)
+
     def micro_batch(self, world: int) -> int:
         """Return the most sequences of a forward pass on one of ``world`` ranks: ``batch.micro``, or its whole part."""
         return self.batch.micro or -(-self.batch.global_ // world)
 
-    def accumulation(self, world: int) -> int:
+    def accumulation(self, world: int, sequences: int | None = None) -> int:
         """Return the micro-batches per optimizer step on ``world`` ranks, the same on every rank.
+
+        Args:
+            world: number of ranks.
+            sequences: of the step; None = ``batch.global``, once every stage of ``batch.ramp`` is known to fit.
 
         Raises:
             ValueError: a rank would have a micro-batch without a sequence, or, where the task does not share unevenly,
                 one that is not ``batch.micro``.
         """
+        if sequences is not None:
+            key = "batch.global" if sequences == self.batch.global_ else "batch.ramp"
+            return self._parts(world, sequences, key)
+        for _, fewer in self.batch.ramp:
+            self._parts(world, fewer, "batch.ramp")
+        return self._parts(world, self.batch.global_, "batch.global")
+
+    def _parts(self, world: int, sequences: int, key: str) -> int:
         micro = self.micro_batch(world)
         if self.shares_unevenly:
-            parts = -(-self.batch.global_ // (micro * world))
-            if parts * world > self.batch.global_:
-                enough = "batch.micro=2" if self.batch.global_ >= world else f"batch.global={world} or more"
+            parts = -(-sequences // (micro * world))
+            if parts * world > sequences:
+                enough = "batch.micro=2" if sequences >= world else f"{key}={world} or more"
                 raise ValueError(
-                    f"batch.global {self.batch.global_} leaves one of {world} ranks without a sequence in one of its "
+                    f"{key} {sequences} leaves one of {world} ranks without a sequence in one of its "
                     f"{parts} micro-batches of batch.micro {micro}; set {enough}"
                 )
             return parts
-        if self.batch.global_ % (micro * world):
-            fits = [] if self.batch.global_ % world else _divisors(self.batch.global_ // world)
-            near = f"batch.micro may be one of {fits[-6:]}" if fits else f"batch.global must be a multiple of {world}"
+        if sequences % (micro * world):
+            fits = [] if sequences % world else _divisors(sequences // world)
+            near = f"batch.micro may be one of {fits[-6:]}" if fits else f"{key} must be a multiple of {world}"
             raise ValueError(
-                f"batch.global {self.batch.global_} is not batch.micro {micro} x accumulation x {world} "
+                f"{key} {sequences} is not batch.micro {micro} x accumulation x {world} "
                 f"ranks; with {world} ranks {near}"
             )
-        return self.batch.global_ // (micro * world)
+        return sequences // (micro * world)
 
 
 def _divisors(number: int) -> list[int]:

@@ -21,6 +21,7 @@ from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import CheckpointError, ConfigError
 from capt.pretrain.base.randomness import EPOCHS, derive
 from capt.pretrain.base.records import Count, Record, parse_record
+from capt.pretrain.config.ramp import BatchCourse
 from capt.pretrain.contrast.kernels import check_precision
 from capt.pretrain.contrastive.collapse import CollapseState, CollapseWatch, Figures
 from capt.pretrain.contrastive.kept_graphs import KeptGraphs
@@ -82,6 +83,7 @@ class ContrastTask(ABC, Generic[BatchT]):
 
     def __init__(self, job: Any) -> None:
         self.job = job
+        self.batches: BatchCourse = job.batches
         self.collapse = CollapseWatch(job.contrast)
         self.contrasts: bool = job.contrast.weight > 0
         if self.contrasts:
@@ -176,17 +178,20 @@ class ContrastTask(ABC, Generic[BatchT]):
 
     def build_batches(self, progress: Progress) -> Iterator[list[BatchT]]:
         """This rank's micro-batches of each coming step."""
-        batch = self.job.batch
         if progress.samples // self.samples >= EPOCHS:
             raise CheckpointError(
                 f"state.json: {progress.samples} samples are over {EPOCHS:,} epochs of this {self.data_name}"
             )
         world = distributed.world_size()
-        make = self.step_assembler(batch.global_, self.job.accumulation(world), world, distributed.rank())
-        first, samples = progress.step, progress.samples
+        batches, first = self.batches, progress.step
+        make = {
+            size: self.step_assembler(size, self.job.accumulation(world, size), world, distributed.rank())
+            for size in {stage.batch for stage in batches.stages}
+        }
+        shift = progress.samples - batches.samples_before(first)  # samples that were left out, or of another course
 
         def assemble(step: int) -> Sequence[BatchT]:
-            return make(samples + (step - first) * batch.global_, step)
+            return make[batches.size(step)](shift + batches.samples_before(step), step)
 
         return training_batches(assemble, range(first, self.job.schedule.max_steps), self.job.loader)
 
@@ -200,9 +205,9 @@ class ContrastTask(ABC, Generic[BatchT]):
 
         return assemble
 
-    def tokens(self, batch: list[BatchT]) -> int:
-        """Tokens of a step over all ranks."""
-        return int(self.job.batch.global_ * self.job.data.sequence_length)
+    def tokens(self, batch: list[BatchT], sequences: int) -> int:
+        """Tokens of a step of ``sequences`` over all ranks."""
+        return int(sequences * self.job.data.sequence_length)
 
     def step(self, engines: Mapping[str, Engine], batch: list[BatchT], progress: Progress) -> StepMetrics:
         """One optimizer step over the micro-batches of ``batch``.
@@ -216,7 +221,11 @@ class ContrastTask(ABC, Generic[BatchT]):
 
         With ``contrast.momentum`` the averaged encoder sees the step first, and its rows are queued at the end.
         """
-        engine = engines["model"]
+        engine, sequences = engines["model"], self.batches.size(progress.step)
+        if self.job.batch.ramp:
+            engine.accumulate(len(batch))
+        if self.contrast is not None:
+            self.contrast.batch = sequences
         assert self._module is not None
         tau = self._module.temperature(progress.step)
         diagnostics = StepDiagnostics() if self.contrasts and is_logged(self.job, progress.step + 1) else None
@@ -237,7 +246,7 @@ class ContrastTask(ABC, Generic[BatchT]):
             represent = [functools.partial(self.represent, engine, part, progress.step) for part in batch]
             cached = CachedContrast(represent, losses, contrast, self._kept_graphs(engine))
         totals: dict[str, Tensor] = {}
-        weights = micro_batch_weights(self.job.batch.global_, len(batch), distributed.world_size())
+        weights = micro_batch_weights(sequences, len(batch), distributed.world_size())
         for number in range(len(batch)):
             views, loss, metrics = losses[number]() if cached is None else cached.losses(number)
             metrics["loss"] = loss
@@ -256,8 +265,8 @@ class ContrastTask(ABC, Generic[BatchT]):
             self.contrast.push(averaged)
         if self._kept is not None:
             self._kept.end_step(engine.update_was_skipped)
-        progress.samples += self.job.batch.global_
-        progress.tokens += self.tokens(batch)
+        progress.samples += sequences
+        progress.tokens += self.tokens(batch, sequences)
         report: StepMetrics = {**totals, "grad_norm": engine.gradient_norm()}
         if self.contrasts:
             report["temperature"] = tau.detach() if isinstance(tau, Tensor) else tau
@@ -319,13 +328,14 @@ class ContrastTask(ABC, Generic[BatchT]):
         queue = None if self.contrast is None else self.contrast.queue
         if queue is None:
             return {}
-        even = self.job.batch.global_ % distributed.world_size() == 0
+        even = all(stage.batch % distributed.world_size() == 0 for stage in self.batches.stages)
         return {"queue capacity": queue.capacity, **({"rows pushed into the queue": queue.pushed} if even else {})}
 
     def loss_changes(self, step: int) -> bool:
-        """The queue joins the contrast at ``contrast.queue_start``."""
+        """The queue joins the contrast at ``contrast.queue_start``, and ``batch.ramp`` adds negatives."""
         section = self.job.contrast
-        return bool(self.contrasts and section.queue and step == section.queue_start + 1)
+        joins = section.queue and step == section.queue_start + 1
+        return bool(self.contrasts and (joins or self.batches.begins_at(step - 1)))
 
     def save_state(self, folder: Path) -> dict[str, Any]:
         """Save this rank's queue shard; the JSON state names tokenizer and data by their digests."""

@@ -35,7 +35,10 @@ class ContrastTerm:
     Args:
         section: the job's ``contrast``.
         width: columns of the representations.
-        batch: samples of an optimizer step over all ranks.
+        batch: samples of an optimizer step over all ranks, the most that there are.
+
+    Attributes:
+        batch: samples of the present step, which the task sets where they change.
     """
 
     queued_views = 2
@@ -44,7 +47,7 @@ class ContrastTerm:
     def __init__(self, section: ContrastSection, width: int, batch: int) -> None:
         self.section = section
         options_of(section).widths(width)  # refuses widths above that of the rows before the first step
-        self._batch = batch
+        self.batch = batch
         self.queue: ShardedQueue | None = None
         if section.queue:
             dtype = _DTYPES[section.queue_dtype]
@@ -68,7 +71,7 @@ class ContrastTerm:
         known = views.ids if section.mask_duplicates else None
         rows = slice(None) if only is None else only
         queue = self.queue if step >= section.queue_start else None
-        equal = only is None and self._batch % distributed.world_size() == 0
+        equal = only is None and self.batch % distributed.world_size() == 0
         options = replace(options_of(section), equal_rows=equal)
         contrast = functools.partial(
             capt_loss, views.s[rows], views.s_hat[rows], temperature=views.temperature,

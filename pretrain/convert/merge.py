@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -12,10 +13,10 @@ from typing import Any
 
 from torch import Tensor
 
-from capt.pretrain.base.errors import CheckpointError, ConfigError, quoted
+from capt.pretrain.base.errors import CheckpointError, ConfigError, UserError, quoted
 from capt.pretrain.base.files import read_bytes, write_json
 from capt.pretrain.convert.output import export_folder
-from capt.pretrain.engine.checkpoint import find_best
+from capt.pretrain.engine.checkpoint import find_best, read_manifest
 from capt.pretrain.engine.checkpoint.merge import Method, check_weights, merge_checkpoints, mix
 from capt.pretrain.engine.durable import write_tensors
 from capt.pretrain.models.hf_folder import is_hf, read_json, read_tensor_file, read_tensors, require_regular
@@ -27,9 +28,13 @@ _FREE = ("_name_or_path", "dtype", "torch_dtype", "transformers_version", "archi
 
 
 def command(
-    sources: Sequence[Path], out: Path, *, weights: Sequence[float] | None = None, method: Method = "average"
-) -> list[str]:
-    """Write the mixture of ``sources`` into ``out`` and return the commands that compare it with them.
+    sources: Sequence[Path], out: Path, *, weights: Sequence[float] | None = None, method: Method = "average",
+    validate: bool = True,
+) -> str:  # fmt: skip
+    """Write the mixture of ``sources`` into ``out`` and return how it compares with them, as text.
+
+    Checkpoints of ours are measured before and after on what their job is validated on. Where that is not to be had,
+    and for folders of Hugging Face, the text has the commands that measure them.
 
     Runs (their best checkpoint, else the newest) and checkpoints become a run with a checkpoint at step 0; folders of
     Hugging Face become such a folder, with weights in fp32. The other files, but for a model card, are the first
@@ -54,7 +59,40 @@ def command(
             _merge_folders(sources, shares, folder, method)
         else:
             merge_checkpoints([find_best(source) for source in sources], shares, folder, out, method=method)
-    return [f"capt evaluate {quoted(model)} --text HELD_OUT.txt" for model in (*sources, out)]
+    figures, why = _validated([*sources, out]) if validate and not any(of_hf) else ([], "")
+    if figures:
+        return _table([*sources, out], figures)
+    task = "capt_language" if any(of_hf) else read_manifest(find_best(out)).task
+    given = " --text HELD_OUT.txt" if task == "capt_language" else " --data FILE" if task == "capt_pairs" else ""
+    commands = [f"  capt evaluate {quoted(model)}{given}" for model in (*sources, out)]
+    return "\n".join([f"compare it with what it is made of{why}:", *commands])
+
+
+def _validated(models: Sequence[Path]) -> tuple[list[dict[str, float]], str]:
+    """The validation of each model; where one has none, no figures, and why."""
+    from capt.pretrain.engine.revalidate import validate_checkpoint
+
+    figures = []
+    for model in models:
+        try:
+            figures.append(validate_checkpoint(find_best(model)))
+        except UserError as error:
+            return [], f" (not measured here: {error})"
+        if not figures[-1]:
+            return [], f" (not measured here: the job of {model} has no validation)"
+    return figures, ""
+
+
+def _table(models: Sequence[Path], figures: Sequence[Mapping[str, float]]) -> str:
+    """The validations side by side, a metric a line; the last one is the mixture."""
+    names = [*(f"before: {model.name}" for model in models[:-1]), f"after: {models[-1].name}"]
+    wide = max(map(len, figures[-1]))
+    lines = ["  ".join([" " * wide, *names])]
+    for metric in figures[-1]:
+        values = (f"{each.get(metric, math.nan):.5g}" for each in figures)
+        cells = [value.rjust(len(name)) for value, name in zip(values, names, strict=True)]
+        lines.append("  ".join([metric.ljust(wide), *cells]))
+    return "\n".join(lines)
 
 
 _OTHER_WEIGHTS = (".bin", ".pt", ".onnx", ".h5", ".msgpack", ".ot", ".gguf")

@@ -109,12 +109,11 @@ def run_job(
             task = task_class(job.task.type)(job, job.run.dir)
         job = task.job
         run = _build(job, task, source)
-        key = "max_steps" if getattr(job.schedule, "epochs", None) is None else "epochs"
         with distributed.synchronize_errors():
             if run.progress.step > job.schedule.max_steps:  # the schedule of the run would no longer be the one it had
                 raise ConfigError(
                     f"run.dir {run.dir}: {run.progress.step:,} steps are trained already, and this job ends at step "
-                    f"{job.schedule.max_steps:,}; raise schedule.{key}, or resume from an older checkpoint"
+                    f"{job.schedule.max_steps:,}; raise schedule.{_length_key(job)}, or resume from an older checkpoint"
                 )
         with (
             distributed.synchronize_errors()
@@ -126,7 +125,7 @@ def run_job(
                 callback.on_resume(run, newest=checkpoint is None)
         status.progress, first = run.progress, run.progress.step
         if run.finished:
-            logger.info("%s is done: all %d steps; raise schedule.%s to continue", run.dir, run.progress.step, key)
+            logger.info("%s is done: all %d steps; %s", run.dir, run.progress.step, _continuation(job))
             write_average(run, again=False)  # the job may have been killed before it was done
             for callback in callbacks:
                 callback.on_done(run)
@@ -139,6 +138,17 @@ def run_job(
             if source is None or not at_once or not (done := give_up(job.run.dir, source, callbacks)):
                 raise
             raise GivenUpError(f"{error}. It came right after {source.name} was resumed: {done}") from error
+
+
+def _continuation(job: Job) -> str:
+    """What may follow a run that is done."""
+    if job.run.branch_from is not None and job.schedule.type == "wsd" and job.schedule.decay_steps:
+        return f"its decay has ended; branch again from {job.run.branch_from} for one of other schedule.decay_steps"
+    return f"raise schedule.{_length_key(job)} to continue"
+
+
+def _length_key(job: Job) -> str:
+    return "max_steps" if getattr(job.schedule, "epochs", None) is None else "epochs"
 
 
 def _build(job: Job, task: Task, source: Path | None) -> Run:

@@ -102,7 +102,7 @@ class Task(Protocol):
         ...
 
     def flops_per_step(self) -> float:
-        """Return the model FLOP of an optimizer step over all ranks (for MFU); recomputation is not counted."""
+        """Return the model FLOP of a step of ``batch.global`` over all ranks (for MFU), without recomputation."""
         ...
 
     def next_steps(self, run_dir: Path) -> Sequence[str]:

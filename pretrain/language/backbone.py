@@ -20,6 +20,7 @@ from capt.pretrain.models.foreign.read import PretrainedEncoder, encoder_keys, r
 from capt.pretrain.models.hf_config import local_folder
 from capt.pretrain.models.hf_folder import is_hf
 from capt.pretrain.models.hf_map import to_hf
+from capt.pretrain.models.lora import merged_weights
 from capt.tokenizer.encode import TextTokenizer
 
 ENCODER = "encoder.model."
@@ -101,5 +102,7 @@ def _read_checkpoint(path: Path) -> PretrainedEncoder:
     if (encoder := job.encoder_config()) is not None:
         weights = read_weights(checkpoint)
         state = {name.removeprefix(ENCODER): x for name, x in weights.items() if name.startswith(ENCODER)}
+        if (lora := getattr(getattr(job, "model", None), "lora", None)) is not None:
+            state = merged_weights(state, lora)
         return PretrainedEncoder(encoder, state, tokenizer)
     raise CheckpointError(f"{checkpoint}: a checkpoint of task {job.task.type}; it has no text encoder to fine-tune")

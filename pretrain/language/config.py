@@ -56,6 +56,11 @@ class LanguageJob(Job):
     loader: LoaderSection = LoaderSection()
     validate_: LanguageValidate = Field(LanguageValidate(), alias="validate")
 
+    @property
+    def sample_tokens(self) -> int:
+        """Tokens of a window."""
+        return self.data.sequence_length
+
     @model_validator(mode="after")
     def _positions_suffice(self) -> LanguageJob:
         open_ = self.model.init is not None and "max_positions" not in self.model.model_fields_set

@@ -40,9 +40,9 @@ class RehearsedTask(LatentTask):
         with mock.patch.object(steps, "over_ranks", _unread):
             return super().step(engines, only, progress)
 
-    def tokens(self, batch: list[SampledBatch]) -> int:
-        """Words of a step over all ranks that are predicted; 0 of the clusters."""
-        return 0 if self._train is None else self.job.batch.global_ * self._scored
+    def tokens(self, batch: list[SampledBatch], sentences: int) -> int:
+        """Words of a step of ``sentences`` over all ranks that are predicted; 0 of the clusters."""
+        return 0 if self._train is None else sentences * self._scored
 
 
 def _unread(number: Tensor) -> int:

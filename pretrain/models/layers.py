@@ -324,8 +324,9 @@ class SelfAttention(nn.Module):
     def _project(self, queries: Tensor, x: Tensor, packed: Packed | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of all heads, (b, rows, heads, e) each; packed sequences are unpacked."""
         shape = (self.heads, x.shape[-1] // self.heads)
-        if queries is x and packed is None and prefers_one_product(x):
-            parts = (self.query, self.key_value)
+        parts = (self.query, self.key_value)
+        plain = all(isinstance(part, nn.Linear) for part in parts)  # and not one with an adapter
+        if queries is x and packed is None and plain and prefers_one_product(x):
             weight = torch.cat([to_autocast(part.weight) for part in parts])
             qkv = F.linear(x, weight, torch.cat([part.bias for part in parts]))
             q, k, v = qkv.view(*qkv.shape[:-1], 3, *shape).unbind(2)

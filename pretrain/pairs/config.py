@@ -12,6 +12,7 @@ from capt.pretrain.base.cache import default_cache
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
 from capt.pretrain.config.contrast import ContrastSection, TemperatureSection, check_validation_samples
+from capt.pretrain.config.lora import LoraSection
 from capt.pretrain.config.retrieval import RetrievalSection
 from capt.pretrain.config.schema import Job, LoaderSection, OptimizerSection, ValidateSection
 from capt.pretrain.data.config import CorruptionConfig, Patterns
@@ -204,6 +205,10 @@ class PairModel(Section):
     dropout: NonNegativeFloat = Field(0.1, lt=1, description="dropout of embeddings and layer outputs")
     attention_dropout: NonNegativeFloat = Field(0.1, lt=1, description="dropout of the attention weights")
     allow_missing: bool = Field(False, description="continue where weights of the encoder are missing or unknown")
+    lora: LoraSection | None = Field(
+        None, description="train low-rank adapters of the encoder, and what lies on it, with its own weights frozen; "
+        "null = train all weights"
+    )  # fmt: skip
     encoder: dict[str, Any] | None = Field(
         None, description="the encoder as config.json describes it; filled in by the job"
     )

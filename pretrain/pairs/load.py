@@ -12,6 +12,7 @@ from capt.pretrain.engine.checkpoint import find_best, load_module, open_checkpo
 from capt.pretrain.models.foreign.encoder import build_encoder
 from capt.pretrain.models.hf_config import SENTENCE_FILES, local_folder
 from capt.pretrain.models.hf_folder import is_hf, read_json
+from capt.pretrain.models.lora import merge_lora
 from capt.pretrain.pairs.config import PairJob, Pooling, Prompts
 from capt.pretrain.pairs.module import PairModule
 from capt.pretrain.pairs.sources import longest_text
@@ -81,6 +82,8 @@ def load_model(path: Path) -> LoadedModel:
     checkpoint = find_best(path)
     job = open_checkpoint(checkpoint, PairJob, "capt_pairs")
     model = load_module(checkpoint, "model", lambda: _build(job, checkpoint))
+    if job.model.lora is not None:
+        merge_lora(model.encoder.model)
     return LoadedModel(checkpoint, model.eval(), load_tokenizer(checkpoint / "tokenizer"), job)
 
 

@@ -15,6 +15,7 @@ from capt.pretrain.contrast.temperature import Schedule
 from capt.pretrain.contrastive.term import build_schedule
 from capt.pretrain.models.encoder import Encoder
 from capt.pretrain.models.heads import MLMHead, MLMOutput, mean_over_tokens
+from capt.pretrain.models.lora import add_lora
 from capt.pretrain.pairs.batches import MaskedTexts, PaddedTexts
 from capt.pretrain.pairs.config import PairJob, Pooling
 
@@ -57,6 +58,8 @@ class PairModule(nn.Module):
 
     def __init__(self, job: PairJob, encoder: Encoder, pooling: Pooling) -> None:
         super().__init__()
+        if job.model.lora is not None:
+            add_lora(encoder, job.model.lora)
         self.encoder = PooledEncoder(encoder, pooling)
         width = job.model.projection
         self.projection = None if width is None else nn.Linear(encoder.hidden_size, width)

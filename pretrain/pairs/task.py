@@ -247,7 +247,7 @@ class PairTask(ContrastTask[PairBatch]):
         """The rows of the pairs, and a digest of the texts of each."""
         return Rows(batch.ids.numpy(), [batch.contents.numpy()])
 
-    def tokens(self, batch: list[PairBatch]) -> int:
+    def tokens(self, batch: list[PairBatch], sequences: int) -> int:
         """Tokens of a step over all ranks, padding not counted."""
         return batch[0].step_tokens
 

@@ -88,6 +88,8 @@ class Prediction:
         tokens: of a step over all ranks; 0 for a task without.
         steps: to ``schedule.max_steps``, ``stop_after`` or the end of a branch; None where they follow from data that
             have not been read.
+        whole_steps: steps of ``samples`` that hold as many samples; fewer than ``steps`` with ``batch.ramp``, whose
+            smaller steps are taken to last in proportion.
         kept: micro-batches of a cached step that keep their graph.
     """
 
@@ -99,6 +101,7 @@ class Prediction:
     samples: int
     tokens: int
     steps: int | None
+    whole_steps: float | None
     kept: int
 
     @property
@@ -123,6 +126,7 @@ class Prediction:
     def to_json(self) -> dict[str, Any]:
         """The prediction as plain values: bytes, seconds, FLOP."""
         fast, slow = self.bracket
+        whole = self.whole_steps
         return {
             "devices": self.cluster.device.name,
             "ranks": self.cluster.count,
@@ -141,8 +145,9 @@ class Prediction:
             if self.cluster.device.is_gpu
             else None,
             "steps": self.steps,
-            "days": None if self.steps is None else self.steps * self.seconds / 86_400,
-            "device_hours": None if self.steps is None else self.steps * self.seconds / 3600 * self.cluster.count,
+            "training_tokens": round(whole * self.tokens) if self.tokens and whole is not None else None,
+            "days": None if whole is None else whole * self.seconds / 86_400,
+            "device_hours": None if whole is None else whole * self.seconds / 3600 * self.cluster.count,
             "assumed": list(self.step.assumed),
         }
 
@@ -174,7 +179,7 @@ def predict(
     return Prediction(
         cluster, step, memory, wire,
         {case: _time(job, cluster, step_of, zero, given) for case, given in cases.items()},
-        job.batch.global_, step.tokens, _steps(job), kept,
+        job.batch.global_, step.tokens, _steps(job), _whole_steps(job), kept,
     )  # fmt: skip
 
 
@@ -186,6 +191,13 @@ def _steps(job: Any) -> int | None:
     if job.run.branch_from is not None and schedule.decay_steps:
         return int(schedule.decay_steps)
     return int(min(schedule.max_steps, schedule.stop_after or schedule.max_steps))
+
+
+def _whole_steps(job: Any) -> float | None:
+    steps = _steps(job)
+    if steps is None or job.run.branch_from is not None:  # a branch begins behind the ramp
+        return steps
+    return float(job.batches.samples_before(steps) / job.batch.global_)
 
 
 def _kept(job: Job, cluster: Cluster, step: RankStep) -> tuple[int, Memory]:

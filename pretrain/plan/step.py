@@ -254,8 +254,9 @@ def _rank_step(job: Any, world: int, *, gpu: bool) -> RankStep:
         peak = max(step.peak + 2 * rows + queue, during)
     weights = marks["weights"] // 4
     whole_step = rehearse(job, world)
-    flops = whole_step.task.flops_per_step()
-    tokens = whole_step.task.tokens([whole_step.batch]) if hasattr(whole_step.task, "tokens") else 0
+    task, sequences = whole_step.task, job.batch.global_
+    flops = task.flops_per_step()
+    tokens = task.tokens([whole_step.batch], sequences) if hasattr(task, "tokens") else 0
     return RankStep(
         weights, encoder, contrast, tuple(sent), peak, queue, flops, tokens, parts, cached, rehearsal.assumed,
         Work({}, 0, 0) if step.first is None else Work.of(step.first), marks.get("graph", 0), during,
@@ -358,7 +359,7 @@ def _with_contrast(
 ) -> tuple[Simulated, Simulated, Rehearsal, dict[str, int]]:
     """A step of ``parts`` micro-batches, and the contrast of that step alone (nothing, without one)."""
     shorter = job.model_copy(update={"batch": job.batch.model_copy(update={
-        "global_": parts * job.micro_batch(world) * world, "micro": job.micro_batch(world),
+        "global_": parts * job.micro_batch(world) * world, "micro": job.micro_batch(world), "ramp": [],
     })})  # fmt: skip
     step, marks, rehearsal = simulate_step(shorter, world, gpu=gpu)
     if contrast_of(job) is None:

@@ -50,6 +50,7 @@ class SampleLedger(Callback):
             step=run.progress.step,
             samples=run.progress.samples,
             batch=run.job.batch.global_,
+            ramp=run.job.batches.as_steps if run.job.batch.ramp else (),
             left_out=run.left_out,
             order=Order(**asdict(task.sample_order())),
             checkpoint=None if run.resumed_from is None else str(run.resumed_from),

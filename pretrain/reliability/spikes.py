@@ -247,7 +247,8 @@ class Spikes(Callback):
             logger.warning("%s; %s", spike, remedy)
 
     def _roll_back(self, run: Run, spike: Spike) -> None:
-        late = (run.progress.step - spike.step) * run.job.batch.global_
+        before_step = run.job.batches.samples_before
+        late = before_step(run.progress.step) - before_step(spike.step)
         before, limit = 0, run.job.guard.spikes
         with distributed.synchronize_errors():
             if distributed.rank() == 0:

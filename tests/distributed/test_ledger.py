@@ -134,9 +134,10 @@ def test_a_mixture_on_two_then_one_then_three_ranks(tmp_path: Path) -> None:
 
 
 def test_language_on_two_then_one_then_three_ranks(tmp_path: Path) -> None:
-    """Killed twice, with an epoch boundary inside a step; the repeated steps have the same tokens and noise."""
+    """Killed twice, within the ramp of the batch and behind it, with an epoch boundary inside a step; the repeated
+    steps have the same tokens and noise, and some ranks one sample more than others."""
     write_corpus(tmp_path / "text.txt", documents=14)
-    batch = {"global": 12, "micro": None}
+    batch = {"global": 12, "micro": None, "ramp": [[200, 5], [600, 7]]}
     mapping = language_mapping(tmp_path, batch=batch, schedule={"max_steps": 9}, checkpoint={"every": 2, "keep": 9})
     run = tmp_path / "run"
     _kill_at(mapping, 2, False, 3)
@@ -147,9 +148,9 @@ def test_language_on_two_then_one_then_three_ranks(tmp_path: Path) -> None:
     launches = [(each.head.world, each.head.step, each.recorded_to, each.kept) for each in report.launches]
     assert launches == [(2, 0, 3, 2), (1, 2, 5, 2), (3, 4, 9, 5)]
     ids = report.epochs[0].ids
-    assert ids % 12, "an epoch ends inside a step"
+    assert (ids - 24) % 12, "an epoch ends inside a step"
     assert report.epochs[0].used == ids
-    assert sum((each.last - each.first + 1) * each.used for each in report.epochs) == 9 * 12
+    assert sum((each.last - each.first + 1) * each.used for each in report.epochs) == 2 * 5 + 2 * 7 + 5 * 12
     sizes = [file.stat().st_size for file in (run / "ledger").glob("*/*.ledger")]
     assert max(sizes) < 600 + 20 * 9
 

@@ -112,6 +112,7 @@ NOT_RUN = {
     "capt regions inspect store_detr": "needs a store that a detector made; tests/unit/regions",
     "capt pretrain capt_vl data.regions": "needs LXMERT's files; the same as of capt_vl_small, which is run",
     "capt pretrain lxmert data.regions": "needs LXMERT's files; the same as of capt_vl_small, which is run",
+    "capt finetune rte model.init=runs/first model.lora": "needs peft, the extra lora; tests/e2e/test_labels.py",
     "capt finetune vqa data.regions": "needs the files of VQA v2; tests/unit/finetune/visual",
     "capt finetune vqa model.init": "needs a run of capt_vl; tests/unit/finetune/visual",
     "capt finetune gqa": "needs the files of GQA; tests/unit/finetune/visual",

@@ -23,6 +23,7 @@ from capt.finetune.load import load_fine_tuned
 from capt.finetune.text_training import build_classifier
 from capt.launcher.cli import app
 from capt.pretrain.engine.checkpoint import find_best, read_job
+from capt.pretrain.models.hf_folder import read_tensors
 from tests.finetune import glue_mapping, sentence, write_encoder
 from tests.support import run_ranks, train_job
 
@@ -157,6 +158,39 @@ def test_a_run_resumed_on_two_ranks_is_the_uninterrupted_one(folder: Path, tmp_p
     _write(tmp_path / "multi_label.csv", "multi_label", 160, 2)
     refused = run_ranks(train_job, 1, mapping, True)[0]
     assert "this job's data.train and data.validation is" in str(refused)
+
+
+def test_adapters_on_modernbert_resume_and_are_merged(tmp_path: Path) -> None:
+    """At ZeRO 3, stopped and resumed on another number of ranks. What is measured and exported is the merged encoder,
+    whose frozen weights are those of ``model.init``."""
+    pytest.importorskip("peft", reason="peft (the extra lora) is not installed")
+    init = write_encoder(tmp_path / "encoder", "ModernBertForMaskedLM")
+    _write(tmp_path / "classification.csv", "classification", 60, 0)
+    mapping = _mapping(tmp_path, "classification", "run")
+    mapping["model"] |= {"lora": {"rank": 4, "dropout": 0.2}}
+    mapping |= {"engine": {"zero_stage": 3}, "schedule": {"epochs": 3}, "optimizer": {"lr": 1e-2}}
+    mapping["validate"] = {"per_epoch": None, "every": 0}
+    whole = {**mapping, "run": {**mapping["run"], "dir": str(tmp_path / "whole")}}
+    assert run_ranks(train_job, 1, whole) == [0]
+    stopped = {**mapping, "schedule": {**mapping["schedule"], "stop_after": 10}}
+    assert run_ranks(train_job, 1, stopped) == [75]
+    assert run_ranks(train_job, 1, mapping, True) == [0]
+    assert _losses(tmp_path / "run") == _losses(tmp_path / "whole")
+    assert _losses(tmp_path / "run")[-1][1] < _losses(tmp_path / "run")[0][1]
+
+    runner, out = CliRunner(), tmp_path / "out"
+    measured = json.loads(runner.invoke(app, ["evaluate", str(tmp_path / "run"), "--json"]).stdout)
+    (row,) = _validations(tmp_path / "run")
+    assert measured["metrics"] == pytest.approx({name: row[name] for name in measured["metrics"]}, abs=1e-5)
+    done = runner.invoke(app, ["convert", str(tmp_path / "run"), str(out), "--to", "hf"])
+    assert done.exit_code == 0, done.output
+    exported, began = read_tensors(out), read_tensors(init)
+    assert not [name for name in exported if "lora" in name or "base_layer" in name]
+    changed = {name for name, tensor in began.items() if name in exported and not torch.equal(exported[name], tensor)}
+    assert {name.rpartition(".layers.")[2][2:] for name in changed if ".layers." in name} == {
+        "attn.Wqkv.weight", "attn.Wo.weight", "mlp.Wi.weight", "mlp.Wo.weight",
+    }  # fmt: skip
+    assert all(".layers." in name or name.startswith("head.") for name in changed)
 
 
 def test_bad_data_is_exit_code_2_and_one_line(folder: Path, tmp_path: Path) -> None:

@@ -15,6 +15,10 @@ from capt.pretrain.engine.checkpoint import find_checkpoint
 from tests.language import language_mapping, write_corpus
 from tests.support import run_ranks, train_seen
 
+RAMP = {"ramp": [[200, 4], [500, 6]]}
+"""Two steps of 4 windows of 32 tokens, two of 6, the rest of 8: one micro-batch of 2 on two ranks, then two, one of
+them with a window less."""
+
 
 def _losses(run_dir: str) -> list[dict[str, float]]:
     rows = [json.loads(line) for line in (Path(run_dir) / "metrics.jsonl").read_text().splitlines()]
@@ -30,7 +34,7 @@ def _stopped_at(mapping: dict[str, Any], step: int | None) -> dict[str, Any]:
 def test_resume_equals_the_uninterrupted_run_to_the_last_digit(tmp_path: Path, mixed: bool) -> None:
     """Dropout on, accumulation, a queue that wraps, a checkpoint in the middle of an epoch, masks that become fewer."""
     masks = {"rate": [[0.2, 0.4], [0.5, 0.3], [0.5, 0.1], [1.0, 0.2]]}
-    job = language_mapping(tmp_path, model={"dropout": 0.1, "attention_dropout": 0.1}, corruption=masks)
+    job = language_mapping(tmp_path, model={"dropout": 0.1, "attention_dropout": 0.1}, corruption=masks, batch=RAMP)
     if mixed:
         other = {"name": "other", "files": [str(write_corpus(tmp_path / "other.txt", 4, 1))], "epochs": 2}
         text = {"name": "text", "files": job["data"].pop("files"), "weight": [[0.2, 0.1], [0.8, 4.0]]}
@@ -41,19 +45,42 @@ def test_resume_equals_the_uninterrupted_run_to_the_last_digit(tmp_path: Path, m
     assert [code for code, _ in run_ranks(train_seen, 2, job, True)] == [0, 0]
     assert len(_losses(whole["run"]["dir"])) == 6
     assert _losses(job["run"]["dir"]) == _losses(whole["run"]["dir"])
+    _check_merge([tmp_path / "whole", tmp_path / "run"], tmp_path / "merged")
+
+
+def _check_merge(runs: list[Path], out: Path) -> None:
+    """``capt merge`` validates what it mixes, here twice the same, and the mixture as the runs did on two ranks."""
+    rows = [json.loads(line) for line in (runs[0] / "metrics.jsonl").read_text().splitlines()]
+    last = [row for row in rows if row.get("split") == "validation"][-1]
+    head, *lines = run_ranks(_merge, 1, [str(run) for run in runs], str(out))[0].splitlines()
+    assert head.split() == ["before:", "whole", "before:", "run", "after:", "merged"]
+    found = {line.split()[0]: [float(value) for value in line.split()[1:]] for line in lines}
+    assert found.keys() == last.keys() & found.keys()
+    assert {"loss/mlm", "retrieval/to_original"} <= found.keys()
+    for name, values in found.items():
+        assert values == pytest.approx([last[name]] * 3, rel=1e-4, abs=1e-5), name
+
+
+def _merge(runs: list[str], out: str) -> str:
+    from capt.pretrain.base.quiet import quiet_libraries
+    from capt.pretrain.convert.merge import command
+
+    quiet_libraries(debug=False)
+    return command([Path(run) for run in runs], Path(out))
 
 
 def test_resume_on_other_world_sizes_and_stages(tmp_path: Path) -> None:
     """2 -> 1 -> 4 ranks, ZeRO 1 -> 3 -> 2: the same samples in every step, losses within 1e-5; with frozen weights."""
     masks = {"rate": [[0.0, 0.4], [1.0, 0.1]]}
     optimizer = {"lr": 1e-3, "clip": 1.0, "layer_decay": 0.8, "freeze": "embeddings"}
-    job = language_mapping(tmp_path, model={"initializer_range": 0.1}, optimizer=optimizer, corruption=masks)
+    model = {"initializer_range": 0.1}
+    job = language_mapping(tmp_path, model=model, optimizer=optimizer, corruption=masks, batch=RAMP)
     whole = {**job, "run": {**job["run"], "dir": str(tmp_path / "whole")}}
     reference = [ids for _, ids in run_ranks(train_seen, 2, whole)]
     reference_steps = [sorted(a + b) for a, b in zip(*reference, strict=True)]
     steps: list[list[int]] = []
     for world, stage, stop in ((2, 1, 2), (1, 3, 4), (4, 2, None)):
-        engine, batch = {**job["engine"], "zero_stage": stage}, {"global": 8, "micro": 4 // world}
+        engine, batch = {**job["engine"], "zero_stage": stage}, {**job["batch"], "micro": max(2, 4 // world)}
         part = _stopped_at({**job, "engine": engine, "batch": batch}, stop)
         outcomes = run_ranks(train_seen, world, part, stop != 2)
         assert [code for code, _ in outcomes] == [0 if stop is None else 75] * world

@@ -69,7 +69,7 @@ def test_another_world_size_uses_the_same_rows_and_learns_the_same(tmp_path: Pat
 
 @pytest.mark.parametrize("cls", ["RobertaForMaskedLM", "BertModel"])
 def test_the_export_is_read_by_sentence_transformers_and_starts_another_job(tmp_path: Path, cls: str) -> None:
-    """Every family goes the same way; a run starts a next stage, with its pooling."""
+    """Every family goes the same way, with adapters too; a run starts a next stage, with its pooling."""
     pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
     from sentence_transformers import SentenceTransformer
 
@@ -77,9 +77,13 @@ def test_the_export_is_read_by_sentence_transformers_and_starts_another_job(tmp_
     from capt.pretrain.pairs.evaluate import command
     from tests.finetune import write_encoder
 
+    model_keys: dict[str, Any] = {"pooling": "last"}
+    if cls == "BertModel":
+        pytest.importorskip("peft", reason="peft (the extra lora) is not installed")
+        model_keys["lora"] = {"rank": 4, "targets": ["query", "value", "dense"]}
     write_encoder(tmp_path / "encoder", cls)
     prompts = {"query": "the ", "document": "a house "}
-    job = pairs_mapping(tmp_path, data={"prompts": prompts}, model={"pooling": "last"}, schedule={"max_steps": 1})
+    job = pairs_mapping(tmp_path, data={"prompts": prompts}, model=model_keys, schedule={"max_steps": 3})
     assert run_ranks(train_seen, 1, job)[0][0] == 0
     convert(tmp_path / "run", tmp_path / "out", to="sentence-transformers")
     model = SentenceTransformer(str(tmp_path / "out"), device="cpu", local_files_only=True)
@@ -97,6 +101,9 @@ def test_the_export_is_read_by_sentence_transformers_and_starts_another_job(tmp_
         run = {**job["run"], "dir": str(tmp_path / f"second-{init}")}
         model_section = {**job["model"], "init": str(tmp_path / init), "pooling": "auto"}
         assert run_ranks(train_seen, 1, {**job, "run": run, "model": model_section})[0][0] == 0
+        first = _rows(tmp_path / f"second-{init}", "validation")[0]
+        last = _rows(tmp_path / "run", "validation")[-1]
+        assert first["mrr/to_query"] == pytest.approx(last["mrr/to_query"], abs=1e-5), "the next stage begins there"
         assert "pooling: last" in (tmp_path / f"second-{init}" / "config.yaml").read_text()
 
 

@@ -76,7 +76,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "pretrain.data.sampler",
     ),
     "pretrain.data": (*BASE, "tokenizer", "pretrain.config.base", "pretrain.registry"),
-    "pretrain.models": (*BASE, "tokenizer", "pretrain.config.base", "pretrain.registry"),
+    "pretrain.models": (*BASE, "tokenizer", *_in("pretrain", "config.base", "config.lora", "registry")),
     "pretrain.models.foreign": (*BASE, "tokenizer", "pretrain.config.base", "pretrain.models"),
     "pretrain.models.lxmert": (*BASE, "tokenizer", "pretrain.config.base", "pretrain.models"),
     "pretrain.regions": (*BASE, "pretrain.regions.extract.prepare"),

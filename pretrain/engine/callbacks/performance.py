@@ -73,7 +73,9 @@ class Throughput(Callback):
         report["tokens_per_second"] = (run.progress.tokens - self._last.tokens) / seconds
         report["seconds_per_step"] = seconds / steps
         if self._peak is not None:
-            report["mfu"] = self._flops * steps / seconds / self._peak
+            batches = run.job.batches
+            of_samples = batches.samples_before(run.progress.step) - batches.samples_before(self._last.step)
+            report["mfu"] = self._flops * of_samples / run.job.batch.global_ / seconds / self._peak
         if torch.cuda.is_available():
             report |= memory_report()
         self._begin(run)

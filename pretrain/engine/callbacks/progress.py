@@ -134,9 +134,10 @@ class ProgressDisplay(Callback):
         return NEVER
 
     def _left(self, run: Run) -> str:
-        done = run.progress.step
-        seconds = (time.monotonic() - self._began) / max(done - self._first, 1)
-        return str(timedelta(seconds=round(seconds * (run.job.schedule.max_steps - done))))
+        samples_before = run.job.batches.samples_before
+        done, first = samples_before(run.progress.step), samples_before(self._first)
+        seconds = (time.monotonic() - self._began) / max(done - first, 1)
+        return str(timedelta(seconds=round(seconds * (samples_before(run.job.schedule.max_steps) - done))))
 
     def _tell_step(self, run: Run) -> None:
         remarks = [text for text in (run.task.status, *run.remarks.values()) if text]

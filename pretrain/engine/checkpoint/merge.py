@@ -90,6 +90,11 @@ def merge_checkpoints(
         CheckpointError: one is damaged, or of another task, architecture or tokenizer than the first.
     """
     manifests = [verify(source) for source in sources]
+    if any(".lora_A." in name for module in manifests[0].modules.values() for name in module.shapes):
+        raise CheckpointError(
+            f"{sources[0]}: has adapters (model.lora), and the mean of products is not the product of means; export "
+            "each run with capt convert, then merge the folders"
+        )
     first, state = manifests[0], read_metadata(sources[0]).task
     for source, manifest in zip(sources[1:], manifests[1:], strict=True):
         _require_alike(sources[0], first, state, source, manifest)

@@ -55,6 +55,10 @@ class Engine(Protocol):
         """
         ...
 
+    def accumulate(self, micro_batches: int) -> None:
+        """Let the coming optimizer steps consist of this number of micro-batches. Called between two steps."""
+        ...
+
     def guard(self, judge: Judge) -> None:
         """Ask ``judge`` before each update whether it is to be left out: parameters and moments stay as they are."""
         ...
@@ -165,7 +169,8 @@ class UpdateGuard:
     """The judge of an engine's updates, if it has one, and the loss of the update that is coming."""
 
     def __init__(self, accumulation: int) -> None:
-        self._accumulation = accumulation
+        self.accumulation = accumulation
+        """Micro-batches of an optimizer step."""
         self._loss: Tensor | None = None
         self.judge: Judge | None = None
         self.check: Callable[[], None] | None = None
@@ -176,7 +181,7 @@ class UpdateGuard:
     def add(self, loss: Tensor | None) -> None:
         """Note the loss of a micro-batch."""
         if self.judge is not None and loss is not None:
-            part = loss.detach() / self._accumulation
+            part = loss.detach() / self.accumulation
             self._loss = part if self._loss is None else self._loss + part
 
     @contextmanager

@@ -55,12 +55,14 @@ def build_engines(
         section = settings[name].section
         if sharded and (section.layer_decay < 1 or section.freeze != "none"):
             raise ConfigError(f"module {name} is a table: leave optimizer.layer_decay and optimizer.freeze out")
-        if section.freeze != "none" and engine.precision in ("fp16", "bf16_pure") and engine.zero_stage:
+        freeze(module, section)
+        adapted = any(".lora_A." in parameter for parameter, _ in module.named_parameters())
+        if (section.freeze != "none" or adapted) and engine.precision in ("fp16", "bf16_pure") and engine.zero_stage:
+            key = "model.lora" if adapted else "optimizer.freeze"
             raise ConfigError(
-                f"optimizer.freeze: {engine.precision} at ZeRO 1 to 3 keeps frozen weights in 16 bits alone, which "
+                f"{key}: {engine.precision} at ZeRO 1 to 3 keeps frozen weights in 16 bits alone, which "
                 "rounds them; set engine.precision=bf16, or fp16 with engine.zero_stage=0"
             )
-        freeze(module, section)
         if sharded or any(isinstance(p, nn.Embedding | nn.EmbeddingBag) and p.sparse for p in module.modules()):
             _check_sparse(name, engine.zero_stage, section)
     alone = distributed.world_size() == 1 and engine.zero_stage == 0

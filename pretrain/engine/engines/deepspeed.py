@@ -21,6 +21,7 @@ from capt.pretrain.engine.engines.base import Judge, UpdateGuard, clip_gradients
 from capt.pretrain.engine.engines.deepspeed_config import clips_here, deepspeed_config
 from capt.pretrain.engine.engines.places import global_shape, places, trainable
 from capt.pretrain.engine.optim.build import build_optimizer
+from capt.pretrain.engine.optim.muon import Layout, MuonWithAdamW, Piece
 from capt.pretrain.engine.optim.optimizers import Part, StableAdamW, keep_average
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
 from capt.pretrain.engine.own_time import own_section
@@ -78,8 +79,8 @@ class DeepSpeedEngine:
         self._micro_steps = 0
         _name_wire_type(module, job)
         optimizer = build_optimizer(settings.section, job.engine, module)
-        if settings.section.type == "stable_adamw":
-            _require_in_memory(job, "optimizer.type stable_adamw", "optimizer.type=adamw")
+        if settings.section.type in ("stable_adamw", "muon"):
+            _require_in_memory(job, f"optimizer.type {settings.section.type}", "optimizer.type=adamw")
         if settings.average is not None:
             key = "contrast.momentum" if job.checkpoint.ema is None else "checkpoint.ema"
             _require_in_memory(job, key, f"{key}=null")
@@ -94,6 +95,8 @@ class DeepSpeedEngine:
         )
         if isinstance(optimizer, StableAdamW) and self.zero_stage:
             self._lay_out(optimizer)
+        if isinstance(optimizer, MuonWithAdamW) and self.zero_stage:
+            self._lay_out_matrices(optimizer)
         if self.zero_stage == 0 and distributed.world_size() == 1:
             # It would flatten all gradients, reduce them over one rank, and copy them back.
             self.deepspeed.enable_backward_allreduce = False
@@ -105,6 +108,25 @@ class DeepSpeedEngine:
         for place in (place for place in places(self) if place.name in numbers):
             parts[place.flat].append(Part(numbers[place.name], place.offset, place.offset + place.numel))
         optimizer.lay_out([math.prod(global_shape(p)) for _, p in trainable(self.module)], parts)
+
+    def _lay_out_matrices(self, optimizer: MuonWithAdamW) -> None:
+        """Tell the optimizer what lies in this rank's flat partitions, and which matrices ranks hold parts of.
+
+        Collective.
+        """
+        zero, shapes = self.zero_optimizer, [global_shape(p) for _, p in trainable(self.module)]
+        flats = zero.fp32_partitioned_groups_flat if self.zero_stage == 3 else zero.single_partition_of_fp32_groups
+        order = {flat: index for index, flat in enumerate(flats)}
+        numbers = {name: number for number, (name, _) in enumerate(trainable(self.module))}
+        pieces: list[list[Piece]] = [[] for _ in flats]
+        for place in (place for place in places(self) if place.name in numbers):
+            piece = Piece(numbers[place.name], place.offset, place.start, place.numel)
+            pieces[order[place.flat]].append(piece)
+        here = [[each.number for each in own if each.numel < math.prod(shapes[each.number])] for own in pieces]
+        everywhere = zip(*distributed.gather_objects(here), strict=True)
+        cut = [sorted({number for of_rank in ranks for number in of_rank}) for ranks in everywhere]
+        layouts = {flat: Layout(pieces[index], cut[index]) for flat, index in order.items()}
+        optimizer.lay_out(shapes, layouts)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward pass, under the engine's precision."""
@@ -171,6 +193,18 @@ class DeepSpeedEngine:
             vetoed = self._guard.vetoes(self._norm)
         with without_update(self.zero_optimizer) if vetoed else nullcontext():
             self.deepspeed.step()
+
+    def accumulate(self, micro_batches: int) -> None:
+        """Let the coming optimizer steps consist of this number of micro-batches."""
+        if micro_batches == self._accumulation:
+            return
+        self._accumulation = self._guard.accumulation = micro_batches
+        of_a_pass = self.deepspeed.train_batch_size() // self.deepspeed.gradient_accumulation_steps()
+        self.deepspeed.set_train_batch_size(of_a_pass * micro_batches)
+        # Both count micro-batches from the first step on, and find the end of a step by the remainder.
+        self._micro_steps = self.deepspeed.micro_steps = 0
+        if self.zero_stage in (1, 2):
+            self.zero_optimizer.gradient_accumulation_steps = micro_batches
 
     def guard(self, judge: Judge) -> None:
         """Ask ``judge`` before each update whether it is to be left out.

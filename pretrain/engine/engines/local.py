@@ -77,6 +77,11 @@ class LocalEngine:
             self.base_optimizer.step()
         self.base_optimizer.zero_grad()
 
+    def accumulate(self, micro_batches: int) -> None:
+        """Let the coming optimizer steps consist of this number of micro-batches."""
+        self._accumulation = self._guard.accumulation = micro_batches
+        self._micro_steps = 0
+
     def guard(self, judge: Judge) -> None:
         """Ask ``judge`` before each update whether it is to be left out."""
         self._guard.judge = judge

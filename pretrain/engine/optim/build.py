@@ -12,7 +12,8 @@ from torch import nn
 
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.schema import EngineSection, OptimizerSection
-from capt.pretrain.engine.optim.optimizers import Adagrad, BertAdam, Lamb, MuonWithAdamW, StableAdamW, muon_groups
+from capt.pretrain.engine.optim.muon import MuonWithAdamW, muon_groups
+from capt.pretrain.engine.optim.optimizers import Adagrad, BertAdam, Lamb, StableAdamW
 from capt.pretrain.engine.optim.settings import offloads_optimizer
 
 # Fused AdamW and LAMB of NVIDIA's apex and of DeepSpeed.
@@ -124,8 +125,9 @@ def _by_decay(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[
 
 
 _LAYER = re.compile(r"(.*\blayers?)\.(\d+)\..*")
-_BELOW = ("embedding", "relative_attention_bias")
-"""Parts of names of what the lowest layer reads already; MPNet adds the second one to the scores of every layer."""
+_BELOW = ("embedding", "relative_attention_bias", "encoder.LayerNorm")
+"""Parts of names of what the lowest layer reads already. MPNet adds the second one to the scores of every layer,
+DeBERTa's third one normalises the embeddings of relative positions."""
 
 
 def layer_depths(module: nn.Module, key: str) -> dict[str, int]:
@@ -161,7 +163,8 @@ def freeze(module: nn.Module, section: OptimizerSection) -> None:
     if depth >= max(depths.values()):
         raise ConfigError(f"optimizer.freeze {depth}: the model has {max(depths.values()) - 1} layers; freeze fewer")
     for name, parameter in module.named_parameters():
-        parameter.requires_grad_(depths[name] > depth)
+        if depths[name] <= depth:
+            parameter.requires_grad_(False)
 
 
 def build_optimizer(section: OptimizerSection, engine: EngineSection, module: nn.Module) -> torch.optim.Optimizer:
@@ -214,7 +217,7 @@ def _torch_optimizer(
         case "muon":
             matrices, others = muon_groups(module, section.weight_decay)
             muon = MuonWithAdamW(matrices, others, momentum=section.momentum, **adam)
-            return muon, f"torch Muon for {len(matrices[0]['params'])} matrices, torch AdamW for the rest"
+            return muon, f"Muon for {len(matrices[0]['params'])} matrices, torch AdamW for the rest"
         case "sparse_adam":
             return torch.optim.SparseAdam(list(module.parameters()), **adam), "torch SparseAdam"
         case "adamw":

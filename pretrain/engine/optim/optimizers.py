@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.adagrad import adagrad
 
 from capt.pretrain.base import distributed
@@ -78,6 +78,16 @@ class Adagrad(OwnOptimizer):
 class _Adam(OwnOptimizer):
     """An optimizer that makes its update of Adam's moments, on PyTorch's foreach operators."""
 
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
     def update(self) -> None:
         """Update every parameter that has a gradient."""
         for group in self.param_groups:
@@ -121,16 +131,6 @@ class Lamb(_Adam):
     release. Needs whole parameters, therefore ZeRO stage 0.
     """
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.01,
-    ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-
     def _update_group(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         beta1, beta2 = group["betas"]
         m, v = self._moments(group, parameters)
@@ -158,12 +158,6 @@ class BertAdam(_Adam):
 
     In the first updates it goes up to :math:`(1-\beta_1) / \sqrt{1-\beta_2}` as far as Adam: 3.2 times with .9, .999.
     """
-
-    def __init__(
-        self, params: Iterable[Any], lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6,
-        weight_decay: float = 0.01,
-    ) -> None:  # fmt: skip
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     def _update_group(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         m, v = self._moments(group, parameters)
@@ -198,15 +192,8 @@ class StableAdamW(_Adam):
     The mean is over a whole parameter: under ZeRO the ranks add their parts of it, which `lay_out` tells them of.
     """
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.98),
-        eps: float = 1e-6,
-        weight_decay: float = 0.01,
-    ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+    def __init__(self, params: Iterable[Any], **settings: Any) -> None:
+        super().__init__(params, **settings)
         self._sizes: Tensor | None = None
         self._parts: Mapping[Tensor, Sequence[Part]] = {}
 
@@ -250,59 +237,6 @@ class StableAdamW(_Adam):
         sums = distributed.all_reduce_sum(sums.to(distributed.device())).to(sums.device)
         divisors = (sums / self._sizes.to(sums.device)).sqrt().clamp_min(1.0).to(direction[0])[numbers]
         return [direction[place][part.begin : part.end] for place, part in parts], list(divisors.unbind())
-
-
-# Muon for the matrices of hidden layers, AdamW for all other parameters, as one optimizer.
-
-
-Groups = list[dict[str, Any]]
-
-
-def muon_groups(module: nn.Module, weight_decay: float) -> tuple[Groups, Groups]:
-    """The groups for Muon, and those for AdamW: embeddings (tied output layers with them), vectors and tensors.
-
-    As elsewhere, vectors do not decay.
-    """
-    tables = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    matrices = [p for p in parameters if p.ndim == 2 and id(p) not in tables]
-    taken = {id(p) for p in matrices}
-    others = [
-        {"params": [p for p in parameters if p.ndim > 1 and id(p) not in taken], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    return [{"params": matrices, "weight_decay": weight_decay}], [group for group in others if group["params"]]
-
-
-class MuonWithAdamW(OwnOptimizer):
-    r"""Muon (Jordan 2024; Liu et al. 2025, arXiv 2502.16982) with AdamW beside it.
-
-    A matrix of shape (A, B) moves along its Nesterov momentum, made orthogonal by five Newton-Schulz steps, by
-    :math:`0.2\,\eta\sqrt{\max(A, B)}`: as far as AdamW would go with the same learning rate :math:`\eta`, so that one
-    learning rate and one weight decay serve both. Needs whole matrices, therefore ZeRO stage 0.
-
-    Args:
-        matrices: parameter groups of matrices.
-        others: parameter groups of the rest.
-    """
-
-    def __init__(
-        self, matrices: Groups, others: Groups, *, lr: float, momentum: float, betas: tuple[float, float], eps: float
-    ) -> None:
-        self._parts: list[torch.optim.Optimizer] = []
-        if any(group["params"] for group in matrices):
-            rule = "match_rms_adamw"
-            self._parts.append(torch.optim.Muon(matrices, lr=lr, momentum=momentum, adjust_lr_fn=rule))
-        if others:
-            self._parts.append(torch.optim.AdamW(others, lr=lr, betas=betas, eps=eps))
-        super().__init__([group for part in self._parts for group in part.param_groups], {})
-        for part in self._parts:  # the groups are shared as they are: a learning rate set here is theirs
-            part.state = self.state
-
-    def update(self) -> None:
-        """Update every parameter that has a gradient."""
-        for part in self._parts:
-            part.step()
 
 
 # An exponential moving average of the weights that an optimizer updates.

@@ -108,7 +108,7 @@ def _left_out(launch: Launch) -> list[str]:
         text = f"samples {begin} to {head.samples - 1} are left out before step {head.step + 1}"
         notes.append(f"{text} (launch {launch.number}): the loss had a spike in them (guard.spike=rollback)")
     if steps := [step for step in launch.unlearnt if step <= head.step + launch.kept]:
-        text = f"{counted(len(steps) * head.batch, 'sample')} of {counted(len(steps), 'step')} changed nothing"
+        text = f"{counted(launch.samples_of(steps), 'sample')} of {counted(len(steps), 'step')} changed nothing"
         shown = ", ".join(map(str, steps[:10])) + (", ..." if len(steps) > 10 else "")
         notes.append(f"{text} (launch {launch.number}, {shown}): the update was left out (guard.spike=skip)")
     return notes
@@ -153,7 +153,7 @@ def _check_repetitions(report: Report, since: int) -> list[Fault]:
     for launch in report.launches:
         for earlier in done:
             ours, sums, theirs = launch.head, launch.contents, earlier.contents
-            if earlier.head.order != ours.order or earlier.head.batch != ours.batch:
+            if earlier.head.order != ours.order or earlier.head.batches != ours.batches:
                 continue  # then other contents are meant
             first = max(earlier.head.step, ours.step, since - 1)
             last = min(earlier.head.step + len(theirs), ours.step + len(sums), earlier.right_to, launch.right_to)

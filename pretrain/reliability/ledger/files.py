@@ -13,19 +13,21 @@ import re
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, BinaryIO, Literal
 
 import numpy as np
 from jaxtyping import Int64, UInt64
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from capt.pretrain.base.atomic import sync
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.files import open_regular
 from capt.pretrain.base.randomness import GOLDEN, UInt64Array, mix64, unmix64
 from capt.pretrain.base.records import Count, Record, parse_record
+from capt.pretrain.config.ramp import BatchCourse
 from capt.pretrain.data.mixture import MixtureSampler
 from capt.pretrain.data.sampler import GroupedSampler, MixedSampler, Sampler
 from capt.pretrain.engine.durable import GrowingFile
@@ -143,6 +145,9 @@ class Order(Record):
         return Sampler(self.samples, self.seed, self.shuffle)
 
 
+_Stage = Annotated[tuple[Count, Annotated[int, Field(ge=1, le=1 << 31)]], Field(strict=False)]
+
+
 class Header(Record):
     """The first line of a file: the launch, and where it begins (``step`` steps and ``samples`` samples are done)."""
 
@@ -153,11 +158,25 @@ class Header(Record):
     samples: Count
     batch: int = Field(ge=1, le=1 << 31)
     """Samples of a step, over all ranks."""
+    ramp: Annotated[tuple[_Stage, ...], Field(strict=False)] = ()
+    """The course of the samples of a step where it has one: (steps done, samples of a step from there on)."""
     left_out: Count = 0
     """Samples before ``samples`` that the run leaves out (``guard.spike=rollback``)."""
     order: Order
     checkpoint: str | None = Field(None, max_length=10_000)
     """What the launch was resumed from."""
+
+    @model_validator(mode="after")
+    def _ramp_goes_forward(self) -> Header:
+        steps = [step for step, _ in self.ramp]
+        if steps and (steps[0] or any(a >= b for a, b in pairwise(steps))):
+            raise ValueError("the steps of a ramp begin at 0 and grow")
+        return self
+
+    @cached_property
+    def batches(self) -> BatchCourse:
+        """How many samples each step has."""
+        return BatchCourse.of_steps(self.ramp or [(0, self.batch)])
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ newest checkpoint.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -72,12 +72,18 @@ class Launch:
         """Samples that ``guard.spike`` has left out: before its kept steps, and in them."""
         if not self.kept:
             return 0
-        skipped = sum(step <= self.head.step + self.kept for step in self.unlearnt)
-        return self.head.left_out + skipped * self.head.batch
+        return self.head.left_out + self.samples_of(
+            step for step in self.unlearnt if step <= self.head.step + self.kept
+        )
+
+    def samples_of(self, steps: Iterable[int]) -> int:
+        """How many samples these steps (counted from 1) have together."""
+        return sum(self.head.batches.size(step - 1) for step in steps)
 
     def samples_at(self, step: int) -> int:
         """How many samples the run has used after ``step``, which is a step of this launch."""
-        return self.head.samples + (step - self.head.step) * self.head.batch
+        before = self.head.batches.samples_before
+        return self.head.samples + before(step) - before(self.head.step)
 
 
 @dataclass(frozen=True)
@@ -162,6 +168,7 @@ def _head(files: Sequence[LedgerHead]) -> tuple[Header | None, tuple[str, int | 
             return None, (f"the header of rank {rank} is not that of rank {first.rank}", rank, file.path)
     if first.left_out > first.samples:
         return None, (f"{first.left_out} of the first {first.samples} samples are left out", None, None)
-    if len(files) != first.world or first.batch % first.world:
-        return None, (f"{len(files)} files of {first.world} ranks, {first.batch} samples a step", None, None)
+    least = min(stage.batch for stage in first.batches.stages)
+    if len(files) != first.world or least < first.world:
+        return None, (f"{len(files)} files of {first.world} ranks, {least} samples a step", None, None)
     return first, None

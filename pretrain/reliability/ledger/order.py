@@ -62,21 +62,21 @@ def _check_rank(run: Path, launch: Launch, file: LedgerFile, rows: np.ndarray, b
     odd = np.flatnonzero(rows["step"] != expected)
     good = rows[: odd[0]] if len(odd) else rows
     rank, head = rank_of(file), launch.head
-    share = head.batch // head.world
-    off = np.flatnonzero(np.abs(good["rows"].astype(np.int64) - share) > 1)  # of which no id can be told
+    turns = _Turns(head, rank, begin, len(good))
+    off = np.flatnonzero(np.abs(good["rows"].astype(np.int64) - turns.counts) > 1)  # of which no id can be told
     where = f"launch {launch.number}, rank {rank} ({file.path})"
-    for first, planned in _plan(head, rank, begin, int(off[0]) if len(off) else len(good)):
-        some = good[first : first + len(planned)]
-        digests = hash_ids(planned).sum(axis=1, dtype=np.uint64)
-        wrong = np.flatnonzero((some["ids"] != digests) | (some["rows"] != planned.shape[1]))
+    for first, planned, ends in turns.pieces(int(off[0]) if len(off) else len(good)):
+        some, starts = good[first : first + len(ends)], np.concatenate([[0], ends[:-1]])
+        digests = np.add.reduceat(hash_ids(planned), starts)
+        wrong = np.flatnonzero((some["ids"] != digests) | (some["rows"] != ends - starts))
         if len(wrong):
-            row, turn = some[wrong[0]], planned[wrong[0]]
+            row, turn = some[wrong[0]], planned[starts[wrong[0]] : ends[wrong[0]]]
             step = int(row["step"])
             text, used = _describe(turn, int(row["rows"]), int(row["ids"]), head.order.samples)
             return Fault("ids", f"step {step}, {where}: {text}", go_back(run, step), step, used, rank, file.path)
     if len(off):
         row = good[off[0]]
-        text = f"step {row['step']}, {where}: {_several(int(row['rows']), share)}"
+        text = f"step {row['step']}, {where}: {_several(int(row['rows']), int(turns.counts[off[0]]))}"
         return Fault("ids", text, go_back(run, int(row["step"])), int(row["step"]), None, rank, file.path)
     if not len(odd):
         return None
@@ -88,17 +88,37 @@ def _check_rank(run: Path, launch: Launch, file: LedgerFile, rows: np.ndarray, b
     return Fault("steps", text, remedy_for_files(run), step, None, rank, file.path)
 
 
-def _plan(head: Header, rank: int, begin: int, steps: int) -> Iterator[tuple[int, np.ndarray]]:
-    """The ids whose turn it was on a rank in ``steps`` steps after ``begin``: pieces ``[steps, batch / world]``."""
-    sampler = head.order.sampler()
-    share = head.batch // head.world
-    piece = max(1, _AT_ONCE // share)
-    for first in range(0, steps, piece):
-        numbers = begin - head.step + np.arange(first, min(first + piece, steps), dtype=np.int64)
-        starts = head.samples + numbers * head.batch
-        mine = starts + (rank - starts) % head.world
-        samples = mine[:, None] + np.arange(share, dtype=np.int64) * head.world
-        yield first, sampler.locate(samples.reshape(-1))[1].reshape(samples.shape)
+class _Turns:
+    """The ids whose turn it was on a rank in each of ``steps`` steps after ``begin``.
+
+    Attributes:
+        counts: how many there were in each step.
+    """
+
+    def __init__(self, head: Header, rank: int, begin: int, steps: int) -> None:
+        self._sampler, self._world = head.order.sampler(), head.world
+        starts, sizes = np.empty(steps, dtype=np.int64), np.empty(steps, dtype=np.int64)
+        before, stages = head.batches.samples_before, head.batches.stages
+        shift = head.samples - before(head.step)
+        for number, stage in enumerate(stages):
+            end = stages[number + 1].step if number + 1 < len(stages) else begin + steps
+            first, last = max(stage.step, begin), min(end, begin + steps)
+            if first < last:
+                here = slice(first - begin, last - begin)
+                starts[here] = shift + before(first) + np.arange(last - first, dtype=np.int64) * stage.batch
+                sizes[here] = stage.batch
+        self._first = starts + (rank - starts) % head.world
+        self.counts = -((self._first - starts - sizes) // head.world)
+
+    def pieces(self, steps: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """The first ``steps`` steps in pieces: the number of the first, the ids, and where those of each step end."""
+        at_once = max(1, _AT_ONCE // int(self.counts.max(initial=1)))
+        for first in range(0, steps, at_once):
+            counts = self.counts[first : min(first + at_once, steps)]
+            ends = counts.cumsum()
+            within = np.arange(ends[-1], dtype=np.int64) - np.repeat(ends - counts, counts)
+            samples = np.repeat(self._first[first : first + len(counts)], counts) + within * self._world
+            yield first, self._sampler.locate(samples)[1], ends
 
 
 def _describe(planned: np.ndarray, rows: int, digest: int, samples: int) -> tuple[str, int | None]:

@@ -245,3 +245,41 @@ def test_an_empty_configuration_of_a_run_says_what_to_do(tmp_path: Path) -> None
 def test_the_schema_version_is_checked(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="schema_version 99; this release reads 1"):
         load_job(_write(tmp_path, "a.yaml", "schema_version: 99\ntask: {type: capt_language}\n"))
+
+
+RAMP = [[1000, 8], [5000, 24]]
+
+
+def test_the_ramp_of_a_batch_is_a_function_of_the_step() -> None:
+    """Against a loop that counts tokens: steps, samples, and where the size changes."""
+    job = load_job("capt_small", [f"batch.ramp={RAMP}", "batch.global=96", "data.sequence_length=50"])
+    samples = 0
+    for step in range(40):
+        tokens = samples * 50
+        size = 8 if tokens < 1000 else 24 if tokens < 5000 else 96
+        assert (job.batches.size(step), job.batches.samples_before(step)) == (size, samples), step
+        assert job.batches.begins_at(step) == (step > 0 and size != job.batches.size(step - 1))
+        samples += size
+    assert load_job("capt_small", ["batch.global=96"]).batches.samples_before(7) == 7 * 96
+    tiny = load_job("capt_small", ["batch.ramp=[[1, 8], [2, 16], [3, 32]]", "batch.global=96"])
+    assert [stage.batch for stage in tiny.batches.stages] == [8, 96], "a stage that is over already has no step"
+
+
+@pytest.mark.parametrize(
+    ("job", "overrides", "message"),
+    [
+        ("capt_small", ["batch.ramp=[[1000, 24], [5000, 8]]", "batch.global=96"], "grow from stage to stage"),
+        ("capt_small", ["batch.ramp=[[1000, 96]]", "batch.global=96"], "fewer than batch.global"),
+        ("mnli", ["batch.ramp=[[1000, 8]]", "data.path=x", "model.init=x"], "sequences of a glue job have no fixed"),
+    ],
+)
+def test_a_ramp_that_means_nothing_is_refused(job: str, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_job(job, overrides)
+
+
+def test_a_stage_that_ranks_cannot_share_is_refused_before_the_first_step() -> None:
+    job = load_job("capt_small", ["batch.ramp=[[1000, 8]]", "batch.global=96", "batch.micro=4"])
+    assert job.accumulation(8) == 3
+    with pytest.raises(ValueError, match=r"batch.ramp 8 leaves one of 16 ranks .* set batch.ramp=16 or more"):
+        job.accumulation(16)
