@@ -154,15 +154,17 @@ def train_seen(mapping: dict[str, Any], resume: bool = False) -> tuple[int | str
     return train_job(mapping, resume), seen
 
 
-def run_capt(*arguments: str, cwd: Path, env: Mapping[str, str], timeout: float = 240.0) -> CompletedProcess[str]:
+def run_capt(
+    *arguments: str, cwd: Path, env: Mapping[str, str], timeout: float = 240.0, warm: bool = True
+) -> CompletedProcess[str]:
     """Run ``capt ARGUMENTS`` to its end in a forked process: what it does from ``capt.launcher.cli.main`` on is the
-    same, except that ranks are forked from it in turn.
+    same, except that ranks are forked from it in turn, unless ``warm`` is False.
 
     A test of the start itself (the imports, their time, how the interpreter is started) needs a process of its own.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         output = [multiprocessing.reduction.DupFd(file.fileno()) for file in (out, err)]
-        process = _CONTEXT.Process(target=_capt_main, args=(arguments, str(cwd), dict(env), output))
+        process = _CONTEXT.Process(target=_capt_main, args=(arguments, str(cwd), dict(env), output, warm))
         process.start()
         process.join(timeout)
         if process.is_alive():
@@ -226,10 +228,11 @@ def _head(fn: Callable[..., Any], arguments: tuple[Any, ...], result: Any, outpu
         result.send((None, traceback.format_exc()))
 
 
-def _capt_main(arguments: tuple[str, ...], cwd: str, env: dict[str, str], output: list[Any]) -> None:
+def _capt_main(arguments: tuple[str, ...], cwd: str, env: dict[str, str], output: list[Any], warm: bool = True) -> None:
     from tests.forked import fork_ranks
 
-    fork_ranks()
+    if warm:
+        fork_ranks()
     for number, file in enumerate(output, start=1):
         os.dup2(file if isinstance(file, int) else file.detach(), number)
     os.chdir(cwd)
