@@ -31,7 +31,7 @@ class BatchCourse:
 
         Args:
             batch: sequences of a step behind the ramp.
-            ramp: (tokens, sequences): the size of a step until the run has seen so many tokens, in whole steps.
+            ramp: (tokens, sequences): the size of a step until the run has seen these tokens, in whole steps.
             sample_tokens: tokens of a sequence.
         """
         steps, step, samples = list[tuple[int, int]](), 0, 0

@@ -108,7 +108,7 @@ class BatchSection(Section):
     )
     ramp: list[tuple[PositiveInt, PositiveInt]] = Field(
         [], description="smaller steps first: [[tokens, sequences], ...], each the sequences of a step until the run "
-        "has seen so many tokens, in whole steps; then batch.global"
+        "has seen these tokens, in whole steps; then batch.global"
     )  # fmt: skip
 
     @model_validator(mode="after")

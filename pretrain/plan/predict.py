@@ -88,7 +88,7 @@ class Prediction:
         tokens: of a step over all ranks; 0 for a task without.
         steps: to ``schedule.max_steps``, ``stop_after`` or the end of a branch; None where they follow from data that
             have not been read.
-        whole_steps: steps of ``samples`` that hold as many samples; fewer than ``steps`` with ``batch.ramp``, whose
+        whole_steps: steps of ``samples`` that hold the samples of all; fewer than ``steps`` with ``batch.ramp``, whose
             smaller steps are taken to last in proportion.
         kept: micro-batches of a cached step that keep their graph.
     """

@@ -62,7 +62,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "pretrain.engine": (*BASE, "pretrain.config", "pretrain.registry", "pretrain.engine"),
     # ---- fault tolerance: callbacks that the engine finds in the registry, so that no arrow leads back
     "pretrain.reliability.ledger": (
-        *(*BASE, "pretrain.data.mixture", "pretrain.data.sampler"),
+        *(*BASE, "pretrain.config.ramp", "pretrain.data.mixture", "pretrain.data.sampler"),
         *_in("pretrain.engine", "checkpoint", "durable", "task"),
     ),
     "pretrain.reliability": (*BASE, "pretrain.config", "pretrain.engine", "pretrain.reliability"),

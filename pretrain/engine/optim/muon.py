@@ -17,7 +17,7 @@ from capt.pretrain.engine.optim.optimizers import OwnOptimizer
 Groups = list[dict[str, Any]]
 
 _COEFFICIENTS, _STEPS = (3.4445, -4.7750, 2.0315), 5
-"""Of the quintic iteration, as published (Jordan 2024): the slope at 0 is as steep as it can be."""
+"""The coefficients and the number of steps of the iteration, as published (Jordan 2024)."""
 _AT_ONCE = 25_000_000
 """Elements of cut matrices that are put together at a time."""
 
