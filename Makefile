@@ -25,6 +25,8 @@ EPOCHS_NLVR2 ?= 4
 WORKERS ?= 2
 KILLS   ?= 1000
 WHEELHOUSE ?= wheelhouse
+# Of make test-floor: its environment.
+FLOOR   ?= build/floor
 
 # CAPT_DATA may name a folder of the user's own text; without it the docstrings of the installed packages are the corpus.
 TEXT   := $(if $(CAPT_DATA),$(if $(wildcard $(CAPT_DATA)/corpus),$(CAPT_DATA)/corpus,$(CAPT_DATA)))
@@ -40,7 +42,7 @@ FAULTS := $(addprefix tests/,$(addprefix multihost/test_,faults.py slurm.py swee
 	$(addprefix tests/distributed/test_,pods.py supervision.py meeting.py local.py ledger.py replicas.py stores.py) \
 	$(addprefix tests/unit/,launcher/test_nodes.py launcher/test_gathering.py launcher/test_local.py base/test_cache.py)
 
-.PHONY: install wheelhouse quickstart quickstart-vl quickstart-pairs quickstart-retrieval test test-gpu slow fuzz faults soak check format docs bench kenlm clean
+.PHONY: install wheelhouse quickstart quickstart-vl quickstart-pairs quickstart-retrieval test test-gpu test-floor slow fuzz faults soak check format docs bench kenlm clean
 .DEFAULT_GOAL := help
 
 help:
@@ -53,6 +55,7 @@ help:
 	@echo "make test        what runs without a GPU, shared by two workers (WORKERS=2)"
 	@echo "make slow        the long forms of tests, which make test leaves out"
 	@echo "make test-gpu    what needs a CUDA GPU"
+	@echo "make test-floor  unit, parity and some distributed tests with the lowest releases that are allowed"
 	@echo "make fuzz        thousands of hostile inputs of every kind (FUZZ=10000), about an hour"
 	@echo "make faults      the fault tests alone: processes, hosts, disks and memories that fail, about ten minutes"
 	@echo "make soak        processes of supervised jobs are killed a thousand times (KILLS=1000), about half an hour"
@@ -169,6 +172,21 @@ slow: install
 
 test-gpu: install
 	$(BIN)/python -m pytest -m gpu
+
+# torch goes first here as well; test tools are those of the floor's pins, and whatever needs sweeps or ONNX is left out.
+$(FLOOR)/.installed: pyproject.toml constraints-floor.txt
+	test -x $(FLOOR)/bin/python || $(PYTHON) -m venv $(FLOOR)
+	$(FLOOR)/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep "^torch==" constraints-floor.txt)"
+	$(FLOOR)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-floor.txt \
+	    -e ".[train,report,export,retrieval,fairscale,vision,duplicates]" \
+	    accelerate beartype hypothesis jsonschema pytest pytest-timeout pytest-xdist pytrec-eval-terrier
+	touch $@
+
+FLOOR_TESTS := $(addprefix tests/unit/,contrast engine language models) tests/parity \
+	$(addprefix tests/distributed/test_,contrast_exact.py engines.py checkpoint.py language_gradients.py)
+
+test-floor: $(FLOOR)/.installed
+	$(FLOOR)/bin/python -m pytest -m "not gpu and not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(FLOOR_TESTS)
 
 fuzz: install
 	CAPT_FUZZ=$(FUZZ) $(BIN)/python -m pytest tests/fuzz -q --timeout 7200

@@ -288,6 +288,10 @@ def info_nce(
     return functools.reduce(torch.add, losses)
 
 
+if torch.__version__ < "2.13":  # compiled by 2.11, the gradients of float64 rows and of a temperature are 0
+    info_nce = torch._disable_dynamo(info_nce)  # type: ignore[attr-defined]
+
+
 def _at_widths(
     tensors: list[Tensor], temperature: float | Tensor, context: SoftmaxContext, widths: list[tuple[int, float]]
 ) -> list[Tensor]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -358,6 +360,18 @@ _GRAPHS = 64
 """Most graphs that a layer may be compiled to: with and without gradient, dropout, mask and rows, of several shapes."""
 
 
+def compile_whole(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile ``function`` to whole graphs.
+
+    One graph more than the limit is an error: torch would run eagerly, which draws other dropout masks.
+    """
+    use_own_compile_cache()
+    if "recompile_limit" in inspect.signature(torch.compile).parameters:
+        return torch.compile(function, fullgraph=True, recompile_limit=_GRAPHS)  # type: ignore[call-overload,no-any-return]
+    torch._dynamo.config.recompile_limit = _GRAPHS  # in torch 2.11 one limit holds for all functions
+    return torch.compile(function, fullgraph=True)
+
+
 class EncoderLayer(nn.Module):
     """A post-LN Transformer layer."""
 
@@ -369,11 +383,7 @@ class EncoderLayer(nn.Module):
         self.ffn_in = nn.Linear(config.hidden, config.ffn)
         self.ffn_out = nn.Linear(config.ffn, config.hidden)
         self.ffn_norm = nn.LayerNorm(config.hidden, eps=config.layer_norm_eps)
-        if compile:
-            use_own_compile_cache()
-        self._run = self._compute
-        if compile:  # beyond the limit torch would run eagerly, which draws other dropout masks: an error instead
-            self._run = torch.compile(self._compute, fullgraph=True, recompile_limit=_GRAPHS)  # type: ignore[call-overload]
+        self._run = compile_whole(self._compute) if compile else self._compute
 
     def forward(
         self,

@@ -177,8 +177,24 @@ def _byte_mask(ids: masks.InstanceIds) -> Tensor:
     return ids._negative_mask
 
 
+def _adds_in_another_type() -> bool:
+    x = torch.empty(1, 1, device="meta")
+    factor = x.bfloat16()
+    try:
+        torch.addmm(x, factor, factor, out_dtype=x.dtype, out=x)
+    except TypeError:
+        return False
+    return True
+
+
+ADDS_IN_ANOTHER_TYPE = _adds_in_another_type()
+"""Whether torch knows the shape of a product that is added in another type than its factors': 2.11 does not."""
+
+
 def _multiply_as_on_a_gpu(out: Tensor, a: Tensor, b: Tensor, *, add: bool) -> None:
     kind: dict[str, Any] = {} if a.dtype == out.dtype else {"out_dtype": out.dtype}
+    if kind and not ADDS_IN_ANOTHER_TYPE:
+        add = False  # the same FLOP; that the sum is read before it is written is then not counted
     torch.addmm(out, a, b, out=out, **kind) if add else torch.mm(a, b, out=out, **kind)
 
 

@@ -7,11 +7,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from capt.pretrain.base.cache import use_own_compile_cache
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.models.encoder import Encoder
 from capt.pretrain.models.heads import WordEmbedding
-from capt.pretrain.models.layers import autocast_dtype, checkpointed, dropout
+from capt.pretrain.models.layers import autocast_dtype, checkpointed, compile_whole, dropout
 from capt.pretrain.models.modernbert.attention import Rotation, Sequences, lay_out, rotate, rotation
 from capt.pretrain.models.modernbert.config import ModernBertConfig
 from capt.pretrain.models.modernbert.initial import ResidualOutput
@@ -42,10 +41,6 @@ class Attention(nn.Module):
         self.output = ResidualOutput(config.hidden, config.hidden)
 
 
-_GRAPHS = 64
-"""Most graphs that half a layer may be compiled to: with and without gradient and rows, of several shapes."""
-
-
 class Layer(nn.Module):
     """A pre-norm layer: x + attention(norm(x)), then x + feed-forward(norm(x)).
 
@@ -63,10 +58,8 @@ class Layer(nn.Module):
         self.ffn_in = nn.Linear(config.hidden, 2 * config.ffn, bias=False)
         self.ffn_out = ResidualOutput(config.ffn, config.hidden)
         self._before, self._behind = self._project, self._complete
-        if compile:  # beyond the limit torch would run eagerly, which draws other dropout masks: an error instead
-            use_own_compile_cache()
-            self._before = torch.compile(self._project, fullgraph=True, recompile_limit=_GRAPHS)  # type: ignore[call-overload]
-            self._behind = torch.compile(self._complete, fullgraph=True, recompile_limit=_GRAPHS)  # type: ignore[call-overload]
+        if compile:
+            self._before, self._behind = compile_whole(self._project), compile_whole(self._complete)
 
     def forward(
         self,

@@ -134,6 +134,7 @@ def test_damaged_files(tmp_path: Path, content: bytes) -> None:
         ({"a": torch.zeros(2)}, r"missing: lxmert\.embeddings\.word_embeddings\.weight"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # of torch 2.11
 def test_files_of_something_else(tmp_path: Path, value: object, message: str) -> None:
     torch.save(value, tmp_path / "x.pth")
     with pytest.raises(CheckpointError, match=message):
