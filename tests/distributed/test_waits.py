@@ -114,6 +114,8 @@ def _waits(mapping: dict[str, Any]) -> dict[int, list[str]]:
     for name in ("queue", "info_nce"):
         module: Any = importlib.import_module(f"capt.pretrain.contrast.{name}")
         module.is_readable = lambda values: False  # checks that a GPU is spared
+    heads: Any = importlib.import_module("capt.pretrain.models.heads")
+    heads.leaves_out_unused = lambda x: False  # so does a GPU
     job = job_from_mapping(mapping, "test")
     task = task_class(job.task.type)(job, job.run.dir)
     job.run.dir.mkdir(parents=True, exist_ok=True)
