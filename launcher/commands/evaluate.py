@@ -35,8 +35,9 @@ def evaluate(
     data: Annotated[
         list[Path] | None,
         typer.Option(
-            help="The data folder of a GLUE or latent checkpoint, if it has moved; the files of any split for a visual "
-            "one, held-out pairs for one of pairs (may be repeated)."
+            help="The data folder of a GLUE or latent checkpoint, if it has moved; another file of labelled texts for "
+            "one of your own labels; the files of any split for a visual one, held-out pairs for one of pairs (may be "
+            "repeated)."
         ),
     ] = None,
     predictions: Annotated[

@@ -13,7 +13,7 @@ from capt.pretrain.base.errors import ConfigError
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command(epilog="\b\nExample: capt sweep capt_tiny_sweep data.files=my.txt sweep.seeds=[1,2]")(sweep)
+    app.command(epilog="\b\nExample: capt sweep capt_tiny_sweep data.files=my.txt 'sweep.seeds=[1,2]'")(sweep)
 
 
 def sweep(

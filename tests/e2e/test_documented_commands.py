@@ -70,6 +70,8 @@ NOT_RUN = {
     "capt plan": "takes most of a minute; tests/unit/plan",
     "capt evaluate exported-pairs --retrieval": "needs a BEIR folder; tests/unit/retrieval",
     "capt evaluate exported-st --retrieval": "needs a BEIR folder; tests/unit/retrieval",
+    "capt evaluate other-model --retrieval": "needs another model; tests/unit/retrieval",
+    "capt evaluate runs/small": "the same as of runs/first, which is run",
     "capt encode exported-st --text beir": "needs a BEIR folder; tests/unit/retrieval",
     "capt evaluate exported-st --mteb": "needs the package mteb and its data; tests/unit/retrieval/test_mteb.py",
     "capt pretrain capt_pairs data.files=pairs.jsonl model.init=runs/first validate.retrieval": (
@@ -129,6 +131,7 @@ NOT_RUN = {
     "torchrun": "tests/unit/launcher/test_torchrun.py",
     "apptainer": "needs Apptainer; tests/unit/test_docker.py",
     "export": "a word of the shell",
+    ". .venv": "a word of the shell",
     "ray": "starts a cluster on this machine; tests/sweep/test_sweep.py",
     "docker": "needs a container engine; tests/unit/test_docker.py",
     "git clone": "needs the network, and apex",
@@ -191,8 +194,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for task in ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"):
         write_task(folder / "GLUE", task)
     labelled = [("The river opens.", 0.5), ("The stone falls.", 1.5), ("No bird sings.", 2.0), ("A king reads.", 2.5)]
-    (folder / "mine.csv").write_text("text,label\n" + "".join(f"{text},{int(score)}\n" for text, score in labelled))
-    for name in ("mine.jsonl", "held_out.jsonl"):
+    (folder / "reviews.csv").write_text("text,label\n" + "".join(f"{text},{int(score)}\n" for text, score in labelled))
+    for name in ("ratings.jsonl", "held_out.jsonl"):
         lines = [json.dumps({"text": text, "label": score}) + "\n" for text, score in labelled]
         (folder / name).write_text("".join(lines))
     write_encoder(folder / "roberta-base-folder", max_position_embeddings=514)
