@@ -96,7 +96,7 @@ def _sizes(job: LanguageJob) -> tuple[EncoderConfig, tuple[str, ...]]:
 def described_encoder(init: Path, positions: int) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The ``config.json`` of an encoder that other tasks start from, and what was assumed of it; no weight is read.
 
-    RoBERTa-base takes the place of one that is not on this host, with as many ``positions`` as the job needs.
+    RoBERTa-base takes the place of one that is not on this host, with the ``positions`` that the job needs.
     """
     if hub_id(init) is None and init.is_dir():
         return encoder_description(init), ()

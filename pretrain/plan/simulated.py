@@ -123,7 +123,7 @@ def _module(name: str) -> ModuleType:
 
 
 def _alike(rows: int, device: torch.device, group: Any, *, equal: bool = False) -> Any:
-    """The exchange of ranks that all have as many rows as this one, which none can read of the others here."""
+    """The exchange of ranks that all have the number of rows of this one, which none can read of the others here."""
     world = distributed.world_size(group)
     if world > 1 and not equal:
         distributed.all_gather(torch.tensor(rows, device=device), group)
@@ -243,7 +243,7 @@ def _count_attention(q: Tensor, k: Tensor, seen: int, *, forward: bool) -> None:
 class _Lstm(torch.autograd.Function):
     """What one layer of a fused LSTM holds and computes.
 
-    Forward it multiplies all inputs at once and then the hidden state of each time step, backward twice as much. It
+    Forward it multiplies all inputs in one product, then the hidden state of each time step, backward twice as much. It
     keeps four gates and the cell of every time step. A time step counts as an operator, for the next one waits for it.
     """
 
