@@ -404,7 +404,7 @@ def _inspect_mixture(config: str, overrides: list[str], json: bool) -> bool:
     with progress_bar("preparing") as progress:
         windows, _ = prepare_windows(job, load_tokenizer(tokenizer_folder(job, progress)), progress)
     assert isinstance(windows, MixedDataset)
-    samples = job.schedule.max_steps * job.batch.global_
+    samples = job.batches.samples_before(job.schedule.max_steps)
     sources = seen(windows.order, samples)
     if json:
         o.echo_json([asdict(source) for source in sources])

@@ -8,6 +8,7 @@ from an owner who was merely slow does no harm: a task publishes its result by a
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import socket
@@ -18,11 +19,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from capt.pretrain.base.errors import DataError
+
 BEAT = 10.0
 """Seconds between two touches of a lease."""
-EXPIRES = 60.0
-"""Seconds without a touch after which a lease counts as abandoned."""
+EXPIRES = 180.0
+"""Seconds without a touch after which a lease counts as abandoned: NFS shows a touch up to a minute late."""
 _PAUSE = 0.2
+_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,9 @@ class Leases:
         """Return when all tasks are done, by this process or by others; ``after`` is called behind each one done here.
 
         What a task raises ends this call, and the task is free for others.
+
+        Raises:
+            DataError: the file system of the folder has no hard links.
         """
         waiting = list(tasks)
         while waiting:
@@ -91,6 +98,13 @@ class Leases:
                 os.link(own, path)
             except FileExistsError:
                 return False
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                raise DataError(
+                    f"{self._folder}: this file system has no hard links ({error.strerror}), by which processes share "
+                    "work: take a folder of another one"
+                ) from None
             return True
         finally:
             own.unlink()

@@ -15,9 +15,14 @@ from capt.pretrain.base.errors import counted
 logger = logging.getLogger(__name__)
 
 
+def folded_text(text: str) -> str:
+    """The form of a text in which texts that differ in case or Unicode's form alone are equal."""
+    return unicodedata.normalize("NFKC", text).casefold()
+
+
 def same_text(text: str) -> str:
     """The form of a text in which texts that differ in case, spaces or Unicode's form alone are equal."""
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    return " ".join(folded_text(text).split())
 
 
 class Shared(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -68,6 +69,11 @@ class BatchCourse:
         """Sequences of the first ``step`` updates together."""
         stage = self._stage(step)
         return stage.samples + (step - stage.step) * stage.batch
+
+    def samples_at(self, steps: float) -> float:
+        """`samples_before`, on a straight line within a step."""
+        whole = math.floor(steps)
+        return self.samples_before(whole) + (steps - whole) * self.size(whole)
 
     def begins_at(self, step: int) -> bool:
         """Whether update ``step`` (0-based) is the first one of another size than the one before."""

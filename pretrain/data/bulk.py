@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from capt.pretrain.base.atomic import new_folder, rename_to_new
+from capt.pretrain.base.atomic import new_folder, rename_to_new, require_new
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.files import read_json, write_json, write_text
 from capt.pretrain.base.leases import Leases, Task
@@ -33,7 +33,7 @@ from capt.pretrain.data.corpus import Corpus, Piece
 from capt.pretrain.data.duplicates import choose
 from capt.pretrain.data.files import FileCorpus, identity, no_text, source_record
 from capt.pretrain.data.filters import filters_of
-from capt.pretrain.data.join import Joint, write_file
+from capt.pretrain.data.join import ShardStream, write_file
 from capt.pretrain.data.minhash import Signatures
 from capt.pretrain.data.parts import PART, PartRecord, write_part
 from capt.pretrain.data.shard_writer import source_records, trust_written
@@ -72,20 +72,26 @@ def prepare_plan(
     filters_of(plan.steps)  # what is not installed is said once, before anything starts
     if plan.steps.near is not None:
         Signatures(plan.steps.near)
-    work = Work(plan)
+    worker = PreparationWorker(plan)
+    for split in plan.splits:
+        try:
+            require_new(plan.out / split)
+        except DataError:
+            if not (plan.out / split / MANIFEST).is_file():
+                raise
     if (plan.out / plan.splits[0] / MANIFEST).is_file():
-        work.know(verifier)
-        is_there = work.is_finished()
+        worker.load_hashes(verifier)
+        is_there = worker.is_finished()
     else:
         is_there = False
     if not is_there:
         workers = min(workers, max(1, len(plan.units)))
         if workers == 1:
-            work.run(progress)
+            worker.run(progress)
         else:
-            watch = (lambda: None) if progress is None else (lambda: progress(work.bytes_done(), plan.size))
+            watch = (lambda: None) if progress is None else (lambda: progress(worker.bytes_done(), plan.size))
             run_alike(partial(_run, plan), workers, watch)
-    shutil.rmtree(work.folder, ignore_errors=True)
+    shutil.rmtree(worker.folder, ignore_errors=True)
     found = {split: plan.out / split for split in plan.splits if (plan.out / split / MANIFEST).is_file()}
     for folder in found.values() if not is_there else ():
         trust_written(folder, verifier)
@@ -94,10 +100,10 @@ def prepare_plan(
 
 
 def _run(plan: Plan) -> None:
-    Work(plan).run()
+    PreparationWorker(plan).run()
 
 
-class Work:
+class PreparationWorker:
     """The work of a plan, as one process sees it."""
 
     def __init__(self, plan: Plan) -> None:
@@ -118,9 +124,11 @@ class Work:
             leases.share([self._task("kept", self._kept.is_dir, self._write_kept)])
             leases.share([task for split in self._splits_to_write() for task in self._file_tasks(split)])
             leases.share([self._task("finish", self.is_finished, self._finish)])
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if not Path(error.filename or "").is_relative_to(self.folder):
+                raise
             if self._contents is None:
-                self.know(Verifier(plan.data.cache))
+                self.load_hashes(Verifier(plan.data.cache))
             if not self.is_finished():  # else another process has finished, and removed what it needs no more
                 raise
 
@@ -133,7 +141,7 @@ class Work:
 
     # ---- the text
 
-    def know(self, verifier: Verifier) -> None:
+    def load_hashes(self, verifier: Verifier) -> None:
         """Ask ``verifier``, which may remember them, for the hashes of the files."""
         if self.plan.units:
             data, files = self.plan.data, [unit.file for unit in self.plan.files]
@@ -270,8 +278,8 @@ class Work:
                 tokens = np.array([count.tokens for count in counts], dtype=np.int64)
                 rows = [tokens, np.array([count.documents for count in counts], dtype=np.int64)]
                 if kept is not None:
-                    joint = Joint(self._parts, split, tokens, self._dtype, self._by_part(kept.mask))
-                    rows = list(np.array([joint.counts(part) for part in range(len(counts))]).T)
+                    stream = ShardStream(self._parts, split, tokens, self._dtype, self._by_part(kept.mask))
+                    rows = list(np.array([stream.counts(part) for part in range(len(counts))]).T)
                 np.save(folder / f"{split}.npy", np.stack(rows))
 
     def _by_unit(self) -> Iterable[tuple[Unit, PartRecord]]:
@@ -285,20 +293,20 @@ class Work:
     def _dtype(self) -> np.dtype[np.unsignedinteger]:
         return token_dtype(self.plan.tokenizer.vocab_size)
 
-    def _joint(self, split: Split) -> tuple[Joint, int]:
+    def _stream(self, split: Split) -> tuple[ShardStream, int]:
         """The stream of a split, and its number of documents."""
         tokens, documents = np.load(self._kept / f"{split}.npy", allow_pickle=False)
         mask = None
         if (file := self._kept / "mask").is_file() and file.stat().st_size:
             mask = self._by_part(np.memmap(file, dtype=np.bool_, mode="r"))
-        return Joint(self._parts, split, tokens, self._dtype, mask), int(documents.sum())
+        return ShardStream(self._parts, split, tokens, self._dtype, mask), int(documents.sum())
 
     def _splits_to_write(self) -> list[Split]:
         """The splits that have text and are not there, that of the training last."""
         found: list[Split] = []
         for split in reversed(self.plan.splits):
             if not self._is_there(split):
-                if self._joint(split)[0].total:
+                if self._stream(split)[0].total:
                     found.append(split)
                 elif split == self.plan.splits[0]:
                     names = ", ".join(str(part["name"]) for part in self.contents[:3])
@@ -308,12 +316,12 @@ class Work:
     def _record_of(self, split: Split, name: str) -> Path:
         return self._place / "records" / f"{split}-{name}.json"
 
-    def _names(self, joint: Joint) -> list[str]:
-        shards = -(-joint.total // self.plan.shard_tokens)
+    def _names(self, stream: ShardStream) -> list[str]:
+        shards = -(-stream.total // self.plan.shard_tokens)
         return [*(f"shard-{number:05}.bin" for number in range(shards)), DOCUMENTS]
 
     def _file_tasks(self, split: Split) -> list[Task]:
-        joint, _ = self._joint(split)
+        stream, _ = self._stream(split)
         folder = self._place / "sets" / split
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -322,37 +330,37 @@ class Work:
 
             def run() -> None:
                 partial = self._place / "partial" / secrets.token_hex(8)
-                write_file(joint, name, self.plan.shard_tokens, folder, partial, record)
+                write_file(stream, name, self.plan.shard_tokens, folder, partial, record)
 
             return Task(f"{self._place.name}-{record.stem}", record.is_file, run)
 
-        return [task(name) for name in self._names(joint)]
+        return [task(name) for name in self._names(stream)]
 
     def _finish(self) -> None:
         """Put the shard sets and the data card into their places."""
         counts = {}
         for split in self.plan.splits:
-            joint, documents = self._joint(split)
-            counts[split] = (documents, joint.total)
+            stream, documents = self._stream(split)
+            counts[split] = (documents, stream.total)
         if len(counts) == 2 and not counts[self.plan.splits[1]][1]:
             logger.warning(NO_VALIDATION, self.plan.data.validation_fraction)
         writes_card = self.plan.splits[0] == "train"
         made = self._place / "made"  # what a killed writer leaves there goes nowhere
         for split in self._splits_to_write():
-            joint, documents = self._joint(split)
+            stream, documents = self._stream(split)
             if writes_card and split == self.plan.splits[0]:
                 write_card(made, self._card(counts))
                 for name in CARD:
                     (made / name).replace(self.plan.out / name)
             folder = self._place / "sets" / split
-            files = [read_record(FileRecord, self._record_of(split, name)) for name in self._names(joint)]
+            files = [read_record(FileRecord, self._record_of(split, name)) for name in self._names(stream)]
             manifest = Manifest(
                 key=self.key(split),
                 tokenizer=TokenizerRecord.from_tokenizer(self.plan.tokenizer),
                 source=source_records(self._described()),
                 options=self.plan.options[split],
                 documents=documents,
-                tokens=joint.total,
+                tokens=stream.total,
                 shard_tokens=self.plan.shard_tokens,
                 files=tuple(files),
             )

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property, partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -198,9 +199,20 @@ class FileCorpus(Corpus):
                     raise DataError(absent)
             if (text := column.text(row.get(self._column), where)) is not None:
                 yield _check_text(text, where, self._column)
-        if absent and not known:
+        if absent and not known and not self._comes_behind(path, column.rows):
             raise DataError(absent)
         self._end_of_table(path, column)
+
+    def _comes_behind(self, path: TextFile, rows: int) -> bool:
+        """Whether the column is in the rows behind the span that are looked at in a whole file, after ``rows``."""
+        if self._span is None:
+            return False
+        begin, after = self._span.end, f" after byte {self._span.end:,}"
+        with opened(path) as raw:
+            lines = _decoded(path, io.BufferedReader(_Window(raw, Span(begin, size_of(path)))), _LONGEST_ROW)
+            numbered = ((number, line) for number, line in enumerate(lines, start=1) if not line.isspace())
+            looked_at = islice(numbered, _ROWS_WITHOUT_COLUMN + 1 - rows)
+            return any(self._column in json_object(path, number, line, after) for number, line in looked_at)
 
     def _cells(self, path: TextFile, rows: Iterator[Row]) -> Iterator[str]:
         column = TextColumn(self._column, self._missing)
@@ -218,9 +230,9 @@ class FileCorpus(Corpus):
             return [self._column]
 
         column = TextColumn(self._column, self._missing)
-        for batch in parquet_batches(path, raw, choose, self._span):
-            for value in batch[self._column]:
-                where = f"{path}, row {column.rows + 1}"
+        for before, batch in parquet_batches(path, raw, choose, self._span):
+            for number, value in enumerate(batch[self._column], start=before + 1):
+                where = f"{path}, row {number}"
                 if (text := column.text(value, where)) is not None:
                     yield _check_text(text, where, self._column)
         self._end_of_table(path, column)
@@ -246,9 +258,10 @@ def json_object(path: TextFile, number: int, line: str, after: str = "") -> dict
 
 def parquet_batches(
     path: TextFile, raw: io.BufferedReader, choose: Callable[[list[str]], list[str]], span: Span | None = None
-) -> Iterator[dict[str, list[Any]]]:
-    """Yield 256 rows at a time of a parquet file, as column -> values; ``choose`` picks from the columns that it has,
-    ``span`` from its row groups.
+) -> Iterator[tuple[int, dict[str, list[Any]]]]:
+    """Yield 256 rows at a time of a parquet file: how many of the file lie before them, and column -> values.
+
+    ``choose`` picks from the columns that it has, ``span`` from its row groups.
 
     Raises ``DataError`` for a damaged file, and for one that unpacks to far more than text does.
     """
@@ -258,10 +271,13 @@ def parquet_batches(
         _require_ratio(path, table)
         size = 0
         groups = range(span.begin, span.end) if span is not None else range(table.metadata.num_row_groups)
+        before = sum(table.metadata.row_group(group).num_rows for group in range(groups.start))
         for batch in table.iter_batches(batch_size=256, columns=columns, row_groups=list(groups)):
             size += sum(_size(column) for column in batch.columns)
             require_ratio(path, size, size_of(path))
-            yield {name: column.to_pylist() for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+            names = batch.schema.names
+            yield before, {name: column.to_pylist() for name, column in zip(names, batch.columns, strict=True)}
+            before += batch.num_rows
     except DataError:
         raise
     except (pyarrow.ArrowException, OSError, ValueError) as error:  # ValueError: bytes that are not UTF-8, too

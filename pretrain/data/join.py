@@ -18,7 +18,7 @@ from capt.pretrain.data.sources import Split
 
 
 @dataclass(frozen=True)
-class Joint:
+class ShardStream:
     """The stream of a split, over all parts.
 
     Attributes:
@@ -106,15 +106,15 @@ def _lengths(ends: Int64[np.ndarray, " documents"]) -> Int64[np.ndarray, " docum
     return np.diff(ends, prepend=0)
 
 
-def write_file(joint: Joint, name: str, shard_tokens: int, folder: Path, partial: Path, record: Path) -> None:
+def write_file(stream: ShardStream, name: str, shard_tokens: int, folder: Path, partial: Path, record: Path) -> None:
     """Write the file ``name`` of a shard set into ``folder``, by way of the new folder ``partial``; then its record."""
     partial.mkdir(parents=True)
     file = HashedFile(partial / name)
     if name == DOCUMENTS:
-        joint.write_documents(file)
+        stream.write_documents(file)
     else:
         number = int(name.removeprefix("shard-").removesuffix(".bin"))
-        joint.write_shard(number * shard_tokens, min((number + 1) * shard_tokens, joint.total), file)
+        stream.write_shard(number * shard_tokens, min((number + 1) * shard_tokens, stream.total), file)
     file.close()
     sync(partial / name)
     os.replace(partial / name, folder / name)

@@ -7,12 +7,15 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from operator import itemgetter
 
 import numpy as np
 from jaxtyping import Int32, Int64
 
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.randomness import EPOCHS
+from capt.pretrain.config.ramp import BatchCourse
 from capt.pretrain.data.config import Weighted, course_at
 from capt.pretrain.data.mixture import MixtureSampler, Numbers
 from capt.pretrain.data.sampler import GroupedSampler
@@ -20,16 +23,17 @@ from capt.pretrain.data.shards import PackedDataset
 
 
 def mixture_of(
-    sources: Sequence[Weighted], sizes: Sequence[int], temperature: float | None, samples: int, seed: int,
-    blocks: Sequence[int] = (), at_once: int | None = None,
+    sources: Sequence[Weighted], sizes: Sequence[int], temperature: float | None, batches: BatchCourse, steps: int,
+    seed: int, blocks: Sequence[int] = (), at_once: int | None = None,
 ) -> MixtureSampler:  # fmt: skip
-    """The order of a training of ``samples``.
+    """The order of a training.
 
     Args:
         sources: of the mixture.
         sizes: rows of each.
         temperature: exponent of the sizes that the weights are multiplied by; None = 0.
-        samples: steps times the global batch.
+        batches: samples of each step.
+        steps: of the training.
         seed: of the job.
         blocks: rows of a shard of each source, with ``at_once``.
         at_once: ``data.shards_at_once``.
@@ -47,10 +51,11 @@ def mixture_of(
         limits.append(0 if source.epochs is None else math.floor(source.epochs * size + 1e-9))
         if source.epochs is not None and not limits[-1]:
             raise ConfigError(f"data.mixture: {source.epochs:g} epochs of source {source.name} are no sample; raise it")
+    samples = batches.samples_before(steps)
     order = MixtureSampler(
         names=tuple(source.name for source in sources),
         sizes=tuple(sizes),
-        course=joint_course(courses, samples),
+        course=joint_course(courses, batches, steps),
         limits=tuple(limits),
         seed=seed,
         blocks=tuple(blocks) if at_once else (),
@@ -82,7 +87,7 @@ class Seen:
 
 def seen(order: MixtureSampler, samples: int) -> list[Seen]:
     """What a training of ``samples`` sees of each source."""
-    used, first, last = order.used(samples), order.shares(0), order.shares(samples - 1)
+    used, first, last = order.counts_before(samples), order.shares(0), order.shares(samples - 1)
     return [
         Seen(name, size, first[source], last[source], used[source], used[source] / size)
         for source, (name, size) in enumerate(zip(order.names, order.sizes, strict=True))
@@ -122,11 +127,16 @@ class MixedDataset:
 
     def follow(self, samples: Numbers) -> None:
         """Let the caches of sources in a store fetch what these samples need, and what comes behind it."""
-        sources, numbers = self.order.turns(samples)
+        sources, numbers = self.order.assign(samples)
         for source, part in enumerate(self._each):
             order = self.order.order(source)
             if part.shards.cache is not None and isinstance(order, GroupedSampler) and (sources == source).any():
                 part.shards.cache.follow(order, int(numbers[sources == source].min()))
+
+    def release(self) -> None:
+        """See `PackedDataset.release`."""
+        for part in self._each:
+            part.release()
 
     @property
     def key(self) -> str:
@@ -144,12 +154,34 @@ def held_out_samples(samples: int, sizes: Mapping[str, int]) -> dict[str, int]:
     return {name: parts[name] for name in sizes if parts[name]}
 
 
-def joint_course(courses: Sequence[Sequence[tuple[float, float]]], samples: int) -> tuple[tuple[float, ...], ...]:
-    """The courses of several weights over shares of a training of ``samples``, as points of all of them together."""
-    rows: list[tuple[float, ...]] = []
+def joint_course(
+    courses: Sequence[Sequence[tuple[float, float]]], batches: BatchCourse, steps: int
+) -> tuple[tuple[float, ...], ...]:
+    """The courses of several weights over shares of the ``steps`` of a training, as points of all of them together.
+
+    A place is a number of samples. Where the batch grows between two points there is one more: shares that follow
+    straight lines over steps follow such lines over samples up to there.
+    """
+    rows: list[tuple[float, tuple[float, ...]]] = []
     backwards = [[(-place, value) for place, value in reversed(course)] for course in courses]
     for share in sorted({place for course in courses for place, _ in course}):
-        before = [course_at(course, -share) for course in backwards]
-        after = [course_at(course, share) for course in courses]
-        rows += [(share * samples, *weights) for weights in ([before] if before == after else [before, after])]
-    return tuple(rows)
+        before = tuple(course_at(course, -share) for course in backwards)
+        after = tuple(course_at(course, share) for course in courses)
+        rows += [(share, weights) for weights in ([before] if before == after else [before, after])]
+    growth = [stage.step / steps for stage in batches.stages]
+    between = [
+        (place, _between(first, last, (place - begin) / (end - begin)))
+        for (begin, first), (end, last) in pairwise(rows)
+        for place in growth
+        if begin < place < end
+    ]
+    return tuple(
+        (batches.samples_at(share * steps), *weights) for share, weights in sorted(rows + between, key=itemgetter(0))
+    )
+
+
+def _between(first: tuple[float, ...], last: tuple[float, ...], part: float) -> tuple[float, ...]:
+    """The weights whose shares lie on the straight line between those of two points."""
+    a, b = sum(first), sum(last)
+    total = a + part * (b - a)
+    return tuple(total * (x / a + part * (y / b - x / a)) for x, y in zip(first, last, strict=True))

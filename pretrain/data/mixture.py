@@ -46,7 +46,9 @@ class MixtureSampler:
     """Maps sample numbers to ``(epoch, row)``; rows of the sources are numbered one source behind the other.
 
     A source gives its rows in an order of its own, which its name and the seed decide: every epoch of it holds every
-    row exactly once, and the epochs of the other sources do not matter.
+    row exactly once, and the epochs of the other sources do not matter. Weights may change, and epochs end; the sources
+    of `capt.pretrain.data.sampler.MixedSampler` have constant weights, and take whole blocks, for tasks whose batches
+    come from one source or hold a fixed part of each.
 
     Attributes:
         names: of the sources.
@@ -69,7 +71,7 @@ class MixtureSampler:
 
     def locate(self, samples: Numbers) -> tuple[Numbers, Numbers]:
         """The epochs (each of its source) and rows of the samples numbered ``samples``."""
-        sources, numbers = self.turns(samples)
+        sources, numbers = self.assign(samples)
         epochs, rows = np.empty_like(samples), np.empty_like(samples)
         for source, first in enumerate(self.firsts):
             here = sources == source
@@ -77,13 +79,13 @@ class MixtureSampler:
             rows[here] += first
         return epochs, rows
 
-    def turns(self, samples: Numbers) -> tuple[Numbers, Numbers]:
+    def assign(self, samples: Numbers) -> tuple[Numbers, Numbers]:
         """The source of each sample, and which sample of that source it is."""
-        return _counts(self).turns(samples)
+        return _rounded_counts(self).assign(samples)
 
-    def used(self, samples: int) -> list[int]:
+    def counts_before(self, samples: int) -> list[int]:
         """Samples of each source among the first ``samples``."""
-        return _counts(self).at(samples).tolist()  # type: ignore[no-any-return]
+        return _rounded_counts(self).before(samples).tolist()  # type: ignore[no-any-return]
 
     def order(self, source: int) -> Sampler | GroupedSampler:
         """The order of the rows of a source."""
@@ -111,11 +113,16 @@ class MixtureSampler:
 
     def shares(self, sample: int) -> list[float]:
         """The share of each source at a sample."""
-        return _due(self).shares(sample)
+        return _target_counts(self).shares(sample)
+
+    def past_epochs(self, samples: int) -> list[str]:
+        """The sources of which ``samples`` hold more than their epochs; none, where `require` has let them pass."""
+        counts = zip(self.names, self.counts_before(samples), self.limits, strict=True)
+        return [name for name, count, limit in counts if limit and count > limit]
 
     def require(self, samples: int) -> None:
         """Raise ``ConfigError`` unless the epochs of the sources suffice for this many samples."""
-        end = _due(self).end
+        end = _target_counts(self).end
         if samples > end:
             raise ConfigError(
                 f"data.mixture: the sources have spent their epochs after {end:,} samples, and the job trains on "
@@ -124,10 +131,11 @@ class MixtureSampler:
             )
 
 
-class _Due:
+class _TargetCounts:
     """``W(n)``: what is due to each source of the first ``n`` samples; a quadratic between the points.
 
     ``end`` is the number of samples after which nothing is left: all sources with a weight have spent their epochs.
+    Behind it sources are read past their epochs.
     """
 
     def __init__(self, sampler: MixtureSampler) -> None:
@@ -139,12 +147,17 @@ class _Due:
         self._pieces: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         self.end = math.inf
         done, active = np.zeros(len(limits)), np.ones(len(limits), dtype=bool)
+        at_end = active / len(limits)
         for (begin, first), (stop, last) in pairwise(points):
             while begin < stop and self.end == math.inf:
                 here, there = first * active, last * active
-                if not here.sum() or not there.sum():
+                if not here.any() and not there.any():
                     self.end = begin
+                    self._starts.append(begin)
+                    self._pieces.append((done, at_end, np.zeros_like(done)))  # who goes on has the shares of the end
                     break
+                if not here.any() or not there.any():  # the weights meet in 0, and their shares stay as they are
+                    here = there = here + there
                 share = here / here.sum()
                 slope = (there / there.sum() - share) / (stop - begin)
                 self._starts.append(begin)
@@ -155,6 +168,7 @@ class _Due:
                 if length == math.inf:
                     return
                 done = done + share * length + slope * length**2 / 2
+                at_end = share + slope * length
                 spent = active & (reach <= length * (1 + 1e-12))
                 done[spent], active = limits[spent], active & ~spent
                 first = first + (last - first) * (length / (stop - begin))
@@ -183,15 +197,15 @@ def _crossing(left: float, share: float, slope: float) -> float:
 
 
 @lru_cache(maxsize=8)
-def _due(sampler: MixtureSampler) -> _Due:
-    return _Due(sampler)
+def _target_counts(sampler: MixtureSampler) -> _TargetCounts:
+    return _TargetCounts(sampler)
 
 
-class _Counts:
+class _RoundedCounts:
     """``C(n)``, and the source of each sample."""
 
     def __init__(self, sampler: MixtureSampler) -> None:
-        self._due = _due(sampler)
+        self._target = _target_counts(sampler)
         self._limits = np.array([limit or _END for limit in sampler.limits], dtype=np.int64)
         keys = [stream_key(f"turn/{name}", sampler.seed) for name in sampler.names]
         self._keys = np.array(keys, dtype=np.uint64)
@@ -200,12 +214,12 @@ class _Counts:
         zero = np.zeros((1, len(keys)), dtype=np.int64)
         self._last = self._rounded(np.array([_END]), zero, zero + _END)[0]
 
-    def at(self, sample: int) -> Int64[np.ndarray, " s"]:
+    def before(self, sample: int) -> Int64[np.ndarray, " s"]:
         """Samples of each source among the first ones."""
         block, place = divmod(sample, _BLOCK)
         return self._inside(block)[place]  # type: ignore[no-any-return]
 
-    def turns(self, samples: Numbers) -> tuple[Numbers, Numbers]:
+    def assign(self, samples: Numbers) -> tuple[Numbers, Numbers]:
         sources, numbers = np.empty_like(samples), np.empty_like(samples)
         blocks, places = np.divmod(samples, _BLOCK)
         for block in np.unique(blocks).tolist():
@@ -252,8 +266,8 @@ class _Counts:
         self, samples: Numbers, first: Int64[np.ndarray, "n s"], last: Int64[np.ndarray, "n s"]
     ) -> Int64[np.ndarray, "n s"]:
         """What is due at each of some samples, rounded to whole numbers from ``first`` to ``last``, whose sum it is."""
-        due = self._due(samples)
-        last = np.where((samples <= self._due.end)[:, None], np.minimum(last, self._limits), last)
+        due = self._target(samples)
+        last = np.where((samples <= self._target.end)[:, None], np.minimum(last, self._limits), last)
         counts: np.ndarray = np.clip(np.floor(due).astype(np.int64), first, last)
         places = mix64((samples.astype(np.uint64) * GOLDEN)[:, None] ^ self._keys)
         chance = _EQUAL * (places.astype(np.float64) / 2**64)
@@ -269,5 +283,5 @@ class _Counts:
 
 
 @lru_cache(maxsize=8)
-def _counts(sampler: MixtureSampler) -> _Counts:
-    return _Counts(sampler)
+def _rounded_counts(sampler: MixtureSampler) -> _RoundedCounts:
+    return _RoundedCounts(sampler)

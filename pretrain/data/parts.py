@@ -20,13 +20,12 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import Field
 
 from capt.pretrain.base.files import printable, write_json
-from capt.pretrain.base.overlap import same_text
+from capt.pretrain.base.overlap import folded_text, same_text
 from capt.pretrain.base.records import Record
 from capt.pretrain.data.corpus import Corpus, Passage, is_held_out
 from capt.pretrain.data.filters import filters_of
@@ -40,6 +39,8 @@ PART = "part.json"
 _HEAD = 1 << 24
 """Characters of a document by which it is judged."""
 _SHOWN = 200
+_AROUND, _PLACES = 32, 1000
+"""Characters that decide whether a text may be cut between them, and places that are tried."""
 
 
 class Example(Record, extra="forbid"):
@@ -91,7 +92,7 @@ class Judge:
                 return False
         return True
 
-    def documents(self, passages: Iterable[Passage]) -> Iterator[tuple[list[Passage], bool]]:
+    def kept_passages(self, passages: Iterable[Passage]) -> Iterator[tuple[list[Passage], bool]]:
         """Passages of the documents that the filters keep, and whether these begin one.
 
         A document comes whole, one of over 16 Mi characters in several pieces.
@@ -159,7 +160,7 @@ def write_part(
 
         def passages() -> Iterator[tuple[Split, int, Passage]]:
             before: Split | None = None  # the split of the passage before
-            for piece, begins in judge.documents(corpus):
+            for piece, begins in judge.kept_passages(corpus):
                 if compared is not None:
                     compared.add(piece, begins)
                 for passage in piece:
@@ -227,6 +228,48 @@ class _Split(AbstractContextManager["_Split"]):
         return SplitCounts(tokens=self._tokens, documents=len(self._ends))
 
 
+class _TextHash:
+    """A hash of `same_text` of a text that comes in pieces, wherever they are cut."""
+
+    def __init__(self) -> None:
+        self._hash = blake2b(digest_size=16)
+        self._left = ""
+        self._begun = self._apart = False  # whether there were words, and a space behind the last one
+
+    def update(self, text: str) -> None:
+        text = self._left + text
+        cut = _independent_cut(text)
+        self._add(text[:cut])
+        self._left = text[cut:]
+
+    def digest(self) -> bytes:
+        self._add(self._left)
+        self._left = ""
+        return self._hash.digest()
+
+    def _add(self, text: str) -> None:
+        folded = folded_text(text)
+        if words := " ".join(folded.split()):
+            self._hash.update((" " if self._begun and (self._apart or folded[0].isspace()) else "").encode())
+            self._hash.update(words.encode())
+            self._begun, self._apart = True, folded[-1].isspace()
+        elif folded:
+            self._apart = True
+
+
+def _independent_cut(text: str) -> int:
+    """The last place, but for some characters, at which a text may be cut before Unicode's normal form is taken.
+
+    The accents of a letter are not cut off from it; only where no such place is near are they.
+    """
+    last = max(0, len(text) - _AROUND)
+    for place in range(last, max(0, last - _PLACES), -1):
+        before, behind = text[max(0, place - _AROUND) : place], text[place : place + _AROUND]
+        if folded_text(before) + folded_text(behind) == folded_text(before + behind):
+            return place
+    return last if last > _PLACES else 0
+
+
 class _Compared(AbstractContextManager["_Compared"]):
     """By what documents are compared with those of other units: hashes of their words, and MinHash signatures."""
 
@@ -234,7 +277,7 @@ class _Compared(AbstractContextManager["_Compared"]):
         self._folder = folder
         self._signatures = Signatures(steps.near) if steps.near is not None else None
         self._bands = array("Q")
-        self._words: Any = None
+        self._words: _TextHash | None = None
         with ExitStack() as files:
             self._hashes = files.enter_context((folder / "hashes").open("wb"))
             self._rows = files.enter_context((folder / "signatures").open("wb")) if self._signatures else None
@@ -245,15 +288,16 @@ class _Compared(AbstractContextManager["_Compared"]):
 
     def add(self, piece: list[Passage], begins: bool) -> None:
         """Take a piece of a document, which may begin one."""
-        texts = [same_text(passage.text) for passage in piece]
+        text = "".join(passage.text for passage in piece)
         if begins:
             self._end_document()
-            self._words = blake2b(digest_size=16)
+            self._words = _TextHash()
             if self._signatures is not None and self._rows is not None:
-                signature = self._signatures.signature(words_in_a_row(" ".join(texts).split()))
+                signature = self._signatures.signature(words_in_a_row(same_text(text).split()))
                 self._rows.write(signature.tobytes())
                 self._bands.extend(self._signatures.in_bands(signature).tolist())
-        self._words.update("".join(f"{text} " for text in texts if text).encode())
+        assert self._words is not None, "the first piece begins a document"
+        self._words.update(text)
 
     def _end_document(self) -> None:
         if self._words is not None:

@@ -204,6 +204,9 @@ class MixedSampler:
     Mixed blocks have samples of all sources: of each the number that it is behind its share of all samples so far, to
     one sample, in a pseudo-random order of the block's own. They are the next ones in the order of their source.
 
+    Weights are constant and sources endless; `capt.pretrain.data.mixture.MixtureSampler` has weights that change and
+    numbers of epochs, sample by sample, without blocks.
+
     ``sizes``: rows of each source. ``weights``: the share of each, above 0; their sum does not matter. ``mixed``:
     whether a block has samples of several sources.
     """

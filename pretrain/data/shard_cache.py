@@ -1,8 +1,9 @@
 """The shards of a set in a store, in a bounded cache of this host that its ranks and jobs share.
 
 A shard is fetched by one process of the host (a lock file), compared with the SHA-256 of the set's manifest, and kept
-as ``stored/<SHA-256>.bin`` of the cache. Every reader holds a shared lock on the shards that it has mapped: such ones,
-and those that the order of the samples needs next, stay; of the others the one with the farthest next use goes first.
+as ``stored/<SHA-256>.bin`` of the cache. A reader holds a shared lock on the shards that it has mapped while it makes a
+batch, but not while it waits for room: no two readers wait for what the other one holds. Such shards, and those that
+the order of the samples needs next, stay; of the others the one with the farthest next use goes first.
 """
 
 from __future__ import annotations
@@ -86,9 +87,12 @@ class ShardCache:
             for block in blocks.tolist():
                 self._coming.setdefault(self._shards[block], turn)
         self._group = group
-        for name in [name for name in self._maps if self._coming.get(name, 0) > 1]:
-            del self._maps[name]  # a view of it that is still in use keeps the memory
         self._prefetch([self._shards[block] for block in [*now.tolist(), *_rotated(after.tolist())]])
+
+    def release(self) -> None:
+        """Let go of the shards that are mapped; a view that is still in use keeps its memory."""
+        for name in [name for name in self._maps if name in self._coming]:
+            del self._maps[name]
 
     def require_room(self, at_once: int | None, beside: int = 0) -> int:
         """The bytes that a job needs in the cache: every file, or with ``at_once`` the shards of two groups.
@@ -111,6 +115,8 @@ class ShardCache:
     def map(self, name: str, dtype: np.dtype[np.generic]) -> np.ndarray:
         """The numbers of a file, fetched if need be. Raises ``DataError``."""
         while name not in self._maps:
+            if not self._is_good(self.folder / f"{self.files[name].sha256}.bin", self.files[name]):
+                self.release()  # room is waited for
             path = self.path(name)
             with suppress(FileNotFoundError), path.open("rb") as file:  # it may be removed just now
                 with suppress(OSError):  # without locks it may be removed, and stays readable

@@ -355,6 +355,11 @@ class PackedDataset:
         whole, rest = divmod(self.shards.tokens, self._part)
         return whole * self.block - (-rest // self._text)
 
+    def release(self) -> None:
+        """Let go of what was read of a store, which may then give way to what others need."""
+        if self.shards.cache is not None:
+            self.shards.cache.release()
+
     @property
     def key(self) -> str:
         """What the windows are cut from: `Manifest.key`."""

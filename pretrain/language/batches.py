@@ -89,6 +89,7 @@ class Assembler:
         documents = None
         if not self._cross:
             documents = torch.from_numpy(np.stack([self._windows.documents(int(i)) for i in numbers]))
+        self._windows.release()
         return LanguageBatch(
             tokens=torch.from_numpy(tokens.astype(np.int64)),
             corrupted=torch.from_numpy(noisy.tokens.astype(np.int64)),

@@ -186,12 +186,11 @@ def prepare_windows(
             _report_overlap([part.shards for part in train.values()], [part.shards for part in validation.values()])
     if not job.data.mixture:
         return train[""], validation
-    samples = job.schedule.max_steps * job.batch.global_
     order = mixture_of(
-        job.data.mixture, [len(part) for part in train.values()], job.data.temperature, samples, job.run.seed,
-        [part.block for part in train.values()], job.data.shards_at_once,
+        job.data.mixture, [len(part) for part in train.values()], job.data.temperature, job.batches,
+        job.schedule.max_steps, job.run.seed, [part.block for part in train.values()], job.data.shards_at_once,
     )  # fmt: skip
-    for each in seen(order, samples):
+    for each in seen(order, job.batches.samples_before(job.schedule.max_steps)):
         logger.info("data.mixture: %s", each)
     return MixedDataset(train, order), validation
 

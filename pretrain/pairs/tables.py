@@ -71,7 +71,7 @@ def _file(path: Path, choose: Choose) -> Iterator[Row]:
         )
     if suffix == ".parquet":
         with open_regular(path) as raw:
-            batches = parquet_batches(path, raw, choose)
+            batches = (batch for _, batch in parquet_batches(path, raw, choose))
             yield from _numbered(str(path), batches)
     elif suffix == ".csv":
         yield from csv_rows(path, read_lines([path]))

@@ -6,6 +6,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from capt.pretrain.base.errors import ConfigError, RunFailedError, quoted
 from capt.pretrain.engine.checkpoint.layout import SPIKE_FIGURES, SpikeFigure, SpikeState
 from capt.pretrain.engine.loop import NEVER, Callback, Run
 from capt.pretrain.engine.task import ChangingLoss, ChunkedTask, RecordedTask
+from capt.pretrain.reliability.ledger.files import Order
 from capt.pretrain.reliability.rollbacks import FILE, Rollback, note_rollback, read_rollbacks, resume_behind
 
 # Whether a value lies far above the run's recent past.
@@ -154,6 +156,21 @@ class Spikes(Callback):
             run.progress.samples = end
             if distributed.rank() == 0:
                 logger.warning("samples %d to %d are left out: the loss had a spike there (%s)", begin, end - 1, FILE)
+        self._warn_of_epochs(run)
+
+    def _warn_of_epochs(self, run: Run) -> None:
+        """Say which sources of a mixture are read past their epochs, because samples are left out."""
+        if not isinstance(run.task, RecordedTask) or distributed.rank() != 0:
+            return
+        before = run.job.batches.samples_before
+        samples = run.progress.samples + before(run.job.schedule.max_steps) - before(run.progress.step)
+        if past := Order(**asdict(run.task.sample_order())).past_epochs(samples):
+            logger.warning(
+                "data.mixture: with the samples that are left out this training needs %s, and no source has epochs "
+                "left for that: %s will be read more often than epochs allows",
+                f"{samples:,}",
+                ", ".join(past),
+            )
 
     def on_start(self, run: Run) -> None:
         guard = run.job.guard

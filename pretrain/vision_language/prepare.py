@@ -176,9 +176,9 @@ def prepare(job: VisionLanguageJob, ranks: Ranks = ALONE, run_dir: Path | None =
     train.forget()
     order, mixture = None, job.data.mixture
     if mixture:
-        samples = job.schedule.max_steps * job.batch.global_
-        order = mixture_of(mixture, splits[0].parts, job.data.temperature, samples, job.run.seed)
-        for each in seen(order, samples):
+        steps = job.schedule.max_steps
+        order = mixture_of(mixture, splits[0].parts, job.data.temperature, job.batches, steps, job.run.seed)
+        for each in seen(order, job.batches.samples_before(steps)):
             logger.info("data.mixture: %s", each)
     return Prepared(
         tokenizer=tokenizer,

@@ -75,7 +75,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "pretrain.engine",
         "pretrain.data.sampler",
     ),
-    "pretrain.data": (*BASE, "tokenizer", "pretrain.config.base", "pretrain.registry"),
+    "pretrain.data": (*BASE, "tokenizer", *_in("pretrain", "config.base", "config.ramp", "registry")),
     "pretrain.models": (*BASE, "tokenizer", *_in("pretrain", "config.base", "config.lora", "registry")),
     "pretrain.models.foreign": (*BASE, "tokenizer", "pretrain.config.base", "pretrain.models"),
     "pretrain.models.lxmert": (*BASE, "tokenizer", "pretrain.config.base", "pretrain.models"),

@@ -223,7 +223,9 @@ def _epochs(launches: list[Launch]) -> Iterator[Epochs]:
     for head, begin, end in stretches:
         sampler = head.order.sampler()
         if isinstance(sampler, MixtureSampler):
-            spans = zip(sampler.names, sampler.used(begin), sampler.used(end), sampler.sizes, strict=True)
+            spans = zip(
+                sampler.names, sampler.counts_before(begin), sampler.counts_before(end), sampler.sizes, strict=True
+            )
             for name, first, last, size in spans:
                 yield from (replace(epochs, source=name) for epochs in _epochs_between(first, last, size))
         elif isinstance(sampler, MixedSampler):

@@ -144,6 +144,11 @@ class Order(Record):
             return MixedSampler(self.sizes, self.weights, self.block, self.seed, self.mixed)
         return Sampler(self.samples, self.seed, self.shuffle)
 
+    def past_epochs(self, samples: int) -> list[str]:
+        """The sources of a mixture of which the first ``samples`` hold more than their epochs."""
+        sampler = self.sampler()
+        return sampler.past_epochs(samples) if isinstance(sampler, MixtureSampler) else []
+
 
 _Stage = Annotated[tuple[Count, Annotated[int, Field(ge=1, le=1 << 31)]], Field(strict=False)]
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections import Counter
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from capt.pretrain.base import leases
+from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.leases import Leases, Task
 
 
@@ -91,4 +93,14 @@ def test_a_failed_task_is_free_again(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match="broken"):
         Leases(tmp_path / "leases").share([Task("a", lambda: False, fail)])
+    assert list((tmp_path / "leases").iterdir()) == []
+
+
+def test_a_file_system_without_hard_links_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(*_: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(DataError, match=r"leases: this file system has no hard links \(Operation not permitted\)"):
+        Leases(tmp_path / "leases").share(tasks(tmp_path / "done", 1))
     assert list((tmp_path / "leases").iterdir()) == []

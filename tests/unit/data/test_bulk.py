@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import gzip
 import itertools
 import json
@@ -7,6 +8,8 @@ import os
 import random
 import signal
 import time
+from contextlib import nullcontext
+from hashlib import blake2b
 from pathlib import Path
 
 import datasets
@@ -16,6 +19,7 @@ import pytest
 
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.overlap import same_text
+from capt.pretrain.data import bulk, parts
 from capt.pretrain.data.config import DataConfig
 from capt.pretrain.data.filters import is_repetitive
 from capt.pretrain.data.prepare import prepare, prepare_folder
@@ -247,3 +251,68 @@ def test_a_file_without_text_is_named(corpus: Path, tmp_path: Path) -> None:
     data = config(corpus / "[ez].txt*", tmp_path / "cache")
     with pytest.raises(DataError, match=r"z\.txt holds no text"):
         prepare_folder(data, ByteTokenizer(), tmp_path / "out", unit_bytes=1500)
+
+
+def test_a_folder_in_the_place_of_a_split_is_refused_before_the_work(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "out" / "train").mkdir(parents=True)
+    (tmp_path / "out" / "train" / "notes").touch()
+    with pytest.raises(DataError, match=r"out/train already exists and is not empty"):
+        prepare_folder(config(corpus / "a.txt", tmp_path / "cache"), ByteTokenizer(), tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["train"]
+
+
+def test_a_vanished_file_is_said_at_once(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hash_file(file: Path, *_: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file))
+
+    monkeypatch.setattr(bulk, "hash_file", hash_file)
+    monkeypatch.setattr(
+        bulk.PreparationWorker, "load_hashes", lambda *_: pytest.fail("the whole corpus was read again")
+    )
+    with pytest.raises(FileNotFoundError, match=r"a\.txt"):
+        prepare_folder(config(corpus / "a.txt", tmp_path / "cache"), ByteTokenizer(), tmp_path / "out")
+
+
+@pytest.mark.parametrize(("first", "is_taken"), [(700, True), (1000, True), (1001, False), (None, False)])
+def test_rows_without_the_column_are_judged_alike_in_units(tmp_path: Path, first: int | None, is_taken: bool) -> None:
+    """A file is refused whose first 1001 rows lack the column, wherever it is cut."""
+    rows = [{"text" if first is not None and number >= first else "txt": "a b"} for number in range(1500)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = config(tmp_path / "rows.jsonl", tmp_path / "cache", validation_fraction=0)
+    for unit_bytes in (2000, 1 << 20):
+        with nullcontext() if is_taken else pytest.raises(DataError, match=r"rows\.jsonl, line 1: there is no 'text'"):
+            prepare_folder(data, ByteTokenizer(), tmp_path / f"{unit_bytes}", unit_bytes=unit_bytes)
+
+
+def test_rows_of_parquet_are_numbered_within_the_file(tmp_path: Path) -> None:
+    rows = texts(60)
+    rows[44] += "\0"
+    pyarrow.parquet.write_table(pyarrow.table({"text": rows}), tmp_path / "a.parquet", row_group_size=20)
+    data = config(tmp_path / "a.parquet", tmp_path / "cache")
+    with pytest.raises(DataError, match=r"a\.parquet, row 45: 'text' is binary"):
+        prepare_folder(data, ByteTokenizer(), tmp_path / "out", unit_bytes=500)
+
+
+def test_equal_documents_are_found_wherever_passages_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in documents that are read in several pieces."""
+    japanese = "東京都の天気は" * 1300
+    rows = ["é" * 5000, "e\u0301" * 5000, japanese, f"  {japanese}", f"{japanese} x", "é" * 4000 + " " + "é" * 1000]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    data = config(tmp_path / "rows.jsonl", tmp_path / "cache", validation_fraction=0)
+    for head in (1 << 24, 5000):
+        monkeypatch.setattr(parts, "_HEAD", head)
+        made = prepare_folder(data, ByteTokenizer(), tmp_path / f"{head}", steps=Steps(exact=True))
+        assert made["train"].documents == 4
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_hash_of_a_text_is_that_of_its_form(seed: int) -> None:
+    draw = random.Random(seed)
+    letters = ["a", "e", "\u0301", "\u0323", " ", "\n", "\u00b4", "ｶﾞ", "가", "ᄀ", "ᅡ", "ﬁ", "ẞ"]
+    text = "".join(draw.choices(letters, k=3000))
+    whole = blake2b(same_text(text).encode(), digest_size=16).digest()
+    places = [0, *sorted(draw.choices(range(3000), k=40)), len(text)]
+    hashed = parts._TextHash()
+    for begin, end in itertools.pairwise(places):
+        hashed.update(text[begin:end])
+    assert hashed.digest() == whole

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config.ramp import BatchCourse
 from capt.pretrain.data.config import Weighted
 from capt.pretrain.data.mixed import MixedDataset, mixture_of, seen
 from capt.pretrain.data.mixture import MixtureSampler
@@ -28,9 +29,16 @@ def _sources(courses: Sequence[float | Course], epochs: Sequence[float | None] |
     ]
 
 
+def order_of(
+    sources: Sequence[Weighted], sizes: Sequence[int], temperature: float | None, samples: int, seed: int, *shards: Any
+) -> MixtureSampler:
+    """The order of a training with one sample a step."""
+    return mixture_of(sources, sizes, temperature, BatchCourse.of(1), samples, seed, *shards)
+
+
 def _taken(order: MixtureSampler, samples: int) -> np.ndarray:
     """Samples of each source before each sample and at the end; the number of each within its source is checked."""
-    sources, numbers = order.turns(np.arange(samples))
+    sources, numbers = order.assign(np.arange(samples))
     taken = np.zeros((samples + 1, len(order.names)), dtype=np.int64)
     taken[np.arange(1, samples + 1), sources] = 1
     taken = taken.cumsum(axis=0)
@@ -73,7 +81,7 @@ def test_every_source_has_its_share_after_every_sample(seed: int) -> None:
         places = sorted(draw.choice([0, 0.1, 0.25, 0.5, 0.5, 0.9, 1]) for _ in range(draw.randint(1, 3)))
         course = [(float(place), draw.uniform(0, 3)) for place in places]
         courses.append(draw.choice([course, draw.uniform(0.01, 3.0)]))
-    order = mixture_of(_sources(courses), [10] * len(courses), None, samples, seed)
+    order = order_of(_sources(courses), [10] * len(courses), None, samples, seed)
     far = np.abs(_taken(order, samples) - _due(courses, samples)).max(axis=1)
     assert far.max() < 1.25
     assert (far > 1).mean() < 1e-3
@@ -81,12 +89,12 @@ def test_every_source_has_its_share_after_every_sample(seed: int) -> None:
 
 def test_two_sources_are_within_half_a_sample_up_to_a_hundred_thousand() -> None:
     weights = [1.0, 3.3]
-    taken = _taken(mixture_of(_sources(weights), [10, 10], None, 100_000, 1), 100_000)
+    taken = _taken(order_of(_sources(weights), [10, 10], None, 100_000, 1), 100_000)
     assert np.abs(taken - np.arange(100_001)[:, None] * np.array(weights) / 4.3).max() <= 0.5 + 1e-5
 
 
 def test_a_source_is_left_when_its_epochs_are_spent() -> None:
-    order = mixture_of(_sources([1, [(0, 2), (1, 4)], 1], [2, None, 0.5]), [300, 50, 100], None, 4000, 3)
+    order = order_of(_sources([1, [(0, 2), (1, 4)], 1], [2, None, 0.5]), [300, 50, 100], None, 4000, 3)
     taken = _taken(order, 4000)
     assert taken[-1].tolist() == [600, 3350, 50]
     last = [int(np.flatnonzero(np.diff(taken[:, source]))[-1]) for source in range(3)]
@@ -100,20 +108,57 @@ def test_a_source_is_left_when_its_epochs_are_spent() -> None:
 
 def test_epochs_that_do_not_suffice_are_refused() -> None:
     sources = _sources([1, 1], [1, 2])
-    assert mixture_of(sources, [30, 40], None, 110, 0).used(110) == [30, 80]
+    assert order_of(sources, [30, 40], None, 110, 0).counts_before(110) == [30, 80]
     with pytest.raises(ConfigError, match="spent their epochs after 110 samples, and the job trains on 111"):
-        mixture_of(sources, [30, 40], None, 111, 0)
+        order_of(sources, [30, 40], None, 111, 0)
     with pytest.raises(ConfigError, match=r"0\.01 epochs of source s0 are no sample"):
-        mixture_of(_sources([1, 1], [0.01, 2]), [30, 40], None, 10, 0)
+        order_of(_sources([1, 1], [0.01, 2]), [30, 40], None, 10, 0)
     late = _sources([1, [(0, 0), (0.5, 0), (1, 1)]], [1, None])
     with pytest.raises(ConfigError, match="after 30 samples"):  # the other one has no weight yet
-        mixture_of(late, [30, 40], None, 100, 0)
+        order_of(late, [30, 40], None, 100, 0)
+
+
+@pytest.mark.parametrize("falls", [False, True])
+def test_weights_that_meet_in_zero_have_their_shares_up_to_there(falls: bool) -> None:
+    """One source falls to 0 while the other spends its epochs, or rises from 0 as the other's are spent."""
+    first: Course = [(0, 1), (1, 0)] if falls else [(0, 0), (0.5, 0), (1, 1)]
+    order = order_of(_sources([first, 1], [None, 0.1 if falls else 1]), [1000, 1000], None, 2000, 0)
+    assert order.counts_before(2000) == ([1900, 100] if falls else [1000, 1000])
+    alone = _sources([[(0, 1), (1, 0)]])
+    assert order_of(alone, [1000], None, 2000, 0).counts_before(2000) == [2000]
+
+
+def test_sources_go_on_past_their_epochs_with_the_shares_of_the_end() -> None:
+    """A rollback leaves samples out, and so reads more of them than were planned."""
+    order = order_of(_sources([[(0, 1), (1, 0)], 1], [None, 0.05]), [1000, 1000], None, 1000, 0)
+    assert _taken(order, 1200)[-1].tolist() == [1150, 50]
+    assert order.past_epochs(1200) == []
+    order = order_of(_sources([[(0, 1), (1, 3)], [(0, 3), (1, 1)]], [0.5, 0.5]), [100, 100], None, 100, 0)
+    assert _taken(order, 200)[100].tolist() == [50, 50]
+    assert order.past_epochs(100) == []
+    assert order.past_epochs(200) == ["s0", "s1"]
+    assert order.counts_before(200) == [125, 75]
+
+
+def test_points_are_shares_of_steps_while_batches_grow() -> None:
+    """Ten steps of 10 samples and ten of 40: due is the sum over steps of the share in the middle of each."""
+    batches = BatchCourse.of(40, [(100, 10)])
+    course: Course = [(0, 3), (0.25, 3), (0.75, 4), (0.75, 0), (0.9, 0)]
+    sources = _sources([course, [(0, 1), (0.25, 1), (0.75, 12)]])
+    order = mixture_of(sources, [30, 30], None, batches, 20, 0)
+    places = np.array([batches.samples_before(step) for step in range(21)])
+    taken = _taken(order, 500)[places]
+    share = np.interp((np.arange(20) + 0.5) / 20, [0, 0.25, 0.75], [0.75, 0.75, 0.25])
+    share[15:] = 0
+    due = np.concatenate([[0], np.cumsum(share * np.diff(places))])
+    assert np.abs(taken[:, 0] - due).max() < 1.25
+    assert order.counts_before(500)[0] == taken[15, 0] == round(due[15])
 
 
 @pytest.mark.parametrize("at_once", [None, 2])
 def test_each_row_comes_once_an_epoch_of_its_source(at_once: int | None) -> None:
     """Also where the rows of two shards are shuffled with each other."""
-    order = mixture_of(_sources([1, 2]), [31, 17], None, 500, 5, [8, 5], at_once)
+    order = order_of(_sources([1, 2]), [31, 17], None, 500, 5, [8, 5], at_once)
     epochs, rows = order.locate(np.arange(500))
     for first, size in ((0, 31), (31, 17)):
         own = (rows >= first) & (rows < first + size)
@@ -122,7 +167,7 @@ def test_each_row_comes_once_an_epoch_of_its_source(at_once: int | None) -> None
     if at_once:
         shards = {int(row) // 8 for row in rows[(rows < 31) & (epochs == 0)][:16]}
         assert len(shards) == 2
-    other = mixture_of(_sources([1, 2, 1]), [31, 17, 9], None, 500, 5, [8, 5, 4], at_once)
+    other = order_of(_sources([1, 2, 1]), [31, 17, 9], None, 500, 5, [8, 5, 4], at_once)
     pairs = [each.locate(np.arange(500))[1] for each in (order, other)]
     alone = [list(filter(lambda row: row < 31, rows.tolist()))[:31] for rows in pairs]
     assert alone[0] == alone[1], "another source changes nothing in the order of this one"
@@ -133,7 +178,7 @@ def test_caches_follow_their_own_sources() -> None:
     parts: dict[str, Any] = {name: Mock(spec=PackedDataset) for name in ("s0", "s1")}
     for part in parts.values():
         part.shards = Mock()
-    order = mixture_of(_sources([1, [(0, 0), (0.5, 0), (0.5, 1)]]), [31, 17], None, 100, 5, [8, 5], 2)
+    order = order_of(_sources([1, [(0, 0), (0.5, 0), (0.5, 1)]]), [31, 17], None, 100, 5, [8, 5], 2)
     windows = MixedDataset(parts, order)
     windows.follow(np.arange(12, 18))
     assert parts["s0"].shards.cache.follow.call_args.args == (order.order(0), 12)
@@ -144,28 +189,28 @@ def test_caches_follow_their_own_sources() -> None:
 
 @pytest.mark.parametrize("begin", [0, 5000, 10**12 - 3000])
 def test_any_place_is_found_alone(begin: int) -> None:
-    order = mixture_of(_sources([0.5, 0.3, 0.2]), [10**7, 10**8, 10**9], None, 10**13, 2)
+    order = order_of(_sources([0.5, 0.3, 0.2]), [10**7, 10**8, 10**9], None, 10**13, 2)
     samples = begin + np.arange(6000)
-    sources, numbers = order.turns(samples)
+    sources, numbers = order.assign(samples)
     draw = random.Random(begin)
     fresh = MixtureSampler(order.names, order.sizes, order.course, order.limits, order.seed)
     for place in draw.sample(range(6000), 40):
-        assert [int(each[0]) for each in fresh.turns(samples[place : place + 1])] == [sources[place], numbers[place]]
-        assert fresh.used(int(samples[place]))[sources[place]] == numbers[place]
-    assert np.abs(np.array(order.used(begin)) - begin * np.array([0.5, 0.3, 0.2])).max() < 1 + begin * 1e-15
+        assert [int(each[0]) for each in fresh.assign(samples[place : place + 1])] == [sources[place], numbers[place]]
+        assert fresh.counts_before(int(samples[place]))[sources[place]] == numbers[place]
+    assert np.abs(np.array(order.counts_before(begin)) - begin * np.array([0.5, 0.3, 0.2])).max() < 1 + begin * 1e-15
 
 
 def test_order_is_the_same_on_every_machine_and_release() -> None:
-    def turns(seed: int) -> str:
-        return "".join(map(str, mixture_of(_sources([2, 1, 1]), [9, 9, 9], None, 100, seed).turns(np.arange(24))[0]))
+    def sources(seed: int) -> str:
+        return "".join(map(str, order_of(_sources([2, 1, 1]), [9, 9, 9], None, 100, seed).assign(np.arange(24))[0]))
 
-    assert turns(1) == "021002100120012001200120"
-    assert turns(2) != turns(1)
+    assert sources(1) == "021002100120012001200120"
+    assert sources(2) != sources(1)
 
 
 @pytest.mark.parametrize(
     ("exponent", "expected"), [(None, [0.5, 0.5]), (0.5, [10 / 11, 1 / 11]), (1.0, [100 / 101, 1 / 101])]
 )
 def test_temperature_raises_sizes_to_a_power(exponent: float | None, expected: list[float]) -> None:
-    order = mixture_of(_sources([1, 1]), [10_000, 100], exponent, 100, 0)
+    order = order_of(_sources([1, 1]), [10_000, 100], exponent, 100, 0)
     assert order.shares(0) == pytest.approx(expected)

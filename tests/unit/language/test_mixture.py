@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,9 +14,12 @@ from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.data.mixed import MixedDataset
 from capt.pretrain.engine.engines.local import LocalEngine
+from capt.pretrain.engine.loop import Run
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
 from capt.pretrain.engine.task import Progress
 from capt.pretrain.language.task import LanguageTask
+from capt.pretrain.reliability.rollbacks import Rollback, note_rollback
+from capt.pretrain.reliability.spikes import Spikes
 from tests.language import language_mapping, write_corpus
 
 TEXTS = {"river": 40, "stone": 30}
@@ -69,6 +73,7 @@ def test_samples_are_windows_of_their_sources(folder: Path) -> None:
 def test_temperature_and_shards_of_the_same_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """``capt data prepare`` writes a set for each source; a job on these has the same samples."""
     mapping = _mapping(folder, temperature=0.3)
+    mapping["batch"]["ramp"] = [[256, 4]]  # two steps of 4 samples, then four of 8
     job = folder / "job.yaml"
     job.write_text(str(mapping))
     for command in (["prepare", str(job), "--out", str(folder / "shards")], ["inspect", "--job", str(job)]):
@@ -76,14 +81,14 @@ def test_temperature_and_shards_of_the_same_text(folder: Path, capsys: pytest.Ca
             main(["data", *command])
         assert end.value.code == 0
     shown = capsys.readouterr().out
-    assert "48 samples of 32 tokens in 6 steps" in shown
+    assert "40 samples of 32 tokens in 6 steps" in shown
     task = _task(folder, temperature=0.3)
     train = task.prepared.train
     assert isinstance(train, MixedDataset)
     weights = [len(part) ** 0.3 for part in train.parts.values()]
     share = weights[0] / sum(weights)
     assert train.order.shares(0)[0] == pytest.approx(share)
-    assert f"river {share:.2%}, {train.order.used(48)[0]} in all" in shown
+    assert f"river {share:.2%}, {train.order.counts_before(40)[0]} in all" in shown
     parts = [{"name": name, "shards": str(folder / "shards" / name)} for name in TEXTS]
     other = _task(folder, temperature=0.3, mixture=parts)
     a, b = (each.assembler("train")(np.arange(48)) for each in (task, other))
@@ -164,3 +169,19 @@ def test_text_that_is_named_later_replaces_a_mixture(folder: Path) -> None:
     assert LanguageJob.replaced_by(below, {"data": {"files": "x"}}) == {"data": {"workers": 1}}
     assert LanguageJob.replaced_by({"data": {"files": "x"}}, {"data": {"mixture": [{}]}}) == {"data": {}}
     assert LanguageJob.replaced_by(below, {"data": {"temperature": 1}}) == below
+
+
+def test_sources_read_past_their_epochs_by_a_rollback_are_named(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sizes = [len(part) for part in _task(folder).prepared.train.parts.values()]  # type: ignore[union-attr]
+    parts = [{**part, "epochs": 24 / size} for part, size in zip(_with(folder), sizes, strict=True)]
+    task = _task(folder, mixture=parts)
+    progress = Progress(step=3, samples=24)
+    run = Mock(spec=Run, dir=tmp_path, job=task.job, task=task, progress=progress)
+    Spikes().on_resume(run, newest=True)
+    assert "more often than epochs allows" not in caplog.text
+    note_rollback(tmp_path, Rollback(step=5, reason="loss", end=40))
+    Spikes().on_resume(run, newest=True)
+    assert progress.samples == 40
+    assert "training needs 64, and no source has epochs left for that: river, stone will be read" in caplog.text
