@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,15 +47,19 @@ _SMALL_CLUSTERS = ("model.compile=false", "data.repeats=4")
 
 @dataclass
 class Traffic:
-    """A step's collectives; ``parameters`` counts those of each engine as often as it had an update."""
+    """A step's collectives; ``parameters`` counts those of each engine as often as it had an update.
+
+    ``updating`` are the numbers of the collectives in backward passes and updates.
+    """
 
     sent: list[Sent]
     parameters: int
     accumulation: int
+    updating: set[int] = field(default_factory=set)
 
     def updates(self) -> list[Sent]:
         """Those of backward passes and updates: gradients, norms and weights."""
-        return [sent for sent in self.sent if sent.phase == "update"]
+        return [sent for number, sent in enumerate(self.sent) if number in self.updating]
 
 
 def small_job(path: Path, folder: Path, world: int) -> Job:
@@ -109,7 +113,7 @@ def _watch(engine: Engine, wire: Wire, found: Traffic) -> None:
 
     def tagged(method: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            with _phase(wire):
+            with _updating(wire, found):
                 return method(*args, **kwargs)
 
         return call
@@ -126,9 +130,7 @@ def _watch(engine: Engine, wire: Wire, found: Traffic) -> None:
 
 
 @contextmanager
-def _phase(wire: Wire) -> Iterator[None]:
-    before, wire.phase = wire.phase, "update"
-    try:
-        yield
-    finally:
-        wire.phase = before
+def _updating(wire: Wire, found: Traffic) -> Iterator[None]:
+    begin = len(wire.sent)
+    yield
+    found.updating.update(range(begin, len(wire.sent)))

@@ -216,11 +216,11 @@ class OptimizerSection(Section):
             )
         return self
 
-    @property
-    def bytes_per_parameter(self) -> int:
-        """What a checkpoint holds of one parameter: itself and the optimizer's moments, in fp32."""
-        moments = {"adagrad": 1, "sgd": int(self.momentum > 0), "muon": 1}.get(self.type, 2)
-        return 4 * (1 + moments)
+    def moments(self, parameters: int, matrices: int) -> int:
+        """Elements of the state of ``parameters`` elements, of which ``matrices`` are in matrices of the layers."""
+        if self.type == "muon":
+            return 2 * parameters - matrices
+        return {"adagrad": 1, "sgd": int(self.momentum > 0)}.get(self.type, 2) * parameters
 
     def check_sharding(self, zero_stage: int) -> None:
         """Raise ``ValueError`` where this type of optimizer cannot work on ZeRO's flat partitions."""

@@ -21,6 +21,7 @@ class KeptGraphs:
     ``auto`` keeps one graph in each step up to the one after the first update, and measures it. From the peak so far,
     which has held weights, gradients, the optimizer's state, the contrast and the graph, follows the room for others.
     At ZeRO 0 that state is made by the first update, behind the first graph, and fp16 may leave out the first updates.
+    The first step of another size (``batch.ramp``) keeps one again, and is measured in place of those before.
     Ranks may keep different numbers: a graph that is kept gives the gradient that it would give if it was made again.
     """
 
@@ -28,11 +29,15 @@ class KeptGraphs:
         self._fixed = keep if keep != "auto" else None if device.type == "cuda" else 0
         self._has_state = False
         self._room: int | None = None
-        self._held = self._largest = 0
+        self._held = self._largest = self._sequences = 0
 
-    def begin_step(self) -> None:
-        """Be called before the first micro-batch of a step."""
+    def begin_step(self, sequences: int) -> None:
+        """Be called before the first micro-batch of a step of ``sequences`` over all ranks."""
         self._held = 0
+        if sequences != self._sequences and self._room is not None:
+            self._room, self._largest = None, 0
+            torch.cuda.reset_peak_memory_stats()  # the peak of the steps before holds their kept graphs
+        self._sequences = sequences
 
     def end_step(self, was_skipped: Callable[[], bool]) -> None:
         """Be called after the update, or after it ``was_skipped``, and before anybody resets the peak."""

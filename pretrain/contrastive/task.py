@@ -224,8 +224,6 @@ class ContrastTask(ABC, Generic[BatchT]):
         engine, sequences = engines["model"], self.batches.size(progress.step)
         if self.job.batch.ramp:
             engine.accumulate(len(batch))
-        if self.contrast is not None:
-            self.contrast.batch = sequences
         assert self._module is not None
         tau = self._module.temperature(progress.step)
         diagnostics = StepDiagnostics() if self.contrasts and is_logged(self.job, progress.step + 1) else None
@@ -235,16 +233,15 @@ class ContrastTask(ABC, Generic[BatchT]):
             assert self.contrast is not None
             if diagnostics is not None:
                 diagnostics.update(views)
-            return self.contrast.loss(
-                views, step=progress.step, stats=None if diagnostics is None else diagnostics.stats
-            )
+            stats = None if diagnostics is None else diagnostics.stats
+            return self.contrast.loss(views, step=progress.step, batch=sequences, stats=stats)
 
         averaged = self._averaged_views(engine, batch, progress.step)
         losses = [functools.partial(self.losses, engine, part, scales, progress.step) for part in batch]
         cached = None
         if self.contrasts and self.job.contrast.is_cached(len(batch)):
             represent = [functools.partial(self.represent, engine, part, progress.step) for part in batch]
-            cached = CachedContrast(represent, losses, contrast, self._kept_graphs(engine))
+            cached = CachedContrast(represent, losses, contrast, self._kept_graphs(engine, sequences))
         totals: dict[str, Tensor] = {}
         weights = micro_batch_weights(sequences, len(batch), distributed.world_size())
         for number in range(len(batch)):
@@ -285,7 +282,7 @@ class ContrastTask(ABC, Generic[BatchT]):
             ))  # fmt: skip
         return report
 
-    def _kept_graphs(self, engine: Engine) -> KeptGraphs:
+    def _kept_graphs(self, engine: Engine, sequences: int) -> KeptGraphs:
         """Which graphs the coming step keeps. ZeRO 3 gathers the weights for one pass at a time: none there."""
         if self._kept is None:
             keep = self.job.contrast.keep
@@ -295,7 +292,7 @@ class ContrastTask(ABC, Generic[BatchT]):
                     "contrast.keep=auto, or engine.zero_stage to 0, 1 or 2"
                 )
             self._kept = KeptGraphs(0 if engine.zero_stage == 3 else keep, engine.device)
-        self._kept.begin_step()
+        self._kept.begin_step(sequences)
         return self._kept
 
     def validated(self, report: StepMetrics, progress: Progress) -> StepMetrics:

@@ -36,9 +36,6 @@ class ContrastTerm:
         section: the job's ``contrast``.
         width: columns of the representations.
         batch: samples of an optimizer step over all ranks, the most that there are.
-
-    Attributes:
-        batch: samples of the present step, which the task sets where they change.
     """
 
     queued_views = 2
@@ -47,7 +44,7 @@ class ContrastTerm:
     def __init__(self, section: ContrastSection, width: int, batch: int) -> None:
         self.section = section
         options_of(section).widths(width)  # refuses widths above that of the rows before the first step
-        self.batch = batch
+        self._batch = batch
         self.queue: ShardedQueue | None = None
         if section.queue:
             dtype = _DTYPES[section.queue_dtype]
@@ -56,7 +53,9 @@ class ContrastTerm:
             )
             self.queue.warn_if_smaller_than(self.queued_views * batch)
 
-    def loss(self, views: Views, *, step: int, stats: ContrastStats | None = None) -> Float[Tensor, ""]:
+    def loss(
+        self, views: Views, *, step: int, batch: int | None = None, stats: ContrastStats | None = None
+    ) -> Float[Tensor, ""]:
         """The loss of some samples of every rank (`capt_loss`, without its weight); both views then enter the queue.
 
         With ``contrast.momentum`` they do not: the rows of the averaged encoder do, at the end of the step (`push`).
@@ -65,13 +64,14 @@ class ContrastTerm:
             views: of the samples; ``ids`` are not read where ``contrast.mask_duplicates`` is off. All ranks give
                 the same number of samples where they share the batch evenly; ``only`` may choose different numbers.
             step: optimizer updates done; the queue counts from ``contrast.queue_start`` on.
+            batch: samples of the step over all ranks, where they are not the most that there are.
             stats: filled with diagnostics.
         """
         section, only = self.section, views.only
         known = views.ids if section.mask_duplicates else None
         rows = slice(None) if only is None else only
         queue = self.queue if step >= section.queue_start else None
-        equal = only is None and self.batch % distributed.world_size() == 0
+        equal = only is None and (batch or self._batch) % distributed.world_size() == 0
         options = replace(options_of(section), equal_rows=equal)
         contrast = functools.partial(
             capt_loss, views.s[rows], views.s_hat[rows], temperature=views.temperature,

@@ -122,10 +122,12 @@ class LanguageJob(Job):
             return None
         contrast = self.contrast.weight > 0
         heads = model.hidden * model.hidden + 2 * model.hidden * model.ffn * contrast
-        parameters = model.model_copy(update={"vocab_size": rows}).elements + heads
+        model = model.model_copy(update={"vocab_size": rows})
+        parameters, matrices = model.elements + heads, model.elements - model.model_copy(update={"layers": 0}).elements
         row = model.hidden * (4 if self.contrast.queue_dtype == "fp32" else 2) + 8  # and the id of its window
         average = 4 * ((contrast and self.contrast.momentum is not None) or self.checkpoint.ema is not None)
-        return parameters * (self.optimizer.bytes_per_parameter + average) + self.contrast.queue * row * contrast
+        weights = parameters * (4 + average) + 4 * self.optimizer.moments(parameters, matrices)
+        return weights + self.contrast.queue * row * contrast
 
     def check_inputs(self) -> list[str]:
         """Describe the corpus, the tokenizer and ``model.init``; see `capt.pretrain.language.inputs.describe_inputs`.

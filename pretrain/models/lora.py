@@ -22,7 +22,7 @@ def add_lora(encoder: nn.Module, section: LoraSection) -> None:
     B is 0, so that the first output is that of the encoder. The generator of random numbers moves on by what A draws.
 
     Raises:
-        ConfigError: a target is no linear layer inside the layers.
+        ConfigError: a target is no linear layer inside the layers, or there is none.
         ModuleNotFoundError: ``peft`` is not installed.
     """
     linear = [
@@ -35,6 +35,8 @@ def add_lora(encoder: nn.Module, section: LoraSection) -> None:
                 f"model.lora.targets: no linear layer inside the layers is called {target}; there are {known}"
             )
     chosen = [name for name in linear if not section.targets or any(_is_meant(name, each) for each in section.targets)]
+    if not chosen:
+        raise ConfigError("model.lora.targets: this encoder has no linear layer inside numbered layers; leave lora out")
     from peft import LoraConfig, inject_adapter_in_model
 
     config = LoraConfig(

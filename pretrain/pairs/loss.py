@@ -157,7 +157,9 @@ class PairTerm(ContrastTerm):
         self._distillation = distillation or PairDistillation()
         self._found: dict[str, list[Tensor]] = {}
 
-    def loss(self, views: Views, *, step: int, stats: ContrastStats | None = None) -> Float[Tensor, ""]:
+    def loss(
+        self, views: Views, *, step: int, batch: int | None = None, stats: ContrastStats | None = None
+    ) -> Float[Tensor, ""]:
         """The loss of some pairs of every rank, without its weight; their documents then enter the queue."""
         assert isinstance(views, PairViews)
         total = views.s.new_zeros(())

@@ -44,23 +44,23 @@ def measured(folder: Path) -> Measured:
 
     Raises:
         ConfigError: ``folder`` is no run folder.
-        DataError: the run has logged no ``seconds_per_step`` after its first row, or has no checkpoint, which names the
-            devices.
+        DataError: the run has logged no ``seconds_per_step`` after its first row and behind ``batch.ramp``, or has no
+            checkpoint, which names the devices.
     """
     require_run(folder)
     run = read_run(folder)
-    _, seconds = run.series("seconds_per_step", validation=False)
-    if len(seconds) < 2:
+    seconds = run.of_whole_steps("seconds_per_step")
+    if not seconds:
         raise DataError(
-            f"{folder / METRICS}: {len(seconds)} rows with seconds_per_step; a calibration needs 2 or more, the first "
-            "of which is not counted: lower run.log_every, or train for more steps"
+            f"{folder / METRICS}: no row with seconds_per_step after the first one and behind batch.ramp, which a "
+            "calibration needs: lower run.log_every, or train for more steps"
         )
     if run.checkpoint is None:
         raise DataError(f"{folder}: no checkpoint, which would say on how many and which devices the run was")
     found = device_named(run.checkpoint.provenance.get("hardware", ""))
     kind = "cpu" if found is None else found.name
     job = load_job(folder / CONFIG, resolved=True)
-    return Measured(str(folder), job, cluster(f"{run.checkpoint.world_size}x{kind}"), statistics.median(seconds[1:]))
+    return Measured(str(folder), job, cluster(f"{run.checkpoint.world_size}x{kind}"), statistics.median(seconds))
 
 
 def calibrated(runs: Sequence[Measured], kind: str) -> Mapping[Case, Assumptions]:

@@ -45,10 +45,10 @@ class StepTime:
     """Seconds of a step's parts on one rank.
 
     Attributes:
-        products: of matrix products on the device.
+        products: of matrix products on the device, those of Muon's update among them.
         between: of the operators between them, by the bytes that they move.
         launches: of the host, which starts all operators.
-        update: of the optimizer.
+        update: of the optimizer, by the bytes that it moves.
         zero: of gradients and weights on the wire, as far as nothing hides it.
         contrast: of the task's own collectives.
         overlaps: whether the host runs ahead of the device.
@@ -167,7 +167,7 @@ def predict(
     engine = job.engine
     zero = zero_received(
         step.weights, engine.zero_stage, cluster.count, step.parts, step.cached,
-        reduced=_bytes_of_gradients(engine), gathered=2 if engine.casts_weights else 4,
+        trained=step.trained, reduced=_bytes_of_gradients(engine), gathered=2 if engine.casts_weights else 4,
     )  # fmt: skip
     wire: dict[str, int] = {}
     for name, sent in (("ZeRO", zero), ("contrast", parts_of(step.sent))):
@@ -196,7 +196,7 @@ def _steps(job: Any) -> int | None:
 def _whole_steps(job: Any) -> float | None:
     steps = _steps(job)
     if steps is None or job.run.branch_from is not None:  # a branch begins behind the ramp
-        return steps
+        return None if steps is None else float(steps)
     return float(job.batches.samples_before(steps) / job.batch.global_)
 
 
@@ -229,25 +229,25 @@ def _bytes_of_gradients(engine: EngineSection) -> int:
 
 def _memory(job: Job, cluster: Cluster, step: RankStep) -> Memory:
     """Weights and gradients as the engines keep them; what DeepSpeed adds to them are formulas."""
-    engine, world, p = job.engine, cluster.count, step.weights
-    stage, moments = engine.zero_stage, job.optimizer.bytes_per_parameter - 4
+    engine, world, p, trained = job.engine, cluster.count, step.weights, step.trained
+    stage = engine.zero_stage
     plain = world == 1 and stage == 0 and engine.precision != "fp16"
-    whole = (2 if engine.casts_weights else 4) * p
-    weights = whole
-    gradients = whole if stage < 2 else 4 * p // world
+    size = 2 if engine.casts_weights else 4
+    weights = whole = size * p
+    gradients = size * trained if stage < 2 else 4 * trained // world
     section = contrast_of(job)
     momentum = section is not None and section.momentum is not None
-    average = 4 * p if momentum or job.checkpoint.ema is not None else 0
-    optimizer = average + (moments * p if stage == 0 else (moments + 4) * p // world)
+    average = 4 * trained if momentum or job.checkpoint.ema is not None else 0
+    optimizer = average + (4 * step.moments if stage == 0 else 4 * (step.moments + trained) // world)
     if offloads_optimizer(engine):
         optimizer = average
     if engine.offload_param:
-        weights = min(weights, whole // p * BUCKET)
-    buckets = 0 if plain else 2 * 4 * min(BUCKET, p) if stage in (1, 2) else 4 * p * (world > 1)
+        weights = min(weights, size * BUCKET)
+    buckets = 0 if plain else 2 * 4 * min(BUCKET, trained) if stage in (1, 2) else 4 * trained * (world > 1)
     kept = weights + gradients + step.queue
     # In the simulation whole weights lie there from the beginning, and whole gradients before the last backward pass
     # ends; where the engine keeps parts of them, the rest is not there.
-    during = step.peak - (whole - weights) - (whole - gradients if stage >= 2 else 0)
+    during = step.peak - (whole - weights) - (size * trained - gradients if stage >= 2 else 0)
     activations = max(during - kept, 0)
     return Memory(weights, gradients, optimizer, buckets, step.queue, activations,
                   RESERVE if cluster.device.is_gpu else 0)  # fmt: skip
@@ -267,13 +267,14 @@ def _time(job: Any, cluster: Cluster, step: RankStep, zero: Sequence[tuple[str, 
     bandwidth = given.memory * device.bandwidth
     reductions = [each for each in zero if each[0] != "_allgather_base_"]
     gathers = [each for each in zero if each[0] == "_allgather_base_"]
-    moments = (job.optimizer.bytes_per_parameter - 4) // 4
     owners = world if job.engine.zero_stage else 1
+    updates = step.update / owners / device.peak("bf16" if device.is_gpu else "fp32")
+    products = updates + sum(flops / peaks[name] for name, flops in work.flops_of.items())
     return StepTime(
-        products=given.scale * sum(flops / (given.products * peaks[name]) for name, flops in work.flops_of.items()),
+        products=given.scale * products / given.products,
         between=given.scale * work.moved / bandwidth,
         launches=given.scale * given.launch * work.operators,
-        update=given.scale * (3 + 2 * moments) * 4 * step.weights / owners / bandwidth,
+        update=given.scale * 4 * (3 * step.trained + 2 * step.moments) / owners / bandwidth,
         zero=(1 - given.zero_hidden) * traffic_seconds(reductions, world, given, device)
         + traffic_seconds(gathers, world, given, device),
         contrast=traffic_seconds(parts_of(step.sent), world, given, device),

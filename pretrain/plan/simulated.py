@@ -384,7 +384,6 @@ class Sent:
     dtype: str
     elements: int
     received: int
-    phase: str = ""
 
     @property
     def reduces(self) -> bool:
@@ -398,24 +397,23 @@ class Wire(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.sent: list[Sent] = []
-        self.phase = ""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         namespace, name = func._schema.name.split("::")
         if namespace == "c10d":
-            self.sent.append(_sent(name, args, self.phase))
+            self.sent.append(_sent(name, args))
         return func(*args, **(kwargs or {}))
 
 
-def _sent(name: str, args: Any, phase: str) -> Sent:
+def _sent(name: str, args: Any) -> Sent:
     if name == "_allgather_base_":
         out, own = args[0], args[1]
-        return Sent(name, _type(own), own.numel(), out.nbytes - own.nbytes, phase)
+        return Sent(name, _type(own), own.numel(), out.nbytes - own.nbytes)
     if name == "_reduce_scatter_base_":
         out, own = args[0], args[1]
-        return Sent(name, _type(own), own.numel(), own.nbytes - out.nbytes, phase)
+        return Sent(name, _type(own), own.numel(), own.nbytes - out.nbytes)
     tensors: list[Tensor] = args[0]
-    return Sent(name, _type(tensors[0]), sum(map(Tensor.numel, tensors)), sum(t.nbytes for t in tensors), phase)
+    return Sent(name, _type(tensors[0]), sum(map(Tensor.numel, tensors)), sum(t.nbytes for t in tensors))
 
 
 def _type(tensor: Tensor) -> str:

@@ -16,11 +16,13 @@ from torch.nn import functional as F
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.contrast import ContrastSection
-from capt.pretrain.config.schema import Job
+from capt.pretrain.config.schema import Job, OptimizerSection
 from capt.pretrain.contrastive.task import ContrastTask
 from capt.pretrain.contrastive.term import ContrastTerm
 from capt.pretrain.contrastive.views import Views
 from capt.pretrain.engine.engines.base import Engine
+from capt.pretrain.engine.optim.build import freeze
+from capt.pretrain.engine.optim.muon import muon_groups, orthogonalize_flops
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
 from capt.pretrain.engine.task import Progress
 from capt.pretrain.plan.simulated import Ledger, Sent, Wire, rank_of
@@ -38,7 +40,7 @@ class Rehearsal(NamedTuple):
     Where the module has ``completed(job)``, the job is that first, with the sizes that something else than it decides.
 
     Attributes:
-        task: a `Task` whose ``build_modules``, ``step`` and ``flops_per_step`` need no data.
+        task: a `Task` whose ``build_modules``, ``optimizers``, ``step`` and ``flops_per_step`` need no data.
         batch: a micro-batch of this rank, of the shapes that training has.
         assumed: what is not known before the data are read, and what is taken instead.
         longest: whether every row of the batch is as long as it may be, which few rows of the data are.
@@ -135,6 +137,9 @@ class RankStep:
 
     Attributes:
         weights: elements of all parameters.
+        trained: elements of those that are not frozen.
+        moments: elements of the optimizer's state.
+        update: operations of the update's products, those of Muon.
         encoder: work outside of the contrast, of all micro-batches.
         contrast: work of the contrast.
         sent: collectives of the task.
@@ -152,6 +157,9 @@ class RankStep:
     """
 
     weights: int
+    trained: int
+    moments: int
+    update: int
     encoder: Work
     contrast: Work
     sent: tuple[Sent, ...]
@@ -174,6 +182,7 @@ def rank_step(job: Job, world: int, *, gpu: bool) -> RankStep:
     Two micro-batches are simulated, which the others repeat. A cached contrast, which is one over all of them, is
     simulated by itself where there are more. Of a stack of equal layers (``model.layers``) the first few are
     simulated: work, weights and memory are affine in their number, or in that of their periods where kinds alternate.
+    Those that ``optimizer.freeze`` names are among them.
 
     Where a rank has fewer rows than ``batch.micro``, or parts that differ by one, all are as large as the largest.
 
@@ -189,7 +198,8 @@ def rank_step(job: Job, world: int, *, gpu: bool) -> RankStep:
     job = _with_micro(job, -(-job.batch.global_ // (parts * world)))
     model = getattr(job, "model", None)
     layers, period = getattr(model, "layers", 0), getattr(model, "period", 1)
-    least = LAYERS + (layers - LAYERS) % period
+    frozen = job.optimizer.freeze if isinstance(job.optimizer.freeze, int) else 0
+    least = LAYERS + frozen + (layers - LAYERS - frozen) % period
     if layers <= least + period:
         return _rank_step(job, world, gpu=gpu)
     few, more = (_rank_step(_with_layers(job, least + i * period), world, gpu=gpu) for i in range(2))
@@ -197,6 +207,9 @@ def rank_step(job: Job, world: int, *, gpu: bool) -> RankStep:
     return replace(
         few,
         weights=few.weights + times * (more.weights - few.weights),
+        trained=few.trained + times * (more.trained - few.trained),
+        moments=few.moments + times * (more.moments - few.moments),
+        update=few.update + times * (more.update - few.update),
         encoder=few.encoder + (more.encoder - few.encoder) * times,
         peak=few.peak + times * (more.peak - few.peak),
         again=few.again + (more.again - few.again) * times,
@@ -258,7 +271,8 @@ def _rank_step(job: Any, world: int, *, gpu: bool) -> RankStep:
     flops = task.flops_per_step()
     tokens = task.tokens([whole_step.batch], sequences) if hasattr(task, "tokens") else 0
     return RankStep(
-        weights, encoder, contrast, tuple(sent), peak, queue, flops, tokens, parts, cached, rehearsal.assumed,
+        weights, marks["trained"], marks["moments"], marks["update"],
+        encoder, contrast, tuple(sent), peak, queue, flops, tokens, parts, cached, rehearsal.assumed,
         Work({}, 0, 0) if step.first is None else Work.of(step.first), marks.get("graph", 0), during,
         rehearsal.longest,
     )  # fmt: skip
@@ -303,13 +317,14 @@ def simulate_step(
     task: Any = rehearsal.task
     batch = [rehearsal.batch] * parts
     with rank_of(world, rank, gpu=gpu), Ledger() as ledger:
-        with _weights_of_16_bits() if job.engine.casts_weights else nullcontext():
+        with _weights_of_16_bits() if job.engine.casts_weights else nullcontext(), _unmoved():
             modules = task.build_modules()
         weights = sum(p.numel() for module in modules.values() for p in module.parameters())
+        updated = _updated(modules, {name: each.section for name, each in task.optimizers().items()}, job.optimizer)
         term = getattr(task, "contrast", None)
         queued = task if term is None else term
         stored = fill_queue(queued, task.width) if getattr(queued, "queue", None) is not None else 0
-        before, marks = ledger.live, {"weights": 4 * weights, "queue": stored}
+        before, marks = ledger.live, {"weights": 4 * weights, "queue": stored, **updated}
         ledger.reset()
         with Wire() as wire, _marked(term, ledger, marks), _passes(task, ledger, marks) as passes:
             engines: dict[str, Any] = {
@@ -321,6 +336,22 @@ def simulate_step(
         marks["peak of the step"] = peak
         first = passes[0] if passes else None
         return replace(Simulated.of(wire, ledger, before, stored), peak=peak, first=first), marks, rehearsal
+
+
+def _updated(
+    modules: Mapping[str, nn.Module], sections: Mapping[str, OptimizerSection], usual: OptimizerSection
+) -> dict[str, int]:
+    """Freeze what the job freezes; count elements that are trained, their moments, and operations of their update."""
+    found = dict.fromkeys(("trained", "moments", "update"), 0)
+    for name, module in modules.items():
+        section = sections.get(name, usual)
+        freeze(module, section)
+        trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+        matrices: list[Tensor] = muon_groups(module, 0.0)[0][0]["params"] if section.type == "muon" else []
+        found["trained"] += trained
+        found["moments"] += section.moments(trained, sum(p.numel() for p in matrices))
+        found["update"] += sum(orthogonalize_flops(*p.shape) for p in matrices)
+    return found
 
 
 def simulate_contrast(
@@ -435,6 +466,11 @@ def _weights_of_16_bits() -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+def _unmoved() -> Any:
+    """Modules stay where they are, as peft moves its adapters; parameters that are watched cannot be swapped."""
+    return mock.patch.object(nn.Module, "to", lambda module, *_, **__: module)
 
 
 @contextmanager

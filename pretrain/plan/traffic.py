@@ -29,6 +29,7 @@ def zero_received(
     cached: bool,
     bucket: int = BUCKET,
     *,
+    trained: int | None = None,
     reduced: int = 4,
     gathered: int = 4,
 ) -> list[tuple[str, int]]:
@@ -39,28 +40,21 @@ def zero_received(
     micro-batch, for they keep no whole gradient. Stages 1 and 2 then gather the weights; stage 3 does for each forward
     and each backward pass, and for the first pass of a cached contrast; recomputed layers are counted with their
     backward pass. An all-reduce is given by the size of the whole, which a ring receives twice. ``reduced`` and
-    ``gathered`` are the bytes of an element of the gradients and of the weights on the wire.
+    ``gathered`` are the bytes of an element of the gradients and of the weights on the wire. Where only ``trained`` of
+    the weights are, the others have no gradients, and stage 3 alone gathers them.
     """
     if world == 1:
         return []
-    gather = ("_allgather_base_", gathered * weights * (world - 1) // world)
+    trained = weights if trained is None else trained
+    gather = ("_allgather_base_", gathered * (weights if stage == 3 else trained) * (world - 1) // world)
     if stage == 3:
-        return [("_reduce_scatter_base_", reduced * weights * (world - 1) // world)] * parts + [gather] * (
+        return [("_reduce_scatter_base_", reduced * trained * (world - 1) // world)] * parts + [gather] * (
             parts * (3 if cached else 2)
         )
     if stage == 0:
-        return [("allreduce_", reduced * weights)]
-    sizes = [bucket] * (weights // bucket) + [weights % bucket] * (weights % bucket > 0)
+        return [("allreduce_", reduced * trained)]
+    sizes = [bucket] * (trained // bucket) + [trained % bucket] * (trained % bucket > 0)
     return [("allreduce_", reduced * size) for size in sizes] * (parts if stage == 2 else 1) + [gather]
-
-
-def state_bytes(weights: int, stage: Stage, world: int) -> int:
-    """Weights, gradients and both moments of Adam of a rank, all in fp32.
-
-    Stages 1 and 2 update a copy of the weights that a rank owns (DeepSpeed's ``single_partition_of_fp32_groups``).
-    """
-    whole, spread = {0: (4, 0), 1: (2, 3), 2: (1, 4), 3: (0, 4)}[stage]
-    return 4 * weights * whole + 4 * weights * spread // world
 
 
 def collective_seconds(name: str, received: int, world: int, given: Assumptions, device: Device) -> float:

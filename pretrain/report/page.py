@@ -9,6 +9,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
+from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.engine.judgement import direction
 from capt.pretrain.report.compare import Comparison, MetricSummary
 from capt.pretrain.report.document import ReportFigure, ReportSection, Table, number
@@ -130,14 +131,17 @@ def _judgements(comparison: Comparison) -> Table:
 
 
 def _predictions(comparison: Comparison) -> list[ReportSection]:
-    """What was predicted of each run that has a plan, beside the median of what was measured after its first row."""
+    """What was predicted of each run that has a plan, beside the median of what was measured of whole steps."""
     rows = []
     for run in comparison.runs:
         if run.plan is None:
             continue
         where = {"run": run.folder.resolve().name, "devices": f"{run.plan.ranks} x {run.plan.devices}"}
         for name, of in (("seconds_per_step", run.plan.seconds_per_step), ("mfu", run.plan.mfu)):
-            values = run.series(name, validation=False)[1][1:]
+            try:
+                values = run.of_whole_steps(name) if of is not None else []
+            except ConfigError:  # the task is not installed here, so that nothing says how long the ramp is
+                values = []
             if of is not None and values:
                 seen = statistics.median(values)
                 predicted = f"{of.predicted:.4g} ({of.least:.4g} to {of.most:.4g})"

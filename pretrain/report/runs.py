@@ -117,6 +117,18 @@ class RunRecord:
         rows = [row for row in (self.validation if validation else self.training) if key in row.figures]
         return [row.step for row in rows], [row.figures[key] for row in rows]
 
+    def of_whole_steps(self, key: str) -> list[float]:
+        """The values of a training curve after its first row that are of steps of ``batch.global`` alone.
+
+        Raises:
+            ConfigError: the configuration has ``batch.ramp``, and is none of a job that is known here.
+        """
+        ramp = 0
+        if self.config.get("batch.ramp"):
+            ramp = load_job(str(self.folder / "config.yaml"), resolved=True).batches.stages[-1].step
+        steps, values = self.series(key, validation=False)
+        return [value for before, value in zip(steps, values[1:], strict=False) if before >= ramp]
+
     def keys(self, *, validation: bool) -> list[str]:
         """The names of all curves, in the order in which the run first logged them."""
         rows = self.validation if validation else self.training

@@ -79,12 +79,12 @@ def embed(
                 distinct = {name: text for text in window if (name := text_hash(text)) not in seen}
                 seen.update(distinct)
                 _embed_window(encoder, distinct, role, tokens, store)
-                pace.done(len(window), store.added)
+                pace.done(len(window))
         finally:
             store.close()
     barrier()
     store.reload()
-    pace.end(store.added)
+    pace.end(sum(gather_objects(store.added)))
     return store
 
 
@@ -145,7 +145,7 @@ class _Pace:
         self._begin = self._told = time.monotonic()
         self._count = 0
 
-    def done(self, count: int, encoded: int) -> None:
+    def done(self, count: int) -> None:
         self._count += count
         if self._progress is not None:
             self._progress(self._count, max(self._total, self._count))
@@ -157,6 +157,7 @@ class _Pace:
             logger.info("%s texts, %.0f a second%s", f"{self._count:,}", rate, left)
 
     def end(self, encoded: int) -> None:
+        """Say how many texts all ranks have encoded."""
         if rank() == 0 and encoded:
             seconds = time.monotonic() - self._begin
             logger.info("encoded %s texts in %.1f s (%.0f a second)", f"{encoded:,}", seconds, encoded / seconds)

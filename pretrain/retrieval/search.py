@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 
 from capt.pretrain.base.distributed import all_gather, device
+from capt.pretrain.contrast.kernels import FP32
 
 BLOCK = 8192
 """Documents in one product."""
@@ -106,10 +107,11 @@ class TopK:
             return
         documents = torch.from_numpy(np.ascontiguousarray(rows)).to(device())
         self._longest = max(self._longest, float(_lengths(rows).max()))
-        parts = [
-            self._candidates(self._on_device[start : start + _QUERIES] @ documents.T, start)
-            for start in range(0, len(self._queries), _QUERIES)
-        ]
+        with FP32.applied_on(device()):  # the bound of `_limit` is that of IEEE's fp32
+            parts = [
+                self._candidates(self._on_device[start : start + _QUERIES] @ documents.T, start)
+                for start in range(0, len(self._queries), _QUERIES)
+            ]
         queries, columns, products = (np.concatenate(each) for each in zip(*parts, strict=True))
         used = np.zeros(len(rows), dtype=bool)
         used[columns] = True

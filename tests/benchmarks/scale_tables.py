@@ -10,7 +10,7 @@ from capt.pretrain.config.load import load_job
 from capt.pretrain.plan.devices import CASES, cluster
 from capt.pretrain.plan.predict import predict
 from capt.pretrain.plan.step import Simulated, Work, rank_step
-from capt.pretrain.plan.traffic import state_bytes, zero_received
+from capt.pretrain.plan.traffic import Stage, zero_received
 from tests.benchmarks.scale_step import job_at, simulate_contrast
 from tests.benchmarks.scale_time import CHEAP, DEAR, MIDDLE, Given, StepTime, step_time
 
@@ -19,6 +19,15 @@ GLOBAL = 8192
 WORLDS = (8, 64, 1024)
 QUEUES = (0, 1 << 16, 1 << 20, 1 << 24)
 ZERO = 1
+
+
+def state_bytes(weights: int, stage: Stage, world: int) -> int:
+    """Weights, gradients and both moments of Adam of a rank, all in fp32.
+
+    Stages 1 and 2 update a copy of the weights that a rank owns (DeepSpeed's ``single_partition_of_fp32_groups``).
+    """
+    whole, spread = {0: (4, 0), 1: (2, 3), 2: (1, 4), 3: (0, 4)}[stage]
+    return 4 * weights * whole + 4 * weights * spread // world
 
 
 @dataclass(frozen=True)

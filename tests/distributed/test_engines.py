@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 
 import numpy as np
 import pytest
@@ -115,8 +116,8 @@ def _updated(kind: str, stage: int, micro: int, offload: bool) -> list[tuple[str
     more = [f"optimizer.type={kind}", f"engine.offload_optimizer={offload}"]
     job = load_job("capt_tiny", ["engine.precision=fp32", *settings, *more])
     torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(5, 3), nn.LayerNorm(3), nn.Linear(3, 7))
-    engine = build_engines({"layers": module}, job)["layers"]
+    layers = nn.Sequential(nn.Linear(5, 3), nn.LayerNorm(3), nn.Linear(3, 7))
+    engine = build_engines({"model": nn.Sequential(OrderedDict(layers=layers))}, job)["model"]
     rows = torch.randn(4, 6, 5, generator=torch.Generator().manual_seed(1))
     for size, batch in zip((1.0, 30.0, 1.0, 10.0), rows, strict=True):
         for part in batch[distributed.rank() :: distributed.world_size()].split(micro):

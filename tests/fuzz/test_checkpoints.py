@@ -112,7 +112,7 @@ def _damage_tensors(rng: random.Random, checkpoint: Path) -> None:
     if rng.random() < 0.4:
         path.write_bytes(mutated(rng, path.read_bytes()))
     else:
-        sizes = {"first.weight": 91, "first.bias": 13, "norm.weight": 13, "last.weight": 91, "scale": 1, "other": 5}
+        sizes = {"first.weight": 91, "first.bias": 13, "norm.weight": 13, "layers.0.weight": 91, "scale": 1, "other": 5}
         types = (torch.float32, torch.float32, torch.float16, torch.int64, torch.bool)
         tensors = {}
         for _ in range(rng.randint(0, 6)):

@@ -28,13 +28,13 @@ class ToyModel(nn.Module):
         super().__init__()
         self.first = nn.Linear(7, width)
         self.norm = nn.LayerNorm(width)
-        self.last = nn.Linear(width, 7)
+        self.layers = nn.ModuleList([nn.Linear(width, 7)])
         self.scale = nn.Parameter(torch.ones(1))
         self.tied = nn.Linear(7, width, bias=False)
         self.tied.weight = self.first.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.scale * self.last(torch.tanh(self.norm(self.first(x))))
+        x = self.scale * self.layers[0](torch.tanh(self.norm(self.first(x))))
         return self.tied(x)
 
 

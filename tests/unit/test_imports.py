@@ -99,7 +99,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "pretrain.pairs": (*TASK, "pretrain.convert", *_in("pretrain.language", "backbone", "inputs", "plan")),
     "pretrain.retrieval": (
         *(*BASE, "tokenizer", "pretrain.convert"),
-        *_in("pretrain", "config", "data", "engine", "language", "models", "pairs"),
+        *_in("pretrain", "config", "contrast", "data", "engine", "language", "models", "pairs"),
     ),
     "pretrain.latent.text_files": (*BASE, "pretrain.config"),
     "pretrain.latent.config": (*BASE, "pretrain.config", "pretrain.latent.text_files"),

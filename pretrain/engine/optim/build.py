@@ -175,7 +175,7 @@ def build_optimizer(section: OptimizerSection, engine: EngineSection, module: nn
 
     Raises:
         ConfigError: the backend asked for by name is not available here, or cannot update an offloaded state; or the
-            optimizer needs whole parameters, which ``engine.zero_stage`` cuts.
+            optimizer needs whole parameters, which ``engine.zero_stage`` cuts, or is for layers that are not there.
     """
     try:
         section.check_sharding(engine.zero_stage)

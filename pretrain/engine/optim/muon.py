@@ -1,8 +1,9 @@
-"""Muon for the matrices of hidden layers, AdamW for all other parameters, as one optimizer at every ZeRO stage."""
+"""Muon for the matrices of numbered layers, AdamW for all other parameters, as one optimizer at every ZeRO stage."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.engine.optim.optimizers import OwnOptimizer
 
 Groups = list[dict[str, Any]]
@@ -22,14 +24,31 @@ _AT_ONCE = 25_000_000
 """Elements of cut matrices that are put together at a time."""
 
 
-def muon_groups(module: nn.Module, weight_decay: float) -> tuple[Groups, Groups]:
-    """The groups for Muon, and those for AdamW: embeddings (tied output layers with them), vectors and tensors.
+_IN_A_LAYER = re.compile(r"layers?\.\d+\.")
+_ADAPTER = ".lora_"
 
-    As elsewhere, vectors do not decay.
+
+def muon_groups(module: nn.Module, weight_decay: float) -> tuple[Groups, Groups]:
+    """The groups for Muon, which are the matrices of numbered layers, and those for AdamW: the rest.
+
+    The rest are embeddings, heads and projections (Jordan 2024), adapters, vectors and tensors. As elsewhere, vectors
+    do not decay.
+
+    Raises:
+        ConfigError: the module trains no matrix of a numbered layer.
     """
     tables = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    matrices = [p for p in parameters if len(_shape(p)) == 2 and id(p) not in tables]
+    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    parameters = [p for _, p in named]
+    matrices = [
+        p for name, p in named
+        if len(_shape(p)) == 2 and id(p) not in tables and _IN_A_LAYER.search(name) and _ADAPTER not in name
+    ]  # fmt: skip
+    if not matrices:
+        raise ConfigError(
+            "optimizer.type muon: it is for matrices of numbered layers, and this model trains none; set "
+            "optimizer.type=adamw"
+        )
     taken = {id(p) for p in matrices}
     others = [
         {"params": [p for p in parameters if len(_shape(p)) > 1 and id(p) not in taken], "weight_decay": weight_decay},
@@ -58,6 +77,12 @@ def orthogonalize(matrix: Float[Tensor, "a b"]) -> Float[Tensor, "a b"]:
         gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.T if matrix.shape[0] > matrix.shape[1] else x).to(matrix.dtype)
+
+
+def orthogonalize_flops(rows: int, columns: int) -> int:
+    """Operations of `orthogonalize`, a multiply-add being 2: three products in each step."""
+    a, b = sorted((rows, columns))
+    return _STEPS * (4 * a * a * b + 2 * a**3)
 
 
 @dataclass(frozen=True)

@@ -152,17 +152,18 @@ def test_graphs_are_kept_as_far_as_a_gpu_has_memory(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: peak[0])
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 45)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (55, 120))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: peak.__setitem__(0, used[0]))
     monkeypatch.setattr(kept_graphs, "MARGIN", 0.1)
     kept = KeptGraphs("auto", torch.device("cuda"))
 
-    def step(sizes: list[int], was_skipped: bool = False) -> int:
-        kept.begin_step()
+    def step(sizes: list[int], was_skipped: bool = False, sequences: int = 9, at_most: int = 0) -> int:
+        kept.begin_step(sequences)
         before, count = used[0], 0
         while count < len(sizes) and kept.has_room_for(count):
             with kept.measured():
                 used[0] += sizes[count]
             count += 1
-        used[0] = before
+        used[0], peak[0] = before, max(peak[0], at_most)
         kept.end_step(lambda: was_skipped)
         return count
 
@@ -173,3 +174,6 @@ def test_graphs_are_kept_as_far_as_a_gpu_has_memory(monkeypatch: pytest.MonkeyPa
     assert step([12] * 9) == (90 - 40) // 12 + 1
     assert step([5, 5, 5, 40, 5, 5]) == 4  # graphs of texts differ; from now on one of 40 must fit beside the others
     assert step([12] * 9) == 2
+    peak[0] = 88
+    assert step([15] * 18, sequences=18, at_most=55) == 1, "a larger step has a larger contrast: measured again"
+    assert step([15] * 18, sequences=18) == (90 - 55) // 15 + 1

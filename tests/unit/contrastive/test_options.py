@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass, fields
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -75,7 +76,9 @@ def test_a_new_option_is_read_from_the_key_of_its_name(monkeypatch: pytest.Monke
     assert options_of(Section()) == _Toy(toy=5.0)
 
 
-def test_every_option_of_a_job_reaches_the_softmax(seen: list[ContrastOptions]) -> None:
+def test_every_option_of_a_job_reaches_the_softmax(
+    seen: list[ContrastOptions], monkeypatch: pytest.MonkeyPatch
+) -> None:
     keys = {field.name for field in fields(ContrastOptions)} & set(ContrastSection.model_fields)
     assert keys == set(OTHER)
     rows = unit(4, 8, seed=0, dtype=torch.float32)
@@ -87,6 +90,11 @@ def test_every_option_of_a_job_reaches_the_softmax(seen: list[ContrastOptions]) 
         assert seen[-1].equal_rows
         contrast.loss(Views(rows, rows, torch.arange(4), 0.1, only=torch.tensor([0, 2])), step=10**9)
         assert not seen[-1].equal_rows  # ranks may choose different numbers of samples
+    with monkeypatch.context() as patch:
+        patch.setattr(term, "distributed", SimpleNamespace(world_size=lambda: 3))
+        for batch, equal in ((None, False), (6, True)):
+            contrast.loss(Views(rows, rows, torch.arange(4), 0.1), step=0, batch=batch)
+            assert seen[-1].equal_rows == equal
 
 
 def test_an_option_without_a_queue_to_use_it_is_refused_where_it_has_no_meaning() -> None:

@@ -13,6 +13,7 @@ from capt.pretrain.config import load_job
 from capt.pretrain.engine.engines.build import build_engines
 from capt.pretrain.engine.optim import build
 from capt.pretrain.engine.optim.build import apex_available, build_optimizer, layer_depths, parameter_groups
+from capt.pretrain.engine.optim.muon import muon_groups
 from capt.pretrain.engine.optim.optimizers import Lamb
 from capt.pretrain.engine.optim.settings import ModuleOptimizer, learning_rate
 
@@ -136,17 +137,21 @@ def test_muon_takes_the_matrices_and_adamw_the_rest(shape: tuple[int, int]) -> N
     torch.manual_seed(0)
     rows, columns = shape
     ours, theirs = (
-        nn.ModuleList([nn.Embedding(5, 4), nn.Linear(columns, rows), nn.LayerNorm(6)]).double() for _ in range(2)
-    )
+        nn.ModuleDict({
+            "layers": nn.ModuleList([nn.Embedding(5, 4), nn.Linear(columns, rows), nn.LayerNorm(6)]),
+            "head": nn.ModuleDict({"0": nn.Linear(3, 2, bias=False)}),
+        }).double()
+        for _ in range(2)
+    )  # fmt: skip
     theirs.load_state_dict(ours.state_dict())
     optimizer = _build(["optimizer.type=muon", "optimizer.weight_decay=0.1", "engine.zero_stage=1"], ours)
     section = load_job("capt_tiny").optimizer
-    table, weight, bias, gain, shift = theirs.parameters()
+    table, weight, bias, gain, shift, head = theirs.parameters()
     expected, momentum = weight.detach().clone(), torch.zeros_like(weight)
     adam = {"betas": section.betas, "eps": section.eps}
     references: list[torch.optim.Optimizer] = [
         torch.optim.Muon([weight], weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW([table], weight_decay=0.1, **adam),
+        torch.optim.AdamW([table, head], weight_decay=0.1, **adam),
         torch.optim.AdamW([bias, gain, shift], weight_decay=0.0, **adam),
     ]
     for step in range(3):
@@ -163,11 +168,21 @@ def test_muon_takes_the_matrices_and_adamw_the_rest(shape: tuple[int, int]) -> N
         for each in (optimizer, *references):
             each.step()
     for (name, a), b in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
-        if name == "1.weight":
+        if name == "layers.1.weight":
             torch.testing.assert_close(a.detach(), expected, rtol=1e-9, atol=1e-11)
             torch.testing.assert_close(a, b[1], rtol=0, atol=2e-2)
         else:
             assert torch.equal(a, b[1]), name
+
+
+def test_muon_takes_no_adapters_and_refuses_a_model_without_layers() -> None:
+    layer = nn.ModuleDict({"lora_A": nn.Linear(4, 2, bias=False), "base_layer": nn.Linear(4, 4, bias=False)})
+    module = nn.ModuleDict({"layer": nn.ModuleList([nn.ModuleDict({"query": layer})])})
+    (matrices,), _ = muon_groups(module, 0.0)
+    assert [p.shape for p in matrices["params"]] == [(4, 4)]
+    layer["base_layer"].requires_grad_(False)
+    with pytest.raises(ConfigError, match=r"optimizer\.type muon: .* set optimizer\.type=adamw"):
+        muon_groups(module, 0.0)
 
 
 @pytest.mark.parametrize(

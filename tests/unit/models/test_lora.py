@@ -84,6 +84,8 @@ def test_targets_are_chosen_by_name_and_refused_where_there_are_none(tmp_path: P
     encoder = _encoder(tmp_path, "RobertaModel")
     with pytest.raises(ConfigError, match=r"called value; there are ffn_in, ffn_out, key_value, output, query"):
         add_lora(encoder, LoraSection(targets=["query", "value"]))
+    with pytest.raises(ConfigError, match=r"model\.lora\.targets: .* no linear layer inside numbered layers"):
+        add_lora(torch.nn.Linear(2, 2), LoraSection())
     add_lora(encoder, LoraSection(targets=["query"]))
     adapters = [name for name, p in encoder.named_parameters() if p.requires_grad]
     assert len(adapters) == 4

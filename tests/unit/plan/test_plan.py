@@ -9,21 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from capt.launcher.cli import main
 from capt.launcher.plan import Launch, Options
 from capt.launcher.preflight.run import predicted
-from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.config.load import load_job
 from capt.pretrain.contrastive.kept_graphs import MARGIN
 from capt.pretrain.models.config import RobertaConfig
 from capt.pretrain.plan import step
 from capt.pretrain.plan.advice import changes
-from capt.pretrain.plan.calibrate import Measured, calibrated
+from capt.pretrain.plan.calibrate import Measured, calibrated, measured
 from capt.pretrain.plan.devices import CASES, CENTRAL, FAST, SLOW, cluster
 from capt.pretrain.plan.predict import PLAN, RESERVE, predict, require_fit
 from capt.pretrain.plan.traffic import collective_seconds
 from capt.pretrain.report import report
+from capt.pretrain.report.runs import read_run
 from tests.benchmarks.bench_plan import MEMORY, job_of, tracked_peak
 from tests.support import run_ranks
 
@@ -49,26 +51,29 @@ def _simulated_once() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("overrides", [MEMORY[3], MEMORY[4], MEMORY[5]], ids=["bf16", "cached", "kept"])
+@pytest.mark.parametrize(
+    "overrides",
+    [MEMORY[3], MEMORY[4], MEMORY[5], [*MEMORY[3], "optimizer.freeze=1", "optimizer.type=muon"]],
+    ids=["bf16", "cached", "kept", "frozen"],
+)
 def test_memory_is_what_the_allocator_gives_out(overrides: list[str]) -> None:
     tracked = run_ranks(tracked_peak, 1, overrides)[0]
     assert predict(job_of(overrides), cluster("cpu")).memory.total == pytest.approx(tracked, rel=0.03)
 
 
 @pytest.mark.parametrize(
-    ("recompute", "total", "gpu"),  # 64: cached, 32: one micro-batch
+    ("recompute", "total", "gpu", "optimizer"),  # 64: cached, 32: one micro-batch
     [
-        ("none", 64, True),
-        ("full", 32, False),
-        pytest.param("full", 32, True, marks=pytest.mark.slow),
-        pytest.param("none", 32, False, marks=pytest.mark.slow),
-        pytest.param("full", 64, False, marks=pytest.mark.slow),
+        ("none", 64, True, "optimizer.type=muon"),
+        ("full", 32, False, "optimizer.freeze=1"),
+        pytest.param("full", 32, True, "optimizer.freeze=embeddings", marks=pytest.mark.slow),
+        pytest.param("none", 32, False, "optimizer.freeze=2", marks=pytest.mark.slow),
+        pytest.param("full", 64, False, "optimizer.type=adamw", marks=pytest.mark.slow),
     ],
 )
-def test_layers_are_affine(recompute: str, total: int, gpu: bool) -> None:
-    job = load_job(
-        "capt_large", [*SMALL, "model.layers=5", f"batch.global={total}", f"model.activation_checkpointing={recompute}"]
-    )
+def test_layers_are_affine(recompute: str, total: int, gpu: bool, optimizer: str) -> None:
+    sizes = ["model.layers=5", f"batch.global={total}", f"model.activation_checkpointing={recompute}"]
+    job = load_job("capt_large", [*SMALL, *sizes, optimizer])
     assert step.rank_step(job, 8, gpu=gpu) == step._rank_step(step._quiet(job), 8, gpu=gpu)
 
 
@@ -139,6 +144,38 @@ def test_fine_tuning_is_planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     three = predict(job, cluster("cpu"))
     assert three.steps == 10 * 2
     assert three.step.weights - unknown.step.weights == 2 * 65
+
+
+def test_what_is_frozen_has_no_gradient_and_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("capt.finetune.plan.described_encoder", _tiny_encoder)
+    job = ["data.path=none", "model.init=none", "batch.micro=8", "engine.zero_stage=1", "engine.precision=fp32"]
+    plain, frozen, adapted = (
+        predict(load_job("rte", [*job, *more]), cluster("2xh100"))
+        for more in ([], ["optimizer.freeze=1"], ["model.lora.rank=4"])
+    )
+    head, layer = 64 * 64 + 64 + 64 * 2 + 2, 7 * 64 + 4 * 64 + 4 * 64 * 64 + 2 * 64 * 128
+    assert (frozen.step.weights, frozen.step.trained) == (plain.step.weights, head + layer)
+    assert adapted.step.trained == head + 2 * 4 * (128 + 192 + 128 + 192 + 192)
+    for found in (frozen, adapted):
+        trained = found.step.trained
+        assert (found.memory.gradients, found.memory.optimizer) == (4 * trained, 12 * trained // 2)
+        assert found.memory.buckets == 8 * trained
+        assert sum(size for name, size in found.wire.items() if name.startswith("ZeRO")) == 4 * trained + 2 * trained
+        assert found.times["central"].update == pytest.approx(
+            plain.times["central"].update * trained / plain.step.trained
+        )
+    assert frozen.memory.activations < plain.memory.activations
+
+
+def test_muon_keeps_one_moment_of_a_matrix_and_multiplies() -> None:
+    adam, muon = (
+        predict(load_job("capt_large", [*SMALL, f"optimizer.type={kind}", "engine.zero_stage=0"]), cluster("h100"))
+        for kind in ("adamw", "muon")
+    )
+    shapes = 2 * [(32, 32), (64, 32), (32, 32), (48, 32), (32, 48)]
+    assert adam.memory.optimizer - muon.memory.optimizer == 4 * sum(a * b for a, b in shapes)
+    assert muon.step.update == 5 * sum(4 * min(s) ** 2 * max(s) + 2 * min(s) ** 3 for s in shapes)
+    assert muon.times["central"].products > adam.times["central"].products
 
 
 @pytest.mark.parametrize(
@@ -316,6 +353,21 @@ def test_a_launch_on_gpus_is_planned(tmp_path: Path) -> None:
     assert predicted(launch, 2, []) == predicted(launch, 2, [["NVIDIA T4", "15360 MiB", "550"]]) == {}
     with pytest.raises(ConfigError, match="GiB too much"):
         predicted(launch, 2, [["NVIDIA H100 80GB HBM3", "1024 MiB", "550"]])
+
+
+def test_steps_of_a_ramp_are_no_measure(tmp_path: Path) -> None:
+    """10 steps of 16 sequences, and then of 64: the row of step 12 holds both."""
+    (tmp_path / "run").mkdir()
+    job = load_job("capt_tiny", [*SMALL, f"batch.ramp=[[{10 * 16 * 16},16]]", "run.dir=run"])
+    config = yaml.safe_dump(job.model_dump(mode="json", by_alias=True))
+    (tmp_path / "run" / "config.yaml").write_text(config)
+    seconds = {4: 1.0, 8: 1.0, 12: 3.0, 16: 4.0, 20: 4.0}
+    rows = [{"step": n, "samples": n, "tokens": n, "seconds_per_step": s} for n, s in seconds.items()]
+    (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_run(tmp_path / "run").of_whole_steps("seconds_per_step") == [4.0, 4.0]
+    (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:3]))
+    with pytest.raises(DataError, match=r"no row .* behind batch\.ramp"):
+        measured(tmp_path / "run")
 
 
 def test_the_report_shows_predicted_and_measured(tmp_path: Path) -> None:

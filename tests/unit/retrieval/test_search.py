@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.overrides import TorchFunctionMode
 
+from capt.pretrain.contrast.kernels import Products
 from capt.pretrain.retrieval.search import TopK, by_id, pair_scores, unit_rows
 from tests.support import run_ranks
 
@@ -54,6 +58,29 @@ def test_products_that_fp32_confuses_are_told_apart() -> None:
     queries, rows = unit_rows(generator.standard_normal((3, 512)).astype(np.float32)), unit_rows(rows)
     names = [str(i) for i in range(len(rows))]
     assert searched(queries, rows, names, 20, 1000) == reference(queries, rows, names, 20)
+
+
+class _Gpu(TorchFunctionMode):
+    """Products as on a GPU: with factors of 11 bits where the process allows TF32."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.matmul and torch.backends.cuda.matmul.fp32_precision == "tf32":
+            args = [(x.view(torch.int32) & -8192).view(torch.float32) for x in args]
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_process_that_allows_tf32_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(3)
+    rows = unit_rows(generator.standard_normal((1, 64)) + generator.normal(0, 1e-4, (2000, 64))).astype(np.float32)
+    queries, names = rows[:5] + np.float32(0.5), [str(i) for i in range(len(rows))]
+    applied_on = Products.applied_on
+    monkeypatch.setattr(Products, "applied_on", lambda self, _: applied_on(self, torch.device("cuda")))
+    before, torch.backends.cuda.matmul.fp32_precision = torch.backends.cuda.matmul.fp32_precision, "tf32"
+    try:
+        with _Gpu():
+            assert searched(queries, rows, names, 10, 500) == reference(queries, rows, names, 10)
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
 
 
 def test_vectors_that_are_not_normalized() -> None:

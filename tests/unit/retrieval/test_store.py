@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
+from capt.pretrain.base.distributed import rank
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.engine.task import Role
-from capt.pretrain.retrieval.encode import Options, batches, embed, rows_of
+from capt.pretrain.retrieval.encode import Options, batches, embed, logger, rows_of
 from capt.pretrain.retrieval.store import Identity, VectorStore, text_hash
 from tests.support import run_ranks
 from tests.unit.retrieval.toy import ToyEncoder
@@ -114,7 +116,7 @@ def test_a_damaged_vector_is_said_and_encoded_again(
     expected = rows_of(embed(ToyEncoder(), texts, "document", Options(tmp_path)), texts)
     (path,) = tmp_path.rglob("*.rows")
     with path.open("r+b") as file:
-        for row in (3, 150, 151):
+        for row in (3, 13, 151):
             file.seek(row * 48 + 5)
             file.write(b"\xff")
     if world > 1:
@@ -132,7 +134,10 @@ def test_a_damaged_vector_is_said_and_encoded_again(
 
 def _repaired(folder: str, texts: list[str]) -> list[str]:
     encoder = ToyEncoder()
-    rows_of(embed(encoder, texts, "document", Options(Path(folder))), texts)
+    with mock.patch.object(logger, "info") as said:
+        rows_of(embed(encoder, texts, "document", Options(Path(folder), tokens=64)), texts)
+    if rank() == 0:
+        assert said.call_args.args[:2] == ("encoded %s texts in %.1f s (%.0f a second)", "3"), "those of all ranks"
     return encoder.encoded
 
 

@@ -69,6 +69,9 @@ def test_sizes_that_a_tokenizer_or_init_brings_are_not_guessed(tmp_path: Path) -
     plain = load_job("capt_tiny", ["contrast.queue=0", "optimizer.type=sgd", "optimizer.momentum=0"])
     adam = load_job("capt_tiny", ["contrast.queue=0"])
     assert adam.checkpoint_bytes() == 3 * plain.checkpoint_bytes()  # type: ignore[operator]
+    muon = load_job("capt_tiny", ["contrast.queue=0", "optimizer.type=muon"])
+    matrices = muon.model.layers * (4 * muon.model.hidden**2 + 2 * muon.model.hidden * muon.model.ffn)  # type: ignore[attr-defined]
+    assert adam.checkpoint_bytes() - muon.checkpoint_bytes() == 4 * matrices  # type: ignore[operator]
     averaged, queued = (load_job("capt_tiny", ["contrast.queue=64", f"contrast.momentum={m}"]) for m in (0.99, "null"))
     assert averaged.checkpoint_bytes() - queued.checkpoint_bytes() == plain.checkpoint_bytes()  # type: ignore[operator]
 
