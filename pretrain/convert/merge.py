@@ -63,8 +63,8 @@ def command(
     if figures:
         return _table([*sources, out], figures)
     task = "capt_language" if any(of_hf) else read_manifest(find_best(out)).task
-    given = " --text HELD_OUT.txt" if task == "capt_language" else " --data FILE" if task == "capt_pairs" else ""
-    commands = [f"  capt evaluate {quoted(model)}{given}" for model in (*sources, out)]
+    given = {"capt_language": " --text HELD_OUT.txt", "capt_pairs": " --data FILE"}
+    commands = [f"  capt evaluate {quoted(model)}" + given.get(task, "") for model in (*sources, out)]
     return "\n".join([f"compare it with what it is made of{why}:", *commands])
 
 

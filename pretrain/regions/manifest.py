@@ -13,7 +13,7 @@ from pydantic import Field
 
 from capt.pretrain.base.atomic import new_folder
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.base.files import file_in, open_regular
+from capt.pretrain.base.files import file_in, open_regular, write_bytes
 from capt.pretrain.base.locks import cache_lock
 from capt.pretrain.base.records import Count, Record, read_record
 from capt.pretrain.base.stores import chunks, look_up, read_small, without_secrets
@@ -232,7 +232,7 @@ def fetched(url: str, cache: Path) -> Path:
         if copy.is_dir():
             return copy
         with new_folder(copy) as partial:
-            (partial / MANIFEST).write_bytes(content)
+            write_bytes(partial / MANIFEST, content)
             records = read_manifest(partial).records()
             size = sum(record.size for record in records.values())
             logger.info("fetching the region store %s, %s bytes, into %s", without_secrets(url), f"{size:,}", copy)

@@ -238,7 +238,7 @@ def test_the_consistency_filter_keeps_pairs_whose_positive_is_near(tmp_path: Pat
 
 
 def test_bad_output_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"rows have fewer than 20 negatives, the first is .*line \d+.*--short"):
+    with pytest.raises(DataError, match=r"rows have fewer than 20 negatives, the first is .*:\d+: .*--short"):
         mined(tmp_path, number=20, margin=0.3)
     assert not (tmp_path / "out").exists()
     lines, audit = mined(tmp_path, number=20, margin=0.3, short="drop")
