@@ -155,8 +155,8 @@ def _overrides(arguments: Sequence[str]) -> dict[str, Any]:
         except NotYamlError:
             if text[:1] + text[-1:] in ("[]", "{}"):  # what was meant as a list must not become a text in silence
                 raise ConfigError(
-                    f"override {shown(argument.partition('=')[0])}: this list or mapping is no YAML; quote the texts in it that hold "
-                    """one of ? : , [ ] { }, as 'data.files=["s3://bucket/a?.txt"]'"""
+                    f"override {shown(argument.partition('=')[0])}: this list or mapping is no YAML; quote the texts "
+                    """in it that hold one of ? : , [ ] { }, as 'data.files=["s3://bucket/a?.txt"]'"""
                 ) from None
             value = text
         node = result
