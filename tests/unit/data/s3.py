@@ -41,6 +41,9 @@ def s3_bucket(name: str = "bucket") -> Iterator[str]:
                 patch.setenv(key, value)
             yield f"s3://{name}"
     finally:
+        import s3fs
+
+        s3fs.S3FileSystem.clear_instance_cache()  # the next server of this process has another port
         server.kill()
         server.wait()
 
