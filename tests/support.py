@@ -17,6 +17,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -27,11 +28,19 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.preloaded"])
 
 
-def free_port() -> int:
-    """A TCP port that nobody listens on right now."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+def free_port(together: int = 1) -> int:
+    """The first of so many TCP ports in a row that nobody listens on right now."""
+    while True:
+        with ExitStack() as sockets:
+            port = 0
+            try:
+                for number in range(together):
+                    each = sockets.enter_context(socket.socket())
+                    each.bind(("", port + number if port else 0))
+                    port = port or int(each.getsockname()[1])
+                return port
+            except (OSError, OverflowError):
+                continue
 
 
 def _rank_main(fn: Callable[..., Any], rank: int, world: int, port: int, args: tuple[Any, ...], results: Any) -> None:

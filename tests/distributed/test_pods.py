@@ -61,7 +61,7 @@ def kubelet(folder: Path, *overrides: str) -> Kubelet:
     assert begin("capt.pretrain", job, ["run.dir=runs/r", *overrides], options, debug=False, show=texts.append) == 0
     objects = list(yaml.safe_load_all(texts[0]))
     path = f"{ROOT}:{folder.parent / 'packages'}"
-    return Kubelet(objects, folder, folder.parent / "node", free_port(), path=path)
+    return Kubelet(objects, folder, folder.parent / "node", free_port(together=2), path=path)
 
 
 @contextmanager

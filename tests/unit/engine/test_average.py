@@ -38,7 +38,7 @@ def test_equals_a_loop(kind: str) -> None:
     """Of ten updates, with each optimizer; the bias has no gradient in the first three, and none in the eighth."""
     torch.manual_seed(0)
     module = nn.Linear(5, 3)
-    engine = _engine(module, type=kind)
+    engine = _engine(nn.ModuleDict({"layers": nn.ModuleList([module])}), type=kind)  # Muon is for numbered layers
     truth = {p: p.detach().double() for p in module.parameters()}
     for step in range(10):
         loss = torch.nn.functional.linear(torch.randn(4, 5), module.weight).square().mean()
