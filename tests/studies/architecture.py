@@ -1,4 +1,4 @@
-"""The study behind docs/results/architecture.md: RoBERTa's architecture against ModernBERT's, at equal compute.
+"""RoBERTa's architecture against ModernBERT's, at equal compute: a study that has not been run.
 
 ``CAPT_DATA=... python -m tests.studies.architecture --out runs/architecture-study`` trains `mlm_tiny` and
 `modernbert_tiny` on books with the same masks, batches and schedule, and measures both on held-out books and
