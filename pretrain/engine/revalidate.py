@@ -34,7 +34,7 @@ def validate_checkpoint(checkpoint: Path) -> dict[str, float]:
         for engine in engines.values():
             engine.eval()
         report = task.validate(engines, Progress(progress.step, progress.samples, progress.tokens))
-    return {name: float(value) if isinstance(value, int) else to_float(value) for name, value in report.items()}
+    return {name: to_float(value) for name, value in report.items()}
 
 
 def _alone(job: Job, checkpoint: Path, scratch: Path) -> Job:

@@ -14,7 +14,7 @@ from capt.pretrain.config.schema import Job
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
 
-Metric = Tensor | float | Callable[[], Tensor | float]
+Metric = Tensor | float | int | Callable[[], Tensor | float]
 """A scalar; or, where it costs something, how to find it: called in steps that are logged, on all ranks alike.
 
 ``loss`` and ``grad_norm``, which are looked at in every step, are scalars; as tensors on the device they are looked at

@@ -23,7 +23,7 @@ from capt.pretrain.engine.task import RecordedTask
 from capt.pretrain.language import batches
 from capt.pretrain.language.batches import Assembler
 from capt.pretrain.registry import TASKS, task_class
-from capt.pretrain.reliability.ledger.check import check
+from capt.pretrain.reliability.ledger.check import Report, check
 from capt.pretrain.reliability.ledger.files import launches_of, read_launch
 from capt.pretrain.reliability.sample_ledger import SampleLedger
 from tests.language import language_mapping, write_corpus
@@ -107,6 +107,16 @@ def _kill_at(mapping: dict[str, Any], world: int, resume: bool, step: int) -> No
         assert rank.exitcode == -9
 
 
+def _killed_on_two_then_one_then_three_ranks(mapping: dict[str, Any]) -> Report:
+    """What the ledger says of a run that was killed in its third step on two ranks, and in its fifth on one."""
+    _kill_at(mapping, 2, False, 3)
+    _kill_at(mapping, 1, True, 5)
+    assert run_ranks(_train, 3, mapping, True) == [0, 0, 0]
+    report = check(Path(mapping["run"]["dir"]))
+    assert report.faults == []
+    return report
+
+
 def test_a_mixture_on_two_then_one_then_three_ranks(tmp_path: Path) -> None:
     """Killed twice, with annealed weights, a source that is left, and boundaries of its epochs inside steps."""
     parts = [
@@ -119,12 +129,7 @@ def test_a_mixture_on_two_then_one_then_three_ranks(tmp_path: Path) -> None:
         tmp_path, batch={"global": 12, "micro": None}, schedule={"max_steps": 12}, checkpoint={"every": 2, "keep": 9}
     )
     mapping["data"] = {**mapping["data"], "files": [], "mixture": parts}
-    run = tmp_path / "run"
-    _kill_at(mapping, 2, False, 3)
-    _kill_at(mapping, 1, True, 5)
-    assert run_ranks(_train, 3, mapping, True) == [0, 0, 0]
-    report = check(run)
-    assert report.faults == []
+    report = _killed_on_two_then_one_then_three_ranks(mapping)
     used = {name: 0 for name in "abc"}
     for each in report.epochs:
         used[each.source] += (each.last - each.first + 1) * each.used
@@ -140,11 +145,7 @@ def test_language_on_two_then_one_then_three_ranks(tmp_path: Path) -> None:
     batch = {"global": 12, "micro": None, "ramp": [[200, 5], [600, 7]]}
     mapping = language_mapping(tmp_path, batch=batch, schedule={"max_steps": 9}, checkpoint={"every": 2, "keep": 9})
     run = tmp_path / "run"
-    _kill_at(mapping, 2, False, 3)
-    _kill_at(mapping, 1, True, 5)
-    assert run_ranks(_train, 3, mapping, True) == [0, 0, 0]
-    report = check(run)
-    assert report.faults == []
+    report = _killed_on_two_then_one_then_three_ranks(mapping)
     launches = [(each.head.world, each.head.step, each.recorded_to, each.kept) for each in report.launches]
     assert launches == [(2, 0, 3, 2), (1, 2, 5, 2), (3, 4, 9, 5)]
     ids = report.epochs[0].ids

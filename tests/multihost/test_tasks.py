@@ -47,42 +47,45 @@ JOBS: dict[str, Callable[[Path], Job]] = {
 }
 
 
-@pytest.mark.parametrize("kind", JOBS)
-def test_a_job_has_the_same_losses_on_two_hosts(hosts: Hosts, kind: str) -> None:
-    work = hosts.folder / kind
+def _work(hosts: Hosts, name: str) -> Path:
+    """A folder that both hosts see, from which commands of two hosts are started."""
+    work = hosts.folder / name
     work.mkdir()
     (work / ".deepspeed_env").write_text(f"GLOO_SOCKET_IFNAME={INTERFACE}\n")
+    return work
+
+
+def _on_both(hosts: Hosts, work: Path, words: list[str], code: int) -> str:
+    """Run a command on two hosts to its end, which is this exit code; return what it wrote."""
+    command = [sys.executable, "-m", "capt.launcher.cli", *words, "--hostfile", str(hosts.hostfile())]
+    log = work / "log"
+    head = hosts.popen(command, cwd=work, log=log, PYTHONPATH=str(ROOT))
+    try:
+        assert head.wait(timeout=120) == code, log.read_text(errors="replace")[-5000:]
+    finally:
+        head.kill()
+    return log.read_text(errors="replace")
+
+
+@pytest.mark.parametrize("kind", JOBS)
+def test_a_job_has_the_same_losses_on_two_hosts(hosts: Hosts, kind: str) -> None:
+    work = _work(hosts, kind)
     (work / "job.yaml").write_text(job_to_yaml(JOBS[kind](work)))
     words = ["pretrain", "job.yaml", "validate.every=0", f"schedule.stop_after={STEPS}"]
     one = run_capt(*words, "run.dir=one", "--nproc", "2", cwd=work, env=dict(os.environ))
     assert one.returncode == 75, one.stderr
-    command = [sys.executable, "-m", "capt.launcher.cli", *words, "run.dir=two", "--no-preflight"]
-    log = work / "log"
-    head = hosts.popen([*command, "--hostfile", str(hosts.hostfile())], cwd=work, log=log, PYTHONPATH=str(ROOT))
-    try:
-        assert head.wait(timeout=120) == 75, log.read_text(errors="replace")[-5000:]
-    finally:
-        head.kill()
-    assert "2 ranks on 2 hosts" in log.read_text(errors="replace")
+    assert "2 ranks on 2 hosts" in _on_both(hosts, work, [*words, "run.dir=two", "--no-preflight"], 75)
     assert sorted(losses(work / "one")) == list(range(1, STEPS + 1))
     assert losses(work / "two") == losses(work / "one")
 
 
 def test_two_hosts_give_the_figures_of_retrieval_of_one(hosts: Hosts) -> None:
-    work = hosts.folder / "retrieval"
-    work.mkdir()
-    (work / ".deepspeed_env").write_text(f"GLOO_SOCKET_IFNAME={INTERFACE}\n")
+    work = _work(hosts, "retrieval")
     model, data = write_sentence_folder(work / "model"), write_beir(work / "beir")
     words = ["evaluate", str(model), "--retrieval", str(data)]
     one = run_capt(*words, "--store", "store-one", "--out", "one.json", cwd=work, env=dict(os.environ))
     assert one.returncode == 0, one.stderr
-    command = [sys.executable, "-m", "capt.launcher.cli", *words, "--store", "store-two", "--out", "two.json"]
-    log = work / "log"
-    head = hosts.popen([*command, "--hostfile", str(hosts.hostfile())], cwd=work, log=log, PYTHONPATH=str(ROOT))
-    try:
-        assert head.wait(timeout=120) == 0, log.read_text(errors="replace")[-5000:]
-    finally:
-        head.kill()
+    _on_both(hosts, work, [*words, "--store", "store-two", "--out", "two.json"], 0)
     results = [json.loads((work / name).read_text())["sections"] for name in ("one.json", "two.json")]
     assert results[0][0]["poolers"]
     assert results[1] == results[0]
