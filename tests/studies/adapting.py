@@ -11,11 +11,13 @@ what is missing.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import logging
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,7 +27,7 @@ import numpy as np
 
 from tests.studies.adapting_sets import NOISES, MeasuredSet, Rows, damaged, measured_sets, training_text
 from tests.studies.adapting_tables import write_tables
-from tests.studies.support import finish, rows_of, same_settings
+from tests.studies.support import capt, finish, rows_of, same_settings, together
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +39,7 @@ ARMS: dict[str, list[str]] = {
     "capt-20": [],
     "mlm": _MLM,
     "simcse": [],
+    "halfway": [],
     "mlm-compute": [*_MLM, f"schedule.max_steps={2 * STEPS}", "schedule.warmup_steps=24"],
     "contrast": ["mlm.weight=0"],
     "capt-5": ["mlm.weight=0.2"],
@@ -54,6 +57,9 @@ ARMS: dict[str, list[str]] = {
     "random-head": ["mlm.head=random"],
 }
 """Arm -> overrides of ``capt_adapt``, the arm ``capt-20``; ``simcse`` is the job ``simcse_unsup``.
+
+``halfway`` is ``capt-20`` with its weights averaged with those of the start (Wortsman et al. 2022, "Robust fine-tuning
+of zero-shot models", alpha 0.5), by ``capt convert`` and ``capt merge``.
 
 A weight of the contrast of 20 is written as ``mlm.weight=0.05``: the norm is clipped, so that only the ratio counts.
 """
@@ -74,6 +80,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--encoder", type=Path, help="Hugging Face folder of a sentence encoder")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--parallel", type=int, default=2, help="trials at a time, each with one thread")
     parser.add_argument("--tables", action="store_true", help="only write tables.md of the trials that are there")
     options = parser.parse_args()
     out = options.out.resolve()
@@ -92,15 +99,19 @@ def main() -> int:
     np.savez_compressed(out / "gold.npz", **gold)
     (out / "text.txt").write_text("\n".join(text) + "\n", encoding="utf-8")
     (out / "sentences.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in text), encoding="utf-8")
-    for arm, seed in order():
-        if _trial(out, arm, seed).exists():
-            continue
+    writing = threading.Lock()
+
+    def trial(arm: str, seed: int) -> None:
         logger.info("%s, seed %d", arm, seed)
         try:
             (_train_and_measure if seed else _without_training)(out, arm, seed, sets, text, options.encoder)
         except SystemExit as error:  # a run that failed must not stop the others
             logger.error("%s, seed %d: %s", arm, seed, error)
-        write_tables(out, order())
+        with writing:
+            write_tables(out, order())
+
+    missing = [each for each in order() if not _trial(out, *each).exists()]
+    together((functools.partial(trial, *each) for each in missing), options.parallel)
     return 0
 
 
@@ -125,8 +136,19 @@ def _train_and_measure(
     finish(run, "pretrain", *job, *shared)
     last = [row for row in rows_of(run) if "tokens" in row][-1]
     facts = {"steps": last["step"], "tokens": last["tokens"]}
-    _measure(out, arm, seed, sets, text, _vectors_of(run, autocast=True), facts)
+    measured = _averaged(run, encoder) if arm == "halfway" else run
+    _measure(out, arm, seed, sets, text, _vectors_of(measured, autocast=True), facts)
     shutil.rmtree(run / "checkpoints")
+
+
+def _averaged(run: Path, encoder: Path) -> Path:
+    """The mean of the weights of a run and of the folder that it began with, as a Hugging Face folder."""
+    export, mixed = run / "export", run / "averaged"
+    for folder in (export, mixed):
+        shutil.rmtree(folder, ignore_errors=True)
+    capt("convert", run, export, "--to", "hf")
+    capt("merge", encoder, export, "--no-validate", "--out", mixed)
+    return mixed
 
 
 def _without_training(

@@ -1,0 +1,79 @@
+"""Loss curves of ``fp32``, ``bf16`` and ``bf16_pure`` on three seeds: whether they differ by more than the seeds do.
+
+``CAPT_DATA=... python -m tests.studies.precision --out runs/precision`` trains ``capt_tiny`` on books at ZeRO 1, one
+process, and prints the table of docs/guide/training.md. Finished runs stay as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from tests.studies.seeds import paired, spread
+from tests.studies.support import finish, rows_of, same_settings
+
+ARMS = ("fp32", "bf16", "bf16_pure")
+_TAIL = 5
+"""Logged rows at the end of a run whose mean is its final training loss."""
+
+
+def train(out: Path, corpus: Path, arm: str, seed: int, steps: int) -> Path:
+    """Train an arm with a seed; the folder of the run."""
+    folder = out / f"{arm}-seed{seed}"
+    finish(
+        folder, "pretrain", "capt_tiny", f"engine.precision={arm}", "engine.zero_stage=1", f"run.seed={seed}",
+        "run.threads=1", "run.log_every=10", "run.tensorboard=false", f"data.files=[{corpus / 'books.valid.txt.gz'}]",
+        "tokenizer.type=bpe", "tokenizer.vocab_size=2048", "batch.global=32", "batch.micro=32",
+        f"schedule.max_steps={steps}", f"schedule.warmup_steps={steps // 10}", "validate.every=0",
+        "validate.samples=256", "checkpoint.every=0", "checkpoint.keep=1",
+    )  # fmt: skip
+    return folder
+
+
+def losses(folder: Path) -> tuple[list[float], float]:
+    """The logged training losses of a run, and its last validation loss."""
+    rows = rows_of(folder)
+    curve = [row["loss"] for row in rows if row.get("split") != "validation" and "loss" in row]
+    return curve, [row["loss"] for row in rows if row.get("split") == "validation"][-1]
+
+
+def table(runs: dict[str, dict[int, tuple[list[float], float]]]) -> list[str]:
+    """A row for each arm: its losses, and how far its curves are from those in fp32 and the seeds from each other."""
+    lines = ["| precision | last training loss | validation loss | minus fp32, by seed | curve minus fp32 |",
+             "|---|---|---|---|---|"]  # fmt: skip
+    final = {arm: {seed: value for seed, (_, value) in of.items()} for arm, of in runs.items()}
+    for arm, of in runs.items():
+        tails = [statistics.fmean(curve[-_TAIL:]) for curve, _ in of.values()]
+        gap = np.mean([np.abs(np.subtract(of[seed][0], runs["fp32"][seed][0])).mean() for seed in of])
+        against = paired(final[arm], final["fp32"])
+        assert against is not None
+        by_seed = " ".join(f"{final[arm][seed] - final['fp32'][seed]:+.4f}" for seed in sorted(of))
+        lines.append(f"| `{arm}` | {spread(tails, digits=3)} | {spread(list(final[arm].values()), digits=3)} | "
+                     f"{by_seed} | {gap:.4f} |")  # fmt: skip
+    return lines
+
+
+def main() -> int:
+    """Train every arm with every seed, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=200)
+    given = parser.parse_args()
+    same_settings(given.out, {"steps": given.steps})
+    corpus = Path(os.environ["CAPT_DATA"]) / "corpus"
+    runs: dict[str, dict[int, tuple[list[float], float]]] = {arm: {} for arm in ARMS}
+    for seed in range(1, given.seeds + 1):
+        for arm in ARMS:
+            runs[arm][seed] = losses(train(given.out, corpus, arm, seed, given.steps))
+    print("\n".join(table(runs)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
