@@ -26,7 +26,7 @@ FIRST, SECOND, PAIRS_A_STEP, NEGATIVES = 120, 60, 64, 2
 TINY = (
     "data.query_length=24", "data.sequence_length=64", f"batch.global={PAIRS_A_STEP}", "batch.micro=32",
     "optimizer.lr=2.0e-3", "schedule.warmup_steps=12", "validate.every=0", "checkpoint.every=0",
-    "run.tensorboard=false",
+    "run.tensorboard=false", "run.threads=1",
 )  # fmt: skip
 RULES: Mapping[str, tuple[str, ...]] = {
     "longer": (),
@@ -75,7 +75,7 @@ def _one_seed(out: Path, data: Path, seed: int) -> None:
     finish(
         home / "random", "pretrain", "mlm_tiny", f"data.files={data / TEXT}", f"run.seed={seed}",
         "schedule.max_steps=1", "schedule.warmup_steps=0", "optimizer.lr=1.0e-12", "batch.global=8", "batch.micro=8",
-        "validate.samples=8", "run.tensorboard=false",
+        "validate.samples=8", "run.tensorboard=false", "run.threads=1",
     )  # fmt: skip
     _measure(out, data, home, "random", seed)
     finish(
