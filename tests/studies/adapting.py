@@ -63,7 +63,7 @@ of zero-shot models", alpha 0.5), by ``capt convert`` and ``capt merge``.
 
 A weight of the contrast of 20 is written as ``mlm.weight=0.05``: the norm is clipped, so that only the ratio counts.
 """
-FIRST = ("capt-20", "mlm", "simcse")
+FIRST = ("capt-20", "mlm", "simcse", "halfway")
 """The arms of which all seeds are run before any other arm."""
 LENGTH = 128
 """Tokens of a text that are read when it is measured."""

@@ -1,9 +1,8 @@
 """The study behind docs/results/mining.md: does a round of mined hard negatives help, and is it the mining that helps?
 
 ``python -m tests.studies.mining --beir BEIR_FOLDER --out runs/mining-study`` trains and measures five seeds, and writes
-``trials.csv`` after each run. Finished runs stay as they are, so the same command goes on after an interruption.
-``python -m tests.studies.mining --page docs/results/mining.md --out runs/mining-study`` writes the page from the rows
-that are there, of any number of seeds.
+``trials.csv`` after each run and ``tables.md`` after each seed. Finished runs stay as they are, so the same command
+goes on after an interruption.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -49,24 +47,20 @@ class Trial(NamedTuple):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run what is missing, or write the page."""
+    """Run what is missing, and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--beir", type=Path)
+    parser.add_argument("--beir", type=Path, required=True, help="data set to train and measure on")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--page", type=Path)
     given = parser.parse_args(arguments)
-    if given.page is not None:
-        write_text(given.page, page(read_trials(given.out)))
-        return
-    if given.beir is None:
-        parser.error("--beir names the data set")
     same_settings(given.out, {"beir": given.beir.name, "steps": [FIRST, SECOND], "keys": TINY, "rules": RULES})
     data = given.out / "data"
     if not data.exists():
         write_data(data, given.beir)
     for seed in range(1, given.seeds + 1):
         _one_seed(given.out, data, seed)
+        trials = read_trials(given.out)
+        write_text(given.out / "tables.md", f"{arms_table(trials)}\n\n{differences_table(trials)}\n")
 
 
 def _one_seed(out: Path, data: Path, seed: int) -> None:
@@ -150,57 +144,6 @@ def differences_table(trials: Sequence[Trial]) -> str:
                 f"{found.wins} of {found.seeds} | {found.p:.4f} |"
             )
     return "\n".join(lines)
-
-
-def page(trials: Sequence[Trial]) -> str:
-    """The page: what was asked and fixed before the runs, and the tables of the rows that are there."""
-    if not trials:
-        raise SystemExit("no rows yet: run the study first")
-    counts = [sum(each.arm == arm for each in trials) for arm in ARMS]
-    runs = f"{sum(counts)} rows, at least {min(counts)} and in the median {statistics.median(counts):g} seeds an arm"
-    return (
-        f"{PROTOCOL.strip()}\n\n## Figures\n\n{runs}. All figures are times 100: mean ± standard deviation over the "
-        f"seeds.\n\n{arms_table(trials)}\n\nPaired differences of nDCG@10:\n\n{differences_table(trials)}\n"
-    )
-
-
-PROTOCOL = f"""
-# Mining: does a round of hard negatives help?
-
-**Asked:** is an encoder that is trained on with mined hard negatives better at retrieval than one that is trained on
-without them, and is it the mining that helps, or the further steps, or the larger number of negatives?
-
-The protocol was written before the runs. The first command trains and measures, the second writes this page:
-
-```sh
-python -m tests.studies.mining --beir cranfield --out runs/mining-study
-python -m tests.studies.mining --page docs/results/mining.md --out runs/mining-study
-```
-
-## Protocol
-
-Cranfield: 1,400 abstracts, 225 judged queries. Training pairs are the title of each abstract and the abstract
-without it; the test queries and their judgements are not trained on, and nothing is selected by them: the last
-checkpoint is measured. The encoder has 2 layers x 128 and begins with random weights (`pairs_tiny`, rate 2e-3,
-{PAIRS_A_STEP} pairs a step, 64 tokens of a document). Five seeds decide initial weights, order and drawn negatives.
-
-| arm | what it is |
-|---|---|
-| `bm25` | Lucene's BM25 by bm25s, the same for all seeds |
-| `random` | the encoder before any training (one step at a rate of 1e-12) |
-| `pairs` | {FIRST} steps on pairs, negatives from the batch alone |
-| `longer` | `pairs`, and {SECOND} further steps of the same kind |
-| `random-negatives` | `pairs`, and {SECOND} steps with {NEGATIVES} negatives a query, drawn from its 1,000 nearest |
-| `mined` | `pairs`, and {SECOND} steps with its {NEGATIVES} nearest negatives that score 5% below the positive |
-
-`longer` has the same steps as `mined`, and about a third of its tokens; `random-negatives` has the same steps and
-tokens.
-
-What would refute that mining helps, at this size: the interval of `mined - longer` in nDCG@10 holds 0 or is below
-it. What would refute that it is the choice of the negatives: that of `mined - random-negatives` does. With five
-seeds no p of the sign-flip test is below 0.0625. One data set of one field and a very small encoder: nothing is
-shown about others.
-"""
 
 
 if __name__ == "__main__":
