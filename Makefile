@@ -44,6 +44,8 @@ FAULTS := $(addprefix tests/,$(addprefix multihost/test_,faults.py slurm.py swee
 
 .PHONY: install wheelhouse quickstart quickstart-vl quickstart-pairs quickstart-retrieval test test-gpu test-floor slow fuzz faults soak check format docs bench kenlm clean
 .DEFAULT_GOAL := help
+# Where an image sets it, every process would compile each file again, and rewrite the assertions of each test.
+unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make install     .venv with everything pinned"

@@ -9,15 +9,18 @@ from __future__ import annotations
 import errno
 import io
 import multiprocessing
+import multiprocessing.popen_forkserver
 import os
 import queue
 import socket
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from multiprocessing.connection import wait
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -26,6 +29,32 @@ import pytest
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.preloaded"])
+
+
+class _Popen(multiprocessing.popen_forkserver.Popen):
+    """Reads the exit code once, whichever thread asks.
+
+    A process that is started asks after all others of its caller, those that threads beside it wait for too. The server
+    says each exit code once: a thread that came second would find the end of the pipe, and take it for the code 255.
+    """
+
+    def __init__(self, process: Any) -> None:
+        self._reading = threading.Lock()
+        super().__init__(process)
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        if self.returncode is None and flag != os.WNOHANG:
+            wait([self.sentinel])
+        with self._reading:
+            return super().poll()
+
+
+class _Process(multiprocessing.context.ForkServerProcess):
+    """A process forked from the server."""
+
+    @staticmethod
+    def _Popen(process: Any) -> _Popen:  # noqa: N802 (multiprocessing's name)
+        return _Popen(process)
 
 
 def free_port(together: int = 1) -> int:
@@ -86,8 +115,7 @@ def start_ranks(fn: Callable[..., Any], world: int, *args: Any) -> tuple[list[An
     results = _CONTEXT.Queue()
     port = free_port()
     processes = [
-        _CONTEXT.Process(target=_rank_main, args=(fn, rank, world, port, args, results), daemon=True)
-        for rank in range(world)
+        _Process(target=_rank_main, args=(fn, rank, world, port, args, results), daemon=True) for rank in range(world)
     ]
     for process in processes:
         process.start()
@@ -173,7 +201,7 @@ def run_capt(
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         output = [multiprocessing.reduction.DupFd(file.fileno()) for file in (out, err)]
-        process = _CONTEXT.Process(target=_capt_main, args=(arguments, str(cwd), dict(env), output, warm))
+        process = _Process(target=_capt_main, args=(arguments, str(cwd), dict(env), output, warm))
         process.start()
         process.join(timeout)
         if process.is_alive():
@@ -188,7 +216,7 @@ def run_capt(
 
 def start_capt(*arguments: str, cwd: Path, env: Mapping[str, str], log: Path) -> Any:
     """Start ``capt ARGUMENTS`` in a forked process, as :func:`run_capt`."""
-    process = _CONTEXT.Process(target=_capt_in_a_session, args=(arguments, str(cwd), dict(env), str(log)))
+    process = _Process(target=_capt_in_a_session, args=(arguments, str(cwd), dict(env), str(log)))
     process.start()
     return process
 
@@ -201,7 +229,7 @@ def _capt_in_a_session(arguments: tuple[str, ...], cwd: str, env: dict[str, str]
 
 def start_forked(fn: Callable[..., Any], *arguments: Any) -> Any:
     """Start ``fn(*arguments)``, a module-level function, in a forked process."""
-    process = _CONTEXT.Process(target=fn, args=arguments)
+    process = _Process(target=fn, args=arguments)
     process.start()
     return process
 
@@ -213,7 +241,7 @@ def run_head(fn: Callable[..., Any], *arguments: Any) -> Any:
     """
     here, there = multiprocessing.Pipe(duplex=False)
     output = [multiprocessing.reduction.DupFd(number) for number in (1, 2)]
-    process = _CONTEXT.Process(target=_head, args=(fn, arguments, there, output))
+    process = _Process(target=_head, args=(fn, arguments, there, output))
     process.start()
     there.close()
     try:

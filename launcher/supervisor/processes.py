@@ -101,10 +101,12 @@ def born(pid: int) -> int | None:
     """When a process began, in ticks since its host was started; None where there is none, or only its remains.
 
     A number of a process is given again. Together with this one it means one process, until the host is started again.
+    A process whose first thread has ended holds its files and locks until the last one has, which may be in a write.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return None if fields[0] in "ZX" else int(fields[19])
+        state, threads, begun = fields[0], int(fields[17]), int(fields[19])
+        return None if state in "ZX" and threads < 2 else begun
     except (OSError, IndexError, ValueError):
         return None
 

@@ -206,3 +206,21 @@ def test_what_is_left_is_ended_by_number_and_beginning() -> None:
     assert sleepers[1].poll() is None
     sleepers[1].kill()
     sleepers[1].wait()
+
+
+def test_a_process_is_left_until_its_last_thread_has_ended() -> None:
+    """A killed rank has no first thread any more, and still holds its lock while a file server lets a write wait."""
+    end_of_a_thread = {"x86_64": 60, "aarch64": 93}[os.uname().machine]
+    program = (
+        "import ctypes, sys, threading; threading.Thread(target=sys.stdin.read).start(); "
+        f"ctypes.CDLL(None).syscall({end_of_a_thread}, 0)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as process:
+        begun = processes.born(process.pid)
+        while ") Z" not in Path(f"/proc/{process.pid}/stat").read_text():
+            time.sleep(0.01)
+        assert processes.born(process.pid) == begun
+        assert process.stdin is not None
+        process.stdin.close()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert processes.born(process.pid) is None
