@@ -1,4 +1,4 @@
-"""Evaluation over all rows of a data set on all ranks, and the result of ``capt evaluate``."""
+"""The objective of a fine-tuning task, evaluation over all rows on all ranks, and the result of ``capt evaluate``."""
 
 from __future__ import annotations
 

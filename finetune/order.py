@@ -1,6 +1,6 @@
 """Which example is which sample: batches of like lengths, in an order that no rank, worker or restart can change.
 
-Samples are numbered 0, 1, 2, ... over the whole job as in ``capt.pretrain.data.sampler``: sample ``g`` lies in epoch
+Samples are numbered 0, 1, 2, ... over the whole job as in ``capt.pretrain.data.sampler``: sample ``g`` is in epoch
 ``g // n``, every epoch holds each of the ``n`` examples exactly once, and step ``s`` trains on the samples from
 ``s * batch`` on. So the step in which an epoch ends also begins the next one, and every step is full.
 """
@@ -24,7 +24,7 @@ class ExampleOrder:
     """The example of every sample, a pure function of (seed, batch, lengths).
 
     An epoch's shuffled examples are cut into pools of ``POOL`` batches; a pool is sorted by length, cut into batches
-    and these are shuffled. Batches lie where the steps do, so that only the steps between two epochs are mixed.
+    and these are shuffled. Batches are cut where the steps are, so that only the steps between two epochs are mixed.
 
     Args:
         lengths: tokens of each example.

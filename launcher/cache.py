@@ -30,7 +30,7 @@ KINDS = (
 """The folders of the cache."""
 _KEY = r"(docstrings-)?[0-9a-f]{16,64}"
 _NAME = re.compile(rf"{_KEY}(\.\w+)*|\.{_KEY}(\.\w+)*\.[0-9]+\.partial")
-"""What lies in them is named by a hash; a hidden folder is one that a job did not finish."""
+"""What is in them is named by a hash; a hidden folder is one that a job did not finish."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class CacheEntry:
 
     Attributes:
         kind: one of `KINDS`.
-        path: where it lies.
+        path: where it is.
         bytes: its size on disk.
         age: seconds since it was made.
     """

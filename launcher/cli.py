@@ -18,7 +18,7 @@ from capt.launcher.commands import (
     cache,
     checkpoints,
     config,
-    corpora,
+    data,
     embeddings,
     evaluate,
     jobs,
@@ -29,6 +29,7 @@ from capt.launcher.commands import (
     results,
     retrieval,
     sweep,
+    tokenizers,
     tools,
 )
 from capt.pretrain.base.command_line import with_value_of_resume
@@ -66,8 +67,8 @@ def _options(
 for commands in (jobs, plan, sweep, evaluate, checkpoints, retrieval, results, tools):
     commands.register(app)
 _GROUPS = {
-    "tokenizer": corpora.tokenizer_app,
-    "data": corpora.data_app,
+    "tokenizer": tokenizers.app,
+    "data": data.app,
     "regions": regions.app,
     "config": config.app,
     "cache": cache.app,

@@ -82,7 +82,7 @@ class SlurmCluster(Section):
             raise ValueError("array_key needs array: the numbers of the tasks")
         if self.array is not None and self.array_key is None and not self.array.endswith("%1"):
             raise ValueError(
-                f"array {self.array}: its tasks share a run folder: write %1 behind it, so that one runs after the "
+                f"array {self.array}: its tasks share a run folder: write %1 after it, so that one runs after the "
                 "other, or set array_key"
             )
         return self

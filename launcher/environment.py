@@ -125,7 +125,7 @@ def _env_file(path: Path, own: frozenset[str]) -> dict[str, str]:
 
 
 def _value(text: str, where: str) -> str:
-    """The value behind ``NAME=``, as a shell would read the line: without quotes and without a comment."""
+    """The value after ``NAME=``, as a shell would read the line: without quotes and without a comment."""
     if text[:1] in ("'", '"'):
         try:
             words = shlex.split(text, comments=True)

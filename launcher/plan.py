@@ -72,7 +72,7 @@ def _text(path: Path) -> str | None:
 
 
 def job_file(folder: Path, text: str) -> Path:
-    """Where the merged job of a launch lies in its run folder.
+    """Where the merged job of a launch is in its run folder.
 
     The name depends on the content, so that a second launch into the same folder, which is going to be refused, does
     not change the job of the first one before its ranks have read it.
@@ -254,7 +254,7 @@ class Backend(Protocol):
 
 def _ramp(job: Job) -> Iterator[str]:
     """The stages of ``batch.ramp``: their sequences, and the steps and tokens at which they end."""
-    stages = job.batches.stages
+    stages = job.batch_sizes.stages
     for stage, then in pairwise(stages):
         tokens = then.samples * (job.sample_tokens or 0)
         yield f"{stage.batch} sequences a step up to step {then.step:,}, {tokens:,} tokens"

@@ -11,7 +11,7 @@ from capt.pretrain.base.parallel import ProgressCallback
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[ProgressCallback | None]:
-    """Yield a function of (done, total) that draws a bar on stderr, or None where stderr is no terminal."""
+    """Yield a function of (done, total) that draws a bar on stderr, or None where stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -5,7 +5,7 @@ happens without RESTARTS, nor to one that was cancelled. A job that stopped
 early (75) is queued again, unless it has made no step ten times in a row: its time limit is shorter than what it does
 before the first step. One that failed is as long as it has made a step since the last time that it was for this reason,
 and at most RESTARTS times, of which progress gives some back: what fails immediately would fail every time. One that
-says itself that it cannot continue (a loss that is no number) is not.
+says itself that it cannot continue (a loss that is not a number) is not.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def again(
     """Whether the job ``job`` in the folder ``run``, which ended with ``code``, is to be queued again.
 
     A restart is given back for progress: the steps of ten checkpoints (``every`` steps each), or an hour of the
-    ``seconds`` that the job ran. A ``lost_host`` is counted, but is no sign that the job would fail at the same step
+    ``seconds`` that the job ran. A ``lost_host`` is counted, but is not a sign that the job would fail at the same step
     again: the next may be lost while the job starts again without the first. A job that ended for ``slow_files`` is not
     counted, as long as it made a step since the last time.
 
@@ -97,10 +97,8 @@ def again(
             return False
         write_json(run / RECORD, before.model_copy(update={"idle_stops": idle, "stopped_at": step}).model_dump())
         return True
-    rollbacks = len(read_rollbacks(run))
-    if (
-        rollbacks > before.rollbacks and status is not None and status.reason.startswith("RolledBackError:")
-    ):  # as often as guard.spikes allows
+    rollbacks = len(read_rollbacks(run))  # of which guard.spikes bounds the number
+    if rollbacks > before.rollbacks and status is not None and status.reason.startswith("RolledBackError:"):
         write_json(run / RECORD, before.model_copy(update={"rollbacks": rollbacks}).model_dump())
         log.warning("started again without the samples of a spike of the loss, which ended at step %d", step)
         return True

@@ -30,7 +30,7 @@ def supervise(launch: Launch, attempt: Callable[[Launch], End], name: str = "") 
 
     A job is started again when a process of it died, hung, or ended with an error of the program. It is not when its
     input is bad, when it was asked to stop (however it ended then), when it says itself that it cannot continue (a loss
-    that is no number), when it had not begun, or when it made no step since it was started the last time,
+    that is not a number), when it had not begun, or when it made no step since it was started the last time,
     unless a host was lost. Restarts are counted under ``name``; without one, those of this call are.
     """
     ahead = _ahead(launch)

@@ -1,4 +1,4 @@
-"""How this host calls the others: the options of every ssh, of pdsh's and of our own, and the program at its end."""
+"""How this host calls the others: the hostfile, checked names, the options of every ssh, and the program at its end."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 ``evaluate`` has ``command(checkpoint, *, ...) -> dict`` and ``as_text(result) -> str``; ``export`` has ``TARGETS``, the
 values of ``capt convert --to``, and ``command(checkpoint, out, *, to, overwrite, about, ...) -> Path``; where ``out``
-is no folder, also ``require_free(out, *, overwrite)``, which refuses what cannot be replaced. The other keywords of
+is not a folder, also ``require_free(out, *, overwrite)``, which refuses what cannot be replaced. The other keywords of
 ``command`` are the options that have a meaning for the task: those of the command line under the same names, and any
 other by ``--option NAME=VALUE``.
 """
@@ -88,7 +88,7 @@ def accepted_options(
         kind = TypeAdapter(Any if annotation is inspect.Parameter.empty else annotation)
         try:
             value = read_yaml(text, f"--option {assignment}")
-        except NotYamlError:  # as in an override, what is no YAML is text
+        except NotYamlError:  # as in an override, what is not YAML is text
             value = text
         try:
             accepted[name] = kind.validate_python(value)

@@ -278,7 +278,7 @@ def _word_piece(path: Path, folder: _Folder) -> Tokenizer:
 
 
 def _lower_cased(tokenizer: Tokenizer, path: Path) -> Tokenizer:
-    """``tokenizer``, behind the step that sentence-transformers puts before all others where its file asks for it."""
+    """``tokenizer``, after the step that sentence-transformers puts before all others where its file asks for it."""
     names = (f"sentence_{name}_config.json" for name in _SENTENCE_CONFIGS)
     name = next((name for name in names if file_in(path, name) is not None), None)
     if name is None or not _object(path, name).get("do_lower_case"):
@@ -293,7 +293,7 @@ def _lower_cased(tokenizer: Tokenizer, path: Path) -> Tokenizer:
 
 
 def _sentencepiece_of_deberta(path: Path, config: _Config) -> Tokenizer:
-    """The tokenizer of DeBERTa-v2 and v3: SentencePiece's ids, and behind them the mask, which its model lacks."""
+    """The tokenizer of DeBERTa-v2 and v3: SentencePiece's ids, and after them the mask, which its model lacks."""
     from capt.tokenizer.pieces import read_model, to_tokenizer  # SentencePiece, which no other kind needs
 
     for key in ("do_lower_case", "split_by_punct"):
@@ -305,7 +305,7 @@ def _sentencepiece_of_deberta(path: Path, config: _Config) -> Tokenizer:
 
 
 def _add_tokens(tokenizer: Tokenizer, folder: _Folder) -> None:
-    """Add the tokens outside the vocabulary, in the order of their ids, and further special ones behind them.
+    """Add the tokens outside the vocabulary, in the order of their ids, and further special ones after them.
 
     Raises:
         DataError: a token would get another id than its file says.

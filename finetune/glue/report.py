@@ -84,7 +84,7 @@ _REMARKS = [
     "MNLI matched.",
     "Avg is CAPT's: the plain mean of the eight columns. Leaderboard is the leaderboard's average, on the dev set "
     "(accuracy with F1, Pearson with Spearman, matched with mismatched; WNLI where measured). A dagger marks a column "
-    "in which a seed is no result.",
+    "in which a seed is not a result.",
 ]
 
 

@@ -140,8 +140,8 @@ def _kind(rows: Labelled, data: LabelsData) -> Kind:
     if len(numbers) < len(cells):
         odd = next(i for i, cell in enumerate(rows.cells) if not _is_missing(cell) and _number(cell) is None)
         raise DataError(
-            f"{rows.places[odd]}: label {shown(rows.cells[odd])} is no number, as most labels are; correct or remove "
-            "the row, or set data.kind=classification"
+            f"{rows.places[odd]}: label {shown(rows.cells[odd])} is not a number, as most labels are; correct or "
+            "remove the row, or set data.kind=classification"
         )
     if any(not number.is_integer() for number in numbers):
         return "regression"
@@ -254,7 +254,7 @@ def _parsed(rows: Labelled, i: int, data: LabelsData) -> Label:
         if number is None:
             raise DataError(f"{place}: {column!r} is {shown(cell)}; a score must be a finite number")
         if abs(number) > _LARGEST:
-            raise DataError(f"{place}: {column!r} is {shown(cell)}; a score lies between -1e18 and 1e18")
+            raise DataError(f"{place}: {column!r} is {shown(cell)}; a score is between -1e18 and 1e18")
         return number
     if isinstance(cell, list | dict | bytes):
         raise DataError(f"{place}: {column!r} is {shown(cell)}; a class is a text or a whole number")

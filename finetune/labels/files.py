@@ -35,7 +35,7 @@ class Row(NamedTuple):
 class Table(NamedTuple):
     """The columns of a file (of JSON lines: the keys of the first row) and its rows, which are read as they are taken.
 
-    Reading raises ``DataError`` for a row that is no row of the table.
+    Reading raises ``DataError`` for a row that is not a row of the table.
     """
 
     path: Path

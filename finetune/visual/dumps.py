@@ -25,7 +25,7 @@ def read_rows(path: Path, id_key: str, answer_key: str, id_type: type) -> tuple[
     """The rows of a JSON list of objects, and the problems of those that are none, one line each.
 
     Raises:
-        DataError: the file is no JSON list.
+        DataError: the file is not a JSON list.
     """
     document = read_document(path, limit=LARGEST)
     if document.table or document.lines is not None:

@@ -65,6 +65,7 @@ def gqa_scores(
         raise DataError(f"{counted(len(lacking), 'balanced question')} without a prediction, such as {lacking[0]!r}")
     right = {question.id: predictions[question.id] == question.answer for question in scored}
     found: dict[str, float | str] = {"accuracy": _mean(right.values())}
+    # What a file does not tell has no figure, and a sentence in its place.
     if untyped := [question.id for question in scored if not question.kind]:
         found["binary"] = found["open"] = (
             f"{counted(len(untyped), 'question')} without a structural type, such as {untyped[0]!r}"
@@ -169,7 +170,7 @@ def check_gqa(path: Path, questions: Iterable[GqaQuestion], *, only: bool = True
     balanced question, and with ``only`` no question of another set. The official evaluator passes over these.
 
     Raises:
-        DataError: the file is no JSON list.
+        DataError: the file is not a JSON list.
     """
     questions = list(questions)
     rows, problems = read_rows(path, "questionId", "prediction", str)

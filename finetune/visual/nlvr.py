@@ -180,5 +180,5 @@ def require_scenes(store: RegionStore) -> None:
     if backend != "nlvr1" or store.manifest.feature_size != len(COLUMNS):
         raise ConfigError(
             f"model.augment permute: {store.folder} was made by {backend}, and only features of scenes (capt regions "
-            "import FILE.json --format nlvr1) tell which box a region lies in; set model.augment=none"
+            "import FILE.json --format nlvr1) tell which box a region is in; set model.augment=none"
         )

@@ -1,4 +1,4 @@
-"""The predictions of a model as its benchmark takes them."""
+"""The predictions of a model as its benchmark takes them, and the check of a result file."""
 
 from __future__ import annotations
 

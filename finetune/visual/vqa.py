@@ -114,7 +114,7 @@ def check_vqa(path: Path, expected: Iterable[int | str]) -> list[str]:
     It must be a JSON list with one ``question_id`` (a number) and ``answer`` (text) for each question of the set.
 
     Raises:
-        DataError: the file is no JSON list.
+        DataError: the file is not a JSON list.
     """
     rows, problems = read_rows(path, "question_id", "answer", int)
     return problems + coverage_problems([key for key, _ in rows], expected)

@@ -78,7 +78,7 @@ def start(launch: Launch, plan: Plan) -> End:
 
 
 def pod_words(launch: Launch, cluster: KubernetesCluster, nodes: int) -> list[str]:
-    """Return what each pod runs behind Python: its supervisor, and the job, begun or resumed as it finds it."""
+    """Return what each pod runs after Python: its supervisor, and the job, begun or resumed as it finds it."""
     return [
         *("-m", "capt.launcher.pod", "--pods", str(cluster.pods), "--nodes", str(nodes)),
         *("--ranks", str(cluster.ranks_per_pod), "--alive", ALIVE),

@@ -1,4 +1,4 @@
-"""``capt glue-submission`` and ``capt glue-validate``: from a sweep over GLUE to the leaderboard's zip."""
+"""``capt glue-submission``, ``capt glue-validate`` and ``capt predictions``: result files as benchmarks take them."""
 
 from __future__ import annotations
 

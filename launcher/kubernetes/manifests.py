@@ -46,7 +46,7 @@ def job_manifest(
         cluster: the settings.
         name: of the objects.
         text: the merged job, which the pods read as ``job.yaml`` in `JOB_FILES`.
-        words: what each pod runs behind Python.
+        words: what each pod runs after Python.
         port: the rendezvous of the ranks; the pods meet at the next one.
         metrics_port: of a Prometheus endpoint that others may ask.
 

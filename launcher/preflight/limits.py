@@ -1,4 +1,4 @@
-"""Judges one host by itself: shared memory, open files, apex, GPUs; and the disk of the run folder."""
+"""Judges what a host has (shared memory, open files, GPUs, the run folder's disk), and how hosts reach each other."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def shared_memory(total: int, free: int, slots: int, host: str = "") -> Iterator
     """``/dev/shm`` must have room for every process; systems without one (``total`` -1) are left alone."""
     finding = f"/dev/shm has {size(free)} free of {size(total)} for {slots} processes"
     if 0 <= free < slots * _SHM_SLOT:
-        advice = "in a container --ipc=host or --shm-size=16g; else remove what lies in /dev/shm"
+        advice = "in a container --ipc=host or --shm-size=16g; else remove what is in /dev/shm"
         yield Check("shared memory", "fail", finding, advice, host)
     elif 0 <= total < _SHM_MIN:
         advice = "NCCL and data workers need more: docker run --ipc=host, or --shm-size=16g"

@@ -1,8 +1,8 @@
 """The program that looks at one host. It is sent on stdin to the Python there and needs nothing but that Python.
 
 It reads one request a line, ``{"ask": NAME, ...}``, and answers each with a line of ``MARK`` and JSON, so that what a
-login shell prints is no answer. It ends when stdin does, and then removes the files that it has written. Nothing that
-it is told is in a command line. The head calls the same functions for itself.
+login shell prints is not an answer. It ends when stdin does, and then removes the files that it has written. Nothing
+that it is told is in a command line. The head calls the same functions for itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shows checks: as a table, or before a launch as log lines and a refusal."""
+"""A finding of the checks, and how findings are shown: as a table, or before a launch as log lines and a refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a job still do anything? Asked after a stop signal, to tell a job that saves from one that will never answer."""
+"""Whether a job that was told to stop still does anything (it may save, or never answer), and the report of a crash."""
 
 from __future__ import annotations
 

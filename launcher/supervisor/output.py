@@ -51,8 +51,8 @@ def patient_log() -> Iterator[None]:
 class Output:
     """Writes lines to stderr in a thread of its own.
 
-    A terminal that was stopped (Ctrl-S, a pager) takes nothing. Whoever writes to it waits; the head must not, because
-    the nodes live on its answers. What is too much is left out, the oldest first.
+    A terminal that was stopped (Ctrl-S, a pager) takes nothing, and blocks what writes to it. The head must not
+    wait, because the nodes depend on its answers. What is too much is left out, the oldest first.
     """
 
     def __init__(self) -> None:

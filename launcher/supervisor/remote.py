@@ -158,7 +158,7 @@ class Left(NamedTuple):
 
 
 class RemoteRanks:
-    """Ranks behind lines to their nodes, numbered in the order of the lines."""
+    """Ranks that are reached by lines to their nodes, numbered in the order of the lines."""
 
     delay = 2 * REPORT
 

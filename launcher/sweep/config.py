@@ -156,7 +156,7 @@ class TrialSection(Section):
     def _not_the_named_ones(cls, resources: dict[str, float]) -> dict[str, float]:
         for name in resources:
             if name.lower() in ("cpu", "gpu", "memory", "object_store_memory") or not name.isprintable():
-                raise ValueError(f"{name!r} is no resource of one's own: cores are trial.cpus, GPUs trial.gpus")
+                raise ValueError(f"{name!r} is not a resource of one's own: cores are trial.cpus, GPUs trial.gpus")
         return resources
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""A sweep on Kubernetes: a RayJob, whose Ray cluster KubeRay makes for the sweep and takes down behind it."""
+"""A sweep on Kubernetes: a RayJob, whose Ray cluster KubeRay makes for the sweep and takes down after it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SWEEP = "sweep.yaml"
 
 
 def manifest(sweep: Sweep, cluster: KubernetesCluster) -> str:
-    """Render the RayJob of a sweep; jobs that lie in files of this machine go with it.
+    """Render the RayJob of a sweep; jobs that are in files of this machine go with it.
 
     Raises:
         ConfigError: a trial has more ranks, cores or GPUs than the pods have, or the cluster file a network policy.
@@ -49,7 +49,7 @@ def manifest(sweep: Sweep, cluster: KubernetesCluster) -> str:
             *("--address", "auto", "--resume", "auto"),
         ]
     )
-    # KubeRay puts the entrypoint unquoted into a line of its submitter's shell: no operator may stand in it by itself.
+    # KubeRay puts the entrypoint unquoted into a line of its submitter's shell: no operator may be a word of it.
     command = shlex.join(["sh", "-c", f"cd {shlex.quote(str(folder))} && exec {words}"])
     return sweep_manifest(cluster, object_name(cluster, place.name), files, command)
 

@@ -107,12 +107,14 @@ def run_sweep(
     sweep = load_sweep(config, overrides)
     plan = make_plan(sweep, module, raycluster.rank_environment(address))
     specs = check_jobs(sweep, plan)
+    # On Kubernetes the rest happens in the cluster, where the data are.
     if cluster is not None:
         return _hand_over(manifest(sweep, cluster), show)
     check_inputs(plan, specs)
     if show is not None:
         show(describe_sweep(sweep, plan, specs))
         return DONE
+    # Refuse before the folder is touched: what is asked for must be there.
     if address is None:
         raycluster.check_here(
             _need(sweep, None),
@@ -125,6 +127,7 @@ def run_sweep(
         _refuse_links(plan.folder)
         check_base_jobs(plan)
         trial_log = TrialLog(plan, sweep.keep_checkpoints)
+        # Under the lock: what has been done is read from the folder, so that a second start continues the first.
         if _is_finished(sweep, specs, trial_log):
             log.info("%s is finished: all trials are over", plan.folder)
             return _outcome(sweep, plan, trial_log, stopping=False)

@@ -71,7 +71,7 @@ class StudyPlan:
         return result
 
     def better(self, a: float, b: float) -> bool:
-        """Whether score ``a`` is better than ``b``; a score that is no number is the worst."""
+        """Whether score ``a`` is better than ``b``; a score that is not a number is the worst."""
         if b != b:
             return a == a
         return a > b if self.mode == "max" else a < b
@@ -152,8 +152,8 @@ def check_jobs(sweep: Sweep, plan: SweepPlan) -> dict[str, list[TrialSpec]]:
     """The trials of each study, each with a valid job.
 
     Raises:
-        ConfigError: a key of the space is no key of the job, a value is not valid, batch sizes do not fit the workers,
-            or population based training would find no checkpoint where it validates.
+        ConfigError: a key of the space is not a key of the job, a value is not valid, batch sizes do not fit the
+            workers, or population based training would find no checkpoint where it validates.
     """
     found = {}
     for study in sweep.studies:

@@ -18,7 +18,7 @@ def default_cache() -> Path:
 
 
 def require_cache(folder: Path) -> None:
-    """Make ``folder``, which is the cache or lies in it. Raises ``DataError`` where it cannot be made or written."""
+    """Make ``folder``, which is the cache or is in it. Raises ``DataError`` where it cannot be made or written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         problem = None if os.access(folder, os.W_OK | os.X_OK) else "no permission, or a read-only file system"

@@ -290,7 +290,7 @@ def prepare_gpus(traces: Path) -> dict[str, str]:
     """Set what torch reads from the environment when it first uses a GPU, and return what was set; nothing on CPUs.
 
     The allocator grows its segments, so that batches of many shapes leave no gaps. NCCL's flight recorder writes the
-    last collectives of a rank, the number of the rank behind ``traces``, when one of them takes longer than
+    last collectives of a rank, the number of the rank after ``traces``, when one of them takes longer than
     ``engine.timeout_minutes``. What the user has set stays.
     """
     if not torch.cuda.is_available():

@@ -62,7 +62,7 @@ def file_in(folder: Path, name: str, *, error: type[UserError] = DataError) -> P
     followed, others are not, since they could show any file of this host.
 
     Raises:
-        UserError: of the class ``error``: it is no regular file, or a link to somewhere else.
+        UserError: of the class ``error``: it is not a regular file, or a link to somewhere else.
     """
     path = folder / name
     try:
@@ -245,7 +245,7 @@ def require_writable(path: Path) -> None:
         raise ConfigError(f"{path} is a folder: name a file to write")
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise ConfigError(f"{path} cannot be written: {folder} is no folder in which you may write")
+        raise ConfigError(f"{path} cannot be written: {folder} is not a folder in which you may write")
 
 
 def public_mode() -> int:
@@ -348,8 +348,8 @@ def unpacked(raw: IO[bytes], path: object) -> io.BufferedReader:
 def read_lines(files: Iterable[Path], progress: Callable[[int], None] | None = None) -> Iterator[str]:
     """Yield the lines of UTF-8 text files (``.gz`` is unpacked), without their line ends, one file after the other.
 
-    A byte order mark at the start of a line is no part of it: joined files have one wherever a file began.
-    ``progress`` is called now and then with the number of bytes read since the last call, as they lie on disk.
+    A byte order mark at the start of a line is not part of it: joined files have one wherever a file began.
+    ``progress`` is called now and then with the number of bytes read since the last call, as they are on disk.
 
     Raises:
         DataError: a file is missing, not a file, empty, not valid UTF-8, or a damaged gzip file.

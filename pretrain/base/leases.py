@@ -47,7 +47,7 @@ class Leases:
         folder.mkdir(parents=True, exist_ok=True)
 
     def share(self, tasks: Sequence[Task], after: Callable[[], None] = lambda: None) -> None:
-        """Return when all tasks are done, by this process or by others; ``after`` is called behind each one done here.
+        """Return when all tasks are done, by this process or by others; ``after`` is called after each one done here.
 
         What a task raises ends this call, and the task is free for others.
 

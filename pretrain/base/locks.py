@@ -115,7 +115,7 @@ def is_locked(path: Path) -> bool:
 def is_replaced(path: Path) -> bool:
     """Whether the file at ``path`` is gone or another one, and not that which this process holds locked.
 
-    What a file server cannot tell just now is no answer.
+    What a file server cannot tell just now is not an answer.
     """
     try:
         found = path.lstat()

@@ -1,4 +1,4 @@
-"""The standard streams: those that a process was started without, and which of them takes colours.
+"""What a process has from the one that started it: standard streams, variables, its end, the number of open files.
 
 Python has None for a stream that is closed (``>&-``, some daemons), and its number goes to the next file that is
 opened: what a library prints would be written into a checkpoint or a page of heartbeats. Such a stream becomes

@@ -305,7 +305,7 @@ def _request(url: str, done: str, ask: Callable[[Any], T], *, limit: float | Non
             problem = text
         if attempt + 1 < ATTEMPTS:
             logger.warning("%s could not be %s (%s); trying again in %.0f s", name, done, problem, pause)
-            time.sleep(pause * (0.5 + _own_random.random()))  # many hosts must not come back at once
+            time.sleep(pause * (0.5 + _own_random.random()))  # many hosts must not come back together
             pause *= 2
     failure = DataError(f"{name} could not be {done} in {ATTEMPTS} attempts: {problem}")
     failure.passing = True

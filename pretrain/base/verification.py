@@ -196,7 +196,7 @@ def read_verified(path: Path) -> list[VerifiedFile]:
 def write_verified(path: Path, new: Sequence[VerifiedFile]) -> None:
     """Add files to the memory, as read now. Of two processes that add at the same time, one may lose what it adds.
 
-    A path that is no UTF-8 is left out, for JSON cannot hold it: such files are hashed again.
+    A path that is not UTF-8 is left out, for JSON cannot hold it: such files are hashed again.
     """
     entries = {seen.path: seen for seen in read_verified(path)}
     for seen in (seen for seen in new if is_utf8(seen.path)):

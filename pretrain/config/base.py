@@ -38,7 +38,7 @@ def _checked(value: Any) -> Any:
     if "://" in text and has_secret(text):
         raise ValueError("holds a user, a password or a signature, which would be written into the run folder")
     if _URL.match(text):
-        raise ValueError("is a URL; what is read lies on a file system (mount it), or on the hub (data.name)")
+        raise ValueError("is a URL; what is read is on a file system (mount it), or on the hub (data.name)")
     if len(os.fsencode(text)) > _LONGEST_PATH or any(len(os.fsencode(p)) > _LONGEST_NAME for p in text.split("/")):
         raise ValueError(f"a path has at most {_LONGEST_PATH} bytes, and a name in it {_LONGEST_NAME}")
     return value

@@ -25,7 +25,7 @@ class TemperatureSection(Section):
     @model_validator(mode="after")
     def _starts_within_its_bounds(self) -> TemperatureSection:
         if self.type == "learned" and not 0.01 <= self.value <= 1:
-            raise ValueError(f"a learned temperature stays within .01 and 1: value {self.value:g} lies outside")
+            raise ValueError(f"a learned temperature stays within .01 and 1: value {self.value:g} is outside")
         return self
 
 
@@ -105,7 +105,7 @@ class ContrastSection(Section):
         "global", description="negatives within the batch: rows of all ranks, of this rank, or none"
     )
     reduction: Literal["mean", "sum"] = Field("mean", description="sum is Eq. 4 to the letter and grows with the batch")
-    mask_duplicates: bool = Field(True, description="a queued view of the same window is no negative")
+    mask_duplicates: bool = Field(True, description="a queued view of the same window is not a negative")
     temperature: TemperatureSection = TemperatureSection()
     impl: Literal["chunked", "dense"] = Field(
         "chunked", description="chunked: constant memory; dense: the whole matrix, for comparison"

@@ -146,16 +146,16 @@ def _overrides(arguments: Sequence[str]) -> dict[str, Any]:
         if not equals or not key or key.startswith("-"):
             raise ConfigError(f"override {shown(argument)} is not of the form a.b=value")
         if NO_TEXT.search(argument):
-            raise ConfigError(f"override {shown(argument)} holds a line break or another character that is no text")
+            raise ConfigError(f"override {shown(argument)} holds a line break or another character that is not text")
         *parents, last = key.split(".")
         if not last or not all(parents) or len(parents) > MAX_DEPTH:
-            raise ConfigError(f"override {shown(argument)}: {shown(key)} is no key; keys are of the form a.b")
+            raise ConfigError(f"override {shown(argument)}: {shown(key)} is not a key; keys are of the form a.b")
         try:
             value = read_yaml(text, f"override {shown(argument)}")
         except NotYamlError:
-            if text[:1] + text[-1:] in ("[]", "{}"):  # what was meant as a list must not become a text in silence
+            if text[:1] + text[-1:] in ("[]", "{}"):  # what was meant as a list must not become a text silently
                 raise ConfigError(
-                    f"override {shown(argument.partition('=')[0])}: this list or mapping is no YAML; quote the texts "
+                    f"override {shown(argument.partition('=')[0])}: this list or mapping is not YAML; quote the texts "
                     """in it that hold one of ? : , [ ] { }, as 'data.files=["s3://bucket/a?.txt"]'"""
                 ) from None
             value = text

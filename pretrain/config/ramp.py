@@ -18,20 +18,20 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class BatchCourse:
+class BatchSizeSchedule:
     """The number of sequences of every optimizer step, a function of the number of the step alone.
 
-    Whoever asks which samples a step has asks here: the order of the data, the ledger, rollbacks and the plan.
+    The order of the data, the ledger, rollbacks and the plan all find the samples of a step with it.
     """
 
     stages: tuple[Stage, ...]
 
     @classmethod
-    def of(cls, batch: int, ramp: Iterable[tuple[int, int]] = (), sample_tokens: int = 1) -> BatchCourse:
-        """Return the course of ``batch.global`` and ``batch.ramp``.
+    def of(cls, batch: int, ramp: Iterable[tuple[int, int]] = (), sample_tokens: int = 1) -> BatchSizeSchedule:
+        """Return the schedule of ``batch.global`` and ``batch.ramp``.
 
         Args:
-            batch: sequences of a step behind the ramp.
+            batch: sequences of a step after the ramp.
             ramp: (tokens, sequences): the size of a step until the run has seen these tokens, in whole steps.
             sample_tokens: tokens of a sequence.
         """
@@ -43,8 +43,8 @@ class BatchCourse:
         return cls.of_steps([*steps, (step, batch)])
 
     @classmethod
-    def of_steps(cls, steps: Sequence[tuple[int, int]]) -> BatchCourse:
-        """Return the course in which the steps behind the first ``step`` have ``batch`` sequences, of (step, batch)."""
+    def of_steps(cls, steps: Sequence[tuple[int, int]]) -> BatchSizeSchedule:
+        """Return the schedule of (step, batch): the steps after the first ``step`` have ``batch`` sequences."""
         stages = [Stage(0, 0, steps[0][1])]
         for step, batch in steps[1:]:
             last = stages[-1]
@@ -55,7 +55,7 @@ class BatchCourse:
 
     @property
     def as_steps(self) -> tuple[tuple[int, int], ...]:
-        """The course as `of_steps` reads it."""
+        """The schedule as `of_steps` reads it."""
         return tuple((stage.step, stage.batch) for stage in self.stages)
 
     def _stage(self, step: int) -> Stage:

@@ -165,7 +165,7 @@ class _Document:
     def _text(self, event: ScalarEvent) -> str:
         text = str(event.value)
         if "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
-            raise ConfigError(f"{self._source}: {_line(event)}{shown(text)} holds a character that is no text")
+            raise ConfigError(f"{self._source}: {_line(event)}{shown(text)} holds a character that is not text")
         return text
 
     def _scalar(self, event: ScalarEvent) -> Any:

@@ -51,7 +51,7 @@ class RetrievalSection(Section):
             return
         if not every or self.every % every:
             raise ValueError(
-                f"validate.retrieval.every {self.every} is no multiple of validate.every {every}; null = at each one"
+                f"validate.retrieval.every {self.every} is not a multiple of validate.every {every}; null = at each one"
             )
         if self.every != every and best in self.metric_names():
             raise ValueError(
@@ -60,7 +60,7 @@ class RetrievalSection(Section):
             )
 
     def describe(self) -> list[str]:
-        """Say what the folders are. Raises ``DataError`` where one is no BEIR folder."""
+        """Say what the folders are. Raises ``DataError`` where one is not a BEIR folder."""
         return [f"retrieval: {folder}, {_bytes_of(folder):,} bytes" for folder in self.folders]
 
 

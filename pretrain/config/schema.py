@@ -14,9 +14,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, mo
 from capt.pretrain.base.errors import did_you_mean, shown
 from capt.pretrain.base.stores import WRITABLE, is_url
 from capt.pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section, StoreText
-from capt.pretrain.config.ramp import BatchCourse
-
-# The section of a job that says which processes assemble its batches. No torch.
+from capt.pretrain.config.ramp import BatchSizeSchedule
 
 
 class LoaderSection(Section):
@@ -29,9 +27,6 @@ class LoaderSection(Section):
     timeout_minutes: PositiveFloat = Field(
         10.0, description="how long a step's data may take before the run ends with an error that says so"
     )
-
-
-# The section ``guard``: what watches a job for faults that raise no error.
 
 
 class GuardSection(Section):
@@ -198,7 +193,7 @@ class OptimizerSection(Section):
     @model_validator(mode="after")
     def _betas_in_range(self) -> OptimizerSection:
         if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas {self.betas} must lie in [0, 1)")
+            raise ValueError(f"betas {self.betas} must be in [0, 1)")
         return self
 
     @model_validator(mode="after")
@@ -238,7 +233,7 @@ class EngineSection(Section):
     precision: Literal["auto", "fp32", "bf16", "bf16_pure", "fp16"] = Field(
         "fp32",
         description="precision of the forward pass; weights stay fp32; auto = bf16 on a GPU that has it, else fp32; "
-        "bf16_pure (ZeRO 1 to 3): weights are cast once a step, and all that lies between the products is bf16",
+        "bf16_pure (ZeRO 1 to 3): weights are cast once a step, and all that is between the products is bf16",
     )
     offload_optimizer: bool = Field(False, description="keep the optimizer state in host memory (ZeRO 1 to 3)")
     offload_param: bool = Field(False, description="keep the weights in host memory (ZeRO 3)")
@@ -318,7 +313,7 @@ class CheckpointSection(Section):
     @classmethod
     def _upload_is_url(cls, value: str | None) -> str | None:
         if value is not None and not is_url(value):
-            raise ValueError("is no address in a store, as s3://bucket/folder; run.dir is the folder of this host")
+            raise ValueError("is not an address in a store, as s3://bucket/folder; run.dir is the folder of this host")
         if value is not None and value.partition("://")[0].lower() not in WRITABLE:
             raise ValueError(f"cannot be written to; known: {', '.join(f'{name}://' for name in WRITABLE)}")
         return value
@@ -464,9 +459,9 @@ class Job(Section):
         return None
 
     @property
-    def batches(self) -> BatchCourse:
+    def batch_sizes(self) -> BatchSizeSchedule:
         """How many sequences every optimizer step has."""
-        return BatchCourse.of(self.batch.global_, self.batch.ramp, self.sample_tokens or 1)
+        return BatchSizeSchedule.of(self.batch.global_, self.batch.ramp, self.sample_tokens or 1)
 
     def micro_batch(self, world: int) -> int:
         """Return the most sequences of a forward pass on one of ``world`` ranks: ``batch.micro``, or its whole part."""

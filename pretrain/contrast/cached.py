@@ -1,8 +1,8 @@
 r"""The gradient of a contrast over many micro-batches, in the memory of one.
 
 GradCache (Gao et al. 2021, arXiv:2101.06983). A contrast :math:`L(v_1, \dots, v_A)` over the representations
-:math:`v_a = f(x_a; \theta)` of ``A`` micro-batches is no sum over micro-batches: each row is a negative of all others.
-Its gradient is, by the chain rule,
+:math:`v_a = f(x_a; \theta)` of ``A`` micro-batches is not a sum over micro-batches: each row is a negative of all
+others. Its gradient is, by the chain rule,
 
 .. math::
     \frac{\partial L}{\partial \theta} = \sum_a \Big(\frac{\partial v_a}{\partial \theta}\Big)^\top g_a,
@@ -62,7 +62,7 @@ class RepresentationCache:
         self._leaves.append(tuple(view.detach().requires_grad_() for view in views))
 
     def views(self) -> tuple[Tensor, ...]:
-        """Each view of all micro-batches, one behind the other: what the contrast is computed from."""
+        """Each view of all micro-batches, one after another: what the contrast is computed from."""
         return tuple(torch.cat(parts) for parts in zip(*self._leaves, strict=True))
 
     def rewind(self, number: int) -> None:
@@ -109,10 +109,12 @@ def cached_backward(
     cache, kept = RepresentationCache(), [encode(batch) for batch in micro_batches[:keep]]
     for views in kept:
         cache.keep(views)
+    # First pass: representations alone, each with the random numbers that it was drawn with.
     for batch in micro_batches[keep:]:
         cache.record(functools.partial(encode, batch))
     loss = contrast(*cache.views())
-    loss.backward()
+    loss.backward()  # ends at the leaves: the gradient of every representation
+    # Second pass: each micro-batch with a graph, kept or made again, which is led on to the parameters.
     kept.reverse()
     for number, batch in enumerate(micro_batches):
         if kept:

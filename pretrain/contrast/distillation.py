@@ -8,7 +8,7 @@ The candidates :math:`C_i` of query :math:`q_i` are its positive and its hard ne
     r_{ij} = \frac{e^{q_i \cdot k_j / \tau}}{\sum_{j' \in C_i} e^{q_i \cdot k_{j'} / \tau}}, \qquad
     L_i = \mathrm{KL}(p_i \,\|\, r_i) = \sum_{j \in C_i} p_{ij} \log \frac{p_{ij}}{r_{ij}} .
 
-The candidates of a query lie on its rank, so nothing but the numbers of rows travels, and a query may have any number
+The candidates of a query are on its rank, so nothing but the numbers of rows travels, and a query may have any number
 of them.
 """
 

@@ -32,7 +32,7 @@ from capt.pretrain.contrast.options import ContrastOptions, Direction
 
 @dataclass(frozen=True)
 class Span:
-    """Rows by the place of the first, the place behind the last, and the step from one to the next.
+    """Rows by the place of the first, the place after the last, and the step from one to the next.
 
     Numbers and no slice: a compiler takes the bounds of a stored slice for constants, and would compile for each number
     of rows.
@@ -71,11 +71,11 @@ class Softmax:
     """One softmax over pairs of rows: who its anchors are and what they see.
 
     Attributes:
-        sides: of each side the views whose rows are anchors, one view behind the other. Row ``i`` of all sides shares
+        sides: of each side the views whose rows are anchors, one view after the other. Row ``i`` of all sides shares
             one denominator.
-        positives: views, one behind the other; row ``i`` is the positive of row ``i`` of the first side.
-        keys: the live keys of this rank: views, one behind the other.
-        hard: the hard negatives of this rank, which lie behind them; None: there are none.
+        positives: views, one after another; row ``i`` is the positive of row ``i`` of the first side.
+        keys: the live keys of this rank: views, one after another.
+        hard: the hard negatives of this rank, which are after them; None: there are none.
         interactions: which side sees which of these keys.
         queue_step: every anchor sees the queue (1), or every second one, the queries (2), or none (0).
         positive_count: how often the positive is in the denominator.
@@ -112,7 +112,7 @@ def softmaxes(
         within_view: without a form: the rows of the anchor's own view are negatives, too.
     """
     form = options.form
-    if form is None:
+    if form is None:  # the CAPT paper's form: each row against the other view, or both, of all other samples
         if symmetric and within_view:
             views = [([q, d], [d, q], [q, d])]
         elif symmetric:
@@ -167,6 +167,7 @@ def _joint(
             interactions += _hard_negatives(negatives, options, owned)
         elif hard is not None and direction == "d-d" and options.sees_all_hard_negatives:
             interactions.append(Interaction(side, negatives, False))
+    # Without d-d the queue, which holds documents, is seen by the queries alone: every second row.
     two_sided = any(direction.startswith("d-") for direction in directions)
     return Softmax(
         [[q], [d]] if two_sided else [[q]],
@@ -195,7 +196,7 @@ def _hard_negatives(keys: Span, options: ContrastOptions, owned: bool) -> list[I
 
 
 def _places(parts: Sequence[Tensor | None]) -> list[Span]:
-    """The place of the rows of each part when the parts lie one behind the other."""
+    """The place of the rows of each part when the parts are one after another."""
     places, start = [], 0
     for part in parts:
         stop = start if part is None else start + len(part)

@@ -139,7 +139,7 @@ def check_queue(
         )
     if queue.device != anchors.device:
         raise ConfigError(
-            f"the queue lies on {queue.device}, the anchors on {anchors.device}: give ShardedQueue(device=...) theirs"
+            f"the queue is on {queue.device}, the anchors on {anchors.device}: give ShardedQueue(device=...) theirs"
         )
     if queue.dim != anchors.shape[1]:
         raise ConfigError(f"the queue holds rows of {queue.dim} features, the anchors have {anchors.shape[1]}")
@@ -199,7 +199,7 @@ def info_nce(
             ``hard_negatives="own"`` or ``in_batch="none"`` an anchor sees its own alone.
         symmetric: positives are anchors as well (the mean is then over both directions).
         within_view: rows of the anchor's own view are negatives as well (SimCLR, CAPT).
-        ids: instance of each sample; a key with the anchor's id, live or queued, is no negative (it shows the same
+        ids: instance of each sample; a key with the anchor's id, live or queued, is not a negative (it shows the same
             thing). The positive always counts once.
         group: the ranks over which batch and queue are spread. Ranks may hold different ``n``.
         stats: filled with diagnostics of this rank's anchors (with ``matryoshka`` of the widest rows).
@@ -227,11 +227,13 @@ def info_nce(
     if by_row:
         _check_row_temperatures(anchors, temperature, options)  # type: ignore[arg-type]
     dtype = compute_dtype(anchors, positives, options.precision)
+    # One softmax, or one for each direction: who its anchors are, and which live keys they see.
     parts = softmaxes(
         anchors, positives, negatives,
         options=options, owned=negative_owners is not None, symmetric=symmetric, within_view=within_view,
     )  # fmt: skip
 
+    # The factor of a sum over this rank's anchors that makes the loss a mean over the anchors of all ranks.
     samples = Exchange.gather_counts(len(anchors), anchors.device, group, equal=options.equal_rows)
     scale = float(distributed.world_size(group)) if options.grad_reduction == "mean" else 1.0
     if options.reduction == "mean":  # of no anchor at all the loss is 0
@@ -240,12 +242,14 @@ def info_nce(
     exchange = samples if queue is not None or options.in_batch == "global" else samples.local()
     largest = LARGEST_INVERSE_TEMPERATURE[dtype]
     bounded = not isinstance(temperature, Tensor) and 1 / temperature + options.largest_hardness <= largest
+    # A key of the anchor's own instance is not a negative; hard negatives without an id equal no instance.
     places = torch.arange(len(anchors), device=anchors.device)
     instances = places if ids is None else ids
     nobody = places.new_full((0 if negatives is None else len(negatives),), -1)
     hard_ids = torch.full_like(nobody, NO_ID) if negative_ids is None else negative_ids
     hard_owners = nobody if negative_owners is None else negative_owners
 
+    # This rank's part of the queue, moved to where the live rows are (drift), and how often each row counts.
     queued, queued_weight = None, None
     if queue is not None:
         live_views = [anchors, positives] if symmetric or within_view else [positives]

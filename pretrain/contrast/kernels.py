@@ -166,13 +166,13 @@ class SoftmaxSums:
         )
 
     def exponentials(self, logits: Tensor, mask: NegativeMask | None) -> Tensor:
-        """Overwrite ``logits (N, c)`` with :math:`e^{s_{ij} - r_i}`, 0 for keys that are no negatives.
+        """Overwrite ``logits (N, c)`` with :math:`e^{s_{ij} - r_i}`, 0 for keys that are not negatives.
 
         A running maximum is raised to these logits first.
         """
         if self.count is not None:
             self.count.add_(logits.shape[1] if mask is None else mask.factor(logits).sum(1))
-        if self.running_max is None:
+        if self.running_max is None:  # logits of bounded size: no maximum, and masked keys are multiplied by 0
             factor = None if mask is None else mask.factor(logits)
             return logits.exp_() if factor is None else logits.exp_().mul_(factor)
         if mask is not None:
@@ -197,7 +197,7 @@ class SoftmaxSums:
             self.squares.mul_(factor.square())
 
     def joined(self, sides: int) -> SoftmaxSums:
-        """The sums of denominators that ``sides`` rows share, one behind the other; weighted keys stay those of a row.
+        """The sums of denominators that ``sides`` rows share, one after another; weighted keys stay those of a row.
 
         The sums of all rows are scaled to the largest maximum among those that share.
         """
@@ -223,7 +223,7 @@ class SoftmaxSums:
 
 
 def probabilities(logits: Tensor, lse: Tensor, mask: NegativeMask | None) -> Tensor:
-    r"""Overwrite ``logits (N, c)`` with :math:`e^{s_{ij} - \mathrm{lse}_i}`, 0 for keys that are no negatives.
+    r"""Overwrite ``logits (N, c)`` with :math:`e^{s_{ij} - \mathrm{lse}_i}`, 0 for keys that are not negatives.
 
     A negative's logit is never above ``lse (N,)``, but that of another key, which is not in it, may be.
     """
@@ -303,7 +303,7 @@ class Chunked:
         dtype = sums.normaliser.dtype
         workspace = _workspace(q, keys, dtype)
         for rows, columns, anchors, k in _split_blocks(q, keys, products, dtype):
-            block = sums[rows]
+            block = sums[rows]  # a view: what is added to it is added to the sums
             weights = block.exponentials(_logits(workspace, anchors, k), mask and mask.block(rows, columns))
             block.add(weights)
             if block.weighted_keys is not None:

@@ -58,7 +58,7 @@ class NegativeMask:
     """The conditions under which one rank's keys ``(c,)`` are negatives of anchors ``(N,)``.
 
     Attributes:
-        ids: the instance of each anchor and key; equal ones are no negatives. None: all are of different instances.
+        ids: the instance of each anchor and key; equal ones are not negatives. None: all are of different instances.
         owners: the place of each anchor, and the place of the anchor that each key is a hard negative of. None: anybody
             sees the key.
         owned: with owners: an anchor sees its own keys alone, or (False) those of others alone.
@@ -89,7 +89,7 @@ class NegativeMask:
         return factors[0] if len(factors) == 1 else torch.stack([each.bool() for each in factors]).all(0)
 
     def excluded(self, logits: Tensor) -> Tensor:
-        """``(N, c)``, true where the key is no negative."""
+        """``(N, c)``, true where the key is not a negative."""
         if self.owners is None and self.limits is None and self.ids is not None:
             return self.ids.equal()
         return ~self.factor(logits).bool()

@@ -47,7 +47,7 @@ NO_ID = torch.iinfo(torch.int64).min
 """The id of a row that was given none. It equals no id that a user would give."""
 
 _LEFT_OUT = NO_ID + 1
-"""The id of a row that keeps its place in the order, so that all ranks push the same number, and is no negative."""
+"""The id of a row that keeps its place in the order, so that all ranks push the same number, and is not a negative."""
 
 QUEUE_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
@@ -305,7 +305,7 @@ class ShardedQueue:
             if view.shape[1:] != (self.dim,):
                 raise ConfigError(f"the queue holds rows of {self.dim} features, got {tuple(view.shape)}")
             self.has_unit_rows &= may_be_unit(view)
-        if self.drift != "none":
+        if self.drift != "none":  # residuals are stored: the loss adds the statistics of its own step
             own = statistics(views if only is None else [view[only] for view in views], self.drift, self._group)
             views = tuple(own.residuals(view) for view in views)
         for view in views:
@@ -316,6 +316,7 @@ class ShardedQueue:
         n = min(len(rows), self.shard_size)
         if n == 0:
             return
+        # A ring buffer: of more rows than fit the newest, cut where the buffer ends and continued at its beginning.
         finite = rows[-n:].isfinite().all(1, keepdim=True)
         rows = torch.where(finite, rows[-n:], 0.0 if self.drift == "none" else torch.nan)  # a residual may be zeros
         until_end = min(n, self.shard_size - self._write_position)
@@ -372,7 +373,7 @@ class ShardedQueue:
     def _check_drift(self, drift: str, source: str) -> None:
         if drift != self.drift:
             raise CheckpointError(
-                f"{source} holds rows of drift {drift}, this queue has {self.drift}: rows of one are no rows of the "
+                f"{source} holds rows of drift {drift}, this queue has {self.drift}: rows of one are not rows of the "
                 f"other; set contrast.drift={drift}"
             )
 

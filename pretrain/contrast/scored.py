@@ -61,7 +61,7 @@ def cosent_loss(
     is_real = _real_rows(exchange, first.device)
     order = exchange.all_gather(scores.double())[is_real].argsort(stable=True)
     labels = exchange.all_gather(scores.double())[is_real][order]
-    lower = torch.searchsorted(labels, labels)  # pairs of lower scores, which lie in front
+    lower = torch.searchsorted(labels, labels)  # pairs of lower scores, which come first
     world = distributed.world_size(group)
     total = first.new_zeros((), dtype=torch.float64)
     for width, weight in options.widths(first.shape[1]):
@@ -120,7 +120,7 @@ def _log_one_plus(logits: Tensor, lower: Tensor) -> Tensor:
 
 
 def _real_rows(exchange: Exchange, device: torch.device) -> Tensor:
-    """Which of the gathered rows are no padding."""
+    """Which of the gathered rows are not padding."""
     most = max(exchange.counts)
     counts = torch.tensor(exchange.counts, device=device).repeat_interleave(most)
     return torch.arange(most, device=device).repeat(len(exchange.counts)) < counts

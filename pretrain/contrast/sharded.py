@@ -99,7 +99,7 @@ class SoftmaxContext:
         live_ids: ``(c,)``, the instance of each live key; a key of the anchor's own instance is never a negative.
         live_owners: ``(c,)``, the row that each live key is a hard negative of, or another number than any row's.
         interactions: which anchors see which live keys.
-        sides: how many rows share a denominator, one behind the other among the anchors.
+        sides: how many rows share a denominator, one after another among the anchors.
         positive_count: how often the positive is in the denominator.
         arrived: what has been gathered before, where anchors are cut to fewer features; ``None``: it is sent.
         shared_ids: whether an id means the same on every rank and in the queue (because the user gave it).
@@ -272,12 +272,14 @@ class ShardedSoftmax(torch.autograd.Function):
         Shapes: anchors ``(m * sides, d)``, positives ``(m, d)``, live keys ``(c, d)``.
         """
         sides = context.sides
+        # 1. Anchors travel: those of all ranks, over the temperature.
         queries = context.gathered_queries(anchors, temperature)
         gathered_ids = context.gathered_ids(len(queries))
         # One number per anchor: float64 costs nothing here and saves the digits of a difference of large logits.
         positive_cosines = (anchors[::sides].double() * positives.double()).sum(1)
         positive_logits = positive_cosines / temperature
         limits = context.gathered_limits(positive_cosines, temperature, anchors.dtype)
+        # 2. Keys stay: this rank adds up its own ones, the queue's and the live ones, for all anchors.
         blocks = list(context.live_blocks(gathered_ids, limits))
         least = context.least_logits(len(queries), temperature, anchors)
         sums = SoftmaxSums(
@@ -288,8 +290,10 @@ class ShardedSoftmax(torch.autograd.Function):
             largest=least if context.stats is not None and context.options.largest_hardness else None,
         )
         _accumulate_keys(sums, queries, context.queue_block(gathered_ids, limits), live, blocks, temperature, context)
+        # 3. The totals of every anchor arrive at its owner.
         sums = context.exchange.reduce_scatter(sums).joined(sides)
 
+        # 4. The owner computes the loss and its gradients, in float64 as far as there is one number per anchor.
         margins = sums.normaliser.double().log() - positive_logits  # x_i
         if sums.running_max is not None:
             margins += sums.running_max
@@ -312,6 +316,7 @@ class ShardedSoftmax(torch.autograd.Function):
             grad_temperature = -(anchors * grad_anchors).sum() / temperature if ctx.needs_input_grad[3] else None
             grad_live = None
             if ctx.needs_input_grad[2]:
+                # 5. One number per anchor, s_i^+ + L_i, tells each rank the gradient of its live keys.
                 lse = context.exchange.all_gather(each_side((positive_logits + losses).to(anchors.dtype), sides))
                 grad_live = _live_gradient(queries, lse, live, blocks, temperature, context)
             ctx.save_for_backward(grad_anchors, -weight * anchors[::sides], grad_live, grad_temperature)
@@ -387,6 +392,7 @@ def accumulate_hard(
     """
     exchange, kernel, products, hardness = context.exchange, context.kernel, context.products, block.hardness
     scale = hardness * temperature
+    # A_i and K_i first, over all ranks: without them no weight is known.
     by_score = block.mask is not None and block.mask.limits is not None
     proposal = SoftmaxSums(
         normaliser=torch.zeros_like(sums.normaliser),
@@ -404,6 +410,7 @@ def accumulate_hard(
             negatives -= block.mask.ids.own_keys()
     negatives, total = exchange.all_reduce_sum(torch.stack([negatives, proposal.normaliser]))
 
+    # Then B_i, in the sums of the loss, and w_ij = K_i B_i / A_i.
     kernel.accumulate(sums, *_operands(block.at(queries, 1 + scale), keys), products)
     if sums.largest is not None:
         sums.largest.div_(1 + scale)

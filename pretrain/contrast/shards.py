@@ -125,7 +125,7 @@ def _shard_files(folder: Path) -> list[Path]:
 def _count_rows(path: Path, dim: int) -> int:
     """Check the header of a shard (rows of width ``dim``, one id each, one start) and return its number of rows."""
     with _open_shard(path) as file:
-        stored = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (a safetensors handle is no dict)
+        stored = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (a safetensors handle is not a dict)
         header = {name: (part.get_dtype(), part.get_shape()) for name, part in stored.items()}
     dtype, shape = header.get("rows", ("", [0, 0]))
     if len(shape) == 2 and shape[1] != dim and dtype in _ROW_DTYPES:

@@ -1,4 +1,4 @@
-"""Notices that representations collapse into few directions or one point, by what the run itself has been before."""
+"""Notices that representations collapse into few directions or one point, compared with the best of the same run."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ logger = logging.getLogger(__name__)
 Split = Literal["training", "validation"]
 
 _RECOVERED = 0.75
-"""After a fall it has to have this part of it again: one value between the two is neither a fall nor its end."""
+"""A fall ends once a figure is this part of its best distance from collapse again; between that and the part that makes
+a fall nothing changes, so that values near a limit do not alternate."""
 _LOOKS: dict[Split, int] = {"training": TRAINING_LOOKS, "validation": 1}
-"""This number of looks in a row makes a fall."""
+"""Observations in a row that make a fall: a single batch of training may be unusual, a validation is not."""
 _SPREAD = -1.0
 """After a fall into one point: uniformity below this is its end."""
 
@@ -47,29 +48,29 @@ class Figures(NamedTuple):
         return self.retrieval < FEW_FOUND and self.uniformity > limit
 
 
-class Mark(Record):
+class BestValue(Record):
     """A figure at its best, and the step at which it was so."""
 
     value: float
     step: Count
 
 
-class Best(Record):
+class BestFigures(Record):
     """`Figures` at their best, each for itself."""
 
-    retrieval: Mark
-    uniformity: Mark
-    first_direction: Mark
+    retrieval: BestValue
+    uniformity: BestValue
+    first_direction: BestValue
 
     def figures(self) -> Figures:
         """Their values."""
         return Figures(self.retrieval.value, self.uniformity.value, self.first_direction.value)
 
 
-class Past(Record):
-    """What is known of a split: its best figures, looks in a row like those of a collapse, and whether it is one."""
+class SplitHistory(Record):
+    """A split so far: its best figures, observations in a row that were like a collapse, and whether it has fallen."""
 
-    best: Best
+    best: BestFigures
     doubts: Count = 0
     fallen: bool = False
 
@@ -77,7 +78,7 @@ class Past(Record):
 class CollapseState(Record):
     """What `CollapseWatch` keeps in ``state.json``."""
 
-    past: dict[Split, Past] = Field(default_factory=dict)
+    past: dict[Split, SplitHistory] = Field(default_factory=dict)
     status: Annotated[str, Field(max_length=200)] = ""
 
 
@@ -105,18 +106,20 @@ class CollapseWatch:
         return self.state.status
 
     def look(self, split: Split, step: int, figures: Figures) -> None:
-        """Take notice of the figures after ``step``. Figures that are not finite (an overflowed step) tell nothing."""
+        """Compare the figures after ``step`` with the best; those that are not finite (overflowed) are ignored."""
         if not all(map(math.isfinite, figures)):
             return
         was_fallen = bool(self.state.status)
         before = self.state.past.get(split)
         best = _better(None if before is None else before.best, figures, step)
-        past = Past(best=best) if before is None else before
+        past = SplitHistory(best=best) if before is None else before
+        # What makes a fall is stricter than what keeps it, see `_RECOVERED`.
         limit, part = (_SPREAD, _RECOVERED) if past.fallen else (ONE_POINT, FALLEN)
         lost = figures.are_of_one_point(limit) or _lost(figures, best, part) >= 2
         doubts = past.doubts + 1 if lost else 0
         fallen = step > 0 and lost and (past.fallen or doubts >= _LOOKS[split])  # step 0: nothing is trained yet
-        pasts = {**self.state.past, split: Past(best=best, doubts=doubts, fallen=fallen)}
+        # Either split may have fallen; the progress line keeps its words until neither has.
+        pasts = {**self.state.past, split: SplitHistory(best=best, doubts=doubts, fallen=fallen)}
         status = ""
         if fallen:
             word = "COLLAPSED" if figures.are_of_one_point() else "COLLAPSING"
@@ -124,14 +127,14 @@ class CollapseWatch:
         elif any(other.fallen for other in pasts.values()):
             status = self.state.status
         self.state = CollapseState(past=pasts, status=status)
-        if distributed.rank():
+        if distributed.rank():  # all ranks have the same state, and one of them tells it
             return
         if status and not was_fallen:
             self._warn(split, step, figures, best)
         elif was_fallen and not status:
             logger.info("step %d: the representations have recovered from their collapse", step)
 
-    def _warn(self, split: Split, step: int, figures: Figures, best: Best) -> None:
+    def _warn(self, split: Split, step: int, figures: Figures, best: BestFigures) -> None:
         distances = zip(figures.distances(), best.figures().distances(), strict=True)
         kept = [now / then if then else 1.0 for now, then in distances]
         fallen_first = sorted(zip(kept, best, figures, strict=True), key=lambda row: row[0])
@@ -160,16 +163,18 @@ def remedies(section: ContrastSection) -> str:
     return ", ".join([*ways, "a longer schedule.warmup_steps or a lower optimizer.lr"])
 
 
-def _lost(figures: Figures, best: Best, part: float) -> int:
+def _lost(figures: Figures, best: BestFigures, part: float) -> int:
     """How many figures have less than ``part`` of their best distance from collapse."""
     distances = zip(figures.distances(), best.figures().distances(), strict=True)
     return sum(now < part * then for now, then in distances)
 
 
-def _better(best: Best | None, figures: Figures, step: int) -> Best:
+def _better(best: BestFigures | None, figures: Figures, step: int) -> BestFigures:
     """The best of each figure, these included."""
     if best is None:
-        return Best(**{name: Mark(value=value, step=step) for name, value in figures._asdict().items()})
+        return BestFigures(**{name: BestValue(value=value, step=step) for name, value in figures._asdict().items()})
     farther = [now > then for now, then in zip(figures.distances(), best.figures().distances(), strict=True)]
     marks = zip(best, figures, farther, strict=True)
-    return Best(**{name: Mark(value=value, step=step) if better else mark for (name, mark), value, better in marks})
+    return BestFigures(
+        **{name: BestValue(value=value, step=step) if better else mark for (name, mark), value, better in marks}
+    )

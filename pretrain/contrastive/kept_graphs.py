@@ -20,7 +20,7 @@ class KeptGraphs:
 
     ``auto`` keeps one graph in each step up to the one after the first update, and measures it. From the peak so far,
     which has held weights, gradients, the optimizer's state, the contrast and the graph, follows the room for others.
-    At ZeRO 0 that state is made by the first update, behind the first graph, and fp16 may leave out the first updates.
+    At ZeRO 0 that state is made by the first update, after the first graph, and fp16 may leave out the first updates.
     The first step of another size (``batch.ramp``) keeps one again, and is measured in place of those before.
     Ranks may keep different numbers: a graph that is kept gives the gradient that it would give if it was made again.
     """
@@ -32,7 +32,7 @@ class KeptGraphs:
         self._held = self._largest = self._sequences = 0
 
     def begin_step(self, sequences: int) -> None:
-        """Be called before the first micro-batch of a step of ``sequences`` over all ranks."""
+        """Begin a step of ``sequences`` over all ranks; called before its first micro-batch."""
         self._held = 0
         if sequences != self._sequences and self._room is not None:
             self._room, self._largest = None, 0
@@ -40,7 +40,7 @@ class KeptGraphs:
         self._sequences = sequences
 
     def end_step(self, was_skipped: Callable[[], bool]) -> None:
-        """Be called after the update, or after it ``was_skipped``, and before anybody resets the peak."""
+        """End a step, whose update may have been left out (``was_skipped``), before the peak of memory is reset."""
         if self._fixed is not None or self._room is not None:
             return
         if not self._has_state:

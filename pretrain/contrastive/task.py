@@ -21,7 +21,7 @@ from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import CheckpointError, ConfigError
 from capt.pretrain.base.randomness import EPOCHS, derive
 from capt.pretrain.base.records import Count, Record, parse_record
-from capt.pretrain.config.ramp import BatchCourse
+from capt.pretrain.config.ramp import BatchSizeSchedule
 from capt.pretrain.contrast.kernels import check_precision
 from capt.pretrain.contrastive.collapse import CollapseState, CollapseWatch, Figures
 from capt.pretrain.contrastive.kept_graphs import KeptGraphs
@@ -83,7 +83,7 @@ class ContrastTask(ABC, Generic[BatchT]):
 
     def __init__(self, job: Any) -> None:
         self.job = job
-        self.batches: BatchCourse = job.batches
+        self.batch_sizes: BatchSizeSchedule = job.batch_sizes
         self.collapse = CollapseWatch(job.contrast)
         self.contrasts: bool = job.contrast.weight > 0
         if self.contrasts:
@@ -183,15 +183,16 @@ class ContrastTask(ABC, Generic[BatchT]):
                 f"state.json: {progress.samples} samples are over {EPOCHS:,} epochs of this {self.data_name}"
             )
         world = distributed.world_size()
-        batches, first = self.batches, progress.step
+        sizes, first = self.batch_sizes, progress.step
         make = {
             size: self.step_assembler(size, self.job.accumulation(world, size), world, distributed.rank())
-            for size in {stage.batch for stage in batches.stages}
+            for size in {stage.batch for stage in sizes.stages}
         }
-        shift = progress.samples - batches.samples_before(first)  # samples that were left out, or of another course
+        # samples that were left out, or that another schedule of batch sizes had taken by now
+        shift = progress.samples - sizes.samples_before(first)
 
         def assemble(step: int) -> Sequence[BatchT]:
-            return make[batches.size(step)](shift + batches.samples_before(step), step)
+            return make[sizes.size(step)](shift + sizes.samples_before(step), step)
 
         return training_batches(assemble, range(first, self.job.schedule.max_steps), self.job.loader)
 
@@ -221,42 +222,15 @@ class ContrastTask(ABC, Generic[BatchT]):
 
         With ``contrast.momentum`` the averaged encoder sees the step first, and its rows are queued at the end.
         """
-        engine, sequences = engines["model"], self.batches.size(progress.step)
+        engine, step, sequences = engines["model"], progress.step, self.batch_sizes.size(progress.step)
         if self.job.batch.ramp:
             engine.accumulate(len(batch))
         assert self._module is not None
-        tau = self._module.temperature(progress.step)
-        diagnostics = StepDiagnostics() if self.contrasts and is_logged(self.job, progress.step + 1) else None
+        temperature = self._module.temperature(step)
+        diagnostics = StepDiagnostics() if self.contrasts and is_logged(self.job, step + 1) else None
         scales = self.scales(batch, engine.device)
-
-        def contrast(views: Views) -> Tensor:
-            assert self.contrast is not None
-            if diagnostics is not None:
-                diagnostics.update(views)
-            stats = None if diagnostics is None else diagnostics.stats
-            return self.contrast.loss(views, step=progress.step, batch=sequences, stats=stats)
-
-        averaged = self._averaged_views(engine, batch, progress.step)
-        losses = [functools.partial(self.losses, engine, part, scales, progress.step) for part in batch]
-        cached = None
-        if self.contrasts and self.job.contrast.is_cached(len(batch)):
-            represent = [functools.partial(self.represent, engine, part, progress.step) for part in batch]
-            cached = CachedContrast(represent, losses, contrast, self._kept_graphs(engine, sequences))
-        totals: dict[str, Tensor] = {}
-        weights = micro_batch_weights(sequences, len(batch), distributed.world_size())
-        for number in range(len(batch)):
-            views, loss, metrics = losses[number]() if cached is None else cached.losses(number)
-            metrics["loss"] = loss
-            if views is not None:
-                contrasted = weights[number] * contrast(views) if cached is None else cached.loss
-                metrics[self.contrast_loss] = contrasted
-                metrics["loss"] = loss + self.job.contrast.weight * contrasted
-                surrogate = contrasted if cached is None else cached.surrogate(number, views)
-                loss = loss + self.job.contrast.weight * surrogate
-            engine.backward(loss)
-            engine.step(metrics["loss"])
-            for name, value in metrics.items():
-                totals[name] = totals.get(name, 0.0) + value.detach() / len(batch)
+        averaged = self._averaged_views(engine, batch, step)
+        report = self._accumulate(engine, batch, scales, diagnostics, step)
         if averaged is not None:
             assert self.contrast is not None
             self.contrast.push(averaged)
@@ -264,23 +238,69 @@ class ContrastTask(ABC, Generic[BatchT]):
             self._kept.end_step(engine.update_was_skipped)
         progress.samples += sequences
         progress.tokens += self.tokens(batch, sequences)
-        report: StepMetrics = {**totals, "grad_norm": engine.gradient_norm()}
+        report["grad_norm"] = engine.gradient_norm()
         if self.contrasts:
-            report["temperature"] = tau.detach() if isinstance(tau, Tensor) else tau
-        if is_logged(self.job, progress.step + 1):  # what was not measured has no value; alike on all ranks
-            for name in [name for name, scale in scales.items() if not scale]:
-                report.pop(f"loss/{name}", None)
-                report.pop(f"accuracy/{name}", None)
+            report["temperature"] = temperature.detach() if isinstance(temperature, Tensor) else temperature
+        if is_logged(self.job, step + 1):
+            self._leave_out_unmeasured(report, scales)
         if diagnostics is not None:
-            figures = diagnostics.compute()
-            report |= figures
-            if "contrast/accuracy" not in figures:
-                report.pop(self.contrast_loss, None)
-                return report
-            self.collapse.look("training", progress.step + 1, Figures(
-                figures["contrast/accuracy"], figures["contrast/uniformity"], figures["contrast/first_direction"]
-            ))  # fmt: skip
+            self._add_diagnostics(report, diagnostics, step + 1)
         return report
+
+    def _accumulate(
+        self, engine: Engine, batch: list[BatchT], scales: Scales, diagnostics: StepDiagnostics | None, step: int
+    ) -> StepMetrics:
+        """Forward and backward of every micro-batch, and the update after the last; return means of their metrics."""
+        sequences, weight = self.batch_sizes.size(step), self.job.contrast.weight
+
+        def contrast(views: Views) -> Tensor:
+            assert self.contrast is not None
+            if diagnostics is not None:
+                diagnostics.update(views)
+            stats = None if diagnostics is None else diagnostics.stats
+            return self.contrast.loss(views, step=step, batch=sequences, stats=stats)
+
+        losses = [functools.partial(self.losses, engine, part, scales, step) for part in batch]
+        cached = None
+        if self.contrasts and self.job.contrast.is_cached(len(batch)):
+            represent = [functools.partial(self.represent, engine, part, step) for part in batch]
+            cached = CachedContrast(represent, losses, contrast, self._kept_graphs(engine, sequences))
+        totals: dict[str, Tensor] = {}
+        # Micro-batches of unequal sizes count by their samples; each is a mean over its own.
+        shares = micro_batch_weights(sequences, len(batch), distributed.world_size())
+        for number in range(len(batch)):
+            views, loss, metrics = losses[number]() if cached is None else cached.losses(number)
+            metrics["loss"] = loss
+            if views is not None:
+                contrasted = shares[number] * contrast(views) if cached is None else cached.loss
+                metrics[self.contrast_loss] = contrasted
+                metrics["loss"] = loss + weight * contrasted
+                # With a cached contrast the gradient reaches the encoder through the surrogate; its value is no loss.
+                surrogate = contrasted if cached is None else cached.surrogate(number, views)
+                loss = loss + weight * surrogate
+            engine.backward(loss)
+            engine.step(metrics["loss"])
+            for name, value in metrics.items():
+                totals[name] = totals.get(name, 0.0) + value.detach() / len(batch)
+        return {**totals}
+
+    @staticmethod
+    def _leave_out_unmeasured(report: StepMetrics, scales: Scales) -> None:
+        """Remove the losses of which the step held nothing: they have no value, on any rank."""
+        for name in [name for name, scale in scales.items() if not scale]:
+            report.pop(f"loss/{name}", None)
+            report.pop(f"accuracy/{name}", None)
+
+    def _add_diagnostics(self, report: StepMetrics, diagnostics: StepDiagnostics, step: int) -> None:
+        """Add the figures of the contrast, and look for a collapse; a step without a contrast has no loss of it."""
+        figures = diagnostics.compute()
+        report |= figures
+        if "contrast/accuracy" not in figures:
+            report.pop(self.contrast_loss, None)
+            return
+        self.collapse.look("training", step, Figures(
+            figures["contrast/accuracy"], figures["contrast/uniformity"], figures["contrast/first_direction"]
+        ))  # fmt: skip
 
     def _kept_graphs(self, engine: Engine, sequences: int) -> KeptGraphs:
         """Which graphs the coming step keeps. ZeRO 3 gathers the weights for one pass at a time: none there."""
@@ -325,14 +345,14 @@ class ContrastTask(ABC, Generic[BatchT]):
         queue = None if self.contrast is None else self.contrast.queue
         if queue is None:
             return {}
-        even = all(stage.batch % distributed.world_size() == 0 for stage in self.batches.stages)
+        even = all(stage.batch % distributed.world_size() == 0 for stage in self.batch_sizes.stages)
         return {"queue capacity": queue.capacity, **({"rows pushed into the queue": queue.pushed} if even else {})}
 
     def loss_changes(self, step: int) -> bool:
         """The queue joins the contrast at ``contrast.queue_start``, and ``batch.ramp`` adds negatives."""
         section = self.job.contrast
         joins = section.queue and step == section.queue_start + 1
-        return bool(self.contrasts and (joins or self.batches.begins_at(step - 1)))
+        return bool(self.contrasts and (joins or self.batch_sizes.begins_at(step - 1)))
 
     def save_state(self, folder: Path) -> dict[str, Any]:
         """Save this rank's queue shard; the JSON state names tokenizer and data by their digests."""

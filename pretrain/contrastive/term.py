@@ -71,13 +71,14 @@ class ContrastTerm:
         known = views.ids if section.mask_duplicates else None
         rows = slice(None) if only is None else only
         queue = self.queue if step >= section.queue_start else None
+        # Where the batch is shared out evenly, ranks need not tell each other how many samples they have.
         equal = only is None and (batch or self._batch) % distributed.world_size() == 0
         options = replace(options_of(section), equal_rows=equal)
         contrast = functools.partial(
             capt_loss, views.s[rows], views.s_hat[rows], temperature=views.temperature,
             ids=None if known is None else known[rows], options=options,
         )  # fmt: skip
-        if section.queue_weight is None or queue is None:
+        if section.queue_weight is None or queue is None:  # one softmax over batch and queue, as in Eq. 4
             loss = contrast(queue)
         else:
             loss = contrast() + section.queue_weight * contrast(queue, in_batch="none", queue_share=None)

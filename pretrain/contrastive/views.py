@@ -40,7 +40,7 @@ class Views:
 
     @classmethod
     def joined(cls, views: Sequence[Any], tensors: Sequence[Tensor]) -> Any:
-        """The views of all samples, of the same class, of which ``tensors`` are the `tensors` one behind the other.
+        """The views of all samples, of the same class, of which ``tensors`` are the `tensors` one after another.
 
         The temperature is that of the first micro-batch, for all have the same.
         """
@@ -56,7 +56,7 @@ class Views:
 
 
 def starts_of(views: Sequence[Views]) -> list[int]:
-    """The place of the first sample of each micro-batch when they lie one behind the other."""
+    """The place of the first sample of each micro-batch when they are one after another."""
     return list(accumulate((len(each.ids) for each in views[:-1]), initial=0))
 
 
@@ -90,6 +90,7 @@ class CachedContrast:
             seen.append(one())
             return seen[-1].tensors()
 
+        # The first pass, without graphs but for the kept ones: what the contrast of the whole step is computed of.
         for number, one in enumerate(represent):
             if kept.has_room_for(number):
                 with kept.measured():

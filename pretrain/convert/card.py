@@ -255,7 +255,7 @@ def _version(package: str) -> str:
 
 
 def sections_of(checkpoint: Path) -> list[Section]:
-    """The stored results for ``checkpoint``; empty where it lies in no run or was never evaluated.
+    """The stored results for ``checkpoint``; empty where it is in no run or was never evaluated.
 
     Raises:
         DataError: the run's file is not what ``capt evaluate`` writes.

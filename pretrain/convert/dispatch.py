@@ -47,7 +47,7 @@ def convert(
     if from_ is not None:
         _require_importer(from_, [*(name for name, value in options.items() if value is not None), *assignments])
     if source.resolve().is_relative_to(out.resolve()):
-        raise ConfigError(f"{out}: the source {source} lies in it; give another folder")
+        raise ConfigError(f"{out}: the source {source} is in it; give another folder")
     if from_ is not None:
         refuse_existing(out, overwrite=overwrite)
         importer = task_module(IMPORTERS[from_], f"import_{from_}")

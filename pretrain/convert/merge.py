@@ -46,12 +46,12 @@ def command(
     shares = check_weights(len(sources), weights, method)
     for source in sources:
         if source.resolve().is_relative_to(out.resolve()):
-            raise ConfigError(f"{out}: the source {source} lies in it; give another folder")
+            raise ConfigError(f"{out}: the source {source} is in it; give another folder")
     of_hf = [is_hf(source) for source in sources]
     if any(of_hf) and not all(of_hf):
         ours = sources[of_hf.index(False)]
         raise ConfigError(
-            f"{ours} is no Hugging Face folder, and {sources[of_hf.index(True)]} is one; make both one kind: "
+            f"{ours} is not a Hugging Face folder, and {sources[of_hf.index(True)]} is one; make both one kind: "
             f"capt convert {quoted(ours)} OUT --to hf"
         )
     with export_folder(out) as folder:
@@ -169,4 +169,4 @@ def _vocabulary(path: Path) -> object:
         tokenizer = json.loads(content)
         return tokenizer["model"]["vocab"], [(each["id"], each["content"]) for each in tokenizer["added_tokens"]]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise CheckpointError(f"{path}: is no tokenizer of Hugging Face") from None
+        raise CheckpointError(f"{path}: is not a tokenizer of Hugging Face") from None

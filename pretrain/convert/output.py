@@ -1,4 +1,4 @@
-"""Write an export into a temporary folder beside the target, and rename it into place after its check."""
+"""Write an export into a temporary folder, rename it into place after its check, and push it to the hub."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def write_modules(
         folder: has the encoder and its tokenizer.
         hidden: columns of the hidden states.
         mode: mean, cls or last.
-        dense: linear maps behind the pooling, each with the path of the function that follows it.
+        dense: linear maps after the pooling, each with the path of the function that follows it.
         max_length: ids to cut inputs to, special tokens and prompt included.
         prompts: text before an input, by the name under which ``encode`` asks for it.
         truncate_dim: columns of the vectors that are kept; None = all.

@@ -31,11 +31,12 @@ from capt.pretrain.base.verification import Verifier, file_state, hash_file
 from capt.pretrain.data.card import CARD, Card, card_of, write_card
 from capt.pretrain.data.corpus import Corpus, Piece
 from capt.pretrain.data.duplicates import choose
-from capt.pretrain.data.files import FileCorpus, identity, no_text, source_record
+from capt.pretrain.data.files import FileCorpus, no_text, source_record
 from capt.pretrain.data.filters import filters_of
 from capt.pretrain.data.join import ShardStream, write_file
 from capt.pretrain.data.minhash import Signatures
 from capt.pretrain.data.parts import PART, PartRecord, write_part
+from capt.pretrain.data.paths import identity
 from capt.pretrain.data.shard_writer import source_records, trust_written
 from capt.pretrain.data.shards import (
     DOCUMENTS,
@@ -69,9 +70,9 @@ def prepare_plan(
     Raises:
         DataError: the text cannot be used, the folder holds other shard sets, or a worker was killed.
     """
-    filters_of(plan.steps)  # what is not installed is said once, before anything starts
-    if plan.steps.near is not None:
-        Signatures(plan.steps.near)
+    filters_of(plan.filters)  # what is not installed is said once, before anything starts
+    if plan.filters.near is not None:
+        Signatures(plan.filters.near)
     worker = PreparationWorker(plan)
     for split in plan.splits:
         try:
@@ -249,7 +250,7 @@ class PreparationWorker:
                 folder,
                 self._corpus(number),
                 plan.tokenizer,
-                plan.steps,
+                plan.filters,
                 splits=plan.splits,
                 held_out=plan.data.validation_fraction,
                 has_first=number == 0,
@@ -263,7 +264,7 @@ class PreparationWorker:
 
     def _write_kept(self) -> None:
         """Decide which documents stay, and write for each split the tokens and documents of each part that do."""
-        records, steps = self._records, self.plan.steps
+        records, steps = self._records, self.plan.filters
         with_text = {str(unit.file) for unit, record in self._by_unit() if record.documents}
         for unit in self.plan.files:
             if str(unit.file) not in with_text:
@@ -310,7 +311,9 @@ class PreparationWorker:
                     found.append(split)
                 elif split == self.plan.splits[0]:
                     names = ", ".join(str(part["name"]) for part in self.contents[:3])
-                    raise DataError(f"no text in {names}" + (" that the steps leave" if self.plan.steps.names else ""))
+                    raise DataError(
+                        f"no text in {names}" + (" that the filters leave" if self.plan.filters.names else "")
+                    )
         return found
 
     def _record_of(self, split: Split, name: str) -> Path:
@@ -369,7 +372,7 @@ class PreparationWorker:
             rename_to_new(folder, self.plan.out / split)
 
     def _card(self, counts: dict[Split, tuple[int, int]]) -> Card:
-        compared = read_json(self._kept / "kept.json") if self.plan.steps.compares else {"removed": {}, "pairs": {}}
+        compared = read_json(self._kept / "kept.json") if self.plan.filters.compares else {"removed": {}, "pairs": {}}
         return card_of(self.plan, self._parts, self._records, self._described(), counts, **compared)
 
     def _described(self) -> list[dict[str, str | int]]:

@@ -70,13 +70,13 @@ def card_of(
     """
     left = sum(record.documents for record in records)
     steps = []
-    for name in plan.steps.names:
+    for name in plan.filters.names:
         count = removed.get(name, sum(record.removed.get(name, 0) for record in records))
         left -= count
         found = (record.examples[name].text for record in records if name in record.examples)
         pair = [_compared_text(plan, parts, records, number) for number in pairs.get(name, ())]
         example = pair or list(islice(found, 1))
-        setting = plan.steps.model_dump(mode="json")[name]
+        setting = plan.filters.model_dump(mode="json")[name]
         steps.append(StepCount(name=name, setting=setting, removed=count, left=left, example=example))
     return Card(
         sources=sources,

@@ -79,8 +79,8 @@ StorePatterns = Annotated[list[StoreText], BeforeValidator(_as_list)]
 """Patterns that may be addresses in a store as well."""
 
 
-def course_at(points: Sequence[tuple[float, float]], place: float) -> float:
-    """The value at a place of a course of ``(place, value)``, behind the jump where there is one; constant outside."""
+def schedule_at(points: Sequence[tuple[float, float]], place: float) -> float:
+    """The value at a place of a schedule of ``(place, value)``, after the jump where there is one; constant outside."""
     before, value = points[0]
     for at, new in points:
         if at > place:
@@ -89,11 +89,11 @@ def course_at(points: Sequence[tuple[float, float]], place: float) -> float:
     return value
 
 
-def require_course(value: Any) -> Any:
-    """Raise ``ValueError`` for a course without points, or one whose shares fall; a number is no course."""
+def require_schedule(value: Any) -> Any:
+    """Raise ``ValueError`` for a schedule without points, or one whose shares fall; a number passes."""
     shares = [share for share, _ in value] if isinstance(value, list) else [0.0]
     if not shares or shares != sorted(shares):
-        raise ValueError("a course has one point or more, and its shares do not fall: [[0, 0.3], [1, 0.15]]")
+        raise ValueError("a schedule has one point or more, and its shares do not fall: [[0, 0.3], [1, 0.15]]")
     return value
 
 
@@ -108,23 +108,23 @@ class Weighted(Section):
 
     name: SourceName = Field(description="name in the log, in errors, in the metrics and in the ledger")
     weight: Weight | list[tuple[Share, Weight]] = Field(
-        1.0, description="share of the samples, relative to the other sources; or its course, [[share of "
+        1.0, description="share of the samples, relative to the other sources; or its schedule, [[share of "
         "schedule.max_steps, weight], ...]: straight lines between these points, a jump where a share comes twice"
     )  # fmt: skip
     epochs: PositiveFloat | None = Field(
         None, allow_inf_nan=False, description="times that it is read at most; the others continue without it"
     )
 
-    _goes_forward = field_validator("weight")(require_course)
+    _goes_forward = field_validator("weight")(require_schedule)
 
     @property
-    def course(self) -> list[tuple[float, float]]:
+    def schedule(self) -> list[tuple[float, float]]:
         """The points of the weight; one where it does not change."""
         return self.weight if isinstance(self.weight, list) else [(0.0, self.weight)]
 
     @model_validator(mode="after")
     def _has_a_weight(self) -> Weighted:
-        if not any(weight for _, weight in self.course):
+        if not any(weight for _, weight in self.schedule):
             raise ValueError(f"source {self.name}: weight 0 never reads it: give it one above 0, or leave it out")
         return self
 
@@ -134,10 +134,10 @@ def check_mixture(sources: Sequence[Weighted]) -> None:
     names = [source.name for source in sources]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"data.mixture: {twice[0]} is the name of several sources; rename one of them")
-    for share in sorted({share for source in sources for share, _ in source.course}):
-        backwards = [[(-at, weight) for at, weight in reversed(source.course)] for source in sources]
-        before = sum(course_at(course, -share) for course in backwards)
-        if not before or not sum(course_at(source.course, share) for source in sources):
+    for share in sorted({share for source in sources for share, _ in source.schedule}):
+        backwards = [[(-at, weight) for at, weight in reversed(source.schedule)] for source in sources]
+        before = sum(schedule_at(schedule, -share) for schedule in backwards)
+        if not before or not sum(schedule_at(source.schedule, share) for source in sources):
             raise ValueError(f"data.mixture: all weights are 0 at {share:g} of the training; raise one of them")
 
 
@@ -306,7 +306,7 @@ class CorruptionConfig(Section):
         description="mask_tokens, mask_spans, shuffle or replace; or several, applied in order: a list, or joined by +",
     )
     rate: Rate | list[tuple[Share, Rate]] = Field(
-        0.15, description="share of a sequence's tokens that each corruption chooses; or its course, [[share of "
+        0.15, description="share of a sequence's tokens that each corruption chooses; or its schedule, [[share of "
         "schedule.max_steps, rate], ...]: straight lines between these points, a jump where a share comes twice"
     )  # fmt: skip
     validation_rate: Rate | None = Field(
@@ -329,24 +329,24 @@ class CorruptionConfig(Section):
         return self.type.split("+") if isinstance(self.type, str) else self.type
 
     @property
-    def _course(self) -> list[tuple[float, float]]:
+    def _schedule(self) -> list[tuple[float, float]]:
         return self.rate if isinstance(self.rate, list) else [(0.0, self.rate)]
 
     @property
     def highest_rate(self) -> float:
         """The highest rate of the training."""
-        return max(rate for _, rate in self._course)
+        return max(rate for _, rate in self._schedule)
 
     @property
     def rate_of_validation(self) -> float:
         """The rate of every validation."""
-        return self._course[-1][1] if self.validation_rate is None else self.validation_rate
+        return self._schedule[-1][1] if self.validation_rate is None else self.validation_rate
 
     def rate_at(self, share: float) -> float:
         """Return the rate when ``share`` of the training is done: constant outside the points."""
-        return course_at(self._course, share)
+        return schedule_at(self._schedule, share)
 
-    _goes_forward = field_validator("rate")(require_course)
+    _goes_forward = field_validator("rate")(require_schedule)
 
     @model_validator(mode="after")
     def _known_and_whole(self) -> CorruptionConfig:

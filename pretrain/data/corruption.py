@@ -94,7 +94,7 @@ class MaskSpans:
 
     Span lengths are geometric (``span_p``), cut off at ``span_max`` and renormalised (mean 3.8 for .2 and 10); one span
     is shortened to meet the count. The placement is uniform over all ways to lay the spans without overlap, and a whole
-    span shares one draw of mask, random or keep, as in SpanBERT. Lengths count free tokens: a span may continue behind
+    span shares one draw of mask, random or keep, as in SpanBERT. Lengths count free tokens: a span may continue after
     a separator. Fewer spans can cover the first and last tokens of a row, which are therefore masked less often.
     """
 
@@ -137,7 +137,7 @@ class Shuffle:
     def __call__(self, tokens: Tokens, free: Mask, count: Counts, generators: Generators) -> tuple[Tokens, Mask]:
         """Implement :meth:`Corruption.__call__`."""
         jump, score = _uniforms(generators, 2, tokens.shape[1])
-        # A fixed position lifts itself and all behind it out of reach of what precedes it.
+        # A fixed position lifts itself and all after it out of reach of what precedes it.
         walls = np.cumsum(~free, axis=1) + np.cumsum(~free, axis=1) - ~free
         order = np.argsort(np.arange(tokens.shape[1]) + self._reach * (walls + jump * free), axis=1)
         noisy = np.take_along_axis(tokens, order, axis=1)

@@ -17,8 +17,8 @@ from jaxtyping import Bool, Int64, UInt64
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+from capt.pretrain.data.filters import DocumentFilters
 from capt.pretrain.data.minhash import PERMUTATIONS, Signatures
-from capt.pretrain.data.steps import Steps
 
 _AT_ONCE = 1 << 23
 _EDGES = 1 << 16
@@ -39,17 +39,17 @@ class Kept:
     pairs: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
-def choose(parts: Sequence[Path], counts: Sequence[int], steps: Steps) -> Kept:
-    """Decide for the documents of ``parts``, of which there are ``counts``, by ``steps.exact`` and ``steps.near``.
+def choose(parts: Sequence[Path], counts: Sequence[int], filters: DocumentFilters) -> Kept:
+    """Decide for the documents of ``parts``, of which there are ``counts``, by ``filters.exact`` and ``filters.near``.
 
     With ``near`` equal documents are similar, so these are left out with or without ``exact``.
     """
     first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     kept = Kept(np.ones(first[-1], dtype=np.bool_))
-    if steps.exact:
+    if filters.exact:
         _leave_out(kept, "exact", _equal(kept, first, lambda part: _hashes(parts[part])))
-    if steps.near is not None:
-        _leave_out(kept, "near", _similar(kept, first, parts, steps.near))
+    if filters.near is not None:
+        _leave_out(kept, "near", _similar(kept, first, parts, filters.near))
     return kept
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import glob
-import hashlib
 import io
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property, partial
@@ -21,11 +19,12 @@ import pyarrow.compute
 import pyarrow.parquet
 
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.base.files import DAMAGED, PACKED, open_regular, printable, require_ratio, unpacked
-from capt.pretrain.base.stores import StoreFile, is_url, listed, reader, require_unchanged
-from capt.pretrain.base.verification import ALONE, Ranks, Verifier
+from capt.pretrain.base.files import DAMAGED, PACKED, printable, require_ratio, unpacked
+from capt.pretrain.base.stores import StoreFile, require_unchanged
+from capt.pretrain.base.verification import Verifier
 from capt.pretrain.data.corpus import PASSAGE, Corpus, Missing, Piece, TextColumn, row_pieces
 from capt.pretrain.data.csv_rows import Row, csv_rows, tsv_rows
+from capt.pretrain.data.paths import TextFile, identity, opened, require_form, size_of, suffix_of
 
 _CHUNK = 1 << 20
 _FORMS = (
@@ -39,9 +38,6 @@ _ROWS_WITHOUT_COLUMN = 1000
 """A JSON file whose first rows, this number of them, lack the column is not read to its end."""
 _LONGEST_ROW = 1 << 26
 """Characters that a JSON line may have: it is the one thing of a corpus that is in memory as a whole."""
-
-TextFile = Path | StoreFile
-"""A file of this host, or one in a store."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +71,9 @@ class FileCorpus(Corpus):
         missing: Missing = "skip",
         span: Span | None = None,
     ) -> None:
-        self._readers = [(path, _reader(path)) for path in paths]
+        for path in paths:
+            require_form(path)
+        self._readers = [(path, READERS[suffix_of(path)]) for path in paths]
         self._verifier, self._span = verifier, span
         self._column, self._missing = text_column, missing
         self._without_text: dict[TextFile, int] = {}
@@ -199,12 +197,12 @@ class FileCorpus(Corpus):
                     raise DataError(absent)
             if (text := column.text(row.get(self._column), where)) is not None:
                 yield _check_text(text, where, self._column)
-        if absent and not known and not self._comes_behind(path, column.rows):
+        if absent and not known and not self._comes_later(path, column.rows):
             raise DataError(absent)
         self._end_of_table(path, column)
 
-    def _comes_behind(self, path: TextFile, rows: int) -> bool:
-        """Whether the column is in the rows behind the span that are looked at in a whole file, after ``rows``."""
+    def _comes_later(self, path: TextFile, rows: int) -> bool:
+        """Whether the column is in the rows after the span that are looked at in a whole file, after ``rows``."""
         if self._span is None:
             return False
         begin, after = self._span.end, f" after byte {self._span.end:,}"
@@ -347,108 +345,6 @@ READERS: dict[str, FileReader] = {
 }
 
 
-def resolve_paths(patterns: Sequence[str], key: str, *, any_suffix: bool = False) -> list[Path]:
-    """The files that ``patterns``, the paths or globs of the configuration key ``key``, name; matches of a glob sorted.
-
-    Raises ``DataError`` for a pattern without a match (with the nearest existing name), a file named twice, or, unless
-    ``any_suffix``, a suffix that no reader of text knows.
-    """
-    paths: dict[Path, None] = {}
-    for pattern in patterns:
-        path = Path(pattern).expanduser()
-        matches = [path] if path.is_file() else sorted(Path(p) for p in glob.glob(str(path), recursive=True))
-        files = [match for match in matches if match.is_file()]
-        if not files:
-            raise DataError(f"{key}: {why_missing(path)}")
-        for file in files:
-            if file in paths:
-                raise DataError(f"{key}: {file} is named twice")
-            if not any_suffix:
-                _reader(file)
-            paths[file] = None
-    return list(paths)
-
-
-def resolve_files(patterns: Sequence[str], key: str, ranks: Ranks = ALONE) -> list[TextFile]:
-    """The files that ``patterns``, paths, addresses in a store, or globs of these, name; as `resolve_paths`.
-
-    All ``ranks`` call this; one of them asks the stores.
-    """
-    found: dict[str, list[tuple[str, int, str]]] = {}
-    urls = [pattern for pattern in patterns if is_url(pattern)]
-    if urls:
-        with ranks.synchronize_errors():
-            if ranks.rank == 0:
-                found = {url: [(file.url, file.size, file.tag) for file in listed(url)] for url in urls}
-        found = ranks.gather(found)[0]
-    files: dict[TextFile, None] = {}
-    for pattern in patterns:
-        there = [StoreFile(*file) for file in found.get(pattern, ())]
-        some: Sequence[TextFile] = there or resolve_paths([pattern], key)
-        for file in some:
-            if file in files:
-                raise DataError(f"{key}: {file} is named twice")
-            _reader(file)
-            files[file] = None
-    return list(files)
-
-
-def held_out_files(patterns: Sequence[str], train: Sequence[TextFile], ranks: Ranks = ALONE) -> list[TextFile]:
-    """The files of ``data.validation_files``. Raises ``DataError`` as `resolve_files`, or where one is trained on."""
-    held_out = resolve_files(patterns, "data.validation_files", ranks)
-    if both := sorted(set(held_out) & set(train), key=str):
-        raise DataError(f"data.validation_files: {both[0]} is training text too (data.files)")
-    return held_out
-
-
-def opened(path: TextFile) -> AbstractContextManager[io.BufferedReader]:
-    """The bytes of a file, here or in a store."""
-    return reader(path) if isinstance(path, StoreFile) else open_regular(path)
-
-
-def size_of(path: TextFile) -> int:
-    """The bytes of a file, here or in a store."""
-    return path.size if isinstance(path, StoreFile) else path.stat().st_size
-
-
-def identity(file: StoreFile) -> str:
-    """A hash of what the store says of a file; it is not read. Raises ``DataError`` where no change would show."""
-    if not file.tag:
-        raise DataError(f"{file}: the server says neither ETag nor Last-Modified, so no change is seen; download it")
-    return hashlib.sha256(json.dumps([file.url, file.size, file.tag]).encode()).hexdigest()
-
-
-def suffix_of(path: TextFile) -> str:
-    """The form of a file, as ``.txt``, by its name without the end that says how it is packed."""
-    name = Path(path.name)
-    return name.with_suffix("").suffix if name.suffix in PACKED else name.suffix
-
-
-def _reader(path: TextFile) -> FileReader:
-    suffix = suffix_of(path)
-    name = Path(path.name)
-    if suffix not in READERS or (name.suffix in PACKED and suffix == ".parquet"):
-        raise DataError(
-            f"{path}: no reader for files ending in {''.join(name.suffixes[-2:]) or 'nothing'};"
-            f" known: {', '.join(READERS)}, and {' and '.join(PACKED)} of these except .parquet"
-        )
-    return READERS[suffix]
-
-
-def why_missing(path: Path) -> str:
-    """Say why a path or pattern names no file, with the nearest name that exists."""
-    if path.is_dir():
-        return f"{path} is a folder; name its files, for example {path}/*.txt"
-    if path.exists():
-        return f"{path} is not a regular file"
-    if not path.parent.is_dir() and not glob.has_magic(str(path.parent)):
-        return f"{path} does not exist: there is no folder {path.parent}"
-    if glob.has_magic(str(path)):
-        return f"{path} does not exist: the pattern matches no file"
-    near = get_close_matches(path.name, [p.name for p in path.parent.iterdir() if p.is_file()], n=1)
-    return f"{path} does not exist" + (f"; did you mean {path.with_name(near[0])}?" if near else "")
-
-
 def _missing_column(column: str, names: Sequence[str]) -> str:
     near = get_close_matches(column, names, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(map(repr, names)) or 'none'}"
@@ -479,7 +375,7 @@ def _row_lines(path: TextFile, raw: io.BufferedReader) -> Iterator[str]:
 def _decoded(path: TextFile, raw: io.BufferedReader, limit: int) -> Iterator[str]:
     """The lines of a UTF-8 file with their line ends, in pieces of at most ``limit`` characters.
 
-    A byte order mark at the start of a line is no part of it: joined files have one wherever a file began.
+    A byte order mark at the start of a line is not part of it: joined files have one wherever a file began.
     """
     at_line_start = True
     with io.TextIOWrapper(_open(path, raw), encoding="utf-8") as lines, _whole_archive(path):

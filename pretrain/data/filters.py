@@ -1,13 +1,16 @@
-"""Filters of single documents: number of words, repetition and language."""
+"""Which documents a preparation leaves out: the keys that declare it, and the filters of single documents. No torch."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, model_validator
 
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.data.steps import Steps
+from capt.pretrain.config.base import PositiveInt, Section
 
 _LOOKED_AT = 10_000
 """Characters by which the language of a document is told."""
@@ -22,22 +25,73 @@ Filter = Callable[[str], bool]
 """Whether a document is left out."""
 
 
-def filters_of(steps: Steps) -> dict[str, Filter]:
-    """The filters that ``steps`` declares, by name and in order.
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+Languages = Annotated[tuple[str, ...], BeforeValidator(_as_list), Field(strict=False)]
+
+
+class DocumentFilters(Section):
+    """Filters of single documents, then the removal of duplicates; in the order of these keys.
+
+    A document is judged by its first 16 Mi characters, of which there are hardly ever more.
+    """
+
+    min_words: PositiveInt | None = Field(None, description="leave out documents of fewer words")
+    max_words: PositiveInt | None = Field(None, description="leave out documents of more words")
+    repetition: bool = Field(
+        False, description="leave out repetitive documents, by the thresholds of Gopher (Rae et al. 2021, table A1)"
+    )
+    languages: Languages = Field((), description="leave out documents of other languages than these, as en or [en, de]")
+    exact: bool = Field(
+        False, description="of documents that differ at most in case, spaces and Unicode form keep the first"
+    )
+    near: float | None = Field(
+        None,
+        ge=0.5,
+        le=1.0,
+        description="of documents whose sets of five words in a row have about this Jaccard similarity or more, and of "
+        "those that these resemble in turn, keep the first (MinHash); 0.8 is usual",
+    )
+
+    @model_validator(mode="after")
+    def _fit(self) -> DocumentFilters:
+        if self.min_words and self.max_words and self.min_words > self.max_words:
+            raise ValueError(f"min_words {self.min_words} is more than max_words {self.max_words}")
+        if wrong := [
+            each for each in self.languages if not (each.isalpha() and each.islower() and len(each) in (2, 3))
+        ]:
+            raise ValueError(f"languages: {wrong[0]!r} is not a code of ISO 639, such as en or de")
+        return self
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the filters that are set, in their order."""
+        return [name for name in type(self).model_fields if getattr(self, name)]
+
+    @property
+    def compares(self) -> bool:
+        """Whether documents are compared with each other."""
+        return self.exact or self.near is not None
+
+
+def filters_of(declared: DocumentFilters) -> dict[str, Filter]:
+    """The filters that ``declared`` names, by name and in order.
 
     Raises:
         DataError: a language is unknown.
         ModuleNotFoundError: ``py3langid``, which tells languages, is not installed.
     """
     filters: dict[str, Filter] = {}
-    if (least := steps.min_words) is not None:
+    if (least := declared.min_words) is not None:
         filters["min_words"] = lambda text: len(text.split()) < least
-    if (most := steps.max_words) is not None:
+    if (most := declared.max_words) is not None:
         filters["max_words"] = lambda text: len(text.split()) > most
-    if steps.repetition:
+    if declared.repetition:
         filters["repetition"] = is_repetitive
-    if steps.languages:
-        filters["languages"] = _language_filter(steps.languages)
+    if declared.languages:
+        filters["languages"] = _language_filter(declared.languages)
     return filters
 
 

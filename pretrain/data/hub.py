@@ -12,7 +12,7 @@ import datasets
 from capt.pretrain.base.errors import DataError, did_you_mean
 from capt.pretrain.base.stores import is_url, look_up
 from capt.pretrain.data.corpus import Corpus, Missing, Piece, TextColumn, row_pieces
-from capt.pretrain.data.files import TextFile
+from capt.pretrain.data.paths import TextFile
 
 log = logging.getLogger(__name__)
 

@@ -43,18 +43,18 @@ _EQUAL = 1e-6
 
 @dataclass(frozen=True)
 class MixtureSampler:
-    """Maps sample numbers to ``(epoch, row)``; rows of the sources are numbered one source behind the other.
+    """Maps sample numbers to ``(epoch, row)``; rows of the sources are numbered one source after the other.
 
     A source gives its rows in an order of its own, which its name and the seed decide: every epoch of it holds every
-    row exactly once, and the epochs of the other sources do not matter. Weights may change, and epochs end; the sources
-    of `capt.pretrain.data.sampler.MixedSampler` have constant weights, and take whole blocks, for tasks whose batches
-    come from one source or hold a fixed part of each.
+    row exactly once, and the epochs of the other sources do not matter. Weights may change, and epochs end.
+    `capt.pretrain.data.sampler.BlockMixtureSampler` is for tasks whose batches come from one source, or hold a fixed
+    part of each: weights are constant there, and a source takes a whole block of samples.
 
     Attributes:
         names: of the sources.
         sizes: rows of each.
-        course: points, each a number of samples and the weight of every source there; straight lines between them, a
-            jump where a number comes twice, constant outside.
+        course: the schedule of the weights: points, each a number of samples and the weight of every source there;
+            straight lines between them, a jump where a number comes twice, constant outside.
         limits: samples that each source has at most; 0 = any number.
         seed: of the order.
         blocks: rows of a shard of each source, with ``at_once``.
@@ -154,7 +154,7 @@ class _TargetCounts:
                 if not here.any() and not there.any():
                     self.end = begin
                     self._starts.append(begin)
-                    self._pieces.append((done, at_end, np.zeros_like(done)))  # who goes on has the shares of the end
+                    self._pieces.append((done, at_end, np.zeros_like(done)))  # the shares of the end remain
                     break
                 if not here.any() or not there.any():  # the weights meet in 0, and their shares stay as they are
                     here = there = here + there

@@ -4,7 +4,7 @@ A part is a folder::
 
     train.tokens, train.ends, train.of      token ids, where each document ends, and its number; each split has these
     hashes                                  of each document 16 bytes, equal where documents are (step ``exact``)
-    signatures, bands                       of each document its MinHash (step ``near``); bands lie one after the other
+    signatures, bands                       of each document its MinHash (step ``near``); bands are one after the other
     part.json                               counts
 
 Documents are numbered as they leave the filters. Memory does not grow with the unit, but for some bytes a document.
@@ -28,12 +28,11 @@ from capt.pretrain.base.files import printable, write_json
 from capt.pretrain.base.overlap import folded_text, same_text
 from capt.pretrain.base.records import Record
 from capt.pretrain.data.corpus import Corpus, Passage, is_held_out
-from capt.pretrain.data.filters import filters_of
+from capt.pretrain.data.filters import DocumentFilters, filters_of
 from capt.pretrain.data.minhash import Signatures, words_in_a_row
 from capt.pretrain.data.shard_writer import PASSAGES_AT_ONCE, Encoder, TokenArray
 from capt.pretrain.data.shards import Tokenizer, token_dtype
 from capt.pretrain.data.sources import Split
-from capt.pretrain.data.steps import Steps
 
 PART = "part.json"
 _HEAD = 1 << 24
@@ -75,11 +74,11 @@ class PartRecord(Record, extra="forbid", frozen=False):
 class Judge:
     """Applies the filters to documents, and counts."""
 
-    steps: Steps
+    filters: DocumentFilters
     record: PartRecord = field(default_factory=PartRecord)
 
     def __post_init__(self) -> None:
-        self._filters = filters_of(self.steps)
+        self._filters = filters_of(self.filters)
         self.record.removed.update(dict.fromkeys(self._filters, 0))
 
     def keeps(self, text: str) -> bool:
@@ -130,7 +129,7 @@ def write_part(
     folder: Path,
     corpus: Corpus,
     tokenizer: Tokenizer,
-    steps: Steps,
+    filters: DocumentFilters,
     *,
     splits: Sequence[Split],
     held_out: float = 0.0,
@@ -142,20 +141,20 @@ def write_part(
         folder: an empty folder.
         corpus: the text.
         tokenizer: gives the ids.
-        steps: the filters that are applied, and the duplicates that are prepared for.
+        filters: the filters that are applied, and the duplicates that are prepared for.
         splits: the names of the splits. With two of them the second one gets the share ``held_out``, by passages.
         held_out: the share of the second split.
         has_first: whether the unit begins the whole corpus, whose first passage is never held out.
 
     Raises:
-        DataError: the corpus is no valid text.
+        DataError: the corpus is not valid text.
     """
     began = time.process_time()
-    judge = Judge(steps)
+    judge = Judge(filters)
     record = judge.record
     encode = Encoder(tokenizer)
     with ExitStack() as files:
-        compared = files.enter_context(_Compared(folder, steps)) if steps.compares else None
+        compared = files.enter_context(_Compared(folder, filters)) if filters.compares else None
         streams = {split: files.enter_context(_Split(folder, split, tokenizer)) for split in splits}
 
         def passages() -> Iterator[tuple[Split, int, Passage]]:
@@ -234,7 +233,7 @@ class _TextHash:
     def __init__(self) -> None:
         self._hash = blake2b(digest_size=16)
         self._left = ""
-        self._begun = self._apart = False  # whether there were words, and a space behind the last one
+        self._begun = self._apart = False  # whether there were words, and a space after the last one
 
     def update(self, text: str) -> None:
         text = self._left + text
@@ -273,9 +272,9 @@ def _independent_cut(text: str) -> int:
 class _Compared(AbstractContextManager["_Compared"]):
     """By what documents are compared with those of other units: hashes of their words, and MinHash signatures."""
 
-    def __init__(self, folder: Path, steps: Steps) -> None:
+    def __init__(self, folder: Path, filters: DocumentFilters) -> None:
         self._folder = folder
-        self._signatures = Signatures(steps.near) if steps.near is not None else None
+        self._signatures = Signatures(filters.near) if filters.near is not None else None
         self._bands = array("Q")
         self._words: _TextHash | None = None
         with ExitStack() as files:

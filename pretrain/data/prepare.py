@@ -14,11 +14,12 @@ from capt.pretrain.base.verification import ALONE, Ranks, Verifier
 from capt.pretrain.data.bulk import NO_VALIDATION, prepare_plan
 from capt.pretrain.data.config import DataConfig
 from capt.pretrain.data.corpus import Corpus, Part
-from capt.pretrain.data.files import FileCorpus, TextFile, held_out_files, resolve_files
+from capt.pretrain.data.files import FileCorpus
+from capt.pretrain.data.filters import DocumentFilters
+from capt.pretrain.data.paths import TextFile, held_out_files, resolve_files
 from capt.pretrain.data.shard_writer import Options, write_shards
 from capt.pretrain.data.shards import MANIFEST, ShardSet, Tokenizer
 from capt.pretrain.data.sources import Split, source_of
-from capt.pretrain.data.steps import Steps
 from capt.pretrain.data.units import Plan, key_of, unit_bytes_of, units_of
 
 log = logging.getLogger(__name__)
@@ -112,20 +113,20 @@ def prepare_folder(
     out: Path,
     progress: ProgressCallback | None = None,
     *,
-    steps: Steps | None = None,
+    filters: DocumentFilters | None = None,
     license: str | None = None,
     unit_bytes: int | None = None,
 ) -> dict[Split, ShardSet]:
     """Write the shard sets of a job to ``out/train`` and, where there is validation text, ``out/validation``.
 
     Any number of processes and hosts may call this with the same folder. What is finished when one is killed is kept.
-    ``steps`` are applied to the training text before validation text is held out of it; validation text of its own
+    ``filters`` are applied to the training text before validation text is held out of it; validation text of its own
     stays as it is. ``license`` is written into the data card. Files are cut every ``unit_bytes`` (`unit_bytes_of`).
 
     Shard sets that are there already are kept if they are the same; raises ``DataError`` if they are others.
     """
     verifier = verifier_of(data)
-    plans = _plans(data, tokenizer, out, steps or Steps(), license, unit_bytes)
+    plans = _plans(data, tokenizer, out, filters or DocumentFilters(), license, unit_bytes)
     if plans is not None:
         sets: dict[Split, ShardSet] = {}
         for plan in plans:
@@ -137,17 +138,22 @@ def prepare_folder(
 
 
 def _plans(
-    data: DataConfig, tokenizer: Tokenizer, out: Path, steps: Steps, license: str | None, unit_bytes: int | None
+    data: DataConfig,
+    tokenizer: Tokenizer,
+    out: Path,
+    filters: DocumentFilters,
+    license: str | None,
+    unit_bytes: int | None,
 ) -> list[Plan] | None:
     """The plans of the training text, and of validation text of its own; None for text that is not in files, and that
-    no step is declared for: it is read by one process in any case."""
+    no filter is declared for: it is read by one process in any case."""
     files = _files_of(data, "train")
-    if files is None and not steps.names:
+    if files is None and not filters.names:
         return None
     own = bool(data.validation_files or data.validation_split)
     splits: tuple[Split, ...] = ("train",) if own or data.validation_fraction == 0 else ("train", "validation")
 
-    def plan(files: Sequence[TextFile] | None, splits: tuple[Split, ...], steps: Steps) -> Plan:
+    def plan(files: Sequence[TextFile] | None, splits: tuple[Split, ...], filters: DocumentFilters) -> Plan:
         size = unit_bytes or unit_bytes_of(files or ())
         return Plan(
             data,
@@ -155,20 +161,20 @@ def _plans(
             out,
             tuple(units_of(files, data.document_start, size)) if files is not None else (),
             splits,
-            {split: _options(data, split if len(splits) == 2 else None, steps) for split in splits},
-            steps,
+            {split: _options(data, split if len(splits) == 2 else None, filters) for split in splits},
+            filters,
             license,
             size,
         )
 
-    found = [plan(files, splits, steps)]
+    found = [plan(files, splits, filters)]
     if own:
-        found.append(plan(_files_of(data, "validation"), ("validation",), Steps()))
+        found.append(plan(_files_of(data, "validation"), ("validation",), DocumentFilters()))
     return found
 
 
 def _files_of(data: DataConfig, split: Split) -> list[TextFile] | None:
-    """The files of a split of which units can be made; None where its text lies in no such files."""
+    """The files of a split of which units can be made; None where its text is in no such files."""
     if split == "validation" and data.validation_files:
         train = resolve_files(data.files, "data.files") if data.files else []
         return held_out_files(data.validation_files, train)
@@ -185,7 +191,7 @@ def _files_of(data: DataConfig, split: Split) -> list[TextFile] | None:
     return None
 
 
-def _options(data: DataConfig, held_out_from: Split | None, steps: Steps | None = None) -> Options:
+def _options(data: DataConfig, held_out_from: Split | None, filters: DocumentFilters | None = None) -> Options:
     options: Options = {
         "text_column": data.text_column,
         "document_start": data.document_start,
@@ -194,8 +200,8 @@ def _options(data: DataConfig, held_out_from: Split | None, steps: Steps | None 
     }
     if data.missing == "refuse":  # shards of the default are those of releases without this key
         options["missing"] = data.missing
-    if steps is not None and steps.names:
-        options["steps"] = json.dumps({name: steps.model_dump(mode="json")[name] for name in steps.names})
+    if filters is not None and filters.names:
+        options["steps"] = json.dumps({name: filters.model_dump(mode="json")[name] for name in filters.names})
     return options
 
 

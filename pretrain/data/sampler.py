@@ -1,6 +1,6 @@
 """The order of samples: fixed, whatever the number of ranks, workers or restarts.
 
-Samples are numbered 0, 1, 2, ... over the whole job. Sample ``g`` lies in epoch ``g // windows``, and each epoch goes
+Samples are numbered 0, 1, 2, ... over the whole job. Sample ``g`` is in epoch ``g // windows``, and each epoch goes
 through its windows in a pseudo-random order of its own. The order is a Feistel permutation computed entry by entry, so
 it needs no table: a trillion windows cost no memory, and resuming is nothing but remembering the next ``g``.
 """
@@ -81,7 +81,7 @@ def _round_keys(key: int) -> UInt64Array:
 class GroupedSampler:
     """Maps sample numbers to ``(epoch, window)`` so that few blocks of the data are in use at a time.
 
-    The windows lie in blocks, one a shard: ``block`` windows each, fewer in the last. Every epoch takes the blocks in a
+    The windows are in blocks, one a shard: ``block`` windows each, fewer in the last. Every epoch takes the blocks in a
     pseudo-random order of its own, ``at_once`` of them make a group, and the windows of a group are shuffled. Every
     epoch holds every window exactly once, and which sample is which depends on the seed alone.
     """
@@ -192,14 +192,14 @@ def validation_samples(
 
 
 @dataclass(frozen=True)
-class MixedSampler:
+class BlockMixtureSampler:
     """Maps sample numbers to ``(epoch, row)`` where each block of samples comes from one of several sources.
 
     Block ``b``, the samples ``b * block`` to ``(b + 1) * block - 1``, is the ``k``-th block of its source ``s``: its
     samples are the numbers from ``k * block`` on in the order that `Sampler` gives that source. So every source has
     epochs of its own. The source of a block is the one that is furthest behind its share of the blocks so far (largest
     remainder), which depends on the weights, the seed and ``b`` alone. Rows of the sources are numbered one source
-    behind the other.
+    after the other.
 
     Mixed blocks have samples of all sources: of each the number that it is behind its share of all samples so far, to
     one sample, in a pseudo-random order of the block's own. They are the next ones in the order of their source.

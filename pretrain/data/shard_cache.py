@@ -187,7 +187,7 @@ class ShardCache:
             logger.warning("%s; it is fetched again", text)
 
     def _room(self, path: Path, size: int) -> Path:
-        """`_make_room`, once other processes are done with what they use: they may be a group behind."""
+        """`_make_room`, once other processes are done with what they use: they may be a group of windows behind."""
         until = time.monotonic() + _PATIENCE
         while True:
             try:

@@ -222,7 +222,7 @@ _REMEDY = "; prepare the data again"
 class ShardSet:
     """An opened shard set. ``documents`` and ``tokens`` (document ends included) are its totals.
 
-    The files lie in ``folder``; those of a folder in a store come by way of ``cache``. Sending a set of this host to
+    The files are in ``folder``; those of a folder in a store come by way of ``cache``. Sending a set of this host to
     another process is cheap: only the name of the folder is sent.
     """
 

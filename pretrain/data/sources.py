@@ -21,7 +21,7 @@ from capt.pretrain.data.corpus import Corpus
 from capt.pretrain.registry import load_entry
 
 if TYPE_CHECKING:
-    from capt.pretrain.data.files import TextFile
+    from capt.pretrain.data.paths import TextFile
 
 Split = Literal["train", "validation"]
 
@@ -77,7 +77,7 @@ class Files:
 
     def describe(self, data: DataConfig) -> list[str]:
         """The number and size of the files, and of those for validation."""
-        from capt.pretrain.data.files import held_out_files, resolve_files
+        from capt.pretrain.data.paths import held_out_files, resolve_files
 
         train = resolve_files(data.files, "data.files")
         lines = [_size("corpus", train, data)]
@@ -87,7 +87,8 @@ class Files:
 
     def open(self, data: DataConfig, split: Split, verifier: Verifier, progress: ProgressCallback | None) -> Corpus:
         """The text of the files."""
-        from capt.pretrain.data.files import FileCorpus, resolve_files
+        from capt.pretrain.data.files import FileCorpus
+        from capt.pretrain.data.paths import resolve_files
 
         if not data.files:
             raise DataError("data.files is empty: data.shards alone holds no text to train a tokenizer on")
@@ -105,7 +106,7 @@ class Hub:
         if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():
             return [f"corpus: the saved dataset {name}, {data.split}"]
         if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-            raise DataError(f"data.name: {name} is no folder that datasets saved, and cannot be an id on the hub")
+            raise DataError(f"data.name: {name} is not a folder that datasets saved, and cannot be an id on the hub")
         return [f"corpus: the hub's dataset {name}, loaded at the start, {data.split}"]
 
     def open(self, data: DataConfig, split: Split, verifier: Verifier, progress: ProgressCallback | None) -> Corpus:

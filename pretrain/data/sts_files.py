@@ -29,7 +29,7 @@ MAX_SCORE = 5.0
 """The score of two sentences that mean the same; 0 represents unrelated ones."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pairs:
     """A set of sentence pairs with their similarity as people judged it: 0 (unrelated) to 5 (equivalent)."""
 

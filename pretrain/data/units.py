@@ -1,7 +1,7 @@
 """Plan a preparation: what is made, and the units of work, which are files and parts of large ones.
 
-Units are cut where documents begin, so that the documents of all units in their order are those of the files, whoever
-reads them.
+Units are cut where documents begin, so that the documents of all units in their order are those of the files, whichever
+process reads them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from capt.pretrain.base.files import PACKED, printable
 from capt.pretrain.base.stores import StoreFile
 from capt.pretrain.data.config import DataConfig
 from capt.pretrain.data.corpus import PASSAGE
-from capt.pretrain.data.files import WIKITEXT_START, FileCorpus, Span, TextFile, opened, size_of, suffix_of
+from capt.pretrain.data.files import WIKITEXT_START, FileCorpus, Span
+from capt.pretrain.data.filters import DocumentFilters
+from capt.pretrain.data.paths import TextFile, opened, size_of, suffix_of
 from capt.pretrain.data.shard_writer import SHARD_TOKENS, Options
 from capt.pretrain.data.shards import Tokenizer
 from capt.pretrain.data.sources import Split
-from capt.pretrain.data.steps import Steps
 
 LARGEST, SMALLEST = 64 << 20, 4 << 20
 """Bytes of the parts into which files are cut, of much text and of little."""
@@ -61,7 +62,7 @@ class Plan:
         units: the units of the text; without any it is the one corpus that `source_of` opens.
         splits: the splits that are made of the text. Of two, the second one is held out of it.
         options: what the manifest of each split says of how it was made.
-        steps: the declared steps.
+        filters: which documents are left out.
         license: what the data card says of the licence.
         unit_bytes: the bytes by which ``units`` were cut.
         shard_tokens: tokens of a shard.
@@ -73,7 +74,7 @@ class Plan:
     units: tuple[Unit, ...]
     splits: tuple[Split, ...]
     options: dict[str, Options]
-    steps: Steps = field(default_factory=Steps)
+    filters: DocumentFilters = field(default_factory=DocumentFilters)
     license: str | None = None
     unit_bytes: int = LARGEST
     shard_tokens: int = SHARD_TOKENS
@@ -90,7 +91,7 @@ class Plan:
 
 
 def key_of(contents: Sequence[dict[str, str | int]], tokenizer: Tokenizer, options: Options) -> str:
-    """A name for what a shard set is made from: text (hashes and formats, not where it lies), tokenizer, options."""
+    """A name for what a shard set is made from: text (hashes and formats, not where it is), tokenizer, options."""
     text = [(part["format"], part["sha256"]) for part in contents]
     return sha256(json.dumps([text, tokenizer.fingerprint, options]).encode()).hexdigest()[:32]
 

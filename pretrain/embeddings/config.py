@@ -23,7 +23,7 @@ from capt.pretrain.config.schema import (
     ValidateSection,
 )
 from capt.pretrain.data.config import MISSING, Patterns
-from capt.pretrain.data.files import resolve_paths
+from capt.pretrain.data.paths import resolve_paths
 
 # The sections of the ``ace`` job that say where negatives come from and what is learned from them. Imports no torch.
 #

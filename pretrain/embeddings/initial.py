@@ -29,7 +29,7 @@ class InitialVectors:
         source: a file of vectors, a run folder or a checkpoint.
 
     Raises:
-        DataError: there is nothing at ``source``, or it is no file of vectors.
+        DataError: there is nothing at ``source``, or it is not a file of vectors.
         CheckpointError: it is a folder, but neither a run nor a checkpoint of embeddings.
     """
 

@@ -49,7 +49,7 @@ def load_tables(path: Path, module: str) -> WordVectors:
     for name in ("input", "context"):
         if name not in weights or weights[name].ndim != 2 or len(weights[name]) != len(words):
             raise CheckpointError(
-                f"{checkpoint}: {module}.{name} is no table of the {len(words):,} words of {VOCABULARY}"
+                f"{checkpoint}: {module}.{name} is not a table of the {len(words):,} words of {VOCABULARY}"
             )
         tables.append(weights[name].numpy())
     return WordVectors(words, *tables)

@@ -1,4 +1,4 @@
-"""The nearest words of a word by cosine, at any ranks (Table 1 of the paper shows 1-5 and 45-50)."""
+"""The nearest words of a word by cosine, at any ranks (Table 1), and what a generator draws for it (Table 3)."""
 
 from __future__ import annotations
 

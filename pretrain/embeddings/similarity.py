@@ -1,4 +1,4 @@
-"""Word similarity: the rank correlation of cosines with what people said, by both rules for unknown words."""
+"""Word similarity (rank correlation of cosines with human scores, by both rules for unknown words), and analogies."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def chosen_branch(given: Path, run_dir: Path, before: Path | None) -> Path:
     """Return the checkpoint that the run in ``run_dir`` branches from: ``before``, once that has been decided.
 
     Raises:
-        ConfigError: ``given`` is no checkpoint, one of this very run, or of another run than ``before``.
+        ConfigError: ``given`` is not a checkpoint, one of this very run, or of another run than ``before``.
     """
     if before is not None and _STEP.fullmatch(before.name):
         run = before.parents[1]
@@ -115,14 +115,14 @@ def branched(job: Job, checkpoint: Path) -> Job:
     """Return the job of a run that has branched from ``checkpoint``: with a decay, it decays from there to its end.
 
     Raises:
-        ConfigError: the checkpoint lies within the warmup of the job, or behind its end.
+        ConfigError: the checkpoint is within the warmup of the job, or after its end.
     """
     schedule, step = job.schedule, step_of(checkpoint)
     if schedule.type == "wsd" and schedule.decay_steps:
         schedule = schedule.model_copy(update={"max_steps": step + schedule.decay_steps})
     if step < schedule.warmup_steps:
         raise ConfigError(
-            f"run.branch_from {checkpoint}: step {step} lies within the schedule.warmup_steps {schedule.warmup_steps} "
+            f"run.branch_from {checkpoint}: step {step} is within the schedule.warmup_steps {schedule.warmup_steps} "
             "of this job; branch from a later checkpoint"
         )
     if step >= schedule.max_steps:

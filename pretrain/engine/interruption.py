@@ -1,4 +1,4 @@
-"""SIGTERM, SIGUSR1 or Ctrl-C before the first step: what is being prepared is unwound, and the rank ends in seconds.
+"""SIGTERM, SIGUSR1 and Ctrl-C: before the first step the rank unwinds and ends, later all ranks agree to stop.
 
 From the first step on :class:`capt.pretrain.engine.interruption.StopSignals` takes the signals: then all ranks stop
 after the same step. Before it there is nothing to save, and every rank ends by itself. Imports no torch, so that a rank

@@ -140,7 +140,7 @@ def _is_fallen(distances: Sequence[float], best: Sequence[float]) -> bool:
 
 
 def _distances(row: Row, names: Sequence[str]) -> list[float]:
-    """Return how far a row is from collapse: retrieval, minus uniformity, and what lies outside the first direction."""
+    """Return how far a row is from collapse: retrieval, minus uniformity, and what is outside the first direction."""
     retrieval, uniformity, first = (row.figures.get(name) for name in names)
     assert retrieval is not None
     assert uniformity is not None

@@ -37,8 +37,8 @@ class Run:
     stopping: str = ""
     """Why the run ends before ``max_steps`` (all ranks agree); empty while it continues."""
     diverged: bool = False
-    """Set on all ranks together when the state is not to be kept: the loss or the gradient is no number, or the ranks
-    do not hold the same parameters."""
+    """Set on all ranks together when the state is not to be kept: the loss or the gradient is not a number, or the
+    ranks do not hold the same parameters."""
     before_save: list[Callable[[], None]] = field(default_factory=list)
     """Collective checks of the state, in the order of the callbacks that add them. A check raises where the state must
     not be kept."""
@@ -56,7 +56,7 @@ class Run:
     exports: Mapping[str, bytes] | None = None
     """The task's files for every checkpoint, which rank 0 reads before the first step."""
     remarks: dict[str, str] = field(default_factory=dict)
-    """What callbacks have the progress line say behind the figures, by who says it; rank 0's is shown."""
+    """What callbacks have the progress line say after the figures, by who says it; rank 0's is shown."""
 
     saved_at: int = -1
     """The newest step whose checkpoint was begun in the run folder."""
@@ -144,7 +144,7 @@ class Callback:
         """Called before a step's batch is fetched."""
 
     def after_step(self, run: Run, report: StepMetrics) -> None:
-        """Called after each optimizer step; may add scalars to ``report`` for the callbacks behind it."""
+        """Called after each optimizer step; may add scalars to ``report`` for the callbacks after it."""
 
     def next_due(self, run: Run) -> int:
         """The next step after which ``after_step`` must be called; asked only of tasks that do many updates a call.
@@ -194,14 +194,14 @@ def train(run: Run, callbacks: Sequence[Callback]) -> None:
         for callback in callbacks:
             callback.on_start(run)
         batches = run.task.build_batches(run.progress)
-        for callback in callbacks:
+        for callback in callbacks:  # from here on nothing refuses the job
             callback.on_ready(run)
         many = run.task if isinstance(run.task, ChunkedTask) else None
         while not run.finished and not run.stopping:
             heartbeat.enter("data", run.progress.step)
             for callback in callbacks:
                 callback.before_step(run)
-            if many is not None:
+            if many is not None:  # many short updates, up to the next one after which a callback has something to do
                 report = _step_many(run, many, batches, callbacks)
             else:
                 with own_section():
@@ -214,7 +214,7 @@ def train(run: Run, callbacks: Sequence[Callback]) -> None:
             for callback in callbacks:
                 callback.after_step(run, report)
         heartbeat.enter("step", run.progress.step)
-        for callback in callbacks:
+        for callback in callbacks:  # all save before any does more: what comes later cannot lose the last step
             callback.before_end(run)
         for callback in callbacks:
             callback.on_end(run)

@@ -115,7 +115,7 @@ def last_step_in(path: Path) -> int:
 
 
 def drop_rows_after(path: Path, step: int) -> None:
-    """Cut off the rows of later steps, which will be done again, and what is no row behind the last that is kept.
+    """Cut off the rows of later steps, which will be done again, and what is no row after the last that is kept.
 
     Steps grow from row to row, for every resume does this, so that only the end is read of a file of any size.
 
@@ -167,7 +167,7 @@ def _lines_from_end(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 
 def bounded_lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
-    """Lines of JSON with their ends. Of a line over ``LINE`` bytes only a piece, which is no JSON.
+    """Lines of JSON with their ends. Of a line over ``LINE`` bytes only a piece, which is not JSON.
 
     Raises:
         DataError: the file has over a GiB.
@@ -195,7 +195,7 @@ def _number(value: int | float | None) -> float:
 
 
 def _last_timeline(rows: Sequence[Row], notes: list[str]) -> tuple[list[Row], list[Row]]:
-    """Training and validation rows; a row takes back those behind it and its like of the same step."""
+    """Training and validation rows; a row takes back those after it and its like of the same step."""
     kept: dict[bool, list[Row]] = {False: [], True: []}
     taken_back = 0
     for row in rows:

@@ -1,7 +1,7 @@
 """How long this rank worked by itself, in sections that do not wait for other ranks: fetching data, forward passes.
 
 A rank that is slow makes all others wait in the next collective, so that steps take equally long everywhere; only what
-is before the collectives tells who is slow. On a GPU a section lies between two events of the stream, which are read
+is before the collectives tells who is slow. On a GPU a section is between two events of the stream, which are read
 when the device has been waited for anyway. At ZeRO 3 forward passes wait for the weights of other ranks: there only the
 data tell.
 """

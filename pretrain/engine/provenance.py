@@ -26,6 +26,12 @@ def provenance() -> dict[str, str]:
     return facts
 
 
+def used_versions() -> str:
+    """The packages that decide the figures of an evaluation, with their versions, for its protocol line."""
+    versions = provenance()
+    return ", ".join(f"{name} {versions[name]}" for name in ("capt-pretraining", "torch", "transformers"))
+
+
 def hardware(gpu: str | None) -> str:
     """Name the GPU, or the processor and its cores where there is none."""
     if gpu is not None:

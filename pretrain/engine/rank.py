@@ -1,4 +1,4 @@
-"""How the C library hands memory back to the kernel, which on CPUs decides a fifth of a training step."""
+"""What a rank sets for its process: the memory that the C library keeps, the seed of each step, and the precision."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def keep_freed_memory() -> bool:
 def give_back_freed_memory() -> bool:
     """Make glibc give blocks of 1 MiB or more back to the kernel as they are freed; False where it is another library.
 
-    For a process that assembles batches ahead of the training: blocks of several batches lie between one another, and
+    For a process that assembles batches ahead of the training: blocks of several batches alternate in memory, and
     what is kept between them would add up to hundreds of megabytes in every such process. Also undoes
     `keep_freed_memory`, which a forked process inherits.
     """

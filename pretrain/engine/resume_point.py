@@ -56,7 +56,7 @@ def choose_checkpoint(
 
 
 def give_up(run_dir: Path, source: Path, callbacks: Sequence[Callback] = ()) -> str:
-    """Let a run whose loss was no number right after ``source`` continue from an earlier checkpoint. Collective.
+    """Let a run whose loss was not a number right after ``source`` continue from an earlier checkpoint. Collective.
 
     A permanent one is set aside as ``diverged-step-...``; the callback that has found another forgets it.
 

@@ -54,13 +54,13 @@ _SAME_LOSS = frozenset(
 """Sections whose keys change neither the loss nor the samples."""
 
 
-_AT_ONCE = 2
-"""Steps after a resume in which a loss that is no number is blamed on the checkpoint: a damaged moment of the optimizer
-shows in the weights after the first, and in the loss of the second."""
+_RIGHT_AFTER = 2
+"""Steps after a resume in which a loss that is not a number is blamed on the checkpoint: a damaged moment of the
+optimizer shows in the weights after the first, and in the loss of the second."""
 
 
 class GivenUpError(RunFailedError):
-    """The loss was no number right after a resume; the next resume continues from an earlier checkpoint."""
+    """The loss was not a number right after a resume; the next resume continues from an earlier checkpoint."""
 
     passing = True
 
@@ -84,6 +84,7 @@ def run_job(
         wait: seconds for which the folder may still be held by another job: after a crash a file server keeps the locks
             of a lost node until its lease ends.
     """
+    # The process: GPUs, threads, and the process group, in which ranks hear of each other's errors from here on.
     chosen = distributed.prepare_gpus(job.run.dir.absolute() / "collectives-rank-")
     if chosen:
         logger.info("set for the GPUs: %s", ", ".join(f"{name}={value}" for name, value in chosen.items()))
@@ -92,20 +93,20 @@ def run_job(
     with distributed.synchronize_errors():
         check_precision(job.engine.precision)
         callbacks = default_callbacks(job, user_callbacks(job))
+    # A job that starts by itself waits for the folder, and may fetch the run from a store before it is opened.
     if job.run.resume == "auto" and not resume:
         skip_damaged, wait = True, max(wait, PATIENCE)
     with distributed.synchronize_errors(patient=True):
         for callback in callbacks:
             callback.before_folder(job, resumes=resume or job.run.resume == "auto")
     with open_run_folder(job, resume=resume, wait=wait) as status:
-        resume = status.resumes
+        resume = status.resumes  # with run.resume=auto the folder decides
         if status.branch is not None:
             with distributed.synchronize_errors():
                 job = branched(job, status.branch)
         source = choose_checkpoint(job, checkpoint, callbacks, skip_damaged=skip_damaged) if resume else None
-        with distributed.synchronize_errors(
-            patient=True
-        ):  # prepares tokenizer and data; ranks wait for each other by lock
+        # Prepares tokenizer and data: one rank does the work, and the others wait for it by a lock.
+        with distributed.synchronize_errors(patient=True):
             task = task_class(job.task.type)(job, job.run.dir)
         job = task.job
         run = _build(job, task, source)
@@ -115,9 +116,8 @@ def run_job(
                     f"run.dir {run.dir}: {run.progress.step:,} steps are trained already, and this job ends at step "
                     f"{job.schedule.max_steps:,}; raise schedule.{_length_key(job)}, or resume from an older checkpoint"
                 )
-        with (
-            distributed.synchronize_errors()
-        ):  # after all that may refuse the job: a refused resume leaves the run as it was
+        # After all that may refuse the job, so that a refused resume leaves the run as it was.
+        with distributed.synchronize_errors():
             if distributed.rank() == 0:
                 status.write_config(job)
         if resume:
@@ -133,9 +133,9 @@ def run_job(
             return DONE
         try:
             return _train(run, status, callbacks)
-        except TrainingDivergedError as error:
-            at_once = checkpoint is None and error.step <= first + _AT_ONCE
-            if source is None or not at_once or not (done := give_up(job.run.dir, source, callbacks)):
+        except TrainingDivergedError as error:  # right after a resume the checkpoint is to blame, not the training
+            is_blamed = checkpoint is None and error.step <= first + _RIGHT_AFTER
+            if source is None or not is_blamed or not (done := give_up(job.run.dir, source, callbacks)):
                 raise
             raise GivenUpError(f"{error}. It came right after {source.name} was resumed: {done}") from error
 

@@ -188,7 +188,7 @@ def _by_name(value: object) -> dict[str, Mapping[str, Any]] | None:
 
 
 def check_folders(job: Job) -> None:
-    """Refuse a folder of the job that is a file, or lies in one. Raises ``ConfigError``."""
+    """Refuse a folder of the job that is a file, or is in one. Raises ``ConfigError``."""
     cache = getattr(getattr(job, "data", None), "cache", None)
     folders = {"run.dir": job.run.dir, "data.cache": cache, "checkpoint.local.dir": job.checkpoint.local.dir}
     for key, folder in folders.items():
@@ -197,7 +197,7 @@ def check_folders(job: Job) -> None:
 
 
 def check_is_own(folder: Path) -> None:
-    """Refuse a run folder of which a part is a link: what lies there would be appended to, pruned or removed.
+    """Refuse a run folder of which a part is a link: what is there would be appended to, pruned or removed.
 
     The run folder itself may be a link. Raises ``ConfigError``.
     """
@@ -319,7 +319,7 @@ def read_sections(path: Path) -> list[Section]:
 
 
 def run_of(path: Path) -> Path | None:
-    """The run folder that ``path``, a run or one of its checkpoints, lies in; None for a checkpoint that was copied."""
+    """The run folder that ``path``, a run or one of its checkpoints, is in; None for a checkpoint that was copied."""
     path = path.resolve()
     folders = [path, path.parent.parent] if path.parent.name == "checkpoints" else [path]
     return next((folder for folder in folders if (folder / "checkpoints").is_dir()), None)
@@ -328,7 +328,7 @@ def run_of(path: Path) -> Path | None:
 def save_artifact(path: Path, name: str, result: Mapping[str, Any]) -> None:
     """Write ``result`` as ``name`` into the run folder of ``path``, a run or one of its checkpoints.
 
-    A checkpoint that lies in no run (it has been copied), or in one that cannot be written, keeps nothing.
+    A checkpoint that is in no run (it has been copied), or in one that cannot be written, keeps nothing.
     """
     run = run_of(path)
     if run is None:

@@ -69,7 +69,7 @@ class Task(Protocol):
     """The job as it runs: as given, with what only the data decide filled in (steps from epochs)."""
 
     status: str
-    """What the progress line says behind the figures, such as ``COLLAPSED (AU 0)``; mostly nothing."""
+    """What the progress line says after the figures, such as ``COLLAPSED (AU 0)``; mostly nothing."""
 
     def __init__(self, job: Job, run_dir: Path) -> None: ...
 
@@ -205,13 +205,14 @@ class SampleOrder:
         data: a digest of what the ids represent; with another one they are other rows.
         noise: a digest of the settings by which rows are corrupted.
         shuffle: whether an epoch has an order of its own.
-        sizes: rows of each source, where several take turns (`capt.pretrain.data.sampler.MixedSampler`); else empty.
+        sizes: rows of each source, where several take turns by blocks
+            (`capt.pretrain.data.sampler.BlockMixtureSampler`); else empty.
         weights: the share of each source.
         block: samples of a turn; with ``at_once`` the rows of a shard.
         mixed: whether a turn has samples of several sources.
         at_once: shards whose rows are shuffled with each other (`capt.pretrain.data.sampler.GroupedSampler`); 0 = all.
         names: of the sources of a mixture (`capt.pretrain.data.mixture.MixtureSampler`), whose other fields follow.
-        course: points of the weights.
+        course: points of the schedule of the weights.
         limits: samples that each source has at most; 0 = any number.
         blocks: rows of a shard of each source, with ``at_once``.
     """

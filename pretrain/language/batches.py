@@ -13,8 +13,8 @@ from torch import Tensor
 
 from capt.pretrain.base.randomness import generator_for
 from capt.pretrain.data.corruption import IGNORE, Corruptor
-from capt.pretrain.data.mixed import MixedDataset
 from capt.pretrain.data.mixture import MixtureSampler
+from capt.pretrain.data.mixture_dataset import MixtureDataset
 from capt.pretrain.data.sampler import GroupedSampler, Sampler, validation_samples
 from capt.pretrain.data.shards import PackedDataset
 
@@ -49,14 +49,14 @@ class LanguageBatch:
         return replace(self, **changed)
 
 
-Windows = PackedDataset | MixedDataset
+Windows = PackedDataset | MixtureDataset
 
 
 def sampler_of(
     windows: Windows, seed: int, shuffle: bool, at_once: int | None
 ) -> Sampler | GroupedSampler | MixtureSampler:
     """The order of the windows: all shuffled, those of ``at_once`` shards at a time, or that of a mixture."""
-    if isinstance(windows, MixedDataset):
+    if isinstance(windows, MixtureDataset):
         return windows.order
     if at_once is not None:
         return GroupedSampler(len(windows), windows.block, at_once, seed)
@@ -101,9 +101,9 @@ class Assembler:
         )
 
     def _follow(self, samples: np.ndarray) -> None:
-        """Fetch the shards in a store that the samples need, and what comes behind them."""
+        """Fetch the shards in a store that the samples need, and what comes after them."""
         windows, order = self._windows, self._sampler
-        if isinstance(windows, MixedDataset):
+        if isinstance(windows, MixtureDataset):
             windows.follow(samples)
         elif windows.shards.cache is not None and isinstance(order, GroupedSampler) and len(samples):
             windows.shards.cache.follow(order, int(samples[0]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,26 +10,26 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from scipy.stats import spearmanr
 from torch import Tensor
 from torch.nn import functional as F
 
 from capt.pretrain.base.distributed import device, rank, world_size
 from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
-from capt.pretrain.contrast.metrics import MaskedTokenAccumulator, PairAccumulator, alignment, uniformity
+from capt.pretrain.contrast.metrics import MaskedTokenAccumulator, PairAccumulator
 from capt.pretrain.contrastive.metrics import contrast_metrics, noise_metrics, token_metrics
 from capt.pretrain.convert.card import with_earlier
 from capt.pretrain.data.config import CorruptionConfig, DataConfig
 from capt.pretrain.data.corruption import Corruptor
-from capt.pretrain.data.files import resolve_paths
+from capt.pretrain.data.paths import resolve_paths
 from capt.pretrain.data.prepare import prepare
 from capt.pretrain.data.shards import PackedDataset
 from capt.pretrain.data.sts_files import Pairs, find_sets
-from capt.pretrain.engine.provenance import provenance
+from capt.pretrain.engine.provenance import provenance, used_versions
 from capt.pretrain.engine.run_folder import EVALUATION, Figures, Section, save_artifact, write_result
 from capt.pretrain.language.batches import Assembler, LanguageBatch, validation_batches
 from capt.pretrain.language.load import LoadedModel, load_hf, load_model
 from capt.pretrain.language.prepare import vocabulary_of
+from capt.pretrain.language.sts import encode_texts, score_rows, word_figures
 from capt.pretrain.models.heads import MLMOutput, mean_over_tokens, take_rows
 from capt.pretrain.models.hf_config import local_folder
 from capt.pretrain.models.hf_folder import is_hf
@@ -102,7 +102,7 @@ def evaluate(
     checkpoint: Path | LoadedModel,
     *,
     text: Sequence[Path] = (),
-    sts: Path | None = None,
+    sts: Path | Sequence[Pairs] | None = None,
     out: Path | None = None,
     batch: int = 32,
     seed: int = 1,
@@ -119,7 +119,7 @@ def evaluate(
     Args:
         checkpoint: checkpoint folder, run folder (its best checkpoint, else the newest), or a loaded model.
         text: files of held-out text.
-        sts: a folder for `find_sets`; dev and test of STS-B, test of the others.
+        sts: a folder for `find_sets` (dev and test of STS-B, test of the others), or the sets themselves.
         out: JSON file to write the result to as well.
         batch: windows or sentences a forward pass.
         seed: decides which windows are chosen and how they are corrupted.
@@ -142,7 +142,7 @@ def evaluate(
     unknown = [pooler for pooler in poolers if pooler not in POOLERS]
     if unknown or not poolers:
         raise ConfigError(f"poolers {', '.join(unknown) or '(none)'}: choose from {', '.join(POOLERS)}")
-    sets = find_sets(sts) if sts is not None else []
+    sets = find_sets(sts) if isinstance(sts, Path) else sts or []
     trained = checkpoint if isinstance(checkpoint, LoadedModel) else load_model(checkpoint)
     settings = Settings(batch, seed, samples, length or trained.job.data.sequence_length)
     if not 8 <= settings.length <= trained.model.config.max_positions:
@@ -188,8 +188,9 @@ def command(
     source = load_hf(checkpoint) if is_hf(checkpoint) else load_model(checkpoint)
     start = source.job.model.init
     if before and (start is None or is_hf(checkpoint)):
-        raise ConfigError(f"--before: {checkpoint} is no run that was started from another model (model.init)")
-    given: dict[str, Any] = {"text": text, "sts": sts, "batch": batch, "seed": seed, "samples": samples}
+        raise ConfigError(f"--before: {checkpoint} is not a run that was started from another model (model.init)")
+    sets = find_sets(sts) if sts is not None else None
+    given: dict[str, Any] = {"text": text, "sts": sets, "batch": batch, "seed": seed, "samples": samples}
     result = evaluate(source, **given, poolers=poolers, length=length)
     if not is_hf(checkpoint) and rank() == 0:
         folder = Path(result["checkpoint"])
@@ -295,6 +296,7 @@ def _masked_section(
         cross_document_attention=data.cross_document_attention,
     )
     samples = min(settings.samples, len(windows))
+    # Sums over masked tokens, and both views of every window by each pooler, over all ranks.
     tokens, pairs = MaskedTokenAccumulator(), {pooler: PairAccumulator() for pooler in model.poolers}
     for batch, valid in validation_batches(assembler, samples, settings.batch, world_size(), rank()):
         views, sums = model.encode_views(batch)
@@ -331,97 +333,6 @@ def _sts_section(model: Representations, pairs: Pairs, settings: Settings) -> Se
 
 
 def _measured_with(model: Representations) -> str:
-    versions = provenance()
-    used = ", ".join(f"{name} {versions[name]}" for name in ("capt-pretraining", "torch", "transformers"))
     pooled = ", ".join(f"{pooler} = {POOLERS[pooler]}" for pooler in model.poolers)
     dtype = str(next(model.model.parameters()).dtype).removeprefix("torch.")
-    return f"{pooled}; {dtype} on {device().type}; {used}"
-
-
-# Semantic textual similarity by the SimCSE protocol (Gao et al. 2021): Spearman's rho of cosine and human scores.
-#
-# One correlation over all pairs of a set ("all" in SentEval's terms), never a mean over its subsets; STS-B by plain
-# cosine, not by SentEval's regression. The sets are read by `capt.pretrain.data.sts_files`.
-
-
-Encoder = Callable[[list[str]], np.ndarray]
-"""Any encoder: n texts to an ``(n, d)`` array."""
-
-
-def encode_texts(texts: Sequence[str], encoder: Encoder, batch: int) -> Float[np.ndarray, "n d"]:
-    """One row for each text, in float64. Distinct texts are encoded once, in batches of similar length.
-
-    Raises:
-        ValueError: the encoder returned another number of rows, or a row that is not finite.
-    """
-    order = sorted(set(texts), key=lambda text: (len(text.split()), text))
-    parts = []
-    for start in range(0, len(order), batch):
-        chunk = order[start : start + batch]
-        rows = np.asarray(encoder(chunk), dtype=np.float64)
-        if rows.ndim != 2 or len(rows) != len(chunk):
-            raise ValueError(f"the encoder returned shape {rows.shape} for {len(chunk)} texts; expected a row each")
-        finite = np.isfinite(rows).all(axis=1)
-        if not finite.all():
-            raise ValueError(f"the encoder returned a vector that is not finite for {chunk[int(finite.argmin())]!r}")
-        parts.append(rows)
-    place = {text: row for row, text in enumerate(order)}
-    return np.concatenate(parts)[[place[text] for text in texts]]
-
-
-def score(pairs: Pairs, encoder: Encoder, batch: int = 64) -> dict[str, float]:
-    """`score_rows` of what ``encoder`` makes of the sentences, ``batch`` of them at a time."""
-    return score_rows(pairs, encode_texts([*pairs.first, *pairs.second], encoder, batch))
-
-
-def word_figures(pairs: Pairs) -> Figures:
-    """What counting words gives, without any model: ``spearman/tf-idf`` and ``spearman/word-counts``.
-
-    Cosines of scikit-learn's TF-IDF (its idf is that of the distinct sentences of the set) and of plain counts;
-    words are runs of letters, digits and underscores, in lower case. A sentence without a word has cosine 0 with all.
-    """
-    from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
-    from sklearn.preprocessing import normalize
-
-    figures: Figures = {}
-    for name, kind in (("tf-idf", TfidfVectorizer), ("word-counts", CountVectorizer)):
-        vectorizer = kind(token_pattern=r"(?u)\b\w+\b")
-        try:
-            vectorizer.fit(list(dict.fromkeys([*pairs.first, *pairs.second])))
-        except ValueError:  # no sentence has a word
-            continue
-        first, second = (normalize(vectorizer.transform(texts)) for texts in (pairs.first, pairs.second))
-        cosines = np.asarray(first.multiply(second).sum(axis=1)).ravel()
-        if np.ptp(cosines) > 0:
-            figures[f"spearman/{name}"] = float(spearmanr(cosines, pairs.gold).statistic)
-    return figures
-
-
-def score_rows(pairs: Pairs, rows: Float[np.ndarray, "m d"]) -> dict[str, float]:
-    """``spearman`` in [-1, 1] between the cosines of the pairs and the gold scores, and ``pairs``, their number.
-
-    With it SimCSE's ``alignment`` (on pairs with a gold score above 4; absent where there are fewer than two) and
-    ``uniformity`` (over the distinct sentences of the set).
-
-    Args:
-        pairs: n pairs.
-        rows: 2n vectors, of all first sentences, then of all second ones.
-
-    Raises:
-        ValueError: a vector of zeros; all cosines equal (the encoder has collapsed, and rho is undefined).
-    """
-    vectors = torch.from_numpy(rows).double()
-    if not bool((vectors.norm(dim=1) > 0).all()):
-        raise ValueError(f"{pairs.name} {pairs.split}: the encoder returned a vector of zeros, which has no cosine")
-    vectors = F.normalize(vectors, dim=1)
-    first, second = vectors.split(len(pairs.gold))
-    cosines = (first * second).sum(dim=1).numpy()
-    if np.ptp(cosines) < 1e-12:
-        raise ValueError(f"{pairs.name} {pairs.split}: all cosines are {cosines[0]:.6g}; the encoder has collapsed")
-    result = {"spearman": float(spearmanr(cosines, pairs.gold).statistic), "pairs": float(len(pairs.gold))}
-    close = torch.from_numpy(pairs.gold > 4)
-    if int(close.sum()) > 1:
-        result["alignment"] = alignment(first[close], second[close])
-    distinct = {text: row for row, text in enumerate([*pairs.first, *pairs.second])}
-    result["uniformity"] = uniformity(vectors[list(distinct.values())])
-    return result
+    return f"{pooled}; {dtype} on {device().type}; {used_versions()}"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from capt.tokenizer.encode import TextTokenizer
 
 _MARKS = ("config.json", "manifest.json", "checkpoints")
-"""One of these lies in a Hugging Face folder, in a checkpoint and in a run."""
+"""One of these is in a Hugging Face folder, in a checkpoint and in a run."""
 
 
 def describe_inputs(
@@ -35,7 +35,7 @@ def describe_inputs(
     Raises:
         ConfigError: no text is named.
         DataError: files, shards or the tokenizer are missing, or cannot be what they are said to be.
-        CheckpointError: ``model.init`` is no Hugging Face folder.
+        CheckpointError: ``model.init`` is not a Hugging Face folder.
     """
     source = tokenizer or init
     lines = []

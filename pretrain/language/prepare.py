@@ -15,7 +15,7 @@ from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.base.verification import ALONE, Ranks, Verifier
 from capt.pretrain.config.schema import Job
 from capt.pretrain.data.corruption import CorruptionVocabulary, Corruptor
-from capt.pretrain.data.mixed import MixedDataset, mixture_of, seen
+from capt.pretrain.data.mixture_dataset import MixtureDataset, mixture_of, seen
 from capt.pretrain.data.prepare import open_corpus, tokenizer_corpus, verifier_of
 from capt.pretrain.data.prepare import prepare as prepare_shards
 from capt.pretrain.data.shards import PackedDataset, ShardSet
@@ -180,6 +180,7 @@ def prepare_windows(
                 f"data.mixture, source {name}: {shards.tokens} tokens fill no window of data.sequence_length {length}; "
                 "add text to it, or leave it out"
             )
+    # Everything is open: now what all sources need together can be compared with the cache.
     with ranks.synchronize_errors():
         _require_room([*train.values(), *validation.values()], job.data.shards_at_once)
         if validation and ranks.rank == 0:
@@ -187,12 +188,12 @@ def prepare_windows(
     if not job.data.mixture:
         return train[""], validation
     order = mixture_of(
-        job.data.mixture, [len(part) for part in train.values()], job.data.temperature, job.batches,
+        job.data.mixture, [len(part) for part in train.values()], job.data.temperature, job.batch_sizes,
         job.schedule.max_steps, job.run.seed, [part.block for part in train.values()], job.data.shards_at_once,
     )  # fmt: skip
-    for each in seen(order, job.batches.samples_before(job.schedule.max_steps)):
+    for each in seen(order, job.batch_sizes.samples_before(job.schedule.max_steps)):
         logger.info("data.mixture: %s", each)
-    return MixedDataset(train, order), validation
+    return MixtureDataset(train, order), validation
 
 
 def _require_room(parts: Sequence[PackedDataset], at_once: int | None) -> None:

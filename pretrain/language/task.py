@@ -25,7 +25,7 @@ from capt.pretrain.contrastive.term import build_schedule
 from capt.pretrain.contrastive.views import Views
 from capt.pretrain.convert.reference import Pooling, embed
 from capt.pretrain.data.corruption import IGNORE
-from capt.pretrain.data.mixed import MixedDataset, held_out_samples
+from capt.pretrain.data.mixture_dataset import MixtureDataset, held_out_samples
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import Progress, Role, Rows, SampleOrder, StepMetrics
 from capt.pretrain.engine.verification import all_ranks
@@ -39,8 +39,6 @@ from capt.pretrain.models.flops import flops_per_token
 from capt.pretrain.models.hf_model import start_from
 
 logger = logging.getLogger(__name__)
-
-# The module that the engine wraps: the CAPT model, and the temperature, which may be learned.
 
 
 class LanguageOutput(NamedTuple):
@@ -130,14 +128,14 @@ class LanguageTask(ContrastTask[LanguageBatch]):
         """The text's."""
         key, at_once = self.prepared.train.key, self.job.data.shards_at_once
         text = {"text": ("text", key if at_once is None else f"{key}/{at_once}")}
-        if isinstance(self.prepared.train, MixedDataset):
+        if isinstance(self.prepared.train, MixtureDataset):
             text["mixture"] = ("shares of data.mixture", self.prepared.train.order.key)
         return text
 
     def sample_order(self) -> SampleOrder:
         """The order of the windows: that of a mixture; by groups of shards where ``data.shards_at_once`` is set."""
         order, at_once = super().sample_order(), self.job.data.shards_at_once
-        if isinstance(self.prepared.train, MixedDataset):
+        if isinstance(self.prepared.train, MixtureDataset):
             return replace(order, **self.prepared.train.order.fields)
         return order if at_once is None else replace(order, block=self.prepared.train.block, at_once=at_once)
 
@@ -159,7 +157,7 @@ class LanguageTask(ContrastTask[LanguageBatch]):
         have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if need > have:
             raise ConfigError(
-                f"the model (and contrast.queue, where it lies in host memory) takes {need / 2**30:,.1f} GiB on every "
+                f"the model (and contrast.queue, where it is in host memory) takes {need / 2**30:,.1f} GiB on every "
                 f"rank, this host has {have / 2**30:,.1f}: take smaller model.* sizes or a shorter contrast.queue"
             )
 
@@ -328,9 +326,6 @@ def _views(output: LanguageOutput, batch: LanguageBatch) -> Views:
     assert output.capt.s is not None
     assert output.capt.s_hat is not None
     return Views(output.capt.s, output.capt.s_hat, batch.ids, output.temperature)
-
-
-# Validation during training: the same samples, corruptions and temperature at every step and for every run.
 
 
 TASK = LanguageTask

@@ -33,6 +33,7 @@ def validate(engine: Engine, parts: Sequence[HeldOut[LanguageBatch]], job: Langu
         for part in parts
         for batch in validation_batches(part.assembler, part.samples, job.micro_batch(world), world, rank)
     )
+    # Masked tokens are counted for all sources together and for each; rows are compared over all of them.
     for source, batch, valid in batches:
         batch = batch.to(engine.device)
         out, _, pooled = engine(

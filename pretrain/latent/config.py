@@ -111,7 +111,7 @@ class ContrastSection(Section):
         0, le=65_536, description="draws of the prior for each pair, as negatives (released: 3)"
     )
     mask_duplicates: bool = Field(
-        False, description="inputs that are equal are no negatives of each other; as released they are"
+        False, description="inputs that are equal are not negatives of each other; as released they are"
     )
     queue: NonNegativeInt = Field(
         0, le=2**31 - 1, description="positives of earlier batches, over all ranks, as negatives"

@@ -85,6 +85,7 @@ class LatentTask:
             train = self._load(job, "train")
             self._text = hashlib.sha256(train.tokens.tobytes()).hexdigest()
             self._train = Batches(train, job.batch.global_, job.run.seed, job.batch.lengths)
+            # ``batch.lengths: auto`` is decided by the training text, and the validation text follows it.
             lengths = self._train.lengths
             validation = self._load(job, "validation")
             self._validation = Batches(validation, job.batch.global_, 0, lengths)

@@ -48,7 +48,7 @@ class DataSection(Section):
     @classmethod
     def _is_a_word(cls, unknown: str) -> str:
         if unknown.split() != [unknown] or unknown in ("<pad>", "<s>", "</s>"):
-            raise ValueError(f"{unknown!r} is no ordinary word, such as <unk>, _UNK")
+            raise ValueError(f"{unknown!r} is not an ordinary word, such as <unk>, _UNK")
         return unknown
 
     @model_validator(mode="after")

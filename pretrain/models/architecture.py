@@ -72,7 +72,7 @@ def encoder_class(name: str) -> type[EncoderConfig]:
     path = look_up(name, ENCODERS, _GROUP, "arch: unknown encoder")
     found = load_entry(path, _GROUP, f"model.arch {name}")
     if not (isinstance(found, type) and issubclass(found, EncoderConfig)):
-        raise ConfigError(f"model.arch {name}: {path!r} of {_GROUP} is no subclass of EncoderConfig, as it must be")
+        raise ConfigError(f"model.arch {name}: {path!r} of {_GROUP} is not a subclass of EncoderConfig, as it must be")
     return found
 
 
@@ -114,9 +114,9 @@ class Family:
         activation: the function between the two.
         dropout: the key of ``config.json`` for dropout of hidden states.
         attention_dropout: the key for dropout of attention weights.
-        counts_from_padding: positions begin behind the padding id, as in RoBERTa, so that the first
+        counts_from_padding: positions begin after the padding id, as in RoBERTa, so that the first
             ``pad_token_id + 1`` rows of the position table belong to no token.
-        norm: its name for a LayerNorm behind the activation, and the key for the epsilon; such a head has no biases
+        norm: its name for a LayerNorm after the activation, and the key for the epsilon; such a head has no biases
             before its last layer, and no dropout before its first. None = no LayerNorm.
         keys: what the classifier's ``config.json`` must say of the head.
     """
@@ -248,7 +248,7 @@ class EncoderConfig(Section):
             return handler(value)
         arch = value.get("arch", "roberta")
         if not isinstance(arch, str):
-            raise ValueError(f"arch: {shown(arch)} is no name of an encoder")
+            raise ValueError(f"arch: {shown(arch)} is not a name of an encoder")
         return encoder_class(arch).model_validate(value)
 
     @model_validator(mode="before")

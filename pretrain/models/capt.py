@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import torch
@@ -169,19 +169,32 @@ def load_weights(model: CaptModel, state: Mapping[str, Tensor], source: str) -> 
         CheckpointError: names are missing or unknown, shapes differ, or tied tensors are not equal. All are listed;
             ``source`` says where the weights came from.
     """
+    if problems := misfits(model, state, TIED, ties(model.config)):
+        raise CheckpointError(f"{source}: not the weights of this model: {'; '.join(problems)}")
+    model.load_state_dict(dict(state), strict=False)
+
+
+def misfits(
+    model: nn.Module, state: Mapping[str, Tensor], optional: Collection[str], tied: Mapping[str, str]
+) -> list[str]:
+    """What keeps ``state`` from being the weights of ``model``: names, shapes, and tied tensors that differ.
+
+    Args:
+        model: whose tensors are needed.
+        state: the tensors that there are.
+        optional: names that may be missing, because a tied tensor has the values.
+        tied: each second name of a tensor and its first one.
+    """
     expected = model.state_dict()
-    problems = [f"{name} is missing" for name in sorted(expected.keys() - TIED - state.keys())]
+    problems = [f"{name} is missing" for name in sorted(expected.keys() - set(optional) - state.keys())]
     problems += [f"{name} is unknown" for name in sorted(state.keys() - expected.keys())]
     problems += [
         f"{name} has shape {tuple(state[name].shape)}, not {tuple(tensor.shape)}"
         for name, tensor in expected.items()
         if name in state and state[name].shape != tensor.shape
     ]
-    problems += [
+    return problems + [
         f"{name} differs from {other}, of which it is a second name"
-        for name, other in ties(model.config).items()
+        for name, other in tied.items()
         if name in state and other in state and not torch.equal(state[name], state[other])
     ]
-    if problems:
-        raise CheckpointError(f"{source}: not the weights of this model: {'; '.join(problems)}")
-    model.load_state_dict(dict(state), strict=False)

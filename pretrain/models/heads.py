@@ -67,10 +67,10 @@ class MLMHead(nn.Module):
 
     Args:
         word: the table of token embeddings.
-        vocab_size: the number of rows, the first ones, that are predicted; those behind them fill the table up.
+        vocab_size: the number of rows, the first ones, that are predicted; those after them fill the table up.
         eps: of the LayerNorm.
         hidden_size: columns of the hidden states, ``h``, which ``dense`` maps to the columns of ``word``; None = those.
-        activation: the function behind ``dense``, a key of `ACTIVATIONS`.
+        activation: the function after ``dense``, a key of `ACTIVATIONS`.
         bias: of ``dense`` and of the LayerNorm (ModernBERT has none); that of the vocabulary is always there.
     """
 

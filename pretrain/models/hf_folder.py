@@ -1,6 +1,6 @@
 """Read a Hugging Face folder that somebody else wrote, without running or following anything in it.
 
-``trust_remote_code=False`` was no boundary in several releases (CVE-2026-4372, CVE-2026-5241), and shard names and
+``trust_remote_code=False`` was not a boundary in several releases (CVE-2026-4372, CVE-2026-5241), and shard names and
 FIFOs in a folder were (CVE-2026-69112). So ``config.json`` is read here and never handed to ``transformers``; only
 safetensors are opened; only regular files with plain names inside the folder are read. No torch until tensors are.
 """
@@ -108,7 +108,7 @@ def read_description(folder: Path) -> tuple[EncoderConfig, TextTokenizer]:
 
 
 def read_tokenizer_configs(folder: Path) -> None:
-    """Raise ``CheckpointError`` where a file beside the tokenizer is no plain JSON, or names code to run."""
+    """Raise ``CheckpointError`` where a file beside the tokenizer is not plain JSON, or names code to run."""
     for name in TOKENIZER_CONFIGS:
         if (folder / name).exists():
             read_json(folder / name)
@@ -187,7 +187,7 @@ def read_tensor_file(path: Path) -> dict[str, Tensor]:
     with open_tensors(path) as file:
         unusable = [
             f"{kind} {name}"
-            for name in file.keys()  # noqa: SIM118 (a safetensors handle is no dict)
+            for name in file.keys()  # noqa: SIM118 (a safetensors handle is not a dict)
             if (kind := file.get_slice(name).get_dtype()) not in _DTYPES and not _BUFFER.fullmatch(name)
         ]
         if unusable:

@@ -230,7 +230,7 @@ class Packed(NamedTuple):
     Attributes:
         rows: flat positions of the packed rows, ascending.
         shape: b, L.
-        mask: True for keys that are no padding.
+        mask: True for keys that are not padding.
     """
 
     rows: Int[Tensor, " n"]
@@ -238,7 +238,7 @@ class Packed(NamedTuple):
     mask: Bool[Tensor, "b 1 1 L"]
 
     def pack(self, x: Float[Tensor, "b L h"]) -> Float[Tensor, "n h"]:
-        """The rows of ``x`` that are no padding."""
+        """The rows of ``x`` that are not padding."""
         return x.reshape(-1, x.shape[-1]).index_select(0, self.rows)
 
     def position(self, flat: Int[Tensor, " k"]) -> Int[Tensor, " k"]:

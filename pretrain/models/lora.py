@@ -22,7 +22,7 @@ def add_lora(encoder: nn.Module, section: LoraSection) -> None:
     B is 0, so that the first output is that of the encoder. The generator of random numbers moves on by what A draws.
 
     Raises:
-        ConfigError: a target is no linear layer inside the layers, or there is none.
+        ConfigError: a target is not a linear layer inside the layers, or there is none.
         ModuleNotFoundError: ``peft`` is not installed.
     """
     linear = [

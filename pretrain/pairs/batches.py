@@ -16,7 +16,7 @@ from torch import Tensor
 
 from capt.pretrain.base.randomness import generator_for, stream_key
 from capt.pretrain.data.corruption import IGNORE, Corruptor
-from capt.pretrain.data.sampler import MixedSampler, Sampler, micro_batches
+from capt.pretrain.data.sampler import BlockMixtureSampler, Sampler, micro_batches
 from capt.pretrain.pairs.sources import EncodedTexts, SourceRows
 
 Tokens = list[np.ndarray]
@@ -43,10 +43,10 @@ class PairBatch:
     """One micro-batch: ``n`` queries, their positives, and ``k`` hard negatives.
 
     Attributes:
-        tokens: ids of all texts, one behind the other: queries, positives, negatives.
+        tokens: ids of all texts, one after another: queries, positives, negatives.
         lengths: tokens of each text.
         ids: row of each query, counted over all sources.
-        keys: what the query and its positive are; a document with the same key is no negative of the query.
+        keys: what the query and its positive are; a document with the same key is not a negative of the query.
         negative_keys: what each negative is.
         owners: place of the query in this micro-batch whose negative each is.
         contents: a digest of all texts of each row.
@@ -54,7 +54,7 @@ class PairBatch:
         scores: similarity of query and positive; nan in rows without a score.
         teacher: a teacher's score of each positive; nan where there is none.
         negative_teacher: the same of each negative.
-        masked: ids of corrupted texts, one behind the other; none without the masked-language-model loss.
+        masked: ids of corrupted texts, one after another; none without the masked-language-model loss.
         masked_lengths: tokens of each of them.
         labels: what each of their tokens was where it is to be predicted, else -100.
         step_rows: rows of each source in the whole step, on all ranks.
@@ -79,7 +79,7 @@ class PairBatch:
     step_tokens: int
 
     def texts(self, pad_id: int, device: torch.device) -> tuple[PaddedTexts, PaddedTexts]:
-        """The queries, and the positives with the negatives behind them, on ``device``."""
+        """The queries, and the positives with the negatives after them, on ``device``."""
         n = len(self.ids)
         bound = int(self.lengths[:n].sum())
         return (
@@ -109,7 +109,7 @@ def padded(texts: Sequence[np.ndarray], pad_id: int, device: torch.device) -> Pa
 
 
 def _rows(tokens: Tensor, lengths: Tensor, pad_id: int, device: torch.device) -> PaddedTexts:
-    """Make rows of texts that lie one behind the other, on the host, where their lengths are known."""
+    """Make rows of texts that are one after another, on the host, where their lengths are known."""
     real = torch.arange(int(lengths.max())) < lengths[:, None]
     rows = torch.full(real.shape, pad_id, dtype=torch.int64)
     rows[real] = tokens.long()
@@ -217,7 +217,7 @@ class Noise:
 class Step(NamedTuple):
     """The rows of a step, of all ranks: where each comes from, and what was drawn of it.
 
-    Texts of source ``s`` that lie at ``places[s]`` of the step, as ``drawn[s]`` has them.
+    Texts of source ``s`` that are at ``places[s]`` of the step, as ``drawn[s]`` has them.
     """
 
     ids: Int64[np.ndarray, " n"]
@@ -236,7 +236,7 @@ class Assembler:
 
     Args:
         sources: rows of each source.
-        sampler: the order of the rows, numbered one source behind the other.
+        sampler: the order of the rows, numbered one source after the other.
         batch: samples of a step, over all ranks.
         parts: micro-batches of a step; with ``bucketing`` their sizes differ.
         world: number of ranks.
@@ -248,8 +248,8 @@ class Assembler:
     """
 
     def __init__(
-        self, sources: Sequence[SourceRows], sampler: Sampler | MixedSampler, *, batch: int, parts: int, world: int,
-        rank: int, seed: int, bucketing: bool, noise: Noise | None = None, masks: bool = False,
+        self, sources: Sequence[SourceRows], sampler: Sampler | BlockMixtureSampler, *, batch: int, parts: int,
+        world: int, rank: int, seed: int, bucketing: bool, noise: Noise | None = None, masks: bool = False,
     ) -> None:  # fmt: skip
         self._sources, self._sampler = sources, sampler
         self._firsts = np.cumsum([0, *map(len, sources)])

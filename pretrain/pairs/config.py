@@ -178,7 +178,7 @@ class PairData(Section):
 
 def _paths(patterns: Sequence[str], key: str) -> list[Path]:
     """The files of paths and globs, and folders and data sets of the hub as they are."""
-    from capt.pretrain.data.files import resolve_paths
+    from capt.pretrain.data.paths import resolve_paths
 
     found: list[Path] = []
     for pattern in patterns:
@@ -200,13 +200,13 @@ class PairModel(Section):
         "auto", description="mean over tokens, first or last token; auto: as model.init was trained, else mean"
     )
     projection: PositiveInt | None = Field(
-        None, le=65_536, description="columns of a linear map behind the pooling; null = none"
+        None, le=65_536, description="columns of a linear map after the pooling; null = none"
     )
     dropout: NonNegativeFloat = Field(0.1, lt=1, description="dropout of embeddings and layer outputs")
     attention_dropout: NonNegativeFloat = Field(0.1, lt=1, description="dropout of the attention weights")
     allow_missing: bool = Field(False, description="continue where weights of the encoder are missing or unknown")
     lora: LoraSection | None = Field(
-        None, description="train low-rank adapters of the encoder, and what lies on it, with its own weights frozen; "
+        None, description="train low-rank adapters of the encoder, and what is on it, with its own weights frozen; "
         "null = train all weights"
     )  # fmt: skip
     encoder: dict[str, Any] | None = Field(

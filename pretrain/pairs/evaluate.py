@@ -9,7 +9,7 @@ from typing import Any
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.files import write_json
-from capt.pretrain.engine.provenance import provenance
+from capt.pretrain.engine.provenance import used_versions
 from capt.pretrain.pairs.config import PairSource
 from capt.pretrain.pairs.forms import read_pairs
 from capt.pretrain.pairs.load import LoadedModel, load_model
@@ -71,7 +71,7 @@ def _protocol(trained: LoadedModel, source: PairSource, pools: Pools, rows: int)
     if pools.pairs is not None:
         parts += [
             f"{len(pools.pairs)} of {rows} pairs, each query against the first documents of all, and the reverse",
-            "pairs of the same query or document are no candidates",
+            "pairs of the same query or document are not candidates",
             "equal cosines share their ranks",
             f"loss at temperature {trained.job.validate_.temperature:g}",
         ]
@@ -85,8 +85,7 @@ def _protocol(trained: LoadedModel, source: PairSource, pools: Pools, rows: int)
         longest = longest_text(trained.tokenizer, prompt, length, encoder.model.max_positions, side)
         parts.append(f"{side} {repr(prompt) + ' and ' if prompt else ''}up to {longest} tokens")
     parts.append(f"{encoder.pooling} pooling")
-    versions = provenance()
-    parts.append(", ".join(f"{name} {versions[name]}" for name in ("capt-pretraining", "torch", "transformers")))
+    parts.append(used_versions())
     return "; ".join(parts)
 
 

@@ -112,7 +112,7 @@ def text_ids(tokenizer: TextTokenizer, texts: Sequence[str], side: Side) -> tupl
     length = side.length or max(8, min(_LENGTH, tokenizer.model_max_length - before))
     if before > length - 2:
         raise ConfigError(
-            f"the prompt {side.prompt[:60]!r} has {before} tokens, the text behind it at most {length - 2}: "
+            f"the prompt {side.prompt[:60]!r} has {before} tokens, the text after it at most {length - 2}: "
             "shorten the prompt, or allow more tokens"
         )
     encoded = tokenizer.encode_batch([side.prompt + text for text in texts])

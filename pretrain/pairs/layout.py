@@ -42,7 +42,7 @@ ROLES: dict[str, tuple[str, ...]] = {
 """The names by which a column of each role is known; the first that a table has is taken."""
 
 LABELS = ("label", "labels", "is_duplicate", "gold_label")
-"""Names of columns that hold a score from 0 to 1, or the number of a class, which is no score."""
+"""Names of columns that hold a score from 0 to 1, or the number of a class, which is not a score."""
 _KINDS = {"flagembedding": "pairs", "columns": "pairs", "scores": "scores", "texts": "texts", "ids": "pairs"}
 _IDS = ("positive_document_ids", "positive_ids", "pos_ids", "negative_document_ids", "negative_ids", "neg_ids")
 _NUMBERED = re.compile(r"(positive|pos|negative|neg|hard_negative|hard_neg)[_-]?(\d{1,4})")
@@ -216,8 +216,8 @@ class Layouts:
             raise DataError(f"{place}: columns names {named}, and the columns are {_listed(names)}")
         if self._has_header and (wrong := next((name for name in names if _NO_NAME.fullmatch(name)), None)):
             raise DataError(
-                f"{place.rpartition(':')[0]}, line 1: {shown(wrong, 60)} is no name of a column: the first line names "
-                "them, as anchor and positive; put such a line above the texts"
+                f"{place.rpartition(':')[0]}, line 1: {shown(wrong, 60)} is not a name of a column: the first line "
+                "names them, as anchor and positive; put such a line above the texts"
             )
         rest = [name for name in names if not _NUMBER_OF_ROW.fullmatch(name) and name not in LABELS]
         # in a file without types, a number is a text that reads as one

@@ -64,7 +64,7 @@ class _Batch(PairBatch):
         return MaskedTexts(PaddedTexts(tokens, False), torch.zeros_like(labels), labels)
 
     def texts(self, pad_id: int, device: torch.device) -> tuple[PaddedTexts, PaddedTexts]:
-        """Queries, and documents with the negatives behind them."""
+        """Queries, and documents with the negatives after them."""
         n = len(self.ids)
         queries = torch.zeros(n, self.shape.query, dtype=torch.int64)
         documents = torch.zeros(n * (1 + self.shape.negatives), self.shape.document, dtype=torch.int64)

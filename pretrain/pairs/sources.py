@@ -74,7 +74,7 @@ class EncodedTexts:
 
 @dataclass(frozen=True)
 class Lists:
-    """A list of numbers for each row, one behind the other: row ``i`` has ``values[starts[i] : starts[i + 1]]``."""
+    """A list of numbers for each row, one after another: row ``i`` has ``values[starts[i] : starts[i + 1]]``."""
 
     values: Numbers
     starts: Int64[np.ndarray, " n1"]
@@ -177,7 +177,7 @@ def longest_behind(before: int, prompt: str, length: int | None, max_positions: 
     length = length or max(8, min(_LENGTH, max_positions - before))
     if before > length - 2:
         raise ConfigError(
-            f"{what}: the prompt {prompt[:60]!r} has {before} tokens, the text behind it at most {length - 2}: "
+            f"{what}: the prompt {prompt[:60]!r} has {before} tokens, the text after it at most {length - 2}: "
             "shorten the prompt, or allow more tokens"
         )
     if length + before > max_positions:

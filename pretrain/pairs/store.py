@@ -94,7 +94,7 @@ class _Column:
         self.write(values)
 
     def write(self, values: np.ndarray) -> None:
-        """Append an array, behind which nothing waits."""
+        """Append an array; no value of `add` may be waiting."""
         assert not self._waiting
         values = values.astype(self.dtype, copy=False)
         self._hash.update(values.tobytes())
@@ -132,7 +132,7 @@ class _Side:
         self.cut = 0
 
     def longest(self, prompt: str, what: str = "") -> int:
-        """Tokens of the longest text behind a prompt. Raises ``ConfigError`` where they do not fit each other."""
+        """Tokens of the longest text after a prompt. Raises ``ConfigError`` where they do not fit each other."""
         if prompt not in self._longest:
             self._longest[prompt] = longest_text(
                 self._tokenizer, prompt, self._length, self._max_positions, what or self._what
@@ -225,6 +225,7 @@ class RowsWriter:
         if not pair.query.strip() or not all(text.strip() for text in own):
             raise DataError(f"{place}: an empty query or positive; remove the row")
         self._check_kind(place, pair)
+        # A negative that is a positive of the same row is left out and counted.
         keys = {text_key(text) for text in own} if pair.negatives else set()
         scores = pair.negative_scores or (float("nan"),) * len(pair.negatives)
         right = {text: score for text, score in zip(pair.negatives, scores, strict=True) if text_key(text) not in keys}
@@ -240,6 +241,7 @@ class RowsWriter:
         query_prompt = source.prompts.query if pair.prompt is None else pair.prompt
         queries, documents = self._sides
         columns = self._columns
+        # Texts are stored once and rows refer to them by number; the columns of a row are of varying length.
         columns["query"].append(queries.number(pair.query, query_prompt, place))
         given = pair.positive_scores or (float("nan"),) * len(own)
         mine = dict(zip(reversed(own), reversed(given), strict=True))
@@ -251,6 +253,7 @@ class RowsWriter:
         columns["scores"].append(float("nan") if pair.score is None else pair.score)
         self._negatives += len(right)
         self.rows += 1
+        # A teacher must have scored all rows or none; the first row without scores is named.
         if pair.positive_scores is not None and (pair.negative_scores is not None or not right):
             self._teacher[0] += 1  # type: ignore[operator]
         else:
@@ -278,8 +281,8 @@ class RowsWriter:
         self._is_scored = is_scored
         if source.loss == "cosine" and pair.score is not None and not -1 <= pair.score <= 1:
             raise DataError(
-                f"{place}: score {pair.score:g} is no cosine, which lies from -1 to 1: divide the scores (those of STS "
-                "by 5), or set loss=cosent, which reads their order alone"
+                f"{place}: score {pair.score:g} is not a cosine, which is from -1 to 1: divide the scores (those of "
+                "STS by 5), or set loss=cosent, which reads their order alone"
             )
         if source.view == "corrupted" and pair.positives:
             raise DataError(
@@ -302,6 +305,7 @@ class RowsWriter:
         for side in self._sides:
             side.flush()
         columns = dict(self._columns)
+        # Columns that no row has filled are not written.
         if not self._is_scored:
             del columns["scores"]
         if not self._teacher[0]:

@@ -14,7 +14,8 @@ from typing import Any
 from capt.pretrain.base.errors import DataError, shown
 from capt.pretrain.base.files import is_utf8, open_regular, read_lines
 from capt.pretrain.data.csv_rows import Row, csv_rows, tsv_rows
-from capt.pretrain.data.files import json_object, parquet_batches, why_missing
+from capt.pretrain.data.files import json_object, parquet_batches
+from capt.pretrain.data.paths import why_missing
 
 Choose = Callable[[list[str]], list[str]]
 """Picks the columns to read from those that a parquet file or a data set has."""
@@ -142,7 +143,7 @@ def _passage(place: str, column: str, value: Mapping[str, Any]) -> Any:
 
 
 def score_of(place: str, value: Any, column: str, is_label: bool) -> float:
-    """The similarity in a cell: a cosine or a judgement up to 5; a label must lie from 0 to 1."""
+    """The similarity in a cell: a cosine or a judgement up to 5; a label must be from 0 to 1."""
     if is_label and isinstance(value, str) and not is_number(value):
         raise DataError(
             f"{place}: {column!r} is the name of a class, {shown(value, 40)}, and no score; keep the rows whose texts "

@@ -28,7 +28,7 @@ from capt.pretrain.contrastive.collapse import Figures
 from capt.pretrain.contrastive.task import Assemble, ContrastState, ContrastTask, Scales
 from capt.pretrain.contrastive.views import Views
 from capt.pretrain.data.corruption import IGNORE, CorruptionVocabulary, Corruptor
-from capt.pretrain.data.sampler import MixedSampler, Sampler
+from capt.pretrain.data.sampler import BlockMixtureSampler, Sampler
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import Progress, Role, Rows, SampleOrder, StepMetrics
 from capt.pretrain.engine.verification import all_ranks
@@ -102,6 +102,7 @@ class PairTask(ContrastTask[PairBatch]):
             self._check(prepared.train, prepared.record)
             train.append(prepared.train)
         self._check_sizes(train)
+        # Held-out files are compared by the first source's prompts and lengths, whatever loss it trains with.
         if data.validation_files:
             source = next(data.each()).model_copy(update={**HELD_OUT, "loss": "auto", "view": "dropout"})
             with verifier.ranks.synchronize_errors():
@@ -205,12 +206,12 @@ class PairTask(ContrastTask[PairBatch]):
         """The contrast of queries and documents."""
         return PairTerm(self.job.contrast, self.width, self.job.batch.global_, self.job.distillation)
 
-    def _sampler(self) -> Sampler | MixedSampler:
+    def _sampler(self) -> Sampler | BlockMixtureSampler:
         if len(self.sources) == 1:
             return Sampler(self.samples, self.job.run.seed)
         weights = tuple(rows.source.weight for rows in self.sources)
         sizes, mixed = tuple(map(len, self.sources)), self.job.data.batches == "mixed"
-        return MixedSampler(sizes, weights, self.job.batch.global_, self.job.run.seed, mixed)
+        return BlockMixtureSampler(sizes, weights, self.job.batch.global_, self.job.run.seed, mixed)
 
     def step_assembler(self, batch: int, parts: int, world: int, rank: int) -> Callable[[int, int], list[PairBatch]]:
         """What makes the ``parts`` micro-batches of ``rank`` of the step that begins at a sample."""
@@ -236,7 +237,7 @@ class PairTask(ContrastTask[PairBatch]):
         raise AssertionError("pairs are assembled by the step")
 
     def sample_order(self) -> SampleOrder:
-        """The order of `Sampler`, or of `MixedSampler` where there are several sources."""
+        """The order of `Sampler`, or of `BlockMixtureSampler` where there are several sources."""
         order = super().sample_order()
         sampler = self._sampler()
         if isinstance(sampler, Sampler):
@@ -292,6 +293,7 @@ class PairTask(ContrastTask[PairBatch]):
         def there(values: Tensor) -> Tensor:
             return values.to(device, non_blocking=True)
 
+        # One temperature, or with several sources in a batch the one of the source of each row.
         temperatures = None
         if len(used) > 1 and self._several:
             assert not isinstance(output.temperature, Tensor), "the job refuses a learned one beside those of sources"

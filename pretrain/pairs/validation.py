@@ -163,7 +163,7 @@ def rank_correlation(a: Float[np.ndarray, " n"], b: Float[np.ndarray, " n"]) -> 
 def retrieval(queries: Float[Tensor, "n d"], keys: Float[Tensor, "n d"], *ids: Int64[Tensor, " n"]) -> dict[str, float]:
     """Recall@1 and the mean reciprocal rank of row ``i`` of ``keys`` for row ``i`` of ``queries``, by cosine.
 
-    Rows that share an id with row ``i`` are no candidates for it. Among ``k`` equal cosines the right one counts as
+    Rows that share an id with row ``i`` are not candidates for it. Among ``k`` equal cosines the right one counts as
     found in ``1 / k`` of all orders, and its rank is the middle one, so that the order of the rows does not matter.
     """
     hits = reciprocal = 0.0

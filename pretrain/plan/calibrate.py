@@ -43,8 +43,8 @@ def measured(folder: Path) -> Measured:
     """The job of a run, its devices, and the median time of a step.
 
     Raises:
-        ConfigError: ``folder`` is no run folder.
-        DataError: the run has logged no ``seconds_per_step`` after its first row and behind ``batch.ramp``, or has no
+        ConfigError: ``folder`` is not a run folder.
+        DataError: the run has logged no ``seconds_per_step`` after its first row and after ``batch.ramp``, or has no
             checkpoint, which names the devices.
     """
     require_run(folder)
@@ -52,7 +52,7 @@ def measured(folder: Path) -> Measured:
     seconds = run.of_whole_steps("seconds_per_step")
     if not seconds:
         raise DataError(
-            f"{folder / METRICS}: no row with seconds_per_step after the first one and behind batch.ramp, which a "
+            f"{folder / METRICS}: no row with seconds_per_step after the first one and after batch.ramp, which a "
             "calibration needs: lower run.log_every, or train for more steps"
         )
     if run.checkpoint is None:

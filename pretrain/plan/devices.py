@@ -50,7 +50,7 @@ class Device:
 
     @property
     def is_gpu(self) -> bool:
-        """Whether it is no processor of a host."""
+        """Whether it is not a processor of a host."""
         return self.name != "cpu"
 
     def peak(self, precision: str) -> float:

@@ -195,9 +195,9 @@ def _steps(job: Any) -> int | None:
 
 def _whole_steps(job: Any) -> float | None:
     steps = _steps(job)
-    if steps is None or job.run.branch_from is not None:  # a branch begins behind the ramp
+    if steps is None or job.run.branch_from is not None:  # a branch begins after the ramp
         return None if steps is None else float(steps)
-    return float(job.batches.samples_before(steps) / job.batch.global_)
+    return float(job.batch_sizes.samples_before(steps) / job.batch.global_)
 
 
 def _kept(job: Job, cluster: Cluster, step: RankStep) -> tuple[int, Memory]:
@@ -213,7 +213,7 @@ def _kept(job: Job, cluster: Cluster, step: RankStep) -> tuple[int, Memory]:
         keep = 1 + max(0, int(spare // max(1, step.graph)))
     kept = min(int(keep), step.parts)
     # Either the backward pass of the first graph is the peak, which the step without kept ones has as well, or the
-    # contrast, while all of them lie there.
+    # contrast, while all of them are there.
     peak = max(step.peak + max(0, kept - 1) * step.graph, step.contrast_peak + kept * step.graph)
     return kept, replace(memory, activations=memory.activations + peak - step.peak)
 
@@ -245,7 +245,7 @@ def _memory(job: Job, cluster: Cluster, step: RankStep) -> Memory:
         weights = min(weights, size * BUCKET)
     buckets = 0 if plain else 2 * 4 * min(BUCKET, trained) if stage in (1, 2) else 4 * trained * (world > 1)
     kept = weights + gradients + step.queue
-    # In the simulation whole weights lie there from the beginning, and whole gradients before the last backward pass
+    # In the simulation whole weights are there from the beginning, and whole gradients before the last backward pass
     # ends; where the engine keeps parts of them, the rest is not there.
     during = step.peak - (whole - weights) - (size * trained - gradients if stage >= 2 else 0)
     activations = max(during - kept, 0)

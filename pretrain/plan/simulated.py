@@ -145,7 +145,7 @@ def _unseen(collective: Callable[..., Any]) -> Callable[..., Any]:
     """Count nothing of what a backend does in a collective: gloo has no reduce-scatter, and makes a copy."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        with mock.patch.object(Ledger, "paused", True):
+        with mock.patch.object(OpTracer, "paused", True):
             return collective(*args, **kwargs)
 
     return call
@@ -231,13 +231,13 @@ def _flash_of_runs(qkv: Tensor, _: Tensor, longest: int, window: int | None) -> 
 
 
 def _count_attention(q: Tensor, k: Tensor, seen: int, *, forward: bool) -> None:
-    ledger = Ledger.current
-    if ledger is not None:
+    tracer = OpTracer.current
+    if tracer is not None:
         heads, rows, e = math.prod(q.shape[:-2]), *q.shape[-2:]
-        ledger.operators += 1 if forward else 2
-        ledger.count_products(q.dtype, (rows, e, seen), heads * (2 if forward else 5))
+        tracer.operators += 1 if forward else 2
+        tracer.count_products(q.dtype, (rows, e, seen), heads * (2 if forward else 5))
         operands = (2 * q.nbytes + 2 * k.nbytes) if forward else (4 * q.nbytes + 4 * k.nbytes)
-        ledger.product_bytes += operands
+        tracer.product_bytes += operands
 
 
 class _Lstm(torch.autograd.Function):
@@ -270,16 +270,16 @@ def _lstm(x: Tensor, state: tuple[Tensor, Tensor], weights: list[Tensor], *_: An
 
 
 def _count_lstm(x: Tensor, h: Tensor, times: int) -> None:
-    ledger = Ledger.current
-    if ledger is not None:
+    tracer = OpTracer.current
+    if tracer is not None:
         length, n, k = *x.shape[:2], h.shape[-1]
-        ledger.operators += times * length
-        ledger.count_products(x.dtype, (length * n, x.shape[-1], 4 * k), times)
-        ledger.count_products(x.dtype, (n, k, 4 * k), times * length)
-        ledger.moved += times * length * n * 6 * k * x.element_size()
+        tracer.operators += times * length
+        tracer.count_products(x.dtype, (length * n, x.shape[-1], 4 * k), times)
+        tracer.count_products(x.dtype, (n, k, 4 * k), times * length)
+        tracer.moved += times * length * n * 6 * k * x.element_size()
 
 
-class Ledger(TorchDispatchMode):
+class OpTracer(TorchDispatchMode):
     """Follows every storage that operators of its scope make, from its birth to its death.
 
     Attributes:
@@ -295,7 +295,7 @@ class Ledger(TorchDispatchMode):
     """
 
     paused = False
-    current: Ledger | None = None
+    current: OpTracer | None = None
     """The innermost one that is in force; what is no operator of torch counts itself there."""
 
     def __init__(self) -> None:
@@ -304,14 +304,14 @@ class Ledger(TorchDispatchMode):
         self.products: Counter[tuple[int, int, int]] = Counter()
         self.flops_of: Counter[str] = Counter()
         self._known: dict[int, weakref.ref[Any]] = {}
-        self._outer: Ledger | None = None
+        self._outer: OpTracer | None = None
 
-    def __enter__(self) -> Ledger:
-        self._outer, Ledger.current = Ledger.current, self
+    def __enter__(self) -> OpTracer:
+        self._outer, OpTracer.current = OpTracer.current, self
         return super().__enter__()  # type: ignore[no-any-return]
 
     def __exit__(self, *exception: Any) -> None:
-        Ledger.current = self._outer
+        OpTracer.current = self._outer
         super().__exit__(*exception)
 
     def reset(self) -> None:

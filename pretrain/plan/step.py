@@ -25,7 +25,7 @@ from capt.pretrain.engine.optim.build import freeze
 from capt.pretrain.engine.optim.muon import muon_groups, orthogonalize_flops
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
 from capt.pretrain.engine.task import Progress
-from capt.pretrain.plan.simulated import Ledger, Sent, Wire, rank_of
+from capt.pretrain.plan.simulated import OpTracer, Sent, Wire, rank_of
 from capt.pretrain.registry import task_module
 
 TEMPERATURE = 0.05
@@ -81,11 +81,11 @@ class Simulated:
     first: Simulated | None = None
 
     @classmethod
-    def of(cls, wire: Wire, ledger: Ledger, before: int, queue: int) -> Simulated:
-        """What ``ledger`` and ``wire`` have counted since the last reset."""
+    def of(cls, wire: Wire, tracer: OpTracer, before: int, queue: int) -> Simulated:
+        """What ``tracer`` and ``wire`` have counted since the last reset."""
         return cls(
-            tuple(wire.sent), before, ledger.peak, queue, ledger.flops, ledger.moved, ledger.operators,
-            dict(ledger.flops_of), ledger.product_bytes,
+            tuple(wire.sent), before, tracer.peak, queue, tracer.flops, tracer.moved, tracer.operators,
+            dict(tracer.flops_of), tracer.product_bytes,
         )  # fmt: skip
 
     @property
@@ -247,6 +247,7 @@ def _rank_step(job: Any, world: int, *, gpu: bool) -> RankStep:
     parts = job.accumulation(world)
     section = contrast_of(job)
     cached = section is not None and section.is_cached(parts)
+    # Two micro-batches show what every further one adds; the figures of the others are multiples of it.
     shown = min(parts, 2)
     if not cached or parts == shown:
         step, alone, rehearsal, marks = _with_contrast(job, world, shown, gpu=gpu)
@@ -255,6 +256,7 @@ def _rank_step(job: Any, world: int, *, gpu: bool) -> RankStep:
         sent, peak, queue = step.sent * round(factor), step.peak, step.queue
         during = marks.get("peak of the contrast", 0)
     else:
+        # A cached contrast sees all micro-batches, so it is simulated whole and apart from the encoder.
         small = _without_queue(job)
         step, alone, rehearsal, marks = _with_contrast(small, world, shown, gpu=gpu)
         whole = simulate_contrast(job, rehearsal.task.width, world, gpu=gpu, task=rehearse(job, world).task)
@@ -316,7 +318,7 @@ def simulate_step(
     rehearsal = rehearse(job, world)
     task: Any = rehearsal.task
     batch = [rehearsal.batch] * parts
-    with rank_of(world, rank, gpu=gpu), Ledger() as ledger:
+    with rank_of(world, rank, gpu=gpu), OpTracer() as tracer:
         with _weights_of_16_bits() if job.engine.casts_weights else nullcontext(), _unmoved():
             modules = task.build_modules()
         weights = sum(p.numel() for module in modules.values() for p in module.parameters())
@@ -324,18 +326,18 @@ def simulate_step(
         term = getattr(task, "contrast", None)
         queued = task if term is None else term
         stored = fill_queue(queued, task.width) if getattr(queued, "queue", None) is not None else 0
-        before, marks = ledger.live, {"weights": 4 * weights, "queue": stored, **updated}
-        ledger.reset()
-        with Wire() as wire, _marked(term, ledger, marks), _passes(task, ledger, marks) as passes:
+        before, marks = tracer.live, {"weights": 4 * weights, "queue": stored, **updated}
+        tracer.reset()
+        with Wire() as wire, _marked(term, tracer, marks), _passes(task, tracer, marks) as passes:
             engines: dict[str, Any] = {
                 name: _Gradients(name, module, job, parts)  # type: ignore[abstract]  # nothing else is asked for
                 for name, module in modules.items()
             }
             task.step(engines, batch, Progress())
-        peak = max(ledger.peak, *(marks.get(name, 0) for name in ("peak of the contrast", "peak before the contrast")))
+        peak = max(tracer.peak, *(marks.get(name, 0) for name in ("peak of the contrast", "peak before the contrast")))
         marks["peak of the step"] = peak
         first = passes[0] if passes else None
-        return replace(Simulated.of(wire, ledger, before, stored), peak=peak, first=first), marks, rehearsal
+        return replace(Simulated.of(wire, tracer, before, stored), peak=peak, first=first), marks, rehearsal
 
 
 def _updated(
@@ -372,17 +374,17 @@ def contrast_step(job: Any, width: int, parts: int | None = None, *, task: Any =
     accumulation = job.accumulation(world) if parts is None else parts
     n = job.micro_batch(world)
     sizes = [n * accumulation] if section.is_cached(accumulation) else [n] * accumulation
-    with Ledger() as ledger:
+    with OpTracer() as tracer:
         term = ContrastTerm(section, width, job.batch.global_) if task is None else task.build_term()
         fill_queue(term, width)
-        stored = ledger.live
+        stored = tracer.live
         views = [getattr(task, "contrasted_views", plain_views)(k, width) for k in sizes]
-        ledger.reset()
-        before = ledger.live
+        tracer.reset()
+        before = tracer.live
         with Wire() as wire:
             for each in views:
                 term.loss(each, step=section.queue_start).backward()
-        return Simulated.of(wire, ledger, before, stored)
+        return Simulated.of(wire, tracer, before, stored)
 
 
 def _with_contrast(
@@ -438,7 +440,7 @@ def leaf_rows(count: int, width: int) -> Tensor:
 
 
 @contextmanager
-def _marked(term: ContrastTerm | None, ledger: Ledger, marks: dict[str, int]) -> Iterator[None]:
+def _marked(term: ContrastTerm | None, tracer: OpTracer, marks: dict[str, int]) -> Iterator[None]:
     """Write down what lives before the contrast of the step, at most, and what at most while it is computed."""
     if term is None:
         yield
@@ -446,11 +448,11 @@ def _marked(term: ContrastTerm | None, ledger: Ledger, marks: dict[str, int]) ->
     plain: Callable[..., Tensor] = term.loss
 
     def loss(*args: Any, **kwargs: Any) -> Tensor:
-        marks.setdefault("peak before the contrast", ledger.peak)
-        marks["when the contrast begins"] = ledger.live
-        ledger.peak = ledger.live
+        marks.setdefault("peak before the contrast", tracer.peak)
+        marks["when the contrast begins"] = tracer.live
+        tracer.peak = tracer.live
         value = plain(*args, **kwargs)
-        marks["peak of the contrast"] = max(ledger.peak, marks.get("peak of the contrast", 0))
+        marks["peak of the contrast"] = max(tracer.peak, marks.get("peak of the contrast", 0))
         return value
 
     with mock.patch.object(term, "loss", loss):
@@ -474,7 +476,7 @@ def _unmoved() -> Any:
 
 
 @contextmanager
-def _passes(task: Any, ledger: Ledger, marks: dict[str, int]) -> Iterator[list[Simulated]]:
+def _passes(task: Any, tracer: OpTracer, marks: dict[str, int]) -> Iterator[list[Simulated]]:
     """Write down the bytes of a micro-batch's graph, and give what each pass without a graph does."""
     found: list[Simulated] = []
     if not isinstance(task, ContrastTask):
@@ -483,18 +485,18 @@ def _passes(task: Any, ledger: Ledger, marks: dict[str, int]) -> Iterator[list[S
     represent, losses = task.represent, task.losses
 
     def measured_pass(*args: Any) -> Any:
-        before, flops = Simulated.of(Wire(), ledger, 0, 0), Counter(ledger.flops_of)
+        before, flops = Simulated.of(Wire(), tracer, 0, 0), Counter(tracer.flops_of)
         views = represent(*args)
         found.append(replace(
-            before, flops_of=ledger.flops_of - flops, moved=ledger.moved - before.moved,
-            operators=ledger.operators - before.operators,
+            before, flops_of=tracer.flops_of - flops, moved=tracer.moved - before.moved,
+            operators=tracer.operators - before.operators,
         ))  # fmt: skip
         return views
 
     def measured_losses(*args: Any) -> Any:
-        before = ledger.live
+        before = tracer.live
         values = losses(*args)
-        marks.setdefault("graph", ledger.live - before)
+        marks.setdefault("graph", tracer.live - before)
         return values
 
     with mock.patch.multiple(task, represent=measured_pass, losses=measured_losses):

@@ -47,7 +47,7 @@ _MOST_BLANK = 100_000
 """Blank lines of a file: a packed megabyte can hold a thousand million of them."""
 _COLOUR_NAMES = {"#000000": "black", "#0099ff": "blue", "#ffff00": "yellow"}
 _TOUCHING = 0.5
-"""Pixels from an edge at most. In the data an object lies at an edge or anywhere, most of them at one."""
+"""Pixels from an edge at most. In the data an object is at an edge or anywhere, most of them at one."""
 
 
 class SceneObject(Record):
@@ -131,7 +131,7 @@ def _picture(line: str, where: str) -> Picture:
     edges = np.concatenate([places[:, :2], places[:, :2] + places[:, 2:]], axis=1)
     visible = edges.clip(0, SIDE)  # an object that leaves its box is drawn as far as the box goes
     if (visible[:, 2:] <= visible[:, :2]).any():
-        raise DataError(f"{where}: an object lies outside of its box of {SIDE} x {SIDE} pixels")
+        raise DataError(f"{where}: an object is outside of its box of {SIDE} x {SIDE} pixels")
     return Picture(
         scene_name(row),
         WIDTH,

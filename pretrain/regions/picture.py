@@ -99,7 +99,7 @@ def _differences(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str) -> Ite
 
 
 TOLERANCE = 1e-5
-"""By how much an edge, as a part of the width or height, may lie outside of its picture."""
+"""By how much an edge, as a part of the width or height, may be outside of its picture."""
 _WIDEST = 1 << 24
 _MOST_CLASSES = 1 << 20
 _TYPES = {"fp16": np.float16, "fp32": np.float32}
@@ -135,7 +135,7 @@ def checked(picture: Picture, dtype: FeatureType) -> Picture:
 def check_name(name: str) -> None:
     """Refuse what is no name for a picture."""
     if not name or not name.isprintable() or len(name.encode(errors="replace")) > LONGEST_NAME:
-        raise DataError(f"{shown(name)} is no name for a picture: 1 to {LONGEST_NAME} bytes of printable text are")
+        raise DataError(f"{shown(name)} is not a name for a picture: 1 to {LONGEST_NAME} bytes of printable text are")
 
 
 def _checked_features(
@@ -161,7 +161,7 @@ def _checked_boxes(picture: Picture, name: str) -> Float[np.ndarray, "regions 4"
         first = int(np.argmin(good))
         box = " ".join(f"{edge:g}" for edge in boxes[first])
         raise DataError(
-            f"picture {name}: box {first + 1} (left top right bottom = {box}) does not lie in the picture of "
+            f"picture {name}: box {first + 1} (left top right bottom = {box}) is not in the picture of "
             f"{picture.width} x {picture.height} pixels"
         )
     return boxes

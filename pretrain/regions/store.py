@@ -145,7 +145,7 @@ class RegionStore:
         most = int(counts.max(initial=1)) if most is None else most
 
         def filled(values: np.ndarray, dtype: Any = None) -> Any:
-            # a picture's regions lie together: copying them whole is several times faster than indexing rows
+            # a picture's regions are together: copying them whole is several times faster than indexing rows
             out = np.zeros((len(rows), most, *values.shape[1:]), dtype=dtype or values.dtype)
             for to, start, count in zip(out, starts.tolist(), counts.tolist(), strict=True):
                 to[:count] = values[start : start + count]

@@ -107,7 +107,7 @@ class Row(NamedTuple):
 
 
 def split_row(line: bytes) -> list[bytes]:
-    """The fields of a line. What Python 3 writes around bytes, ``b'...'``, is no part of a field."""
+    """The fields of a line. What Python 3 writes around bytes, ``b'...'``, is not part of a field."""
     return [
         field[2:-1].replace(b"\\n", b"") if is_python_bytes(field) else field
         for field in line.rstrip(b"\r\n").split(b"\t")
@@ -139,6 +139,7 @@ def parse_row(line: bytes, layout: Layout = LXMERT) -> Row:
         raise DataError("img_id is not UTF-8 text") from None
     height, width, regions = (_number(texts[field], field) for field in ("img_h", "img_w", "num_boxes"))
     texts = {field: texts[field] for field in (*LABELS, "boxes", "features")}
+    # Lengths are compared before anything is decoded: a damaged row costs no memory.
     lengths = {field: decoded_length(text, field) for field, text in texts.items()}
     expected = {"boxes": layout.columns * layout.item_bytes("boxes") * regions}
     for labels in ("objects", "attrs"):
@@ -232,7 +233,7 @@ def _number(text: bytes, field: str) -> int:
 def decoded_length(text: bytes, field: str) -> int:
     """How many bytes a base64 text represents. Raises ``DataError`` where it is cut."""
     if len(text) % 4:
-        raise DataError(f"{field} is no whole base64 text ({len(text):,} characters): the row is truncated")
+        raise DataError(f"{field} is not a whole base64 text ({len(text):,} characters): the row is truncated")
     return len(text) // 4 * 3 - text[-2:].count(b"=")
 
 

@@ -27,7 +27,7 @@ _ROWS_TOGETHER = 1024
 
 
 class IndexRecord(Record):
-    """What an index says about its file; the arrays lie beside it.
+    """What an index says about its file; the arrays are beside it.
 
     Attributes:
         path: of the file.

@@ -37,7 +37,7 @@ def checksums(tensors: Sequence[Tensor]) -> list[int]:
     checksum; that two words change places does too, unless the product of their distance and of their difference is a
     multiple of $2^{63}$.
 
-    The host waits for the device once. All tensors lie on one device.
+    The host waits for the device once. All tensors are on one device.
     """
     if not tensors:
         return []

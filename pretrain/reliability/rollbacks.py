@@ -1,6 +1,6 @@
 """``RUN/rollbacks.json``: which samples a run leaves out, because its loss had a spike there. Imports no torch.
 
-A run that goes back from a spike at step s to a checkpoint takes the samples behind those of step s next. The spike is
+A run that goes back from a spike at step s to a checkpoint takes the samples after those of step s next. The spike is
 noted before the job ends, without the place to which it goes back; that is filled in by the first resume. Every later
 resume from the same place leaves the same samples out; one from another place does not.
 """
@@ -29,7 +29,7 @@ class Rollback(Record):
     @model_validator(mode="after")
     def _goes_on(self) -> Rollback:
         if self.start is not None and self.start > self.end:
-            raise ValueError(f"start {self.start} lies behind end {self.end}")
+            raise ValueError(f"start {self.start} is after end {self.end}")
         return self
 
 
@@ -51,7 +51,7 @@ def note_rollback(run: Path, rollback: Rollback) -> None:
     _write(run, [*read_rollbacks(run), rollback])
 
 
-def resume_behind(run: Path, samples: int, *, newest: bool) -> int:
+def resume_after(run: Path, samples: int, *, newest: bool) -> int:
     """How many samples a run that continues from ``samples`` leaves out.
 
     A rollback that is due is done now, if the run continues from its newest checkpoint (``newest``), and not from

@@ -39,6 +39,7 @@ class SampleLedger(Callback):
         if not run.job.run.ledger or not isinstance(task, RecordedTask) or isinstance(task, ChunkedTask):
             return
         self._task = task
+        # Rank 0 numbers the launch, and every rank writes a file of its own in its folder.
         number = 0
         with distributed.synchronize_errors():
             if distributed.rank() == 0:
@@ -50,7 +51,7 @@ class SampleLedger(Callback):
             step=run.progress.step,
             samples=run.progress.samples,
             batch=run.job.batch.global_,
-            ramp=run.job.batches.as_steps if run.job.batch.ramp else (),
+            ramp=run.job.batch_sizes.as_steps if run.job.batch.ramp else (),
             left_out=run.left_out,
             order=Order(**asdict(task.sample_order())),
             checkpoint=None if run.resumed_from is None else str(run.resumed_from),

@@ -18,9 +18,9 @@ from capt.pretrain.engine.checkpoint.layout import SPIKE_FIGURES, SpikeFigure, S
 from capt.pretrain.engine.loop import NEVER, Callback, Run
 from capt.pretrain.engine.task import ChangingLoss, ChunkedTask, RecordedTask
 from capt.pretrain.reliability.ledger.files import Order
-from capt.pretrain.reliability.rollbacks import FILE, Rollback, note_rollback, read_rollbacks, resume_behind
+from capt.pretrain.reliability.rollbacks import FILE, Rollback, note_rollback, read_rollbacks, resume_after
 
-# Whether a value lies far above the run's recent past.
+# Whether a value is far above the run's recent past.
 #
 # Of the values :math:`x_1, \dots, x_n` of the last steps (at most 128) let :math:`m` be the median, :math:`q` the 95%
 # quantile, and :math:`r` the median of the newest eight. A new value is a *spike* above
@@ -106,7 +106,7 @@ class SpikeWatch:
 
 
 def limit(past: Sequence[float], threshold: float, floor: float, *, relative: bool) -> tuple[float, float]:
-    """The median of ``past`` and the largest value that is no spike (see the module), with ``floor`` or so of it."""
+    """The median of ``past`` and the largest value that is not a spike (see the module), with ``floor`` or so of it."""
     ordered = sorted(past)
     middle = _median(ordered)
     spread = 1.4826 * _median(sorted(abs(value - middle) for value in ordered))
@@ -149,7 +149,7 @@ class Spikes(Callback):
     def on_resume(self, run: Run, *, newest: bool) -> None:
         with distributed.synchronize_errors():
             if distributed.rank() == 0:
-                run.left_out = resume_behind(run.dir, run.progress.samples, newest=newest)
+                run.left_out = resume_after(run.dir, run.progress.samples, newest=newest)
         run.left_out = distributed.broadcast_object(run.left_out)
         if run.left_out:
             begin, end = run.progress.samples, run.progress.samples + run.left_out
@@ -162,7 +162,7 @@ class Spikes(Callback):
         """Say which sources of a mixture are read past their epochs, because samples are left out."""
         if not isinstance(run.task, RecordedTask) or distributed.rank() != 0:
             return
-        before = run.job.batches.samples_before
+        before = run.job.batch_sizes.samples_before
         samples = run.progress.samples + before(run.job.schedule.max_steps) - before(run.progress.step)
         if past := Order(**asdict(run.task.sample_order())).past_epochs(samples):
             logger.warning(
@@ -264,7 +264,7 @@ class Spikes(Callback):
             logger.warning("%s; %s", spike, remedy)
 
     def _roll_back(self, run: Run, spike: Spike) -> None:
-        before_step = run.job.batches.samples_before
+        before_step = run.job.batch_sizes.samples_before
         late = before_step(run.progress.step) - before_step(spike.step)
         before, limit = 0, run.job.guard.spikes
         with distributed.synchronize_errors():

@@ -226,10 +226,10 @@ def _download(url: str, run_dir: Path, steps: set[int], there: dict[int, dict[st
     names = {file.url.removeprefix(f"{url}/"): file for file in tree(url)}
     records = {name: file for name, file in names.items() if not name.startswith(("checkpoints/", f"{AVERAGE}/"))}
     if CONFIG not in records:
-        raise DataError(f"{without_secrets(url)}: there is no {CONFIG} beside the checkpoints; it is no run's folder")
+        raise DataError(f"{without_secrets(url)}: there is no {CONFIG} beside the checkpoints; not a run's folder")
     for name in sorted(records, key=lambda name: name == CONFIG):
         if any(part in ("", ".", "..") for part in name.split("/")) or is_url(name):
-            raise DataError(f"{without_secrets(url)}: {name!r} is no name of a file of a run")
+            raise DataError(f"{without_secrets(url)}: {name!r} is not a name of a file of a run")
         if name == CONFIG:
             for step in steps & there.keys():
                 _fetch_checkpoint(run_dir, step, there[step])
@@ -247,7 +247,7 @@ def _fetch_checkpoint(run_dir: Path, step: int, files: dict[str, StoreFile]) -> 
         shutil.rmtree(partial, ignore_errors=True)
         for name, file in files.items():
             if any(part in ("", ".", "..") for part in name.split("/")):
-                raise DataError(f"{file} is no file of a checkpoint")
+                raise DataError(f"{file} is not a file of a checkpoint")
             _fetch(file, partial / name)
         put_in_place(partial, target)
     return target

@@ -16,7 +16,7 @@ from capt.pretrain.report.runs import RunRecord
 #
 # One rule for reports, for checkpoints that are kept, and for submissions. A setting is judged by the median over its
 # seeds, as in RoBERTa (Liu et al. 2019, 5.1): a single lucky seed must not choose it. A setting that lacks seeds comes
-# after every one that has more, for a median over survivors is no median. The trial that represents a setting is the
+# after every one that has more, for a median over survivors is not a median. The trial that represents a setting is the
 # one whose score is its median.
 
 

@@ -131,7 +131,7 @@ def draw(
     Args:
         name: the name of the figure.
         panels: what each panel shows.
-        legend: makes the lines of the legend, which lies above the panels.
+        legend: makes the lines of the legend, which is above the panels.
         paint: draws one panel into its axis.
         extra_lines: by how many lines of the legend the figure is higher.
     """

@@ -125,7 +125,7 @@ class RunRecord:
         """
         ramp = 0
         if self.config.get("batch.ramp"):
-            ramp = load_job(str(self.folder / "config.yaml"), resolved=True).batches.stages[-1].step
+            ramp = load_job(str(self.folder / "config.yaml"), resolved=True).batch_sizes.stages[-1].step
         steps, values = self.series(key, validation=False)
         return [value for before, value in zip(steps, values[1:], strict=False) if before >= ramp]
 

@@ -13,7 +13,7 @@ from capt.pretrain.report.sweeps import Configuration, Study, SweepRecord, Trial
 
 _BEST_RULE = (
     "The best configuration is the one with the best median over its seeds; ± is the sample standard deviation. "
-    "† marks a seed that is no result: the trial predicted a constant, or was no better than one that does."
+    "† marks a seed that is not a result: the trial predicted a constant, or was no better than one that does."
 )
 _CURVES_REMARK = (
     "Curves of several sweeps are of the configuration with the best sum of medians, the same in all where they share "

@@ -140,7 +140,7 @@ class Trial(TrialRecord):
 
     @property
     def flag(self) -> str | None:
-        """Why the score is no result: the trial failed, predicted a constant, or is no better than one that does."""
+        """Why the score is not a result: the trial failed, predicted a constant, or is no better than one that does."""
         if not self.done:
             return self.state
         if self.metrics.get("degenerate"):
@@ -293,7 +293,7 @@ def read_sweep(folder: Path) -> SweepRecord:
 
     Raises:
         NothingLoggedError: trials.jsonl is missing or holds no trial.
-        DataError: it is no regular file.
+        DataError: it is not a regular file.
     """
     path = folder / TRIALS
     if not path.exists():

@@ -64,7 +64,7 @@ def read_collections(path: Path, split: str | None = None) -> list[Collection]:
     if _is_beir(path):
         return [_beir(path, split)]
     if split is not None and path.exists():
-        raise ConfigError(f"--split {split}: {path} is no BEIR folder, and has no splits")
+        raise ConfigError(f"--split {split}: {path} is not a BEIR folder, and has no splits")
     if (path / "corpus").is_dir():
         return _nano_beir(path)
     if path.is_file():
@@ -178,7 +178,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The place and the object of each line of a JSON lines file, packed with gzip or not; blank lines are left out.
 
     Raises:
-        DataError: a line is no JSON object.
+        DataError: a line is not a JSON object.
     """
     for number, line in enumerate(read_lines([path]), start=1):
         if line.strip():
@@ -310,7 +310,7 @@ def _require_json(where: str, row: dict[str, Any]) -> None:
     except (TypeError, ValueError) as problem:  # bytes or a date of a parquet file
         raise DataError(f"{where}: {printable(str(problem))}; leave the column out") from None
     if not is_text:
-        raise DataError(f"{where}: half a character (a lone surrogate), which is no text")
+        raise DataError(f"{where}: half a character (a lone surrogate), which is not text")
 
 
 def _of_pairs(path: Path) -> Collection:

@@ -1,4 +1,4 @@
-"""Retrieval evaluation of an encoder on data that lies on disk: exact search, figures of trec_eval, BM25 beside it."""
+"""Retrieval evaluation of an encoder on data that is on disk: exact search, figures of trec_eval, BM25 beside it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.config.retrieval import METRICS
 from capt.pretrain.convert.card import with_earlier
 from capt.pretrain.engine.checkpoint import find_best
-from capt.pretrain.engine.provenance import provenance
+from capt.pretrain.engine.provenance import provenance, used_versions
 from capt.pretrain.engine.run_folder import (
     EVALUATION,
     Figures,
@@ -137,6 +137,7 @@ def _evaluate_set(
         encoder, (text for _, text in collection.documents()), "document", options, progress, total=len(corpus.names)
     )
     rows = rows_of(queries, (text for _, text in collection.queries))
+    # One ranking for each system: the whole vectors, each cut dimension, and BM25.
     systems = {
         FULL if dim == encoder.dimension else str(dim): _rank(encoder, collection, rows, documents, corpus, dim)
         for dim in (encoder.dimension, *settings.dims)
@@ -151,6 +152,7 @@ def _evaluate_set(
             query_metrics(ranking, collection.judged[name])
             for (name, _), ranking in zip(collection.queries, rankings, strict=True)
         ]
+        # The mean is over queries that have a relevant document, as in trec_eval.
         answerable = [
             each
             for (name, _), each in zip(collection.queries, figures, strict=True)
@@ -341,8 +343,7 @@ def _protocol(encoder: TextEncoder, collection: Collection, corpus: Corpus, syst
         from importlib.metadata import version
 
         parts.append(f"bm25 = bm25s {version('bm25s')}, lucene, k1 1.5, b 0.75, no stop words, no stemming")
-    versions = provenance()
-    parts.append(", ".join(f"{name} {versions[name]}" for name in ("capt-pretraining", "torch", "transformers")))
+    parts.append(used_versions())
     return "; ".join(parts)
 
 

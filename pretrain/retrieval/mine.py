@@ -108,8 +108,8 @@ def mine(
 ) -> dict[str, Any]:
     """Write the folder ``out`` with the pairs and their negatives, and the audit of them. Collective over all ranks.
 
-    A negative is a document near to the query that is no positive of a row with the same query, no copy of one or of
-    the query (see `same_text`; neither behind a title), and passes `Rules`. With a cross-encoder, its scores take the
+    A negative is a document near to the query that is not a positive of a row with the same query, no copy of one or of
+    the query (see `same_text`; neither after a title), and passes `Rules`. With a cross-encoder, its scores take the
     place of the encoder's in `Rules`, and are written as ``pos_scores`` and ``neg_scores``.
 
     Args:
@@ -189,6 +189,7 @@ def _search(
     progress: ProgressCallback | None,
 ) -> list[_Found]:
     queries = list(dict.fromkeys(row.query for row in rows))
+    # A query of several rows has the positives of all of them; texts that differ in case and spaces are one.
     positives: dict[str, dict[str, str]] = {same_text(query): {} for query in queries}
     for row in rows:
         positives[same_text(row.query)].update({same_text(text): text for text in row.positives})
@@ -205,6 +206,7 @@ def _search(
     vectors = rows_of(of_queries, queries)
     names = [same_text(text) for text in documents]
     alone = [titled.get(name, name) for name in names]
+    # How far a ranking is read: up to ``last`` documents are left after the query itself and every copy of a positive.
     copies = Counter(alone)
     excluded = 1 + max(sum(max(1, copies[name]) for name in own) for own in positives.values())
     nearest = search(
@@ -227,6 +229,7 @@ def _search(
             np.arange(len(own)),
         )
         ranked = [i for i in nearest.numbers[number].tolist() if i >= 0 and names[i] != same_text(query)]
+        # The positives and the query itself leave the ranking; what is nearer than the best positive is ahead of it.
         place = {i: nearest.scores[number, column] for column, i in enumerate(nearest.numbers[number].tolist())}
         kept = [i for i in ranked if names[i] not in its_own and alone[i] not in its_own]
         best = float(scores.max())
@@ -306,6 +309,7 @@ def _choose(
         if not each.consistent:
             removed["row: its positive is not near"] += 1
             continue
+        # What the rules leave of the ranking, with the reason for each document that they refuse.
         candidates = list(range(rules.first, min(rules.last, len(each.texts))))
         looked += len(candidates)
         known = {same_text(text) for text in pair.negatives}
@@ -318,6 +322,7 @@ def _choose(
                 removed[reason] += 1
             else:
                 kept.append(i)
+        # Drawn by the text of the query, so that the order of the rows decides nothing.
         if rules.choice == "random" and len(kept) > rules.number:
             generator = np.random.default_rng(derive(rules.seed, "mine", text_hash(pair.query).hex()))
             kept = sorted(generator.choice(kept, rules.number, replace=False).tolist())
@@ -340,6 +345,7 @@ def _choose(
             examples.append(
                 {"query": pair.query, "positives": pair.positives, "score": each.positive, "negatives": shown}
             )
+    # Refuse the whole output sooner than write a bad one.
     if short and rules.short == "refuse":
         raise DataError(
             f"{len(short)} of {len(rows)} rows have fewer than {rules.number} negatives, the first is {short[0]}: "

@@ -12,7 +12,8 @@ import numpy as np
 
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.config.load import load_job
-from capt.pretrain.data.files import FileCorpus, resolve_paths
+from capt.pretrain.data.files import FileCorpus
+from capt.pretrain.data.paths import resolve_paths
 from capt.pretrain.data.prepare import tokenizer_corpus
 from capt.pretrain.language.config import LanguageJob
 from capt.pretrain.retrieval.encode import Options, embed, rows_of

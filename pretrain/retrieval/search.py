@@ -194,7 +194,7 @@ def _beside(
 # A score and a place among equal scores as one number, of which the smallest is the best: sorting it is cheap.
 
 _NONE = np.iinfo(np.int64).max
-"""The key of no document, behind all others."""
+"""The key of no document, after all others."""
 _PLACE = (1 << 32) - 1
 
 

@@ -70,7 +70,7 @@ def text_hash(text: str) -> bytes:
 
 
 def default_store() -> Path:
-    """The store of this host, which lies in the cache: `capt cache prune` removes it."""
+    """The store of this host, which is in the cache: `capt cache prune` removes it."""
     return default_cache() / "vectors"
 
 

@@ -1,6 +1,6 @@
 """Batches of pairs: the sentence, masked or exchanged, and the regions, masked; as LXMERT corrupts them.
 
-A batch is a pure function of the seed and the numbers of its samples, whoever assembles it.
+A batch is a pure function of the seed and the numbers of its samples, whichever process assembles it.
 """
 
 from __future__ import annotations
@@ -170,10 +170,12 @@ class Assembler:
         """
         epochs, numbers = self._sampler.locate(samples)
         numbers = numbers + self._first
+        # All random numbers first, each of its sample: nothing below depends on which samples share a batch.
         draws = self._draw(epochs, numbers)
         exchanged = draws.sentences != numbers
         pictures = self._pairs.pictures[numbers]
         tokens = self._tokens(draws.sentences)
+        # The corrupted view: words masked, regions set to zero or exchanged for those of other pictures.
         corrupted, chosen_words = self._mask_words(tokens, draws.words)
         regions = self._store.regions(pictures, self._most)
         zeroed, replaced, chosen_regions = self._mask_regions(regions.present, draws.regions)

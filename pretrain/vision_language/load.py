@@ -1,4 +1,4 @@
-"""Load a pretrained LXMERT from a checkpoint of ours, for fine-tuning, evaluation and conversion."""
+"""Load a pretrained LXMERT for fine-tuning, evaluation and conversion: of ours, of Hugging Face, or airsplay's."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Counts(NamedTuple):
 
     @classmethod
     def of(cls, batch: PairBatch) -> Counts:
-        """The counts of a micro-batch that lies in host memory."""
+        """The counts of a micro-batch that is in host memory."""
         real = batch.matched != IGNORE
         labelled = 0 if batch.answers is None else int((batch.answers != IGNORE).sum())
         words = int((batch.labels != IGNORE).sum())

@@ -117,7 +117,7 @@ class Split:
 
     @cached_property
     def examples(self) -> list[Example]:
-        """The examples of all sources, one behind the other."""
+        """The examples of all sources, one after another."""
         return list(chain.from_iterable(self.parts))
 
     @cached_property
@@ -166,7 +166,7 @@ class PairsRecord(Record):
 
     Attributes:
         pairs: sentences with their pictures.
-        parts: the same of each source of a mixture, one behind the other.
+        parts: the same of each source of a mixture, one after another.
         tokens: of all sentences, special tokens apart.
         answers: scored answers of all questions.
         cut: sentences that were longer than allowed.
@@ -211,7 +211,7 @@ class EncodedPairs:
 
     @property
     def parts(self) -> list[int]:
-        """How many pairs each source has; they lie one behind the other."""
+        """How many pairs each source has; they are one after another."""
         return self.record.parts or [len(self)]
 
     def __reduce__(self) -> tuple[Callable[[Path], EncodedPairs], tuple[Path]]:

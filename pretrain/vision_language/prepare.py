@@ -1,7 +1,7 @@
 """Everything that a job reads: store, tokenizer, answer table, encoded pairs; as configured, cached, or made now.
 
-What is made of sentences lies in the cache under the name of its content, is made by one process of a host, and is
-mapped by all: nine million sentences are no Python objects in any rank that trains.
+What is made of sentences is in the cache under the name of its content, is made by one process of a host, and is
+mapped by all: nine million sentences are not Python objects in any rank that trains.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from capt.pretrain.base.locks import cache_lock
 from capt.pretrain.base.overlap import Shared, report_overlap, shared
 from capt.pretrain.base.verification import ALONE, Ranks, Verifier
 from capt.pretrain.config.schema import Job
-from capt.pretrain.data.mixed import mixture_of, seen
 from capt.pretrain.data.mixture import MixtureSampler
+from capt.pretrain.data.mixture_dataset import mixture_of, seen
 from capt.pretrain.engine.run_folder import kept_in_run
 from capt.pretrain.models.hf_config import TOKENIZER_FILES, local_folder
 from capt.pretrain.models.lxmert.config import PRESETS, LxmertConfig
@@ -155,6 +155,7 @@ def prepare(job: VisionLanguageJob, ranks: Ranks = ALONE, run_dir: Path | None =
     store = RegionStore.open(files.regions, verifier, cache=job.data.cache)
     train = Split(files.train, "data.train", verifier)
     held_out = Split(files.validation, "data.validation", verifier) if any(files.validation) else None
+    # What training starts from, and whether its regions and answers are those of the store.
     with ranks.synchronize_errors():
         start = None if job.model.init is None else read_start(job.model.init)
         if start is not None:
@@ -163,6 +164,7 @@ def prepare(job: VisionLanguageJob, ranks: Ranks = ALONE, run_dir: Path | None =
                 start = start.named(named_answers(start, job.model.init_answers))
     folder = _tokenizer_folder(job, start, train, ranks, run_dir)
     answers_file = _answers_file(job, files, train, verifier, run_dir) if job.objectives.answers else None
+    # With tokenizer, answers and store known the job is complete, and the sentences are encoded for it.
     with ranks.synchronize_errors():
         tokenizer = load_tokenizer(folder)
         answers = None if answers_file is None else load_table(answers_file)
@@ -177,8 +179,8 @@ def prepare(job: VisionLanguageJob, ranks: Ranks = ALONE, run_dir: Path | None =
     order, mixture = None, job.data.mixture
     if mixture:
         steps = job.schedule.max_steps
-        order = mixture_of(mixture, splits[0].parts, job.data.temperature, job.batches, steps, job.run.seed)
-        for each in seen(order, job.batches.samples_before(steps)):
+        order = mixture_of(mixture, splits[0].parts, job.data.temperature, job.batch_sizes, steps, job.run.seed)
+        for each in seen(order, job.batch_sizes.samples_before(steps)):
             logger.info("data.mixture: %s", each)
     return Prepared(
         tokenizer=tokenizer,

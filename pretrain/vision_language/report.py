@@ -56,7 +56,7 @@ def pretraining_of(config: Mapping[str, Any]) -> str:
 def is_synthetic(config: Mapping[str, Any]) -> bool:
     """Whether data of a job (its flat keys) come from a microworld: a number from them is called synthetic.
 
-    Files of one lie beside or below its ``microworld.json``; of files that have moved nothing is known.
+    Files of one are beside or below its ``microworld.json``; of files that have moved nothing is known.
     """
     if config.get("data.source") == "microworld":
         return True

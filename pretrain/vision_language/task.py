@@ -19,8 +19,8 @@ from capt.pretrain.config.reader import as_override
 from capt.pretrain.config.schema import Job
 from capt.pretrain.contrastive.task import ContrastState, ContrastTask, HeldOut, Scales
 from capt.pretrain.contrastive.views import Views
-from capt.pretrain.data.mixed import held_out_samples
 from capt.pretrain.data.mixture import MixtureSampler
+from capt.pretrain.data.mixture_dataset import held_out_samples
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import Progress, Rows, SampleOrder, StepMetrics
 from capt.pretrain.engine.verification import all_ranks

@@ -55,6 +55,7 @@ def validate(engine: Forward, parts: Sequence[HeldOut[PairBatch]], job: VisionLa
         counts = torch.tensor(Counts.of(batch), dtype=torch.float64)
         for sums in every:
             sums.counts += counts
+        # Sentences of another picture are no pair of it; the contrast is measured without them where it trains so.
         rows = batch.matched[:valid] == 1 if not job.contrast.mismatched else torch.ones(valid, dtype=torch.bool)
         rows = rows.nonzero().flatten().to(engine.device)
         batch = batch.to(engine.device)

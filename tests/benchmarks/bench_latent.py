@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.benchmarks.paired import answer, in_turns
+from tests.benchmarks.paired import answer, begin_rank, in_turns
 
 BATCH, WORDS, VOCABULARY, THREADS, BOUND = 32, 21, 10_002, 2, 2.0
 PRESET = Path(__file__).parents[2] / "configs" / "pretrain" / "latent" / "ptb" / "clvae_plus_mi.yaml"
@@ -36,21 +36,15 @@ def sentences(turn: int) -> Tensor:
 
 def ours(pipe: Connection, threads: int, precision: str) -> None:
     """The preset's step, on engines."""
-    torch.set_num_threads(threads)
-    from capt.pretrain.base import distributed
-    from capt.pretrain.base.quiet import quiet_libraries
+    begin_rank(threads)
     from capt.pretrain.config.load import load_job
     from capt.pretrain.engine.engines.build import build_engines
-    from capt.pretrain.engine.rank import keep_freed_memory
     from capt.pretrain.latent.config import LatentJob
     from capt.pretrain.latent.data.batches import Batch
     from capt.pretrain.latent.data.sampled_batch import StepNoise, sample_batch
     from capt.pretrain.latent.models.build import build, optimizers
     from capt.pretrain.latent.training.steps import train_step
 
-    keep_freed_memory()
-    quiet_libraries(debug=False)
-    distributed.initialize(timeout_minutes=10)
     job = load_job(PRESET, ["data.path=unread", f"engine.precision={precision}"])
     assert isinstance(job, LatentJob)
     engines = build_engines(build(job, VOCABULARY), job, optimizers(job))

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.benchmarks.paired import answer, in_turns
+from tests.benchmarks.paired import answer, begin_rank, in_turns
 
 SIZE = {"layers": 7, "hidden": 256, "heads": 4, "ffn": 384}
 VOCABULARY, TOKENS, SHORTEST = 50_368, 4096, 16
@@ -48,14 +48,7 @@ def texts(turn: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def ours(pipe: Connection, threads: int, sparse: bool) -> None:
     """One step through our engine each time the parent asks; always with the logits of masked tokens alone."""
-    torch.set_num_threads(threads)
-    from capt.pretrain.base import distributed
-    from capt.pretrain.base.quiet import quiet_libraries
-    from capt.pretrain.engine.rank import keep_freed_memory
-
-    keep_freed_memory()
-    quiet_libraries(debug=False)
-    distributed.initialize(timeout_minutes=10)
+    begin_rank(threads)
     from capt.pretrain.config.schema import Job
     from capt.pretrain.engine.engines.build import build_engines
     from capt.pretrain.models.capt import CaptModel

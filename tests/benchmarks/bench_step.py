@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.benchmarks.paired import answer, in_turns, trainer_turns
+from tests.benchmarks.paired import answer, begin_rank, in_turns, trainer_turns
 
 BATCH, LENGTH, MASKED, VOCABULARY, TAU, THREADS = 16, 128, 19, 50_265, 0.05, 2
 BOUNDS = {"fp32": 2.0, "bf16": 2.5}
@@ -45,14 +45,7 @@ def sample(seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def ours(pipe: Connection, precision: str, zero_stage: int) -> None:
     """One step of CAPT-small through our engine each time the parent asks."""
-    torch.set_num_threads(THREADS)
-    from capt.pretrain.base import distributed
-    from capt.pretrain.base.quiet import quiet_libraries
-    from capt.pretrain.engine.rank import keep_freed_memory
-
-    keep_freed_memory()
-    quiet_libraries(debug=False)
-    distributed.initialize(timeout_minutes=10)
+    begin_rank(THREADS)
     from capt.pretrain.config.schema import Job
     from capt.pretrain.contrast import capt_loss
     from capt.pretrain.engine.engines.build import build_engines

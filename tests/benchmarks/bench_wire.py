@@ -39,7 +39,7 @@ def _parameters(job: LanguageJob) -> int:
 
 def _contrast(job: LanguageJob, ranks: int, hidden: int) -> int:
     """Bytes that a rank receives for the contrast in a step: anchors, their sums, and their log-sums, each micro-batch;
-    ids of the anchors, where duplicates are no negatives."""
+    ids of the anchors, where duplicates are not negatives."""
     if not job.contrast.weight:
         return 0
     anchors = 2 * job.micro_batch(RANKS)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+import torch
+
 
 @dataclass(frozen=True)
 class Timings:
@@ -27,6 +29,18 @@ class Timings:
     def ratio_of_sums(self) -> float:
         """How many times as fast ours is over all turns together, for turns whose work differs between the sides."""
         return sum(self.other) / sum(self.ours)
+
+
+def begin_rank(threads: int) -> None:
+    """Make this process a rank as `capt` starts one: its threads, the memory that it keeps, and its process group."""
+    torch.set_num_threads(threads)
+    from capt.pretrain.base import distributed
+    from capt.pretrain.base.quiet import quiet_libraries
+    from capt.pretrain.engine.rank import keep_freed_memory
+
+    keep_freed_memory()
+    quiet_libraries(debug=False)
+    distributed.initialize(timeout_minutes=10)
 
 
 def answer(pipe: Connection, turn: Callable[[int], None], clock: Callable[[], float] = time.perf_counter) -> None:

@@ -212,8 +212,8 @@ def test_what_cannot_be_built_is_one_sentence(
         ("their_callbacks:Nothing", "'their_callbacks:Nothing' of capt.callbacks cannot be imported: .*'Nothing'"),
         ("their_callbacks", "must be MODULE:CLASS"),
         ("no_such_module:Counter", "No module named 'no_such_module'"),
-        ("their_callbacks:json", "is no subclass of capt.pretrain.engine.loop.Callback"),
-        ("pathlib:Path", "is no subclass of capt.pretrain.engine.loop.Callback"),
+        ("their_callbacks:json", "is not a subclass of capt.pretrain.engine.loop.Callback"),
+        ("pathlib:Path", "is not a subclass of capt.pretrain.engine.loop.Callback"),
     ],
 )
 def test_an_entry_point_that_leads_to_no_callback_is_named(

@@ -142,7 +142,7 @@ def test_a_branch_decays_while_the_stable_run_goes_on(tmp_path: Path) -> None:
     ("source", "schedule", "message"),
     [
         ("nowhere", {}, "neither a run with a complete checkpoint nor a checkpoint"),
-        ("", {"warmup_steps": 7, "max_steps": 8}, "step 6 lies within the schedule.warmup_steps 7"),
+        ("", {"warmup_steps": 7, "max_steps": 8}, "step 6 is within the schedule.warmup_steps 7"),
         ("", {"max_steps": 6}, "step 6 is not before schedule.max_steps 6"),
     ],
 )

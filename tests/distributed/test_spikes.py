@@ -29,7 +29,7 @@ from capt.pretrain.engine.task import Progress
 from capt.pretrain.registry import TASKS, task_class
 from capt.pretrain.reliability import spikes as spikes
 from capt.pretrain.reliability.ledger.check import Report, as_json, as_text, check
-from capt.pretrain.reliability.rollbacks import read_rollbacks, resume_behind
+from capt.pretrain.reliability.rollbacks import read_rollbacks, resume_after
 from capt.pretrain.reliability.spikes import Spike, SpikeWatch
 from tests.language import language_mapping
 from tests.support import emulate_fp16, run_ranks
@@ -327,8 +327,8 @@ def test_two_rollbacks_to_one_checkpoint_and_no_third(tmp_path: Path) -> None:
 
 def test_a_checkpoint_that_is_named_gives_the_rollback_up(tmp_path: Path) -> None:
     assert "RolledBackError" in str(run_ranks(_run, 1, _mapping(tmp_path, guard={"spike": "rollback"}))[0])
-    assert resume_behind(tmp_path, 6 * BATCH, newest=False) == 0
-    assert resume_behind(tmp_path, 36 * BATCH, newest=True) == 0
+    assert resume_after(tmp_path, 6 * BATCH, newest=False) == 0
+    assert resume_after(tmp_path, 36 * BATCH, newest=True) == 0
 
 
 def test_a_resumed_run_skips_the_same_step(tmp_path: Path) -> None:

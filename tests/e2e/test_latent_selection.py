@@ -17,7 +17,7 @@ STEPS, EVERY = 120, 20
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise AssertionError(f"{constant} is no JSON")
+    raise AssertionError(f"{constant} is not JSON")
 
 
 def _json(path: Path) -> Any:

@@ -172,8 +172,8 @@ def test_other_weights_than_the_jobs_are_named(run: Path, tmp_path: Path) -> Non
     [
         ({"arch": "toi"}, "model: arch: unknown encoder 'toi'; did you mean 'toy'?"),
         ({"arch": "absent"}, "the entry point 'tests.toy_encoder.config:Nothing' of capt.encoders cannot be imported"),
-        ({"arch": "other"}, "'tests.toy_encoder.encoder:ToyEncoder' of capt.encoders is no subclass of EncoderConfig"),
-        ({"arch": 3}, "model: arch: 3 is no name of an encoder"),
+        ({"arch": "other"}, "'tests.toy_encoder.encoder:ToyEncoder' of capt.encoders is not a subclass of Encoder"),
+        ({"arch": 3}, "model: arch: 3 is not a name of an encoder"),
         ({"arch": "toy", "size": "large"}, "model: size 'large' is unknown to model.arch 'toy'; valid: small, custom"),
         ({"arch": "toy", "segmnts": 2}, "model.segmnts: unknown key; did you mean 'segments'?"),
         ({"arch": "roberta", "segments": 2}, "model.segments: a key of another kind of model, not of"),

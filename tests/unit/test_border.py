@@ -82,7 +82,7 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "launcher/bench.py": (".read_text .write_text subprocess.run", "benchmarks of the source checkout; " + OUT),
     "launcher/cache.py": (".read_text", "/proc"),
     "launcher/commands/config.py": ("yaml.safe_dump", "writes"),
-    "launcher/commands/corpora.py": (".open", SHARDS),
+    "launcher/commands/data.py": (".open", SHARDS),
     "launcher/machine.py": (".read_text subprocess.run", "/proc/cpuinfo; nvidia-smi, with a time limit"),
     "launcher/preflight/probe.py": (
         "open os.fdopen os.open subprocess.run",
@@ -124,7 +124,7 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "pretrain/engine/durable.py": (".open", "the safetensors file that was written just before"),
     "pretrain/base/hosts.py": (".read_text", "/proc"),
     "pretrain/base/memory.py": (".read_text", "/proc and /sys"),
-    "pretrain/reliability/local/replicate.py": (".open", "files of another host, private"),
+    "pretrain/engine/checkpoint/transfer.py": (".open", "files of another host, private"),
     "pretrain/engine/heartbeat.py": ("mmap.mmap", "memory without a name, inherited from the launcher"),
     "pretrain/engine/provenance.py": (
         "subprocess.run .read_text", "git, in the source checkout; /proc/cpuinfo, of the kernel; " + TOOL,

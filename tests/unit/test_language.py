@@ -1,9 +1,11 @@
-"""Docstrings, help texts and descriptions of keys are written as sentences, in the words of the field."""
+"""Docstrings, comments, messages, help texts, keys and pages are written as sentences, in the words of the field."""
 
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,19 +17,32 @@ PACKAGES = ("pretrain", "finetune", "launcher", "tokenizer")
 SHOWN = ("help", "description", "epilog")
 """Keywords whose text a user reads."""
 FRAGMENT = re.compile(r"(?:Of|That|Those|As)\b")
-QUAINT = re.compile(r"\b(?:as many|so many|at once|for ever|(?:goes|go|going|went) on|stands?)\b", re.I)
+QUAINT = re.compile(
+    r"\b(?:as many|so many|at once|for ever|(?:goes|go|going|went) on(?! the right)|stands?(?!-)"
+    r"|one behind the other|in silence|whoever|thereof|hitherto)\b",
+    re.I,
+)
 
 
 def texts(source: str) -> Iterator[tuple[int, str, bool]]:
-    """Line, text, and whether it is a docstring (of a module, class, function or constant), of all that is read."""
+    """Line, text, and whether it is a docstring (of a module, class, function or constant), of all that people read."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.lineno, node.value.value, True
+        if isinstance(node, ast.Raise) and node.exc is not None:
+            yield node.lineno, _joined(node.exc), False
         if isinstance(node, ast.Call):
             for keyword in node.keywords:
                 if keyword.arg in SHOWN:
-                    parts = [part.value for part in ast.walk(keyword.value) if isinstance(part, ast.Constant)]
-                    yield keyword.value.lineno, "".join(part for part in parts if isinstance(part, str)), False
+                    yield keyword.value.lineno, _joined(keyword.value), False
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string, False
+
+
+def _joined(node: ast.AST) -> str:
+    parts = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
+    return "".join(part for part in parts if isinstance(part, str))
 
 
 def faults(source: str) -> list[str]:
@@ -60,10 +75,24 @@ def test_texts_are_plain(package: str) -> None:
         ('f(help="Files (may " "stand several times).")', "stand"),
         ('Field(1, description=f"at most so {x} so many words")', "so many"),
         ('"""Asks all hosts at once."""', "at once"),
+        ('raise DataError(f"{x}: rows one " "behind the other")', "one behind the other"),
+        ("x = 1  # whoever reads it", "whoever"),
     ],
 )
 def test_a_planted_fault_is_found(source: str, said: str) -> None:
     assert said in "".join(faults(source))
+
+
+@pytest.mark.parametrize("folder", ["configs", "docs"])
+def test_pages_are_plain(folder: str) -> None:
+    """The comments of the shipped jobs, and every page but the log of experiments and the generated ones."""
+    paths = [p for p in (ROOT / folder).rglob("*") if p.suffix in (".yaml", ".md") and p.name != "log.md"]
+    paths = [p for p in paths if not {"results", "benchmarks"} & set(p.parts)]
+    assert len(paths) > 5
+    lines = [(path, line) for path in [*paths, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+             for line in path.read_text().splitlines()]  # fmt: skip
+    wrong = [f"{path.relative_to(ROOT)}: {line.strip()}" for path, line in lines if QUAINT.search(line)]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_plain_texts_pass() -> None:

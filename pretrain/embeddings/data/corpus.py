@@ -2,7 +2,7 @@
 
 Words are what `split_words` gives, with ``data.split=punctuation`` cut by `split_punctuation`. Those outside the
 vocabulary are left out before any pair is formed, as in word2vec.
-The numbers lie in a file of int32 that is mapped into memory, so that a text of any size takes none. The first word
+The numbers are in a file of int32 that is mapped into memory, so that a text of any size takes none. The first word
 of a sentence is stored as its bitwise complement (a negative number): sentences need no index of their own.
 """
 
@@ -30,7 +30,8 @@ from capt.pretrain.base.locks import cache_lock
 from capt.pretrain.base.parallel import ProgressCallback, ordered_map, usable_cores
 from capt.pretrain.base.records import Count, Record, read_record
 from capt.pretrain.base.verification import ALONE, Ranks, Verifier
-from capt.pretrain.data.files import FileCorpus, resolve_paths
+from capt.pretrain.data.files import FileCorpus
+from capt.pretrain.data.paths import resolve_paths
 from capt.pretrain.embeddings.config import DataSection
 
 # The words of a text with their counts, most frequent first.
@@ -154,7 +155,7 @@ _SMALL = 8 << 20
 
 
 class _CorpusRecord(Record):
-    """What lies in a folder of the cache."""
+    """What is in a folder of the cache."""
 
     format: int = Field(ge=1, le=_FORMAT)
     words: Count
@@ -234,6 +235,7 @@ def _encode(source: FileCorpus, data: DataSection, folder: Path, progress: Progr
     for part in ordered_map(_Count(_Splitter(data)), _tasks(source), workers):
         counts.update(part)
         report(source.position, 2 * source.size)
+    # The text is read twice: once to count its words, and once to write their numbers.
     vocabulary = Vocabulary.of(counts, data.min_count, data.max_vocabulary)
     raw_words = counts.total()
     del counts

@@ -1,7 +1,7 @@
 """Which words of a text are centres, and which of their neighbours they are paired with, in any update of a run.
 
 A *segment* is `SEGMENT` consecutive words of the encoded text: what is shuffled as one and has random numbers of its
-own. Segment number ``g`` of a run lies in epoch ``g // segments``, and each epoch goes through the segments in an order
+own. Segment number ``g`` of a run is in epoch ``g // segments``, and each epoch goes through the segments in an order
 of its own (`capt.pretrain.data.sampler`). So the pairs of an update are a pure function of the seed and the number of
 the update, for any number of ranks and processes, and to resume is to remember how many segments are done.
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from capt.pretrain.base import distributed
 
-# Which generated negatives are true neighbours of the centre: known pairs that are no negatives.
+# Which generated negatives are true neighbours of the centre: known pairs that are not negatives.
 
 
 def is_neighbour(drawn: Int64[Tensor, "n m"], nearby: Int64[Tensor, "n w"]) -> Bool[Tensor, "n m"]:

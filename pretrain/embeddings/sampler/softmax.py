@@ -202,7 +202,7 @@ def _look_up(
 ) -> Int64[Tensor, " m"]:
     """The column at which the mass of each row first exceeds ``target``: first its block, then within the block."""
     blocks = cumulated.shape[1]
-    # one search for all rows: row number r, as shares of its own mass, lies between r and r + 1
+    # one search for all rows: row number r, as shares of its own mass, is between r and r + 1
     own = cumulated[:, -1:].clamp_min(torch.finfo(torch.float64).tiny)
     number = torch.arange(len(cumulated), device=row.device)[:, None]
     found = torch.searchsorted((cumulated / own + number).flatten(), target / own[row, 0] + row, right=True)

@@ -64,12 +64,13 @@ class Window:
         """Draw for all updates.
 
         Raises:
-            TrainingDivergedError: a score of the generator is no number, on all ranks, before any word is drawn by it.
+            TrainingDivergedError: a score of the generator is not a number, on all ranks, before it draws a word.
         """
         device = generator.input.device
         real = np.concatenate([segments.sentence >= 0 for segments in self.updates])
         occurrences = torch.from_numpy(np.concatenate([segments.words for segments in self.updates])[real]).to(device)
         uniform = np.concatenate([uniform_numbers(s, self.seed, self.samples) for s in self.updates])[real]
+        # The rows of all words of the window over all ranks are fetched once, and each occurrence points at its word.
         distinct = torch.unique(gather_ragged(torch.unique(occurrences))[0])
         with torch.no_grad():
             inputs = generator.rows("input", distinct)
@@ -85,9 +86,10 @@ class Window:
         )
         if not bool(rows.log_normaliser.isfinite().all()):
             raise TrainingDivergedError(
-                "the generator has diverged: its scores are no numbers; resume from the last checkpoint with a lower "
+                "the generator has diverged: its scores are not numbers; resume from the last checkpoint with a lower "
                 "generator.lr, or raise generator.entropy"
             )
+        # Back to the places of the text, where separators between sentences have drawn nothing.
         place = torch.from_numpy(np.flatnonzero(real)).to(device)
         size = len(real)
         words = place.new_zeros(size, self.samples).index_copy_(0, place, drawn.view(-1, self.samples))

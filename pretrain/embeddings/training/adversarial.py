@@ -96,6 +96,7 @@ class Adversarial:
             if isinstance(batch, WindowedBatch)
             else None
         )
+        # Scores of the true neighbours, the noise of the segment, and the words that the generator drew.
         masked = self._masked(band, draws)
         x, y, drawn = _rows(tables, band, draws, train_input=step >= job.model.freeze_input)
         width = band.neighbour.shape[2]
@@ -103,6 +104,7 @@ class Adversarial:
         negative = scores[:, :, width:]
         if drawn is not None:
             negative = torch.cat([negative, (drawn @ x[..., None])[..., 0]], dim=2)
+        # The generator learns once a window; where the update is logged it is judged as well.
         judged = measure or (isinstance(batch, WindowedBatch) and batch.is_last)
         log_generator = self._log_generator(engines, band, draws, judged=judged)
         log_density = self._log_density(band, draws, log_generator)
@@ -119,6 +121,7 @@ class Adversarial:
             metrics = metrics_of(played, outcome, len(self._log_noise)) if measure else {}
             if batch.is_last:
                 update_generator(job, engines["generator"], played, outcome)
+        # The discriminator moves last, so that the generator is paid by the scores that it was drawn against.
         loss.backward()
         along_x, *others = curvatures(x, y, drawn, weights) if self._shortens else (None, None, None)
         tables.apply_gradients(engine, [along_x if x.requires_grad else None, *others])

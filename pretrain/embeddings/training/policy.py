@@ -191,11 +191,12 @@ def judge(job: EmbeddingJob, discriminator: EmbeddingTables, played: Played) -> 
     """Reward the draws. All ranks call this together.
 
     Raises:
-        TrainingDivergedError: a score of the discriminator is no number, on all ranks.
+        TrainingDivergedError: a score of the discriminator is not a number, on all ranks.
     """
     section, m = job.generator, played.draws.words.shape[1]
     pairs = played.band.neighbour.sum(2).flatten().double()
     total = distributed.all_reduce_sum(pairs.sum()).clamp_min(1.0)
+    # Every pair of all ranks has one share; padding and known pairs have the weight 0.
     share = pairs / total
     weights = (share[:, None] / m).expand(-1, m)
     if played.masked is not None:
@@ -205,11 +206,12 @@ def judge(job: EmbeddingJob, discriminator: EmbeddingTables, played: Played) -> 
     statistics = RewardStatistics.of(rewards[:, -m:], weights)
     if not math.isfinite(statistics.mean):
         raise TrainingDivergedError(
-            "the discriminator has diverged: its scores are no numbers; resume from the last checkpoint with a lower "
+            "the discriminator has diverged: its scores are not numbers; resume from the last checkpoint with a lower "
             f"optimizer.lr (it is {job.optimizer.lr:g}) or optimizer.clip=1.0"
         )
     if section.normalise:
         rewards = statistics.normalise(rewards, section.temperature)
+    # What is subtracted from the reward: it changes the variance of the estimate, not its expectation.
     own = rewards[:, -m:]
     match section.baseline:
         case "none":

@@ -46,7 +46,7 @@ class UpdateRule(Protocol):
     """What the task asks of a rule; all methods are called by all ranks alike."""
 
     status: str
-    """What the progress line says behind the figures, such as that the generator has collapsed; mostly nothing."""
+    """What the progress line says after the figures, such as that the generator has collapsed; mostly nothing."""
 
     def modules(self, initial: InitialVectors | None) -> Mapping[str, nn.Module]:
         """The modules beside ``discriminator``, initialised from the seed, or from the vectors to begin with."""
@@ -100,7 +100,7 @@ class Band:
         near = torch.from_numpy(np.ascontiguousarray(sentences)).to(device)
         place = torch.arange(width, device=device) - window
         distance = (place[None, :] - torch.arange(size, device=device)[:, None]).abs()
-        distance.masked_fill_(distance == 0, width)  # a word is no neighbour of itself
+        distance.masked_fill_(distance == 0, width)  # a word is not a neighbour of itself
         found = (sentence[:, :, None] == near[:, None, :]) & (distance <= reach[:, :, None])
         neighbour = found.float()
         weight = neighbour.sum(2) * (number / segments.noise.shape[1])

@@ -1,4 +1,4 @@
-"""How a file of word vectors is laid out, found out from its first mebibyte; opening it, packed or not."""
+"""Read files of word vectors, packed or not; how one is laid out is found out from its first mebibyte."""
 
 from __future__ import annotations
 
@@ -336,7 +336,7 @@ def read_vectors(path: Path, progress: Callable[[int], None] | None = None) -> W
     """
     layout = find_layout(path)
     words: list[str] = []
-    # A header may lie about any number of words: memory grows with what is there, in place (realloc).
+    # A header may be about any number of words: memory grows with what is there, in place (realloc).
     matrix = np.empty((min(layout.words or 4096, 4096), layout.width), dtype=np.float32)
     for word, row in _checked_rows(path, layout):
         if len(words) == len(matrix):

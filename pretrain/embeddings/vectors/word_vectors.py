@@ -1,4 +1,4 @@
-"""Words with their vectors, wherever they came from: a run, a checkpoint or a file."""
+"""Words with their vectors, from a run, a checkpoint or a file; and the writers of such files."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def default_callbacks(job: Job, users: Sequence[Callback] = ()) -> list[Callback
 
     Throughput and Stragglers add to the report before Metrics writes it; the ranks agree before anything is validated
     or saved, and the ledger has a step before a checkpoint does; what a callback of the user may stop is saved by the
-    Checkpointer behind it. Each callback declares in ``follows`` which ones must come before it.
+    Checkpointer after it. Each callback declares in ``follows`` which ones must come before it.
     """
     metrics, spikes = Metrics(users), reliability_callback("spikes")
     callbacks: list[Callback] = [
@@ -57,7 +57,7 @@ def user_callbacks(job: Job) -> list[Callback]:
         cls = callback_class(name)
         if not (isinstance(cls, type) and issubclass(cls, Callback)):
             raise ConfigError(
-                f"run.callbacks.{name}: {shown(cls)} is no subclass of capt.pretrain.engine.loop.Callback"
+                f"run.callbacks.{name}: {shown(cls)} is not a subclass of capt.pretrain.engine.loop.Callback"
             )
         try:
             inspect.signature(cls).bind(**settings)

@@ -39,7 +39,7 @@ class _Posted:
 class Flags:
     """Sums over the ranks of a few numbers a step, which every rank reads :data:`LAG` steps later.
 
-    A row of numbers is reduced where it lies, in the background, and copied to the host beside the work of the device;
+    A row of numbers is reduced where it is, in the background, and copied to the host beside the work of the device;
     by the time it is read it has long been there. A rank alone on a CPU has nobody to wait for: ``lag`` is 0 there.
     """
 
@@ -99,7 +99,7 @@ _REMEDY = (
 
 class Agreement(Callback):
     """A signal on any rank stops every rank after the same step; the Checkpointer then saves and the job exits 75.
-    A loss or a gradient norm that is no number on any rank raises :class:`TrainingDivergedError` on all of them.
+    A loss or a gradient norm that is not a number on any rank raises :class:`TrainingDivergedError` on all of them.
 
     Ranks hear of either some steps late (:mod:`capt.pretrain.engine.callbacks.agreement`), except in the last steps
     and wherever ``run.settle()`` is called, as before each save, which also looks at the weights and at the

@@ -1,4 +1,4 @@
-"""Decides when checkpoints are written and which of them are kept."""
+"""Decides when checkpoints are written, which of them are kept, and which is the best."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def best_checkpoint(run_dir: Path) -> Path | None:
 logger = logging.getLogger(__name__)
 
 LONGEST = 900.0
-"""Seconds that may lie between two checkpoints with ``checkpoint.every: auto``."""
+"""Seconds that may be between two checkpoints with ``checkpoint.every: auto``."""
 _PAUSE = 2.0
 """Seconds between two attempts to write the last checkpoint to a full disk."""
 _TELL = 600.0

@@ -1,4 +1,4 @@
-"""Rank 0 writes ``metrics.jsonl`` (one object on each line; a number that is not finite is null) and TensorBoard."""
+"""Validation; rank 0's ``metrics.jsonl`` (an object a line, null for a number that is not finite) and TensorBoard."""
 
 from __future__ import annotations
 
@@ -39,6 +39,8 @@ class Metrics(Callback):
     checkpoint the rows are made durable, so that a host which loses its power keeps those of every step in it.
     ``listeners`` are told of every row, on every rank.
     """
+
+    follows = ("Throughput", "Stragglers")  # which add to the report that is logged
 
     def __init__(self, listeners: Sequence[Callback] = ()) -> None:
         self._listeners = listeners

@@ -16,7 +16,7 @@ SHARE = 0.01
 _FIRST = 10
 """Steps before the first save with ``every: auto``."""
 _GROWTH = 4
-"""Largest growth of the distance from one save to the next: a single slow save is no measure."""
+"""Largest growth of the distance from one save to the next: a single slow save is not a measure."""
 
 
 def distance(cost: float, step: float, before: int) -> int:
@@ -30,7 +30,7 @@ class Pace:
     Args:
         every: steps between two saves; 0 = none; "auto" = by the measured cost.
         step: the finished steps at the start.
-        longest: seconds that may lie between two saves with "auto".
+        longest: seconds that may be between two saves with "auto".
         clock: seconds, from any origin.
     """
 

@@ -1,4 +1,4 @@
-"""Measures samples and tokens per second over all ranks, and model FLOP utilisation where a GPU's peak is known."""
+"""Throughput over all ranks and MFU where a GPU's peak is known; garbage collection; the profile of a step."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class Throughput(Callback):
         report["tokens_per_second"] = (run.progress.tokens - self._last.tokens) / seconds
         report["seconds_per_step"] = seconds / steps
         if self._peak is not None:
-            batches = run.job.batches
-            of_samples = batches.samples_before(run.progress.step) - batches.samples_before(self._last.step)
+            sizes = run.job.batch_sizes
+            of_samples = sizes.samples_before(run.progress.step) - sizes.samples_before(self._last.step)
             report["mfu"] = self._flops * of_samples / run.job.batch.global_ / seconds / self._peak
         if torch.cuda.is_available():
             report |= memory_report()

@@ -1,4 +1,4 @@
-"""Show progress to a person: a display that fits the terminal, elsewhere one line for each logging interval."""
+"""Show progress to a person: a display that fits the terminal, or a line an interval; at the end the outcome."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class ProgressDisplay(Callback):
         return NEVER
 
     def _left(self, run: Run) -> str:
-        samples_before = run.job.batches.samples_before
+        samples_before = run.job.batch_sizes.samples_before
         done, first = samples_before(run.progress.step), samples_before(self._first)
         seconds = (time.monotonic() - self._began) / max(done - first, 1)
         return str(timedelta(seconds=round(seconds * (samples_before(run.job.schedule.max_steps) - done))))

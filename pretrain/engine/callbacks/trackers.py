@@ -1,4 +1,4 @@
-"""The base class of the callbacks that send a run to an experiment tracker is here."""
+"""Callbacks that send a run to an experiment tracker: their base class, MLflow, and Weights & Biases."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ from capt.pretrain.engine.checkpoint.fragments import (
 from capt.pretrain.engine.checkpoint.layout import EngineState, Manifest, ModuleRecord, read_manifest
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.engines.places import first_element, global_shape
+from capt.pretrain.engine.optim.average import AVERAGE
 from capt.pretrain.engine.optim.build import STATE_TENSORS
-from capt.pretrain.engine.optim.optimizers import AVERAGE
 from capt.pretrain.engine.row_shard import is_row_sharded
 
 # Which file of a checkpoint holds which elements of which tensor, checked against the manifest before any is read.
@@ -185,7 +185,7 @@ def _pieces(checkpoint: Path, name: str) -> list[tuple[str, str, Piece]]:
     """Yield what the head of a file says: kind, tensor, piece."""
     found = []
     with _opened(checkpoint / name) as file:
-        for key in file.keys():  # noqa: SIM118 (a safetensors handle is no dict)
+        for key in file.keys():  # noqa: SIM118 (a safetensors handle is not a dict)
             match, part = _KEY.fullmatch(key), file.get_slice(key)
             shape, dtype = part.get_shape(), part.get_dtype()
             if match is None or len(shape) != 1 or dtype != "F32":
@@ -269,7 +269,7 @@ def stored_weights(
 
 
 def _require_finite(checkpoint: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Refuse weights that are no numbers: whatever is measured or made with them is none either."""
+    """Refuse weights that are not numbers: whatever is measured or made with them is none either."""
     for name, tensor in weights:
         if not tensor.isfinite().all():
             raise CheckpointError(f"{checkpoint}: {name} holds weights that are not finite; name another checkpoint")

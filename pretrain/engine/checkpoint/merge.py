@@ -98,6 +98,7 @@ def merge_checkpoints(
     first, state = manifests[0], read_metadata(sources[0]).task
     for source, manifest in zip(sources[1:], manifests[1:], strict=True):
         _require_alike(sources[0], first, state, source, manifest)
+    # Everything but weights and state is the first source's: tokenizer, answers, and the like.
     target = step_folder(run, 0)
     partial = partial_folder(target)
     own = [name for name in first.files if not name.endswith(".safetensors") and name not in (CONFIG, STATE, MANIFEST)]
@@ -106,12 +107,14 @@ def merge_checkpoints(
         (partial / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(sources[0] / name, partial / name)
     weights: dict[str, Mapping[str, Tensor]] = {}
+    # One module at a time in memory, read tensor by tensor from all sources.
     for module in first.modules:
         with ExitStack() as stack:
             opened = [stack.enter_context(stored_weights(source, module, average=average)) for source in sources]
             weights[module] = {
                 name: mix([read(name) for _, read in opened], shares, method) for name in first.modules[module].shapes
             }
+    # The mixture is step 0 of a new run: without moments, and with an empty queue.
     job = read_job(sources[0])
     settings = job.run.model_copy(update={"dir": out.absolute(), "branch_from": None})
     job = job.model_copy(update={"run": settings})

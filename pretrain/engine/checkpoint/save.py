@@ -294,7 +294,7 @@ def _gpu_name() -> str | None:
 def read_exports(task: Task) -> dict[str, bytes]:
     """Read the files that a task has copied into every checkpoint, by name. Raises ``OSError``.
 
-    They are read once, before the first step: a tokenizer may lie in the cache, which is pruned while the run trains.
+    They are read once, before the first step: a tokenizer may be in the cache, which is pruned while the run trains.
     """
     content: dict[str, bytes] = {}
     for name, source in task.export_files().items():
@@ -337,7 +337,7 @@ def _names_in(folder: Path) -> list[str]:
 def write_weights_only(target: Path, job: Job, modules: Mapping[str, nn.Module], task_state: dict[str, Any]) -> Path:
     """Write a checkpoint at step 0 from bare modules (an imported Hugging Face model), without moments. One process.
 
-    ``target`` is the checkpoint folder to make; other files (the tokenizer) may already lie in ``target``'s partial
+    ``target`` is the checkpoint folder to make; other files (the tokenizer) may already be in ``target``'s partial
     folder: see :func:`partial_folder`.
     """
     weights = {

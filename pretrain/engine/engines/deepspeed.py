@@ -20,9 +20,10 @@ from capt.pretrain.config.schema import Job
 from capt.pretrain.engine.engines.base import Judge, UpdateGuard, clip_gradients, measure_gradients, without_update
 from capt.pretrain.engine.engines.deepspeed_config import clips_here, deepspeed_config
 from capt.pretrain.engine.engines.places import global_shape, places, trainable
+from capt.pretrain.engine.optim.average import keep_average
 from capt.pretrain.engine.optim.build import build_optimizer
 from capt.pretrain.engine.optim.muon import Layout, MuonWithAdamW, Piece
-from capt.pretrain.engine.optim.optimizers import Part, StableAdamW, keep_average
+from capt.pretrain.engine.optim.optimizers import Part, StableAdamW
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
 from capt.pretrain.engine.own_time import own_section
 
@@ -102,7 +103,7 @@ class DeepSpeedEngine:
             self.deepspeed.enable_backward_allreduce = False
 
     def _lay_out(self, optimizer: StableAdamW) -> None:
-        """Tell the optimizer which parts of which parameters lie in this rank's flat partitions."""
+        """Tell the optimizer which parts of which parameters are in this rank's flat partitions."""
         numbers = {name: number for number, (name, _) in enumerate(trainable(self.module))}
         parts: dict[Tensor, list[Part]] = defaultdict(list)
         for place in (place for place in places(self) if place.name in numbers):
@@ -110,7 +111,7 @@ class DeepSpeedEngine:
         optimizer.lay_out([math.prod(global_shape(p)) for _, p in trainable(self.module)], parts)
 
     def _lay_out_matrices(self, optimizer: MuonWithAdamW) -> None:
-        """Tell the optimizer what lies in this rank's flat partitions, and which matrices ranks hold parts of.
+        """Tell the optimizer what is in this rank's flat partitions, and which matrices ranks hold parts of.
 
         Collective.
         """
@@ -169,7 +170,7 @@ class DeepSpeedEngine:
         reduces = self.deepspeed.enable_backward_allreduce
         self.deepspeed.enable_backward_allreduce = reduces and (last or self.zero_stage > 0)
         begins_backward = getattr(self.zero_optimizer, "clear_backward_seen_flag", None)
-        if begins_backward is not None:  # which DeepSpeed does in a forward pass; other forward passes may lie between
+        if begins_backward is not None:  # which DeepSpeed does in a forward pass; other forward passes may come between
             begins_backward()
         self.deepspeed.backward(loss)
         self.deepspeed.enable_backward_allreduce = reduces
@@ -300,7 +301,7 @@ class DeepSpeedEngine:
         squares = []
         for gradients, parameters in zip(groups, zero.params_in_partition, strict=True):
             filled = (g for g in gradients if not getattr(g, "_zero_padding", False))  # `parameter_alignment` pads each
-            own = [g for g, _ in zip(filled, parameters, strict=False)]  # behind them, padding
+            own = [g for g, _ in zip(filled, parameters, strict=False)]  # after them, padding
             norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in own]
             squares.append(torch.stack(norms).square().sum().float() if own else torch.zeros((), device=self.device))
         of_groups = distributed.all_reduce_sum(torch.stack(squares)).sqrt()

@@ -1,6 +1,6 @@
 """Makes the DeepSpeed configuration that a job means, as a pure function of the job. Imports no torch.
 
-DeepSpeed accepts misspelt top-level keys in silence and then trains with something else; so the configuration is
+DeepSpeed accepts misspelt top-level keys silently and then trains with something else; so the configuration is
 generated, ``engine.deepspeed_extra`` is checked against the keys DeepSpeed reads, and batch identities are computed.
 """
 

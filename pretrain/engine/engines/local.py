@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from capt.pretrain.base import distributed
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine.engines.base import Judge, UpdateGuard, clip_gradients, measure_gradients
+from capt.pretrain.engine.optim.average import keep_average
 from capt.pretrain.engine.optim.build import build_optimizer
-from capt.pretrain.engine.optim.optimizers import keep_average
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
 from capt.pretrain.engine.own_time import own_section
 from capt.pretrain.engine.row_shard import is_row_sharded

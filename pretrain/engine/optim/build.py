@@ -36,7 +36,7 @@ def apex_optimizer(
     """apex's FusedAdam or FusedLAMB, and its name.
 
     Raises:
-        ConfigError: apex is not installed, or the optimizer's state lies in host memory, where its kernels do not run.
+        ConfigError: apex is not installed, or the optimizer's state is in host memory, where its kernels do not run.
     """
     if not apex_available():
         raise ConfigError(
@@ -131,7 +131,7 @@ DeBERTa's third one normalises the embeddings of relative positions."""
 
 
 def layer_depths(module: nn.Module, key: str) -> dict[str, int]:
-    """Return how deep each parameter lies: 0 in the embeddings, l in layer l (from 1 on), L + 1 behind the L layers.
+    """Return how deep each parameter lies: 0 in the embeddings, l in layer l (from 1 on), L + 1 after the L layers.
 
     Raises:
         ConfigError: the module has no layers with numbers, or several stacks of them; it begins with ``key``.
@@ -170,7 +170,7 @@ def freeze(module: nn.Module, section: OptimizerSection) -> None:
 def build_optimizer(section: OptimizerSection, engine: EngineSection, module: nn.Module) -> torch.optim.Optimizer:
     """The optimizer that ``section`` describes, over ``module``'s parameters.
 
-    ``backend: auto`` takes apex's fused AdamW and LAMB when they are importable and the state lies on the GPU; else
+    ``backend: auto`` takes apex's fused AdamW and LAMB when they are importable and the state is on the GPU; else
     PyTorch's optimizers (its fused AdamW runs where the state lies), and this package's LAMB and Adagrad.
 
     Raises:

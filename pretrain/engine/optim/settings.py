@@ -1,4 +1,4 @@
-"""How a module is updated, as a task says it. Imports no torch."""
+"""How a module is updated, as a task says it: its optimizer, and the learning rate of each step. Imports no torch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ModuleOptimizer:
     Args:
         section: type, learning rate, weight decay, clipping. A task makes it from sections of its own job.
         schedule: false keeps the learning rate at ``section.lr`` from the first update to the last.
-        average: decay of an average of the weights (:mod:`capt.pretrain.engine.optim.optimizers`); None keeps none.
+        average: decay of an average of the weights (:mod:`capt.pretrain.engine.optim.average`); None keeps none.
     """
 
     section: OptimizerSection
@@ -55,7 +55,7 @@ class ModuleOptimizer:
 
 
 def offloads_optimizer(engine: EngineSection) -> bool:
-    """Whether the optimizer's state lies in host memory."""
+    """Whether the optimizer's state is in host memory."""
     extra = engine.deepspeed_extra.get("zero_optimization", {})
     # the second is DeepSpeed's older name, which it still takes
     return engine.offload_optimizer or "offload_optimizer" in extra or bool(extra.get("cpu_offload"))

@@ -1,4 +1,4 @@
-"""The sentences of a text file as one array of word numbers."""
+"""The vocabulary of a text file, and its sentences as one array of word numbers."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Vocabulary:
         """Read a file that :meth:`save` wrote.
 
         Raises:
-            DataError: the file cannot be read, or is no vocabulary.
+            DataError: the file cannot be read, or is not a vocabulary.
         """
         try:
             unknown, *words = path.read_text(encoding="utf-8").split("\n")[:-1]

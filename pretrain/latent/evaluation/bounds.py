@@ -222,7 +222,7 @@ class Mixture:
         """Draw ``number / m`` times from each part, part after part.
 
         Raises:
-            ConfigError: ``number`` is no multiple of the number of parts.
+            ConfigError: ``number`` is not a multiple of the number of parts.
         """
         if number < 1 or number % len(self.parts):
             raise ConfigError(f"a mixture of {len(self.parts)} proposals needs a multiple of that many draws: {number}")

@@ -1,4 +1,4 @@
-"""Bounds, divergences and active units of a set of sentences, computed the paper's way and the valid way."""
+"""What is measured on a set of sentences, the paper's way and the valid way; and the sentences that a model writes."""
 
 from __future__ import annotations
 

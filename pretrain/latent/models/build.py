@@ -1,4 +1,4 @@
-"""The modules of a job with their initial weights, and their optimizers."""
+"""The encoder and decoder of a job (LSTM, or of the clusters), their initial weights, and their optimizers."""
 
 from __future__ import annotations
 

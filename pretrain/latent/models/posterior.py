@@ -1,4 +1,4 @@
-"""The posterior q(z | x) as a head on the encoder's output: Gaussian, implicit, or a single point."""
+"""Posteriors q(z | x) as heads of the encoder (Gaussian, implicit, a single point); the critics f(x, z) and g(z)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """KenLM's own programs: ``lmplz`` estimates an n-gram model, ``query`` scores a text.
 
-They are no Python packages: ``make kenlm`` builds both and puts them beside the interpreter. They are taken from the
+They are not Python packages: ``make kenlm`` builds both and puts them beside the interpreter. They are taken from the
 folder that the caller names, else from beside the interpreter, else from ``PATH``.
 """
 

@@ -1,4 +1,4 @@
-"""InfoNCE between the two views of a batch: L_CL of the paper."""
+"""The losses of the paper: L_CL between two views, those of the critics, and one function per row of its tables."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def bounds_figure(rows: Sequence[ModelRow]) -> list[ReportFigure]:
 def plotted(row: ModelRow, name: str) -> float | None:
     """A row's perplexity; by the exact KL that of the sentences which were weighted, where these were fewer.
 
-    Else the tightest bound would lie right of a looser one that is of other sentences.
+    Else the tightest bound would be right of a looser one that is of other sentences.
     """
     there = row.estimate(f"{name}_there")
     return there["value"] if there is not None else row.get(name)

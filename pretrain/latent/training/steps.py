@@ -114,6 +114,7 @@ def train_step(
     encoded = _no_encoder(job, batch)
     if encoder is not None:
         encoded = encoder(batch.encoder_tokens, batch.eps, batch.encoder_dropout)
+    # The critics first: they are trained on z without a graph, and judge it below.
     report: StepMetrics = {}
     if critics is not None:
         report |= train_critics(job, critics, encoded, batch)
@@ -126,6 +127,7 @@ def train_step(
         report["kl_refined"] = kl
     else:
         rec = train_decoder(decoder, encoded.z, batch)
+    # The encoder last: the decoder has left the gradient of its loss with respect to z.
     trained = critics.module if critics is not None else None
     assert trained is None or isinstance(trained, Critics)
     loss = objective_of(job)(Forward(job, batch, encoded, rec, kl, trained, beta, queue))

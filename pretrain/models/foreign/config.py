@@ -144,7 +144,7 @@ class TransformersConfig(EncoderConfig, ABC):
     hf_defaults: ClassVar[Mapping[str, Any]] = {"pad_token_id": 0, "layer_norm_eps": 1e-12, "initializer_range": 0.02}
     """What keys mean that a ``config.json`` leaves out."""
     counts_from_padding: ClassVar[bool] = False
-    """Whether positions begin behind the padding id, as in RoBERTa."""
+    """Whether positions begin after the padding id, as in RoBERTa."""
 
     encoder: dict[str, Any] = Field(
         {}, description="encoders of transformers: further keys of their config.json; brought by init"

@@ -1,4 +1,4 @@
-"""The configuration of an LXMERT model: a size preset, whose every field may be overridden. No torch here."""
+"""The configuration of an LXMERT model (a size preset, any field of which may be overridden), and its FLOP."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.models.capt import misfits
 from capt.pretrain.models.heads import AggregationHead, MLMHead, MLMOutput
 from capt.pretrain.models.layers import initialise_weights
 from capt.pretrain.models.lxmert.config import LxmertConfig
@@ -181,23 +182,10 @@ def load_weights(model: LxmertModel, state: Mapping[str, Tensor], source: str) -
     """Copy ``state`` into ``model``, every parameter of it.
 
     Raises:
-        CheckpointError: names are missing or unknown, shapes differ, or tied tensors are not equal. All are listed;
-            ``source`` says where the weights came from.
+        CheckpointError: names are missing or unknown, shapes differ, or tied tensors are not equal. The first five are
+            listed; ``source`` says where the weights came from.
     """
-    expected = model.state_dict()
-    problems = [f"{name} is missing" for name in sorted(expected.keys() - TIED.keys() - state.keys())]
-    problems += [f"{name} is unknown" for name in sorted(state.keys() - expected.keys())]
-    problems += [
-        f"{name} has shape {tuple(state[name].shape)}, not {tuple(tensor.shape)}"
-        for name, tensor in expected.items()
-        if name in state and state[name].shape != tensor.shape
-    ]
-    problems += [
-        f"{name} differs from {other}, of which it is a second name"
-        for name, other in TIED.items()
-        if name in state and other in state and not torch.equal(state[name], state[other])
-    ]
-    if problems:
+    if problems := misfits(model, state, TIED, TIED):
         listed = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
         raise CheckpointError(f"{source}: not the weights of this model: {listed}")
     model.load_state_dict(dict(state), strict=False)

@@ -1,4 +1,4 @@
-"""Regions as the objects that a detector of the DETR kind finds."""
+"""Regions as the cells of a grid, or as the objects that a detector of the DETR kind finds."""
 
 from __future__ import annotations
 

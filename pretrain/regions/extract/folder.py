@@ -33,7 +33,7 @@ _NOT_OURS = (
 give its output in another form."""
 
 _HEADS = ("pooler.", "head.")
-"""Parts behind the last hidden state, which may be missing."""
+"""Parts after the last hidden state, which may be missing."""
 
 
 @dataclass(frozen=True)

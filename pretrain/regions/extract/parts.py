@@ -1,6 +1,6 @@
 """An extraction in parts, so that an interrupted one continues where it stopped.
 
-A part is the store of some thousand pictures, and a record of what was read for it. Parts lie in a folder beside the
+A part is the store of some thousand pictures, and a record of what was read for it. Parts are in a folder beside the
 new store, ``.NAME.extract``, until all are there and are put together:
 
     plan.json              what made the parts: model, preprocessing, options
@@ -61,7 +61,7 @@ class Options:
         model: a Hugging Face folder, or a hub id.
         grid: regions are the cells of a grid of this many rows and columns; None = one region for each patch (``vit``).
         fit: ``whole`` resizes the whole picture to the model's input; ``crop`` follows the folder's own preprocessing,
-            which loses what lies outside a square in the middle. Detectors always see the whole picture.
+            which loses what is outside a square in the middle. Detectors always see the whole picture.
         threshold: a detector's regions have at least this confidence; its most confident one is always kept.
         most: regions that are kept of a detector's at most, the most confident.
         device: ``cpu``, ``cuda``, or ``auto`` = CUDA where there is a GPU.

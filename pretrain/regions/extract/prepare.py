@@ -38,7 +38,7 @@ _GREYS_OF_16_BITS = ("I;16", "I;16B", "I;16L", "I;16N")
 def decode(content: bytes, most_pixels: int) -> Image.Image:
     """The picture in a file's bytes, upright and in RGB.
 
-    The rotation that EXIF asks for is applied; EXIF that cannot be read asks for none. What is transparent lies on
+    The rotation that EXIF asks for is applied; EXIF that cannot be read asks for none. What is transparent is on
     white. Greys of 16 bits keep their upper 8. Of several pictures in an MPO, as telephones write it, the first is
     taken.
 
@@ -301,7 +301,7 @@ def _processor(keys: dict[str, Any], family: Family, path: Path) -> Any:
 
 
 def require_finite(prepared: Prepared) -> Prepared:
-    """The picture itself; raises ``ValueError`` where it has no pixels, or some that are no numbers."""
+    """The picture itself; raises ``ValueError`` where it has no pixels, or some that are not numbers."""
     if 0 in prepared.pixels.shape or not torch.isfinite(prepared.pixels).all():
         raise ValueError(f"as a model's input it has the shape {tuple(prepared.pixels.shape)}, or is not finite")
     return prepared

@@ -1,7 +1,7 @@
 """Checks the history of a run: each id once an epoch, no gap, no step done again with other contents.
 
 Each epoch's order is a permutation of its ids (`capt.pretrain.data.sampler`). So if the kept steps follow one another
-without a gap, each begins at the sample behind the last one, and each used just the ids whose turn it was
+without a gap, each begins at the sample after the last one, and each used just the ids whose turn it was
 (`capt.pretrain.reliability.ledger.order`), then every id was used exactly once an epoch. The file of one rank after the
 other is read, once, so that it takes the memory of one file and a few bytes a step.
 """
@@ -17,7 +17,7 @@ import numpy as np
 
 from capt.pretrain.base.errors import ConfigError, counted, quoted
 from capt.pretrain.data.mixture import MixtureSampler
-from capt.pretrain.data.sampler import MixedSampler
+from capt.pretrain.data.sampler import BlockMixtureSampler
 from capt.pretrain.reliability.ledger.files import Header, launches_of, read_launch
 from capt.pretrain.reliability.ledger.history import (
     Fault,
@@ -131,6 +131,7 @@ def _check_joints(report: Report, since: int) -> list[Fault]:
                 faults.append(Fault("hole", text, remedy, 1, None, None, file))
             before = launch
             continue
+        # A launch begins at the sample that comes next, but for those that a rollback leaves out.
         samples, order = before.samples_at(head.step) + head.left_out, before.head.order
         if head.samples != samples and head.step + 1 >= since:
             text = f"launch {launch.number} begins step {head.step + 1} at sample {head.samples}, not {samples}"
@@ -153,7 +154,7 @@ def _check_repetitions(report: Report, since: int) -> list[Fault]:
     for launch in report.launches:
         for earlier in done:
             ours, sums, theirs = launch.head, launch.contents, earlier.contents
-            if earlier.head.order != ours.order or earlier.head.batches != ours.batches:
+            if earlier.head.order != ours.order or earlier.head.batch_sizes != ours.batch_sizes:
                 continue  # then other contents are meant
             first = max(earlier.head.step, ours.step, since - 1)
             last = min(earlier.head.step + len(theirs), ours.step + len(sums), earlier.right_to, launch.right_to)
@@ -228,7 +229,7 @@ def _epochs(launches: list[Launch]) -> Iterator[Epochs]:
             )
             for name, first, last, size in spans:
                 yield from (replace(epochs, source=name) for epochs in _epochs_between(first, last, size))
-        elif isinstance(sampler, MixedSampler):
+        elif isinstance(sampler, BlockMixtureSampler):
             used = (sampler.used(samples // sampler.block) for samples in (begin, end))
             for of_source in zip(*used, sampler.sizes, strict=True):
                 yield from _epochs_between(*of_source)

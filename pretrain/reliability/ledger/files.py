@@ -27,9 +27,9 @@ from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.files import open_regular
 from capt.pretrain.base.randomness import GOLDEN, UInt64Array, mix64, unmix64
 from capt.pretrain.base.records import Count, Record, parse_record
-from capt.pretrain.config.ramp import BatchCourse
+from capt.pretrain.config.ramp import BatchSizeSchedule
 from capt.pretrain.data.mixture import MixtureSampler
-from capt.pretrain.data.sampler import GroupedSampler, MixedSampler, Sampler
+from capt.pretrain.data.sampler import BlockMixtureSampler, GroupedSampler, Sampler
 from capt.pretrain.engine.durable import GrowingFile
 
 # Digests of the rows of a step that do not depend on how ranks and micro-batches share them.
@@ -132,7 +132,7 @@ class Order(Record):
     limits: Annotated[tuple[Count, ...], Field(strict=False)] = ()
     blocks: Annotated[tuple[Count, ...], Field(strict=False)] = ()
 
-    def sampler(self) -> Sampler | MixedSampler | GroupedSampler | MixtureSampler:
+    def sampler(self) -> Sampler | BlockMixtureSampler | GroupedSampler | MixtureSampler:
         """Where each sample lies."""
         if self.course:
             return MixtureSampler(
@@ -141,7 +141,7 @@ class Order(Record):
         if self.at_once:
             return GroupedSampler(self.samples, self.block, self.at_once, self.seed)
         if self.sizes:
-            return MixedSampler(self.sizes, self.weights, self.block, self.seed, self.mixed)
+            return BlockMixtureSampler(self.sizes, self.weights, self.block, self.seed, self.mixed)
         return Sampler(self.samples, self.seed, self.shuffle)
 
     def past_epochs(self, samples: int) -> list[str]:
@@ -164,7 +164,7 @@ class Header(Record):
     batch: int = Field(ge=1, le=1 << 31)
     """Samples of a step, over all ranks."""
     ramp: Annotated[tuple[_Stage, ...], Field(strict=False)] = ()
-    """The course of the samples of a step where it has one: (steps done, samples of a step from there on)."""
+    """The schedule of the samples of a step with ``batch.ramp``: (steps done, samples of a step from there on)."""
     left_out: Count = 0
     """Samples before ``samples`` that the run leaves out (``guard.spike=rollback``)."""
     order: Order
@@ -179,9 +179,9 @@ class Header(Record):
         return self
 
     @cached_property
-    def batches(self) -> BatchCourse:
+    def batch_sizes(self) -> BatchSizeSchedule:
         """How many samples each step has."""
-        return BatchCourse.of_steps(self.ramp or [(0, self.batch)])
+        return BatchSizeSchedule.of_steps(self.ramp or [(0, self.batch)])
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ class LedgerWriter:
 
 
 def read_heads(folder: Path) -> list[LedgerHead]:
-    """The beginnings of the files of a launch, by rank. Raises ``DataError``: a file is damaged, or is no ledger's."""
+    """The beginnings of the files of a launch, by rank. Raises ``DataError``: one is damaged, or not a ledger's."""
     return [_read_head(path, rank) for rank, path in _files(folder)]
 
 
@@ -258,7 +258,7 @@ def read_launch(folder: Path) -> Iterator[LedgerFile]:
     """The files of a launch that have a header, by rank, one at a time: of a thousand ranks all are gigabytes.
 
     Raises:
-        DataError: a file is damaged, or is no ledger's.
+        DataError: a file is damaged, or is not a ledger's.
     """
     return (file for rank, path in _files(folder) if (file := _read_file(path, rank)) is not None)
 
@@ -299,12 +299,12 @@ def _header(file: BinaryIO, path: Path, rank: int) -> Header | None:
     line = file.readline(_LONGEST_HEADER)
     if not line.endswith(b"\n"):
         if len(line) == _LONGEST_HEADER:
-            raise DataError(f"{path}: the first line is no header of a ledger")
+            raise DataError(f"{path}: the first line is not a header of a ledger")
         return None
     try:
         content_of_line = json.loads(line)
     except (ValueError, RecursionError):
-        raise DataError(f"{path}: the first line is no header of a ledger") from None
+        raise DataError(f"{path}: the first line is not a header of a ledger") from None
     header = parse_record(Header, content_of_line, path, error=DataError)
     if header.rank != rank:
         raise DataError(f"{path}: its header is of rank {header.rank}")

@@ -24,9 +24,9 @@ from capt.pretrain.engine.checkpoint import checkpoints_of, read_job_of_run, rea
 from capt.pretrain.reliability.ledger.files import Header, LedgerHead, launch_folder, launches_of, read_heads
 
 Kind = Literal["hole", "damaged", "steps", "position", "ids", "order", "contents"]
-"""What is wrong: steps that the run continued from are not recorded; a file is no ledger, or contradicts others; step
-numbers do not grow by one; a launch begins at another sample than the one behind the last; a step used other samples
-than were its turn; the order was changed within an epoch; a step was done again with other contents."""
+"""What is wrong: steps that the run continued from are not recorded; a file is not a ledger, or contradicts others;
+step numbers do not grow by one; a launch begins at another sample than the one after the last; a step used other
+samples than were its turn; the order was changed within an epoch; a step was done again with other contents."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,11 @@ class Launch:
 
     def samples_of(self, steps: Iterable[int]) -> int:
         """How many samples these steps (counted from 1) have together."""
-        return sum(self.head.batches.size(step - 1) for step in steps)
+        return sum(self.head.batch_sizes.size(step - 1) for step in steps)
 
     def samples_at(self, step: int) -> int:
         """How many samples the run has used after ``step``, which is a step of this launch."""
-        before = self.head.batches.samples_before
+        before = self.head.batch_sizes.samples_before
         return self.head.samples + before(step) - before(self.head.step)
 
 
@@ -168,7 +168,7 @@ def _head(files: Sequence[LedgerHead]) -> tuple[Header | None, tuple[str, int | 
             return None, (f"the header of rank {rank} is not that of rank {first.rank}", rank, file.path)
     if first.left_out > first.samples:
         return None, (f"{first.left_out} of the first {first.samples} samples are left out", None, None)
-    least = min(stage.batch for stage in first.batches.stages)
+    least = min(stage.batch for stage in first.batch_sizes.stages)
     if len(files) != first.world or least < first.world:
         return None, (f"{len(files)} files of {first.world} ranks, {least} samples a step", None, None)
     return first, None

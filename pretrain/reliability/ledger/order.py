@@ -98,7 +98,7 @@ class _Turns:
     def __init__(self, head: Header, rank: int, begin: int, steps: int) -> None:
         self._sampler, self._world = head.order.sampler(), head.world
         starts, sizes = np.empty(steps, dtype=np.int64), np.empty(steps, dtype=np.int64)
-        before, stages = head.batches.samples_before, head.batches.stages
+        before, stages = head.batch_sizes.samples_before, head.batch_sizes.stages
         shift = head.samples - before(head.step)
         for number, stage in enumerate(stages):
             end = stages[number + 1].step if number + 1 < len(stages) else begin + steps

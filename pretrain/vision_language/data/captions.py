@@ -1,4 +1,4 @@
-"""Captions: COCO's JSON (annotations or results), Flickr8k's token file, and rows of ``image`` and ``caption``.
+"""Captions (COCO's JSON, Flickr8k's token file, rows of ``image`` and ``caption``), and the JSON files of LXMERT.
 
 A caption is true of its picture.
 """
@@ -95,13 +95,13 @@ def read_table(document: Document) -> list[Example]:
 
     Raises:
         DataError: a row has another number of columns than the first line, or no image or caption; a quote that is
-            open, or continues behind its end; a column of which the first line has two.
+            open, or continues after its end; a column of which the first line has two.
     """
     separator = _separator(document.rows[0])
     reader = csv.reader((f"{line}\n" for line in document.rows), delimiter=separator, strict=True)
     header = _cells(document.rows[0], separator)
     if twice := next((name for name in ("image", "caption") if header.count(name) > 1), None):
-        raise DataError(f"{document.place(0)}: the column {twice} stands twice; leave one of the two out")
+        raise DataError(f"{document.place(0)}: the column {twice} occurs twice; leave one of the two out")
     next(reader)
 
     def rows() -> Iterator[tuple[str, object]]:

@@ -95,7 +95,7 @@ def read_document(path: Path, limit: int = LARGEST) -> Document:
     """Parse a file, ``.gz`` or plain, of at most ``limit`` bytes. Which form it has, its content tells.
 
     Raises:
-        DataError: it is no regular file, too large, damaged, empty, not UTF-8 or not JSON.
+        DataError: it is not a regular file, too large, damaged, empty, not UTF-8 or not JSON.
     """
     text = _unpacked(path, limit)
     start = text[:4096].lstrip()
@@ -132,7 +132,7 @@ def _unpacked(path: Path, limit: int) -> str:
 
 
 def _json_lines(path: Path, text: str) -> list[tuple[int, Any]] | None:
-    """The objects of JSON lines with their line numbers; None where the first line is no statement and no caption."""
+    """The objects of JSON lines with their line numbers; None where the first is neither a statement nor a caption."""
     end = text.find("\n") if "\n" in text else len(text)
     if end > _LONGEST_LINE or not any(text.find(f'"{key}"', 0, end) >= 0 for key in _KEYS_OF_LINES):
         return None
@@ -166,7 +166,7 @@ _NO_STEP = ("exist", "query: name", "choose name")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Any:
-    """A JSON object. Raises ``ValueError`` for a key that occurs twice, of which one would be lost in silence."""
+    """A JSON object. Raises ``ValueError`` for a key that occurs twice, of which one would be lost silently."""
     row = dict(pairs)
     if len(row) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]

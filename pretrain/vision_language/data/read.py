@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from capt.pretrain.base.errors import DataError, shown
-from capt.pretrain.vision_language.data import captions, gqa, nlvr1, nlvr2, vqa
+from capt.pretrain.vision_language.data import captions, gqa, nlvr, vqa
 from capt.pretrain.vision_language.data.examples import Example
 from capt.pretrain.vision_language.data.files import Document, read_document
 
@@ -28,8 +28,8 @@ _FORMS = (
     _Form(captions.is_questions, captions.read_questions, "gqa"),
     _Form(captions.is_statements, captions.read_statements, "nlvr2"),
     _Form(gqa.is_official, gqa.read_official, "gqa"),
-    _Form(nlvr1.is_statements, nlvr1.read_statements, "nlvr1"),
-    _Form(nlvr2.is_statements, nlvr2.read_statements, "nlvr2"),
+    _Form(nlvr.are_of_scenes, nlvr.read_scenes, "nlvr1"),
+    _Form(nlvr.are_of_photographs, nlvr.read_photographs, "nlvr2"),
     _Form(captions.is_annotations, captions.read_annotations, None),
     _Form(captions.is_results, captions.read_results, None),
     _Form(captions.is_own, captions.read_own, None),

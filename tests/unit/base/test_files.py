@@ -81,7 +81,7 @@ def test_a_file_that_cannot_be_written_is_said_before_the_work(tmp_path: Path) -
     (tmp_path / "file").touch()
     safe_files.require_writable(tmp_path / "file")
     safe_files.require_writable(tmp_path / "new" / "folder" / "file")
-    for path, message in ((tmp_path, "is a folder"), (tmp_path / "file" / "x", "file is no folder in which you may")):
+    for path, message in ((tmp_path, "is a folder"), (tmp_path / "file" / "x", "file is not a folder in which you")):
         with pytest.raises(ConfigError, match=message):
             safe_files.require_writable(path)
 

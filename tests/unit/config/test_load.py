@@ -116,7 +116,7 @@ def test_yaml_reads_what_people_mean(tmp_path: Path, text: str, value: object) -
         (["engine.offload_param=true"], "offload_param needs zero_stage 3"),
         (["model.heads=7"], "heads 7 does not divide hidden"),
         (["run.seed"], "not of the form a.b=value"),
-        (["data.files=[s3://bucket/a?.txt]"], "this list or mapping is no YAML; quote the texts in it"),
+        (["data.files=[s3://bucket/a?.txt]"], "this list or mapping is not YAML; quote the texts in it"),
         (["run.dir=${nothing}"], "nothing"),
     ],
 )
@@ -257,12 +257,12 @@ def test_the_ramp_of_a_batch_is_a_function_of_the_step() -> None:
     for step in range(40):
         tokens = samples * 50
         size = 8 if tokens < 1000 else 24 if tokens < 5000 else 96
-        assert (job.batches.size(step), job.batches.samples_before(step)) == (size, samples), step
-        assert job.batches.begins_at(step) == (step > 0 and size != job.batches.size(step - 1))
+        assert (job.batch_sizes.size(step), job.batch_sizes.samples_before(step)) == (size, samples), step
+        assert job.batch_sizes.begins_at(step) == (step > 0 and size != job.batch_sizes.size(step - 1))
         samples += size
-    assert load_job("capt_small", ["batch.global=96"]).batches.samples_before(7) == 7 * 96
+    assert load_job("capt_small", ["batch.global=96"]).batch_sizes.samples_before(7) == 7 * 96
     tiny = load_job("capt_small", ["batch.ramp=[[1, 8], [2, 16], [3, 32]]", "batch.global=96"])
-    assert [stage.batch for stage in tiny.batches.stages] == [8, 96], "a stage that is over already has no step"
+    assert [stage.batch for stage in tiny.batch_sizes.stages] == [8, 96], "a stage that is over already has no step"
 
 
 @pytest.mark.parametrize(

@@ -137,9 +137,9 @@ def test_rows_that_do_not_fit(positives: Tensor, negatives: Tensor | None, messa
 
 
 def test_a_queue_on_another_device_is_refused() -> None:
-    """A queue on the meta device was no queue at all, silently."""
+    """A queue on the meta device was not a queue at all, silently."""
     a, p, _ = _rows()
-    with pytest.raises(ConfigError, match="the queue lies on meta, the anchors on cpu"):
+    with pytest.raises(ConfigError, match="the queue is on meta, the anchors on cpu"):
         info_nce(a, p, temperature=TAU, queue=ShardedQueue(8, D, device="meta"))
 
 

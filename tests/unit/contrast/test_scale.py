@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from capt.pretrain.base import distributed
 from capt.pretrain.plan.devices import CENTRAL, DEVICES
-from capt.pretrain.plan.simulated import Ledger, as_on_a_gpu, rank_of
+from capt.pretrain.plan.simulated import OpTracer, as_on_a_gpu, rank_of
 from capt.pretrain.plan.step import Simulated, Work
 from capt.pretrain.plan.traffic import collective_seconds, zero_received
 from tests.benchmarks.scale_forms import contrast_received
@@ -102,31 +102,31 @@ def test_drift_costs_one_copy_of_the_shard(drift: str) -> None:
 
 
 def test_memory_follows_storages_and_not_views() -> None:
-    with rank_of(2), Ledger() as ledger:
+    with rank_of(2), OpTracer() as tracer:
         a = torch.empty(100, 10)
-        assert ledger.live == 4000
+        assert tracer.live == 4000
         b = a[10:].t()
         c = a * 2
-        assert ledger.live == 8000
+        assert tracer.live == 8000
         del a, c
-        assert (ledger.live, ledger.peak) == (4000, 8000)  # b keeps the storage of a
+        assert (tracer.live, tracer.peak) == (4000, 8000)  # b keeps the storage of a
         del b
-        assert ledger.live == 0
+        assert tracer.live == 0
 
 
 def test_products_are_counted() -> None:
-    with rank_of(2), Ledger() as ledger:
+    with rank_of(2), OpTracer() as tracer:
         a, b, out = torch.empty(3, 5), torch.empty(5, 7), torch.empty(3, 7)
         torch.mm(a, b, out=out)
         torch.addmm(out, a, b, out=out)
-        assert ledger.flops == 2 * 2 * 3 * 5 * 7
-        assert ledger.moved == 0
+        assert tracer.flops == 2 * 2 * 3 * 5 * 7
+        assert tracer.moved == 0
         out.exp_()  # reads and writes
-        assert ledger.moved == 2 * 3 * 7 * 4
+        assert tracer.moved == 2 * 3 * 7 * 4
         out.add_(out.sum(1, keepdim=True))
-        assert ledger.moved == (2 + 1 + 2) * 3 * 7 * 4 + 2 * 3 * 4
+        assert tracer.moved == (2 + 1 + 2) * 3 * 7 * 4 + 2 * 3 * 4
         out.zero_()
-        assert ledger.moved == (2 + 1 + 2 + 1) * 3 * 7 * 4 + 2 * 3 * 4
+        assert tracer.moved == (2 + 1 + 2 + 1) * 3 * 7 * 4 + 2 * 3 * 4
 
 
 def test_the_queue_costs_its_rows_its_products_and_nothing_else() -> None:

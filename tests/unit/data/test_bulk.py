@@ -21,10 +21,9 @@ from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.overlap import same_text
 from capt.pretrain.data import bulk, parts
 from capt.pretrain.data.config import DataConfig
-from capt.pretrain.data.filters import is_repetitive
+from capt.pretrain.data.filters import DocumentFilters, is_repetitive
 from capt.pretrain.data.prepare import prepare, prepare_folder
 from capt.pretrain.data.shards import ShardSet
-from capt.pretrain.data.steps import Steps
 from tests.unit.data.doubles import ByteTokenizer
 
 WORDS = ("river", "stone", "light", "window", "garden", "bridge", "paper", "music", "winter", "letter", "ocean")
@@ -122,13 +121,13 @@ def documents(shards: ShardSet | None) -> list[str]:
     return [read(shards.read(begin, end)) for begin, end in itertools.pairwise(borders)]
 
 
-def test_steps_leave_the_same_documents_whatever_the_units(tmp_path: Path) -> None:
+def test_filters_leave_the_same_documents_whatever_the_units(tmp_path: Path) -> None:
     base = [text.replace("\n", " ") for text in texts(60, 8)]
     rows = [*base, "short", *(f"  {text.upper()}  " for text in base[:9]), *(text + " end" for text in base[9:14])]
     rows += ["spam spam eggs " * 40, "ein deutscher Satz über das Wetter und die Berge im Süden", base[20]]
     random.Random(4).shuffle(rows)
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
-    steps = Steps(min_words=3, repetition=True, exact=True)
+    filters = DocumentFilters(min_words=3, repetition=True, exact=True)
     seen: set[str] = set()
     expected = []
     for row in rows:  # the same, written down once more
@@ -139,7 +138,7 @@ def test_steps_leave_the_same_documents_whatever_the_units(tmp_path: Path) -> No
     for unit_bytes in (2000, 1 << 20):
         out = tmp_path / f"out{unit_bytes}"
         data = config(tmp_path / "rows.jsonl", tmp_path / "cache", validation_fraction=0)
-        made = prepare_folder(data, ByteTokenizer(), out, steps=steps, license="CC0", unit_bytes=unit_bytes)
+        made = prepare_folder(data, ByteTokenizer(), out, filters=filters, license="CC0", unit_bytes=unit_bytes)
         assert documents(made["train"]) == expected
         card = json.loads((out / "card.json").read_text())
         results.append([(step["name"], step["removed"], step["left"]) for step in card["steps"]])
@@ -151,7 +150,7 @@ def test_steps_leave_the_same_documents_whatever_the_units(tmp_path: Path) -> No
         assert same_text(duplicate)[:40] == same_text(stays)[:40]
         assert "| exact | `True` | " in (out / "card.md").read_text()
         with pytest.raises(DataError, match="train holds other shards than this job makes"):
-            prepare_folder(data, ByteTokenizer(), out, steps=Steps(exact=True), unit_bytes=unit_bytes)
+            prepare_folder(data, ByteTokenizer(), out, filters=DocumentFilters(exact=True), unit_bytes=unit_bytes)
     assert results[0] == results[1]
     repetitive = sum(map(is_repetitive, rows)) - is_repetitive("short")
     assert results[0][:2] == [("min_words", 1, len(rows) - 1), ("repetition", repetitive, len(rows) - 1 - repetitive)]
@@ -174,24 +173,24 @@ def test_of_similar_documents_the_first_stays(tmp_path: Path) -> None:
         (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
         data = config(tmp_path / "rows.jsonl", tmp_path / "cache", validation_fraction=0)
         out = tmp_path / f"{unit_bytes}"
-        made = prepare_folder(data, ByteTokenizer(), out, steps=Steps(near=0.7), unit_bytes=unit_bytes)
+        made = prepare_folder(data, ByteTokenizer(), out, filters=DocumentFilters(near=0.7), unit_bytes=unit_bytes)
         assert documents(made["train"]) == expected
     assert len(expected) == 41
 
 
 def test_twenty_kills_at_random_moments_change_nothing(corpus: Path, tmp_path: Path) -> None:
     data = config(corpus / "*", tmp_path / "cache")
-    steps = Steps(min_words=2, exact=True)
-    made = prepare_folder(data, ByteTokenizer(), tmp_path / "whole", steps=steps, unit_bytes=20_000)
+    filters = DocumentFilters(min_words=2, exact=True)
+    made = prepare_folder(data, ByteTokenizer(), tmp_path / "whole", filters=filters, unit_bytes=20_000)
     expected = content(tmp_path / "whole")
     begin = time.monotonic()
-    prepare_folder(data, ByteTokenizer(), tmp_path / "again", steps=steps, unit_bytes=20_000)
+    prepare_folder(data, ByteTokenizer(), tmp_path / "again", filters=filters, unit_bytes=20_000)
     needed = time.monotonic() - begin
     draw, parts, kills, out = random.Random(6), {}, 0, tmp_path / "killed"
     while kills < 20:
         if (pid := os.fork()) == 0:
             try:
-                prepare_folder(data, ByteTokenizer(), out, steps=steps, unit_bytes=20_000)
+                prepare_folder(data, ByteTokenizer(), out, filters=filters, unit_bytes=20_000)
             finally:
                 os._exit(0)
         time.sleep(draw.uniform(0.0, 0.3 * needed))
@@ -206,7 +205,7 @@ def test_twenty_kills_at_random_moments_change_nothing(corpus: Path, tmp_path: P
         found = {path: path.stat().st_ino for path in out.glob(".work/*/parts/[0-9]*")}
         assert found.items() >= parts.items(), "a finished part was made again"
         parts = found
-    prepare_folder(data, ByteTokenizer(), out, steps=steps, unit_bytes=20_000)
+    prepare_folder(data, ByteTokenizer(), out, filters=filters, unit_bytes=20_000)
     assert content(out) == expected
     assert made["train"].documents > 300
 
@@ -214,9 +213,9 @@ def test_twenty_kills_at_random_moments_change_nothing(corpus: Path, tmp_path: P
 @pytest.mark.timeout(120)
 def test_several_processes_give_the_bytes_of_one(corpus: Path, tmp_path: Path) -> None:
     data = config(corpus / "*", tmp_path / "cache")
-    prepare_folder(data, ByteTokenizer(), tmp_path / "one", steps=Steps(exact=True), unit_bytes=10_000)
+    prepare_folder(data, ByteTokenizer(), tmp_path / "one", filters=DocumentFilters(exact=True), unit_bytes=10_000)
     several = config(corpus / "*", tmp_path / "cache", workers=2)
-    prepare_folder(several, ByteTokenizer(), tmp_path / "two", steps=Steps(exact=True), unit_bytes=10_000)
+    prepare_folder(several, ByteTokenizer(), tmp_path / "two", filters=DocumentFilters(exact=True), unit_bytes=10_000)
     assert content(tmp_path / "two") == content(tmp_path / "one")
     (corpus / "b.jsonl").write_text('{"text": "a"}\n' * 500 + "no json\n")
     with pytest.raises(DataError, match=r"b\.jsonl, line \d+ after byte [\d,]+, column 1: not JSON"):
@@ -235,15 +234,15 @@ def test_a_hub_set_is_read_where_it_lies(tmp_path: Path) -> None:
     assert [part["format"] for part in made["train"].manifest.source] == [".parquet"] * 2
 
 
-def test_a_saved_set_takes_steps_too(tmp_path: Path) -> None:
+def test_a_saved_set_takes_filters_too(tmp_path: Path) -> None:
     rows = ["a b c", "d", "A  b c", "e f g", None]
     datasets.Dataset.from_dict({"text": rows}).save_to_disk(tmp_path / "saved")
     data = DataConfig(name=str(tmp_path / "saved"), cache=tmp_path / "cache", workers=1, validation_fraction=0)
-    made = prepare_folder(data, ByteTokenizer(), tmp_path / "out", steps=Steps(min_words=2, exact=True))
+    made = prepare_folder(data, ByteTokenizer(), tmp_path / "out", filters=DocumentFilters(min_words=2, exact=True))
     assert documents(made["train"]) == ["a b c", "e f g"]
     assert made["train"].rows_without_text == 1
-    with pytest.raises(DataError, match=r"no text in .* that the steps leave"):
-        prepare_folder(data, ByteTokenizer(), tmp_path / "none", steps=Steps(min_words=9))
+    with pytest.raises(DataError, match=r"no text in .* that the filters leave"):
+        prepare_folder(data, ByteTokenizer(), tmp_path / "none", filters=DocumentFilters(min_words=9))
 
 
 def test_a_file_without_text_is_named(corpus: Path, tmp_path: Path) -> None:
@@ -301,7 +300,7 @@ def test_equal_documents_are_found_wherever_passages_end(tmp_path: Path, monkeyp
     data = config(tmp_path / "rows.jsonl", tmp_path / "cache", validation_fraction=0)
     for head in (1 << 24, 5000):
         monkeypatch.setattr(parts, "_HEAD", head)
-        made = prepare_folder(data, ByteTokenizer(), tmp_path / f"{head}", steps=Steps(exact=True))
+        made = prepare_folder(data, ByteTokenizer(), tmp_path / f"{head}", filters=DocumentFilters(exact=True))
         assert made["train"].documents == 4
 
 

@@ -98,7 +98,7 @@ def test_validating_needs_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("url", ["s3://b/x.txt", "hdfs://n/x.txt", "https://a.b/x.txt"])
 def test_a_url_is_told_what_is_read(url: str) -> None:
-    with pytest.raises(ValidationError, match="is a URL; what is read lies on a file system"):
+    with pytest.raises(ValidationError, match="is a URL; what is read is on a file system"):
         DataConfig(files="a.txt", cache=url)
 
 

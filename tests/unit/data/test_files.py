@@ -16,7 +16,8 @@ import pytest
 from capt.pretrain.base import files
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.data.corpus import Missing
-from capt.pretrain.data.files import FileCorpus, resolve_paths
+from capt.pretrain.data.files import READERS, FileCorpus
+from capt.pretrain.data.paths import SUFFIXES, resolve_paths
 from tests.unit.data.doubles import documents
 
 DOCUMENTS = ["One paragraph.\nAnöther, with an ümlaut.", "Second document."]
@@ -243,6 +244,7 @@ def test_patterns_name_files(tmp_path: Path) -> None:
         resolve_paths([f"{tmp_path}/a.txt", f"{tmp_path}/*.txt"], "data.files")
     with pytest.raises(DataError, match=r"no reader for files ending in \.md; known: \.txt,"):
         resolve_paths([f"{tmp_path}/notes.md"], "data.files")
+    assert set(READERS) == set(SUFFIXES)
     with pytest.raises(DataError, match="is a folder; name its files"):
         resolve_paths([str(tmp_path)], "data.files")
 

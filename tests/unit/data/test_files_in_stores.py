@@ -15,7 +15,8 @@ from capt.pretrain.base import stores
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.stores import listed, without_secrets
 from capt.pretrain.config.load import load_job
-from capt.pretrain.data.files import FileCorpus, held_out_files, resolve_files
+from capt.pretrain.data.files import FileCorpus
+from capt.pretrain.data.paths import held_out_files, resolve_files
 from tests.unit.data import faulty
 from tests.unit.data.faulty import FaultyStore, faulty_store
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from capt.pretrain.base.errors import ConfigError
-from capt.pretrain.config.ramp import BatchCourse
+from capt.pretrain.config.ramp import BatchSizeSchedule
 from capt.pretrain.data.config import Weighted
-from capt.pretrain.data.mixed import MixedDataset, mixture_of, seen
 from capt.pretrain.data.mixture import MixtureSampler
+from capt.pretrain.data.mixture_dataset import MixtureDataset, mixture_of, seen
 from capt.pretrain.data.shards import PackedDataset
 
 Course = list[tuple[float, float]]
@@ -33,7 +33,7 @@ def order_of(
     sources: Sequence[Weighted], sizes: Sequence[int], temperature: float | None, samples: int, seed: int, *shards: Any
 ) -> MixtureSampler:
     """The order of a training with one sample a step."""
-    return mixture_of(sources, sizes, temperature, BatchCourse.of(1), samples, seed, *shards)
+    return mixture_of(sources, sizes, temperature, BatchSizeSchedule.of(1), samples, seed, *shards)
 
 
 def _taken(order: MixtureSampler, samples: int) -> np.ndarray:
@@ -142,7 +142,7 @@ def test_sources_go_on_past_their_epochs_with_the_shares_of_the_end() -> None:
 
 def test_points_are_shares_of_steps_while_batches_grow() -> None:
     """Ten steps of 10 samples and ten of 40: due is the sum over steps of the share in the middle of each."""
-    batches = BatchCourse.of(40, [(100, 10)])
+    batches = BatchSizeSchedule.of(40, [(100, 10)])
     course: Course = [(0, 3), (0.25, 3), (0.75, 4), (0.75, 0), (0.9, 0)]
     sources = _sources([course, [(0, 1), (0.25, 1), (0.75, 12)]])
     order = mixture_of(sources, [30, 30], None, batches, 20, 0)
@@ -179,7 +179,7 @@ def test_caches_follow_their_own_sources() -> None:
     for part in parts.values():
         part.shards = Mock()
     order = order_of(_sources([1, [(0, 0), (0.5, 0), (0.5, 1)]]), [31, 17], None, 100, 5, [8, 5], 2)
-    windows = MixedDataset(parts, order)
+    windows = MixtureDataset(parts, order)
     windows.follow(np.arange(12, 18))
     assert parts["s0"].shards.cache.follow.call_args.args == (order.order(0), 12)
     assert not parts["s1"].shards.cache.follow.called, "it has no sample yet"

@@ -54,7 +54,7 @@ def test_checkpoints_without_the_tables_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no module 'other'"):
         load_tables(plain, "other")
     short = make_run(tmp_path / "short", {"discriminator": tables(1, words=7)})
-    with pytest.raises(CheckpointError, match=r"discriminator\.input is no table of the 8 words of vocabulary\.txt"):
+    with pytest.raises(CheckpointError, match=r"discriminator\.input is not a table of the 8 words of vocabulary\.txt"):
         load_embeddings(short)
     with pytest.raises(CheckpointError, match="neither a checkpoint"):
         load_embeddings(tmp_path)

@@ -29,6 +29,7 @@ def test_the_default_order_is_the_declared_one(tmp_path: Path) -> None:
     for name, callback in callbacks.items():
         assert set(callback.follows) <= set(callbacks), f"{name} follows a callback that does not exist"
     assert set(callbacks["Checkpointer"].follows) > {"Agreement", "SampleLedger", "Replicas"}
+    assert set(callbacks["Metrics"].follows) == {"Throughput", "Stragglers"}, "their figures would be logged nowhere"
 
 
 def test_any_two_that_are_swapped_are_refused(tmp_path: Path) -> None:

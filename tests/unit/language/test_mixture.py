@@ -12,7 +12,7 @@ import pytest
 from capt.launcher.cli import main
 from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
 from capt.pretrain.config.load import job_from_mapping
-from capt.pretrain.data.mixed import MixedDataset
+from capt.pretrain.data.mixture_dataset import MixtureDataset
 from capt.pretrain.engine.engines.local import LocalEngine
 from capt.pretrain.engine.loop import Run
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
@@ -57,7 +57,7 @@ def _with(folder: Path, **second: Any) -> list[dict[str, Any]]:
 def test_samples_are_windows_of_their_sources(folder: Path) -> None:
     task = _task(folder, mixture=_with(folder, weight=3))
     train = task.prepared.train
-    assert isinstance(train, MixedDataset)
+    assert isinstance(train, MixtureDataset)
     assert task.samples == sum(map(len, train.parts.values()))
     batch = task.assembler("train")(np.arange(40))
     stone = batch.ids.numpy() >= len(train.parts["river"])
@@ -84,7 +84,7 @@ def test_temperature_and_shards_of_the_same_text(folder: Path, capsys: pytest.Ca
     assert "40 samples of 32 tokens in 6 steps" in shown
     task = _task(folder, temperature=0.3)
     train = task.prepared.train
-    assert isinstance(train, MixedDataset)
+    assert isinstance(train, MixtureDataset)
     weights = [len(part) ** 0.3 for part in train.parts.values()]
     share = weights[0] / sum(weights)
     assert train.order.shares(0)[0] == pytest.approx(share)

@@ -12,7 +12,7 @@ from scipy.stats import rankdata
 
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.data.sts_files import SUBSETS, Pairs, find_sets
-from capt.pretrain.language.evaluate import encode_texts, score
+from capt.pretrain.language.sts import encode_texts, score
 
 ROWS = [
     ("A man is  dancing .", "A man dances .", 5.0),

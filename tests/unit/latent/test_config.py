@@ -104,7 +104,7 @@ def test_rows_of_the_table_differ_in_what_they_are_named_for() -> None:
         ("ae", "objective.aggressive_updates=3", r"aggressive_updates needs model\.posterior=gaussian"),
         ("ivae", "model.noise=31", r"model\.noise 31 is less than model\.latent 32"),
         ("vae", "data.path=null", r"data\.path is missing"),
-        ("vae", "data.unknown=</s>", r"data\.unknown: .*is no ordinary word"),
+        ("vae", "data.unknown=</s>", r"data\.unknown: .*is not an ordinary word"),
         ("vae", "model.init_range=1e300", r"model\.init_range: .*less than or equal to 1000"),
         ("ivae", "critic.clamp=1e300", r"critic\.clamp: .*less than or equal to"),
     ],

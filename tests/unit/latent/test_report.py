@@ -108,7 +108,7 @@ def test_a_figure_that_is_not_finite_is_null_in_the_reports_json(tmp_path: Path)
     report([run], tmp_path / "report")
 
     def refuse(constant: str) -> NoReturn:
-        raise AssertionError(f"{constant} is no JSON")
+        raise AssertionError(f"{constant} is not JSON")
 
     text = (tmp_path / "report" / "report.json").read_text()
     (found,) = json.loads(text, parse_constant=refuse)["Latent-variable models (Tables 1 to 3 and 7)"].values()

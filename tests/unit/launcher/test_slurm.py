@@ -142,8 +142,8 @@ def test_a_job_that_stops_on_purpose_is_not_queued_again(tmp_path: Path) -> None
     [
         ({"nodez": 2}, "nodez: unknown key; did you mean 'nodes'"),
         ({"nodes": 0}, "nodes: 0"),
-        ({"array": "0-9"}, "write %1 behind it"),
-        ({"array": "0-9%2"}, "write %1 behind it"),
+        ({"array": "0-9"}, "write %1 after it"),
+        ({"array": "0-9%2"}, "write %1 after it"),
         ({"array": "0-9; id"}, "array"),
         ({"array_key": "run.seed"}, "array_key needs array"),
         ({"array": "0-9", "array_key": "$(id)"}, "array_key"),
@@ -320,7 +320,7 @@ def test_a_cancelled_job_is_not_queued_again(
 
 
 def test_a_job_that_cannot_go_on_is_not_queued_again(tmp_path: Path) -> None:
-    """A loss that is no number, or guard.spike=stop: started again it would end the same."""
+    """A loss that is not a number, or guard.spike=stop: started again it would end the same."""
     write_status(tmp_path, Status(state="failed", step=7, exit_code=1, reason="SpikeError: loss", final=True))
     assert requeue([str(tmp_path), "1", "3"]) == 1
     assert not again(tmp_path, 1, 3, "7")

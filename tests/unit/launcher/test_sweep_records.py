@@ -64,7 +64,7 @@ def test_a_run_begins_anew_continues_or_adopts(tmp_path: Path) -> None:
     plan = make_plan(tmp_path)
     run, other = (plan.run_dir(make_run(plan, seed, 0.1, 0.2, 0.3)) for seed in (1, 2))
     (restart.checkpoint(run, 3) / "manifest.json").unlink()
-    (run / "checkpoints" / "step-\u00b2").mkdir()  # a digit that is no number
+    (run / "checkpoints" / "step-\u00b2").mkdir()  # a digit that is not a number
     assert restart.prepare_restart(run, None) == (("--resume", "--checkpoint", "step-00000002"), 2)
     assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [1, 2]
 

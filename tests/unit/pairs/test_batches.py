@@ -14,7 +14,7 @@ import torch
 
 from capt.pretrain.data.config import CorruptionConfig
 from capt.pretrain.data.corruption import CorruptionVocabulary, Corruptor
-from capt.pretrain.data.sampler import MixedSampler, Sampler
+from capt.pretrain.data.sampler import BlockMixtureSampler, Sampler
 from capt.pretrain.pairs.batches import Assembler, Noise, PairBatch, by_length, draw, shared_keys
 from capt.pretrain.pairs.config import PairSource
 from capt.pretrain.pairs.sources import EncodedTexts, Lists, SourceRows
@@ -82,7 +82,7 @@ def test_a_step_is_the_same_for_any_ranks_and_micro_batches(
     sources: list[SourceRows], bucketing: bool, mixed: bool
 ) -> None:
     """Corruptions and their labels as well; an unchosen token is the text's, and a label what was there."""
-    sampler = MixedSampler((41, 23), (2.0, 1.0), 16, seed=3, mixed=mixed)
+    sampler = BlockMixtureSampler((41, 23), (2.0, 1.0), 16, seed=3, mixed=mixed)
     seen: dict[int, Any] = {}
     for world, micro in ((1, 16), (1, 4), (2, 2), (4, 2)):
         makers = [
@@ -119,8 +119,8 @@ def test_a_step_is_the_same_for_any_ranks_and_micro_batches(
 def test_mixed_steps_have_rows_of_all_sources_by_their_weights(seed: int) -> None:
     """Never two samples away from a share, whatever is asked first; each source has epochs of its own."""
     sizes, weights = (41, 23, 500), (2.0, 0.07, 1.0)
-    asked = MixedSampler(sizes, weights, 16, seed, mixed=True).locate(np.arange(900, 916))
-    sampler = MixedSampler(sizes, weights, 16, seed, mixed=True)
+    asked = BlockMixtureSampler(sizes, weights, 16, seed, mixed=True).locate(np.arange(900, 916))
+    sampler = BlockMixtureSampler(sizes, weights, 16, seed, mixed=True)
     epochs, rows = sampler.locate(np.arange(16 * 200))
     assert (asked[1] == rows[900:916]).all()
     sources = np.searchsorted(np.cumsum(sizes), rows, side="right")
@@ -138,7 +138,7 @@ def test_mixed_steps_have_rows_of_all_sources_by_their_weights(seed: int) -> Non
 
 
 def test_each_step_is_of_one_source_and_each_source_has_epochs_of_its_own(sources: list[SourceRows]) -> None:
-    sampler = MixedSampler((41, 23), (2.0, 1.0), 16, seed=3)
+    sampler = BlockMixtureSampler((41, 23), (2.0, 1.0), 16, seed=3)
     used: list[list[int]] = [[], []]
     for step in range(60):
         _, rows = sampler.locate(np.arange(16 * step, 16 * step + 16))
@@ -159,14 +159,14 @@ def test_sources_take_turns_in_proportion_to_their_weights_wherever_one_looks(se
     weights = tuple(generator.uniform(0.1, 5) for _ in range(generator.randint(2, 6)))
     sizes = (7,) * len(weights)
     blocks = np.array([generator.randrange(3000) for _ in range(200)])
-    asked = MixedSampler(sizes, weights, 1, seed).locate(blocks)[1] // 7
-    whole = MixedSampler(sizes, weights, 1, seed).locate(np.arange(3000))[1] // 7
+    asked = BlockMixtureSampler(sizes, weights, 1, seed).locate(blocks)[1] // 7
+    whole = BlockMixtureSampler(sizes, weights, 1, seed).locate(np.arange(3000))[1] // 7
     assert (asked == whole[blocks]).all()
     shares = np.array(weights) / sum(weights)
     for end in (1, 10, 100, 3000):
         counts = np.bincount(whole[:end], minlength=len(weights))
         assert (np.abs(counts - shares * end) < 2).all(), "never two turns away from its share"
-    turns = [MixedSampler(sizes, weights, 1, other).locate(np.arange(50))[1].tolist() for other in range(10)]
+    turns = [BlockMixtureSampler(sizes, weights, 1, other).locate(np.arange(50))[1].tolist() for other in range(10)]
     assert len({tuple(each) for each in turns}) > 1, "the seed decides who begins"
 
 
@@ -234,8 +234,8 @@ def test_micro_batches_by_length_hold_all_samples_and_about_as_many_tokens(parts
 
 
 def test_texts_are_padded_on_the_right_and_say_whether_they_are(sources: list[SourceRows]) -> None:
-    maker = Assembler(sources, MixedSampler((41, 23), (1.0, 1.0), 8, 0), batch=8, parts=1, world=1, rank=0, seed=0,
-                      bucketing=False)  # fmt: skip
+    maker = Assembler(sources, BlockMixtureSampler((41, 23), (1.0, 1.0), 8, 0), batch=8, parts=1, world=1, rank=0,
+                      seed=0, bucketing=False)  # fmt: skip
     for step in range(4):
         (batch,) = maker(8 * step)
         queries, documents = batch.texts(9, torch.device("cpu"))
@@ -249,7 +249,7 @@ def test_texts_are_padded_on_the_right_and_say_whether_they_are(sources: list[So
 
 def test_texts_are_corrupted_at_the_rate_of_the_step(sources: list[SourceRows]) -> None:
     """Without one at that of validation."""
-    sampler = MixedSampler((41, 23), (2.0, 1.0), 16, seed=3, mixed=True)
+    sampler = BlockMixtureSampler((41, 23), (2.0, 1.0), 16, seed=3, mixed=True)
     assembler = Assembler(
         sources, sampler, batch=16, parts=1, world=1, rank=0, seed=3, bucketing=False, noise=_noise(), masks=True
     )

@@ -374,7 +374,7 @@ TABLES = {
     "no header": (
         "a.csv",
         "A man is here.,A woman is there.\nx,y\n",
-        "line 1: 'A man is here.' is no name of a column",
+        "line 1: 'A man is here.' is not a name of a column",
     ),
     "semicolons": ("a.csv", "anchor;positive\na;b\n", "are the cells separated by ';'"),
     "tabs in csv": ("a.csv", "anchor\tpositive\na\tb\n", "separated by '.t'"),

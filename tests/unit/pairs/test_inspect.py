@@ -71,7 +71,7 @@ def test_ids_are_those_of_transformers(pairs: Path, tokenizer: Path, prompt: str
     side, other = Side(prompt, length), Side("", 2 * length)
     if prompt and length == 8:
         with pytest.raises(
-            ConfigError, match=r"the prompt 'search query: ' has \d+ tokens, the text behind it at most 6"
+            ConfigError, match=r"the prompt 'search query: ' has \d+ tokens, the text after it at most 6"
         ):
             summarize_pairs(PairFiles([pairs], query=side, document=other), load_tokenizer(tokenizer))
         return

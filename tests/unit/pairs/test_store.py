@@ -98,7 +98,7 @@ _PLAIN = {"query": "river", "pos": ["road"]}
     [
         ([_SCORED], {"loss": "contrast"}, "1: two texts and their score, and source pairs has the loss contrast"),
         ([_PLAIN], {"loss": "cosent"}, "1: no score, and source pairs has the loss cosent"),
-        ([_SCORED], {"loss": "cosine"}, "1: score 3 is no cosine, which lies from -1 to 1: divide the scores"),
+        ([_SCORED], {"loss": "cosine"}, "1: score 3 is not a cosine, which is from -1 to 1: divide the scores"),
         ([_PLAIN], {"view": "corrupted"}, "1: a row of two texts, and source pairs has the view corrupted"),
     ],
 )

@@ -366,7 +366,7 @@ def test_steps_of_a_ramp_are_no_measure(tmp_path: Path) -> None:
     (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert read_run(tmp_path / "run").of_whole_steps("seconds_per_step") == [4.0, 4.0]
     (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:3]))
-    with pytest.raises(DataError, match=r"no row .* behind batch\.ramp"):
+    with pytest.raises(DataError, match=r"no row .* after batch\.ramp"):
         measured(tmp_path / "run")
 
 

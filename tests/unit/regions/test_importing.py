@@ -149,14 +149,14 @@ BAD = {
     "not base64": (lambda row: row[:-20] + b"!" * 8 + row[-12:], "b.tsv, row 2: features is not base64"),
     "cut in a field": (lambda row: row[:60], "b.tsv, row 2: .*not the 10"),
     "twice": (lambda row: _row(0), r"b.tsv, row 2: picture 'p0' is in \S*b.tsv, row 1 already"),
-    "outside": (lambda row: _row(1, width=1), "b.tsv, row 2: picture 'p1': box 1 .* does not lie"),
+    "outside": (lambda row: _row(1, width=1), "b.tsv, row 2: picture 'p1': box 1 .* is not in"),
     "other size": (
         lambda row: _row(1, features=_pictures()[1].features[:, :5]),
         "b.tsv, row 2: picture 'p1': 5 f",
     ),
     "no objects": (lambda row: _row(1, objects=None), "b.tsv, row 2: .*: 16 features a region and attributes, and 16"),
     "nan": (lambda row: _row(1, features=_pictures()[1].features * np.nan), "b.tsv, row 2: .*not finite"),
-    "no name": (lambda row: _row(1, id=""), "b.tsv, row 2: '' is no name"),
+    "no name": (lambda row: _row(1, id=""), "b.tsv, row 2: '' is not a name"),
 }
 
 

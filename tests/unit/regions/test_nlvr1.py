@@ -111,7 +111,7 @@ def test_an_object_that_leaves_its_box_is_boxed_by_what_is_seen(tmp_path: Path) 
         (_changed(color="#0099fe"), "line 2: color '#0099fe': did you mean '#0099ff'"),
         (_changed(x_loc="3"), "line 2: .*valid number"),
         (_changed(x_loc=1000), "line 2: .*less than 100"),
-        (_changed(x_loc=-20), "line 2: an object lies outside"),
+        (_changed(x_loc=-20), "line 2: an object is outside"),
         (_changed(size=0), "line 2: .*greater than 0"),
     ],
 )

@@ -81,7 +81,7 @@ def _with(**change: bytes) -> bytes:
     [
         (b"", "1 field, not the 10 of LXMERT's files"),
         (_with()[:100], "fields, not the 10"),
-        (_with()[:-3], "features is no whole base64 text .*truncated"),
+        (_with()[:-3], "features is not a whole base64 text .*truncated"),
         (_with()[:-4], "features has 57 bytes, no multiple of 3 x 4: the row is truncated"),
         (_with(features=b""), "features has 0 bytes"),
         (_with(num_boxes=b"4"), "boxes has 48 bytes; num_boxes is 4, so it must have 64"),
@@ -94,7 +94,7 @@ def _with(**change: bytes) -> bytes:
         (_with(attrs_conf=base64.b64encode(b"1" * 15)), "attrs_conf has 15 bytes"),
         (_with(features=b"!" * 80), "features is not base64"),
         (_with(features=b"AA==" * 20 + b"AAAA" * 6), "features is not base64|no multiple"),
-        (_with(boxes=b"b'" + b"A" * 61 + b"'"), r"boxes is no whole base64 text \(61 characters\)"),
+        (_with(boxes=b"b'" + b"A" * 61 + b"'"), r"boxes is not a whole base64 text \(61 characters\)"),
     ],
 )
 def test_a_bad_row_is_named(line: bytes, message: str) -> None:

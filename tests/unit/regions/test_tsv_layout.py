@@ -210,7 +210,7 @@ def _spoil_area(path: Path) -> None:
 
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "other bytes": (_bytes_of_another_kind, "features has 64 bytes a region.*fp16, fp32, fp64.*--file-dtype"),
-    "boxes in thousandths": (_in_thousandths, "row 1: picture .* box 1 .* does not lie in the picture"),
+    "boxes in thousandths": (_in_thousandths, "row 1: picture .* box 1 .* is not in the picture"),
     "boxes of nine numbers": (
         lambda path: path.write_text(
             "\t".join(["p", "40", "50", "1", *(base64.b64encode(np.ones(n, "<f4").tobytes()).decode() for n in (9, 4))])

@@ -65,8 +65,8 @@ def _good() -> Picture:
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "width": ({"width": 0}, "picture 'p0': a width of 0 pixels"),
-    "no name": ({"id": ""}, "'' is no name"),
-    "control": ({"id": "a\x1b[2J"}, "is no name"),
+    "no name": ({"id": ""}, "'' is not a name"),
+    "control": ({"id": "a\x1b[2J"}, "is not a name"),
     "no region": ({"features": np.zeros((0, 6), np.float32)}, "at least one"),
     "nan": ({"features": np.full((3, 6), np.nan, np.float32)}, "not finite"),
     "too large for fp16": ({"features": np.full((3, 6), 7e4, np.float32)}, "70000 does not fit fp16"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from capt.pretrain.base.errors import ConfigError
-from capt.pretrain.reliability.rollbacks import FILE, Rollback, note_rollback, read_rollbacks, resume_behind
+from capt.pretrain.reliability.rollbacks import FILE, Rollback, note_rollback, read_rollbacks, resume_after
 
 
 @pytest.mark.parametrize(
@@ -20,14 +20,14 @@ def test_a_damaged_file_is_named_and_no_sample_comes_twice(tmp_path: Path, wrong
     text = wrong if isinstance(wrong, str) else json.dumps({"rollbacks": [good, {**good, **wrong}]})  # type: ignore[dict-item]
     (tmp_path / FILE).write_text(text)
     with pytest.raises(ConfigError, match=FILE):
-        resume_behind(tmp_path, 288, newest=True)
+        resume_after(tmp_path, 288, newest=True)
     assert (tmp_path / FILE).read_text() == text
 
 
 def test_two_that_are_noted_before_the_run_goes_back_leave_out_the_longer_part(tmp_path: Path) -> None:
     for end in (304, 320, 250):
         note_rollback(tmp_path, Rollback(step=end // 8, reason="loss", end=end))
-    assert resume_behind(tmp_path, 288, newest=True) == 32
+    assert resume_after(tmp_path, 288, newest=True) == 32
     assert [each.start for each in read_rollbacks(tmp_path)] == [288, 288, 250]
-    assert resume_behind(tmp_path, 288, newest=True) == 32
-    assert resume_behind(tmp_path, 250, newest=True) == 0
+    assert resume_after(tmp_path, 288, newest=True) == 32
+    assert resume_after(tmp_path, 250, newest=True) == 0

@@ -134,7 +134,7 @@ def test_a_part_holds_every_judged_document(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("retrieval", "changes", "says"),
     [
-        ({"every": 3}, {}, r"every 3 is no multiple of validate.every 2"),
+        ({"every": 3}, {}, r"every 3 is not a multiple of validate.every 2"),
         ({"every": 4}, {}, r"checkpoint.best ndcg@10 is needed at each validation"),
         ({"folders": ["a/x", "b/x"]}, {}, "two folders are called 'x'"),
         ({"folders": []}, {}, "validation reports no 'ndcg@10'"),

@@ -334,8 +334,8 @@ def test_a_header_of_impossible_numbers_is_damaged_and_costs_no_memory(tmp_path:
     [
         (b"[1, 2]\n", "damaged or of another version"),
         (b'{"format": 2}\n', "damaged or of another version"),
-        (b"\xff\xfe\n", "the first line is no header"),
-        (b"x" * 70_000, "the first line is no header"),
+        (b"\xff\xfe\n", "the first line is not a header"),
+        (b"x" * 70_000, "the first line is not a header"),
     ],
 )
 def test_what_is_no_ledger_is_said(tmp_path: Path, content: bytes, says: str) -> None:

@@ -146,7 +146,7 @@ WRONG: dict[str, tuple[Any, str]] = {
         '{"7": {"imageId": "1", "question": "a"}, "7": {"imageId": "2", "question": "b"}}',
         "the key '7' occurs twice in one object",
     ),
-    "a GQA answer that is no text": (
+    "a GQA answer that is not text": (
         '{"7": {"imageId": "1", "question": "a", "answer": "\\ud800"}}',
         "question '7': answer: Input should be a valid string",
     ),
@@ -288,7 +288,7 @@ def test_a_picture_may_have_a_number_and_several_captions(tmp_path: Path) -> Non
         ("c.csv", 'image,caption\na.jpg,"open\n', "c.csv, line 2: not a row of a table"),
         ("c.tsv", 'image\tcaption\na.jpg\tA\nb.jpg\t"B" says a sign\n', "c.tsv, line 3: .*each quote in it doubled"),
         ("c.tsv", 'image\tcaption\na.jpg\t"A\nb.jpg\tB"\nc.jpg\tC\n', "c.tsv, line 2: .*joins rows"),
-        ("c.csv", "image,caption,image\na.jpg,A,b.jpg\n", "c.csv, line 1: the column image stands twice"),
+        ("c.csv", "image,caption,image\na.jpg,A,b.jpg\n", "c.csv, line 1: the column image occurs twice"),
         ("c.csv", "picture,caption\na.jpg,A\n", "not a known form.*rows of image and caption"),
         ("c.jsonl", '{"image": "a", "caption": "A"}\n{"image": "b"}\n', "c.jsonl, line 2: caption"),
         ("c.jsonl", '{"image": "a", "caption": "A"}\n{"image": [], "caption": "A"}\n', "c.jsonl, line 2: image"),

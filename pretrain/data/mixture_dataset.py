@@ -15,16 +15,16 @@ from jaxtyping import Int32, Int64
 
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.randomness import EPOCHS
-from capt.pretrain.config.ramp import BatchCourse
-from capt.pretrain.data.config import Weighted, course_at
+from capt.pretrain.config.ramp import BatchSizeSchedule
+from capt.pretrain.data.config import Weighted, schedule_at
 from capt.pretrain.data.mixture import MixtureSampler, Numbers
 from capt.pretrain.data.sampler import GroupedSampler
 from capt.pretrain.data.shards import PackedDataset
 
 
 def mixture_of(
-    sources: Sequence[Weighted], sizes: Sequence[int], temperature: float | None, batches: BatchCourse, steps: int,
-    seed: int, blocks: Sequence[int] = (), at_once: int | None = None,
+    sources: Sequence[Weighted], sizes: Sequence[int], temperature: float | None, batches: BatchSizeSchedule,
+    steps: int, seed: int, blocks: Sequence[int] = (), at_once: int | None = None,
 ) -> MixtureSampler:  # fmt: skip
     """The order of a training.
 
@@ -42,8 +42,8 @@ def mixture_of(
         ConfigError: the epochs of a source are less than one row, or those of all do not suffice.
     """
     factors = [(size / sum(sizes)) ** (temperature or 0.0) for size in sizes]
-    courses = [
-        [(share, weight * factor) for share, weight in source.course]
+    schedules = [
+        [(share, weight * factor) for share, weight in source.schedule]
         for source, factor in zip(sources, factors, strict=True)
     ]
     limits = []
@@ -55,7 +55,7 @@ def mixture_of(
     order = MixtureSampler(
         names=tuple(source.name for source in sources),
         sizes=tuple(sizes),
-        course=joint_course(courses, batches, steps),
+        course=joint_schedule(schedules, batches, steps),
         limits=tuple(limits),
         seed=seed,
         blocks=tuple(blocks) if at_once else (),
@@ -94,8 +94,8 @@ def seen(order: MixtureSampler, samples: int) -> list[Seen]:
     ]
 
 
-class MixedDataset:
-    """The windows of several sources, numbered one source behind the other, and their ``order`` in the training."""
+class MixtureDataset:
+    """The windows of several sources, numbered one source after the other, and their ``order`` in the training."""
 
     def __init__(self, parts: Mapping[str, PackedDataset], order: MixtureSampler) -> None:
         self.parts, self.order = dict(parts), order
@@ -126,7 +126,7 @@ class MixedDataset:
         )
 
     def follow(self, samples: Numbers) -> None:
-        """Let the caches of sources in a store fetch what these samples need, and what comes behind it."""
+        """Let the caches of sources in a store fetch what these samples need, and what comes after it."""
         sources, numbers = self.order.assign(samples)
         for source, part in enumerate(self._each):
             order = self.order.order(source)
@@ -154,19 +154,19 @@ def held_out_samples(samples: int, sizes: Mapping[str, int]) -> dict[str, int]:
     return {name: parts[name] for name in sizes if parts[name]}
 
 
-def joint_course(
-    courses: Sequence[Sequence[tuple[float, float]]], batches: BatchCourse, steps: int
+def joint_schedule(
+    schedules: Sequence[Sequence[tuple[float, float]]], batches: BatchSizeSchedule, steps: int
 ) -> tuple[tuple[float, ...], ...]:
-    """The courses of several weights over shares of the ``steps`` of a training, as points of all of them together.
+    """The schedules of several weights over shares of the ``steps`` of a training, as points of all of them together.
 
     A place is a number of samples. Where the batch grows between two points there is one more: shares that follow
     straight lines over steps follow such lines over samples up to there.
     """
     rows: list[tuple[float, tuple[float, ...]]] = []
-    backwards = [[(-place, value) for place, value in reversed(course)] for course in courses]
-    for share in sorted({place for course in courses for place, _ in course}):
-        before = tuple(course_at(course, -share) for course in backwards)
-        after = tuple(course_at(course, share) for course in courses)
+    backwards = [[(-place, value) for place, value in reversed(schedule)] for schedule in schedules]
+    for share in sorted({place for schedule in schedules for place, _ in schedule}):
+        before = tuple(schedule_at(schedule, -share) for schedule in backwards)
+        after = tuple(schedule_at(schedule, share) for schedule in schedules)
         rows += [(share, weights) for weights in ([before] if before == after else [before, after])]
     growth = [stage.step / steps for stage in batches.stages]
     between = [
@@ -181,7 +181,7 @@ def joint_course(
 
 
 def _between(first: tuple[float, ...], last: tuple[float, ...], part: float) -> tuple[float, ...]:
-    """The weights whose shares lie on the straight line between those of two points."""
+    """The weights whose shares are on the straight line between those of two points."""
     a, b = sum(first), sum(last)
     total = a + part * (b - a)
     return tuple(total * (x / a + part * (y / b - x / a)) for x, y in zip(first, last, strict=True))

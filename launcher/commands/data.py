@@ -1,129 +1,26 @@
-"""``capt tokenizer`` and ``capt data``: from text to token shards."""
+"""``capt data``: prepare and inspect corpora, pairs and mixtures."""
 
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from capt.launcher.commands import options as o
 
 if TYPE_CHECKING:
+    from capt.pretrain.data.filters import DocumentFilters
     from capt.pretrain.data.shards import ShardSet, ShardSummary
-    from capt.pretrain.data.steps import Steps
     from capt.pretrain.language.config import LanguageJob
     from capt.pretrain.pairs.inspect import PairFiles, PairSummary
     from capt.tokenizer.encode import TextTokenizer
 
-tokenizer_app = typer.Typer(help="Train, use and export tokenizers.", rich_markup_mode=None)
-data_app = typer.Typer(help="Prepare and inspect corpora.", rich_markup_mode=None)
-
-Text = Annotated[
-    list[str], typer.Argument(metavar="TEXT...", help=".txt, .jsonl, .csv, .parquet (also .gz, .zst), or patterns.")
-]
-Folder = Annotated[Path, typer.Option(help="New folder to write.")]
+app = typer.Typer(help="Prepare and inspect corpora.", rich_markup_mode=None)
 
 
-@tokenizer_app.command(epilog="\b\nExample: capt tokenizer train 'corpus/*.txt.gz' --out tok --vocab-size 8192")
-def train(
-    text: Text,
-    out: Folder,
-    vocab_size: Annotated[int, typer.Option(min=1, help="Pieces, special tokens included.")] = 8192,
-    kind: Annotated[str, typer.Option("--type", help="unigram or bpe.")] = "unigram",
-    byte_fallback: Annotated[bool, typer.Option(help="Spell unknown characters as bytes.")] = True,
-    normalization: Annotated[
-        str, typer.Option(help="nmt_nfkc, nfkc, either with _cf (case folded), or identity.")
-    ] = "nmt_nfkc",
-    missing: Annotated[
-        str, typer.Option(help="Rows of a table without text: skip leaves them out and says how many, or refuse.")
-    ] = "skip",
-    max_length: Annotated[int, typer.Option(min=8, help="model_max_length of the exported tokenizer.")] = 512,
-    max_sentences: Annotated[int, typer.Option(min=1, help="Sentences to train on, sampled by seed.")] = 500_000,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    json: o.Json = False,
-) -> None:
-    """Train a SentencePiece tokenizer; its Hugging Face export is checked to give the same ids."""
-    from dataclasses import asdict
-
-    from capt.launcher.progress import progress_bar
-    from capt.pretrain.base.errors import ConfigError
-    from capt.pretrain.data.config import DataConfig
-    from capt.pretrain.data.prepare import tokenizer_corpus
-    from capt.tokenizer.train import Kind, Normalization
-    from capt.tokenizer.train import train as train_tokenizer
-
-    if missing not in (choices := ("skip", "refuse")):
-        raise ConfigError(f"--missing {missing}: choose one of {', '.join(choices)}")
-    data = DataConfig.model_validate({"source": "files", "files": text, "missing": missing, "validation_fraction": 0.0})
-    with progress_bar("reading text") as progress:
-        report = train_tokenizer(
-            tokenizer_corpus(data, progress),
-            out,
-            vocab_size=vocab_size,
-            type=cast(Kind, kind),  # checked there, as normalization is
-            byte_fallback=byte_fallback,
-            normalization=cast(Normalization, normalization),
-            model_max_length=max_length,
-            max_sentences=max_sentences,
-            seed=seed,
-        )
-    if json:
-        o.echo_json(asdict(report))
-    else:
-        typer.echo(
-            f"{out}: {report.vocab_size} pieces from {report.used} of {report.sentences} sentences "
-            f"in {report.seconds} s; {report.checked} lines have the same ids in SentencePiece and in tokenizer.json"
-        )
-
-
-@tokenizer_app.command(epilog="\b\nExample: echo 'A line of text.' | capt tokenizer encode tok --pieces")
-def encode(
-    tokenizer: Annotated[Path, typer.Argument(metavar="TOKENIZER", help="A tokenizer folder.")],
-    text: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="[TEXT...]", help="UTF-8 text files; standard input if none is given."),
-    ] = None,
-    pieces: Annotated[bool, typer.Option("--pieces", help="Print the pieces instead of their ids.")] = False,
-) -> None:
-    """Print the ids of each line of text, without special tokens around it."""
-    from capt.pretrain.base.files import read_lines
-    from capt.tokenizer.encode import load_tokenizer
-
-    loaded = load_tokenizer(tokenizer)
-    lines = read_lines(text) if text else (line.rstrip("\r\n") for line in sys.stdin)
-    for batch in _batches(lines):
-        for ids in loaded.encode_batch(batch):
-            words = [loaded.backend.id_to_token(int(i)) for i in ids] if pieces else ids
-            typer.echo(" ".join(map(str, words)))
-
-
-@tokenizer_app.command(epilog="\b\nExample: capt tokenizer export sentencepiece.model tok --text corpus/sample.txt")
-def export(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="A SentencePiece .model, or the folder that holds one.")
-    ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="New folder to write.")],
-    text: Annotated[list[Path] | None, typer.Option(help="Text whose ids are compared as well.")] = None,
-    max_length: Annotated[int, typer.Option(min=8, help="model_max_length of the exported tokenizer.")] = 512,
-    add_missing: Annotated[
-        bool, typer.Option("--add-missing", help="Append special tokens that the model lacks.")
-    ] = False,
-) -> None:
-    """Write a SentencePiece model as tokenizer.json, or refuse when any line would get other ids."""
-    from capt.pretrain.base.files import read_lines
-    from capt.tokenizer.export import export as export_tokenizer
-
-    lines = export_tokenizer(
-        model, out, texts=read_lines(text or []), model_max_length=max_length, add_missing=add_missing
-    )
-    typer.echo(f"{out}: {lines} lines have the same ids as in SentencePiece")
-
-
-@data_app.command(
+@app.command(
     epilog="\b\nExample: capt data prepare capt_small data.files=corpus.txt tokenizer.path=tok --out shards\n"
     "Example: capt data prepare capt_small 'data.files=web/*.jsonl.zst' tokenizer.path=tok --out shards --workers 16 "
     "--filter min_words=50 --filter languages=en --filter exact=true"
@@ -166,7 +63,7 @@ def prepare(
     if workers is not None:
         overrides = [*(overrides or []), f"data.workers={workers}"]
     job = _language_job(config, overrides)
-    declared = _steps(steps, filter or [])
+    declared = _filters(steps, filter or [])
     if out is None and (declared.names or license):
         raise ConfigError("--filter, --steps and --license belong to shards in a folder: name it by --out")
     with progress_bar("preparing") as progress:
@@ -179,7 +76,7 @@ def prepare(
                 if out is None:
                     sets += [prepare_cached(data, loaded, split, progress) for split in ("train", "validation")]
                 elif data.shards is None:
-                    made = prepare_folder(data, loaded, out / name, progress, steps=declared, license=license)
+                    made = prepare_folder(data, loaded, out / name, progress, filters=declared, license=license)
                     sets += made.values()
                     cards += (out / name).glob("card.md")
     for shards in sets:
@@ -195,7 +92,7 @@ def prepare(
     typer.echo(f"use them with: {place}tokenizer.path={folder}")
 
 
-@data_app.command(
+@app.command(
     epilog="\b\nExample: capt data inspect pairs.jsonl --tokenizer tok\n"
     "Example: capt data inspect shards/train --tokenizer tok --sequence-length 128\n"
     "Example: capt data inspect --job my_mixture.yaml"
@@ -270,7 +167,7 @@ def inspect(
             _show_pairs(summary, has_tokens=loaded is not None)
 
 
-@data_app.command(epilog="\b\nExample: capt data duplicates pairs.jsonl --against beir/nfcorpus")
+@app.command(epilog="\b\nExample: capt data duplicates pairs.jsonl --against beir/nfcorpus")
 def duplicates(
     train: Annotated[
         list[Path],
@@ -392,7 +289,7 @@ def _inspect_mixture(config: str, overrides: list[str], json: bool) -> bool:
 
     from capt.launcher.progress import progress_bar
     from capt.pretrain.config.load import load_job
-    from capt.pretrain.data.mixed import MixedDataset, seen
+    from capt.pretrain.data.mixture_dataset import MixtureDataset, seen
     from capt.pretrain.language.config import LanguageJob
 
     job = load_job(config, overrides)
@@ -403,8 +300,8 @@ def _inspect_mixture(config: str, overrides: list[str], json: bool) -> bool:
 
     with progress_bar("preparing") as progress:
         windows, _ = prepare_windows(job, load_tokenizer(tokenizer_folder(job, progress)), progress)
-    assert isinstance(windows, MixedDataset)
-    samples = job.batches.samples_before(job.schedule.max_steps)
+    assert isinstance(windows, MixtureDataset)
+    samples = job.batch_sizes.samples_before(job.schedule.max_steps)
     sources = seen(windows.order, samples)
     if json:
         o.echo_json([asdict(source) for source in sources])
@@ -444,15 +341,15 @@ def _show(summary: ShardSummary, sequence_length: int) -> None:
         o.say(f"  | {sample}")
 
 
-def _steps(file: Path | None, filters: list[str]) -> Steps:
-    """The steps of a YAML file, with those of ``--filter`` set."""
+def _filters(file: Path | None, filters: list[str]) -> DocumentFilters:
+    """The filters that a YAML file declares, and those of ``--filter``."""
     from pydantic import ValidationError
 
     from capt.pretrain.base.errors import ConfigError
     from capt.pretrain.base.files import read_text
     from capt.pretrain.base.records import first_fault
     from capt.pretrain.config.reader import NotYamlError, read_yaml
-    from capt.pretrain.data.steps import Steps
+    from capt.pretrain.data.filters import DocumentFilters
 
     declared: dict[str, Any] = {}
     places = [(str(file), read_text(file, error=ConfigError))] if file is not None else []
@@ -467,13 +364,13 @@ def _steps(file: Path | None, filters: list[str]) -> Steps:
             if not isinstance(found, dict):
                 raise ConfigError(f"{place}: keys and values are needed, for example min_words: 50")
             declared |= found
-            Steps.model_validate(declared)
+            DocumentFilters.model_validate(declared)
         except NotYamlError as error:
             raise ConfigError(f"{place}: {error}") from None
         except ValidationError as error:
-            known = ", ".join(Steps.model_fields)
+            known = ", ".join(DocumentFilters.model_fields)
             raise ConfigError(f"{place}: {first_fault(error)} (known keys: {known})") from None
-    return Steps.model_validate(declared)
+    return DocumentFilters.model_validate(declared)
 
 
 def _language_job(config: str, overrides: list[str] | None) -> LanguageJob:
@@ -485,14 +382,3 @@ def _language_job(config: str, overrides: list[str] | None) -> LanguageJob:
     if not isinstance(job, LanguageJob):
         raise ConfigError(f"{config}: task.type is {job.task.type}; only capt_language jobs read text")
     return job
-
-
-def _batches(lines: Iterator[str], size: int = 1024) -> Iterator[list[str]]:
-    batch: list[str] = []
-    for line in lines:
-        batch.append(line)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch

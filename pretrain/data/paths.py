@@ -1,0 +1,124 @@
+"""The files of a corpus: which ones the patterns of a job name, and their bytes, on this host or in a store."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import io
+import json
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from difflib import get_close_matches
+from pathlib import Path
+
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.files import PACKED, open_regular
+from capt.pretrain.base.stores import StoreFile, is_url, listed, reader
+from capt.pretrain.base.verification import ALONE, Ranks
+
+SUFFIXES = (".txt", ".tokens", ".raw", ".jsonl", ".json", ".csv", ".tsv", ".parquet")
+"""The forms of text files; `capt.pretrain.data.files.READERS` has a reader for each."""
+
+TextFile = Path | StoreFile
+"""A file of this host, or one in a store."""
+
+
+def resolve_paths(patterns: Sequence[str], key: str, *, any_suffix: bool = False) -> list[Path]:
+    """The files that ``patterns``, the paths or globs of the configuration key ``key``, name; matches of a glob sorted.
+
+    Raises ``DataError`` for a pattern without a match (with the nearest existing name), a file named twice, or, unless
+    ``any_suffix``, a suffix that no reader of text knows.
+    """
+    paths: dict[Path, None] = {}
+    for pattern in patterns:
+        path = Path(pattern).expanduser()
+        matches = [path] if path.is_file() else sorted(Path(p) for p in glob.glob(str(path), recursive=True))
+        files = [match for match in matches if match.is_file()]
+        if not files:
+            raise DataError(f"{key}: {why_missing(path)}")
+        for file in files:
+            if file in paths:
+                raise DataError(f"{key}: {file} is named twice")
+            if not any_suffix:
+                require_form(file)
+            paths[file] = None
+    return list(paths)
+
+
+def resolve_files(patterns: Sequence[str], key: str, ranks: Ranks = ALONE) -> list[TextFile]:
+    """The files that ``patterns``, paths, addresses in a store, or globs of these, name; as `resolve_paths`.
+
+    All ``ranks`` call this; one of them asks the stores.
+    """
+    found: dict[str, list[tuple[str, int, str]]] = {}
+    urls = [pattern for pattern in patterns if is_url(pattern)]
+    if urls:
+        with ranks.synchronize_errors():
+            if ranks.rank == 0:
+                found = {url: [(file.url, file.size, file.tag) for file in listed(url)] for url in urls}
+        found = ranks.gather(found)[0]
+    files: dict[TextFile, None] = {}
+    for pattern in patterns:
+        there = [StoreFile(*file) for file in found.get(pattern, ())]
+        some: Sequence[TextFile] = there or resolve_paths([pattern], key)
+        for file in some:
+            if file in files:
+                raise DataError(f"{key}: {file} is named twice")
+            require_form(file)
+            files[file] = None
+    return list(files)
+
+
+def held_out_files(patterns: Sequence[str], train: Sequence[TextFile], ranks: Ranks = ALONE) -> list[TextFile]:
+    """The files of ``data.validation_files``. Raises ``DataError`` as `resolve_files`, or where one is trained on."""
+    held_out = resolve_files(patterns, "data.validation_files", ranks)
+    if both := sorted(set(held_out) & set(train), key=str):
+        raise DataError(f"data.validation_files: {both[0]} is training text too (data.files)")
+    return held_out
+
+
+def opened(path: TextFile) -> AbstractContextManager[io.BufferedReader]:
+    """The bytes of a file, here or in a store."""
+    return reader(path) if isinstance(path, StoreFile) else open_regular(path)
+
+
+def size_of(path: TextFile) -> int:
+    """The bytes of a file, here or in a store."""
+    return path.size if isinstance(path, StoreFile) else path.stat().st_size
+
+
+def identity(file: StoreFile) -> str:
+    """A hash of what the store says of a file; it is not read. Raises ``DataError`` where no change would show."""
+    if not file.tag:
+        raise DataError(f"{file}: the server says neither ETag nor Last-Modified, so no change is seen; download it")
+    return hashlib.sha256(json.dumps([file.url, file.size, file.tag]).encode()).hexdigest()
+
+
+def suffix_of(path: TextFile) -> str:
+    """The form of a file, as ``.txt``, by its name without the end that says how it is packed."""
+    name = Path(path.name)
+    return name.with_suffix("").suffix if name.suffix in PACKED else name.suffix
+
+
+def require_form(path: TextFile) -> None:
+    """Raise ``DataError`` for a file whose name ends in none of ``SUFFIXES``, packed or not."""
+    suffix, name = suffix_of(path), Path(path.name)
+    if suffix not in SUFFIXES or (name.suffix in PACKED and suffix == ".parquet"):
+        raise DataError(
+            f"{path}: no reader for files ending in {''.join(name.suffixes[-2:]) or 'nothing'};"
+            f" known: {', '.join(SUFFIXES)}, and {' and '.join(PACKED)} of these except .parquet"
+        )
+
+
+def why_missing(path: Path) -> str:
+    """Say why a path or pattern names no file, with the nearest name that exists."""
+    if path.is_dir():
+        return f"{path} is a folder; name its files, for example {path}/*.txt"
+    if path.exists():
+        return f"{path} is not a regular file"
+    if not path.parent.is_dir() and not glob.has_magic(str(path.parent)):
+        return f"{path} does not exist: there is no folder {path.parent}"
+    if glob.has_magic(str(path)):
+        return f"{path} does not exist: the pattern matches no file"
+    near = get_close_matches(path.name, [p.name for p in path.parent.iterdir() if p.is_file()], n=1)
+    return f"{path} does not exist" + (f"; did you mean {path.with_name(near[0])}?" if near else "")
