@@ -64,8 +64,10 @@ def resolve_special_ids(
     missing = [role for role, name in present.items() if name is None]
     if missing and not add_missing:
         raise DataError(
-            f"{where}: the tokenizer has no {' and no '.join(missing)} token; "
-            f"add_missing=True (--add-missing) appends {', '.join(tokens[role] for role in missing)} to its vocabulary"
+            f"{where}: the tokenizer has no {' and no '.join(missing)} token; name tokens of its vocabulary in "
+            f"tokenizer_config.json ({', '.join(f'{role}_token' for role in missing)}), "
+            f"or append {', '.join(tokens[role] for role in missing)}: --add-missing of capt tokenizer export for a "
+            "SentencePiece model, add_missing=True in Python"
         )
     for role in missing:
         logger.warning("%s: %s appended to the vocabulary as the %s token", where, tokens[role], role)

@@ -1,4 +1,4 @@
-"""Tables of labelled texts (.csv, .tsv, .jsonl, each also .gz; .parquet): columns, and rows with their places."""
+"""Tables of labelled texts (.csv, .tsv, .jsonl, each also packed; .parquet): columns, and rows with their places."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from capt.pretrain.base.errors import DataError, did_you_mean
-from capt.pretrain.base.files import open_regular, printable, read_lines, require_ratio
+from capt.pretrain.base.files import PACKED, open_regular, printable, read_lines, require_ratio
+from capt.pretrain.data.csv_rows import QuotedCells, csv_problem, require_one_of_each
 
-KNOWN = ".csv, .tsv, .jsonl, .csv.gz, .tsv.gz, .jsonl.gz, .parquet"
+KNOWN = ".csv, .tsv, .jsonl (each also .gz or .zst), .parquet"
 
 _PAIRS = (
     ("sentence1", "sentence2"), ("text1", "text2"), ("text", "text2"), ("text", "text_pair"), ("text", "second"),
@@ -61,8 +62,8 @@ def open_table(path: Path, *, quotes: bool | None = None) -> Table:
     Raises:
         DataError: there is no such file, it has another ending, it holds no row, or a column twice.
     """
-    suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
-    if path.suffix == ".parquet":
+    suffix = (path.with_suffix("") if path.suffix in PACKED else path).suffix.lower()
+    if suffix == ".parquet" and path.suffix not in PACKED:
         table = _parquet(path)
     elif suffix == ".jsonl":
         table = _json_lines(path)
@@ -70,8 +71,7 @@ def open_table(path: Path, *, quotes: bool | None = None) -> Table:
         table = _delimited(path, tabs=suffix == ".tsv", quotes=suffix == ".csv" if quotes is None else quotes)
     else:
         raise DataError(f"{path}: no table that can be read; write it as one of {KNOWN}")
-    if twice := next((name for name in table.columns if table.columns.count(name) > 1), None):
-        raise DataError(f"{path}: the column {twice!r} occurs twice; rename one of the two")
+    require_one_of_each(path, table.columns)
     return table
 
 
@@ -132,7 +132,11 @@ def _delimited(path: Path, *, tabs: bool, quotes: bool) -> Table:
 def _records(path: Path, lines: Iterator[str], separator: str, *, quotes: bool) -> Iterator[tuple[int, list[str]]]:
     """The cells of each row that is not an empty line, with the number of its first line."""
     if not quotes:
-        yield from ((number, line.split(separator)) for number, line in enumerate(lines, start=1) if line)
+        quoted = QuotedCells(path, "set data.quotes=true")
+        for number, line in enumerate(lines, start=1):
+            if line:
+                yield number, quoted.seen(number, line.split(separator))
+        quoted.report()
         return
     reader = csv.reader((f"{line}\n" for line in lines), delimiter=separator, strict=True)
     first = 1
@@ -142,7 +146,9 @@ def _records(path: Path, lines: Iterator[str], separator: str, *, quotes: bool) 
                 yield first, cells
             first = reader.line_num + 1
     except csv.Error as problem:
-        raise DataError(f"{path}, line {first}: not a row of a table: {problem}; {_advice(quotes)}") from None
+        raise DataError(
+            f"{path}, line {first}: not a row of a table: {csv_problem(problem)}; {_advice(quotes)}"
+        ) from None
 
 
 def _advice(quotes: bool) -> str:
@@ -178,6 +184,7 @@ def _parquet(path: Path) -> Table:
         with open_regular(path) as raw:
             try:
                 table = pyarrow.parquet.ParquetFile(raw)
+                require_one_of_each(path, table.schema_arrow.names)
                 groups = (table.metadata.row_group(i) for i in range(table.metadata.num_row_groups))
                 require_ratio(path, sum(group.total_byte_size for group in groups), path.stat().st_size)
                 number = 0

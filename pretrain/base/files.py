@@ -337,6 +337,22 @@ class _Zstd:
         return count
 
 
+_OTHER_FORMS = (
+    ((b"\xff\xfe", b"\xfe\xff"), "it begins as UTF-16 does; convert it: iconv -f utf-16 -t utf-8"),
+    ((b"\x1f\x8b",), "it is packed with gzip; unpack it, or name it .gz"),
+    ((b"\x28\xb5\x2f\xfd",), "it is packed with zstd; unpack it, or name it .zst"),
+    ((b"PAR1\x15",), "it is a parquet file; name it .parquet"),
+    ((b"%PDF-",), "it is a PDF; extract its text"),
+    ((b"\xfd7zXZ", b"BZh91AY", b"PK\x03\x04"), "it is an archive, or packed, or a spreadsheet; unpack or export it"),
+)
+"""Beginnings of files that are no UTF-8 text, and what to do: converted from a guessed encoding they are nonsense."""
+
+
+def other_form(start: bytes) -> str | None:
+    """What a file that begins with ``start`` is instead of UTF-8 text, and what to do; None where it may be text."""
+    return next((advice for starts, advice in _OTHER_FORMS if start.startswith(starts)), None)
+
+
 def unpacked(raw: IO[bytes], path: object) -> io.BufferedReader:
     """The content of the file ``path``, packed by gzip or zstd, which is open as ``raw``.
 
@@ -346,13 +362,13 @@ def unpacked(raw: IO[bytes], path: object) -> io.BufferedReader:
 
 
 def read_lines(files: Iterable[Path], progress: Callable[[int], None] | None = None) -> Iterator[str]:
-    """Yield the lines of UTF-8 text files (``.gz`` is unpacked), without their line ends, one file after the other.
+    """Yield the lines of UTF-8 text files, one after the other, without line ends; ``.gz`` and ``.zst`` are unpacked.
 
     A byte order mark at the start of a line is not part of it: joined files have one wherever a file began.
     ``progress`` is called now and then with the number of bytes read since the last call, as they are on disk.
 
     Raises:
-        DataError: a file is missing, not a file, empty, not valid UTF-8, or a damaged gzip file.
+        DataError: a file is missing, not a file, empty, not valid UTF-8, or damaged where it is packed.
     """
     for path in files:
         if not path.is_file():
@@ -370,13 +386,16 @@ def read_lines(files: Iterable[Path], progress: Callable[[int], None] | None = N
         except UnicodeDecodeError as error:
             byte = f"byte 0x{error.object[error.start]:02x}"
             raise DataError(f"{path}, line {done + 1}: not UTF-8 text ({byte}); convert it with iconv first") from error
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise DataError(f"{path}, after line {done}: damaged gzip file ({error})") from error
+        except DAMAGED as error:
+            hint = "" if done else f"; if it is not packed, name it without {path.suffix}"
+            raise DataError(f"{path}, after line {done}: damaged {PACKED[path.suffix]} file ({error}){hint}") from error
 
 
-def _with_progress(raw: IO[bytes], path: Path, progress: Callable[[int], None] | None) -> Iterator[bytes]:
+def _with_progress(raw: BufferedReader, path: Path, progress: Callable[[int], None] | None) -> Iterator[bytes]:
     reported = 0
-    with unpacked(raw, path) if path.suffix == ".gz" else raw as lines:
+    with unpacked(raw, path) if path.suffix in PACKED else raw as lines:
+        if (form := other_form(lines.peek(8))) is not None:
+            raise DataError(f"{path} is not UTF-8 text: {form}")
         for number, line in enumerate(iter(partial(lines.readline, LONGEST_LINE), b"")):
             if len(line) == LONGEST_LINE:
                 raise DataError(f"{path}, line {number + 1}: over {LONGEST_LINE:,} bytes, more than a line may have")

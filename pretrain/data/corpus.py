@@ -66,14 +66,15 @@ class TextColumn:
     def report(self, name: str) -> None:
         """Log, once in a process, how many rows of the table ``name`` were left out."""
         if self.without:
-            _warn_once(
+            warn_once(
                 f"{name}: {self.without:,} of {self.rows:,} rows have no {self.name!r} and are left out, the first "
                 f"is {self._first}; data.missing=refuse ends the job there"
             )
 
 
 @cache
-def _warn_once(message: str) -> None:
+def warn_once(message: str) -> None:
+    """Log a warning, once in a process."""
     logger.warning("%s", message)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from capt.pretrain.base.errors import DataError, shown
 from capt.pretrain.base.files import LONGEST_LINE
+from capt.pretrain.data.corpus import warn_once
 
 Row = tuple[str, dict[str, Any]]
 """The place of a row, ``FILE:LINE`` (``FILE:ROW`` where a file has no lines), and its cells by column."""
@@ -28,25 +29,71 @@ def csv_rows(path: object, lines: Iterable[str]) -> Iterator[Row]:
             begin = reader.line_num + 1
     except csv.Error as error:
         raise DataError(
-            f"{path}, line {begin}: not CSV ({error}); a cell with commas, quotes or line breaks has quotes around it, "
-            "and a quote in it is doubled"
+            f"{path}, line {begin}: not CSV ({csv_problem(error)}); a cell with commas, quotes or line breaks has "
+            "quotes around it, and a quote in it is doubled"
         ) from None
+
+
+def csv_problem(error: csv.Error) -> str:
+    """What is wrong with a row, where Python's words are about its own functions."""
+    if "new-line character" in str(error):
+        return r"a carriage return alone: if all lines end so, tr '\r' '\n' < FILE converts them"
+    return str(error)
 
 
 def tsv_rows(path: object, lines: Iterable[str]) -> Iterator[Row]:
     """The rows of a file with a header and tabs. There is no quoting, as in GLUE: a quotation mark is text."""
     header: list[str] | None = None
+    quoted = QuotedCells(path, "write the file as .csv")
     for number, line in enumerate(lines, start=1):
+        cells = quoted.seen(number, line.split("\t"))
         if header is None:
-            header = _header(path, line.split("\t"), "\t")
+            header = _header(path, cells, "\t")
         elif line or len(header) == 1:
-            yield f"{path}:{number}", _cells(path, number, header, line.split("\t"))
+            yield f"{path}:{number}", _cells(path, number, header, cells)
+    quoted.report()
+
+
+class QuotedCells:
+    """Cells between double quotes in a file without quoting: a spreadsheet wrote them, or they belong to the text."""
+
+    def __init__(self, path: object, remedy: str) -> None:
+        self._path, self._remedy, self._rows, self._first = path, remedy, 0, 0
+
+    def seen(self, number: int, cells: list[str]) -> list[str]:
+        """Count a row and return it. Raises ``DataError`` for a first row that is quoted throughout."""
+        quoted = [len(cell) > 1 and cell[0] == cell[-1] == '"' for cell in map(str.strip, cells)]
+        if number == 1 and all(quoted):
+            raise DataError(
+                f"{self._path}, line 1: the names of the columns are between double quotes, which belong to the text "
+                f"here; {self._remedy}"
+            )
+        if any(quoted):
+            self._rows += 1
+            self._first = self._first or number
+        return cells
+
+    def report(self) -> None:
+        """Say how many rows have such cells."""
+        if self._rows:
+            warn_once(
+                f"{self._path}: {self._rows:,} rows have a cell between double quotes, the first is line "
+                f"{self._first}; they are read as a part of the text. If they are not, {self._remedy}"
+            )
+
+
+def require_one_of_each(path: object, names: Sequence[str], where: str = "") -> None:
+    """Raise ``DataError`` where a table has two columns of one name, of which a row would keep one.
+
+    Columns without a name are what a spreadsheet has behind its last one.
+    """
+    if twice := next((name for name in names if name and names.count(name) > 1), None):
+        raise DataError(f"{path}{where}: two columns have the name {shown(twice)}; rename one of the two")
 
 
 def _header(path: object, cells: list[str], separator: str) -> list[str]:
     names = [cell.strip() for cell in cells]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise DataError(f"{path}, line 1: two columns have the name {shown(twice)}; the first line names the columns")
+    require_one_of_each(path, names, ", line 1")
     other = next((mark for mark in ("\t", ";", "|", ",") if mark != separator and mark in "".join(names)), None)
     if len(names) == 1 and other is not None:
         raise DataError(

@@ -19,21 +19,14 @@ import pyarrow.compute
 import pyarrow.parquet
 
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.base.files import DAMAGED, PACKED, printable, require_ratio, unpacked
+from capt.pretrain.base.files import DAMAGED, PACKED, other_form, printable, require_ratio, unpacked
 from capt.pretrain.base.stores import StoreFile, require_unchanged
 from capt.pretrain.base.verification import Verifier
 from capt.pretrain.data.corpus import PASSAGE, Corpus, Missing, Piece, TextColumn, row_pieces
-from capt.pretrain.data.csv_rows import Row, csv_rows, tsv_rows
+from capt.pretrain.data.csv_rows import Row, csv_rows, require_one_of_each, tsv_rows
 from capt.pretrain.data.paths import TextFile, identity, opened, require_form, size_of, suffix_of
 
 _CHUNK = 1 << 20
-_FORMS = (
-    ((b"\xff\xfe", b"\xfe\xff"), "it begins as UTF-16 does; convert it: iconv -f utf-16 -t utf-8"),
-    ((b"\x1f\x8b",), "it is packed with gzip; unpack it, or name it .gz"),
-    ((b"\x28\xb5\x2f\xfd",), "it is packed with zstd; unpack it, or name it .zst"),
-    ((b"\xfd7zXZ", b"BZh91AY", b"PK\x03\x04"), "it is an archive, or packed; unpack it"),
-)
-"""Beginnings of files that are no UTF-8 text, and what to do: converted from a guessed encoding they are nonsense."""
 _ROWS_WITHOUT_COLUMN = 1000
 """A JSON file whose first rows, this number of them, lack the column is not read to its end."""
 _LONGEST_ROW = 1 << 26
@@ -265,6 +258,7 @@ def parquet_batches(
     """
     try:
         table = pyarrow.parquet.ParquetFile(raw)
+        require_one_of_each(path, table.schema_arrow.names)
         columns = choose(table.schema_arrow.names)
         _require_ratio(path, table)
         size = 0
@@ -403,12 +397,12 @@ def _diagnose(path: TextFile) -> str:
 
     def not_utf8(byte: int, at: int) -> str:
         if form is not None:
-            return f"{path} is not UTF-8 text: {form[1]}"
+            return f"{path} is not UTF-8 text: {form}"
         where = f"byte 0x{byte:02x} at line {number}, byte {at}"
         return f"{path} is not UTF-8: {where}; convert it from the encoding that it has: iconv -f ENCODING -t utf-8"
 
     with opened(path) as raw, _open(path, raw) as file, _whole_archive(path):
-        form = next((form for form in _FORMS if file.peek(8).startswith(form[0])), None)
+        form = other_form(file.peek(8))
         while chunk := file.readline(_CHUNK):
             piece = rest + chunk
             whole = len(piece)

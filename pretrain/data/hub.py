@@ -10,6 +10,7 @@ from pathlib import Path
 import datasets
 
 from capt.pretrain.base.errors import DataError, did_you_mean
+from capt.pretrain.base.files import printable
 from capt.pretrain.base.stores import is_url, look_up
 from capt.pretrain.data.corpus import Corpus, Missing, Piece, TextColumn, row_pieces
 from capt.pretrain.data.paths import TextFile
@@ -84,8 +85,18 @@ def load_split(name: str, subset: str | None, split: str, key: str = "data.name"
         return datasets.load_dataset(name, subset or _first_subset(name), split=split)
     except DataError:
         raise
-    except (OSError, ValueError) as error:
-        raise DataError(f"{key}: cannot load {name} (split {split}): {str(error).splitlines()[0]}") from error
+    except _NOT_LOADED as error:
+        raise _cannot_load(key, name, split, error) from error
+
+
+_NOT_LOADED = (OSError, ValueError, KeyError, TypeError, datasets.exceptions.DatasetsError)
+"""What ``datasets`` raises for a data set that is not there or damaged."""
+
+
+def _cannot_load(key: str, name: str, split: str, error: BaseException) -> DataError:
+    cause = error.__cause__ or error  # what could not be read lies behind a DatasetGenerationError
+    what = printable(str(cause)) or "nothing is said"
+    return DataError(f"{key}: cannot load {name} (split {split}): {type(cause).__name__}: {what}")
 
 
 def _first_subset(name: str) -> str | None:
@@ -106,8 +117,8 @@ def split_files(name: str, subset: str | None, split: str) -> list[TextFile] | N
         return None
     try:
         builder = datasets.load_dataset_builder(name, subset or _first_subset(name))
-    except (OSError, ValueError) as error:
-        raise DataError(f"data.name: cannot load {name} (split {split}): {str(error).splitlines()[0]}") from error
+    except _NOT_LOADED as error:
+        raise _cannot_load("data.name", name, split, error) from error
     found = builder.config.data_files
     if not found or split not in found:  # it may be a slice
         return None

@@ -26,10 +26,11 @@ TextFile = Path | StoreFile
 def resolve_paths(patterns: Sequence[str], key: str, *, any_suffix: bool = False) -> list[Path]:
     """The files that ``patterns``, the paths or globs of the configuration key ``key``, name; matches of a glob sorted.
 
-    Raises ``DataError`` for a pattern without a match (with the nearest existing name), a file named twice, or, unless
-    ``any_suffix``, a suffix that no reader of text knows.
+    Raises ``DataError`` for a pattern without a match (with the nearest existing name), a file named twice, under
+    another name of it too, or, unless ``any_suffix``, a suffix that no reader of text knows.
     """
     paths: dict[Path, None] = {}
+    real: dict[Path, Path] = {}
     for pattern in patterns:
         path = Path(pattern).expanduser()
         matches = [path] if path.is_file() else sorted(Path(p) for p in glob.glob(str(path), recursive=True))
@@ -37,8 +38,7 @@ def resolve_paths(patterns: Sequence[str], key: str, *, any_suffix: bool = False
         if not files:
             raise DataError(f"{key}: {why_missing(path)}")
         for file in files:
-            if file in paths:
-                raise DataError(f"{key}: {file} is named twice")
+            _require_new(file, real, key)
             if not any_suffix:
                 require_form(file)
             paths[file] = None
@@ -58,22 +58,35 @@ def resolve_files(patterns: Sequence[str], key: str, ranks: Ranks = ALONE) -> li
                 found = {url: [(file.url, file.size, file.tag) for file in listed(url)] for url in urls}
         found = ranks.gather(found)[0]
     files: dict[TextFile, None] = {}
+    real: dict[Path, Path] = {}
     for pattern in patterns:
         there = [StoreFile(*file) for file in found.get(pattern, ())]
         some: Sequence[TextFile] = there or resolve_paths([pattern], key)
         for file in some:
             if file in files:
                 raise DataError(f"{key}: {file} is named twice")
+            if isinstance(file, Path):
+                _require_new(file, real, key)
             require_form(file)
             files[file] = None
     return list(files)
 
 
+def _require_new(file: Path, real: dict[Path, Path], key: str) -> None:
+    """Note a file in ``real``, by what it is without links. Raises ``DataError`` where it is there already."""
+    other = real.setdefault(file.resolve(), file)
+    if other is not file:
+        names = f"{file} is named twice" if other == file else f"{other} and {file} are one file, by a link"
+        raise DataError(f"{key}: {names}; name it once")
+
+
 def held_out_files(patterns: Sequence[str], train: Sequence[TextFile], ranks: Ranks = ALONE) -> list[TextFile]:
     """The files of ``data.validation_files``. Raises ``DataError`` as `resolve_files`, or where one is trained on."""
     held_out = resolve_files(patterns, "data.validation_files", ranks)
-    if both := sorted(set(held_out) & set(train), key=str):
-        raise DataError(f"data.validation_files: {both[0]} is training text too (data.files)")
+    trained = {file.resolve() if isinstance(file, Path) else file for file in train}
+    for file in held_out:
+        if (file.resolve() if isinstance(file, Path) else file) in trained:
+            raise DataError(f"data.validation_files: {file} is training text too (data.files)")
     return held_out
 
 

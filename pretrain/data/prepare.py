@@ -123,8 +123,11 @@ def prepare_folder(
     ``filters`` are applied to the training text before validation text is held out of it; validation text of its own
     stays as it is. ``license`` is written into the data card. Files are cut every ``unit_bytes`` (`unit_bytes_of`).
 
-    Shard sets that are there already are kept if they are the same; raises ``DataError`` if they are others.
+    Shard sets that are there already are kept if they are the same; raises ``DataError`` if they are others, or if
+    ``out`` is no folder.
     """
+    if out.exists() and not out.is_dir():
+        raise DataError(f"{out} is a file; name a new folder for the shards")
     verifier = verifier_of(data)
     plans = _plans(data, tokenizer, out, filters or DocumentFilters(), license, unit_bytes)
     if plans is not None:

@@ -62,9 +62,23 @@ _NO_CODE = (None, False, True, "eager", "sdpa")
 """Values of such keys that name none: flags of old releases, and the implementations that torch itself has."""
 
 
+_ADAPTERS = "adapter_config.json"
+"""The settings of adapters of peft, which have no ``config.json`` of their own."""
+
+
 def is_hf(folder: Path) -> bool:
-    """True for a folder with a ``config.json``, which our checkpoints and runs do not have."""
-    return (folder / "config.json").is_file()
+    """True for a folder with a ``config.json``, which our checkpoints and runs do not have.
+
+    Raises:
+        CheckpointError: the folder holds adapters of peft alone.
+    """
+    found = (folder / "config.json").is_file()
+    if not found and (folder / _ADAPTERS).is_file():
+        raise CheckpointError(
+            f"{folder}: adapters of peft without their model; merge them into it (merge_and_unload of peft), and save that "
+            "and its tokenizer"
+        )
+    return found
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -156,6 +170,8 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if whole.exists() and index.exists():
         logger.warning("%s: read as transformers does; %s beside it is not: remove one of them", whole, index.name)
+    if (folder / _ADAPTERS).exists():
+        logger.warning("%s: the adapters of peft beside the weights are not read", folder)
     if whole.exists() or not index.exists():
         return read_tensor_file(whole)
     try:

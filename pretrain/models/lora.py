@@ -22,12 +22,14 @@ def add_lora(encoder: nn.Module, section: LoraSection) -> None:
     B is 0, so that the first output is that of the encoder. The generator of random numbers moves on by what A draws.
 
     Raises:
-        ConfigError: a target is not a linear layer inside the layers, or there is none.
+        ConfigError: a target is not a linear layer inside the layers, there is none, or the rank is above theirs.
         ModuleNotFoundError: ``peft`` is not installed.
     """
-    linear = [
-        name for name, part in encoder.named_modules() if isinstance(part, nn.Linear) and _IN_A_LAYER.fullmatch(name)
-    ]
+    linear = {
+        name: min(part.weight.shape)
+        for name, part in encoder.named_modules()
+        if isinstance(part, nn.Linear) and _IN_A_LAYER.fullmatch(name)
+    }
     for target in section.targets:
         if not any(_is_meant(name, target) for name in linear):
             known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
@@ -37,6 +39,10 @@ def add_lora(encoder: nn.Module, section: LoraSection) -> None:
     chosen = [name for name in linear if not section.targets or any(_is_meant(name, each) for each in section.targets)]
     if not chosen:
         raise ConfigError("model.lora.targets: this encoder has no linear layer inside numbered layers; leave lora out")
+    if section.rank > (largest := max(linear[name] for name in chosen)):
+        raise ConfigError(
+            f"model.lora.rank {section.rank}: a matrix of this encoder has a rank of {largest} at most; set no more"
+        )
     from peft import LoraConfig, inject_adapter_in_model
 
     config = LoraConfig(

@@ -94,6 +94,11 @@ def command(
         raise ConfigError(f"truncate_dim {truncate_dim}: the vectors have {width} columns; give 1 to {width}")
     prompts, *lengths = trained.reading(source)
     named = {"query": prompts.query, "document": prompts.document}
+    if lengths[0] != lengths[1]:
+        logger.warning(
+            "queries were cut to %d tokens and documents to %d, prompts included; the folder has one limit, %d",
+            *lengths, max(lengths),
+        )  # fmt: skip
     model = trained.model.encoder
     with export_folder(out, overwrite=overwrite) as folder, quiet_transformers():
         _write_encoder(trained, folder, max(lengths))

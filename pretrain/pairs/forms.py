@@ -25,6 +25,7 @@ from capt.pretrain.pairs.tables import (
     id_of,
     is_number,
     number_of,
+    read_qrels,
     read_table,
     score_of,
     text_of,
@@ -326,12 +327,10 @@ def _beir(folder: Path, split: str, counts: Counts) -> Iterator[tuple[str, Pair]
         there = ", ".join(sorted(file.stem for file in path.parent.glob("*.tsv"))) or "none"
         raise DataError(f"{path}: no such file; split={split} is chosen, and there are {there}")
     judged: dict[str, tuple[str, list[str], list[str]]] = {}
-    for place, row in read_table(path):
-        if missing := [name for name in ("query-id", "corpus-id", "score") if name not in row]:
-            raise DataError(f"{path}, line 1: no column {', '.join(missing)}; qrels have query-id, corpus-id, score")
-        relevant = number_of(place, row["score"], "score") > 0
-        _, positives, negatives = judged.setdefault(row["query-id"].strip(), (place, [], []))
-        (positives if relevant else negatives).append(row["corpus-id"].strip())
+    for place, query, document, score in read_qrels(path):
+        relevant = number_of(place, score, "score") > 0
+        _, positives, negatives = judged.setdefault(query, (place, [], []))
+        (positives if relevant else negatives).append(document)
     texts = _texts_by_id(
         corpus, {name for _, *lists in judged.values() for part in lists for name in part}, "a document"
     )

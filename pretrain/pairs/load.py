@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, cast
 
+from capt.pretrain.base import files as safe_files
 from capt.pretrain.base.errors import CheckpointError, ConfigError, did_you_mean, shown
 from capt.pretrain.engine.checkpoint import find_best, load_module, open_checkpoint, read_job
 from capt.pretrain.models.foreign.encoder import build_encoder
 from capt.pretrain.models.hf_config import SENTENCE_FILES, local_folder
 from capt.pretrain.models.hf_folder import is_hf, read_json
 from capt.pretrain.models.lora import merge_lora
-from capt.pretrain.pairs.config import PairJob, Pooling, Prompts
+from capt.pretrain.pairs.config import PairData, PairJob, Pooling, Prompts
 from capt.pretrain.pairs.module import PairModule
 from capt.pretrain.pairs.sources import longest_text
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
@@ -134,3 +135,27 @@ def _pooling_of(folder: Path) -> Pooling | None:
     if len(named) == 1 and (mode := _MODES.get(cast(str, named[0]))) is not None:
         return mode
     raise CheckpointError(f"{path}: pools by {shown(named)}; set model.pooling to mean, cls or last")
+
+
+_TAKEN = ("Transformer", "Pooling", "Normalize")
+"""Modules of sentence-transformers that a model of pairs has as well."""
+
+
+def left_behind(init: Path, data: PairData) -> list[str]:
+    """What the sentence-transformers folder ``init`` does to a text and a model that starts from it does not."""
+    folder = local_folder(init, SENTENCE_FILES)
+    said = []
+    if (folder / "modules.json").is_file():
+        modules = safe_files.read_json(folder / "modules.json", limit=100_000, error=CheckpointError)
+        kinds = [str(module.get("type")).rpartition(".")[2] for module in modules if isinstance(module, dict)]
+        if others := [kind for kind in kinds if kind not in _TAKEN]:
+            said.append(f"{', '.join(map(shown, others))}: the vectors begin as those of encoder and pooling alone")
+    pooling, settings = folder / "1_Pooling" / "config.json", folder / "config_sentence_transformers.json"
+    if pooling.is_file() and read_json(pooling).get("include_prompt") is False:
+        said.append("include_prompt false: here the tokens of a prompt are pooled with the text")
+    prompts = read_json(settings).get("prompts") if settings.is_file() else None
+    own = [source.prompts or data.prompts for source in data.each()]
+    if isinstance(prompts, dict) and any(prompts.values()) and not any(each.query or each.document for each in own):
+        named = ", ".join(f"{name} {shown(text)}" for name, text in prompts.items() if text)
+        said.append(f"its prompts ({named}): data.prompts.query and data.prompts.document set them")
+    return [f"{init} is not taken over as a whole: {each}" for each in said]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from capt.pretrain.base.errors import DataError, shown
-from capt.pretrain.base.files import is_utf8, open_regular, read_lines
+from capt.pretrain.base.files import PACKED, is_utf8, open_regular, read_lines
 from capt.pretrain.data.csv_rows import Row, csv_rows, tsv_rows
 from capt.pretrain.data.files import json_object, parquet_batches
 from capt.pretrain.data.paths import why_missing
@@ -38,7 +38,7 @@ def read_table(path: Path, split: str = "train", choose: Choose = list) -> Itera
     - ``.txt``: one text a line, in the column ``text``.
     - ``.parquet``, and ``USER/NAME`` or ``USER/NAME/SUBSET`` of the hub (its split ``split``).
 
-    All but parquet may be packed (``.gz``). Raises ``DataError`` that names file and line.
+    All but parquet may be packed (``.gz``, ``.zst``). Raises ``DataError`` that names file and line.
     """
     if path.is_dir():
         from capt.pretrain.data.hub import is_saved  # datasets takes a second to import
@@ -60,15 +60,15 @@ def read_table(path: Path, split: str = "train", choose: Choose = list) -> Itera
 
 
 def _suffix(path: Path) -> str:
-    return (path.with_suffix("") if path.suffix == ".gz" else path).suffix.lower()
+    return (path.with_suffix("") if path.suffix in PACKED else path).suffix.lower()
 
 
 def _file(path: Path, choose: Choose) -> Iterator[Row]:
     suffix = _suffix(path)
-    if suffix not in SUFFIXES or (suffix == ".parquet" and path.suffix == ".gz"):
+    if suffix not in SUFFIXES or (suffix == ".parquet" and path.suffix in PACKED):
         raise DataError(
-            f"{path}: no reader for files ending in {path.suffix or 'nothing'}; known: {', '.join(SUFFIXES)}, and .gz "
-            "of these except .parquet"
+            f"{path}: no reader for files ending in {path.suffix or 'nothing'}; known: {', '.join(SUFFIXES)}, and "
+            f"{' and '.join(PACKED)} of these except .parquet"
         )
     if suffix == ".parquet":
         with open_regular(path) as raw:
@@ -85,6 +85,37 @@ def _file(path: Path, choose: Choose) -> Iterator[Row]:
         for number, line in enumerate(read_lines([path]), start=1):
             if line.strip():
                 yield f"{path}:{number}", json_object(path, number, line)
+
+
+_HEADER_END = re.compile(r"(?!(nan|inf|null|none|na)$)[A-Za-z][A-Za-z _-]*", re.IGNORECASE)
+"""The last cell of a header of qrels."""
+
+
+def read_qrels(path: Path) -> Iterator[tuple[str, str, str, str]]:
+    """The judgements of a file of qrels: its place, the query, the document, and the score as it is written.
+
+    ``query-id <tab> corpus-id <tab> score`` in this order, or as a header names them; trec's four columns as well.
+
+    Raises:
+        DataError: a line has other columns.
+    """
+    order: tuple[int, ...] | None = None
+    for number, line in enumerate(read_lines([path]), start=1):
+        cells = [cell.strip() for cell in (line.split("\t") if "\t" in line else line.split())]
+        if not line.strip():
+            continue
+        if number == 1 and _HEADER_END.fullmatch(cells[-1]):
+            known = (QUERY_IDS, DOCUMENT_IDS, ("score", "relevance", "rel", "label"))
+            found = [next((i for i, cell in enumerate(cells) if cell in names), -1) for names in known]
+            order = None if -1 in found else tuple(found)
+            width = len(cells)
+            continue
+        if order is not None and len(cells) != width:
+            raise DataError(f"{path}, line {number}: {len(cells)} columns; the header has {width}")
+        if order is None and len(cells) not in (3, 4):
+            raise DataError(f"{path}, line {number}: query-id, corpus-id and a whole number as score are expected")
+        query, document, score = (cells[i] for i in order or ((0, 1, 2) if len(cells) == 3 else (0, 2, 3)))
+        yield f"{path}:{number}", query, document, score
 
 
 def _data_set(name: str, subset: str | None, split: str, choose: Choose) -> Iterator[Row]:
@@ -107,6 +138,8 @@ def _numbered(name: str, batches: Iterator[dict[str, list[Any]]]) -> Iterator[Ro
 
 DOCUMENT_IDS = ("_id", "id", "docid", "doc_id", "document_id", "pid", "corpus_id", "corpus-id")
 """Names under which the id of a document is known."""
+QUERY_IDS = ("query-id", "query_id", "qid", "topic")
+"""Names under which the id of a query is known, beside ``_id`` and ``id``."""
 _LOWEST, _HIGHEST = -1.0, 5.0
 """Scores of similarity are cosines, from -1 to 1, or judgements from 0 to 5 as those of STS."""
 

@@ -35,7 +35,7 @@ from capt.pretrain.engine.verification import all_ranks
 from capt.pretrain.language.backbone import Backbone, load_backbone
 from capt.pretrain.pairs.batches import Assembler, MaskedTexts, Noise, PairBatch, padded, shared_keys
 from capt.pretrain.pairs.config import PairJob, Pooling
-from capt.pretrain.pairs.load import Reading, pooling_of_init, reading
+from capt.pretrain.pairs.load import Reading, left_behind, pooling_of_init, reading
 from capt.pretrain.pairs.loss import PairTerm, PairViews, parts_of
 from capt.pretrain.pairs.module import PairModule, PairOutput
 from capt.pretrain.pairs.sources import SourceRows
@@ -73,6 +73,8 @@ class PairTask(ContrastTask[PairBatch]):
             allow_missing=section.allow_missing,
         )
         pooling: Pooling = pooling_of_init(section.init) if section.pooling == "auto" else section.pooling
+        for remark in left_behind(section.init, job.data):
+            logger.warning("%s", remark)
         update = {"encoder": self._backbone.hf_config, "pooling": pooling}
         self.job = job.model_copy(update={"model": section.model_copy(update=update)})
         self.tokenizer, self._pooling = self._backbone.tokenizer, pooling

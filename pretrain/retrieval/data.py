@@ -16,7 +16,7 @@ from capt.pretrain.base.errors import ConfigError, DataError, shown
 from capt.pretrain.base.files import is_utf8, printable, read_lines
 from capt.pretrain.data.files import json_object
 from capt.pretrain.pairs.layout import Layouts
-from capt.pretrain.pairs.tables import has_header, read_table, text_of, values
+from capt.pretrain.pairs.tables import DOCUMENT_IDS, QUERY_IDS, has_header, read_qrels, read_table, text_of, values
 from capt.pretrain.retrieval.store import text_hash
 
 Document = tuple[str, str]
@@ -86,7 +86,7 @@ def read_documents(path: Path, *, titles: bool = True) -> Iterator[Document]:
     elif path.is_dir():
         for collection in read_collections(path):
             yield from collection.documents()
-    elif ".jsonl" in path.suffixes:
+    elif ".jsonl" in path.name.lower():
         yield from _documents(path, titles=titles)
     elif path.suffix.lower() in _TABLES or path.with_suffix("").suffix.lower() in _TABLES:
         raise DataError(f"{path}: a table; write its texts as JSON lines with {_ROW}, or as a text a line in a .txt")
@@ -123,11 +123,13 @@ def _beir(folder: Path, split: str | None) -> Collection:
             f"{folder}: no qrels/{names[0]}.tsv; " + (f"it has {', '.join(have)}: give --split" if have else "no qrels")
         )
     judged, contradictions = _qrels(found)
-    texts = [(name, text) for name, text in _documents(queries) if name in judged]
+    texts = [(name, text) for name, text in _documents(queries, judged=True) if name in judged]
     if not texts:
         raise DataError(f"{found}: none of its queries is in {queries}")
     remarks = _remarks(found, texts, judged, contradictions)
-    return Collection(folder.name, lambda: _documents(corpus), _unique(texts, queries), judged, found.stem, remarks)
+    return Collection(
+        folder.name, lambda: _documents(corpus, judged=True), _unique(texts, queries), judged, found.stem, remarks
+    )
 
 
 def _remarks(
@@ -151,16 +153,23 @@ def _packed_or_not(folder: Path, name: str) -> Path:
     raise DataError(f"{folder}: no {name}, which a BEIR folder has")
 
 
-def _documents(path: Path, *, titles: bool = True) -> Iterator[Document]:
-    """Rows with ``_id`` (or their number), ``text`` and perhaps ``title``: its text is title, space, text."""
+def _documents(path: Path, *, titles: bool = True, judged: bool = False) -> Iterator[Document]:
+    """Rows with an id, ``text`` and perhaps ``title``: the text of a row is title, space, text.
+
+    Rows without an id have their number, but not where they are ``judged`` by their ids.
+    """
     for where, row in read_json_lines(path):
         text, title = row.get("text"), row.get("title") or ""
         if not isinstance(text, str) or not isinstance(title, str):
-            raise DataError(f'{where}: "text" should be a text, and "title", where there is one')
-        name = row.get("_id", row.get("id", where.rpartition(":")[2]))
+            has = ", ".join(shown(key, 40) for key in list(row)[:10]) or "nothing"
+            raise DataError(f'{where}: "text" should be a text, and "title", where there is one; the row has {has}')
+        key = next((key for key in (*DOCUMENT_IDS, *QUERY_IDS) if key in row), None)
+        if key is None and judged:
+            raise DataError(f'{where}: no "_id", by which judgements name it; {_ROW} is expected')
+        name = where.rpartition(":")[2] if key is None else row[key]
         if isinstance(name, bool) or not isinstance(name, str | int):
-            raise DataError(f'{where}: "_id" should be a text, not {shown(name)}')
-        yield str(name), f"{title} {text}".strip() if title and titles else text
+            raise DataError(f'{where}: "{key}" should be a text, not {shown(name)}')
+        yield str(name).strip(), f"{title} {text}".strip() if title and titles else text
 
 
 def _unique(documents: Iterable[Document], source: Path) -> list[Document]:
@@ -189,26 +198,15 @@ def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 _GRADE = re.compile(r"-?[0-9]{1,9}(\.0+)?")
-_NAME = re.compile(r"(?!(nan|inf|null|none|na)$)[A-Za-z][A-Za-z _-]*", re.IGNORECASE)
-"""The last cell of a header."""
 
 
 def _qrels(path: Path) -> tuple[dict[str, dict[str, int]], int]:
-    """Judgements, ``query-id <tab> corpus-id <tab> score``, with or without a header; trec's four columns as well.
-
-    Beside them the number of those that contradict an earlier one.
-    """
+    """The judgements of each query, and the number of those that contradict an earlier one."""
     judged: dict[str, dict[str, int]] = {}
     contradictions = 0
-    for number, line in enumerate(read_lines([path]), start=1):
-        cells = line.split("\t") if "\t" in line else line.split()
-        if not line.strip() or (number == 1 and _NAME.fullmatch(cells[-1].strip())):
-            continue
-        if len(cells) == 4:
-            del cells[1]
-        if len(cells) != 3 or not _GRADE.fullmatch(cells[2].strip()):
-            raise DataError(f"{path}, line {number}: query-id, corpus-id and a whole number as score are expected")
-        query, document, grade = (cell.strip() for cell in cells)
+    for place, query, document, grade in read_qrels(path):
+        if not _GRADE.fullmatch(grade):
+            raise DataError(f"{place}: query-id, corpus-id and a whole number as score are expected")
         number_of_grade = int(float(grade))
         contradictions += judged.setdefault(query, {}).setdefault(document, number_of_grade) != number_of_grade
         judged[query][document] = number_of_grade
@@ -240,7 +238,8 @@ def _nano(folder: Path, name: str) -> Collection:
     def texts(kind: str) -> Iterator[Document]:
         for where, row in rows(kind):
             if not isinstance(row.get("_id"), str | int) or not isinstance(row.get("text"), str):
-                raise DataError(f'{where}: columns "_id" and "text" are expected, it has {", ".join(row)}')
+                has = ", ".join(f"{key} {shown(value, 20)}" for key, value in row.items())
+                raise DataError(f'{where}: columns "_id" and "text" are expected, with a text; it has {has}')
             title = row.get("title") or ""
             yield str(row["_id"]), f"{title} {row['text']}".strip() if title else row["text"]
 
@@ -292,7 +291,7 @@ def read_pair_rows(files: Sequence[Path]) -> Iterator[PairRow]:
             if len(query) != 1:
                 raise DataError(f"{where}: {layout.query!r} holds {len(query)} texts; a row has one query")
             if not positives:
-                raise DataError(f"{where}: no positive")
+                raise DataError(f"{where}: no positive; remove the row")
             if not all(text.strip() for text in (*query, *positives)):
                 raise DataError(f"{where}: an empty query or positive; remove the row")
             used = (layout.query, *layout.positives, *layout.negatives)

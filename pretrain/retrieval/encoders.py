@@ -180,11 +180,11 @@ class SentenceEncoder(TextEncoder):
     """A sentence-transformers folder, computed by that library: modules, prompts and pooling as the folder says."""
 
     def __init__(self, name: str, model: Any, facts: Mapping[str, Any], options: EncoderOptions) -> None:
-        saved = {prompt: text for prompt, text in (model.prompts or {}).items() if text}
+        saved = dict(model.prompts or {})
         default = saved.get(model.default_prompt_name or "", "")
-        prompts = {
-            role: next((saved[each] for each in names if each in saved), default) for role, names in _NAMES.items()
-        }
+        named = {role: [saved[name] for name in names if name in saved] for role, names in _NAMES.items()}
+        # the library adds an empty "document" to a folder whose prompt is called "passage"
+        prompts = {role: next(filter(None, texts), "") if texts else default for role, texts in named.items()}
         super().__init__(name, prompts, options)
         self._model = model.to(device()).eval()
         if options.length is not None:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from capt.pretrain.base.distributed import rank, synchronize_errors, world_size
-from capt.pretrain.base.errors import ConfigError, DataError, did_you_mean
+from capt.pretrain.base.errors import ConfigError, DataError, did_you_mean, shown
 from capt.pretrain.base.files import write_text
 from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.config.retrieval import METRICS
@@ -227,7 +227,7 @@ class Corpus:
 
     @classmethod
     def of(cls, collection: Collection) -> Corpus:
-        """Read the corpus once. Raises ``DataError``: it is empty, or has an id twice."""
+        """Read the corpus once. Raises ``DataError``: it is empty, has an id twice, or nothing relevant."""
         queries = {name: " ".join(text.split()) for name, text in collection.queries}
         names, selves, seen = [], set(), set()
         for name, text in collection.documents():
@@ -240,6 +240,13 @@ class Corpus:
                 selves.add(name)
         if not names:
             raise DataError(f"{collection.name}: an empty corpus")
+        asked = {query: collection.judged[query] for query in queries}
+        wanted = [name for grades in asked.values() for name, grade in grades.items() if grade > 0]
+        if not any(name in seen for name in wanted):
+            raise DataError(
+                f"{collection.name}: none of the relevant documents is in the corpus: the judgements have ids such as "
+                f"{shown(wanted[0])}, the corpus such as {shown(names[0])}; they must be equal"
+            )
         return cls(names, frozenset(selves))
 
     def without_self(self, query: str, numbers: Iterable[int]) -> list[str]:
@@ -402,7 +409,11 @@ def _figures(given: str) -> dict[tuple[str, str], dict[str, float]]:
             systems.add(str(row["system"]))
             if row["system"] == system:
                 key = f"{row['set']} {row['split']}", str(row["query"])
+                if key in found:
+                    raise DataError(f"{where}: query {shown(key[1])} of {key[0]} again; a file is of one evaluation")
                 found[key] = {metric: float(row[metric]) for metric in METRICS}
+        except DataError:
+            raise
         except (KeyError, TypeError, ValueError):
             raise DataError(f"{where}: not a line of capt evaluate --per-query") from None
     if not found:

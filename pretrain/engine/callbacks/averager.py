@@ -6,7 +6,7 @@ import logging
 
 from capt.pretrain.base import distributed
 from capt.pretrain.base.atomic import new_folder
-from capt.pretrain.base.errors import CheckpointError, quoted
+from capt.pretrain.base.errors import CheckpointError, ConfigError, counted, quoted
 from capt.pretrain.engine.checkpoint.layout import step_folder
 from capt.pretrain.engine.checkpoint.merge import merge_checkpoints
 from capt.pretrain.engine.durable import write_error
@@ -24,6 +24,17 @@ class Averager(Callback):
     """
 
     follows = ("Checkpointer",)
+
+    def on_start(self, run: Run) -> None:
+        section, steps = run.job.checkpoint, run.job.schedule.max_steps
+        found = len(section.averaged_steps(steps))
+        if found >= section.average:
+            return
+        have = f"checkpoint.every {section.every} and schedule.max_steps {steps} make {counted(found, 'checkpoint')}"
+        if found == 1:
+            raise ConfigError(f"checkpoint.average {section.average}: {have}, its own average; lower checkpoint.every")
+        if distributed.rank() == 0:
+            logger.warning("checkpoint.average %d: %s, and the average is of these", section.average, have)
 
     def next_due(self, run: Run) -> int:
         return NEVER

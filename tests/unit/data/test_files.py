@@ -13,11 +13,12 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from capt.finetune.labels.files import open_table
 from capt.pretrain.base import files
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.data.corpus import Missing
 from capt.pretrain.data.files import READERS, FileCorpus
-from capt.pretrain.data.paths import SUFFIXES, resolve_paths
+from capt.pretrain.data.paths import SUFFIXES, held_out_files, resolve_files, resolve_paths
 from tests.unit.data.doubles import documents
 
 DOCUMENTS = ["One paragraph.\nAnöther, with an ümlaut.", "Second document."]
@@ -66,6 +67,12 @@ def test_parquet(tmp_path: Path) -> None:
     table = pyarrow.table({"id": list(range(1000)), "body": [f"row {i}" for i in range(1000)]})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=300)
     assert read(tmp_path / "a.parquet", column="body") == [f"row {i}" for i in range(1000)]
+    twice = pyarrow.Table.from_arrays([["a"], ["b"]], names=["text", "text"])
+    pyarrow.parquet.write_table(twice, tmp_path / "twice.parquet")
+    with pytest.raises(DataError, match="two columns have the name 'text'"):
+        read(tmp_path / "twice.parquet")
+    with pytest.raises(DataError, match="two columns have the name 'text'"):
+        open_table(tmp_path / "twice.parquet")
 
 
 def test_wikitext_documents_are_articles(tmp_path: Path) -> None:
@@ -242,6 +249,11 @@ def test_patterns_name_files(tmp_path: Path) -> None:
     assert [p.name for p in odd] == ["c.txt", "odd[1].txt"]
     with pytest.raises(DataError, match=r"a\.txt is named twice"):
         resolve_paths([f"{tmp_path}/a.txt", f"{tmp_path}/*.txt"], "data.files")
+    os.symlink("..", tmp_path / "sub" / "loop")
+    with pytest.raises(DataError, match=r"c\.txt and .*loop/sub/c\.txt are one file, by a link; name it once"):
+        resolve_files([f"{tmp_path}/sub/**/c.txt"], "data.files")
+    with pytest.raises(DataError, match=r"data\.validation_files: .*loop/a\.txt is training text too"):
+        held_out_files([f"{tmp_path}/sub/loop/a.txt"], [tmp_path / "a.txt"])
     with pytest.raises(DataError, match=r"no reader for files ending in \.md; known: \.txt,"):
         resolve_paths([f"{tmp_path}/notes.md"], "data.files")
     assert set(READERS) == set(SUFFIXES)

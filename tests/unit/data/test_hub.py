@@ -102,7 +102,11 @@ def test_hub_ids_go_to_load_dataset(monkeypatch: pytest.MonkeyPatch, caplog: pyt
 
 
 @pytest.mark.parametrize(
-    "error", [ConnectionError("no route\nto host"), ValueError('Unknown split "x".'), FileNotFoundError("x")]
+    "error",
+    [
+        *(ConnectionError("no route\nto host"), ValueError('Unknown split "x".'), FileNotFoundError()),
+        *(datasets.exceptions.DatasetGenerationError("a row"), KeyError("_data_files")),
+    ],
 )
 def test_what_the_hub_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def load_dataset(*args: object, **options: object) -> None:

@@ -148,6 +148,8 @@ def test_prepared_folder_is_never_overwritten(corpus: Path, tmp_path: Path) -> N
     corpus.write_text("Other text.")
     with pytest.raises(DataError, match="train holds other shards than this job makes"):
         prepare_folder(config(corpus), ByteTokenizer(), tmp_path / "out")
+    with pytest.raises(DataError, match="is a file; name a new folder for the shards"):
+        prepare_folder(config(corpus), ByteTokenizer(), corpus)
 
 
 def test_hub_splits(tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ def test_a_bad_row_is_named_wherever_it_is(form: str, at: int, tmp_path: Path) -
         ("a.csv", "great,yes\nbad,no\n", {}, "the first line must name the columns, and data.label=NAME"),
         ("a.csv", "one,two,label\na,b,x\n", {}, "set data.text=NAME"),
         ("a.csv", "id,label\n1,x\n2,y\n", {}, "set data.text=NAME"),
-        ("a.csv", "text,text,label\na,b,x\n", {}, "the column 'text' occurs twice"),
+        ("a.csv", "text,text,label\na,b,x\n", {}, "two columns have the name 'text'"),
         ("a.csv", "text,label\na,x\n", {"label": "lable"}, r"no column 'lable' \(data.label\); did you mean 'label'"),
         ("a.csv", "text,label\na,x\n", {"text": "txt"}, r"no column 'txt' \(data.text\); did you mean 'text'"),
         ("a.csv", "text,label\na,x\nb,x\n", {}, "every label is 'x'; there is nothing to learn"),

@@ -147,7 +147,7 @@ def test_text_that_does_not_fit(folder: Path, content: str, more: dict[str, str]
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("x.valid.txt", b"\xff\xfe\x00", r"x\.valid\.txt, line 1: not UTF-8 text \(byte 0xff\); convert it with iconv"),
+        ("x.valid.txt", b"\xff\xfe\x00", r"x\.valid\.txt is not UTF-8 text: it begins as UTF-16"),
         ("x.valid.txt", "a\nb c".encode("utf-16-le"), r"x\.valid\.txt, line 1: binary, not text \(NUL\)"),
         (
             "y.valid.txt.gz",

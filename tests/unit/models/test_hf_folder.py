@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from capt.pretrain.base.errors import CheckpointError
-from capt.pretrain.models.hf_folder import read_config, read_json, read_tensors
+from capt.pretrain.models.hf_folder import is_hf, read_config, read_json, read_tensors
 
 GOOD = {"model_type": "roberta", "hidden_size": 8, "hidden_act": "gelu", "id2label": {"0": "x"}}
 
@@ -148,6 +148,17 @@ def test_one_file_comes_before_shards_as_transformers_has_it(tmp_path, caplog):
     assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
     assert found.keys() == read_tensors(tmp_path / "sharded").keys()
     assert "model.safetensors.index.json beside it is not" in caplog.text
+
+
+def test_adapters_of_peft_are_no_model(tmp_path, caplog):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="adapters of peft without their model; merge them into it"):
+        is_hf(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    assert is_hf(tmp_path)
+    assert list(read_tensors(tmp_path)) == ["x"]
+    assert "the adapters of peft beside the weights are not read" in caplog.text
 
 
 @pytest.mark.parametrize(

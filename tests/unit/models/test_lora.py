@@ -86,6 +86,8 @@ def test_targets_are_chosen_by_name_and_refused_where_there_are_none(tmp_path: P
         add_lora(encoder, LoraSection(targets=["query", "value"]))
     with pytest.raises(ConfigError, match=r"model\.lora\.targets: .* no linear layer inside numbered layers"):
         add_lora(torch.nn.Linear(2, 2), LoraSection())
+    with pytest.raises(ConfigError, match=r"model\.lora\.rank 33: a matrix of this encoder has a rank of 32 at most"):
+        add_lora(encoder, LoraSection(rank=33))
     add_lora(encoder, LoraSection(targets=["query"]))
     adapters = [name for name, p in encoder.named_parameters() if p.requires_grad]
     assert len(adapters) == 4

@@ -20,6 +20,7 @@ import pytest
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.pairs.forms import FORMS, Counts, Pair, read_pairs
 from capt.pretrain.pairs.layout import ROLES
+from capt.pretrain.retrieval.data import read_collections
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -245,6 +246,23 @@ def test_beir(tmp_path: Path) -> None:
     assert (counts.rows, counts.without_positive, counts.first["without_positive"]) == (3, 1, f"{path}:6")
 
 
+@pytest.mark.parametrize(
+    "qrels",
+    [
+        "q1\td1\t1\nq1\td4\t0\n",
+        "q1 0 d1 1\nq1 0 d4 0\n",
+        "query_id\tdoc_id\trelevance\r\nq1\td1\t1\r\nq1\td4\t0\r\n",
+        "corpus-id\tquery-id\tscore\tby\nd1\tq1\t1\tx\nd4\tq1\t0\ty\n",
+    ],
+)
+def test_qrels_of_other_tools_are_read_alike_for_training_and_for_evaluation(qrels: str, tmp_path: Path) -> None:
+    folder = beir(tmp_path / "set", [("q1", "d1", 1)])
+    (folder / "qrels" / "test.tsv").write_bytes(qrels.encode())
+    assert read(folder, split="test") == [Pair("query 1", ("T t1",), ("t4",))]
+    (collection,) = read_collections(folder)
+    assert collection.judged == {"q1": {"d1": 1, "d4": 0}}
+
+
 @pytest.mark.realdata
 def test_real_data() -> None:
     data = Path(os.environ["CAPT_DATA"])
@@ -379,8 +397,10 @@ TABLES = {
     "semicolons": ("a.csv", "anchor;positive\na;b\n", "are the cells separated by ';'"),
     "tabs in csv": ("a.csv", "anchor\tpositive\na\tb\n", "separated by '.t'"),
     "commas in tsv": ("a.tsv", "anchor,positive\na,b\n", "separated by ','"),
+    "carriage returns": ("a.csv", "anchor,positive\ra,b\r", r"tr '\\r' '\\n' < FILE"),
     "a name twice": ("a.csv", "anchor,anchor\na,b\n", "line 1: two columns have the name 'anchor'"),
     "a cell too many": ("a.csv", "anchor,positive\na,b\nc,d,e\n", "line 3: 3 columns; the header has 2"),
+    "a header that a spreadsheet wrote": ("a.tsv", '"anchor"\t"positive"\n"a"\t"b"\n', "write the file as .csv"),
     "a cell too few": ("a.tsv", "anchor\tpositive\na\tb\nc\n", "line 3: 1 columns; the header has 2"),
     "an open quote": ("a.csv", 'anchor,positive\na,b\nc,"d\ne,f\n', "line 3: not CSV"),
     "a quote within": ("a.csv", 'anchor,positive\na,b\nc,"d" e\n', "line 3: not CSV"),
@@ -415,9 +435,10 @@ def test_damaged_tables(tmp_path: Path, fault: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
-def test_quotes_in_tsv_are_text(tmp_path: Path, name: str) -> None:
+def test_quotes_in_tsv_are_text(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / name).write_text('anchor,positive\n"a",b\n'.replace(",", "," if name == "a.csv" else "\t"))
     assert read(tmp_path / name) == [Pair("a" if name == "a.csv" else '"a"', ("b",))]
+    assert ("1 rows have a cell between double quotes, the first is line 2" in caplog.text) == (name == "a.tsv")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from capt.pretrain.config.retrieval import METRICS
 from capt.pretrain.retrieval.data import Collection, read_collections, read_documents, read_queries
 from capt.pretrain.retrieval.encode import Options, embed
 from capt.pretrain.retrieval.encoders import EncoderOptions, load_text_encoder
-from capt.pretrain.retrieval.evaluate import Settings, compare, evaluate
+from capt.pretrain.retrieval.evaluate import Corpus, Settings, compare, evaluate
 from tests.finetune import write_encoder
 from tests.unit.retrieval.toy import write_beir, write_sentence_folder
 
@@ -102,6 +102,35 @@ def test_vectors_are_those_of_the_libraries(kind: str, sentences: Path, tmp_path
     assert "no prompts" in encoder.protocol() or "'no '" in encoder.protocol()
 
 
+def test_ids_of_documents_are_those_of_their_rows(tmp_path: Path) -> None:
+    """Line numbers begin with 1 and the ids of many sets with 0: in their place they would shift all judgements."""
+    for key in ("_id", "docid", "pid"):
+        (tmp_path / "c.JSONL").write_text(f'{{"{key}": 0, "text": "a"}}\n{{"{key}": 1, "text": "b"}}\n')
+        assert list(read_documents(tmp_path / "c.JSONL")) == [("0", "a"), ("1", "b")]
+    (tmp_path / "corpus.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "queries.jsonl").write_text('{"query_id": 7, "text": "b"}\n')
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "qrels" / "test.tsv").write_text("7\t1\t1\n")
+    (collection,) = read_collections(tmp_path)
+    with pytest.raises(DataError, match=r'corpus\.jsonl:1: no "_id", by which judgements name it'):
+        Corpus.of(collection)
+
+
+def test_an_empty_prompt_of_a_folder_is_none(sentences: Path, tmp_path: Path) -> None:
+    """The library saves an empty "document", which then precedes documents in place of the default prompt."""
+    folder = shutil.copytree(sentences, tmp_path / "st")
+    path = folder / "config_sentence_transformers.json"
+    for prompts, expected in (
+        ({"query": "q ", "document": ""}, {"query": "q ", "document": "", "text": "q "}),
+        ({"query": "q ", "document": "", "passage": "p "}, {"query": "q ", "document": "p ", "text": "q "}),
+        ({"query": "q "}, {"query": "q ", "document": "", "text": "q "}),
+    ):
+        path.write_text(
+            json.dumps({**json.loads(path.read_text()), "prompts": prompts, "default_prompt_name": "query"})
+        )
+        assert load_text_encoder(folder, EncoderOptions()).prompts == expected
+
+
 def test_nano_beir_and_pairs_give_the_figures_of_the_beir_folder(sentences: Path, tmp_path: Path) -> None:
     folder = write_beir(tmp_path / "beir")
     expected = measured(sentences, folder, tmp_path / "store")
@@ -156,12 +185,13 @@ def test_a_query_that_is_a_document_does_not_find_itself(sentences: Path, tmp_pa
     ("qrels", "queries", "says"),
     [
         ("q1\td1\t0\nq2\td2\t-1\n", "12", "no judgement of its queries is above 0"),
-        ("q1\td1\t0.5\nq2\td2\t1\n", "12", "line 1: query-id, corpus-id and a whole number"),
-        ("q1\td1\tnan\nq2\td2\t1\n", "12", "line 1: query-id, corpus-id and a whole number"),
-        ("q1\td1\t\nq2\td2\t1\n", "12", "line 1: query-id, corpus-id and a whole number"),
+        ("q1\td1\t0.5\nq2\td2\t1\n", "12", ":1: query-id, corpus-id and a whole number"),
+        ("q1\td1\tnan\nq2\td2\t1\n", "12", ":1: query-id, corpus-id and a whole number"),
+        ("q1\td1\t\nq2\td2\t1\n", "12", ":1: query-id, corpus-id and a whole number"),
         ("q1\td1\t1\nq2\td2\t1\nq3\td2\t1\n", "12", "1 judged queries are not among the queries"),
         ("q1\td1\t1\nq1\td1\t1\nq2\td2\t1\nq2\td2\t2\n", "12", "1 judgements contradict an earlier one"),
         ("q0\td1\t1\n", "0", "1 queries have no text"),
+        ("q1\td3\t1\nq2\td1\t0\n", "12", "none of the relevant documents is in the corpus"),
         ("query-id\tcorpus-id\tscore\nq1\td1\t1\nq2\td2\t1\n", "12", ""),
     ],
 )
@@ -174,6 +204,7 @@ def test_no_judgement_or_query_is_lost_without_a_word(qrels: str, queries: str, 
     try:
         (collection,) = read_collections(tmp_path)
         said = "; ".join(collection.remarks)
+        Corpus.of(collection)
         assert len(collection.queries) == len(queries)
     except DataError as error:
         said = str(error)
@@ -293,6 +324,9 @@ def test_compare_refuses_other_queries(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").write_text("{}\n")
     with pytest.raises(DataError, match="not a line of capt evaluate"):
         compare(str(first), str(tmp_path / "c.jsonl"))
+    second.write_text(first.read_text() * 2)
+    with pytest.raises(DataError, match=r"b\.jsonl:4: query 'q0' of s test again; a file is of one evaluation"):
+        compare(str(first), str(second))
 
 
 def test_documents_of_each_form(tmp_path: Path) -> None:

@@ -1,0 +1,42 @@
+"""A model of pairs that starts from a folder of sentence-transformers says what of the folder it does not do."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capt.pretrain.pairs.config import PairData
+from capt.pretrain.pairs.load import left_behind
+
+_KINDS = ["Transformer", "Pooling", "Normalize"]
+_PROMPTS = {"query": "query: ", "document": ""}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "pooling", "settings", "data", "said"),
+    [
+        (_KINDS, {"pooling_mode": "mean", "include_prompt": True}, {"prompts": {"query": ""}}, {}, []),
+        (["Transformer", "Pooling", "Dense"], {}, {}, {}, ["'Dense': the vectors begin as those of encoder and pool"]),
+        (_KINDS, {"include_prompt": False}, {}, {}, ["include_prompt false"]),
+        (_KINDS, {}, {"prompts": _PROMPTS}, {}, [r"its prompts \(query 'query: '\): data.prompts.query"]),
+        (_KINDS, {}, {"prompts": _PROMPTS}, {"prompts": {"query": "q: "}}, []),
+    ],
+)
+def test_what_a_folder_does_and_the_job_does_not_is_said(
+    kinds: list[str], pooling: Any, settings: Any, data: Any, said: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "1_Pooling").mkdir()
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": ""} for kind in kinds]
+    for name, content in (
+        ("modules.json", modules),
+        ("1_Pooling/config.json", pooling),
+        ("config_sentence_transformers.json", settings),
+    ):
+        (tmp_path / name).write_text(json.dumps(content))
+    remarks = left_behind(tmp_path, PairData(files=["a.jsonl"], **data))
+    assert len(remarks) == len(said)
+    assert all(re.search(pattern, remark) for pattern, remark in zip(said, remarks, strict=True)), remarks
