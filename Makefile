@@ -25,6 +25,9 @@ EPOCHS_NLVR2 ?= 4
 WORKERS ?= 2
 KILLS   ?= 1000
 WHEELHOUSE ?= wheelhouse
+# Of make sbom: the Python whose packages are listed, and the list.
+OF      ?= $(BIN)/python
+SBOM    ?= build/sbom.json
 # Of make test-floor: its environment.
 FLOOR   ?= build/floor
 
@@ -42,7 +45,7 @@ FAULTS := $(addprefix tests/,$(addprefix multihost/test_,faults.py slurm.py swee
 	$(addprefix tests/distributed/test_,pods.py supervision.py meeting.py local.py ledger.py replicas.py stores.py) \
 	$(addprefix tests/unit/,launcher/test_nodes.py launcher/test_gathering.py launcher/test_local.py base/test_cache.py)
 
-.PHONY: install wheelhouse quickstart quickstart-vl quickstart-pairs quickstart-retrieval test test-gpu test-floor slow fuzz faults soak check format docs bench kenlm clean
+.PHONY: install wheelhouse quickstart quickstart-vl quickstart-pairs quickstart-retrieval test test-gpu test-floor slow fuzz faults soak check format docs bench sbom kenlm clean
 .DEFAULT_GOAL := help
 # Where an image sets it, every process would compile each file again, and rewrite the assertions of each test.
 unexport PYTHONDONTWRITEBYTECODE
@@ -64,6 +67,7 @@ help:
 	@echo "make check       ruff, mypy"
 	@echo "make docs        build the documentation, warnings are errors"
 	@echo "make bench       the benchmarks behind docs/benchmarks"
+	@echo "make sbom        the packages of an environment with versions and licences, as CycloneDX (OF=.venv/bin/python)"
 	@echo "make kenlm       KenLM's lmplz and query, for forward and reverse perplexity (needs cmake and Boost)"
 
 install: $(VENV)/.installed
@@ -213,6 +217,14 @@ docs: install
 
 bench: install
 	$(BIN)/capt bench --out docs/benchmarks
+
+# The tool has an environment of its own, so that it is not in the list.
+sbom: install
+	$(PYTHON) -m venv build/cyclonedx
+	build/cyclonedx/bin/python -m pip install --quiet --disable-pip-version-check cyclonedx-bom==7.5.0
+	build/cyclonedx/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-format JSON \
+	    --output-file $(SBOM) $(OF)
+	@echo "$(SBOM): packages of $(OF)"
 
 # Optional: the estimator "builtin" needs neither program. pip install kenlm gives no trainer, but its source package
 # holds one. Needs cmake, a C++ compiler and Boost; BOOST_ROOT=DIR names a Boost that is not installed system-wide.

@@ -121,7 +121,17 @@ def api_server(*, without: str = "") -> Iterator[tuple[str, dict[str, dict[str, 
 
         def take(self, path: str) -> None:
             given = yaml.safe_load(self.rfile.read(int(self.headers["Content-Length"])))
-            kept[path or f"{self.path.partition('?')[0]}/{given['metadata']['name']}"] = given
+            path = path or f"{self.path.partition('?')[0]}/{given['metadata']['name']}"
+            before = kept.get(path, given)
+            if given["kind"] == "JobSet" and before["spec"] != given["spec"]:  # as the webhook of the operator says it
+                said = 'admission webhook "vjobset.kb.io" denied the request: spec.replicatedJobs: field is immutable'
+                self.answer(
+                    {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Forbidden", "code": 403,
+                     "message": said},
+                    403,
+                )  # fmt: skip
+                return
+            kept[path] = given | {key: before[key] for key in ("status",) if key in before}
             self.answer(given, 201)
 
         def do_POST(self) -> None:

@@ -114,6 +114,7 @@ def evaluate(
     store: r.Store = None,
     dtype: r.DType = "fp32",
     tokens: r.Tokens = None,
+    cache_bytes: r.CacheBytes = None,
     nproc: o.Nproc = None,
     hostfile: o.Hostfile = None,
     launcher: r.Launcher = None,
@@ -137,7 +138,7 @@ def evaluate(
     ranks = {"nproc": nproc, "hostfile": hostfile, "launcher": launcher}
     of_retrieval = {
         "dims": dims, "bm25": bm25 or None, "per_query": per_query, "query_prompt": query_prompt,
-        "document_prompt": document_prompt, "store": store, **ranks,
+        "document_prompt": document_prompt, "store": store, "cache_bytes": cache_bytes, **ranks,
     }  # fmt: skip
     if mteb:
         if retrieval:
@@ -155,7 +156,7 @@ def evaluate(
             "dims": _dims(dims), "bm25": bm25, "split": split, "per_query": per_query and str(per_query.absolute())
         }  # fmt: skip
         _evaluate_retrieval(checkpoint, retrieval, settings, pooler, length, out, query_prompt, document_prompt,
-                            r.store_options(store, dtype, tokens), ranks, json)  # fmt: skip
+                            r.store_options(store, dtype, tokens, cache_bytes), ranks, json)  # fmt: skip
         return
     _refuse_options(of_retrieval, (), "without --retrieval")
     from capt.launcher.progress import progress_bar
@@ -243,7 +244,7 @@ def _evaluate_retrieval(
         "encoder": r.encoder_options(_one(pooler, "--retrieval"), length, query_prompt, document_prompt),
         "store": store, "out": str(out.absolute()) if out else None,
     }  # fmt: skip
-    result = r.carry_out(work, Path(store["store"] or default_cache() / "vectors"), **ranks)
+    result = r.carry_out(work, r.shared_folder(store["store"] or str(default_cache() / "vectors")), **ranks)
     if json:
         o.echo_json(result)
         return

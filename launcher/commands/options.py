@@ -97,6 +97,20 @@ def say(text: object) -> None:
     typer.echo(_CONTROL.sub(lambda found: ascii(found[0])[1:-1], str(text)))
 
 
+def number_of_bytes(given: str, option: str) -> int:
+    """A number of bytes as jobs write it: 1000, or 200GB. Raises ``ConfigError`` that names the option."""
+    from pydantic import TypeAdapter, ValidationError
+
+    from capt.pretrain.base.errors import ConfigError
+    from capt.pretrain.config.base import Bytes
+
+    try:
+        found: int = TypeAdapter(Bytes).validate_python(given)
+    except ValidationError:
+        raise ConfigError(f"{option} {given!r}: no number of bytes, as 200GB") from None
+    return found
+
+
 def source_path(given: str) -> Path:
     """A folder or a hub id as it was typed; what reads it is loaded when there is one to read."""
     from capt.pretrain.models.hf_config import source_path as parse

@@ -31,7 +31,21 @@ Pooler = Annotated[
 Length = Annotated[int | None, typer.Option(min=3, help="Tokens of a text at most; default as the model's own limit.")]
 QueryPrompt = Annotated[str | None, typer.Option(help="Precedes every query; default as the folder says.")]
 DocumentPrompt = Annotated[str | None, typer.Option(help="Precedes every document; default as the folder says.")]
-Store = Annotated[Path | None, typer.Option(help="Folder of the vectors; default in this host's cache.")]
+Store = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PLACE",
+        help="Folder of the vectors, here or in a store (s3://, gs://, az://; read only: hf://, https://); default in "
+        "this host's cache.",
+    ),
+]
+CacheBytes = Annotated[
+    str | None,
+    typer.Option(
+        metavar="BYTES",
+        help="What vectors of a store may take of this host's cache, as 200GB; default 100GB.",
+    ),
+]
 DType = Annotated[str, typer.Option(help="What vectors are stored in: fp32 or fp16.")]
 Tokens = Annotated[
     int | None, typer.Option(min=1, help="Tokens of a batch at most, with padding; default 2,048, on a GPU 65,536.")
@@ -55,7 +69,13 @@ def encode(
     context: typer.Context,
     model: Model,
     text: Annotated[list[Path], typer.Option(help="A text a line, JSON lines, or a BEIR folder (may be repeated).")],
-    out: Annotated[Path, typer.Option(help="Folder of the vectors, new or of earlier calls.")],
+    out: Annotated[
+        str,
+        typer.Option(
+            metavar="PLACE",
+            help="Folder of the vectors, new or of earlier calls, here or in a store (s3://, gs://, az://).",
+        ),
+    ],
     role: Annotated[str, typer.Option(help="What the texts of a file are: document, query or text.")] = "document",
     pooler: Pooler = None,
     length: Length = None,
@@ -63,6 +83,7 @@ def encode(
     document_prompt: DocumentPrompt = None,
     dtype: DType = "fp32",
     tokens: Tokens = None,
+    cache_bytes: CacheBytes = None,
     nproc: o.Nproc = None,
     hostfile: o.Hostfile = None,
     launcher: Launcher = None,
@@ -73,12 +94,13 @@ def encode(
     After an interruption give the same command again.
     """
     o.quiet(context)
+    out = _written_place(out)
     work = {
         "command": "encode", "model": str(model), "text": _paths(text), "role": role,
         "encoder": encoder_options(pooler, length, query_prompt, document_prompt),
-        "store": store_options(out, dtype, tokens),
+        "store": store_options(out, dtype, tokens, cache_bytes),
     }  # fmt: skip
-    result = carry_out(work, out, nproc=nproc, hostfile=hostfile, launcher=launcher)
+    result = carry_out(work, shared_folder(out), nproc=nproc, hostfile=hostfile, launcher=launcher)
     if json:
         o.echo_json(result)
         return
@@ -131,6 +153,7 @@ def mine(
     store: Store = None,
     dtype: DType = "fp32",
     tokens: Tokens = None,
+    cache_bytes: CacheBytes = None,
     nproc: o.Nproc = None,
     hostfile: o.Hostfile = None,
     launcher: Launcher = None,
@@ -147,7 +170,7 @@ def mine(
         "pairs": _paths(pairs), "corpus": _paths([corpus])[0] if corpus else None,
         "out": _paths([out])[0], "rules": rules, "cross_encoder": str(cross_encoder) if cross_encoder else None,
         "encoder": encoder_options(pooler, length, query_prompt, document_prompt),
-        "store": store_options(store, dtype, tokens),
+        "store": store_options(store, dtype, tokens, cache_bytes),
     }  # fmt: skip
     audit = carry_out(work, out.absolute().parent, nproc=nproc, hostfile=hostfile, launcher=launcher)
     if json:
@@ -193,9 +216,47 @@ def encoder_options(
     }  # fmt: skip
 
 
-def store_options(store: Path | None, dtype: str, tokens: int | None) -> dict[str, Any]:
-    """The values of `capt.pretrain.retrieval.encode.Options`."""
-    return {"store": _paths([store])[0] if store else None, "dtype": dtype, "tokens": tokens}
+def store_options(store: str | None, dtype: str, tokens: int | None, cache_bytes: str | None) -> dict[str, Any]:
+    """The values of `capt.pretrain.retrieval.encode.Options`. Raises ``ConfigError``."""
+    return {
+        "store": _place(store) if store else None, "dtype": dtype, "tokens": tokens,
+        "cache_bytes": o.number_of_bytes(cache_bytes, "--cache-bytes") if cache_bytes else None,
+    }  # fmt: skip
+
+
+def _place(given: str) -> str:
+    """A folder as an absolute path (ranks on other hosts may have another working folder), or an address in a store.
+
+    Raises ``ConfigError``.
+    """
+    from capt.pretrain.base.errors import ConfigError
+    from capt.pretrain.base.stores import check_url, is_url, without_secrets
+
+    if not is_url(given):
+        return str(Path(given).absolute())
+    try:
+        return check_url(given)
+    except ValueError as error:
+        raise ConfigError(f"{without_secrets(given)} {error}") from None
+
+
+def _written_place(given: str) -> str:
+    """What `_place` gives, where it can be written to. Raises ``ConfigError``."""
+    from capt.pretrain.base.errors import ConfigError
+    from capt.pretrain.base.stores import WRITABLE, is_url
+
+    place = _place(given)
+    if is_url(place) and place.partition("://")[0].lower() not in WRITABLE:
+        known = ", ".join(f"{name}://" for name in WRITABLE)
+        raise ConfigError(f"--out {place}: such a store is only read; known: {known}, or a folder")
+    return place
+
+
+def shared_folder(store: str) -> Path:
+    """Where work is handed to ranks: the folder of the vectors, or this one where they are in an object store."""
+    from capt.pretrain.base.stores import is_url
+
+    return Path.cwd() if is_url(store) else Path(store)
 
 
 def _paths(paths: list[Path]) -> list[str]:
@@ -250,7 +311,7 @@ def _on_ranks(work: Mapping[str, Any], folder: Path, options: Options) -> dict[s
         raise ConfigError(plan.blocked_reason)
     job = job.model_copy(update={"batch": job.batch.model_copy(update={"global_": plan.world})})
     launch = replace(launch, job=job)
-    before_launch(launch, plan)
+    before_launch(launch, plan, switch="")
     result = task.with_suffix(".out")
     try:
         write_json(task, dict(work), private=True)

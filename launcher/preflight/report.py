@@ -61,7 +61,11 @@ def line(check: Check) -> str:
     return f"{where}{check.name}: {check.finding}" + (f" ({check.advice})" if check.advice else "")
 
 
-def refuse(checks: Sequence[Check]) -> None:
+SWITCH = "; --no-preflight starts the job nevertheless"
+"""The end of the error of a command that has this option."""
+
+
+def refuse(checks: Sequence[Check], switch: str = SWITCH) -> None:
     """Log what is not in order.
 
     Raises:
@@ -76,4 +80,4 @@ def refuse(checks: Sequence[Check]) -> None:
     for check in failed[1:]:
         log.error("preflight: %s", line(check))
     more = f"; {len(failed) - 1} more above" if len(failed) > 1 else ""
-    raise ConfigError(f"preflight: {line(failed[0])}{more}; --no-preflight starts the job nevertheless")
+    raise ConfigError(f"preflight: {line(failed[0])}{more}{switch}")

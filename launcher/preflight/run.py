@@ -15,7 +15,7 @@ from capt.launcher import environment
 from capt.launcher.plan import DEFAULT_PORT, Launch, Options, Plan
 from capt.launcher.preflight import limits, probe
 from capt.launcher.preflight.compare import compare
-from capt.launcher.preflight.report import Check, refuse
+from capt.launcher.preflight.report import SWITCH, Check, refuse
 from capt.launcher.preflight.survey import existing, survey
 from capt.launcher.ssh import Host
 from capt.pretrain.config.load import load_job
@@ -77,24 +77,24 @@ def examine_for(config: str | None, overrides: Sequence[str], options: Options) 
     )
 
 
-def before_launch(launch: Launch, plan: Plan) -> dict[Path, str]:
+def before_launch(launch: Launch, plan: Plan, switch: str = SWITCH) -> dict[Path, str]:
     """Check the hosts of a launch; those of Slurm and Ray are not known before they run the job.
 
     Returns the files to put into the run folder: what is predicted of the job on GPUs, for the report.
 
     Raises:
-        ConfigError: something would stop the job. One line, with the remedy and the switch that skips the checks.
+        ConfigError: something would stop the job. One line, with the remedy and the ``switch`` that skips the checks.
     """
     job, options = launch.job, launch.options
     if plan.examined == "ssh":
         assert plan.master_port is not None
         address, port = options.master_addr, plan.master_port
         hosts = (*plan.hosts, *plan.spares)
-        refuse(check_cluster(hosts, run_dir=launch.run_dir, job=job, address=address, port=port))
+        refuse(check_cluster(hosts, run_dir=launch.run_dir, job=job, address=address, port=port), switch)
         cards, _ = probe.gpus()  # the hosts have the same
     elif plan.examined == "here":
         held = plan.launcher == "local" and not options.master_port  # the launcher itself holds the port that it chose
-        refuse(check_here(job, plan.world, None if held else plan.master_port))
+        refuse(check_here(job, plan.world, None if held else plan.master_port), switch)
         cards, _ = probe.gpus()
     else:
         return {}

@@ -14,6 +14,7 @@ import logging
 import os
 import random
 import re
+import ssl
 import threading
 import time
 from collections import deque
@@ -43,7 +44,7 @@ STORES: dict[str, tuple[str, str]] = {
 }
 """The beginning of an address -> the package that reads such a store, and the extra that installs it."""
 WRITABLE = ("s3", "gs", "gcs", "az", "abfs")
-"""Stores that checkpoints can be copied to."""
+"""Stores that can be written to."""
 
 ATTEMPTS = 6
 """Requests for the same bytes; the pauses between them add up to about half a minute."""
@@ -245,13 +246,19 @@ def put_file(path: Path, url: str) -> None:
     size = path.stat().st_size
     limit = TIMEOUT * (1 + size / CHUNK)
     _request(url, "written", lambda fs: fs.put_file(str(path), _inner(url, fs)), limit=limit)
-    if (found := look_up(url)).size != size:
-        raise DataError(f"{found}: the store holds {found.size:,} bytes of the {size:,} that were written")
+    _require_written(url, size)
 
 
 def put_bytes(content: bytes, url: str) -> None:
-    """Write a small file to the address ``url``. Raises ``DataError`` as `put_file`."""
-    _request(url, "written", lambda fs: fs.pipe_file(_inner(url, fs), content))
+    """Write ``content`` to the address ``url``. Raises ``DataError`` as `put_file`."""
+    limit = TIMEOUT * (1 + len(content) / CHUNK)
+    _request(url, "written", lambda fs: fs.pipe_file(_inner(url, fs), content), limit=limit)
+    _require_written(url, len(content))
+
+
+def _require_written(url: str, size: int) -> None:
+    if (found := look_up(url)).size != size:
+        raise DataError(f"{found}: the store holds {found.size:,} bytes of the {size:,} that were written")
 
 
 def tree(url: str) -> list[StoreFile]:
@@ -288,31 +295,41 @@ def _request(url: str, done: str, ask: Callable[[Any], T], *, limit: float | Non
             raise
         except ImportError as error:
             raise _not_installed(name, error) from error
-        except FileNotFoundError:
-            raise MissingError(f"{name} does not exist in the store") from None
-        except Exception as error:
-            status = getattr(error, "status", None) or getattr(error, "code", None)
-            text = _told(error)
-            if isinstance(error, PermissionError) or status in (401, 403) or "Credentials" in type(error).__name__:
+        except Exception as raised:
+            failure = _cause(raised)
+            if isinstance(failure, FileNotFoundError):
+                raise MissingError(f"{name} does not exist in the store") from None
+            status = getattr(failure, "status", None) or getattr(failure, "code", None)
+            text = _told(failure)
+            if isinstance(failure, PermissionError) or status in (401, 403) or "Credentials" in type(failure).__name__:
                 raise DataError(
                     f"{name}: the store refuses access ({text}); the credentials of this host (environment, profile "
                     "or role) lack, have expired, or do not allow it"
                 ) from None
-            if status in _CLIENT_ERRORS:
+            if status in _CLIENT_ERRORS or isinstance(failure, ssl.CertificateError):
                 raise DataError(f"{name} could not be {done}: {text}") from None
-            if isinstance(error, (AssertionError, AttributeError, NameError, TypeError)):
+            if isinstance(failure, (AssertionError, AttributeError, NameError, TypeError)):
                 raise
             problem = text
         if attempt + 1 < ATTEMPTS:
             logger.warning("%s could not be %s (%s); trying again in %.0f s", name, done, problem, pause)
             time.sleep(pause * (0.5 + _own_random.random()))  # many hosts must not come back together
             pause *= 2
-    failure = DataError(f"{name} could not be {done} in {ATTEMPTS} attempts: {problem}")
-    failure.passing = True
-    raise failure
+    given_up = DataError(f"{name} could not be {done} in {ATTEMPTS} attempts: {problem}")
+    given_up.passing = True
+    raise given_up
 
 
-def _told(error: Exception) -> str:
+def _cause(error: Exception) -> BaseException:
+    """The error itself, or what fsspec has made a missing file of: every answer of a web server but a good one."""
+    cause = error.__cause__
+    of_client = type(cause).__module__.startswith("aiohttp") and getattr(cause, "status", None) not in (404, 410)
+    if isinstance(error, FileNotFoundError) and cause is not None and (of_client or isinstance(cause, TimeoutError)):
+        return cause
+    return error
+
+
+def _told(error: BaseException) -> str:
     if isinstance(error, TimeoutError) and not str(error):
         return "no answer in time"
     words = " ".join(without_secrets(str(error)).split())[:200]

@@ -1,4 +1,4 @@
-"""The shards of a set in a store, in a bounded cache of this host that its ranks and jobs share.
+"""The files of a set in a store, shards before all, in a bounded cache of this host that its ranks and jobs share.
 
 A shard is fetched by one process of the host (a lock file), compared with the SHA-256 of the set's manifest, and kept
 as ``stored/<SHA-256>.bin`` of the cache. A reader holds a shared lock on the shards that it has mapped while it makes a
@@ -52,14 +52,17 @@ class ShardCache:
         folder: the folder ``stored`` of the cache.
         limit: bytes that this folder may have.
         check: hash what earlier jobs have left before it is used.
+        key: what the user has set ``limit`` by.
+        remedy: what is done about a file that was changed.
     """
 
     def __init__(
         self, url: str, shards: list[str], files: dict[str, ExpectedFile], inspections: dict[str, Inspection],
-        folder: Path, limit: int, *, check: bool,
+        folder: Path, limit: int, *, check: bool, key: str = "data.cache_bytes", remedy: str = _REMEDY,
     ) -> None:  # fmt: skip
         self.url, self.files, self._inspections = url.rstrip("/"), files, inspections
         self.folder, self.limit, self._check = folder, limit, check
+        self._key, self._remedy = key, remedy
         self._began = time.time()
         self._shards = shards
         self._maps: dict[str, tuple[np.ndarray, _Held]] = {}
@@ -89,10 +92,10 @@ class ShardCache:
         self._group = group
         self._prefetch([self._shards[block] for block in [*now.tolist(), *_rotated(after.tolist())]])
 
-    def release(self) -> None:
-        """Let go of the shards that are mapped; a view that is still in use keeps its memory."""
-        for name in [name for name in self._maps if name in self._coming]:
-            del self._maps[name]
+    def release(self, name: str | None = None) -> None:
+        """Let go of a file, or of the shards, that are mapped; a view that is still in use keeps its memory."""
+        for each in [each for each in self._maps if each == name or (name is None and each in self._coming)]:
+            del self._maps[each]
 
     def require_room(self, at_once: int | None, beside: int = 0) -> int:
         """The bytes that a job needs in the cache: every file, or with ``at_once`` the shards of two groups.
@@ -166,7 +169,7 @@ class ShardCache:
             try:
                 file = look_up(url)
                 if file.size != record.size:
-                    raise DataError(f"{file} has {file.size:,} bytes, the manifest says {record.size:,}{_REMEDY}")
+                    raise DataError(f"{file} has {file.size:,} bytes, the manifest says {record.size:,}{self._remedy}")
                 with partial.open("r+b") as out:
                     for chunk in chunks(file):
                         digest.update(chunk)
@@ -174,7 +177,7 @@ class ShardCache:
                 if digest.hexdigest() == record.sha256:
                     hash_file(
                         partial, check_size(partial, record, DataError), record, self._inspections.get(name), DataError,
-                        _REMEDY,
+                        self._remedy,
                     )  # fmt: skip
                     with self._accounts():
                         partial.replace(path)
@@ -183,11 +186,15 @@ class ShardCache:
                 partial.unlink(missing_ok=True)
             text = f"{file}: expected SHA-256 {record.sha256}, the store gave {digest.hexdigest()}"
             if attempt == _FETCHES:
-                raise DataError(f"{text}: the shard was changed or damaged{_REMEDY}")
+                raise DataError(f"{text}: it was changed or damaged{self._remedy}")
             logger.warning("%s; it is fetched again", text)
 
     def _room(self, path: Path, size: int) -> Path:
         """`_make_room`, once other processes are done with what they use: they may be a group of windows behind."""
+        if size > self.limit:
+            raise DataError(
+                f"{self._key} {self.limit:,}: a file of {without_secrets(self.url)} has {size:,} bytes; raise it"
+            )
         until = time.monotonic() + _PATIENCE
         while True:
             try:
@@ -220,8 +227,8 @@ class ShardCache:
                     total -= files[file].st_size
             if total > self.limit:
                 raise _NoRoomError(
-                    f"data.cache_bytes {self.limit:,}: {self.folder} has no room for {counted(size, 'byte')}, jobs use "
-                    "what is in it; raise it, or lower data.shards_at_once"
+                    f"{self._key} {self.limit:,}: {self.folder} has no room for {counted(size, 'byte')}, jobs use "
+                    f"what is in it; raise it{', or lower data.shards_at_once' if self._shards else ''}"
                 )
             partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
             try:

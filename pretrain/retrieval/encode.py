@@ -12,11 +12,13 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
+from capt.pretrain.base.cache import default_cache
 from capt.pretrain.base.distributed import barrier, device, gather_objects, rank, synchronize_errors, world_size
 from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.engine.task import Role
+from capt.pretrain.retrieval.bucket import BucketVectors
 from capt.pretrain.retrieval.encoders import TextEncoder
-from capt.pretrain.retrieval.store import DType, VectorStore, text_hash
+from capt.pretrain.retrieval.store import DType, Identity, Vectors, VectorStore, text_hash
 
 logger = logging.getLogger(__name__)
 
@@ -33,14 +35,22 @@ class Options:
     """How texts are encoded and kept.
 
     Attributes:
-        store: root of the store.
+        store: root of the store, a folder or the address of one in an object store.
         dtype: of stored numbers.
         tokens: tokens of a batch at most, padding included; without it, 2,048 on a CPU and 65,536 on a GPU.
+        cache_bytes: what the vectors of an object store may take of this host's cache, shared with all its shards.
     """
 
-    store: Path
+    store: Path | str
     dtype: DType = "fp32"
     tokens: int | None = None
+    cache_bytes: int = 100_000_000_000
+
+    def open(self, identity: Identity) -> Vectors:
+        """The vectors of ``identity``. Raises ``DataError``."""
+        if isinstance(self.store, str):
+            return BucketVectors(self.store, identity, default_cache(), self.cache_bytes)
+        return VectorStore(self.store, identity)
 
 
 def embed(
@@ -50,7 +60,7 @@ def embed(
     options: Options,
     progress: ProgressCallback | None = None,
     total: int = 0,
-) -> VectorStore:
+) -> Vectors:
     """A store with a vector of every text. Collective; every rank brings the same texts.
 
     Batches are made of a window of texts whatever is stored already, and dealt to the ranks in turn. So a vector does
@@ -68,7 +78,8 @@ def embed(
     Raises:
         DataError: a vector is not finite, or the store is damaged.
     """
-    store = VectorStore(options.store, encoder.identity(role, options.dtype))
+    with synchronize_errors(patient=True):
+        store = options.open(encoder.identity(role, options.dtype))
     seen: set[bytes] = set()
     pace = _Pace(total, progress)
     tokens = options.tokens or TOKENS[device().type]
@@ -83,12 +94,16 @@ def embed(
         finally:
             store.close()
     barrier()
-    store.reload()
-    pace.end(sum(gather_objects(store.added)))
+    added = sum(gather_objects(store.added))
+    with synchronize_errors(patient=True):
+        store.reload()
+        if rank() == 0:
+            store.finish(added)
+    pace.end(added)
     return store
 
 
-def _repair(store: VectorStore) -> None:
+def _repair(store: Vectors) -> None:
     with synchronize_errors(patient=True):
         damaged = store.repair(rank(), world_size())
     total = sum(gather_objects(damaged))
@@ -104,9 +119,7 @@ def _windows(texts: Iterable[str]) -> Iterator[Sequence[str]]:
         yield window
 
 
-def _embed_window(
-    encoder: TextEncoder, distinct: dict[bytes, str], role: Role, tokens: int, store: VectorStore
-) -> None:
+def _embed_window(encoder: TextEncoder, distinct: dict[bytes, str], role: Role, tokens: int, store: Vectors) -> None:
     names = list(distinct)
     if all(name in store for name in names):  # nothing to tokenize
         return
@@ -132,7 +145,7 @@ def batches(order: Sequence[int], lengths: Sequence[int], tokens: int) -> Iterat
         yield batch
 
 
-def rows_of(store: VectorStore, texts: Iterable[str]) -> Float[np.ndarray, "n d"]:
+def rows_of(store: Vectors, texts: Iterable[str]) -> Float[np.ndarray, "n d"]:
     """The vectors of texts that are in the store."""
     return store.vectors([text_hash(text) for text in texts])
 

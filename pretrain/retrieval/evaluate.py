@@ -35,7 +35,7 @@ from capt.pretrain.retrieval.encode import Options, embed, rows_of
 from capt.pretrain.retrieval.encoders import EncoderOptions, TextEncoder, load_text_encoder
 from capt.pretrain.retrieval.metrics import DEPTH, PROTOCOL, mean_metrics, paired_bootstrap, query_metrics
 from capt.pretrain.retrieval.search import BLOCK, Nearest, TopK, by_id, pair_scores, unit_rows
-from capt.pretrain.retrieval.store import VectorStore, text_hash
+from capt.pretrain.retrieval.store import Vectors, text_hash
 
 logger = logging.getLogger(__name__)
 
@@ -177,7 +177,7 @@ def _score_histograms(
     encoder: TextEncoder,
     collection: Collection,
     queries: Float[np.ndarray, "q d"],
-    documents: VectorStore,
+    documents: Vectors,
     rankings: Rankings,
 ) -> Histograms | None:
     """Scores of the first queries with their relevant documents, with the best others, and with random documents."""
@@ -259,7 +259,7 @@ def _rank(
     encoder: TextEncoder,
     collection: Collection,
     queries: Float[np.ndarray, "q d"],
-    documents: VectorStore,
+    documents: Vectors,
     corpus: Corpus,
     dim: int,
 ) -> Rankings:
@@ -281,7 +281,7 @@ def _rank(
 def search(
     queries: Float[np.ndarray, "q d"],
     texts: Iterator[str],
-    store: VectorStore,
+    store: Vectors,
     k: int,
     order: Int[np.ndarray, " n"],
     *,

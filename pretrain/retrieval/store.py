@@ -11,7 +11,9 @@ import hashlib
 import json
 import secrets
 import zlib
-from collections.abc import Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -26,7 +28,9 @@ from capt.pretrain.base.files import write_json
 
 DType = Literal["fp32", "fp16"]
 _TYPES: dict[str, np.dtype[Any]] = {"fp32": np.dtype("<f4"), "fp16": np.dtype("<f2")}
-_ID = np.dtype([("text", "V16"), ("check", "<u4")])
+ID = np.dtype([("text", "V16"), ("check", "<u4")])
+"""What is kept of a text beside its vector: its hash, and the CRC-32 of the vector."""
+IDENTITY = "identity.json"
 _SEGMENT_BYTES = 1 << 30
 _BLOCK = 1 << 14
 """Rows that one rank compares with their checksums at a time."""
@@ -74,26 +78,20 @@ def default_store() -> Path:
     return default_cache() / "vectors"
 
 
-class VectorStore:
+class Vectors(ABC):
     """The vectors of one identity. Several processes may add to it; `reload` shows what the others have added."""
 
-    def __init__(self, root: Path, identity: Identity) -> None:
-        self.folder, self.identity = root / identity.key, identity
+    folder: Path | str
+    """Where they are: a folder, or an address in a store."""
+
+    def __init__(self, identity: Identity) -> None:
+        self.identity = identity
         self.added = 0
         """Vectors that this process has written."""
         self._type = _TYPES[identity.dtype]
-        self._rows: list[np.memmap[Any, np.dtype[Any]]] = []
         self._checks: list[np.ndarray] = []
         self._names: list[bytes] = []
         self._places: dict[bytes, tuple[int, int]] = {}
-        self._read: dict[str, int] = {}
-        self._writing: tuple[IO[bytes], IO[bytes]] | None = None
-        self._written = 0
-        self.folder.mkdir(parents=True, exist_ok=True)
-        about = self.folder / "identity.json"
-        if not about.exists():
-            write_json(about, asdict(identity))
-        self.reload()
 
     def __len__(self) -> int:
         return len(self._places)
@@ -101,43 +99,137 @@ class VectorStore:
     def __contains__(self, text: bytes) -> bool:
         return text in self._places
 
+    @abstractmethod
     def reload(self) -> None:
-        """Map what all processes have written so far.
+        """Find what all processes have written so far. Raises ``DataError``: a file is not one of a store."""
+
+    @abstractmethod
+    def repair(self, rank: int = 0, world: int = 1) -> int:
+        """Compare stored vectors with their checksums, and forget those that are damaged; returns their number.
+
+        A rank looks at its share of the blocks. The text of a forgotten vector is encoded again. What another process
+        has forgotten is known after `reread`.
+        """
+
+    @abstractmethod
+    def add(self, texts: Sequence[bytes], rows: Float[np.ndarray, "n d"]) -> None:
+        """Append the vectors of a batch.
 
         Raises:
-            DataError: a file is not one of a store.
+            DataError: a vector is not finite, or too large for fp16; or the store cannot be written.
         """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Make durable what was added; the next vectors begin a segment. Raises ``DataError``."""
+
+    @abstractmethod
+    def _mapped(self, segment: int) -> AbstractContextManager[np.ndarray]:
+        """The rows of a segment, as long as they are read."""
+
+    @abstractmethod
+    def _damaged(self, segment: int, row: int) -> str:
+        """The message about a row that does not have its checksum."""
+
+    def finish(self, added: int) -> None:  # noqa: B027  a folder needs nothing
+        """Write down what is there, on one rank after all have closed; ``added`` is what they have added.
+
+        Raises ``DataError``.
+        """
+
+    def reread(self) -> None:
+        """Find everything anew."""
+        self._checks, self._names, self._places = [], [], {}
+        self.reload()
+
+    def vectors(self, texts: Sequence[bytes]) -> Float[np.ndarray, "n d"]:
+        """The vectors of texts by their hashes, in fp32.
+
+        Raises:
+            DataError: a vector is damaged, or not there.
+        """
+        out = np.empty((len(texts), self.identity.dimension), dtype=np.float32)
+        wanted: dict[int, list[tuple[int, int]]] = {}
+        for position, text in enumerate(texts):
+            place = self._places.get(text)
+            if place is None:
+                raise DataError(f"{self.folder}: the vector of a text is missing: start the command again")
+            wanted.setdefault(place[0], []).append((position, place[1]))
+        for segment, places in wanted.items():
+            checks = self._checks[segment]
+            with self._mapped(segment) as rows:
+                for position, row in places:
+                    found = rows[row]
+                    if zlib.crc32(found.tobytes()) != checks[row]:
+                        raise DataError(self._damaged(segment, row))
+                    out[position] = found
+        return out
+
+    def _index(self, ids: np.ndarray, rows: Iterable[int]) -> None:
+        """Take up a further segment, of which ``rows`` count."""
+        segment, names = len(self._names), ids["text"].tobytes()
+        self._checks.append(ids["check"])
+        self._names.append(names)
+        for row in rows:
+            name = names[16 * row : 16 * row + 16]
+            if name != _FORGOTTEN:
+                self._places.setdefault(name, (segment, row))
+
+    def _packed(self, texts: Sequence[bytes], rows: Float[np.ndarray, "n d"]) -> tuple[np.ndarray, np.ndarray]:
+        """The vectors of a batch as they are stored, and their ids."""
+        with np.errstate(over="ignore"):
+            kept = np.ascontiguousarray(rows, dtype=self._type)
+        if kept.shape != (len(texts), self.identity.dimension):
+            raise AssertionError(f"vectors of shape {kept.shape} for {len(texts)} texts")
+        if not np.isfinite(kept).all():
+            what = "use --dtype fp32" if np.isfinite(rows).all() else "its weights or its precision are at fault"
+            raise DataError(f"the model gives numbers that {self.identity.dtype} cannot hold: {what}")
+        ids = np.empty(len(texts), dtype=ID)
+        ids["text"] = np.frombuffer(b"".join(texts), dtype="V16")
+        ids["check"] = [zlib.crc32(row.tobytes()) for row in kept]
+        return kept, ids
+
+
+class VectorStore(Vectors):
+    """The vectors of one identity in a folder. A kill loses nothing of what was added."""
+
+    folder: Path
+
+    def __init__(self, root: Path, identity: Identity) -> None:
+        super().__init__(identity)
+        self.folder = root / identity.key
+        self._rows: list[np.memmap[Any, np.dtype[Any]]] = []
+        self._read: dict[str, int] = {}
+        self._writing: tuple[IO[bytes], IO[bytes]] | None = None
+        self._written = 0
+        self.folder.mkdir(parents=True, exist_ok=True)
+        about = self.folder / IDENTITY
+        if not about.exists():
+            write_json(about, asdict(identity))
+        self.reload()
+
+    def reload(self) -> None:
+        """Map what all processes have written so far. Raises ``DataError``: a file is not one of a store."""
         width = self.identity.dimension * self._type.itemsize
         for path in sorted(self.folder.glob("*.ids")):
             rows = path.with_suffix(".rows")
             if not rows.is_file():
                 raise DataError(f"{rows} is missing: remove {path}, its texts are encoded again")
-            count = min(path.stat().st_size // _ID.itemsize, rows.stat().st_size // width)
+            count = min(path.stat().st_size // ID.itemsize, rows.stat().st_size // width)
             before = self._read.get(path.name, 0)
             if count <= before:
                 continue
-            ids = np.fromfile(path, dtype=_ID, count=count)
+            ids = np.fromfile(path, dtype=ID, count=count)
             mapped = np.memmap(rows, dtype=self._type, mode="r", shape=(count, self.identity.dimension))
-            number = len(self._rows)
             self._rows.append(mapped)
-            self._checks.append(ids["check"])
-            names = ids["text"].tobytes()
-            self._names.append(names)
             # After a loss of power the end of a file may be zeros: its texts are encoded again.
             while count > before and zlib.crc32(mapped[count - 1].tobytes()) != ids["check"][count - 1]:
                 count -= 1
-            for row in range(before, count):
-                name = names[16 * row : 16 * row + 16]
-                if name != _FORGOTTEN:
-                    self._places.setdefault(name, (number, row))
+            self._index(ids, range(before, count))
             self._read[path.name] = count
 
     def repair(self, rank: int = 0, world: int = 1) -> int:
-        """Compare stored vectors with their checksums, and forget those that are damaged; returns their number.
-
-        A rank looks at its share of the blocks. The id of a forgotten vector becomes zeros, so that its text is
-        encoded again. What another process has forgotten is known after `reread`.
-        """
+        """Forget damaged vectors: their ids become zeros. Returns their number."""
         damaged = 0
         blocks = [(number, start) for number, rows in enumerate(self._rows) for start in range(0, len(rows), _BLOCK)]
         for number, start in blocks[rank::world]:
@@ -154,31 +246,18 @@ class VectorStore:
         path = Path(str(self._rows[number].filename)).with_suffix(".ids")
         with path.open("r+b") as file:
             for row in rows:
-                file.seek(row * _ID.itemsize)
+                file.seek(row * ID.itemsize)
                 file.write(_FORGOTTEN)
         sync(path)
 
     def reread(self) -> None:
         """Map all files anew."""
-        self._rows, self._checks, self._names, self._places, self._read = [], [], [], {}, {}
-        self.reload()
+        self._rows, self._read = [], {}
+        super().reread()
 
     def add(self, texts: Sequence[bytes], rows: Float[np.ndarray, "n d"]) -> None:
-        """Append the vectors of a batch, which a kill from now on does not lose.
-
-        Raises:
-            DataError: a vector is not finite, or too large for fp16.
-        """
-        with np.errstate(over="ignore"):
-            kept = np.ascontiguousarray(rows, dtype=self._type)
-        if kept.shape != (len(texts), self.identity.dimension):
-            raise AssertionError(f"vectors of shape {kept.shape} for {len(texts)} texts")
-        if not np.isfinite(kept).all():
-            what = "use --dtype fp32" if np.isfinite(rows).all() else "its weights or its precision are at fault"
-            raise DataError(f"the model gives numbers that {self.identity.dtype} cannot hold: {what}")
-        ids = np.empty(len(texts), dtype=_ID)
-        ids["text"] = np.frombuffer(b"".join(texts), dtype="V16")
-        ids["check"] = [zlib.crc32(row.tobytes()) for row in kept]
+        """Append the vectors of a batch, which a kill from now on does not lose. Raises ``DataError``."""
+        kept, ids = self._packed(texts, rows)
         if self._writing is None:
             name = f"segment-{secrets.token_hex(8)}"
             self._writing = (
@@ -199,26 +278,15 @@ class VectorStore:
             sync(Path(file.name))
         self._writing, self._written = None, 0
 
-    def vectors(self, texts: Sequence[bytes]) -> Float[np.ndarray, "n d"]:
-        """The vectors of texts by their hashes, in fp32.
+    @contextmanager
+    def _mapped(self, segment: int) -> Iterator[np.ndarray]:
+        yield self._rows[segment]
 
-        Raises:
-            DataError: a vector is damaged, or not there.
-        """
-        out = np.empty((len(texts), self.identity.dimension), dtype=np.float32)
-        for position, text in enumerate(texts):
-            place = self._places.get(text)
-            if place is None:
-                raise DataError(f"{self.folder}: the vector of a text is missing: start the command again")
-            segment, row = place
-            found = self._rows[segment][row]
-            if zlib.crc32(found.tobytes()) != self._checks[segment][row]:
-                damaged = self._rows[segment].filename
-                raise DataError(
-                    f"{damaged} was damaged while it was read (row {row}): start the command again, which encodes it"
-                )
-            out[position] = found
-        return out
+    def _damaged(self, segment: int, row: int) -> str:
+        return (
+            f"{self._rows[segment].filename} was damaged while it was read (row {row}): start the command again, "
+            "which encodes it"
+        )
 
 
 def _write_all(file: IO[bytes], content: bytes) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from capt.pretrain.base.distributed import gather_objects, synchronize_errors
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.parallel import ProgressCallback
+from capt.pretrain.base.stores import is_url
 from capt.pretrain.retrieval.data import read_documents, read_queries
 from capt.pretrain.retrieval.encode import Options, embed
 from capt.pretrain.retrieval.encoders import EncoderOptions, load_text_encoder
@@ -82,8 +84,10 @@ def _mine(
 
 
 def _options(given: Mapping[str, Any]) -> Options:
-    root = given["store"]
-    return Options(Path(root) if root else default_store(), require_dtype(given["dtype"]), given["tokens"])
+    root: str | None = given["store"]
+    store = default_store() if root is None else root if is_url(root) else Path(root)
+    options = Options(store, require_dtype(given["dtype"]), given["tokens"])
+    return replace(options, cache_bytes=given["cache_bytes"]) if given["cache_bytes"] else options
 
 
 _COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {"encode": _encode, "evaluate": _evaluate, "mine": _mine}

@@ -73,6 +73,7 @@ NOT_RUN = {
     "capt evaluate other-model --retrieval": "needs another model; tests/unit/retrieval",
     "capt evaluate runs/small": "the same as of runs/first, which is run",
     "capt encode exported-st --text beir": "needs a BEIR folder; tests/unit/retrieval",
+    "capt encode exported-st --text corpus.jsonl": "needs a bucket; tests/unit/retrieval/test_bucket.py",
     "capt evaluate exported-st --mteb": "needs the package mteb and its data; tests/unit/retrieval/test_mteb.py",
     "capt pretrain capt_pairs data.files=pairs.jsonl model.init=runs/first validate.retrieval": (
         "needs a BEIR folder; tests/unit/retrieval/test_validation.py"

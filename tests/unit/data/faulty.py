@@ -24,6 +24,9 @@ class FaultyStore(LocalFileSystem):
     faults: ClassVar[list[Fault]] = []
     requests: ClassVar[list[str]] = []
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, auto_mkdir=True)  # a store has no folders that are made
+
     @classmethod
     def _strip_protocol(cls, path: str) -> str:
         return "/" + str(path).removeprefix("faulty:").strip("/")

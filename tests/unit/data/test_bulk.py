@@ -7,10 +7,13 @@ import json
 import os
 import random
 import signal
+import socket
 import time
 from contextlib import nullcontext
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pyarrow
@@ -18,6 +21,7 @@ import pyarrow.parquet
 import pytest
 
 from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.leases import Leases
 from capt.pretrain.base.overlap import same_text
 from capt.pretrain.data import bulk, parts
 from capt.pretrain.data.config import DataConfig
@@ -220,6 +224,46 @@ def test_several_processes_give_the_bytes_of_one(corpus: Path, tmp_path: Path) -
     (corpus / "b.jsonl").write_text('{"text": "a"}\n' * 500 + "no json\n")
     with pytest.raises(DataError, match=r"b\.jsonl, line \d+ after byte [\d,]+, column 1: not JSON"):
         prepare_folder(several, ByteTokenizer(), tmp_path / "bad", unit_bytes=5000)
+
+
+def test_two_hosts_give_the_bytes_of_one_though_one_of_them_is_lost(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hosts share nothing but the folder: what tells that one is gone is a lease that nobody touches any longer."""
+    monkeypatch.setattr(bulk, "Leases", partial(Leases, beat=0.2, expires=2.0))
+    prepare_folder(config(corpus / "*", tmp_path / "cache"), ByteTokenizer(), tmp_path / "one", unit_bytes=10_000)
+    log = tmp_path / "log"
+
+    def start(name: str, dies: bool) -> int:
+        if pid := os.fork():
+            return pid
+        write, made = bulk.write_part, 0
+
+        def logged(folder: Path, *given: Any, **keys: Any) -> Any:
+            nonlocal made
+            made += 1
+            if dies and made == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            record = write(folder, *given, **keys)
+            time.sleep(0.1)
+            with log.open("a") as file:
+                file.write(f"{name} {folder.name.split('.')[1]}\n")
+            return record
+
+        try:
+            socket.gethostname, bulk.write_part = (lambda: name), logged
+            data = config(corpus / "*", tmp_path / f"cache-{name}")
+            prepare_folder(data, ByteTokenizer(), tmp_path / "two", unit_bytes=10_000)
+            os._exit(0)
+        finally:
+            os._exit(1)
+
+    ends = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in (start("a", True), start("b", False))]
+    assert ends == [-signal.SIGKILL, 0]
+    assert content(tmp_path / "two") == content(tmp_path / "one")
+    made = [line.split() for line in log.read_text().splitlines()]
+    assert sum(host == "a" for host, _ in made) == 2, made
+    assert len({part for _, part in made}) == len(made), f"a part was made twice: {made}"
 
 
 def test_a_hub_set_is_read_where_it_lies(tmp_path: Path) -> None:

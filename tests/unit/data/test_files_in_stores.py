@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
 import pytest
+from fsspec.registry import _registry
 
 from capt.pretrain.base import stores
 from capt.pretrain.base.errors import ConfigError, DataError
@@ -17,6 +20,7 @@ from capt.pretrain.base.stores import listed, without_secrets
 from capt.pretrain.config.load import load_job
 from capt.pretrain.data.files import FileCorpus
 from capt.pretrain.data.paths import held_out_files, resolve_files
+from tests.small_job import ROOT
 from tests.unit.data import faulty
 from tests.unit.data.faulty import FaultyStore, faulty_store
 
@@ -125,10 +129,17 @@ def test_checkpoints_are_not_copied_to_what_is_only_read(scheme: str) -> None:
         load_job("capt_tiny", [f"checkpoint.upload={scheme}://a/b/c"])
 
 
-def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "adlfs", None)
-    with pytest.raises(DataError, match=r"az://c/x: the package adlfs is not installed: pip install '\.\[azure\]'"):
-        listed("az://c/x")
+@pytest.mark.parametrize("scheme", sorted(stores.STORES))
+def test_a_package_that_is_missing_is_named(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    package, extra = stores.STORES[scheme]
+    for module in (package, "fsspec.implementations.http"):
+        monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(_registry, scheme, raising=False)
+    told = rf"{scheme}://c/x: the package {package} is not installed: pip install '\.\[{extra}\]'"
+    with pytest.raises(DataError, match=told):
+        listed(f"{scheme}://c/x")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert any(line.startswith(f"{package}>=") for line in extras[extra])
 
 
 @pytest.mark.parametrize("job", ["capt_pairs", "ace/skipgram"])

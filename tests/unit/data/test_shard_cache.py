@@ -114,7 +114,7 @@ def test_a_store_that_fails_once_is_asked_again(
     [
         (faulty.server_error, "could not be read in 3 attempts: OSError: 503 Slow Down at https://store/x"),
         (faulty.truncated, "it gave 10,000 bytes, and not the 20,000 asked for"),
-        (faulty.damaged, "the shard was changed or damaged"),
+        (faulty.damaged, "it was changed or damaged"),
         (faulty.slow, "no answer in 0.3 s"),
         (faulty.expired, "the store refuses access .*have expired"),
         (faulty.replaced, "the file was replaced in the store while it was read"),

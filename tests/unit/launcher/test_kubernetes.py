@@ -153,19 +153,24 @@ def test_a_spare_pod_is_one_beyond_the_nodes() -> None:
     assert job["completions"] == 2
 
 
-def _start() -> int:
-    Path("cluster.yaml").write_text(yaml.safe_dump(CLUSTER))
+def _start(cluster: dict[str, Any] = CLUSTER) -> int:
+    Path("cluster.yaml").write_text(yaml.safe_dump(cluster))
     options = Options.given(launcher="kubernetes", cluster=Path("cluster.yaml"))
     return begin("capt.pretrain", "capt_tiny", JOB, options, debug=False, show=None)
 
 
-@pytest.mark.parametrize("way", ["kubectl", "client"])
-def test_a_cluster_is_given_the_manifest(way: str, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if way == "client":
+@pytest.fixture(params=["kubectl", "client"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How a cluster is reached."""
+    if request.param == "client":
         pytest.importorskip("kubernetes", reason="pip install kubernetes")
         monkeypatch.setattr("shutil.which", lambda name: None)
     elif not has_kubectl():
         pytest.skip("kubectl is not installed")
+    return str(request.param)
+
+
+def test_a_cluster_is_given_the_manifest(way: str, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with api_server() as (server, kept):
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig(elsewhere / "config", server)))
         monkeypatch.setenv("HOME", str(elsewhere))
@@ -177,6 +182,26 @@ def test_a_cluster_is_given_the_manifest(way: str, elsewhere: Path, monkeypatch:
     assert sorted(kept)[1:] == paths
     assert sorted(kept)[0].startswith("/api/v1/namespaces/team/configmaps/my-run-")
     assert kept[paths[0]]["spec"] == shown(CLUSTER)[-1]["spec"]
+
+
+def test_a_job_that_is_there(way: str, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same one is left running; another one is refused, and so is one that has ended, which would not start."""
+    path = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/team/jobsets/my-run"
+    remedy = r"\(kubectl delete jobset/my-run( -n team)?\), then start again: what it has saved is continued"
+    with api_server() as (server, kept):
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig(elsewhere / "config", server)))
+        monkeypatch.setenv("HOME", str(elsewhere))
+        assert [_start(), _start()] == [0, 0]
+        first = kept[path]["spec"]
+        with pytest.raises(ConfigError, match=rf"field is immutable; stop and remove it {remedy}"):
+            _start({**CLUSTER, "pods": CLUSTER["pods"] + 1})
+        assert kept[path]["spec"] == first
+        kept[path]["status"] = {"conditions": [{"type": "Completed", "status": "False"}]}
+        assert _start() == 0
+        for end in ("Completed", "Failed"):
+            kept[path]["status"] = {"conditions": [{"type": end, "status": "True"}]}
+            with pytest.raises(ConfigError, match=rf"has jobset/my-run already, .* ended \({end}\), .*{remedy}"):
+                _start()
 
 
 def test_a_cluster_without_the_operator_says_so(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:

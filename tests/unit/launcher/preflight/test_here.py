@@ -108,6 +108,15 @@ def test_several_faults_are_lines_of_the_log_and_one_error(caplog: pytest.LogCap
     refuse([Check("GPUs", "ok", "none"), Check("disk", "note", "x")])
 
 
+def test_a_command_without_the_switch_does_not_name_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from capt.launcher.commands.retrieval import carry_out
+
+    monkeypatch.setattr(run, "check_here", lambda *_: [Check("disk", "fail", "full", "free some")])
+    with pytest.raises(ConfigError) as caught:
+        carry_out({"command": "encode"}, tmp_path, nproc=2)
+    assert str(caught.value) == "preflight: disk: full (free some)"
+
+
 def test_the_table_has_a_column_of_hosts_where_there_are_some() -> None:
     assert "host" not in table([Check("disk", "ok", "much")])
     assert "node-7" in table([Check("disk", "ok", "much"), Check("clock", "fail", "off", "ntp", "node-7")])
