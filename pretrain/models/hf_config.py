@@ -107,8 +107,9 @@ def _snapshot(repo: str, revision: str | None, files: tuple[str, ...], cache: st
     )
 
     path = repo if revision is None else f"{repo}@{revision}"
+    offline = constants.HF_HUB_OFFLINE  # releases of the client before 2 ask for the list of a pinned revision even so
     try:
-        folder = Path(snapshot_download(repo, revision=revision, allow_patterns=list(files)))
+        folder = Path(snapshot_download(repo, revision=revision, allow_patterns=list(files), local_files_only=offline))
     except GatedRepoError:
         problem = "the hub gives it only to those who have accepted its terms: do so there, then `hf auth login`"
     except RepositoryNotFoundError:
