@@ -52,7 +52,7 @@ class Fifo:
         return sorted(torch.cat([queue.rows for queue in queues]).flatten().tolist()) == sorted(self.kept)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     world=st.integers(1, 6),
     capacity=st.integers(1, 60),
@@ -70,7 +70,7 @@ def test_union_of_the_shards_is_the_global_fifo(world: int, capacity: int, steps
     assert sum(queue.shard_size for queue in queues) == capacity
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     capacity=st.integers(1, 50),
     worlds=st.lists(st.integers(1, 5), min_size=2, max_size=4),
@@ -319,7 +319,7 @@ def test_bad_checkpoints_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ShardedQueue(8, 4).load_shards(tmp_path)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(world=st.integers(1, 4), capacity=st.integers(2, 40), seed=st.integers(0, 99))
 def test_samples_that_are_left_out_keep_their_places_and_nobody_sees_them(
     tmp_path_factory: pytest.TempPathFactory, world: int, capacity: int, seed: int

@@ -53,7 +53,7 @@ def used(out: Corrupted, row: int) -> np.ndarray:
     rate=st.sampled_from([0.05, 0.15, 0.4, 0.95]),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_rules_of_every_corruption(kind: str, n: int, length: int, rate: float, seed: int) -> None:
     tokens = windows(n, length, seed)
     before = tokens.copy()
@@ -178,7 +178,7 @@ def test_span_lengths_follow_the_truncated_geometric_distribution() -> None:
 
 
 @given(k=st.integers(1, 5), seed=st.integers(0, 50))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_shuffle_moves_no_token_further_than_k(k: int, seed: int) -> None:
     tokens = windows(4, 60, seed)
     tokens[tokens >= 5] = 5 + np.arange((tokens >= 5).sum()) % 900  # unique in a row: moves can be read off

@@ -87,7 +87,7 @@ def test_a_fifo_is_an_error_and_not_a_wait(tmp_path: Path) -> None:
         read_hostfile(tmp_path / "hosts")
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.text(alphabet=st.characters(max_codepoint=0x250), max_size=60))
 def test_any_text_is_hosts_or_one_readable_error(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     path = write(tmp_path_factory.mktemp("h"), text)

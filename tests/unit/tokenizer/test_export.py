@@ -57,7 +57,7 @@ def test_decoding_is_that_of_sentencepiece(both: tuple[TextTokenizer, SentencePi
 ALPHABET = "ab \n\t▁<s>/[]0x41-=éü日本한글ไтʼ½ﬁ…\u00a0\u200b😀👍🏽\u0301\u200d\ufe0f"
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(alphabet=ALPHABET, max_size=40) | st.text(max_size=40))
 def test_any_text(both: tuple[TextTokenizer, SentencePieceProcessor, str], text: str) -> None:
     """With identity normalization no text differs; with NFKC, only marks after a replaced character (see export.py)."""

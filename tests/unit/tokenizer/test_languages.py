@@ -123,7 +123,7 @@ def test_every_character_is_normalised_as_sentencepiece_does(name: str) -> None:
     assert other == expected | ({"\u0130": "i\u0307"} if name.endswith("_cf") else {})
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(max_size=30))
 def test_no_mark_is_lost(text: str) -> None:
     ours, theirs = _normalizers("nfkc")
