@@ -85,6 +85,7 @@ NOT_RUN = {
     "capt pretrain my_job.yaml --launcher ray": "needs a core for every rank; tests/sweep/test_cluster.py",
     "capt report runs/capt-1": "the same as of runs/first, which is run; tests/unit/report",
     "capt report runs/first runs/second": "the same as of runs/first, which is run; tests/unit/report",
+    "capt report runs/first --out": "the same as of runs/first and of runs/words, which are run",
     "capt tokenizer export my.model": "tests/unit/tokenizer",
     "capt convert imported": "needs the run imported from the hub; the same as of runs/first",
     "capt convert runs/first exported-st --to sentence-transformers --license": "--push needs the hub; tests/parity",
