@@ -46,8 +46,8 @@ class Options:
     tokens: int | None = None
     cache_bytes: int = 100_000_000_000
 
-    def open(self, identity: Identity) -> Vectors:
-        """The vectors of ``identity``. Raises ``DataError``."""
+    def vectors_of(self, identity: Identity) -> Vectors:
+        """The stored vectors of ``identity``. Raises ``DataError``."""
         if isinstance(self.store, str):
             return BucketVectors(self.store, identity, default_cache(), self.cache_bytes)
         return VectorStore(self.store, identity)
@@ -79,7 +79,7 @@ def embed(
         DataError: a vector is not finite, or the store is damaged.
     """
     with synchronize_errors(patient=True):
-        store = options.open(encoder.identity(role, options.dtype))
+        store = options.vectors_of(encoder.identity(role, options.dtype))
     seen: set[bytes] = set()
     pace = _Pace(total, progress)
     tokens = options.tokens or TOKENS[device().type]

@@ -72,7 +72,8 @@ REVIEWED: dict[str, tuple[str, str]] = {
         "/proc; the planned command, no shell",
     ),
     "launcher/kubernetes/apply.py": (
-        "subprocess.run yaml.safe_load_all", "kubectl: no word of the user, the manifest on its stdin; a text of ours",
+        "subprocess.run yaml.safe_dump_all yaml.safe_load_all",
+        "kubectl: no word of the user, the manifest on its stdin; a text of ours",
     ),
     "launcher/kubernetes/manifests.py": ("yaml.dump_all", "writes"),
     "launcher/supervisor/calls.py": ("os.fdopen os.open", "connections of the nodes, in JSON and checked; /dev/null"),

@@ -43,6 +43,7 @@ def web_server(folder: Path, *, certificate: Path | None = None) -> Iterator[Web
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
 
         def do_HEAD(self) -> None:
             self._answer()
