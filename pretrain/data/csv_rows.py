@@ -62,7 +62,7 @@ class QuotedCells:
 
     def seen(self, number: int, cells: list[str]) -> list[str]:
         """Count a row and return it. Raises ``DataError`` for a first row that is quoted throughout."""
-        quoted = [len(cell) > 1 and cell[0] == cell[-1] == '"' for cell in map(str.strip, cells)]
+        quoted = [len(cell) > 1 and cell[0] == cell[-1] == '"' for cell in cells]
         if number == 1 and all(quoted):
             raise DataError(
                 f"{self._path}, line 1: the names of the columns are between double quotes, which belong to the text "

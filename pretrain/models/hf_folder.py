@@ -75,8 +75,8 @@ def is_hf(folder: Path) -> bool:
     found = (folder / "config.json").is_file()
     if not found and (folder / _ADAPTERS).is_file():
         raise CheckpointError(
-            f"{folder}: adapters of peft without their model; merge them into it (merge_and_unload of peft), and save "
-            "that and its tokenizer"
+            f"{folder}: adapters of peft without their model; merge them into it (merge_and_unload), and save that "
+            "and its tokenizer"
         )
     return found
 

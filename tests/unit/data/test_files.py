@@ -127,7 +127,7 @@ BAD = {
         "it is packed with gzip; unpack it, or name it .gz",
     ),
     "packed twice": ("a.txt.gz", gzip.compress(b"one two\n" * 9), "it is packed with gzip; unpack it, or name it .gz"),
-    "xz": ("a.txt", lzma.compress(b"one two\n" * 9), "it is an archive, or packed; unpack it"),
+    "xz": ("a.txt", lzma.compress(b"one two\n" * 9), "it is an archive, or packed, or a spreadsheet"),
     "latin-1": ("a.txt", b"one\ntwo\ncaf\xe9\n", "not UTF-8: byte 0xe9 at line 3, byte 11; convert it"),
     "latin-1 in gz": ("a.txt.gz", b"one\ntwo\ncaf\xe9\n", "not UTF-8: byte 0xe9 at line 3, byte 11"),
     "latin-1 far in": ("a.txt", b"ok \xc3\xa9\n" * 30_000 + b"\xe9", "at line 30001, byte 180000"),

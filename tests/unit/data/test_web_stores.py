@@ -17,7 +17,8 @@ import pytest
 from capt.pretrain.base import stores
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.stores import MissingError, chunks, exists, look_up, read_small
-from capt.pretrain.data.files import FileCorpus, resolve_files
+from capt.pretrain.data.files import FileCorpus
+from capt.pretrain.data.paths import resolve_files
 from capt.pretrain.data.shards import ShardSet
 from capt.pretrain.retrieval import bucket as vectors
 from capt.pretrain.retrieval.bucket import BucketVectors
