@@ -19,7 +19,7 @@ from capt.pretrain.convert.output import export_folder
 from capt.pretrain.engine.checkpoint import find_best, read_manifest
 from capt.pretrain.engine.checkpoint.merge import Method, check_weights, merge_checkpoints, mix
 from capt.pretrain.engine.durable import write_tensors
-from capt.pretrain.models.hf_folder import is_hf, read_json, read_tensor_file, read_tensors, require_regular
+from capt.pretrain.models.hf_folder import BUFFER, is_hf, read_json, read_tensor_file, read_tensors, require_regular
 
 _VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "spm.model", "sentencepiece.bpe.model")
 _LARGEST = 1 << 30
@@ -135,6 +135,7 @@ def _metadata(path: Path) -> dict[str, str]:
 def _mixed(
     sources: Sequence[Path], each: Sequence[Mapping[str, Tensor]], shares: Sequence[float], method: Method
 ) -> dict[str, Tensor]:
+    each = [{name: has[name] for name in has if not BUFFER.fullmatch(name)} for has in each]
     first = each[0]
     for source, tensors in zip(sources[1:], each[1:], strict=True):
         for name in sorted(first.keys() | tensors.keys()):
@@ -150,18 +151,29 @@ def _mixed(
 
 def _require_alike(one: Path, config: Mapping[str, Any], source: Path) -> None:
     other = read_json(source / "config.json")
-    for key in sorted(config.keys() | other.keys()):
-        if key not in _FREE and config.get(key) != other.get(key):
-            raise CheckpointError(f"{source}: config.json has {key} {other.get(key)!r}, {one} has {config.get(key)!r}")
-    for name in _VOCABULARIES:
+    defaults = _defaults(config.get("model_type"))
+    known = config.keys() & other.keys() if defaults else config.keys() | other.keys()
+    for key in sorted(known | defaults.keys()):
+        values = [has.get(key, defaults.get(key)) for has in (other, config)]
+        if key not in _FREE and values[0] != values[1]:
+            raise CheckpointError(f"{source}: config.json has {key} {values[0]!r}, {one} has {values[1]!r}")
+    both = [name for name in _VOCABULARIES if (one / name).exists() and (source / name).exists()]
+    if not both:
+        raise CheckpointError(f"{source}: no file of its vocabulary has the name of one in {one}, to compare them")
+    for name in both:
         if _vocabulary(source / name) != _vocabulary(one / name):
             raise CheckpointError(f"{source}: {name} is another vocabulary than that of {one}")
 
 
+def _defaults(model_type: object) -> Mapping[str, Any]:
+    """What transformers takes for keys that a ``config.json`` lacks, of which a release writes more or fewer."""
+    from transformers import CONFIG_MAPPING
+
+    return CONFIG_MAPPING[model_type]().to_dict() if model_type in CONFIG_MAPPING else {}
+
+
 def _vocabulary(path: Path) -> object:
     """What tells a vocabulary from others; of ``tokenizer.json`` the pieces with their ids."""
-    if not path.exists():
-        return None
     content = read_bytes(path, limit=_LARGEST, error=CheckpointError)
     if path.name != "tokenizer.json":
         return hashlib.sha256(content).digest()

@@ -39,7 +39,7 @@ TOKENIZER_CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
 _DTYPES = ("F64", "F32", "F16", "BF16")
 """Types of weights that can be read; quantized weights are not numbers that could be copied into a model."""
 
-_BUFFER = re.compile(r"(.*\.)?((position|token_type)_ids|num_batches_tracked)")
+BUFFER = re.compile(r"(.*\.)?((position|token_type)_ids|num_batches_tracked)")
 """Integers that old releases of transformers wrote beside the weights."""
 
 
@@ -204,13 +204,13 @@ def read_tensor_file(path: Path) -> dict[str, Tensor]:
         unusable = [
             f"{kind} {name}"
             for name in file.keys()  # noqa: SIM118 (a safetensors handle is not a dict)
-            if (kind := file.get_slice(name).get_dtype()) not in _DTYPES and not _BUFFER.fullmatch(name)
+            if (kind := file.get_slice(name).get_dtype()) not in _DTYPES and not BUFFER.fullmatch(name)
         ]
         if unusable:
             raise CheckpointError(f"{path}: weights are {', '.join(_DTYPES)} here, not {list_names(unusable)}")
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not _BUFFER.fullmatch(name) and not tensor.isfinite().all():
+        if tensor.is_floating_point() and not BUFFER.fullmatch(name) and not tensor.isfinite().all():
             raise CheckpointError(f"{path}: {name!a} holds weights that are not finite; name another model")
     return tensors
 

@@ -62,6 +62,25 @@ def test_stock_transformers_loads_a_merged_folder(folders: list[Path], tmp_path:
     assert (tmp_path / "out" / "tokenizer.json").exists()
 
 
+def test_folders_of_other_releases_are_mixed(folders: list[Path], tmp_path: Path) -> None:
+    """A release leaves out keys at their defaults, writes buffers, or another file of the same vocabulary."""
+    old, new = folders
+    config = json.loads((old / "config.json").read_text())
+    del config["layer_norm_eps"], config["type_vocab_size"]  # neither is at its default
+    (old / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"has layer_norm_eps 1e-05, .* has 1e-12"):
+        command(folders, tmp_path / "out")
+    config = json.loads((new / "config.json").read_text())
+    del config["hidden_act"]
+    (old / "config.json").write_text(json.dumps({**config, "gradient_checkpointing": False}))
+    tensors = load_file(old / "model.safetensors")
+    buffers = {"roberta.embeddings.position_ids": torch.arange(4)}
+    save_file(tensors | buffers, old / "model.safetensors", metadata={"format": "pt"})
+    (old / "vocab.txt").write_text("words")
+    command(folders, tmp_path / "out")
+    assert load_file(tmp_path / "out" / "model.safetensors").keys() == tensors.keys()
+
+
 def _checkpoint(run: Path, seed: int, tokenizer: str = "0" * 32, **shape: int) -> Path:
     torch.manual_seed(seed)
     module = torch.nn.Sequential(torch.nn.Embedding(7, shape.get("width", 4)), torch.nn.Linear(4, 7))
