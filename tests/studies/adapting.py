@@ -146,7 +146,7 @@ def _averaged(run: Path, encoder: Path) -> Path:
     export, mixed = run / "export", run / "averaged"
     for folder in (export, mixed):
         shutil.rmtree(folder, ignore_errors=True)
-    capt("convert", run, export, "--to", "hf")
+    capt("convert", run, export, "--to", "sentence-transformers", "--pooling", "mean")
     capt("merge", encoder, export, "--no-validate", "--out", mixed)
     return mixed
 

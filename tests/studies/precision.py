@@ -36,15 +36,15 @@ def train(out: Path, corpus: Path, arm: str, seed: int, steps: int) -> Path:
 
 
 def losses(folder: Path) -> tuple[list[float], float]:
-    """The logged training losses of a run, and its last validation loss."""
+    """The logged training losses of a run, and its last loss of masked tokens on held-out text."""
     rows = rows_of(folder)
     curve = [row["loss"] for row in rows if row.get("split") != "validation" and "loss" in row]
-    return curve, [row["loss"] for row in rows if row.get("split") == "validation"][-1]
+    return curve, [row["loss/mlm"] for row in rows if row.get("split") == "validation"][-1]
 
 
 def table(runs: dict[str, dict[int, tuple[list[float], float]]]) -> list[str]:
     """A row for each arm: its losses, and how far its curves are from those in fp32 and the seeds from each other."""
-    lines = ["| precision | last training loss | validation loss | minus fp32, by seed | curve minus fp32 |",
+    lines = ["| precision | last training loss | held-out MLM loss | minus fp32, by seed | curve minus fp32 |",
              "|---|---|---|---|---|"]  # fmt: skip
     final = {arm: {seed: value for seed, (_, value) in of.items()} for arm, of in runs.items()}
     for arm, of in runs.items():
