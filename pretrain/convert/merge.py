@@ -19,6 +19,7 @@ from capt.pretrain.convert.output import export_folder
 from capt.pretrain.engine.checkpoint import find_best, read_manifest
 from capt.pretrain.engine.checkpoint.merge import Method, check_weights, merge_checkpoints, mix
 from capt.pretrain.engine.durable import write_tensors
+from capt.pretrain.language.sentence_folder import modules_of
 from capt.pretrain.models.hf_folder import BUFFER, is_hf, read_json, read_tensor_file, read_tensors, require_regular
 
 _VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "spm.model", "sentencepiece.bpe.model")
@@ -157,6 +158,8 @@ def _require_alike(one: Path, config: Mapping[str, Any], source: Path) -> None:
         values = [has.get(key, defaults.get(key)) for has in (other, config)]
         if key not in _FREE and values[0] != values[1]:
             raise CheckpointError(f"{source}: config.json has {key} {values[0]!r}, {one} has {values[1]!r}")
+    if (one / "modules.json").exists() and (source / "modules.json").exists() and _behind(one) != _behind(source):
+        raise CheckpointError(f"{source}: pools otherwise than {one}, or has other modules, so its vectors are others")
     both = [name for name in _VOCABULARIES if (one / name).exists() and (source / name).exists()]
     if not both:
         raise CheckpointError(f"{source}: no file of its vocabulary has the name of one in {one}, to compare them")
@@ -170,6 +173,22 @@ def _defaults(model_type: object) -> Mapping[str, Any]:
     from transformers import CONFIG_MAPPING
 
     return CONFIG_MAPPING[model_type]().to_dict() if model_type in CONFIG_MAPPING else {}
+
+
+def _behind(folder: Path) -> list[tuple[str, object]]:
+    """The modules of a sentence-transformers folder behind its encoder, in the words of any release of that library."""
+    found: list[tuple[str, object]] = []
+    for kind, name in modules_of(folder)[1:]:
+        path = folder / name / "config.json"
+        config = read_json(path) if path.exists() else {}
+        found.append((kind, _pooling(config) if kind == "Pooling" else config))
+    return found
+
+
+def _pooling(config: Mapping[str, Any]) -> tuple[set[str], bool]:
+    modes = {name.removeprefix("pooling_mode_") for name, value in config.items() if value is True}
+    modes = {mode for mode in modes if f"pooling_mode_{mode}" in config} | {config.get("pooling_mode", "")}
+    return {re.sub("_?tokens?$", "", mode) for mode in modes if mode}, config.get("include_prompt", True)
 
 
 def _vocabulary(path: Path) -> object:

@@ -51,12 +51,18 @@ def load_sentence_model(path: Path) -> Any:
         raise CheckpointError(f"{path}: sentence-transformers cannot use it: {type(error).__name__}: {text}") from None
 
 
-def _check(folder: Path) -> None:
+def modules_of(folder: Path) -> list[tuple[str, str]]:
+    """The class and the folder of each module that ``modules.json`` lists. Raises ``CheckpointError``."""
     try:
-        _MODULES.validate_python(safe_files.read_json(folder / "modules.json", limit=100_000, error=CheckpointError))
+        content = safe_files.read_json(folder / "modules.json", limit=100_000, error=CheckpointError)
+        return [(module.type.rpartition(".")[2], module.path) for module in _MODULES.validate_python(content)]
     except ValidationError as error:
         first = error.errors()[0]
         raise CheckpointError(f"{folder / 'modules.json'}: {shown(first['input'])}: {first['msg']}") from None
+
+
+def _check(folder: Path) -> None:
+    modules_of(folder)
     for number, path in enumerate(folder.rglob("*")):
         if number > _MAX_FILES:
             raise CheckpointError(f"{folder}: over {_MAX_FILES} files")

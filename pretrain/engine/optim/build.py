@@ -154,14 +154,15 @@ def freeze(module: nn.Module, section: OptimizerSection) -> None:
     """Let the parameters that ``optimizer.freeze`` names keep their values, for good: they get no gradient.
 
     Raises:
-        ConfigError: the module has not that number of layers.
+        ConfigError: the module has not that number of layers, or nothing above them.
     """
     if section.freeze == "none":
         return
     depths = layer_depths(module, "optimizer.freeze")
     depth = 0 if section.freeze == "embeddings" else section.freeze
     if depth >= max(depths.values()):
-        raise ConfigError(f"optimizer.freeze {depth}: the model has {max(depths.values()) - 1} layers; freeze fewer")
+        most = max(depths.values()) - 1
+        raise ConfigError(f"optimizer.freeze {depth}: nothing is left to train; {most} layers may be frozen")
     for name, parameter in module.named_parameters():
         if depths[name] <= depth:
             parameter.requires_grad_(False)

@@ -134,3 +134,21 @@ def test_what_does_not_fit_is_refused(folders: list[Path], tmp_path: Path) -> No
         with pytest.raises(CheckpointError, match=message):
             command(folders, out)
         path.write_text(before)
+
+
+def test_models_that_pool_differently_are_refused(folders: list[Path], tmp_path: Path) -> None:
+    modules = [
+        {"path": path, "type": f"sentence_transformers.models.{kind}"}
+        for path, kind in (("", "Transformer"), ("1_Pooling", "Pooling"))
+    ]
+    old = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+    for folder, config in zip(folders, (old, {"pooling_mode": "mean"}), strict=True):
+        (folder / "1_Pooling").mkdir()
+        (folder / "modules.json").write_text(json.dumps(modules))
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"pools otherwise than .*vectors are others"):
+        command(folders, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    new = {"pooling_mode": "cls", "include_prompt": True}
+    (folders[1] / "1_Pooling" / "config.json").write_text(json.dumps(new))
+    command(folders, tmp_path / "out")
