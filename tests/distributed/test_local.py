@@ -206,7 +206,7 @@ def test_a_damaged_file_is_found_and_comes_from_a_neighbour_if_there_is_one(
 
 
 @pytest.mark.slow
-def test_a_damaged_record_of_the_life_is_said(tmp_path: Path) -> None:
+def test_a_damaged_record_of_the_incarnation_is_said(tmp_path: Path) -> None:
     run, memory = _crashed(tmp_path, world=1)
     (run / "incarnation.json").write_text('{"incarnation": 3}')
     assert run_ranks(_run, 1, _mapping(run, memory), True) == [0]
@@ -322,8 +322,8 @@ def test_what_was_left_out_while_the_job_went_on_is_of_no_use(tmp_path: Path, lo
 
 
 @pytest.mark.slow
-def test_until_all_hosts_are_of_the_new_life_the_one_before_counts(tmp_path: Path, losses: dict[int, float]) -> None:
-    """The job may die while it starts, when some hosts are of the new life already, and others are not."""
+def test_until_all_hosts_have_the_new_incarnation_the_previous_counts(tmp_path: Path, losses: dict[int, float]) -> None:
+    """The job may die while it starts, when some hosts have the new incarnation already, and others have not."""
     run, memory = _crashed(tmp_path, hosts_of=1)
     (before,) = storage.incarnations_of(run)
     new = storage.begin_incarnation(run, [before])
@@ -333,7 +333,7 @@ def test_until_all_hosts_are_of_the_new_life_the_one_before_counts(tmp_path: Pat
     assert _losses(run) == losses
 
 
-def test_a_folder_of_another_life_is_emptied_before_it_is_used(tmp_path: Path) -> None:
+def test_a_folder_of_another_incarnation_is_emptied_before_it_is_used(tmp_path: Path) -> None:
     run, folder = tmp_path / "run", tmp_path / "memory"
     old, middle, new = ("0" * 32, "1" * 32, "2" * 32)
     storage.prepare(folder, run, old)
