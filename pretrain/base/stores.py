@@ -267,7 +267,9 @@ def tree(url: str) -> list[StoreFile]:
         found = _request(url, "listed", lambda fs: fs.find(_inner(url, fs), detail=True))
     except MissingError:
         return []
-    return [_store_file(_address(url, name), info) for name, info in sorted(found.items())]
+    # s3fs gives the folder itself where its first file comes while it is listed
+    files = [(name, info) for name, info in sorted(found.items()) if info.get("type") != "directory"]
+    return [_store_file(_address(url, name), info) for name, info in files]
 
 
 def remove_tree(url: str) -> None:

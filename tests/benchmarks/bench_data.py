@@ -9,7 +9,8 @@ of them the start of the processes counts.
 
 ``bucket``: CAPT-tiny's job on one thread, on 40 shards in an S3 server on the loopback (moto), of which the cache has
 room for a tenth, and on a disk, with the same order (``data.shards_at_once=2``). Both sides are processes that take
-turns of some steps; the server's work is in the time of the bucket's side where there is no further core for it.
+turns of some steps and make their batches themselves; the server's work is in the time of the bucket's side where there
+is no further core for it.
 
 Prints one JSON object, and exits with 1 when two workers are not faster than one, or the bucket takes over 5% longer.
 """
@@ -140,7 +141,7 @@ def training(folder: Path, given: list[str], steps: int, turns: int) -> dict[str
     room = sum(files) // ROOM + (folder / "set/train/documents.bin").stat().st_size
     keys = [
         *given[1:], f"data.sequence_length={LENGTH}", f"batch.global={BATCH}", f"batch.micro={BATCH}",
-        f"data.shards_at_once={AT_ONCE}", "schedule.max_steps=100000", "run.threads=1",
+        f"data.shards_at_once={AT_ONCE}", "schedule.max_steps=100000", "run.threads=1", "loader.workers=0",
     ]  # fmt: skip
     with s3_bucket() as url:
         put_tree(folder / "set", f"{url}/set")

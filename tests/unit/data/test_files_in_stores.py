@@ -129,6 +129,16 @@ def test_checkpoints_are_not_copied_to_what_is_only_read(scheme: str) -> None:
         load_job("capt_tiny", [f"checkpoint.upload={scheme}://a/b/c"])
 
 
+def test_a_folder_whose_first_file_comes_while_it_is_listed_is_empty(
+    store: type[FaultyStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As s3fs answers: there was no file, and then it looks whether the folder is one."""
+    monkeypatch.setattr(
+        store, "find", lambda self, path, detail: {path: {"name": path, "size": 0, "type": "directory"}}
+    )
+    assert stores.tree("faulty://bucket/folder") == []
+
+
 @pytest.mark.parametrize("scheme", sorted(stores.STORES))
 def test_a_package_that_is_missing_is_named(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     package, extra = stores.STORES[scheme]
