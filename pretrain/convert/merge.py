@@ -19,8 +19,15 @@ from capt.pretrain.convert.output import export_folder
 from capt.pretrain.engine.checkpoint import find_best, read_manifest
 from capt.pretrain.engine.checkpoint.merge import Method, check_weights, merge_checkpoints, mix
 from capt.pretrain.engine.durable import write_tensors
-from capt.pretrain.language.sentence_folder import modules_of
-from capt.pretrain.models.hf_folder import BUFFER, is_hf, read_json, read_tensor_file, read_tensors, require_regular
+from capt.pretrain.models.hf_folder import (
+    BUFFER,
+    is_hf,
+    modules_of,
+    read_json,
+    read_tensor_file,
+    read_tensors,
+    require_regular,
+)
 
 _VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "spm.model", "sentencepiece.bpe.model")
 _LARGEST = 1 << 30

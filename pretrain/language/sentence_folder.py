@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
-
-from capt.pretrain.base import files as safe_files
-from capt.pretrain.base.errors import CheckpointError, shown
+from capt.pretrain.base.errors import CheckpointError
 from capt.pretrain.base.quiet import quiet_transformers
 from capt.pretrain.models.hf_config import SENTENCE_FILES, local_folder
-from capt.pretrain.models.hf_folder import PICKLES, read_json, require_regular
+from capt.pretrain.models.hf_folder import PICKLES, modules_of, read_json, require_regular
 
 _MAX_FILES = 1000
-
-
-class _Module(BaseModel):
-    """An entry of ``modules.json``: a class of the library itself, and the folder with its files."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-    type: Annotated[str, Field(pattern=r"^sentence_transformers\.[A-Za-z0-9_.]+$", max_length=200)]
-    path: Annotated[str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9_-]*)?$", max_length=100)]
-
-
-_MODULES = TypeAdapter(list[_Module])
 
 
 def load_sentence_model(path: Path) -> Any:
@@ -49,16 +35,6 @@ def load_sentence_model(path: Path) -> Any:
     except Exception as error:  # what its many readers raise for a file that they do not like
         text = " ".join(str(error).split())[:300]
         raise CheckpointError(f"{path}: sentence-transformers cannot use it: {type(error).__name__}: {text}") from None
-
-
-def modules_of(folder: Path) -> list[tuple[str, str]]:
-    """The class and the folder of each module that ``modules.json`` lists. Raises ``CheckpointError``."""
-    try:
-        content = safe_files.read_json(folder / "modules.json", limit=100_000, error=CheckpointError)
-        return [(module.type.rpartition(".")[2], module.path) for module in _MODULES.validate_python(content)]
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise CheckpointError(f"{folder / 'modules.json'}: {shown(first['input'])}: {first['msg']}") from None
 
 
 def _check(folder: Path) -> None:

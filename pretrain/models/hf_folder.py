@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 
 from capt.pretrain.base import files as safe_files
@@ -41,6 +41,17 @@ _DTYPES = ("F64", "F32", "F16", "BF16")
 
 BUFFER = re.compile(r"(.*\.)?((position|token_type)_ids|num_batches_tracked)")
 """Integers that old releases of transformers wrote beside the weights."""
+
+
+class _Module(BaseModel):
+    """An entry of ``modules.json``: a class of the library itself, and the folder with its files."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+    type: Annotated[str, Field(pattern=r"^sentence_transformers\.[A-Za-z0-9_.]+$", max_length=200)]
+    path: Annotated[str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9_-]*)?$", max_length=100)]
+
+
+_MODULES = TypeAdapter(list[_Module])
 
 
 class _Index(BaseModel):
@@ -213,6 +224,16 @@ def read_tensor_file(path: Path) -> dict[str, Tensor]:
         if tensor.is_floating_point() and not BUFFER.fullmatch(name) and not tensor.isfinite().all():
             raise CheckpointError(f"{path}: {name!a} holds weights that are not finite; name another model")
     return tensors
+
+
+def modules_of(folder: Path) -> list[tuple[str, str]]:
+    """The class and the folder of each module that ``modules.json`` lists. Raises ``CheckpointError``."""
+    try:
+        content = safe_files.read_json(folder / "modules.json", limit=100_000, error=CheckpointError)
+        return [(module.type.rpartition(".")[2], module.path) for module in _MODULES.validate_python(content)]
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise CheckpointError(f"{folder / 'modules.json'}: {shown(first['input'])}: {first['msg']}") from None
 
 
 @contextmanager
