@@ -117,7 +117,7 @@ def test_what_does_not_fit_is_refused(name: str, override: str, message: str) ->
 @pytest.mark.parametrize("unknown", ["", "a b", "x\ny"])
 def test_the_unknown_word_is_one_word(unknown: str) -> None:
     """With a line break in it the vocabulary of a run could not be read again, and the run was lost."""
-    with pytest.raises(ValueError, match="no ordinary word"):
+    with pytest.raises(ValueError, match="not an ordinary word"):
         DataSection(path=Path("x"), unknown=unknown)
 
 

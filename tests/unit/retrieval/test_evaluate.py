@@ -340,7 +340,7 @@ def test_documents_of_each_form(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"0\ta text")
         with pytest.raises(DataError, match=rf"{name}: a table; write its texts as JSON lines"):
             next(read_documents(tmp_path / name))
-    with pytest.raises(ConfigError, match="no BEIR folder"):
+    with pytest.raises(ConfigError, match="not a BEIR folder"):
         read_collections(tmp_path / "rows.jsonl", "dev")
     shutil.rmtree(folder / "qrels")
     assert len(list(read_documents(folder))) == 4
