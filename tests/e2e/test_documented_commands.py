@@ -97,6 +97,7 @@ NOT_RUN = {
     "capt pretrain capt_adapt": "needs a sentence encoder; tests/parity/test_families_hf.py",
     "capt evaluate runs/capt_adapt": "needs a run that was adapted; tests/parity/test_families_hf.py",
     "capt convert runs/capt_adapt": "needs a run that was adapted; tests/parity/test_families_hf.py",
+    "capt merge FOLDER adapted": "needs a run that was adapted; tests/unit/convert/test_merge.py",
     "capt pretrain capt_small data.name=Salesforce": "needs the hub; tests/unit/data",
     "capt data prepare capt_small data.files=[web": "needs text packed by zstd; tests/unit/data/test_bulk.py",
     "capt sweep glue ": "the job's address is a Ray cluster, which is looked for first; tests/sweep/test_sweep.py",

@@ -40,6 +40,7 @@ ARMS: dict[str, list[str]] = {
     "mlm": _MLM,
     "simcse": [],
     "halfway": [],
+    "simcse-halfway": [],
     "mlm-compute": [*_MLM, f"schedule.max_steps={2 * STEPS}", "schedule.warmup_steps=24"],
     "contrast": ["mlm.weight=0"],
     "capt-5": ["mlm.weight=0.2"],
@@ -58,12 +59,10 @@ ARMS: dict[str, list[str]] = {
 }
 """Arm -> overrides of ``capt_adapt``, the arm ``capt-20``; ``simcse`` is the job ``simcse_unsup``.
 
-``halfway`` is ``capt-20`` with its weights averaged with those of the start (Wortsman et al. 2022, "Robust fine-tuning
-of zero-shot models", alpha 0.5), by ``capt convert`` and ``capt merge``.
-
-A weight of the contrast of 20 is written as ``mlm.weight=0.05``: the norm is clipped, so that only the ratio counts.
+``halfway`` and ``simcse-halfway`` are ``capt-20`` and ``simcse``, averaged with the start by ``capt convert`` and
+``capt merge`` (Wortsman et al. 2022, "Robust fine-tuning of zero-shot models", alpha 0.5).
 """
-FIRST = ("capt-20", "mlm", "simcse", "halfway")
+FIRST = ("capt-20", "mlm", "simcse", "halfway", "simcse-halfway")
 """The arms of which all seeds are run before any other arm."""
 LENGTH = 128
 """Tokens of a text that are read when it is measured."""
@@ -127,7 +126,7 @@ def _train_and_measure(
         f"model.init={encoder}", f"run.seed={seed}", "run.threads=1", "run.tensorboard=false", "run.log_every=10",
         "engine.precision=bf16", "validate.every=0", "validate.first=false", "checkpoint.every=0", "checkpoint.keep=1",
     ]  # fmt: skip
-    if arm == "simcse":
+    if arm.startswith("simcse"):
         job = ["simcse_unsup", f"data.files={out / 'sentences.jsonl'}", "model.pooling=mean"]
         job += [f"schedule.max_steps={STEPS}", "schedule.warmup_steps=12", "optimizer.lr=2e-5"]
     else:
@@ -136,7 +135,7 @@ def _train_and_measure(
     finish(run, "pretrain", *job, *shared)
     last = [row for row in rows_of(run) if "tokens" in row][-1]
     facts = {"steps": last["step"], "tokens": last["tokens"]}
-    measured = _averaged(run, encoder) if arm == "halfway" else run
+    measured = _averaged(run, encoder) if arm.endswith("halfway") else run
     _measure(out, arm, seed, sets, text, _vectors_of(measured, autocast=True), facts)
     shutil.rmtree(run / "checkpoints")
 
