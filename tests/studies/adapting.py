@@ -64,6 +64,8 @@ ARMS: dict[str, list[str]] = {
 """
 FIRST = ("capt-20", "mlm", "simcse", "halfway", "simcse-halfway")
 """The arms of which all seeds are run before any other arm."""
+_LOADING = threading.Lock()
+"""Two threads that load models of transformers together may fail."""
 LENGTH = 128
 """Tokens of a text that are read when it is measured."""
 
@@ -145,7 +147,8 @@ def _averaged(run: Path, encoder: Path) -> Path:
     export, mixed = run / "export", run / "averaged"
     for folder in (export, mixed):
         shutil.rmtree(folder, ignore_errors=True)
-    capt("convert", run, export, "--to", "sentence-transformers", "--pooling", "mean")
+    pooling = () if "simcse" in run.name else ("--pooling", "mean")  # a run of pairs has one of its own
+    capt("convert", run, export, "--to", "sentence-transformers", *pooling)
     capt("merge", encoder, export, "--no-validate", "--out", mixed)
     return mixed
 
@@ -208,7 +211,8 @@ def _vectors_of(path: Path, *, autocast: bool) -> Callable[[Sequence[str]], Rows
     from capt.pretrain.language.backbone import load_backbone
     from capt.pretrain.models.heads import mean_over_tokens
 
-    loaded = load_backbone(path)
+    with _LOADING:
+        loaded = load_backbone(path)
     encoder, special = loaded.encoder.eval(), loaded.tokenizer.special
     torch.set_num_threads(1)
 
