@@ -167,10 +167,10 @@ def _require_alike(one: Path, config: Mapping[str, Any], source: Path) -> None:
             raise CheckpointError(f"{source}: config.json has {key} {values[0]!r}, {one} has {values[1]!r}")
     if (one / "modules.json").exists() and (source / "modules.json").exists() and _behind(one) != _behind(source):
         raise CheckpointError(f"{source}: pools otherwise than {one}, or has other modules, so its vectors are others")
-    both = [name for name in _VOCABULARIES if (one / name).exists() and (source / name).exists()]
-    if not both:
+    here, there = ({name for name in _VOCABULARIES if (folder / name).exists()} for folder in (one, source))
+    if (here or there) and not here & there:
         raise CheckpointError(f"{source}: no file of its vocabulary has the name of one in {one}, to compare them")
-    for name in both:
+    for name in sorted(here & there):
         if _vocabulary(source / name) != _vocabulary(one / name):
             raise CheckpointError(f"{source}: {name} is another vocabulary than that of {one}")
 
@@ -179,7 +179,8 @@ def _defaults(model_type: object) -> Mapping[str, Any]:
     """What transformers takes for keys that a ``config.json`` lacks, of which a release writes more or fewer."""
     from transformers import CONFIG_MAPPING
 
-    return CONFIG_MAPPING[model_type]().to_dict() if model_type in CONFIG_MAPPING else {}
+    known = isinstance(model_type, str) and model_type in CONFIG_MAPPING
+    return CONFIG_MAPPING[model_type]().to_dict() if known else {}
 
 
 def _behind(folder: Path) -> list[tuple[str, object]]:
@@ -193,9 +194,10 @@ def _behind(folder: Path) -> list[tuple[str, object]]:
 
 
 def _pooling(config: Mapping[str, Any]) -> tuple[set[str], bool]:
-    modes = {name.removeprefix("pooling_mode_") for name, value in config.items() if value is True}
-    modes = {mode for mode in modes if f"pooling_mode_{mode}" in config} | {config.get("pooling_mode", "")}
-    return {re.sub("_?tokens?$", "", mode) for mode in modes if mode}, config.get("include_prompt", True)
+    modes = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
+    modes += [str(config["pooling_mode"])] if "pooling_mode" in config else []
+    names = {re.sub("_?tokens?$", "", mode.removeprefix("pooling_mode_")) for mode in modes}
+    return names, config.get("include_prompt", True)
 
 
 def _vocabulary(path: Path) -> object:

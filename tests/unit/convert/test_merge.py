@@ -79,6 +79,12 @@ def test_folders_of_other_releases_are_mixed(folders: list[Path], tmp_path: Path
     (old / "vocab.txt").write_text("words")
     command(folders, tmp_path / "out")
     assert load_file(tmp_path / "out" / "model.safetensors").keys() == tensors.keys()
+    (old / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match="no file of its vocabulary has the name of one"):
+        command(folders, tmp_path / "none")
+    (old / "vocab.txt").unlink()
+    (new / "tokenizer.json").unlink()
+    command(folders, tmp_path / "bare")
 
 
 def _checkpoint(run: Path, seed: int, tokenizer: str = "0" * 32, **shape: int) -> Path:
