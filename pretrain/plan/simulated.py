@@ -65,6 +65,7 @@ def rank_of(world: int, rank: int = 0, *, gpu: bool = True) -> Iterator[None]:
     dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
     try:
         with ExitStack() as stack:
+            stack.enter_context(on_the_host())
             stack.enter_context(as_on_a_gpu() if gpu else _without_values())
             stack.enter_context(mock.patch.object(F, "scaled_dot_product_attention", _flash) if gpu else nullcontext())
             stack.enter_context(mock.patch.object(attention, "by_kernel", _flash_of_runs) if gpu else nullcontext())
@@ -76,6 +77,19 @@ def rank_of(world: int, rank: int = 0, *, gpu: bool = True) -> Iterator[None]:
             yield
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def on_the_host() -> Iterator[None]:
+    """Where this host has a GPU, build and compute on the CPU all the same: fake tensors of both do not mix."""
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch.cuda, "is_available", _no))
+        stack.enter_context(mock.patch.object(distributed, "device", _host))
+        yield
+
+
+def _host() -> torch.device:
+    return torch.device("cpu")
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from capt.pretrain.engine.optim.build import freeze
 from capt.pretrain.engine.optim.muon import muon_groups, orthogonalize_flops
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
 from capt.pretrain.engine.task import Progress
-from capt.pretrain.plan.simulated import OpTracer, Sent, Wire, rank_of
+from capt.pretrain.plan.simulated import OpTracer, Sent, Wire, on_the_host, rank_of
 from capt.pretrain.registry import task_module
 
 TEMPERATURE = 0.05
@@ -176,6 +176,7 @@ class RankStep:
     longest: bool
 
 
+@on_the_host()
 def rank_step(job: Job, world: int, *, gpu: bool) -> RankStep:
     """Simulate rank 0 of ``world`` in a step of ``job``.
 
@@ -315,7 +316,8 @@ def simulate_step(
     Gradients stay where they are: averaging and updating them is the engine's, whose traffic and state are formulas.
     """
     parts = job.accumulation(world) if parts is None else parts
-    rehearsal = rehearse(job, world)
+    with on_the_host():
+        rehearsal = rehearse(job, world)
     task: Any = rehearsal.task
     batch = [rehearsal.batch] * parts
     with rank_of(world, rank, gpu=gpu), OpTracer() as tracer:

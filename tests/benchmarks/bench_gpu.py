@@ -2,9 +2,9 @@
 
 ``capt bench gpu`` needs a checkout, a CUDA GPU, and neither data nor a network. Steps: {recomputation} x {micro-batch
 16, 32, 64} x {compiled} x {cached contrast} x {vocabulary padded to 64}, bf16, 512 random tokens a window, two
-micro-batches a step. Kernels: by the time on the device. Products: both of the contrast at CAPT-Large's shapes, the
-logits of all anchors with a shard of the queue and the sums that follow, with the error of each against float64. Times
-are medians.
+micro-batches a step; the shipped job comes first, then what changes one thing of it. Kernels: by the time on the
+device. Products: both of the contrast at CAPT-Large's shapes, the logits of all anchors with a shard of the queue and
+the sums that follow, with the error of each against float64. Times are medians. Rows are printed as they are measured.
 """
 
 from __future__ import annotations
@@ -42,16 +42,24 @@ FIXED = ("engine.zero_stage=0", "run.log_every=1000000", "schedule.max_steps=100
 _STEPS = """Of one GPU without ZeRO. `GiB` is the peak of the allocator, `waits` how often the host waits for the
 device in a step. Send this report, whatever it says, with an issue."""
 
+SHIPPED = {"compiled": "true", "cached": "true", "pad": 64, "recompute": "none", "micro": 16}
+"""What `capt_large` has where a step has several micro-batches."""
+_VALUES = {
+    "compiled": ("false", "true"), "cached": ("false", "true"), "pad": (1, 64), "recompute": ("full", "none"),
+    "micro": (16, 32, 64),
+}  # fmt: skip
+
+
+def _changes(values: Sequence[object]) -> int:
+    return sum(value != shipped for value, shipped in zip(values, SHIPPED.values(), strict=True))
+
+
 GRID = [
     [f"model.activation_checkpointing={recompute}", f"batch.micro={micro}", f"model.compile={compiled}",
      f"contrast.cached={cached}", f"model.pad_vocab_to={pad}"]
-    for compiled in ("false", "true")
-    for cached in ("false", "true")
-    for pad in (1, 64)
-    for recompute in ("full", "none")
-    for micro in (16, 32, 64)
+    for compiled, cached, pad, recompute, micro in sorted(itertools.product(*_VALUES.values()), key=_changes)
 ]  # fmt: skip
-"""Overrides of each row. The rows that compile come last, for compiling takes the longest."""
+"""Overrides of each row: the shipped job, then those that change one thing, then two: ten minutes may end before."""
 
 
 def _wait() -> None:
@@ -246,7 +254,10 @@ def sections(
     config: str, grid: Sequence[Sequence[str]], turns: int, minutes: float, device: Cluster
 ) -> list[dict[str, Any]]:
     """The report: steps beside their prediction, kernels of the first and of the fastest row, products."""
-    rows = list(steps(config, grid, turns, minutes, device))
+    rows = []
+    for row in steps(config, grid, turns, minutes, device):
+        sys.stderr.write(json.dumps(row) + "\n")
+        rows.append(row)
     measured = [index for index, row in enumerate(rows) if "ms" in row]
     shown = []
     if measured:

@@ -1,7 +1,8 @@
 """Loss curves of ``fp32``, ``bf16`` and ``bf16_pure`` on three seeds: whether they differ by more than the seeds do.
 
 ``CAPT_DATA=... python -m tests.studies.precision --out runs/precision`` trains ``capt_tiny`` on books at ZeRO 1, one
-process, and prints the table of docs/guide/training.md. Finished runs stay as they are.
+process, and prints the table of docs/guide/training.md; ``--job capt_small`` is for a GPU. Finished runs stay as they
+are.
 """
 
 from __future__ import annotations
@@ -10,29 +11,29 @@ import argparse
 import os
 import statistics
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from tests.studies.seeds import paired, spread
-from tests.studies.support import finish, rows_of, same_settings
+from tests.studies.support import finish, rows_of, same_settings, together
 
 ARMS = ("fp32", "bf16", "bf16_pure")
 _TAIL = 5
 """Logged rows at the end of a run whose mean is its final training loss."""
 
 
-def train(out: Path, corpus: Path, arm: str, seed: int, steps: int) -> Path:
-    """Train an arm with a seed; the folder of the run."""
-    folder = out / f"{arm}-seed{seed}"
+def train(out: Path, text: Sequence[Path], given: argparse.Namespace, arm: str, seed: int) -> None:
+    """Train an arm with a seed."""
+    steps = given.steps
     finish(
-        folder, "pretrain", "capt_tiny", f"engine.precision={arm}", "engine.zero_stage=1", f"run.seed={seed}",
-        "run.threads=1", "run.log_every=10", "run.tensorboard=false", f"data.files=[{corpus / 'books.valid.txt.gz'}]",
-        "tokenizer.type=bpe", "tokenizer.vocab_size=2048", "batch.global=32", "batch.micro=32",
-        f"schedule.max_steps={steps}", f"schedule.warmup_steps={steps // 10}", "validate.every=0",
-        "validate.samples=256", "checkpoint.every=0", "checkpoint.keep=1",
+        out / f"{arm}-seed{seed}", "pretrain", given.job, f"engine.precision={arm}", "engine.zero_stage=1",
+        f"run.seed={seed}", "run.threads=1", "run.log_every=10", "run.tensorboard=false",
+        f"data.files=[{','.join(map(str, text))}]", "tokenizer.type=bpe", "tokenizer.vocab_size=2048",
+        "batch.global=32", "batch.micro=32", f"schedule.max_steps={steps}", f"schedule.warmup_steps={steps // 10}",
+        "validate.every=0", "validate.samples=256", "checkpoint.every=0", "checkpoint.keep=1", *given.extra,
     )  # fmt: skip
-    return folder
 
 
 def losses(folder: Path) -> tuple[list[float], float]:
@@ -64,13 +65,22 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--job", default="capt_tiny")
+    parser.add_argument("--text", default="books.valid.txt.gz", help="files of the corpus, a pattern")
+    parser.add_argument("--extra", nargs="*", default=[], help="a.b=c for every run")
+    parser.add_argument("--parallel", type=int, default=1, help="runs at a time, each with one thread")
     given = parser.parse_args()
-    same_settings(given.out, {"steps": given.steps})
-    corpus = Path(os.environ["CAPT_DATA"]) / "corpus"
+    same_settings(given.out, {name: getattr(given, name) for name in ("job", "text", "steps", "extra")})
+    text = sorted((Path(os.environ["CAPT_DATA"]) / "corpus").glob(given.text))
+    keys = [(arm, seed) for seed in range(1, given.seeds + 1) for arm in ARMS]
+
+    def job(arm: str, seed: int) -> Callable[[], None]:
+        return lambda: train(given.out, text, given, arm, seed)
+
+    together((job(*key) for key in keys), given.parallel)
     runs: dict[str, dict[int, tuple[list[float], float]]] = {arm: {} for arm in ARMS}
-    for seed in range(1, given.seeds + 1):
-        for arm in ARMS:
-            runs[arm][seed] = losses(train(given.out, corpus, arm, seed, given.steps))
+    for arm, seed in keys:
+        runs[arm][seed] = losses(given.out / f"{arm}-seed{seed}")
     print("\n".join(table(runs)))
     return 0
 

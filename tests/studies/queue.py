@@ -5,7 +5,8 @@ paper at the size of a laptop: steps of 8 pairs, queues of 0, 4, 16 and 64 times
 guards, five seeds. ``... queue collapse --out runs/queue-collapse`` uses queues of 256 to 8,192 rows from the
 first step of a fast encoder, with both temperatures, and counts the runs that collapse. ``... queue shipped --out
 runs/queue-shipped`` is the job ``capt_tiny`` (in bf16, with a shorter warmup), on prose and on docstrings: which guard
-is to be its default?
+is to be its default? ``... queue small --out runs/queue-small`` asks the same of ``capt_small``, with a queue of two
+steps as it ships, for 1,000 steps: for a GPU.
 
 All write ``trials.csv`` and ``tables.md``, ``ratio`` also ``trials.png``. Finished runs stay as they are, so the same
 command goes on after an interruption; more seeds, arms or ratios may be asked for later.
@@ -55,6 +56,7 @@ class Shape(NamedTuple):
     temperatures: tuple[str, ...]
     texts: tuple[str, ...] = ("books",)
     late: float = 0.4
+    job: str = "capt_tiny"
 
 
 PARTS = {
@@ -70,6 +72,7 @@ PARTS = {
         ("books", "docstrings"),
         late=0.25,
     ),
+    "small": Shape(128, 1000, 5e-4, (0, 512), ("plain", "moments-share"), ("triangle",), job="capt_small"),
 }
 
 
@@ -119,7 +122,7 @@ def train_and_measure(study: Study, key: Key) -> None:
     start = round(shape.late * study.steps) if key.arm == "late" else 0
     guard = [f"contrast.{name}={value}" for name, value in {**PLAIN, **ARMS[key.arm]}.items()]
     finish(
-        folder, "pretrain", "capt_tiny", "run.threads=1", "run.log_every=20", "run.tensorboard=false",
+        folder, "pretrain", shape.job, "run.threads=1", "run.log_every=20", "run.tensorboard=false",
         f"run.seed={key.seed}", *study.text(key.text), "engine.precision=bf16",
         f"batch.global={shape.pairs}", f"batch.micro={shape.pairs}", f"optimizer.lr={shape.rate:g}",
         f"schedule.max_steps={study.steps}", f"schedule.warmup_steps={round(0.05 * study.steps)}",

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from capt.launcher.cli import main
 from capt.launcher.plan import Launch, Options
 from capt.launcher.preflight.run import predicted
+from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.config.load import load_job
 from capt.pretrain.contrastive.kept_graphs import MARGIN
@@ -75,6 +77,16 @@ def test_layers_are_affine(recompute: str, total: int, gpu: bool, optimizer: str
     sizes = ["model.layers=5", f"batch.global={total}", f"model.activation_checkpointing={recompute}"]
     job = load_job("capt_large", [*SMALL, *sizes, optimizer])
     assert step.rank_step(job, 8, gpu=gpu) == step._rank_step(step._quiet(job), 8, gpu=gpu)
+
+
+def test_a_host_with_a_gpu_plans_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run on a GPU is planned by the process that starts it, where the queue would be on the GPU."""
+    job = load_job("capt_large", [*SMALL, "batch.global=32"])
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.cuda, "is_available", lambda: True)
+        assert distributed.device().type == "cuda"
+        planned = step.rank_step(job, 2, gpu=True)
+    assert step.rank_step(job, 2, gpu=True) == planned
 
 
 def test_a_kept_graph_saves_a_pass() -> None:
