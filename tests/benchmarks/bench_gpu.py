@@ -211,7 +211,9 @@ def kernels(config: str, overrides: Sequence[str], most: int = 25) -> list[dict[
         step()
         _wait()
     name = "self_device_time_total" if on_gpu else "self_cpu_time_total"
-    events = sorted(profile.key_averages(), key=lambda event: -getattr(event, name))
+    kind = torch.autograd.DeviceType.CUDA if on_gpu else torch.autograd.DeviceType.CPU
+    ran = [event for event in profile.key_averages() if event.device_type == kind]  # an operator has its kernels' time
+    events = sorted(ran, key=lambda event: -getattr(event, name))
     total = sum(getattr(event, name) for event in events)
     return [
         {"kernel": event.key[:120], "calls": event.count, "ms": round(getattr(event, name) / 1e3, 3),

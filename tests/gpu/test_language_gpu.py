@@ -28,7 +28,8 @@ def _run(tmp_path: Path, *, nproc: int = 1, **changes: Any) -> list[dict[str, An
     config = tmp_path / "job.yaml"
     config.write_text(yaml.safe_dump(mapping))
     command = [sys.executable, "-m", "capt.launcher.cli", "pretrain", str(config), "--nproc", str(nproc)]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}  # a checkout need not be installed
+    path = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]  # a checkout need not be installed
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
     done = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False, env=env)
     assert done.returncode == 0, done.stderr[-4000:]
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
