@@ -167,12 +167,9 @@ def steps(
 
 def _measured(job: Any, turns: int, found: Prediction) -> dict[str, Any]:
     """One row; nothing of it lives on when it returns."""
-    on_gpu = torch.cuda.is_available()
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats()
     step, task = _stepper(job)
     row: dict[str, Any] = {"ms": round(_milliseconds(step, turns), 1)}
-    if on_gpu:
+    if torch.cuda.is_available():
         row["MFU, %"] = round(100 * task.flops_per_step() / (1e-3 * row["ms"]) / found.cluster.device.bf16, 1)
         row["GiB"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
         row["GiB reserved"] = round(torch.cuda.max_memory_reserved() / 2**30, 2)
@@ -181,6 +178,8 @@ def _measured(job: Any, turns: int, found: Prediction) -> dict[str, Any]:
 
 
 def _stepper(job: Any) -> tuple[Callable[[], None], LanguageTask]:
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()  # contrast.keep=auto takes the peak for that of its own step
     task, engines, batches = _task(job)
     progress, number = Progress(), itertools.count()
 

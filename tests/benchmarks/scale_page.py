@@ -14,12 +14,14 @@ _READ = f"""One rank of W runs the shipped `capt_large` job (d = 1,024 features,
 ZeRO 1) with {GLOBAL:,} samples of all ranks a step, so {2 * GLOBAL:,} anchors, unless a row says otherwise. A rank
 that has fewer samples than `batch.micro` takes them in one pass, without a second one for the contrast. *Simulated*
 means: our own code ran as that rank, on tensors that have a size and no data, in a process group that answers at once.
-*Predicted* means: a formula over these counts and published constants. **No GPU was at hand.**"""
+*Predicted* means: a formula over these counts, published constants, and rates of one H200. **Nothing was measured on
+several GPUs.**"""
 
 _SHIPPED = """What `capt plan capt_large --gpus 8xh100` (64, 128, 1,024) predicts of the job as it is shipped, and
 with its activations kept, its layers compiled, and micro-batches of up to 64. At 1,024 GPUs a rank has 8 samples, so
 that the shipped micro-batch of 16 is refused there: the row sets `batch.micro=8`. In brackets: every assumption set
-against the job, and for it. **No GPU was at hand.**"""
+against the job, and for it. The rates are those of [twelve steps on one H200](gpu.md); **nothing was measured on several
+GPUs.**"""
 
 _CONTRAST = """`MB received`: of all collectives of the contrast, in a step. `peak above`: the largest memory above
 queue and representations. `operations`: of the matrix products. `operators`: about the kernels that are started."""
