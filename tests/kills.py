@@ -29,7 +29,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from capt.launcher.supervisor.processes import born, descendants
+from capt.launcher.supervisor.processes import descendants
+from capt.pretrain.base.process import born
 from tests import small_job
 from tests.support import run_capt, start_capt
 

@@ -62,6 +62,11 @@ class Traffic:
         return [sent for number, sent in enumerate(self.sent) if number in self.updating]
 
 
+def ranks_of(path: Path) -> int:
+    """The ranks that a shipped job is meant for."""
+    return RANKS[path.stem.removesuffix("_paper").split("_")[-1]]
+
+
 def small_job(path: Path, folder: Path, world: int) -> Job:
     """A shipped job in small, on ``world`` ranks with the accumulation that it has at :data:`RANKS`."""
     without = (
@@ -73,7 +78,7 @@ def small_job(path: Path, folder: Path, world: int) -> Job:
     common = [f"run.dir={folder / 'run'}", "run.tensorboard=false", "run.threads=1", "schedule.warmup_steps=0",
               "schedule.max_steps=4"]  # fmt: skip
     if shipped.task.type == "capt_language":
-        steps = shipped.accumulation(RANKS[path.stem.split("_")[-1]])
+        steps = shipped.accumulation(ranks_of(path))
         own = [*_SMALL_MODEL, f"data.files=[{folder / 'text.txt'}]", f"data.cache={folder / 'cache'}",
                "batch.micro=2", f"batch.global={2 * steps * world}"]  # fmt: skip
         own += without

@@ -21,6 +21,7 @@ from typing import Any
 from capt.launcher.supervisor import processes
 from capt.launcher.supervisor.messages import LEASE, MARK, REPORT
 from capt.launcher.supervisor.ranks import LocalRanks
+from capt.pretrain.base.process import born
 
 _POLL = 0.05
 _ENDING = 5.0
@@ -77,7 +78,7 @@ class Supervisor:
         problem = ""
         try:
             pid = os.getpid()
-            self._say(up={"pid": pid, "born": processes.born(pid) or 0, "started": started()})
+            self._say(up={"pid": pid, "born": born(pid) or 0, "started": started()})
             while not self._over:
                 self._hear()
                 self._ranks.look(0.0)
@@ -145,7 +146,7 @@ class Supervisor:
             raise OSError(f"processes of before do not end: {', '.join(map(str, stuck))}")
         for own in each:
             self._ranks.start(argv, {**os.environ, **env, **own})
-            self._born.append(processes.born(self._ranks.where(len(self._born))[1]) or 0)
+            self._born.append(born(self._ranks.where(len(self._born))[1]) or 0)
 
     def _report(self) -> None:
         over = sum(code is not None for code in self._ranks.codes)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from capt.pretrain.base.files import open_for_append
-from capt.pretrain.base.process import die_with_parent
+from capt.pretrain.base.process import born, die_with_parent
 
 log = logging.getLogger(__name__)
 
@@ -95,20 +95,6 @@ def ended(process: subprocess.Popen[bytes]) -> bool:
     kill_tree(process)
     process.wait()
     return True
-
-
-def born(pid: int) -> int | None:
-    """When a process began, in ticks since its host was started; None where there is none, or only its remains.
-
-    A number of a process is given again. Together with this one it means one process, until the host is started again.
-    A process whose first thread has ended holds its files and locks until the last one has, which may be in a write.
-    """
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        state, threads, begun = fields[0], int(fields[17]), int(fields[19])
-        return None if state in "ZX" and threads < 2 else begun
-    except (OSError, IndexError, ValueError):
-        return None
 
 
 def end_recorded(recorded: Sequence[tuple[int, int]], seconds: float) -> list[int]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.process import born
 
 BEAT = 10.0
 """Seconds between two touches of a lease."""
@@ -73,7 +74,7 @@ class Leases:
     @contextmanager
     def _held(self, name: str) -> Iterator[bool]:
         path = self._folder / f"{name}.lease"
-        owner = f"{_place()} {os.getpid()} {_started(os.getpid())} {secrets.token_hex(8)}"
+        owner = f"{_place()} {os.getpid()} {born(os.getpid()) or ''} {secrets.token_hex(8)}"
         if not self._take(path, owner):
             yield False
             return
@@ -112,7 +113,7 @@ class Leases:
     def _is_abandoned(self, path: Path, owner: str) -> bool:
         words = owner.split()
         if len(words) == 4 and words[0] == _place():
-            return _started(int(words[1])) != words[2]
+            return str(born(int(words[1]))) != words[2]
         try:
             touched = path.stat().st_mtime_ns
         except FileNotFoundError:
@@ -156,12 +157,3 @@ def _place() -> str:
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
         parts.append(os.readlink("/proc/self/ns/pid"))
     return "/".join(parts).replace(" ", "_")
-
-
-def _started(pid: int) -> str:
-    """When a process of this host started, which tells it from a later one with its id; empty where there is none."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (OSError, ValueError):
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]

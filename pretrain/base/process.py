@@ -1,4 +1,4 @@
-"""What a process has from the one that started it: standard streams, variables, its end, the number of open files.
+"""What a process has from the one that started it: standard streams, variables, its end, open files; when one began.
 
 Python has None for a stream that is closed (``>&-``, some daemons), and its number goes to the next file that is
 opened: what a library prints would be written into a checkpoint or a page of heartbeats. Such a stream becomes
@@ -13,6 +13,7 @@ import resource
 import signal
 import sys
 from io import TextIOBase
+from pathlib import Path
 from typing import TextIO
 
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
@@ -81,3 +82,17 @@ def allow_open_files(more: int) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         return most
     return soft if soft != resource.RLIM_INFINITY else sys.maxsize
+
+
+def born(pid: int) -> int | None:
+    """When a process began, in ticks since its host was started; None where there is none, or only its remains.
+
+    A number of a process is given again. Together with this one it means one process, until the host is started again.
+    A process whose first thread has ended holds its files and locks until the last one has, which may be in a write.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        state, threads, begun = fields[0], int(fields[17]), int(fields[19])
+        return None if state in "ZX" and threads < 2 else begun
+    except (OSError, IndexError, ValueError):
+        return None

@@ -21,7 +21,7 @@ from capt.pretrain.language.config import LanguageJob
 from capt.pretrain.language.task import LanguageModule
 from tests.language import write_corpus
 from tests.support import run_ranks
-from tests.wire import RANKS, Traffic, small_job, traffic
+from tests.wire import Traffic, ranks_of, small_job, traffic
 
 _CONFIGS = Path(__file__).parents[2] / "configs" / "pretrain"
 _JOBS = [path for path in sorted(_CONFIGS.glob("*.yaml")) if load_mapping(path)["task"]["type"] == "capt_language"]
@@ -42,13 +42,13 @@ def _contrast(job: LanguageJob, ranks: int, hidden: int) -> int:
     ids of the anchors, where duplicates are not negatives."""
     if not job.contrast.weight:
         return 0
-    anchors = 2 * job.micro_batch(RANKS)
+    anchors = 2 * job.micro_batch(ranks)
     a_batch = anchors * (4 * hidden + 4 * (hidden + 1) + 4 + 8 * job.contrast.mask_duplicates)
     return job.accumulation(ranks) * (ranks - 1) * a_batch
 
 
 def _row(path: Path, small: Traffic) -> dict[str, Any]:
-    job, ranks = load_job(path), RANKS[path.stem.split("_")[-1]]
+    job, ranks = load_job(path), ranks_of(path)
     assert isinstance(job, LanguageJob)
     parameters = _parameters(job)
     updates = small.updates()

@@ -20,7 +20,7 @@ several GPUs.**"""
 _SHIPPED = """What `capt plan capt_large --gpus 8xh100` (64, 128, 1,024) predicts of the job as it is shipped, and
 with its activations kept, its layers compiled, and micro-batches of up to 64. At 1,024 GPUs a rank has 8 samples, so
 that the shipped micro-batch of 16 is refused there: the row sets `batch.micro=8`. In brackets: every assumption set
-against the job, and for it. The rates are those of [twelve steps on one H200](gpu.md); **nothing was measured on several
+against the job, and for it. The rates are of [twelve steps on one H200](gpu.md); **nothing was measured on several
 GPUs.**"""
 
 _CONTRAST = """`MB received`: of all collectives of the contrast, in a step. `peak above`: the largest memory above

@@ -67,10 +67,7 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "launcher/backends/__init__.py": ("importlib.import_module", REGISTRY),
     "launcher/supervisor/activity.py": (".read_text", "/proc"),
     "launcher/backends/deepspeed.py": ("subprocess.run", "pdsh: every word checked or quoted for the remote shell"),
-    "launcher/supervisor/processes.py": (
-        ".read_text subprocess.Popen",
-        "/proc; the planned command, no shell",
-    ),
+    "launcher/supervisor/processes.py": (".read_text subprocess.Popen", "/proc; the planned command, no shell"),
     "launcher/kubernetes/apply.py": (
         "subprocess.run yaml.safe_dump_all yaml.safe_load_all",
         "kubectl: no word of the user, the manifest on its stdin; a text of ours",
@@ -152,7 +149,7 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "pretrain/registry.py": ("importlib.import_module", REGISTRY),
     "tokenizer/export.py": (".read_bytes .write_bytes", "files that were just written; " + OUT),
     "tokenizer/formats.py": (".read_text", TYPED),
-    "pretrain/base/process.py": ("ctypes.CDLL open os.open", "/dev/null" + "; " + "libc's prctl"),
+    "pretrain/base/process.py": ("ctypes.CDLL open os.open .read_text", "/dev/null; libc's prctl; /proc"),
     "pretrain/engine/checkpoint/layout.py": ("os.open", "the folder of checkpoints, no link"),
     "pretrain/base/atomic.py": ("os.open", "what was just written, for fsync, and locks on folders of ours"),
     "pretrain/base/verification.py": (".open", "what was just written"),

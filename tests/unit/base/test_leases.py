@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 from capt.pretrain.base import leases
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.leases import Leases, Task
+from capt.pretrain.base.process import born
 
 
 def tasks(folder: Path, count: int, slow: float = 0.0) -> list[Task]:
@@ -57,6 +60,27 @@ def test_the_lease_of_a_process_that_is_gone_is_free_at_once(tmp_path: Path) -> 
     Leases(tmp_path / "leases").share(done)
     assert time.monotonic() - begin < 5
     assert done[0].is_done()
+
+
+def test_the_lease_of_a_process_holds_while_one_of_its_threads_lives(tmp_path: Path) -> None:
+    """The first thread of a killed process may be gone while another still writes."""
+    (tmp_path / "leases").mkdir()
+    end_of_a_thread = {"x86_64": 60, "aarch64": 93}[os.uname().machine]
+    program = (
+        "import ctypes, sys, threading; threading.Thread(target=sys.stdin.read).start(); "
+        f"ctypes.CDLL(None).syscall({end_of_a_thread}, 0)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as process:
+        owner = f"{leases._place()} {process.pid} {born(process.pid)} 0"
+        (tmp_path / "leases" / "0.lease").write_text(owner)
+        while ") Z" not in Path(f"/proc/{process.pid}/stat").read_text():
+            time.sleep(0.01)
+        lease, mine = tmp_path / "leases" / "0.lease", Leases(tmp_path / "leases")
+        assert not mine._is_abandoned(lease, owner)
+        assert process.stdin is not None
+        process.stdin.close()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert mine._is_abandoned(lease, owner)
 
 
 def test_a_lease_of_another_host_holds_while_it_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

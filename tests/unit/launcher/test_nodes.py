@@ -21,6 +21,7 @@ from capt.launcher.supervisor.link import Link, pump
 from capt.launcher.supervisor.messages import MARK, SILENCE
 from capt.launcher.supervisor.output import Output
 from capt.launcher.supervisor.remote import RemoteRanks, end
+from capt.pretrain.base.process import born
 
 ROOT = Path(__file__).parents[3]
 SSH = r"""#!/bin/sh
@@ -78,7 +79,7 @@ def run(links: list[Link], programs: list[str], fault: str = "") -> tuple[End, R
         assert links[1].up is not None
         os.kill(links[1].up.pid, signal.SIGKILL)
         until = time.monotonic() + 2.0  # what is promised
-        while processes.born(pids[1]) is not None:
+        while born(pids[1]) is not None:
             assert time.monotonic() < until
             time.sleep(0.01)
     ended = Watcher(ranks, grace=0.5).watch()
@@ -112,7 +113,7 @@ def test_a_rank_that_fails_is_named_with_its_host_and_ends_the_others(
     assert says in ended.reason
     assert ended.crash is not None
     assert (ended.crash.host, ended.crash.rank, ended.crash.signal) == ("b", 1, killed_by)
-    assert [processes.born(pid) for pid in pids] == [None, None]
+    assert [born(pid) for pid in pids] == [None, None]
     assert ranks.left() == {}
 
 
@@ -123,7 +124,7 @@ def test_a_killed_supervisor_takes_its_ranks_with_it_and_is_a_lost_host(
     assert ended.code == 1
     assert ended.reason.startswith("b is lost: ")
     assert ended.lost_host
-    assert [processes.born(pid) for pid in pids] == [None, None]
+    assert [born(pid) for pid in pids] == [None, None]
     assert [pid for pid, _ in ranks.left()["b"].processes][1:] == [pids[1]]  # for the next start to see to
     assert "a" not in ranks.left()
 
@@ -194,12 +195,12 @@ def test_a_node_that_hears_nothing_kills_its_ranks(monkeypatch: pytest.MonkeyPat
         os.close(end_of_a_pipe)
     assert words[-1]["problem"] == "nothing heard of the head for 1 s"
     (rank,) = next(word["ranks"] for word in words if word.get("ranks"))
-    assert processes.born(rank["pid"]) is None
+    assert born(rank["pid"]) is None
 
 
 def test_what_is_left_is_ended_by_number_and_beginning() -> None:
     sleepers = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
-    begun = [processes.born(sleeper.pid) or 0 for sleeper in sleepers]
+    begun = [born(sleeper.pid) or 0 for sleeper in sleepers]
     wrong = (sleepers[1].pid, begun[1] + 1)  # the number was given again
     assert processes.end_recorded([(sleepers[0].pid, begun[0]), wrong], 5.0) == []
     assert sleepers[0].wait(5) == -signal.SIGKILL
@@ -216,11 +217,11 @@ def test_a_process_is_left_until_its_last_thread_has_ended() -> None:
         f"ctypes.CDLL(None).syscall({end_of_a_thread}, 0)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as process:
-        begun = processes.born(process.pid)
+        begun = born(process.pid)
         while ") Z" not in Path(f"/proc/{process.pid}/stat").read_text():
             time.sleep(0.01)
-        assert processes.born(process.pid) == begun
+        assert born(process.pid) == begun
         assert process.stdin is not None
         process.stdin.close()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert processes.born(process.pid) is None
+        assert born(process.pid) is None
