@@ -100,6 +100,7 @@ def plan(launch: Launch) -> Plan:
     if len({host.slots for host in hosts}) > 1:
         raise ConfigError(f"torchrun needs the same slots on every host of {options.hostfile}")
     port = options.master_port or DEFAULT_PORT
+    # On several hosts the user starts each command there: the merged job file of this host may not be theirs to read.
     by_hand = len(hosts) > 1
     arguments = launch.unmerged if by_hand and launch.unmerged else launch.arguments
     commands = tuple(

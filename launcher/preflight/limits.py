@@ -100,6 +100,7 @@ def rendezvous(survey: Survey) -> Iterator[Check]:
             yield Check(
                 "rendezvous", "fail", f"{where} is another machine there ({one.meeting.peer})", advice, one.host.name
             )
+    # Several addresses of one first host work, over networks that may differ in speed: a warning.
     peers = Counter(one.meeting.peer for one in survey.hosts if one.meeting and not _is_loopback(one.meeting.peer))
     for one in survey.hosts:
         if one.meeting and one.meeting.said == survey.token and _is_loopback(one.meeting.peer):

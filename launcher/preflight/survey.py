@@ -192,6 +192,7 @@ def survey(
                 sessions[one.host.name] = stack.enter_context(Session(one.host.name, environment))
             except LostError as error:
                 one.lost = error.reason
+        # Facts first, as the next steps leave out hosts that are lost; the rendezvous last, for it takes the port.
         stack.callback(_hang_up, sessions)
         each(lambda session, one: _look(session, one, path))
         _share(found, each)

@@ -229,6 +229,7 @@ class ContrastTask(ABC, Generic[BatchT]):
         temperature = self._module.temperature(step)
         diagnostics = StepDiagnostics() if self.contrasts and is_logged(self.job, step + 1) else None
         scales = self.scales(batch, engine.device)
+        # The averaged encoder sees the step before the update, and its rows enter the queue after the loss.
         averaged = self._averaged_views(engine, batch, step)
         report = self._accumulate(engine, batch, scales, diagnostics, step)
         if averaged is not None:
@@ -236,6 +237,7 @@ class ContrastTask(ABC, Generic[BatchT]):
             self.contrast.push(averaged)
         if self._kept is not None:
             self._kept.end_step(engine.update_was_skipped)
+        # Values stay on the device: what is reported is read by the host only where a step is logged.
         progress.samples += sequences
         progress.tokens += self.tokens(batch, sequences)
         report["grad_norm"] = engine.gradient_norm()

@@ -41,6 +41,7 @@ def mixture_of(
     Raises:
         ConfigError: the epochs of a source are less than one row, or those of all do not suffice.
     """
+    # Temperature: a source counts as size^t in proportion, which lifts small ones for t below 1; 0 is the bare weights.
     factors = [(size / sum(sizes)) ** (temperature or 0.0) for size in sizes]
     schedules = [
         [(share, weight * factor) for share, weight in source.schedule]
@@ -48,6 +49,7 @@ def mixture_of(
     ]
     limits = []
     for source, size in zip(sources, sizes, strict=True):
+        # A limit of 0 is none. The little that is added keeps 0.29 * 100 rows at 29.
         limits.append(0 if source.epochs is None else math.floor(source.epochs * size + 1e-9))
         if source.epochs is not None and not limits[-1]:
             raise ConfigError(f"data.mixture: {source.epochs:g} epochs of source {source.name} are no sample; raise it")

@@ -168,7 +168,7 @@ class ShardCache:
             digest = hashlib.sha256()
             try:
                 file = look_up(url)
-                if file.size != record.size:
+                if file.size != record.size:  # known before a byte is fetched
                     raise DataError(f"{file} has {file.size:,} bytes, the manifest says {record.size:,}{self._remedy}")
                 with partial.open("r+b") as out:
                     for chunk in chunks(file):
@@ -179,7 +179,7 @@ class ShardCache:
                         partial, check_size(partial, record, DataError), record, self._inspections.get(name), DataError,
                         self._remedy,
                     )  # fmt: skip
-                    with self._accounts():
+                    with self._accounts():  # the file counts against the limit from the moment it has its name
                         partial.replace(path)
                     return
             finally:

@@ -25,6 +25,7 @@ def add_lora(encoder: nn.Module, section: LoraSection) -> None:
         ConfigError: a target is not a linear layer inside the layers, there is none, or the rank is above theirs.
         ModuleNotFoundError: ``peft`` is not installed.
     """
+    # Candidates, with the largest rank that each can have.
     linear = {
         name: min(part.weight.shape)
         for name, part in encoder.named_modules()
@@ -43,7 +44,7 @@ def add_lora(encoder: nn.Module, section: LoraSection) -> None:
         raise ConfigError(
             f"model.lora.rank {section.rank}: a matrix of this encoder has a rank of {largest} at most; set no more"
         )
-    from peft import LoraConfig, inject_adapter_in_model
+    from peft import LoraConfig, inject_adapter_in_model  # an extra, and slow to import
 
     config = LoraConfig(
         r=section.rank, lora_alpha=section.alpha, lora_dropout=section.dropout, target_modules=chosen, bias="none"

@@ -72,6 +72,7 @@ def find_duplicates(
         raise DataError(f"{against[0]}: no evaluation text has {words} words or more")
     found.compared = len(texts)
     index = None if threshold is None else _Index(texts, threshold)
+    # The best match of each evaluation text: an equal text ends the search, a near one gives way to a nearer one.
     best: dict[str, Match] = {}
     for place, text in _texts(train, split):
         if len(text.split()) < words:

@@ -256,6 +256,7 @@ def _memory(job: Job, cluster: Cluster, step: RankStep) -> Memory:
 def _time(job: Any, cluster: Cluster, step: RankStep, zero: Sequence[tuple[str, int]], given: Assumptions) -> StepTime:
     device, world = cluster.device, cluster.count
     encoder = step.encoder
+    # The simulated step is eager: a compiler moves fewer bytes and starts fewer operators, and computes the same.
     if getattr(getattr(job, "model", None), "compile", False):
         moved, operators = encoder.moved * given.fused_bytes, encoder.operators * given.fused_operators
         encoder = Work(encoder.flops_of, moved, operators)
@@ -265,6 +266,7 @@ def _time(job: Any, cluster: Cluster, step: RankStep, zero: Sequence[tuple[str, 
     peaks = {name: device.peak("bf16" if name in _BF16 else "tf32" if fp32 == "tf32" else "fp32")
              for name in work.flops_of}  # fmt: skip
     bandwidth = given.memory * device.bandwidth
+    # Gradients can be reduced behind the backward pass; the updated weights are gathered when nothing else is left.
     reductions = [each for each in zero if each[0] != "_allgather_base_"]
     gathers = [each for each in zero if each[0] == "_allgather_base_"]
     owners = world if job.engine.zero_stage else 1
@@ -274,6 +276,7 @@ def _time(job: Any, cluster: Cluster, step: RankStep, zero: Sequence[tuple[str, 
         products=given.scale * products / given.products,
         between=given.scale * work.moved / bandwidth,
         launches=given.scale * given.launch * work.operators,
+        # Weight, gradient and moments are read, weight and moments written, 4 bytes each.
         update=given.scale * 4 * (3 * step.trained + 2 * step.moments) / owners / bandwidth,
         zero=(1 - given.zero_hidden) * traffic_seconds(reductions, world, given, device)
         + traffic_seconds(gathers, world, given, device),

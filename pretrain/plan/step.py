@@ -143,7 +143,8 @@ class RankStep:
         encoder: work outside of the contrast, of all micro-batches.
         contrast: work of the contrast.
         sent: collectives of the task.
-        peak: bytes that live at most: weights, gradients, queue, activations; without what the optimizer keeps.
+        encoder_peak: bytes that live at most outside of the contrast: weights, gradients, queue, activations; without
+            what the optimizer keeps.
         queue: bytes of the queue among them.
         flops: model FLOP of a step over all ranks (`Task.flops_per_step`).
         tokens: of a step over all ranks; 0 for a task that does not count them.
@@ -163,7 +164,7 @@ class RankStep:
     encoder: Work
     contrast: Work
     sent: tuple[Sent, ...]
-    peak: int
+    encoder_peak: int
     queue: int
     flops: float
     tokens: int
@@ -174,6 +175,11 @@ class RankStep:
     graph: int
     contrast_peak: int
     longest: bool
+
+    @property
+    def peak(self) -> int:
+        """Bytes that live at most. In the number of layers both parts are affine, and the larger of them is not."""
+        return max(self.encoder_peak, self.contrast_peak)
 
 
 @on_the_host()
@@ -212,7 +218,7 @@ def rank_step(job: Job, world: int, *, gpu: bool) -> RankStep:
         moments=few.moments + times * (more.moments - few.moments),
         update=few.update + times * (more.update - few.update),
         encoder=few.encoder + (more.encoder - few.encoder) * times,
-        peak=few.peak + times * (more.peak - few.peak),
+        encoder_peak=few.encoder_peak + times * (more.encoder_peak - few.encoder_peak),
         again=few.again + (more.again - few.again) * times,
         graph=few.graph + times * (more.graph - few.graph),
         contrast_peak=few.contrast_peak + times * (more.contrast_peak - few.contrast_peak),
@@ -254,7 +260,7 @@ def _rank_step(job: Any, world: int, *, gpu: bool) -> RankStep:
         step, alone, rehearsal, marks = _with_contrast(job, world, shown, gpu=gpu)
         factor = parts / shown
         encoder, contrast = (Work.of(step) - Work.of(alone)) * factor, Work.of(alone) * factor
-        sent, peak, queue = step.sent * round(factor), step.peak, step.queue
+        sent, outside, queue = step.sent * round(factor), marks["peak outside the contrast"], step.queue
         during = marks.get("peak of the contrast", 0)
     else:
         # A cached contrast sees all micro-batches, so it is simulated whole and apart from the encoder.
@@ -267,7 +273,7 @@ def _rank_step(job: Any, world: int, *, gpu: bool) -> RankStep:
         rows = (parts - shown) * 2 * job.micro_batch(world) * rehearsal.task.width * 4
         during = marks.get("when the contrast begins", 0) + (whole.peak - whole.before) + 2 * rows
         during += queue
-        peak = max(step.peak + 2 * rows + queue, during)
+        outside = marks["peak outside the contrast"] + 2 * rows + queue
     weights = marks["weights"] // 4
     whole_step = rehearse(job, world)
     task, sequences = whole_step.task, job.batch.global_
@@ -275,7 +281,7 @@ def _rank_step(job: Any, world: int, *, gpu: bool) -> RankStep:
     tokens = task.tokens([whole_step.batch], sequences) if hasattr(task, "tokens") else 0
     return RankStep(
         weights, marks["trained"], marks["moments"], marks["update"],
-        encoder, contrast, tuple(sent), peak, queue, flops, tokens, parts, cached, rehearsal.assumed,
+        encoder, contrast, tuple(sent), outside, queue, flops, tokens, parts, cached, rehearsal.assumed,
         Work({}, 0, 0) if step.first is None else Work.of(step.first), marks.get("graph", 0), during,
         rehearsal.longest,
     )  # fmt: skip
@@ -336,8 +342,8 @@ def simulate_step(
                 for name, module in modules.items()
             }
             task.step(engines, batch, Progress())
-        peak = max(tracer.peak, *(marks.get(name, 0) for name in ("peak of the contrast", "peak before the contrast")))
-        marks["peak of the step"] = peak
+        outside = marks["peak outside the contrast"] = max(tracer.peak, marks.get("peak before the contrast", 0))
+        peak = marks["peak of the step"] = max(outside, marks.get("peak of the contrast", 0))
         first = passes[0] if passes else None
         return replace(Simulated.of(wire, tracer, before, stored), peak=peak, first=first), marks, rehearsal
 
@@ -450,11 +456,12 @@ def _marked(term: ContrastTerm | None, tracer: OpTracer, marks: dict[str, int]) 
     plain: Callable[..., Tensor] = term.loss
 
     def loss(*args: Any, **kwargs: Any) -> Tensor:
-        marks.setdefault("peak before the contrast", tracer.peak)
+        marks["peak before the contrast"] = max(tracer.peak, marks.get("peak before the contrast", 0))
         marks["when the contrast begins"] = tracer.live
         tracer.peak = tracer.live
         value = plain(*args, **kwargs)
         marks["peak of the contrast"] = max(tracer.peak, marks.get("peak of the contrast", 0))
+        tracer.peak = tracer.live
         return value
 
     with mock.patch.object(term, "loss", loss):

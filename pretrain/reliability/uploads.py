@@ -79,6 +79,7 @@ class Uploads(Callback):
         if not there:
             return
         newest = max(there)
+        # A run folder that is here wins, unless the store is ahead: then two machines have continued one run.
         if (run_dir / CONFIG).is_file() and resumes:
             here = [int(path.name[5:]) for path in checkpoints_of(run_dir)]
             if newest > max(here, default=-1):

@@ -258,6 +258,7 @@ def load_text_encoder(path: Path, options: EncoderOptions) -> TextEncoder:
     if options.pooling is not None and options.pooling not in POOLINGS:
         raise ConfigError(f"pooler {options.pooling!r}: choose from {', '.join(POOLINGS)}")
     folder = local_folder(path, SENTENCE_FILES)
+    # A sentence-transformers folder is a Hugging Face folder as well, so it is asked first.
     if (folder / "modules.json").is_file():
         if options.pooling is not None:
             raise ConfigError(f"{path}: a sentence-transformers folder says itself how it pools; leave --pooler out")

@@ -130,6 +130,7 @@ def mine(
         DataError: a file cannot be used, ``out`` is taken, or the audit refuses the output.
     """
     rules.check()
+    # Reading and encoding take minutes: a rank that fails there must not leave the others in a collective.
     with synchronize_errors(patient=True):
         require_new(out)
         rows = list(read_pair_rows(pairs))
@@ -139,7 +140,7 @@ def mine(
     found = _search(encoder, rows, documents, titled, options, rules, progress)
     with synchronize_errors(patient=True):
         scores = _cross_scores(cross_encoder, rows, found) if cross_encoder is not None else None
-    if scores is not None:
+    if scores is not None:  # a cross-encoder orders the candidates anew, and its scores are the teacher's labels
         found, labels = _with_scores(rows, found, _shared(scores))
     else:
         labels = None

@@ -146,9 +146,10 @@ def sample_batch(job: LatentJob, batch: Batch, noise: StepNoise) -> SampledBatch
     length = batch.tokens.shape[1]
     decoder_tokens = batch.tokens.repeat(views, 1)
     encoder_tokens = decoder_tokens
-    if job.objective.swap:
+    if job.objective.swap:  # the second view is read with words swapped; both are decoded as they are
         swaps = noise.uniform(1, length) < job.objective.swap
         encoder_tokens = torch.cat([batch.tokens, swapped(batch.tokens, swaps)])
+    # Columns of noise: of z itself, one that nobody reads, or of the sampler of an implicit posterior.
     width = {"gaussian": model.latent, "point": 1, "none": 1}.get(model.posterior, model.noise)
     eps = noise.normal(views, width)
     encoder_dropout = noise.dropout(model.encoder_dropout, views, length, model.embedding)

@@ -137,11 +137,13 @@ def train_decoder_at_refined_posteriors(
         assert leaf.grad is not None
         return rec.detach(), kl.detach(), leaf.grad
 
+    # Reverse-mode through the descent, step by step backwards: the momentum has an adjoint of its own (velocity).
     rec, kl, adjoint = backward(end, batch.eps, batch.loss_scale, last=not visited)
     velocity = torch.zeros_like(adjoint)
     for left, (at, eps, gradient, clip) in zip(range(len(visited))[::-1], reversed(visited), strict=True):
         velocity = velocity + adjoint
         direction = -section.svi_lr * clip * velocity
+        # A Hessian-vector product is the difference of two gradients along the direction, over its length.
         step = _RELATIVE_STEP * (1 + float(_norms(at))) / max(float(_norms(direction)), 1e-12)
         _, _, ahead = backward(at + step * direction, eps, 1 / (step * total))
         backward(at, eps, -1 / (step * total), last=not left)

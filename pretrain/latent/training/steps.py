@@ -165,7 +165,7 @@ def train_critics(job: LatentJob, critics: Engine, encoded: EncoderOutput, batch
             the prior's draws are above ``critic.clamp``.
     """
     assert batch.priors is not None
-    z, h = encoded.z.detach(), encoded.h.detach()
+    z, h = encoded.z.detach(), encoded.h.detach()  # the critics alone learn here
     number_clamped = torch.zeros((), dtype=torch.int64, device=z.device)
     for prior in batch.priors:
         values: CriticValues = critics(z, h, prior)
@@ -176,6 +176,7 @@ def train_critics(job: LatentJob, critics: Engine, encoded: EncoderOutput, batch
     norm = float(critics.gradient_norm())
     if not math.isfinite(norm):
         raise CriticDivergedError("their gradient is no longer a number", job.critic.lr)
+    # Where the exponential at a draw of the prior is clamped it has no gradient: with many of them the dual is no bound
     all_clamped = over_ranks(number_clamped)
     share = all_clamped / (len(batch.priors) * batch.views * batch.total * (1 if values.g_p is None else 2))
     if share > MOST_CLAMPED:

@@ -102,11 +102,12 @@ class LxmertModel(nn.Module):
             heads: False leaves out the predictions, which are then empty, and changes nothing else.
         """
         n, length = corrupted.shape
-        if self.aggregation is not None:
+        if self.aggregation is not None:  # both views in one pass: the originals first, then the corrupted ones
             corrupted = torch.cat([tokens, corrupted])
             corrupted_features = torch.cat([features, corrupted_features])
             boxes = boxes.repeat(2, 1, 1)
             present = None if present is None else present.repeat(2, 1)
+        # Only the first token of each view and the masked ones of the corrupted view are read, as flat positions.
         first = torch.arange(len(corrupted), device=corrupted.device) * length
         read = torch.cat([first, masked + (len(corrupted) - n) * length])
         hidden = self.encoder(

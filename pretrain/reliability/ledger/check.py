@@ -208,6 +208,7 @@ def _check_newest(report: Report) -> list[Fault]:
 
 def _epochs(launches: list[Launch]) -> Iterator[Epochs]:
     """The epochs of the kept steps; those that are whole in one row."""
+    # Launches that continue one another over the same data are one stretch of samples: [begin, end) of the order.
     stretches: list[tuple[Header, int, int]] = []
     for launch in launches:
         if not launch.kept:
@@ -221,6 +222,7 @@ def _epochs(launches: list[Launch]) -> Iterator[Epochs]:
             stretches[-1] = (stretches[-1][0], stretches[-1][1], end)
         else:
             stretches.append((launch.head, begin, end))
+    # In a mixture each source has epochs of its own: what it gave before ``begin`` follows from the order alone.
     for head, begin, end in stretches:
         sampler = head.order.sampler()
         if isinstance(sampler, MixtureSampler):

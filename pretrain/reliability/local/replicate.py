@@ -108,6 +108,7 @@ def _complete(
     job: Job, valid: Sequence[str], hosts: Hosts, step: int, files: _Files, mine: _Found | None
 ) -> Path:  # fmt: skip
     """Give this host every file of a checkpoint. Collective. Raises ``CheckpointError`` on all ranks."""
+    # Every host hashes its own files first, so that a damaged copy is never the one that is sent.
     good = _verify(hosts, files, mine)
     if lost := sorted(files.keys() - set().union(*good)):
         raise CheckpointError(f"{counted(len(lost), 'file')} lost or damaged on every host, such as {lost[0]}")

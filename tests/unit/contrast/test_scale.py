@@ -22,7 +22,7 @@ from tests.support import run_ranks
 
 SMALL = (
     "model.size=custom", "model.layers=2", "model.hidden=32", "model.heads=2", "model.ffn=48", "model.max_positions=16",
-    "data.sequence_length=16", "batch.micro=4",
+    "data.sequence_length=16", "batch.micro=4", "contrast.drift=none", "contrast.queue_share=null",
 )  # fmt: skip
 WIDTH, SAMPLES, H100 = 32, 8, DEVICES["h100"]
 
