@@ -135,6 +135,15 @@ def test_the_command_line(bucket: str, tmp_path: Path) -> None:
     said, log = capt("evaluate", str(model), "--retrieval", str(beir), "--store", url, "--json", machine="second")
     assert "ndcg@10" in said
     assert "encoded" not in log
+    texts = [json.loads(line)["text"] for line in (beir / "corpus.jsonl").read_text().splitlines()]
+    (tmp_path / "pairs.jsonl").write_text(
+        "".join(json.dumps({"query": f"about {text}", "pos": [text]}) + "\n" for text in texts[:8])
+    )
+    mine = ["mine", "--pairs", "pairs.jsonl", "--model", str(model), "--number", "2", "--last", "6", "--short", "keep"]
+    _, log = capt(*mine, "--store", url, "--out", "of-a-bucket", machine="second")
+    assert "encoded 8 texts" in log, "the queries alone: documents are in the bucket"
+    capt(*mine, "--store", "here", "--out", "of-a-folder", machine="second")
+    assert (tmp_path / "of-a-bucket/pairs.jsonl").read_text() == (tmp_path / "of-a-folder/pairs.jsonl").read_text()
     _, log = capt(*given, "--cache-bytes", "1KB", machine="third", code=2)
     assert "--cache-bytes 1,000: a file of s3://bucket/cli/" in log
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
