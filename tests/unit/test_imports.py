@@ -32,7 +32,8 @@ LATENT = (
     "pretrain.engine",
     "pretrain.latent.config",
     "pretrain.latent.text_files",
-    "pretrain.latent.data",
+    "pretrain.latent.corpus",
+    "pretrain.latent.batches",
 )
 
 EMBEDDINGS = (*BASE, "pretrain.engine", "pretrain.embeddings.config")
@@ -103,19 +104,21 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "pretrain.latent.text_files": (*BASE, "pretrain.config"),
     "pretrain.latent.config": (*BASE, "pretrain.config", "pretrain.latent.text_files"),
-    "pretrain.latent.data": LATENT,
-    "pretrain.latent.models": (*LATENT, "pretrain.models"),
-    "pretrain.latent.objectives": (*LATENT, "pretrain.contrast", "pretrain.latent.models"),
+    "pretrain.latent.corpus": LATENT,
+    "pretrain.latent.batches": LATENT,
+    "pretrain.latent.posterior": LATENT,
+    "pretrain.latent.models": (*LATENT, "pretrain.models", "pretrain.latent.posterior"),
+    "pretrain.latent.objectives": (*LATENT, "pretrain.contrast", "pretrain.latent.posterior"),
     "pretrain.latent.training": (
         *LATENT,
         "pretrain.contrast",
-        *_in("pretrain.latent", "models", "objectives"),
+        *_in("pretrain.latent", "posterior", "objectives"),
     ),
     "pretrain.latent.ngram": BASE,
-    "pretrain.latent.load": (*LATENT, "pretrain.latent.models"),
+    "pretrain.latent.kenlm": (*BASE, "pretrain.latent.ngram"),
     "pretrain.latent.evaluation": (
         *(*LATENT, "pretrain.contrast"),
-        *_in("pretrain.latent", "models", "objectives", "training", "ngram", "load"),
+        *_in("pretrain.latent", "posterior", "models", "objectives", "training", "ngram", "kenlm"),
     ),
     "pretrain.latent.report": (
         *BASE,

@@ -11,8 +11,8 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from capt.pretrain.base.randomness import derive
-from capt.pretrain.latent.data.batches import Batch
-from capt.pretrain.latent.data.corpus import predicted
+from capt.pretrain.latent.batches import Batch
+from capt.pretrain.latent.corpus import predicted
 from capt.pretrain.latent.evaluation.bounds import (
     STEPS,
     Bounds,
@@ -28,8 +28,8 @@ from capt.pretrain.latent.evaluation.bounds import (
     weighted_bounds,
 )
 from capt.pretrain.latent.evaluation.model import PosteriorSamples, passes
-from capt.pretrain.latent.models.build import TextDecoder, TextModel
-from capt.pretrain.latent.models.posterior import Normal
+from capt.pretrain.latent.models import TextDecoder, TextModel
+from capt.pretrain.latent.posterior import Normal
 
 # The likelihood of a text with and without its unknown words.
 #

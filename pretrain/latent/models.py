@@ -1,9 +1,10 @@
-"""The encoder and decoder of a job (LSTM, or of the clusters), their initial weights, and their optimizers."""
+"""Encoder and decoder of a job (LSTM, or of the clusters), their weights and optimizers; models of checkpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,10 +12,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.engine.checkpoint import find_best, load_module, open_checkpoint, read_metadata
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
 from capt.pretrain.latent.config import LatentJob, ModelSection
-from capt.pretrain.latent.data.corpus import END, PAD, START, ends_of, predicted
-from capt.pretrain.latent.models.posterior import Critics, EncoderOutput, GaussianHead, build_head, mlp
+from capt.pretrain.latent.corpus import END, PAD, START, VOCABULARY, Vocabulary, ends_of, predicted
+from capt.pretrain.latent.posterior import Critics, EncoderOutput, GaussianHead, build_head, mlp
 from capt.pretrain.models.cross_entropy import UNUSED, masked_cross_entropy
 
 # The LSTM encoder and decoder of sentences (Bowman et al. 2016; sizes and wiring of the released code).
@@ -280,3 +283,55 @@ def optimizers(job: LatentJob) -> Mapping[str, ModuleOptimizer]:
         return {}
     section = job.optimizer.model_copy(update={"lr": job.critic.lr, "clip": 0.0})
     return {"critics": ModuleOptimizer(section, schedule=False)}
+
+
+# Loading a trained model from a checkpoint, to evaluate it or to write sentences with it.
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """The modules of a checkpoint in evaluation mode, its vocabulary (None for clusters) and its job.
+
+    ``unknown_in_training`` is the number of unknown words in the training text; None where the checkpoint does not say.
+    """
+
+    checkpoint: Path
+    modules: dict[str, nn.Module]
+    vocabulary: Vocabulary | None
+    job: LatentJob
+    unknown_in_training: int | None = None
+
+    @property
+    def text(self) -> tuple[TextModel, Vocabulary]:
+        """The modules and the vocabulary of a model of text.
+
+        Raises:
+            CheckpointError: it is a model of clusters.
+        """
+        if self.vocabulary is None:
+            raise CheckpointError(f"{self.checkpoint}: a model of synthetic clusters, not of text")
+        return TextModel.of(self.modules), self.vocabulary
+
+    @property
+    def draws_text(self) -> bool:
+        """Whether the model draws sentences from a prior: it is neither one of clusters nor a language model."""
+        return self.vocabulary is not None and self.job.model.posterior != "none"
+
+
+def load_model(path: Path) -> LoadedModel:
+    """Load a checkpoint, or a run's best one (its newest where none is kept), after verifying every file.
+
+    Raises:
+        CheckpointError: there is no checkpoint, it is damaged, or it is that of another kind of job.
+    """
+    checkpoint = find_best(path)
+    job = open_checkpoint(checkpoint, LatentJob, "latent")
+    vocabulary = Vocabulary.load(checkpoint / VOCABULARY) if job.data.clusters is None else None
+    words = len(vocabulary) if vocabulary is not None else 0
+    with torch.device("meta"):
+        names = tuple(build(job, words))
+    modules = {name: load_module(checkpoint, name, lambda name=name: build(job, words)[name]) for name in names}  # type: ignore[misc]
+    for module in modules.values():
+        module.eval()
+    unknown = read_metadata(checkpoint).task.get("unknown_in_training")
+    return LoadedModel(checkpoint, modules, vocabulary, job, unknown if isinstance(unknown, int) else None)

@@ -18,6 +18,9 @@ from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.files import read_lines, write_text
 from capt.pretrain.latent.text_files import DataSection, file_of
 
+logger = logging.getLogger(__name__)
+
+
 # Words and their numbers: ``<pad> <unk> <s> </s>`` are 0 to 3, as in the released code.
 
 
@@ -104,9 +107,6 @@ class Vocabulary:
         if tuple(words[:4]) != SPECIAL:
             raise DataError(f"{path}: no vocabulary: lines 2 to 5 must be {' '.join(SPECIAL)}")
         return cls(words[4:], unknown)
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

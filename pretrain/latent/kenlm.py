@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from capt.pretrain.base.errors import ConfigError, DataError
-from capt.pretrain.latent.ngram.kneser_ney import check_estimate
-from capt.pretrain.latent.ngram.model import Text, WordScores, check_words
+from capt.pretrain.latent.ngram import Text, WordScores, check_estimate, check_words
 
 logger = logging.getLogger(__name__)
+
 
 _SORT_MEMORY = "20%"
 """The share of the machine's memory for sorting: by default ``lmplz`` takes 80 % and fails where it gets less."""
@@ -87,7 +87,7 @@ def estimate(
     fallback: tuple[float, float, float] | None = None,
 ) -> KenLM:
     """Let ``lmplz`` estimate a model and write it to ``arpa``; see
-    :func:`capt.pretrain.latent.ngram.kneser_ney.estimate`.
+    :func:`capt.pretrain.latent.ngram.estimate`.
 
     Raises:
         ConfigError: ``order`` or ``fallback`` is out of range.

@@ -1,4 +1,31 @@
-"""The losses of the paper: L_CL between two views, those of the critics, and one function per row of its tables."""
+r"""The objectives of the paper's tables (Contrastive Latent Variable Models for Neural Text Generation, UAI 2022).
+
+Each row of the tables is one function, which the encoder minimises and whose reconstruction term the decoder minimises.
+An implicit posterior also has critics f and g, with losses of their own. Equation numbers are the paper's.
+
+============ ================================================ ============= ================== ======================
+row          the encoder minimises                            equation      function           presets
+============ ================================================ ============= ================== ======================
+LSTM-LM      rec (z = 0)                                      .             reconstruction     lstm_lm
+AE           rec                                              .             reconstruction     ae
+VAE          rec + beta KL                                    1, 5          vae                vae
+beta VAE     the same, beta up to 0.5                         1, 5          vae                beta_vae
+CycVAE       the same, beta in cycles                         1, 5          vae                cyc_vae
+LagVAE       the same, encoder trained ahead of the decoder   1, 5          vae                lag_vae
+SaVAE        the same at posteriors refined by SVI            1, 5          sa_vae             sa_vae
+iVAE         rec + beta f                                     4, 6          ivae               ivae
+iVAE_MI      rec + beta g                                     7             ivae_mi            ivae_mi
+clVAE        iVAE + L_CL                                      11            clvae              clvae
+clVAE_MI     iVAE_MI + L_CL                                   12            clvae_mi           clvae_mi
+clVAE+       rec + beta f + L_CL, circle critics              15, 18, 19    clvae_plus         clvae_plus
+clVAE+_MI    rec + beta (g + L_SQ) + L_CL, circle critics     16, 18, 19    clvae_plus_mi      clvae_plus_mi
+============ ================================================ ============= ================== ======================
+
+rec is -log p(x | z), L_CL is InfoNCE (Eq. 10), and L_SQ is Eq. 17. The critics of iVAE, iVAE_MI, clVAE and clVAE_MI
+minimise the negative dual (Eq. 3), those of clVAE+ and clVAE+_MI the circle loss and L_SQ (Eq. 18). Presets that end in
+``_paper`` have the function of the preset that they are named after; ``yahoo/clvae_plus_mi_code`` and
+``yelp/clvae_plus_mi_code``, whose critics minimise the dual, have ``clvae_mi``.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +40,9 @@ from torch.nn import functional as F
 
 from capt.pretrain.base import distributed
 from capt.pretrain.contrast import ShardedQueue, info_nce
+from capt.pretrain.latent.batches import SampledBatch
 from capt.pretrain.latent.config import ContrastSection, CriticSection, LatentJob
-from capt.pretrain.latent.data.sampled_batch import SampledBatch
-from capt.pretrain.latent.models.posterior import Critics, CriticValues, EncoderOutput, frozen
+from capt.pretrain.latent.posterior import Critics, CriticValues, EncoderOutput, frozen
 
 
 def contrast_loss(
@@ -54,11 +81,10 @@ def contrast_loss(
 # The dual of the KL (Eq. 3), negated, is :math:`\overline{e^{p}} - \overline{q}`. The paper's improved dual function
 # (section 3.3) is called the circle loss here, since it is no divergence: it falls as the KL grows. It has four forms:
 #
-# =========== ================================================================================= code
-# :math:`\log(1 + \sum_i e^{e^{p_i}}) + \log(1 + \sum_i e^{-q_i})`, as released single_exp  :math:`\log(1 + \sum_i
-# e^{p_i}) + \log(1 + \sum_i e^{-q_i})` mean_inside :math:`\log(1 + e^{\overline{e^{p}}}) + \log(1 + e^{-\overline
-# q})`, Eq. 13 and 14 sum_inside  :math:`\log(1 + e^{\sum_i e^{p_i}}) + \log(1 + e^{-\sum_i q_i})`, Eq. 18 ===========
-# =================================================================================
+# code:         \log(1 + \sum_i e^{e^{p_i}}) + \log(1 + \sum_i e^{-q_i}), as released
+# single_exp:   \log(1 + \sum_i e^{p_i}) + \log(1 + \sum_i e^{-q_i})
+# mean_inside:  \log(1 + e^{\overline{e^{p}}}) + \log(1 + e^{-\overline q}), Eq. 13 and 14
+# sum_inside:   \log(1 + e^{\sum_i e^{p_i}}) + \log(1 + e^{-\sum_i q_i}), Eq. 18
 
 
 def dual_loss(q: Float[Tensor, "v n"], p: Float[Tensor, "v n"], total: int) -> Float[Tensor, ""]:
@@ -193,7 +219,7 @@ def vae(x: Forward) -> Loss:
 def sa_vae(x: Forward) -> Loss:
     """SaVAE: the loss of a VAE at the posteriors that SVI steps have refined.
 
-    ``rec`` brings the gradient of the whole loss through these steps (``training.semi_amortized``), so ``kl`` has none.
+    ``rec`` brings the gradient of the whole loss through these steps (``training``), so ``kl`` has none.
     """
     return vae(x)
 
