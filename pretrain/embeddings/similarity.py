@@ -15,9 +15,8 @@ from scipy.stats import spearmanr
 from capt.pretrain.base.errors import DataError, shown
 from capt.pretrain.base.files import read_lines
 from capt.pretrain.base.parallel import ProgressCallback
-from capt.pretrain.embeddings.data.corpus import split_words
-from capt.pretrain.embeddings.vectors.files import is_number
-from capt.pretrain.embeddings.vectors.word_vectors import WordVectors
+from capt.pretrain.embeddings.corpus import split_words
+from capt.pretrain.embeddings.vectors import WordVectors, is_number
 
 # Reads sets of word pairs whose similarity people have scored: Rare Word, WS-353, SimVerb and their like.
 

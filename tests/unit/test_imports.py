@@ -133,11 +133,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "pretrain.data",
         "pretrain.embeddings.config",
     ),
-    "pretrain.embeddings.data": (*EMBEDDINGS, "pretrain.data"),
+    "pretrain.embeddings.corpus": (*EMBEDDINGS, "pretrain.data"),
+    "pretrain.embeddings.positives": (*EMBEDDINGS, "pretrain.data", "pretrain.embeddings.corpus"),
     "pretrain.embeddings.vectors": BASE,
-    "pretrain.embeddings.sampler": (
+    "pretrain.embeddings.generator": (
         *EMBEDDINGS,
-        *_in("pretrain.embeddings", "data", "tables", "exchange", "objectives"),
+        *_in("pretrain.embeddings", "positives", "tables"),
     ),
     "pretrain.embeddings.objectives": EMBEDDINGS,
     "pretrain.embeddings": (*TASK, "pretrain.convert", "pretrain.report", "pretrain.embeddings"),

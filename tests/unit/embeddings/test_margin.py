@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from capt.pretrain.embeddings.objectives import augmented, margin_loss
-from capt.pretrain.embeddings.sampler.reinforce import rewards_of, score_gradient
+from capt.pretrain.embeddings.policy import rewards_of, score_gradient
 
 LENGTH = 4
 OUTPUTS = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=LENGTH)), dtype=torch.float64)

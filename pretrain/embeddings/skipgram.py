@@ -31,8 +31,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from capt.pretrain.base import distributed
-from capt.pretrain.embeddings.data.positives import Segments
 from capt.pretrain.embeddings.initial import InitialVectors
+from capt.pretrain.embeddings.positives import Segments
 from capt.pretrain.embeddings.tables import LONGEST, EmbeddingTables
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.optim.settings import ModuleOptimizer

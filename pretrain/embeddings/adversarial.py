@@ -18,24 +18,24 @@ from torch import Tensor, nn
 
 from capt.pretrain.base import distributed
 from capt.pretrain.embeddings.config import EmbeddingJob
-from capt.pretrain.embeddings.data.positives import Segments
+from capt.pretrain.embeddings.generator import Draws, Window, WindowedBatch, windowed
 from capt.pretrain.embeddings.initial import InitialVectors, build_tables
 from capt.pretrain.embeddings.objectives import mixture_log_density
-from capt.pretrain.embeddings.sampler.reinforce import is_neighbour
-from capt.pretrain.embeddings.sampler.window import Draws, Window, WindowedBatch, windowed
-from capt.pretrain.embeddings.tables import EmbeddingTables
-from capt.pretrain.embeddings.training.policy import (
+from capt.pretrain.embeddings.policy import (
     Played,
     Scores,
     curvatures,
     discriminator_loss,
+    is_neighbour,
     judge,
     metrics_of,
     noise_share,
     reweighted,
     update_generator,
 )
-from capt.pretrain.embeddings.training.skipgram import Band
+from capt.pretrain.embeddings.positives import Segments
+from capt.pretrain.embeddings.skipgram import Band
+from capt.pretrain.embeddings.tables import EmbeddingTables
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
 from capt.pretrain.engine.task import StepMetrics

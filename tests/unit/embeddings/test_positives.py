@@ -9,8 +9,8 @@ import pytest
 
 from capt.pretrain.base.randomness import generator_for
 from capt.pretrain.embeddings.config import SEGMENT
-from capt.pretrain.embeddings.data.corpus import open_corpus
-from capt.pretrain.embeddings.data.positives import SegmentReader, Segments
+from capt.pretrain.embeddings.corpus import open_corpus
+from capt.pretrain.embeddings.positives import SegmentReader, Segments
 from tests.embeddings import small_job
 
 

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float64, Int64
 from capt.pretrain.base.randomness import generator_for
 from capt.pretrain.data.sampler import Sampler
 from capt.pretrain.embeddings.config import SEGMENT, EmbeddingJob
-from capt.pretrain.embeddings.data.corpus import EncodedCorpus
+from capt.pretrain.embeddings.corpus import EncodedCorpus
 
 
 @dataclass(frozen=True)

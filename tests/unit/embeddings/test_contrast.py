@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from capt.pretrain.embeddings.config import EmbeddingJob
-from capt.pretrain.embeddings.training.policy import (
+from capt.pretrain.embeddings.policy import (
     Scores,
     curvatures,
     discriminator_loss,

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from capt.pretrain.embeddings.sampler.reinforce import RewardStatistics, leave_one_out_mean, rewards_of
+from capt.pretrain.embeddings.policy import RewardStatistics, leave_one_out_mean, rewards_of
 
 
 def test_forms() -> None:

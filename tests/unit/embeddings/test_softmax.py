@@ -8,18 +8,18 @@ import itertools
 import pytest
 import torch
 
-from capt.pretrain.embeddings.sampler import softmax
-from capt.pretrain.embeddings.sampler.reinforce import is_neighbour
+from capt.pretrain.embeddings import generator
+from capt.pretrain.embeddings.policy import is_neighbour
 
 
 @pytest.mark.parametrize("vocabulary", [1, 6, 128, 300])
 def test_rows_and_draws_are_the_literal_ones(vocabulary: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(softmax, "_CHUNK_BYTES", 4 * vocabulary * 2)  # two rows in a part
+    monkeypatch.setattr(generator, "_CHUNK_BYTES", 4 * vocabulary * 2)  # two rows in a part
     draw = torch.Generator().manual_seed(vocabulary)
     inputs, context = torch.randn(5, 4, generator=draw), torch.randn(vocabulary, 4, generator=draw)
     row = torch.randint(5, (400,), generator=draw)
     uniform = torch.rand(400, generator=draw, dtype=torch.float64)
-    rows, words = softmax.sweep(inputs, context, 0, vocabulary, row, uniform)
+    rows, words = generator.sweep(inputs, context, 0, vocabulary, row, uniform)
     logits = inputs.double() @ context.double().T
     p = logits.softmax(1)
     torch.testing.assert_close(rows.log_normaliser, logits.logsumexp(1), atol=1e-5, rtol=1e-5)
@@ -36,7 +36,7 @@ def test_rows_and_draws_are_the_literal_ones(vocabulary: int, monkeypatch: pytes
 def test_draws_follow_the_distribution() -> None:
     inputs, context = torch.tensor([[1.0, 0.0]]), torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
     uniform = torch.rand(100_000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    _, words = softmax.sweep(inputs, context, 0, 200, torch.zeros(100_000, dtype=torch.int64), uniform)
+    _, words = generator.sweep(inputs, context, 0, 200, torch.zeros(100_000, dtype=torch.int64), uniform)
     p = (inputs @ context.T).softmax(1)[0]
     share = torch.bincount(words, minlength=200) / 100_000
     assert float(((share - p) ** 2 / (p / 100_000)).sum()) < 200 + 5 * 20  # chi-squared with 199 degrees of freedom
@@ -45,7 +45,7 @@ def test_draws_follow_the_distribution() -> None:
 def test_a_draw_at_the_very_end_and_a_word_without_mass() -> None:
     context = torch.tensor([[0.0], [0.0], [-1e4]])  # the last word has probability 0
     ends = torch.tensor([0.0, 1.0 - 2**-53], dtype=torch.float64)
-    _, words = softmax.sweep(torch.ones(1, 1), context, 0, 3, torch.zeros(2, dtype=torch.int64), ends)
+    _, words = generator.sweep(torch.ones(1, 1), context, 0, 3, torch.zeros(2, dtype=torch.int64), ends)
     assert words.tolist() == [0, 1]
 
 

@@ -16,8 +16,15 @@ import numpy as np
 import pytest
 
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.embeddings.vectors.files import Layout, find_layout, read_vectors, stream_vectors
-from capt.pretrain.embeddings.vectors.word_vectors import Form, WordVectors, write_vectors
+from capt.pretrain.embeddings.vectors import (
+    Form,
+    Layout,
+    WordVectors,
+    find_layout,
+    read_vectors,
+    stream_vectors,
+    write_vectors,
+)
 
 WORDS = ("the", "café", "nan", "1980", "\u00a0half")
 ROWS = np.array([[0.1, -2, 3e-9], [1, 0, 0], [7.5, 1e30, -1e-30], [0, 0, 0], [1.5, -1.5, 2]], dtype=np.float32)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from capt.pretrain.embeddings.sampler.reinforce import (
+from capt.pretrain.embeddings.policy import (
     RewardStatistics,
     entropy_rewards,
     fixed_score_gradient,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.embeddings.data.corpus import Vocabulary
+from capt.pretrain.embeddings.corpus import Vocabulary
 
 COUNTS = {"b": 7, "a": 7, "rare": 1, "the": 100, "ä": 5}
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.nn.functional import logsigmoid
 
-from capt.pretrain.embeddings.data.corpus import open_corpus
-from capt.pretrain.embeddings.data.positives import SegmentReader, Segments
+from capt.pretrain.embeddings.adversarial import Adversarial
+from capt.pretrain.embeddings.corpus import open_corpus
+from capt.pretrain.embeddings.positives import SegmentReader, Segments
+from capt.pretrain.embeddings.skipgram import SkipGram
 from capt.pretrain.embeddings.tables import LONGEST, EmbeddingTables
-from capt.pretrain.embeddings.training.adversarial import Adversarial
-from capt.pretrain.embeddings.training.skipgram import SkipGram
 from capt.pretrain.engine.engines.local import LocalEngine
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
 from tests.embeddings import small_job

@@ -34,6 +34,9 @@ from capt.pretrain.data.files import FileCorpus
 from capt.pretrain.data.paths import resolve_paths
 from capt.pretrain.embeddings.config import DataSection
 
+logger = logging.getLogger(__name__)
+
+
 # The words of a text with their counts, most frequent first.
 
 
@@ -141,8 +144,6 @@ def other_vocabulary(folder: Path) -> CheckpointError:
         "data.min_count, data.max_vocabulary and data.lowercase of its config.yaml"
     )
 
-
-logger = logging.getLogger(__name__)
 
 LONGEST_SENTENCE = 10_000
 """Words after which a sentence is cut, as gensim does it."""

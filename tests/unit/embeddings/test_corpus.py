@@ -14,12 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from capt.pretrain.base.errors import DataError
+from capt.pretrain.embeddings import corpus as module
 from capt.pretrain.embeddings.config import DataSection
-from capt.pretrain.embeddings.data import corpus as module
-from capt.pretrain.embeddings.data.corpus import EncodedCorpus, open_corpus, split_punctuation
+from capt.pretrain.embeddings.corpus import EncodedCorpus, open_corpus, split_punctuation
 from capt.pretrain.embeddings.similarity import read_set
-from capt.pretrain.embeddings.vectors.files import read_vectors
-from capt.pretrain.embeddings.vectors.word_vectors import WordVectors, write_vectors
+from capt.pretrain.embeddings.vectors import WordVectors, read_vectors, write_vectors
 from tests.embeddings import write_text
 
 
