@@ -15,10 +15,10 @@ import transformers
 from torch import Tensor
 
 from capt.finetune.batches import TextRows
-from capt.finetune.classifier import Classifier
 from capt.finetune.encoding import encode_texts
 from capt.finetune.load import FineTuned
 from capt.finetune.text_task import Kind, TextTask
+from capt.finetune.text_training import Classifier
 from capt.pretrain.base.errors import CheckpointError
 from capt.pretrain.base.files import write_json
 from capt.pretrain.base.quiet import quiet_transformers

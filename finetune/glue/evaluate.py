@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Num
 
-from capt.finetune.classifier import Classifier
 from capt.finetune.evaluation import as_text, evaluate_checkpoint, results_of_all_rows
 from capt.finetune.glue.config import GlueJob
 from capt.finetune.glue.data import dev_rows, row_set
 from capt.finetune.glue.files import Examples
 from capt.finetune.load import FineTuned, load_fine_tuned
-from capt.finetune.text_objective import TextObjective
-from capt.finetune.text_training import build_classifier
+from capt.finetune.text_training import Classifier, TextObjective, build_classifier
 from capt.pretrain.base.distributed import device
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.parallel import ProgressCallback

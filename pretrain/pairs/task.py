@@ -32,7 +32,7 @@ from capt.pretrain.data.sampler import BlockMixtureSampler, Sampler
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import Progress, Role, Rows, SampleOrder, StepMetrics
 from capt.pretrain.engine.verification import all_ranks
-from capt.pretrain.language.backbone import Backbone, load_backbone
+from capt.pretrain.language.load import Backbone, load_backbone
 from capt.pretrain.pairs.batches import Assembler, MaskedTexts, Noise, PairBatch, padded, shared_keys
 from capt.pretrain.pairs.config import PairJob, Pooling
 from capt.pretrain.pairs.load import Reading, left_behind, pooling_of_init, reading

@@ -54,7 +54,7 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "pretrain/regions/manifest.py": (".open np.memmap", STORE),
     "pretrain/regions/extract/prepare.py": (".open", "Pillow, on bytes within bounds: named formats, few pixels"),
     "pretrain/regions/extract/find.py": ("tarfile.open", "only the table of a tar, of which nothing is extracted"),
-    "pretrain/regions/tsv_import.py": (".open", OWN),
+    "pretrain/regions/importing.py": (".open", OWN),
     "pretrain/regions/writer.py": (".open os.open", "arrays of ours, no link" + "; " + "writes a store"),
     "pretrain/vision_language/data/files.py": ("gzip.open", TEXT),
     "pretrain/vision_language/microworld/generate.py": (".open .write_text", OUT),

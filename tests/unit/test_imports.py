@@ -97,7 +97,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "pretrain.__main__": (*BASE, "pretrain.config", "pretrain.engine"),
     # ---- tasks
     "pretrain.language": (*TASK, "pretrain.convert"),
-    "pretrain.pairs": (*TASK, "pretrain.convert", *_in("pretrain.language", "backbone", "inputs", "plan")),
+    "pretrain.pairs": (*TASK, "pretrain.convert", *_in("pretrain.language", "load", "inputs", "plan")),
     "pretrain.retrieval": (
         *(*BASE, "tokenizer", "pretrain.convert"),
         *_in("pretrain", "config", "contrast", "data", "engine", "language", "models", "pairs"),
@@ -292,7 +292,6 @@ LIGHT = {
             "capt.pretrain.engine.engines.deepspeed_config",
             "capt.finetune.glue.config",
             "capt.pretrain.models.config",
-            "capt.pretrain.models.flops",
             "capt.pretrain.engine.metrics_file",
             "capt.tokenizer.train",
             "capt.tokenizer.check",

@@ -23,10 +23,10 @@ from capt.pretrain.vision_language.microworld.scenes import (
     HEIGHT,
     WIDTH,
     Scene,
+    captions,
     draw_scene,
     random_for,
 )
-from capt.pretrain.vision_language.microworld.sentences import captions
 
 # JSON files that are written entry by entry, so that a world of any size needs no memory.
 
