@@ -139,6 +139,7 @@ def _check(trained: AnyClassifier, family: Family, folder: Path) -> float:
     assert section.sequence_length is not None
     encoded = encode_texts(TEXTS, second, trained.tokenizer, section.sequence_length, source="probe")
     rows = TextRows(encoded, None, trained.tokenizer.special.pad, types=model.reads_types)
+    # Several lengths with padding, then one alone: a mask that is read wrongly shows in the first.
     worst = 0.0
     for chosen in (encoded.seconds.argsort(), encoded.seconds.argsort()[:1]):
         inputs = rows.batch(chosen).inputs
@@ -170,6 +171,7 @@ def _card(trained: AnyClassifier, about: About) -> str:
     about = about.started_from(trained.job.model.init, run)
     fields = {"library_name": "transformers", "pipeline_tag": "text-classification", "tags": list(task.tags)}
     scores = {name.removeprefix("validation/"): value for name, value in metrics.items()}
+    # The head of the card takes metrics of the benchmark, no diagnostics of ours.
     scores = {name: value for name, value in scores.items() if name not in ("loss", "degenerate", "baseline")}
     results = [result("text-classification", f"{task.title}, dev", scores, kind=task.tags[0])] if scores else []
     return _CARD.format(

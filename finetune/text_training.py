@@ -213,6 +213,7 @@ class TextFineTuning(FineTuningTask):
             allow_missing=section.allow_missing,
         )
         self.tokenizer, encoder = self._backbone.tokenizer, self._backbone.encoder
+        # A text in both splits would be a question whose answer was taught: the log says how many there are.
         train, validation = self.read_rows(job, self.tokenizer, job.longest(encoder.max_positions), encoder.reads_types)
         for suffix, rows in validation.items():
             report_overlap(

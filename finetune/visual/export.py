@@ -106,6 +106,7 @@ def _card(trained: FineTunedLxmert, answers: int, about: About) -> str:
     features = read_features(trained.checkpoint)
     kind = {} if features is None else features.features_of
     synthetic = is_synthetic(flatten(job)) or bool(kind.get("synthetic"))
+    # Figures of training say nothing about the model in the folder.
     metrics = {key: x for key, x in final_metrics(run, progress["step"]).items() if key.startswith("validation/")}
     scores: dict[str, Any] = {"accuracy": metrics["validation/accuracy"]} if "validation/accuracy" in metrics else {}
     data = f"{name} (synthetic)" if synthetic else name

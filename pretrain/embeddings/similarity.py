@@ -240,6 +240,7 @@ def read_sections(path: Path, vectors: WordVectors) -> list[Section]:
         if not sections:
             sections.append(Section(path.stem))
         sections[-1].questions += 1
+        # A question with an unknown word counts as asked, not as covered.
         rows = [vectors.find(word) for word in words]
         if None not in rows:
             sections[-1].rows.append(tuple(rows))  # type: ignore[arg-type]

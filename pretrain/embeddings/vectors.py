@@ -424,6 +424,7 @@ def _checked_rows(path: Path, layout: Layout) -> Iterator[Row]:
                 where = f"{path}, {place(number)}"
                 if not word:
                     raise DataError(f"{where}: the word is empty")
+                # Two vectors of one word: to choose either would be a guess.
                 if seen.setdefault(word, number) != number:
                     raise DataError(
                         f"{where}: the word {shown(word)} occurs at {place(seen[word])} already; remove one"

@@ -288,6 +288,7 @@ def write_pairs(
         tokens.frombytes(words[:longest].astype(np.int32, copy=False).tobytes())
         lengths.append(min(len(words), longest))
         cut += len(words) > longest
+    # Ragged lists become flat arrays and the places where each begins: ranks map them without a copy.
     known = [{class_: score for class_, score in each.items() if score > 0} for each in answers]
     arrays = {
         "tokens": np.array(tokens, dtype=np.int32),

@@ -139,6 +139,7 @@ def bridge_check(model: TextModel, collected: LikelihoodBounds, number: int) -> 
     total = sum(batch.total for batch, _ in collected.batches)
     number = min(number, total)
     chosen = ((torch.arange(number) + 0.5) * total / number).long()
+    # ``chosen`` counts over all batches, and each batch bridges those that fall into it.
     parts, shares, first = [], [], 0
     for batch, guide in collected.batches:
         rows = chosen[(chosen >= first) & (chosen < first + batch.total)] - first

@@ -306,6 +306,7 @@ class LikelihoodBounds:
                 result[f"ppl_iw_{name}"] = missing(self._reasons.get(name, "no draws were asked for: --weighted 0"))
             else:
                 result[f"ppl_iw_{name}"] = estimate(bounds, self.words, self._draws[name])
+        # The known words are scored by the bound that is best for all words: no second choice, which could flatter.
         best = self.best
         if best is None:
             result["ppl_best"] = result["ppl_known"] = missing("no bound is finite")

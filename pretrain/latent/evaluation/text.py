@@ -257,6 +257,7 @@ def _mean_metrics(ranks: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
     """Turn the sums of all ranks into the metrics."""
     names = {name for sums in ranks for name in sums}
     total = {name: torch.stack([sums[name] for sums in ranks if name in sums]).sum(0) for name in names}
+    # Ranks hold different numbers of sentences: sums are added first, and divided once.
     sentences = float(total["sentences"])
     scored = float(total["scored"]) / sentences
     unknown_share = float(total.pop("unknown") / total["scored"])
