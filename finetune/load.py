@@ -12,8 +12,8 @@ from torch import nn
 
 from capt.finetune.config import FineTuningJob
 from capt.pretrain.engine.checkpoint import find_best, load_module, open_checkpoint
-from capt.pretrain.language.backbone import Backbone as Backbone
-from capt.pretrain.language.backbone import load_backbone as load_backbone
+from capt.pretrain.language.load import Backbone as Backbone
+from capt.pretrain.language.load import load_backbone as load_backbone
 from capt.pretrain.models.lora import merge_lora
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 

@@ -10,10 +10,8 @@ import numpy as np
 import torch
 
 from capt.finetune.batches import Batch, StepBatches, TextInputs, TextRows
-from capt.finetune.classifier import Classifier
 from capt.finetune.config import AnyTextJob, TextJob
-from capt.finetune.text_objective import TextObjective
-from capt.finetune.text_training import TextFineTuning, classifier_on
+from capt.finetune.text_training import Classifier, TextFineTuning, TextObjective, classifier_on
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import Progress, StepMetrics
 from capt.pretrain.language.plan import described_encoder

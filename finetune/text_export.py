@@ -15,10 +15,10 @@ import transformers
 from torch import Tensor
 
 from capt.finetune.batches import TextRows
-from capt.finetune.classifier import Classifier
 from capt.finetune.encoding import encode_texts
 from capt.finetune.load import FineTuned
 from capt.finetune.text_task import Kind, TextTask
+from capt.finetune.text_training import Classifier
 from capt.pretrain.base.files import write_json
 from capt.pretrain.base.quiet import quiet_transformers
 from capt.pretrain.convert.card import About, final_metrics, plain_text, result, table
@@ -132,6 +132,7 @@ def _check(trained: AnyClassifier, family: Family, folder: Path) -> float:
     assert section.sequence_length is not None
     encoded = encode_texts(TEXTS, second, trained.tokenizer, section.sequence_length, source="probe")
     rows = TextRows(encoded, None, trained.tokenizer.special.pad, types=model.reads_types)
+    # Several lengths with padding, then one alone: a mask that is read wrongly shows in the first.
     worst = 0.0
     for chosen in (encoded.seconds.argsort(), encoded.seconds.argsort()[:1]):
         inputs = rows.batch(chosen).inputs
@@ -163,6 +164,7 @@ def _card(trained: AnyClassifier, about: About) -> str:
     about = about.started_from(trained.job.model.init, run)
     fields = {"library_name": "transformers", "pipeline_tag": "text-classification", "tags": list(task.tags)}
     scores = {name.removeprefix("validation/"): value for name, value in metrics.items()}
+    # The head of the card takes metrics of the benchmark, no diagnostics of ours.
     scores = {name: value for name, value in scores.items() if name not in ("loss", "degenerate", "baseline")}
     results = [result("text-classification", f"{task.title}, dev", scores, kind=task.tags[0])] if scores else []
     return _CARD.format(

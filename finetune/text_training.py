@@ -7,22 +7,158 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int, Num
+from torch import Tensor, nn
 
-from capt.finetune.batches import TextRows
-from capt.finetune.classifier import Classifier
+from capt.finetune.batches import Batch, TextInputs, TextRows
 from capt.finetune.config import TextJob
+from capt.finetune.evaluation import RowResults
 from capt.finetune.load import load_backbone
+from capt.finetune.metrics import compute_metrics
 from capt.finetune.task import FineTuningTask, Identity
-from capt.finetune.text_objective import TextObjective
+from capt.finetune.text_task import TextTask
 from capt.pretrain.base.errors import CheckpointError
 from capt.pretrain.base.overlap import report_overlap, shared
 from capt.pretrain.base.randomness import derive
 from capt.pretrain.models.encoder import Encoder
 from capt.pretrain.models.foreign.encoder import build_encoder
 from capt.pretrain.models.foreign.families import family_of
+from capt.pretrain.models.layers import dropout, initialise_weights
 from capt.pretrain.models.lora import add_lora
 from capt.tokenizer.encode import TextTokenizer
+
+
+class TextObjective:
+    """Cross entropy of classes, of each label, or squared error of scores; and the task's metrics (`Objective`)."""
+
+    def __init__(self, task: TextTask) -> None:
+        self.task = task
+
+    @property
+    def metric(self) -> str:
+        """The metric that selects models."""
+        return self.task.metrics[0]
+
+    def loss(self, outputs: Float[Tensor, "n outputs"], labels: Num[Tensor, "n ..."]) -> Float[Tensor, ""]:
+        """Mean cross entropy, over rows and labels where a row has several labels.
+
+        For scores the mean squared error of (score - offset) / scale: score / 5 for STS-B, as fairseq trains it.
+        """
+        if self.task.kind == "regression":
+            return F.mse_loss(outputs[:, 0], (labels - self.task.offset) / self.task.scale)
+        if self.task.kind == "multi_label":
+            return F.binary_cross_entropy_with_logits(outputs, labels)
+        return F.cross_entropy(outputs, labels)
+
+    def row_results(self, outputs: Float[Tensor, "n outputs"], batch: Batch[TextInputs]) -> dict[str, Tensor]:
+        """The ``logits`` of each row."""
+        return {"logits": outputs}
+
+    def predictions(self, results: RowResults) -> Num[np.ndarray, "n ..."]:
+        """Classes (int64), labels as 0 or 1 (int64, a column each), or scores (float32) within the task's bounds."""
+        logits = results["logits"]
+        predicted: np.ndarray
+        if self.task.kind == "regression":
+            lowest, highest = self.task.bounds or (-np.inf, np.inf)
+            predicted = np.clip(self.task.scale * logits[:, 0] + self.task.offset, lowest, highest).astype(np.float32)
+        elif self.task.kind == "multi_label":
+            predicted = (logits > 0).astype(np.int64)
+        else:
+            predicted = logits.argmax(1).astype(np.int64)
+        return predicted
+
+    def metrics(self, results: RowResults, rows: TextRows) -> dict[str, float]:
+        """``loss``, the task's metrics, ``degenerate`` and ``baseline`` (`capt.finetune.metrics.compute_metrics`)."""
+        labels = rows.labels
+        assert labels is not None, "a data set without labels is refused where it is read"
+        loss = self.loss(torch.from_numpy(results["logits"]), torch.from_numpy(labels))
+        gold = labels.astype(np.int64) if self.task.kind == "multi_label" else labels
+        measured = compute_metrics(self.task.metrics, self.predictions(results), gold, scale=self.task.scale)
+        return {"loss": float(loss), **measured}
+
+
+# The classifier that tasks of labelled texts are fine-tuned with, on any encoder.
+
+
+_ACTIVATIONS = {"tanh": F.tanh, "gelu": F.gelu, "relu": F.relu}
+
+
+class FirstToken(nn.Module):
+    """The final hidden state of the first token (``<s>``, ``[CLS]``) of each sequence; no other output is computed.
+
+    ``encoder`` is called ``model`` here because checkpoints name its parameters so.
+    """
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        self.model = encoder
+
+    def forward(
+        self, tokens: Int[Tensor, "n L"], types: Int[Tensor, "n L"] | None, padded: bool
+    ) -> Float[Tensor, "n h"]:
+        """Hidden states of the first token; ``padded`` says whether any token is padding."""
+        first = torch.zeros_like(tokens[:, :1])
+        return self.model(tokens, types, padded=padded, rows=first)[:, 0]  # type: ignore[no-any-return]
+
+
+class Classifier(nn.Module):
+    """Dropout, dense, tanh, dropout, out on the first token's hidden state, as RoBERTa's classification head.
+
+    fairseq's ``pooler_dropout`` is 0, transformers' ``classifier_dropout`` that of the hidden layers: ``probability``.
+    Families whose own head in transformers has another activation get that one, and those with a LayerNorm (ModernBERT)
+    that head: dense, activation, LayerNorm, dropout, out.
+
+    Args:
+        encoder: the encoder below the head.
+        outputs: columns of the logits.
+        probability: dropout of the head.
+        activation: ``tanh``, ``gelu`` or ``relu``.
+        norm_eps: epsilon of the LayerNorm; None = there is none.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        outputs: int,
+        probability: float,
+        activation: str = "tanh",
+        norm_eps: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.encoder = FirstToken(encoder)
+        self.reads_types = encoder.reads_types
+        self.probability = probability
+        width, plain = encoder.hidden_size, norm_eps is None
+        self.dense = nn.Linear(width, width, bias=plain)
+        self.norm = None if norm_eps is None else nn.LayerNorm(width, eps=norm_eps, bias=False)
+        self.out = nn.Linear(width, outputs)
+        for layer in (self.dense, self.out):
+            initialise_weights(layer, 0.02)
+        self._activation = _ACTIVATIONS[activation]
+
+    def forward(
+        self, tokens: Int[Tensor, "n L"], types: Int[Tensor, "n L"] | None, padded: bool
+    ) -> Float[Tensor, "n outputs"]:
+        """Logits (of scores: score / 5), in fp32 also under autocast.
+
+        Args:
+            tokens: ids, padded on the right.
+            types: token types, where the encoder reads them.
+            padded: whether any token is padding.
+        """
+        x = self.encoder(tokens, types, padded)
+        if self.norm is None:
+            x = self._activation(self.dense(dropout(x, self.probability, self.training)))
+        else:
+            x = self.norm(self._activation(self.dense(x)))
+        x = dropout(x, self.probability, self.training)
+        return self.out(x).float()  # type: ignore[no-any-return]
+
+
+# What a classifier's outputs mean on labelled texts: loss, predictions and metrics.
 
 
 def classifier_on(encoder: Encoder, job: TextJob) -> Classifier:
@@ -77,6 +213,7 @@ class TextFineTuning(FineTuningTask):
             allow_missing=section.allow_missing,
         )
         self.tokenizer, encoder = self._backbone.tokenizer, self._backbone.encoder
+        # A text in both splits would be a question whose answer was taught: the log says how many there are.
         train, validation = self.read_rows(job, self.tokenizer, job.longest(encoder.max_positions), encoder.reads_types)
         for suffix, rows in validation.items():
             report_overlap(

@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Num
 
-from capt.finetune.classifier import Classifier
 from capt.finetune.evaluation import as_text, evaluate_checkpoint, results_of_all_rows
 from capt.finetune.glue.config import GlueJob
 from capt.finetune.glue.data import dev_rows, row_set
 from capt.finetune.glue.files import Examples
 from capt.finetune.load import FineTuned, load_fine_tuned
-from capt.finetune.text_objective import TextObjective
-from capt.finetune.text_training import build_classifier
+from capt.finetune.text_training import Classifier, TextObjective, build_classifier
 from capt.pretrain.base.distributed import device
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.parallel import ProgressCallback
@@ -53,22 +51,10 @@ def predict(
 __all__ = ["as_text", "command", "evaluate"]
 
 
-def command(
-    checkpoint: Path,
-    *,
-    data: Path | None = None,
-    out: Path | None = None,
-    batch: int = 32,
-    progress: ProgressCallback | None = None,
-) -> dict[str, Any]:
-    """`evaluate` by the options of the command line; ``data`` is the folder with GLUE's files, if it has moved."""
-    return evaluate(checkpoint, path=data, out=out, batch=batch, progress=progress)
-
-
 def evaluate(
     checkpoint: Path | GlueClassifier,
     *,
-    path: Path | None = None,
+    data: Path | None = None,
     out: Path | None = None,
     batch: int = 32,
     progress: ProgressCallback | None = None,
@@ -77,7 +63,7 @@ def evaluate(
 
     Args:
         checkpoint: a checkpoint, a run (its best one), or a classifier that is loaded already.
-        path: the folder with GLUE's files, when it is no longer where the run found it.
+        data: the folder with GLUE's files, when it is no longer where the run found it.
         out: JSON file to write the result to as well.
         batch: rows a forward pass.
         progress: called with the rows done and their number, for each set.
@@ -87,13 +73,17 @@ def evaluate(
         DataError: the files cannot be read.
     """
     trained = checkpoint if isinstance(checkpoint, FineTuned) else load_classifier(checkpoint)
-    data, types = trained.job.data, trained.model.reads_types
-    if path is not None:
-        data = data.model_copy(update={"path": path, "source": "files"})
-    assert data.sequence_length is not None, "TextJob.with_encoder fills it in"
-    sets = dev_rows(data, trained.tokenizer, data.sequence_length, types=types)
-    objective = TextObjective(data.text_task)
-    return evaluate_checkpoint(trained, sets, objective, task=data.task, out=out, batch=batch, progress=progress)
+    section, types = trained.job.data, trained.model.reads_types
+    if data is not None:
+        section = section.model_copy(update={"path": data, "source": "files"})
+    assert section.sequence_length is not None, "TextJob.with_encoder fills it in"
+    sets = dev_rows(section, trained.tokenizer, section.sequence_length, types=types)
+    objective = TextObjective(section.text_task)
+    return evaluate_checkpoint(trained, sets, objective, task=section.task, out=out, batch=batch, progress=progress)
+
+
+command = evaluate
+"""What ``capt evaluate`` calls."""
 
 
 # A fine-tuned classifier back from a checkpoint, which needs nothing beside itself.

@@ -12,12 +12,9 @@ from capt.pretrain.convert.card import About
 TARGETS = ("hf",)
 
 
-def command(checkpoint: Path, out: Path, *, to: str, overwrite: bool = False, about: About | None = None) -> Path:
-    """`export` as ``capt convert`` calls it; ``to`` is one of ``TARGETS``."""
-    return export(checkpoint, out, overwrite=overwrite, about=about)
-
-
-def export(source: Path | GlueClassifier, out: Path, *, overwrite: bool = False, about: About | None = None) -> Path:
-    """Export a checkpoint, or the best one of a run, as `export_classifier` does. Raises as `load_classifier` too."""
-    trained = source if isinstance(source, FineTuned) else load_classifier(source)
+def command(
+    checkpoint: Path | GlueClassifier, out: Path, *, to: str, overwrite: bool = False, about: About | None = None
+) -> Path:
+    """Export a checkpoint, or the best one of a run, as `export_classifier` does; ``to`` is one of ``TARGETS``."""
+    trained = checkpoint if isinstance(checkpoint, FineTuned) else load_classifier(checkpoint)
     return export_classifier(trained, out, overwrite=overwrite, about=about)

@@ -236,6 +236,7 @@ def _parsed(rows: Labelled, i: int, data: LabelsData) -> Label:
     cell, place, column = rows.cells[i], rows.places[i], rows.columns.labels[0]
     if isinstance(cell, tuple):
         return tuple(name for name, each in zip(rows.columns.labels, cell, strict=True) if _flag(each, name, place))
+    # An empty list is a row without labels, and a missing cell a row that nobody has labelled.
     if data.kind == "multi_label":
         names = _list_of(cell)
         if names is None and isinstance(cell, str) and _LIST.fullmatch(cell.strip()):

@@ -10,8 +10,7 @@ from capt.finetune.glue.data import row_set
 from capt.finetune.labels.config import LabelsJob
 from capt.finetune.labels.data import examples, read_rows, read_splits
 from capt.finetune.load import load_fine_tuned
-from capt.finetune.text_objective import TextObjective
-from capt.finetune.text_training import build_classifier
+from capt.finetune.text_training import TextObjective, build_classifier
 from capt.pretrain.base.parallel import ProgressCallback
 
 __all__ = ["as_text", "command"]

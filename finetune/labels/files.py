@@ -97,6 +97,7 @@ def find_columns(table: Table, text: str | None, second: str | None, labels: Seq
         return Columns(text, second, labels)
     free = [name for name in names if name not in labels and name.lower() not in _NUMBERS]
     usual = {name.lower(): name for name in reversed(free)}
+    # Pairs first: a column of a pair may have a usual name of a single text as well.
     for pair in _PAIRS:
         if all(name in usual for name in pair):
             return Columns(usual[pair[0]], usual[pair[1]], labels)

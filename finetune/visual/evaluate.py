@@ -30,26 +30,10 @@ logger = logging.getLogger(__name__)
 __all__ = ["as_text", "command", "evaluate"]
 
 
-def command(
-    checkpoint: Path,
-    *,
-    data: list[Path] | None = None,
-    predictions: Path | None = None,
-    regions: Path | None = None,
-    out: Path | None = None,
-    batch: int = 64,
-    progress: ProgressCallback | None = None,
-) -> dict[str, Any]:
-    """`evaluate` by the options of the command line."""
-    return evaluate(
-        checkpoint, files=data, predictions=predictions, regions=regions, out=out, batch=batch, progress=progress
-    )
-
-
 def evaluate(
     checkpoint: Path | FineTunedLxmert,
     *,
-    files: Sequence[Path] | None = None,
+    data: Sequence[Path] | None = None,
     predictions: Path | None = None,
     regions: Path | None = None,
     out: Path | None = None,
@@ -62,7 +46,7 @@ def evaluate(
 
     Args:
         checkpoint: a checkpoint, a run (its best one), or one that is loaded already.
-        files: what to predict, with labels or without (VQA: questions, and annotations where there are any); None for
+        data: what to predict, with labels or without (VQA: questions, and annotations where there are any); None for
             the validation set of the job.
         predictions: the result file to write, in the benchmark's own format.
         regions: the region store, where it is not the one of the job.
@@ -82,7 +66,7 @@ def evaluate(
     answers = read_answers(job, trained.checkpoint)
     objective = objective_of(job.data.visual_task)
     device = distributed.device()
-    files, rows = _rows(trained, files, regions, answers)
+    files, rows = _rows(trained, data, regions, answers)
     if rows.targets is not None:
         require_counted(rows.examples, "--data")
     results = results_of_all_rows(trained.model.to(device), rows, objective, batch, device, progress)
@@ -90,6 +74,10 @@ def evaluate(
     metrics |= _dumped(results, rows, job, answers, predictions, files)
     name = "validation" if not files else "+".join(file.name for file in files)
     return evaluation_result(trained.checkpoint, job.data.task, {name: len(rows)}, metrics, out)
+
+
+command = evaluate
+"""What ``capt evaluate`` calls."""
 
 
 def _rows(

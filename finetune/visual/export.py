@@ -57,17 +57,15 @@ _KEYS = (
 )
 
 
-def command(checkpoint: Path, out: Path, *, to: str, overwrite: bool = False, about: About | None = None) -> Path:
-    """`export` as ``capt convert`` calls it; ``to`` is one of ``TARGETS``."""
-    return export(checkpoint, out, overwrite=overwrite, about=about)
-
-
-def export(source: Path | FineTunedLxmert, out: Path, *, overwrite: bool = False, about: About | None = None) -> Path:
+def command(
+    checkpoint: Path | FineTunedLxmert, out: Path, *, to: str, overwrite: bool = False, about: About | None = None
+) -> Path:
     """Write ``out``, load it with transformers and compare its logits with ours; returns ``out``.
 
     Args:
-        source: a checkpoint of a ``visual`` job on VQA or GQA, or a run (its best one).
+        checkpoint: a checkpoint of a ``visual`` job on VQA or GQA, or a run (its best one).
         out: the folder to make.
+        to: one of ``TARGETS``.
         overwrite: replace an older export.
         about: for the model card.
 
@@ -76,7 +74,7 @@ def export(source: Path | FineTunedLxmert, out: Path, *, overwrite: bool = False
             computes something else.
         DataError: transformers reads the tokenizer differently. Nothing is left behind in either case.
     """
-    trained = load_visual(source) if isinstance(source, Path) else source
+    trained = load_visual(checkpoint) if isinstance(checkpoint, Path) else checkpoint
     job, table = trained.job, read_answers(trained.job, trained.checkpoint)
     if table is None:
         raise CheckpointError(
@@ -106,6 +104,7 @@ def _card(trained: FineTunedLxmert, answers: int, about: About) -> str:
     features = read_features(trained.checkpoint)
     kind = {} if features is None else features.features_of
     synthetic = is_synthetic(flatten(job)) or bool(kind.get("synthetic"))
+    # Figures of training say nothing about the model in the folder.
     metrics = {key: x for key, x in final_metrics(run, progress["step"]).items() if key.startswith("validation/")}
     scores: dict[str, Any] = {"accuracy": metrics["validation/accuracy"]} if "validation/accuracy" in metrics else {}
     data = f"{name} (synthetic)" if synthetic else name

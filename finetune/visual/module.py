@@ -13,8 +13,8 @@ from capt.finetune.visual.config import VisualJob
 from capt.pretrain.base.errors import CheckpointError, DataError
 from capt.pretrain.models.layers import initialise_weights
 from capt.pretrain.models.lxmert.config import LxmertConfig
-from capt.pretrain.models.lxmert.heads import AnswerHead, Pooler
 from capt.pretrain.models.lxmert.layers import LxmertEncoder
+from capt.pretrain.models.lxmert.model import AnswerHead, Pooler
 from capt.pretrain.vision_language.data.answers import AnswerTable, load_table
 
 

@@ -52,6 +52,7 @@ class VisualFineTuning(FineTuningTask):
         if job.model.augment == "permute":
             require_scenes(self.store)
             augment = Permute(job.run.seed)
+        # Only training sees permuted regions: validation measures the pictures as they are.
         common = (data, self.tokenizer, self.store, self.answers)
         self._train = train = row_set(splits.train, *common, "data.train", augment)
         validation = row_set(splits.validation, *common, "data.validation")

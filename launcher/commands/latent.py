@@ -10,7 +10,7 @@ import typer
 from capt.launcher.commands import options as o
 
 if TYPE_CHECKING:
-    from capt.pretrain.latent.load import LoadedModel
+    from capt.pretrain.latent.models import LoadedModel
 
 app = typer.Typer(help="Sample, encode, reconstruct and interpolate sentences.", no_args_is_help=False)
 
@@ -41,7 +41,7 @@ def sample(
     """Draw codes from the prior and decode each into a sentence."""
     o.quiet(context)
     from capt.pretrain.latent.evaluation.text import sample as draw_sentences
-    from capt.pretrain.latent.load import load_model
+    from capt.pretrain.latent.models import load_model
 
     sentences = draw_sentences(load_model(run), number, seed, max_words, top_p=top_p, unknown=unk)
     _show([{"sentence": text} for text in sentences], json)
@@ -58,7 +58,7 @@ def encode(
     """Write the vector of each sentence, the mean of its code: a line of the sentence and its numbers, with tabs."""
     o.quiet(context)
     from capt.pretrain.latent.evaluation.text import mean_codes
-    from capt.pretrain.latent.load import load_model
+    from capt.pretrain.latent.models import load_model
 
     model = load_model(run)
     given = sentences or _test_sentences(model, number)
@@ -83,7 +83,7 @@ def reconstruct(
     """Encode each sentence and decode its code greedily."""
     o.quiet(context)
     from capt.pretrain.latent.evaluation.text import reconstruct as decode_codes
-    from capt.pretrain.latent.load import load_model
+    from capt.pretrain.latent.models import load_model
 
     model = load_model(run)
     given = sentences or _test_sentences(model, number)
@@ -105,7 +105,7 @@ def interpolate(
     """Decode points on the straight line between the codes of two sentences."""
     o.quiet(context)
     from capt.pretrain.latent.evaluation.text import interpolate as decode_between
-    from capt.pretrain.latent.load import load_model
+    from capt.pretrain.latent.models import load_model
 
     points = decode_between(load_model(run), first, second, steps, max_words, unknown=unk)
     _show([{"t": f"{t:.2f}", "sentence": text} for t, text in points], json)
@@ -127,7 +127,7 @@ def perplexity(
     from capt.pretrain.base.errors import ConfigError
     from capt.pretrain.latent.evaluate import meaning
     from capt.pretrain.latent.evaluation.forward_reverse import generated_perplexities
-    from capt.pretrain.latent.load import load_model
+    from capt.pretrain.latent.models import load_model
 
     if by not in ("builtin", "kenlm"):
         raise ConfigError(f"--by {by!r}: choose builtin or kenlm")
@@ -145,7 +145,7 @@ def _test_sentences(model: LoadedModel, number: int) -> list[str]:
     from itertools import islice
 
     from capt.pretrain.base.errors import DataError
-    from capt.pretrain.latent.data.corpus import read
+    from capt.pretrain.latent.corpus import read
     from capt.pretrain.latent.text_files import file_of
 
     data = model.job.data

@@ -19,11 +19,10 @@ from capt.pretrain.convert.reference import TEXTS, card_inputs, load_with_transf
 from capt.pretrain.engine.durable import write_tensors
 from capt.pretrain.models.hf_map import HEAD_FILE
 from capt.pretrain.models.lxmert.config import LxmertConfig
-from capt.pretrain.models.lxmert.heads import AnswerHead, Pooler
 from capt.pretrain.models.lxmert.hf_config import Architecture, hf_keys
 from capt.pretrain.models.lxmert.layers import LxmertEncoder
-from capt.pretrain.models.lxmert.model import build_model
-from capt.pretrain.models.lxmert.names import AGGREGATION, FOR_QUESTION_ANSWERING, HEADS, to_hf
+from capt.pretrain.models.lxmert.model import AnswerHead, Pooler, build_model
+from capt.pretrain.models.lxmert.read import AGGREGATION, FOR_QUESTION_ANSWERING, HEADS, to_hf
 from capt.tokenizer.check import check_with_transformers
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 

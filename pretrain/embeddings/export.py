@@ -9,7 +9,7 @@ from typing import cast
 from capt.pretrain.base.errors import CheckpointError, ConfigError
 from capt.pretrain.convert.card import About
 from capt.pretrain.embeddings.load import load_embeddings
-from capt.pretrain.embeddings.vectors.word_vectors import Form, write_vectors
+from capt.pretrain.embeddings.vectors import Form, write_vectors
 
 logger = logging.getLogger(__name__)
 

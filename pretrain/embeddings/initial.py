@@ -14,7 +14,7 @@ from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.embeddings.config import EmbeddingJob
 from capt.pretrain.embeddings.load import load_embeddings
 from capt.pretrain.embeddings.tables import EmbeddingTables
-from capt.pretrain.embeddings.vectors.files import find_layout, stream_vectors
+from capt.pretrain.embeddings.vectors import find_layout, stream_vectors
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +37,6 @@ class InitialVectors:
         self.source = source
         self._stored = load_embeddings(source) if source.is_dir() else None
         self.width = find_layout(source).width if self._stored is None else self._stored.width
-
-    @property
-    def has_context(self) -> bool:
-        """Whether there is a context table as well: a run has one, a file has not."""
-        return self._stored is not None and self._stored.context is not None
 
     def _rows(self) -> Iterator[tuple[str, _Vector, _Vector | None]]:
         if self._stored is None:

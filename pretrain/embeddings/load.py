@@ -8,8 +8,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from capt.pretrain.base.errors import CheckpointError
-from capt.pretrain.embeddings.vectors.files import read_vectors
-from capt.pretrain.embeddings.vectors.word_vectors import WordVectors
+from capt.pretrain.embeddings.vectors import WordVectors, read_vectors
 
 DISCRIMINATOR, GENERATOR = "discriminator", "generator"
 """The modules of a checkpoint; each has the parameters ``input`` and ``context`` of shape (V, d)."""
@@ -35,7 +34,7 @@ def load_tables(path: Path, module: str) -> WordVectors:
             its vocabulary.
     """
     from capt.pretrain.embeddings.config import EmbeddingJob
-    from capt.pretrain.embeddings.data.corpus import VOCABULARY, Vocabulary
+    from capt.pretrain.embeddings.corpus import VOCABULARY, Vocabulary
     from capt.pretrain.engine.checkpoint import find_best, open_checkpoint, read_manifest, read_weights
 
     checkpoint = find_best(path)

@@ -13,7 +13,7 @@ from jaxtyping import Float64
 from capt.pretrain.base.errors import ConfigError, DataError, did_you_mean, shown
 from capt.pretrain.base.randomness import generator_for
 from capt.pretrain.embeddings.load import GENERATOR, load_tables
-from capt.pretrain.embeddings.vectors.word_vectors import WordVectors
+from capt.pretrain.embeddings.vectors import WordVectors
 
 
 @dataclass(frozen=True)

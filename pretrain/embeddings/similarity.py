@@ -15,9 +15,8 @@ from scipy.stats import spearmanr
 from capt.pretrain.base.errors import DataError, shown
 from capt.pretrain.base.files import read_lines
 from capt.pretrain.base.parallel import ProgressCallback
-from capt.pretrain.embeddings.data.corpus import split_words
-from capt.pretrain.embeddings.vectors.files import is_number
-from capt.pretrain.embeddings.vectors.word_vectors import WordVectors
+from capt.pretrain.embeddings.corpus import split_words
+from capt.pretrain.embeddings.vectors import WordVectors, is_number
 
 # Reads sets of word pairs whose similarity people have scored: Rare Word, WS-353, SimVerb and their like.
 
@@ -241,6 +240,7 @@ def read_sections(path: Path, vectors: WordVectors) -> list[Section]:
         if not sections:
             sections.append(Section(path.stem))
         sections[-1].questions += 1
+        # A question with an unknown word counts as asked, not as covered.
         rows = [vectors.find(word) for word in words]
         if None not in rows:
             sections[-1].rows.append(tuple(rows))  # type: ignore[arg-type]

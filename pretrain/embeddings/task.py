@@ -16,12 +16,12 @@ from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, quoted
 from capt.pretrain.base.records import Record, parse_record
 from capt.pretrain.config.schema import Job
+from capt.pretrain.embeddings.adversarial import Adversarial
 from capt.pretrain.embeddings.config import SEGMENT, EmbeddingJob
-from capt.pretrain.embeddings.data.corpus import VOCABULARY, EncodedCorpus, Vocabulary, open_corpus, other_vocabulary
-from capt.pretrain.embeddings.data.positives import SegmentReader, Segments
+from capt.pretrain.embeddings.corpus import VOCABULARY, EncodedCorpus, Vocabulary, open_corpus, other_vocabulary
 from capt.pretrain.embeddings.initial import InitialVectors, build_tables, with_initial_width
-from capt.pretrain.embeddings.training.adversarial import Adversarial
-from capt.pretrain.embeddings.training.skipgram import SkipGram, UpdateRule
+from capt.pretrain.embeddings.positives import SegmentReader, Segments
+from capt.pretrain.embeddings.skipgram import SkipGram, UpdateRule
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
 from capt.pretrain.engine.task import Progress, StepMetrics, Updates

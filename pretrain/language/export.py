@@ -290,6 +290,7 @@ def _card(
         "positions": config.max_positions,
         "parameters": sum(parameter.numel() for parameter in trained.model.parameters()),
     }
+    # The hf folder is a masked-language model, which has no sentence embedding.
     if form != "hf":
         facts["sentence embedding"] = f"{config.pooling}, aggregation head" if pooling == "head" else pooling
         facts |= {"chosen because": reason} if reason else {}

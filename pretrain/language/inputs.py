@@ -45,6 +45,7 @@ def describe_inputs(
         lines += [f"{name}: {line}" if name else line for line in found]
     if init is not None and hub_id(init) is None:
         check_hf_folder(init)
+    # Without a tokenizer one is trained, which takes text: shards hold ids alone.
     if source is None:
         for name, part in data.parts():
             if part.shards is not None and not part.files and part.source == "files":

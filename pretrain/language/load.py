@@ -1,17 +1,25 @@
-"""Load a trained model from a checkpoint or a Hugging Face folder, for evaluation and conversion."""
+"""Load a trained model, to measure or convert it, or its encoder alone, which another job starts from."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from capt.pretrain.base.errors import CheckpointError
 from capt.pretrain.config.load import job_from_mapping
-from capt.pretrain.engine.checkpoint import find_best, load_module, open_checkpoint
+from capt.pretrain.engine.checkpoint import find_best, load_module, open_checkpoint, read_job, read_weights, verify
 from capt.pretrain.language.config import LanguageJob
 from capt.pretrain.language.task import LanguageModule
 from capt.pretrain.models.capt import CaptModel, build_model, unpadded
-from capt.pretrain.models.hf_map import MLM
+from capt.pretrain.models.encoder import Encoder
+from capt.pretrain.models.foreign.encoder import PretrainedEncoder, encoder_keys, load_encoder, read_encoder
+from capt.pretrain.models.foreign.families import own_encoder, read_description, read_tokenizer
+from capt.pretrain.models.hf_config import local_folder
+from capt.pretrain.models.hf_folder import is_hf
+from capt.pretrain.models.hf_map import MLM, to_hf
 from capt.pretrain.models.hf_model import read_hf
+from capt.pretrain.models.lora import merged_weights
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 
 
@@ -66,3 +74,93 @@ def load_hf(folder: Path) -> LoadedModel:
     job = job_from_mapping(mapping, str(folder))
     assert isinstance(job, LanguageJob)
     return LoadedModel(folder, model, source.tokenizer, job, has_mlm=source.has_mlm)
+
+
+# ``model.init`` of a job that starts from a trained encoder: a run or checkpoint of ours, or a Hugging Face folder.
+#
+# A weight that the encoder lacks, or that it has no place for, is an error; heads and poolers are left behind.
+
+
+ENCODER = "encoder.model."
+"""Prefix of the encoder's parameters in every checkpoint of fine-tuning and of pairs."""
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A pretrained encoder. ``hf_config``: the keys of a ``config.json`` from which it can be built again."""
+
+    encoder: Encoder
+    hf_config: dict[str, Any]
+    tokenizer: TextTokenizer
+
+
+def load_backbone(
+    path: Path, *, dropout: float = 0.1, attention_dropout: float = 0.1, allow_missing: bool = False
+) -> Backbone:
+    """Load the encoder in ``path``, with these dropouts.
+
+    Args:
+        path: a run (its best checkpoint, else the newest) or a checkpoint, of ``capt_language``, ``capt_pairs`` or
+            fine-tuning; or a Hugging Face folder or hub id of a masked-language model, a classifier or an encoder.
+            Heads are left behind.
+        dropout: probability, of hidden states.
+        attention_dropout: probability, of attention weights.
+        allow_missing: warn of weights that are missing (they stay as initialised) or unknown, instead of refusing.
+
+    Raises:
+        CheckpointError: nothing usable there, no tokenizer, or weights are missing, unknown or of another shape.
+    """
+    source, folder = str(path), local_folder(path)
+    pretrained = read_encoder(folder) if is_hf(folder) else _read_checkpoint(folder)
+    encoder = load_encoder(
+        pretrained, source, dropout=dropout, attention_dropout=attention_dropout, allow_missing=allow_missing
+    )
+    return Backbone(encoder, pretrained.hf_config, pretrained.tokenizer)
+
+
+def encoder_description(folder: Path) -> dict[str, Any]:
+    """The keys of a ``config.json`` that describe the encoder in ``folder``; no weight is read.
+
+    Raises:
+        CheckpointError: nothing usable there.
+    """
+    if is_hf(folder):
+        return encoder_keys(read_description(folder)[0])
+    checkpoint = find_best(folder)
+    job = read_job(checkpoint)
+    if isinstance(job, LanguageJob):
+        tokenizer = read_tokenizer(checkpoint / "tokenizer", checkpoint)
+        config = job.model.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+        return encoder_keys(config.to_hf(bos_id=tokenizer.special.bos, eos_id=tokenizer.special.eos))
+    if (encoder := job.encoder_config()) is not None:
+        return encoder_keys(encoder)
+    raise CheckpointError(f"{checkpoint}: a checkpoint of task {job.task.type}; it has no text encoder")
+
+
+def encoder_tokenizer(folder: Path) -> TextTokenizer:
+    """The tokenizer of the encoder in ``folder``. Raises ``CheckpointError`` where it cannot be read."""
+    return read_tokenizer(folder if is_hf(folder) else find_best(folder) / "tokenizer", folder)
+
+
+def _read_checkpoint(path: Path) -> PretrainedEncoder:
+    """The encoder in a checkpoint of ours, or in the best checkpoint of a run."""
+    checkpoint = find_best(path)
+    job = read_job(checkpoint)
+    model = load_model(checkpoint).model if isinstance(job, LanguageJob) else None  # which verifies every file
+    if model is None:
+        verify(checkpoint)
+    tokenizer = read_tokenizer(checkpoint / "tokenizer", checkpoint)
+    if model is not None:
+        hf_config = model.config.to_hf(bos_id=tokenizer.special.bos, eos_id=tokenizer.special.eos)
+        state = dict(model.encoder.state_dict())
+        if own_encoder(hf_config) is None:  # a family that is fine-tuned on transformers' model
+            named, prefix = to_hf(model.state_dict(), model.config), model.config.hf.prefix
+            state = {name.removeprefix(prefix): x for name, x in named.items() if name.startswith(prefix)}
+        return PretrainedEncoder(encoder_keys(hf_config), state, tokenizer)
+    if (encoder := job.encoder_config()) is not None:
+        weights = read_weights(checkpoint)
+        state = {name.removeprefix(ENCODER): x for name, x in weights.items() if name.startswith(ENCODER)}
+        if (lora := getattr(getattr(job, "model", None), "lora", None)) is not None:
+            state = merged_weights(state, lora)
+        return PretrainedEncoder(encoder, state, tokenizer)
+    raise CheckpointError(f"{checkpoint}: a checkpoint of task {job.task.type}; it has no text encoder to fine-tune")

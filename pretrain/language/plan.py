@@ -10,9 +10,9 @@ import torch
 
 from capt.pretrain.base import distributed
 from capt.pretrain.contrastive.task import ContrastTask, Scales
-from capt.pretrain.language.backbone import encoder_description
 from capt.pretrain.language.batches import LanguageBatch
 from capt.pretrain.language.config import LanguageJob
+from capt.pretrain.language.load import encoder_description
 from capt.pretrain.language.task import LanguageTask
 from capt.pretrain.models.architecture import EncoderConfig
 from capt.pretrain.models.config import RobertaConfig

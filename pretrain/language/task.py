@@ -33,9 +33,8 @@ from capt.pretrain.language.batches import Assembler, LanguageBatch, Windows
 from capt.pretrain.language.config import LanguageJob
 from capt.pretrain.language.prepare import Prepared, prepare
 from capt.pretrain.language.validation import validate
-from capt.pretrain.models.architecture import EncoderConfig
+from capt.pretrain.models.architecture import EncoderConfig, flops_per_token
 from capt.pretrain.models.capt import CaptModel, CaptOutput, Pairs
-from capt.pretrain.models.flops import flops_per_token
 from capt.pretrain.models.hf_model import start_from
 
 logger = logging.getLogger(__name__)

@@ -12,17 +12,17 @@ from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.files import finite, require_writable, write_text
 from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.engine.run_folder import save_artifact, write_result
+from capt.pretrain.latent.batches import Batch, Batches
 from capt.pretrain.latent.config import EVALUATION
-from capt.pretrain.latent.data.batches import Batch, Batches
-from capt.pretrain.latent.data.corpus import load_sentences, report_unknown
+from capt.pretrain.latent.corpus import load_sentences, report_unknown
 from capt.pretrain.latent.evaluation.bounds import STEPS, missing
 from capt.pretrain.latent.evaluation.bridge import bridge_check
 from capt.pretrain.latent.evaluation.clusters import cluster_metrics
 from capt.pretrain.latent.evaluation.forward_reverse import Estimator, generated_perplexities
 from capt.pretrain.latent.evaluation.likelihood import LikelihoodBounds
 from capt.pretrain.latent.evaluation.text import DrawCounts, text_metrics
-from capt.pretrain.latent.load import LoadedModel, load_model
-from capt.pretrain.latent.ngram.kenlm import find_programs
+from capt.pretrain.latent.kenlm import find_programs
+from capt.pretrain.latent.models import LoadedModel, load_model
 
 AGGREGATE_SENTENCES = 10_000
 """The sentences over which the aggregate posterior is taken."""

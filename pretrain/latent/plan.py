@@ -14,12 +14,11 @@ from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import Progress, StepMetrics
+from capt.pretrain.latent import training
+from capt.pretrain.latent.batches import Batch, SampledBatch, StepNoise, sample_batch
 from capt.pretrain.latent.config import LatentJob
-from capt.pretrain.latent.data.batches import Batch
-from capt.pretrain.latent.data.corpus import END, Vocabulary
-from capt.pretrain.latent.data.sampled_batch import SampledBatch, StepNoise, sample_batch
+from capt.pretrain.latent.corpus import END, Vocabulary
 from capt.pretrain.latent.task import LatentTask
-from capt.pretrain.latent.training import steps
 from capt.pretrain.plan.step import Rehearsal
 
 
@@ -37,7 +36,7 @@ class RehearsedTask(LatentTask):
     def step(self, engines: Mapping[str, Engine], batch: Any, progress: Progress) -> StepMetrics:
         """A step of the one micro-batch in ``batch``."""
         (only,) = batch
-        with mock.patch.object(steps, "over_ranks", _unread):
+        with mock.patch.object(training, "over_ranks", _unread):
             return super().step(engines, only, progress)
 
     def tokens(self, batch: list[SampledBatch], sentences: int) -> int:

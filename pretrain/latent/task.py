@@ -1,6 +1,6 @@
 """The ``latent`` task: encoder, decoder and critics, each an engine of its own.
 
-The step is in ``training.steps``, the objectives of the paper's tables are in ``objectives``.
+The step is in ``training``, the objectives of the paper's tables are in ``objectives``.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from capt.pretrain.contrast import ShardedQueue
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
 from capt.pretrain.engine.task import Progress, StepMetrics, to_float
+from capt.pretrain.latent.batches import Batch, Batches, Rule, SampledBatch, StepNoise, cluster_batches, sample_batch
 from capt.pretrain.latent.config import LatentJob
-from capt.pretrain.latent.data.batches import Batch, Batches, Rule, cluster_batches
-from capt.pretrain.latent.data.corpus import (
+from capt.pretrain.latent.corpus import (
     VOCABULARY,
     Sentences,
     Vocabulary,
@@ -36,11 +36,10 @@ from capt.pretrain.latent.data.corpus import (
     load_sentences,
     report_unknown,
 )
-from capt.pretrain.latent.data.sampled_batch import SampledBatch, StepNoise, sample_batch
 from capt.pretrain.latent.evaluation.clusters import cluster_metrics, save_codes
 from capt.pretrain.latent.evaluation.text import DrawCounts, text_metrics
-from capt.pretrain.latent.models.build import TextModel, build, optimizers
-from capt.pretrain.latent.training.steps import CriticDivergedError, beta_at, train_encoder_aggressively, train_step
+from capt.pretrain.latent.models import TextModel, build, optimizers
+from capt.pretrain.latent.training import CriticDivergedError, beta_at, train_encoder_aggressively, train_step
 
 logger = logging.getLogger(__name__)
 

@@ -377,11 +377,11 @@ def by_length(
     """Divide ``samples`` into ``parts`` that hold texts of similar length and about the same number of tokens."""
     ordered = samples[np.argsort(-lengths[samples], kind="stable")]
     tokens = np.cumsum(lengths[ordered])
-    bounds = np.searchsorted(tokens, tokens[-1] * np.arange(1, parts) / parts, side="left") + 1
+    cuts = np.searchsorted(tokens, tokens[-1] * np.arange(1, parts) / parts, side="left") + 1
     n, earlier = len(ordered), 0
-    for number, bound in enumerate(bounds.tolist()):  # none is empty
-        earlier = bounds[number] = min(max(bound, earlier + 1), n - (parts - 1 - number))
-    return np.split(ordered, bounds)
+    for number, cut in enumerate(cuts.tolist()):  # none is empty
+        earlier = cuts[number] = min(max(cut, earlier + 1), n - (parts - 1 - number))
+    return np.split(ordered, cuts)
 
 
 def _digests(texts: Sequence[np.ndarray], n: int, owners: Int64[np.ndarray, " k"]) -> Int64[np.ndarray, " n"]:

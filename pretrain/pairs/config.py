@@ -156,6 +156,7 @@ class PairData(Section):
             sources = [
                 PairSource(name="pairs", files=self.files, form=self.form, corpus=self.corpus, columns=self.columns)
             ]
+        # A source of weight 0 is switched off, and may be incomplete.
         for source in sources:
             if not source.weight:
                 continue
@@ -304,6 +305,7 @@ class PairJob(Job):
                 f"data.sources: {own[0]} has a temperature of its own, and contrast.temperature.type is learned: "
                 "remove one of them"
             )
+        # Mixed batches have one contrast over the whole step: from cached vectors, at one temperature.
         if self.data.batches == "mixed" and self.contrast.cached is False:
             raise ValueError(
                 "data.batches mixed has one contrast over the whole step: it needs contrast.cached=auto or true"

@@ -94,6 +94,7 @@ def command(
         raise ConfigError(f"truncate_dim {truncate_dim}: the vectors have {width} columns; give 1 to {width}")
     prompts, *lengths = trained.reading(source)
     named = {"query": prompts.query, "document": prompts.document}
+    # sentence-transformers has one limit for both sides.
     if lengths[0] != lengths[1]:
         logger.warning(
             "queries were cut to %d tokens and documents to %d, prompts included; the folder has one limit, %d",
@@ -167,6 +168,7 @@ def _card(trained: LoadedModel, about: About, prompts: Mapping[str, str], max_le
     model = trained.model
     about = about.started_from(job.model.init, run)
     metrics = final_metrics(run, progress["step"])
+    # The head of the card, where a hub reads results, takes figures of retrieval and similarity alone.
     widths = job.contrast.matryoshka
     names = [*RETRIEVAL, "spearman", *(at_width(name, width) for width in widths for name in RETRIEVAL)]
     scores = {name: metrics[f"validation/{name}"] for name in names if f"validation/{name}" in metrics}

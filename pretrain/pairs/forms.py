@@ -202,6 +202,7 @@ def _pair(
     if layout.positives and not positives:
         counts.add("without_positive", place)
         return None
+    # A negative that is also a positive would be pulled and pushed by the same row, so it is left out and counted.
     own, known = same_text(query), {same_text(text) for text, _ in positives}
     if own in known:
         counts.add("query_is_positive", place)
@@ -383,6 +384,7 @@ class _Meaning:
             raise DataError(
                 f"{name}: no usable row of {counts.rows:,}" + (f": {'; '.join(remarks)}" if remarks else "")
             )
+        # A single row may be anything; of several, what never differs says that a wrong column is read.
         for part in ("query", *(("document",) if first.positives else ())):
             text = shown(first.query if part == "query" else first.positives[0], 60)
             if counts.used > 1 and self._numeric[part]:

@@ -133,6 +133,7 @@ def summarize_pairs(source: PairFiles, tokenizer: TextTokenizer | None, samples:
     lengths = {"query": Lengths(), "document": Lengths()}
     shown: list[Sample] = []
     positives = negatives = 0
+    # A tokenizer is fast on many texts at a time, and a source may be larger than memory.
     while block := list(islice(pairs, 1024)):
         positives += sum(len(pair.positives) for _, pair in block)
         negatives += sum(len(pair.negatives) for _, pair in block)

@@ -146,6 +146,7 @@ class Layouts:
                 f"{place}: the columns are {_listed(names)}, and those at {first_place} are {_listed(first_names)}; "
                 "rows of a file have the same columns, of which negatives and scores may be absent"
             )
+        # Names decide, and the order of columns only where they say nothing, as in sentence-transformers.
         layout = layout or self._by_order(place, row)
         if _KINDS.get(self._form, layout.kind) != layout.kind:
             raise DataError(f"{place}: {_no_layout(self._form, names)}")
@@ -182,6 +183,7 @@ class Layouts:
             return None
         score = next(iter(self._columns_of("score", names)), None)
         label = next((name for name in LABELS if name in names), None) if score is None else None
+        # A score is of two texts: form=scores drops the third one, every other named form the score.
         has_score = self._form in ("auto", "scores")
         layout = Layout(
             query[0],

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from capt.pretrain.contrastive.task import ContrastTask
-from capt.pretrain.language.backbone import encoder_tokenizer
+from capt.pretrain.language.load import encoder_tokenizer
 from capt.pretrain.language.plan import described_encoder
 from capt.pretrain.models.encoder import Encoder
 from capt.pretrain.models.foreign.encoder import build_encoder

@@ -32,7 +32,7 @@ from capt.pretrain.data.sampler import BlockMixtureSampler, Sampler
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import Progress, Role, Rows, SampleOrder, StepMetrics
 from capt.pretrain.engine.verification import all_ranks
-from capt.pretrain.language.backbone import Backbone, load_backbone
+from capt.pretrain.language.load import Backbone, load_backbone
 from capt.pretrain.pairs.batches import Assembler, MaskedTexts, Noise, PairBatch, padded, shared_keys
 from capt.pretrain.pairs.config import PairJob, Pooling
 from capt.pretrain.pairs.load import Reading, left_behind, pooling_of_init, reading
@@ -80,7 +80,7 @@ class PairTask(ContrastTask[PairBatch]):
         self.tokenizer, self._pooling = self._backbone.tokenizer, pooling
         self.sources, held_out = self._read()
         self.pools = self._pools(held_out)
-        self._several = len({rows.source.temperature for rows in self.sources}) > 1
+        self._several = len({pairs.source.temperature for pairs in self.sources}) > 1
         self._tokenizer_folder = run_dir / "tokenizer"
         self._width = section.projection or self._backbone.encoder.hidden_size
 
@@ -109,8 +109,8 @@ class PairTask(ContrastTask[PairBatch]):
             source = next(data.each()).model_copy(update={**HELD_OUT, "loss": "auto", "view": "dropout"})
             with verifier.ranks.synchronize_errors():
                 files = data.held_out_paths()
-            rows = prepare_source(source, files, 0.0, *encoder, verifier, "validation").train
-            held_out += [] if rows is None else [rows]
+            pairs = prepare_source(source, files, 0.0, *encoder, verifier, "validation").train
+            held_out += [] if pairs is None else [pairs]
         if not held_out and fraction and distributed.rank() == 0:
             logger.warning(
                 "validation is off: data.validation_fraction %g of %s comes to no pair; raise it, or set "
@@ -119,11 +119,11 @@ class PairTask(ContrastTask[PairBatch]):
             )  # fmt: skip
         return train, held_out
 
-    def _check(self, rows: SourceRows, record: RowsRecord) -> None:
+    def _check(self, pairs: SourceRows, record: RowsRecord) -> None:
         """Refuse a source that cannot be trained on with the losses of the job."""
-        source, section = rows.source, self.job.model
+        source, section = pairs.source, self.job.model
         alike = source.view != "corrupted" and not (section.dropout or section.attention_dropout)
-        if alike and rows.scores is None and rows.is_one_column:
+        if alike and pairs.scores is None and pairs.is_one_column:
             raise ConfigError(
                 f"source {source.name}: every text is its own positive, and model.dropout is 0, so that both views are "
                 "the same: set model.dropout above 0, or data.view=corrupted"
@@ -133,13 +133,13 @@ class PairTask(ContrastTask[PairBatch]):
                 f"{record.unscored}: no pos_scores and neg_scores, which other rows of source {source.name} have: "
                 "distillation.weight needs them in every row of a source, or in none; set it to 0, or divide the source"
             )
-        if rows.loss != "contrast":
+        if pairs.loss != "contrast":
             return
-        if bool((rows.documents.keys == rows.documents.keys[0]).all()):
+        if bool((pairs.documents.keys == pairs.documents.keys[0]).all()):
             raise DataError(f"source {source.name}: all documents are one text: there is nothing to tell apart")
-        if source.in_batch and len(rows) <= _MOST_COMPARED and not is_told_apart(rows):
+        if source.in_batch and len(pairs) <= _MOST_COMPARED and not is_told_apart(pairs):
             raise DataError(
-                f"source {source.name}: all of its {len(rows):,} pairs share queries or documents with each other, so "
+                f"source {source.name}: all of its {len(pairs):,} pairs share queries or documents with each other, so "
                 "that none is a negative of another and the loss is 0: give it pairs of different queries and "
                 "documents, or hard negatives and in_batch=false"
             )
@@ -147,16 +147,16 @@ class PairTask(ContrastTask[PairBatch]):
     def _check_sizes(self, sources: Sequence[SourceRows]) -> None:
         """Refuse a source that has fewer pairs than a step takes from it."""
         batch, mixed = self.job.batch.global_, self.job.data.batches == "mixed"
-        total = sum(rows.source.weight for rows in sources)
-        for rows in sources:
-            most = min(batch, math.ceil(batch * rows.source.weight / total) + 1) if mixed else batch
-            if len(rows) < most:
-                fewer = "lower its weight, or batch.global" if mixed else f"set batch.global to {len(rows):,} or fewer"
+        total = sum(pairs.source.weight for pairs in sources)
+        for pairs in sources:
+            most = min(batch, math.ceil(batch * pairs.source.weight / total) + 1) if mixed else batch
+            if len(pairs) < most:
+                fewer = "lower its weight, or batch.global" if mixed else f"set batch.global to {len(pairs):,} or fewer"
                 raise DataError(
-                    f"source {rows.source.name}: {len(rows):,} pairs do not fill {'its part of ' if mixed else ''}a "
+                    f"source {pairs.source.name}: {len(pairs):,} pairs do not fill {'its part of ' if mixed else ''}a "
                     f"step, in which a pair comes once: {fewer}"
                 )
-        if self.job.distillation.weight and not any(rows.has_teacher for rows in sources):
+        if self.job.distillation.weight and not any(pairs.has_teacher for pairs in sources):
             raise DataError(
                 "distillation.weight: no source has a teacher's scores (pos_scores, neg_scores); capt mine "
                 "--cross-encoder writes them, or set distillation.weight=0"
@@ -169,7 +169,7 @@ class PairTask(ContrastTask[PairBatch]):
             counts = {}
             for what, texts in (("query", "queries"), ("document", "documents")):
                 mine = np.concatenate(there[what])
-                trained = [getattr(rows, texts).keys for rows in self.sources]
+                trained = [getattr(pairs, texts).keys for pairs in self.sources]
                 counts[what] = Shared(int(in_any(mine, trained).sum()), len(mine))
             report_overlap(counts, train="training text", validation="held-out text")
         return pools
@@ -195,8 +195,8 @@ class PairTask(ContrastTask[PairBatch]):
 
     @cached_property
     def _digest(self) -> str:
-        total = sum(rows.source.weight for rows in self.sources)
-        parts = [f"{rows.source.name} {rows.source.weight / total} {rows.digest}" for rows in self.sources]
+        total = sum(pairs.source.weight for pairs in self.sources)
+        parts = [f"{pairs.source.name} {pairs.source.weight / total} {pairs.digest}" for pairs in self.sources]
         mixed = " mixed" if self.job.data.batches == "mixed" and len(parts) > 1 else ""
         return hashlib.sha256(("".join(parts) + mixed).encode()).hexdigest()
 
@@ -211,7 +211,7 @@ class PairTask(ContrastTask[PairBatch]):
     def _sampler(self) -> Sampler | BlockMixtureSampler:
         if len(self.sources) == 1:
             return Sampler(self.samples, self.job.run.seed)
-        weights = tuple(rows.source.weight for rows in self.sources)
+        weights = tuple(pairs.source.weight for pairs in self.sources)
         sizes, mixed = tuple(map(len, self.sources)), self.job.data.batches == "mixed"
         return BlockMixtureSampler(sizes, weights, self.job.batch.global_, self.job.run.seed, mixed)
 
@@ -227,7 +227,7 @@ class PairTask(ContrastTask[PairBatch]):
 
     def _noise(self) -> Noise | None:
         """What corrupts texts, where a loss or a second view asks for it."""
-        if not self.job.mlm.weight and all(rows.source.view != "corrupted" for rows in self.sources):
+        if not self.job.mlm.weight and all(pairs.source.view != "corrupted" for pairs in self.sources):
             return None
         tokenizer = self.tokenizer
         vocabulary = CorruptionVocabulary(tokenizer.vocab_size, tokenizer.special.mask, tuple(tokenizer.special_ids))
@@ -286,10 +286,10 @@ class PairTask(ContrastTask[PairBatch]):
         return output
 
     def _views(self, batch: PairBatch, output: PairOutput, device: torch.device) -> PairViews:
-        s, rows = output.rows
+        s, documents = output.rows
         n = len(s)
         parts = parts_of(self.sources, batch.step_rows)
-        used = [rows for rows, number in zip(self.sources, batch.step_rows, strict=True) if number]
+        used = [pairs for pairs, number in zip(self.sources, batch.step_rows, strict=True) if number]
         several = len(parts) > 1
 
         def there(values: Tensor) -> Tensor:
@@ -299,13 +299,13 @@ class PairTask(ContrastTask[PairBatch]):
         temperatures = None
         if len(used) > 1 and self._several:
             assert not isinstance(output.temperature, Tensor), "the job refuses a learned one beside those of sources"
-            of_sources = [rows.source.temperature or output.temperature for rows in self.sources]
+            of_sources = [pairs.source.temperature or output.temperature for pairs in self.sources]
             temperatures = there(torch.tensor(of_sources)[batch.sources])
-        scored = any(rows.scores is not None for rows in used)
-        taught = self.job.distillation.weight > 0 and any(rows.has_teacher for rows in used)
+        scored = any(pairs.scores is not None for pairs in used)
+        taught = self.job.distillation.weight > 0 and any(pairs.has_teacher for pairs in used)
         return PairViews(
-            s, rows[:n], there(batch.keys), output.temperature,
-            negatives=rows[n:] if any(rows.source.negatives for rows in used) else None,
+            s, documents[:n], there(batch.keys), output.temperature,
+            negatives=documents[n:] if any(pairs.source.negatives for pairs in used) else None,
             negative_ids=there(batch.negative_keys),
             owners=there(batch.owners),
             parts=parts,
@@ -374,18 +374,19 @@ class PairTask(ContrastTask[PairBatch]):
 
     def flops_per_step(self) -> float:
         """Forward and backward FLOP of a global batch, of the sources in proportion to their weights."""
-        weights = [rows.source.weight for rows in self.sources]
-        per_pair = [self._flops_per_pair(rows) for rows in self.sources]
+        weights = [pairs.source.weight for pairs in self.sources]
+        per_pair = [self._flops_per_pair(pairs) for pairs in self.sources]
         mean = sum(w * f for w, f in zip(weights, per_pair, strict=True)) / sum(weights)
         return 3.0 * self.job.batch.global_ * mean
 
-    def _flops_per_pair(self, rows: SourceRows) -> float:
+    def _flops_per_pair(self, pairs: SourceRows) -> float:
         encoder = self._backbone.encoder
-        query, document, negatives = rows.flops_shape
+        query, document, negatives = pairs.flops_shape
         once = encoder.flops(query) + (1 + negatives) * encoder.flops(document)
         if not self.job.mlm.weight:
             return once
-        masked = [document] if rows.source.view == "corrupted" else [query] if rows.is_one_column else [query, document]
+        both = [query] if pairs.is_one_column else [query, document]
+        masked = [document] if pairs.source.view == "corrupted" else both
         head = 2.0 * encoder.hidden_size * (encoder.hidden_size + encoder.vocab_size) * self.job.corruption.highest_rate
         return once + sum(encoder.flops(length) + length * head for length in masked)
 
@@ -424,11 +425,11 @@ _MOST_COMPARED = 1 << 20
 """Rows of a source up to which it is looked at whether all of them are one group of equal texts: half a second."""
 
 
-def is_told_apart(rows: SourceRows) -> bool:
+def is_told_apart(pairs: SourceRows) -> bool:
     """Whether any two rows share neither query nor document, directly or through others."""
-    owners = np.repeat(np.arange(len(rows)), np.diff(rows.positives.starts))
-    documents = rows.documents.keys[rows.positives.values]
-    keys, _ = shared_keys(rows.queries.keys[rows.query[owners]], documents, np.zeros(0, dtype=np.int64))
+    owners = np.repeat(np.arange(len(pairs)), np.diff(pairs.positives.starts))
+    documents = pairs.documents.keys[pairs.positives.values]
+    keys, _ = shared_keys(pairs.queries.keys[pairs.query[owners]], documents, np.zeros(0, dtype=np.int64))
     return bool((keys != keys[0]).any())
 
 

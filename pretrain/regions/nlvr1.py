@@ -105,6 +105,7 @@ def read_scenes(paths: Sequence[Path], progress: ProgressCallback | None = None)
                     raise DataError(f"{path}, line {number}: over {_MOST_BLANK:,} blank lines; NLVR v1 has none")
                 continue
             picture = _picture(line, f"{path}, line {number}")
+            # Several sentences are about one picture, which each of them describes anew.
             if picture.id in seen:
                 repeated += 1
             else:

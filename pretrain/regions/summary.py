@@ -180,6 +180,7 @@ def summarize(store: RegionStore) -> StoreSummary:
         histogram += np.bincount(store.counts(rows), minlength=len(histogram))
         sizes = store.sizes(rows)
         smallest, largest = np.minimum(smallest, sizes.min(axis=0)), np.maximum(largest, sizes.max(axis=0))
+    # Features are far larger than sizes: those of a few pictures, evenly over the store, represent all.
     looked_at = np.unique(np.linspace(0, len(store) - 1, _PICTURES).astype(np.int64))
     read = store.regions(looked_at)
     lengths = (read.boxes[..., 2:] - read.boxes[..., :2]) * store.sizes(looked_at)[:, None]

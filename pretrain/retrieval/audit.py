@@ -55,6 +55,7 @@ def page(audit: dict[str, Any]) -> str:
         **{f"rule {name}": value for name, value in audit["rules"].items() if value is not None},
         **{f"removed, {name}": f"{each['count']:,} ({each['share']:.1%})" for name, each in audit["removed"].items()},
     }  # fmt: skip
+    # Texts are those of strangers: everything is escaped.
     table = "".join(f"<tr><th>{html.escape(str(k))}</th><td>{html.escape(str(v))}</td></tr>" for k, v in facts.items())
     charts = "".join(
         f"<h2>Scores of {name}</h2>{_chart(audit[f'{kind}_scores'])}"

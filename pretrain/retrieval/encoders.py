@@ -17,25 +17,26 @@ from torch import Tensor
 
 from capt.pretrain.base.distributed import device
 from capt.pretrain.base.errors import CheckpointError, ConfigError
+from capt.pretrain.base.quiet import quiet_transformers
 from capt.pretrain.base.verification import sha256
 from capt.pretrain.engine.checkpoint import find_best, read_manifest
 from capt.pretrain.engine.task import Role
 from capt.pretrain.language.load import load_hf, load_model
-from capt.pretrain.language.sentence_folder import load_sentence_model
 from capt.pretrain.models.architecture import encoder_class, encoder_of_type
 from capt.pretrain.models.capt import CaptModel
 from capt.pretrain.models.encoder import Encoder
 from capt.pretrain.models.foreign.encoder import load_encoder as load_foreign
-from capt.pretrain.models.foreign.read import read_encoder
+from capt.pretrain.models.foreign.encoder import read_encoder
 from capt.pretrain.models.heads import mean_over_tokens
 from capt.pretrain.models.hf_config import SENTENCE_FILES, TOKENIZER_FILES, local_folder
-from capt.pretrain.models.hf_folder import is_hf, read_json
+from capt.pretrain.models.hf_folder import PICKLES, is_hf, modules_of, read_json, require_regular
 from capt.pretrain.pairs.batches import PaddedTexts
 from capt.pretrain.pairs.load import load_model as load_pairs
 from capt.pretrain.retrieval.store import DType, Identity, digest
 from capt.tokenizer.encode import TextTokenizer
 
 logger = logging.getLogger(__name__)
+
 
 POOLINGS = ("mean", "cls", "head")
 _TOKENIZED = 512
@@ -369,3 +370,46 @@ def _facts(hashes: Mapping[str, str], pooling: str) -> dict[str, Any]:
         "pooling": pooling,
         "precision": "fp32",
     }
+
+
+# A sentence-transformers folder that somebody else may have written, loaded without running anything in it.
+
+
+_MAX_FILES = 1000
+
+
+def load_sentence_model(path: Path) -> Any:
+    """The ``SentenceTransformer`` in a folder, or of the hub model it names, on the CPU.
+
+    Raises:
+        CheckpointError: no such folder, not sentence-transformers', pickles or code in it, or damaged.
+    """
+    folder = local_folder(path, SENTENCE_FILES)
+    if not (folder / "modules.json").is_file():
+        what = "no modules.json; capt convert --to sentence-transformers writes such a folder"
+        raise CheckpointError(f"{path}: {what if folder.is_dir() else 'no such folder'}")
+    _check(folder)
+    from sentence_transformers import SentenceTransformer
+
+    options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+    try:
+        with quiet_transformers():
+            model = SentenceTransformer(str(folder), device="cpu", model_kwargs={"use_safetensors": True}, **options)
+            model.encode(["a text"], show_progress_bar=False)
+        return model
+    except Exception as error:  # what its many readers raise for a file that they do not like
+        text = " ".join(str(error).split())[:300]
+        raise CheckpointError(f"{path}: sentence-transformers cannot use it: {type(error).__name__}: {text}") from None
+
+
+def _check(folder: Path) -> None:
+    modules_of(folder)
+    for number, path in enumerate(folder.rglob("*")):
+        if number > _MAX_FILES:
+            raise CheckpointError(f"{folder}: over {_MAX_FILES} files")
+        if path.suffix in PICKLES:
+            raise CheckpointError(f"{path}: a pickle, which could run code when it is opened; remove it")
+        if not path.is_dir() or path.is_symlink():
+            require_regular(path)
+        if path.name in ("config.json", "tokenizer_config.json", "special_tokens_map.json"):
+            read_json(path)

@@ -100,6 +100,7 @@ def evaluate(
         wrong = [dim for dim in settings.dims if not 0 < dim <= encoder.dimension]
         if wrong:
             raise ConfigError(f"--dims {wrong[0]}: {model} gives {encoder.dimension} dimensions")
+    # Wrong arguments have been refused by now: what follows may take hours.
     sections, lines = [], []
     for collection in collections:
         section, figures = _evaluate_set(encoder, collection, options, settings, progress)
@@ -116,6 +117,7 @@ def evaluate(
                 write_text(settings.per_query, "".join(f"{json.dumps(line)}\n" for line in lines))
             if out is not None:
                 write_result(out, result)
+            # The run keeps the figures for reports and for the model card of an export.
             if run_of(model) is not None:
                 checkpoint = find_best(model)
                 kept = {**result, "sections": with_earlier(checkpoint, result["sections"])}

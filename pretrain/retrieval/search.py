@@ -41,11 +41,11 @@ class Nearest:
     scores: Float[np.ndarray, "q k"]
 
 
-def unit_rows(rows: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
-    """Rows of length 1 in fp32; a row of zeros stays."""
-    out = np.empty(rows.shape, dtype=np.float32)
-    for start in range(0, len(rows), _ROWS):
-        part = rows[start : start + _ROWS].astype(np.float64)
+def unit_rows(vectors: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
+    """Vectors of length 1 in fp32; a vector of zeros stays."""
+    out = np.empty(vectors.shape, dtype=np.float32)
+    for start in range(0, len(vectors), _ROWS):
+        part = vectors[start : start + _ROWS].astype(np.float64)
         norms = np.linalg.norm(part, axis=1, keepdims=True)
         np.divide(part, np.where(norms > 0, norms, 1), out=part)
         out[start : start + _ROWS] = part
@@ -72,7 +72,7 @@ def pair_scores(
 class _Held(NamedTuple):
     """Documents that may belong to the best: vectors and numbers, and pairs of query and document with products."""
 
-    rows: Float[np.ndarray, "c d"]
+    vectors: Float[np.ndarray, "c d"]
     numbers: Int[np.ndarray, " c"]
     queries: Int[np.ndarray, " p"]
     columns: Int[np.ndarray, " p"]
@@ -98,25 +98,25 @@ class TopK:
         self._longest = 0.0
         self._held: list[_Held] = []
 
-    def update(self, first: int, rows: Float[np.ndarray, "b d"]) -> None:
-        """Take the documents ``first``, ``first + 1``, ... with the vectors ``rows`` (fp32) into account.
+    def update(self, first: int, vectors: Float[np.ndarray, "b d"]) -> None:
+        """Take the documents ``first``, ``first + 1``, ... with the vectors ``vectors`` (fp32) into account.
 
         Candidates are held until they fill 64 MiB: fewer of them are left then, to be scored again.
         """
-        if not len(rows) or not len(self._queries):
+        if not len(vectors) or not len(self._queries):
             return
-        documents = torch.from_numpy(np.ascontiguousarray(rows)).to(device())
-        self._longest = max(self._longest, float(_lengths(rows).max()))
+        documents = torch.from_numpy(np.ascontiguousarray(vectors)).to(device())
+        self._longest = max(self._longest, float(_lengths(vectors).max()))
         with FP32.applied_on(device()):  # the bound of `_limit` is that of IEEE's fp32
             parts = [
                 self._candidates(self._on_device[start : start + _QUERIES] @ documents.T, start)
                 for start in range(0, len(self._queries), _QUERIES)
             ]
         queries, columns, products = (np.concatenate(each) for each in zip(*parts, strict=True))
-        used = np.zeros(len(rows), dtype=bool)
+        used = np.zeros(len(vectors), dtype=bool)
         used[columns] = True
         numbers = np.flatnonzero(used) + first
-        self._held.append(_Held(rows[used], numbers, queries, used.cumsum()[columns] - 1, products))
+        self._held.append(_Held(vectors[used], numbers, queries, used.cumsum()[columns] - 1, products))
         if sum(part.nbytes for held in self._held for part in held) >= _HELD_BYTES:
             self._settle()
 
@@ -160,7 +160,7 @@ class TopK:
         for held in self._held:
             near = held.products >= limit[held.queries]
             queries, columns = held.queries[near], held.columns[near]
-            scores = pair_scores(self._queries, held.rows, queries, columns)
+            scores = pair_scores(self._queries, held.vectors, queries, columns)
             touched, table = _beside(self._best, queries, _keys(scores, self._order[held.numbers[columns]]))
             table.sort(axis=1)
             self._best[touched] = table[:, : self._k]
@@ -211,11 +211,11 @@ def _scores(keys: Int[np.ndarray, "*n"]) -> Float[np.ndarray, "*n"]:
     return np.where(keys == _NONE, np.float32(-np.inf), scores)
 
 
-def _lengths(rows: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
+def _lengths(vectors: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
     """Euclidean lengths, in float64."""
-    out = np.empty(len(rows))
-    for start in range(0, len(rows), _ROWS):
-        part = rows[start : start + _ROWS].astype(np.float64)
+    out = np.empty(len(vectors))
+    for start in range(0, len(vectors), _ROWS):
+        part = vectors[start : start + _ROWS].astype(np.float64)
         out[start : start + _ROWS] = np.einsum("nd,nd->n", part, part)
     return np.sqrt(out)
 

@@ -77,6 +77,7 @@ def evaluate(
         raise ConfigError("nothing to evaluate on: the run had no data.validation; give --data FILE")
     verifier = Verifier(job.data.cache)
     store = RegionStore.open(regions or require_store(files.regions), verifier, cache=job.data.cache)
+    # Features of another detector have the same shape and mean nothing to this model.
     trained_on = read_features(trained.checkpoint)
     if trained_on is not None:
         require_features(store, trained_on, str(trained.checkpoint))

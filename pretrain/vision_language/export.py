@@ -183,6 +183,7 @@ def _card(trained: LoadedModel, about: About) -> str:
     progress = read_metadata(trained.checkpoint).progress.model_dump()
     features = read_features(trained.checkpoint)
     job = trained.job.model_dump(mode="json", by_alias=True)
+    # A model of synthetic pictures must say so wherever it is published.
     kind = {} if features is None else features.features_of
     facts: dict[str, Any] = {
         "language, vision and cross-modality layers":

@@ -237,9 +237,9 @@ class EncodedPairs:
         Raises:
             DataError: a number is out of bounds, as a damaged disk or another hand may leave it.
         """
-        bounds = {"pictures": (self.pictures, pictures), "tokens": (self._tokens, ids)}
-        bounds["answer_ids"] = (self._answer_ids, answers)
-        good = {name: not len(x) or (x.min() >= 0 and x.max() < most) for name, (x, most) in bounds.items()}
+        limits = {"pictures": (self.pictures, pictures), "tokens": (self._tokens, ids)}
+        limits["answer_ids"] = (self._answer_ids, answers)
+        good = {name: not len(x) or (x.min() >= 0 and x.max() < most) for name, (x, most) in limits.items()}
         for name, starts, count in (
             ("token_starts", self._token_starts, self.record.tokens),
             ("answer_starts", self._answer_starts, self.record.answers),
@@ -288,6 +288,7 @@ def write_pairs(
         tokens.frombytes(words[:longest].astype(np.int32, copy=False).tobytes())
         lengths.append(min(len(words), longest))
         cut += len(words) > longest
+    # Ragged lists become flat arrays and the places where each begins: ranks map them without a copy.
     known = [{class_: score for class_, score in each.items() if score > 0} for each in answers]
     arrays = {
         "tokens": np.array(tokens, dtype=np.int32),

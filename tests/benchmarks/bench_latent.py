@@ -39,11 +39,10 @@ def ours(pipe: Connection, threads: int, precision: str) -> None:
     begin_rank(threads)
     from capt.pretrain.config.load import load_job
     from capt.pretrain.engine.engines.build import build_engines
+    from capt.pretrain.latent.batches import Batch, StepNoise, sample_batch
     from capt.pretrain.latent.config import LatentJob
-    from capt.pretrain.latent.data.batches import Batch
-    from capt.pretrain.latent.data.sampled_batch import StepNoise, sample_batch
-    from capt.pretrain.latent.models.build import build, optimizers
-    from capt.pretrain.latent.training.steps import train_step
+    from capt.pretrain.latent.models import build, optimizers
+    from capt.pretrain.latent.training import train_step
 
     job = load_job(PRESET, ["data.path=unread", f"engine.precision={precision}"])
     assert isinstance(job, LatentJob)

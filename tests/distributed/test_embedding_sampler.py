@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from capt.pretrain.base import distributed
-from capt.pretrain.embeddings.sampler.softmax import sweep
+from capt.pretrain.embeddings.generator import sweep
 from capt.pretrain.embeddings.tables import RowExchange
 from tests.support import run_ranks
 

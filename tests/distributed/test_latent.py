@@ -18,9 +18,9 @@ from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.engines.build import build_engines
 from capt.pretrain.engine.run import run_job
 from capt.pretrain.engine.task import Progress
-from capt.pretrain.latent.objectives.losses import circle_loss
+from capt.pretrain.latent.objectives import circle_loss
 from capt.pretrain.latent.task import LatentTask
-from capt.pretrain.latent.training.steps import CriticDivergedError
+from capt.pretrain.latent.training import CriticDivergedError
 from tests.latent import plain, small_job, write_text
 from tests.support import run_ranks
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from capt.finetune.glue.config import GlueJob
 from capt.finetune.glue.evaluate import as_text, evaluate, load_classifier, predict
-from capt.finetune.glue.export import export
+from capt.finetune.glue.export import command as export
 from capt.finetune.glue.files import read_split
 from capt.finetune.glue.tasks import GLUE
 from capt.finetune.load import load_backbone
@@ -113,13 +113,13 @@ def test_the_commands_know_a_fine_tuned_checkpoint(learnt: Path, tmp_path: Path)
 def test_files_that_have_moved_can_be_named(learnt: Path, folder: Path, tmp_path: Path) -> None:
     moved = tmp_path / "elsewhere"
     shutil.copytree(folder / "glue", moved)
-    assert evaluate(learnt, path=moved)["metrics"] == evaluate(learnt)["metrics"]
+    assert evaluate(learnt, data=moved)["metrics"] == evaluate(learnt)["metrics"]
 
 
 def test_export_is_transformers_own_class(learnt: Path, tmp_path: Path) -> None:
     from transformers import pipeline
 
-    out = export(learnt, tmp_path / "out")
+    out = export(learnt, tmp_path / "out", to="hf")
     config = json.loads((out / "config.json").read_text())
     assert config["architectures"] == ["RobertaForSequenceClassification"]
     assert config["id2label"] == {"0": "unacceptable", "1": "acceptable"}
@@ -127,7 +127,7 @@ def test_export_is_transformers_own_class(learnt: Path, tmp_path: Path) -> None:
     labels = [found["label"] for found in classify(["No bird sings the night.", "Yes bird sings the night."])]
     assert labels == ["acceptable", "unacceptable"]
     with pytest.raises(CheckpointError, match="not empty"):
-        export(learnt, out)
+        export(learnt, out, to="hf")
 
 
 def test_a_run_starts_from_the_encoder_of_another_task(learnt: Path, folder: Path, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_two_ranks_are_one_rank(folder: Path, tmp_path: Path) -> None:
     assert scores.dtype == np.float32
     assert scores.min() >= 0
     assert scores.max() <= 5
-    out = export(tmp_path / "one", tmp_path / "out")  # compares the logits, five times ours
+    out = export(tmp_path / "one", tmp_path / "out", to="hf")  # compares the logits, five times ours
     assert json.loads((out / "config.json").read_text())["problem_type"] == "regression"
 
 
@@ -197,7 +197,7 @@ def test_an_encoder_of_transformers_goes_the_same_way(folder: Path, tmp_path: Pa
     assert evaluate(tmp_path / "run")["metrics"]["loss"] == pytest.approx(
         _rows(tmp_path / "run", "validation")[-1]["loss"]
     )
-    out = export(tmp_path / "run", tmp_path / "out")
+    out = export(tmp_path / "run", tmp_path / "out", to="hf")
     assert json.loads((out / "config.json").read_text())["architectures"] == ["BertForSequenceClassification"]
 
 

@@ -56,7 +56,7 @@ def test_questions_are_learnt_evaluated_and_dumped(folder: Path, tmp_path: Path)
     losses = [row["loss"] for row in rows if "split" not in row]
     assert losses[-1] < 0.8 * losses[0]
     figures = tmp_path / "figures.json"
-    result = evaluate(run, files=files, predictions=tmp_path / "answers.json", out=figures)
+    result = evaluate(run, data=files, predictions=tmp_path / "answers.json", out=figures)
     assert result["metrics"]["accuracy"] == pytest.approx(_best(run)["value"])
     assert result["rows"] == {"validation.json": 24}
     assert evaluate(run)["metrics"]["accuracy"] == pytest.approx(_best(run)["value"]), "the validation set of the job"
@@ -78,13 +78,13 @@ def test_statements_without_labels_give_a_dump_and_no_metric(folder: Path, tmp_p
     hidden = write_scenes(tmp_path / "hidden.json", 4, labels=False, seed=5)
     store = write_scene_store(tmp_path / "store", [hidden])
     with pytest.raises(DataError, match="8 pictures not in the region store"):
-        evaluate(folder / "run-nlvr1", files=[hidden])
+        evaluate(folder / "run-nlvr1", data=[hidden])
     trained = load_visual(folder / "run-nlvr1")
     data = trained.job.data.model_copy(update={"regions": tmp_path / "gone"})
     moved = replace(trained, job=trained.job.model_copy(update={"data": data}))
     with pytest.raises(DataError, match="-o regions=STORE"):
-        evaluate(moved, files=[hidden])
-    result = evaluate(folder / "run-nlvr1", files=[hidden], regions=store, predictions=tmp_path / "out.csv")
+        evaluate(moved, data=[hidden])
+    result = evaluate(folder / "run-nlvr1", data=[hidden], regions=store, predictions=tmp_path / "out.csv")
     assert result["metrics"] == {}
     assert as_text(result).endswith("no metric: the rows have no labels")
     lines = (tmp_path / "out.csv").read_text().splitlines()
@@ -92,7 +92,7 @@ def test_statements_without_labels_give_a_dump_and_no_metric(folder: Path, tmp_p
     assert [line.split(",")[0] for line in lines] == names
     assert {line.split(",")[1] for line in lines} <= {"true", "false"}
     labelled = write_scenes(tmp_path / "labelled.json", 4, seed=5)
-    scored = evaluate(folder / "run-nlvr1", files=[labelled], regions=store)
+    scored = evaluate(folder / "run-nlvr1", data=[labelled], regions=store)
     right = [
         line.split(",")[1] == json.loads(row)["label"]
         for line, row in zip(lines, labelled.read_text().splitlines(), strict=True)

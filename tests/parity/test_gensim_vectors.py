@@ -16,8 +16,7 @@ import pytest
 
 from capt.pretrain.embeddings.neighbors import neighbors
 from capt.pretrain.embeddings.similarity import read_set, score_analogies, score_set
-from capt.pretrain.embeddings.vectors.files import read_vectors
-from capt.pretrain.embeddings.vectors.word_vectors import WordVectors, write_vectors
+from capt.pretrain.embeddings.vectors import WordVectors, read_vectors, write_vectors
 
 GENSIM = os.environ.get("CAPT_GENSIM")
 pytestmark = pytest.mark.skipif(GENSIM is None, reason="CAPT_GENSIM names no Python with gensim")

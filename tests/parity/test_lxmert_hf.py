@@ -16,8 +16,7 @@ from capt.pretrain.convert import lxmert
 from capt.pretrain.convert.lxmert import export_lxmert_hf
 from capt.pretrain.models.lxmert.hf_config import hf_keys
 from capt.pretrain.models.lxmert.model import build_model, start_from
-from capt.pretrain.models.lxmert.names import HEADS, from_hf, to_hf
-from capt.pretrain.models.lxmert.read import read_lxmert
+from capt.pretrain.models.lxmert.read import HEADS, from_hf, read_lxmert, to_hf
 from tests.unit.convert.models import CARD, tokenizer
 from tests.unit.models.lxmert.support import (
     ANSWERS,

@@ -17,7 +17,7 @@ from transformers import ModernBertForMaskedLM, ModernBertForSequenceClassificat
 
 from capt.pretrain.base.errors import CheckpointError
 from capt.pretrain.convert.huggingface import encoder_tensors
-from capt.pretrain.language.backbone import load_backbone
+from capt.pretrain.language.load import load_backbone
 from capt.pretrain.models.capt import CaptModel, load_weights
 from capt.pretrain.models.hf_folder import read_config
 from capt.pretrain.models.hf_map import HEAD, from_hf, to_hf

@@ -208,7 +208,7 @@ def _vectors_of(path: Path, *, autocast: bool) -> Callable[[Sequence[str]], Rows
     """Unit vectors by the mean over tokens, of the encoder in a run or folder; in bf16 with ``autocast``."""
     import torch
 
-    from capt.pretrain.language.backbone import load_backbone
+    from capt.pretrain.language.load import load_backbone
     from capt.pretrain.models.heads import mean_over_tokens
 
     with _LOADING:

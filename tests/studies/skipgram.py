@@ -28,7 +28,7 @@ import numpy as np
 
 from capt.pretrain.embeddings.load import load_tables
 from capt.pretrain.embeddings.similarity import find_sets, score_sets
-from capt.pretrain.embeddings.vectors.word_vectors import WordVectors
+from capt.pretrain.embeddings.vectors import WordVectors
 from tests.studies.support import finish, newest_checkpoint, same_settings
 
 DIM, WINDOW, NEGATIVES, SUBSAMPLE, MIN_COUNT, PAIRS = 300, 5, 5, 1e-3, 5, 60_000

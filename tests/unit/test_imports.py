@@ -32,7 +32,8 @@ LATENT = (
     "pretrain.engine",
     "pretrain.latent.config",
     "pretrain.latent.text_files",
-    "pretrain.latent.data",
+    "pretrain.latent.corpus",
+    "pretrain.latent.batches",
 )
 
 EMBEDDINGS = (*BASE, "pretrain.engine", "pretrain.embeddings.config")
@@ -96,26 +97,28 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "pretrain.__main__": (*BASE, "pretrain.config", "pretrain.engine"),
     # ---- tasks
     "pretrain.language": (*TASK, "pretrain.convert"),
-    "pretrain.pairs": (*TASK, "pretrain.convert", *_in("pretrain.language", "backbone", "inputs", "plan")),
+    "pretrain.pairs": (*TASK, "pretrain.convert", *_in("pretrain.language", "load", "inputs", "plan")),
     "pretrain.retrieval": (
         *(*BASE, "tokenizer", "pretrain.convert"),
         *_in("pretrain", "config", "contrast", "data", "engine", "language", "models", "pairs"),
     ),
     "pretrain.latent.text_files": (*BASE, "pretrain.config"),
     "pretrain.latent.config": (*BASE, "pretrain.config", "pretrain.latent.text_files"),
-    "pretrain.latent.data": LATENT,
-    "pretrain.latent.models": (*LATENT, "pretrain.models"),
-    "pretrain.latent.objectives": (*LATENT, "pretrain.contrast", "pretrain.latent.models"),
+    "pretrain.latent.corpus": LATENT,
+    "pretrain.latent.batches": LATENT,
+    "pretrain.latent.posterior": LATENT,
+    "pretrain.latent.models": (*LATENT, "pretrain.models", "pretrain.latent.posterior"),
+    "pretrain.latent.objectives": (*LATENT, "pretrain.contrast", "pretrain.latent.posterior"),
     "pretrain.latent.training": (
         *LATENT,
         "pretrain.contrast",
-        *_in("pretrain.latent", "models", "objectives"),
+        *_in("pretrain.latent", "posterior", "objectives"),
     ),
     "pretrain.latent.ngram": BASE,
-    "pretrain.latent.load": (*LATENT, "pretrain.latent.models"),
+    "pretrain.latent.kenlm": (*BASE, "pretrain.latent.ngram"),
     "pretrain.latent.evaluation": (
         *(*LATENT, "pretrain.contrast"),
-        *_in("pretrain.latent", "models", "objectives", "training", "ngram", "load"),
+        *_in("pretrain.latent", "posterior", "models", "objectives", "training", "ngram", "kenlm"),
     ),
     "pretrain.latent.report": (
         *BASE,
@@ -130,11 +133,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "pretrain.data",
         "pretrain.embeddings.config",
     ),
-    "pretrain.embeddings.data": (*EMBEDDINGS, "pretrain.data"),
+    "pretrain.embeddings.corpus": (*EMBEDDINGS, "pretrain.data"),
+    "pretrain.embeddings.positives": (*EMBEDDINGS, "pretrain.data", "pretrain.embeddings.corpus"),
     "pretrain.embeddings.vectors": BASE,
-    "pretrain.embeddings.sampler": (
+    "pretrain.embeddings.generator": (
         *EMBEDDINGS,
-        *_in("pretrain.embeddings", "data", "tables", "exchange", "objectives"),
+        *_in("pretrain.embeddings", "positives", "tables"),
     ),
     "pretrain.embeddings.objectives": EMBEDDINGS,
     "pretrain.embeddings": (*TASK, "pretrain.convert", "pretrain.report", "pretrain.embeddings"),
@@ -288,7 +292,6 @@ LIGHT = {
             "capt.pretrain.engine.engines.deepspeed_config",
             "capt.finetune.glue.config",
             "capt.pretrain.models.config",
-            "capt.pretrain.models.flops",
             "capt.pretrain.engine.metrics_file",
             "capt.tokenizer.train",
             "capt.tokenizer.check",

@@ -2,7 +2,7 @@ r"""Divergences and likelihood bounds of latent-variable models: one function fo
 
 With :math:`q = q(z|x)`, prior :math:`p = N(0, I)` and :math:`\mathrm{rec} = -E_q \log p(x|z)`:
 
-* the exact KL of a Gaussian :math:`q` (:meth:`Normal.kl <capt.pretrain.latent.models.posterior.Normal.kl>`); then
+* the exact KL of a Gaussian :math:`q` (:meth:`Normal.kl <capt.pretrain.latent.posterior.Normal.kl>`); then
   :math:`-\mathrm{ELBO} = \mathrm{rec} + \mathrm{KL} \ge -\log p(x)`;
 * :func:`dual_kl`: a lower bound on the KL, so that :math:`\mathrm{rec} + \mathrm{dual}` bounds :math:`-\log p(x)` on
   no side;
@@ -21,10 +21,10 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from capt.pretrain.base.errors import ConfigError
-from capt.pretrain.latent.data.batches import Batch
+from capt.pretrain.latent.batches import Batch
 from capt.pretrain.latent.evaluation.model import log_likelihood_gradients, log_likelihoods
-from capt.pretrain.latent.models.build import TextModel
-from capt.pretrain.latent.models.posterior import Normal, standard_log_prob
+from capt.pretrain.latent.models import TextModel
+from capt.pretrain.latent.posterior import Normal, standard_log_prob
 
 # Perplexities with their errors, from a bound of each sentence.
 #
@@ -107,7 +107,7 @@ _BLOCK_ELEMENTS = 1 << 22
 @runtime_checkable
 class Proposal(Protocol):
     """One density over z for each of ``n`` sentences, such as
-    :class:`~capt.pretrain.latent.models.posterior.Normal`."""
+    :class:`~capt.pretrain.latent.posterior.Normal`."""
 
     def sample(self, number: int, generator: torch.Generator | None = None) -> Float[Tensor, "s n d"]:
         """Draw ``number`` times from each density."""
@@ -250,7 +250,7 @@ def log_likelihood_bound(
     Args:
         model: the model in evaluation mode.
         batch: the sentences.
-        proposal: a density for each sentence, such as :class:`~capt.pretrain.latent.models.posterior.Normal`,
+        proposal: a density for each sentence, such as :class:`~capt.pretrain.latent.posterior.Normal`,
             :func:`prior`, :class:`Mixture`, or that of
             :func:`~capt.pretrain.latent.evaluation.bounds.refitted_proposal`.
         draws: ``k``.

@@ -19,12 +19,12 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from capt.pretrain.base.randomness import derive
-from capt.pretrain.latent.data.batches import Batch
+from capt.pretrain.latent.batches import Batch
 from capt.pretrain.latent.evaluation.bounds import estimate, missing, weighted_bounds
 from capt.pretrain.latent.evaluation.likelihood import LikelihoodBounds
 from capt.pretrain.latent.evaluation.model import log_likelihood_gradients, log_likelihoods
-from capt.pretrain.latent.models.build import TextModel
-from capt.pretrain.latent.models.posterior import Normal
+from capt.pretrain.latent.models import TextModel
+from capt.pretrain.latent.posterior import Normal
 
 CHAINS, TEMPERATURES = 16, 50
 """The chains of each sentence, and the densities that each chain passes."""
@@ -139,6 +139,7 @@ def bridge_check(model: TextModel, collected: LikelihoodBounds, number: int) -> 
     total = sum(batch.total for batch, _ in collected.batches)
     number = min(number, total)
     chosen = ((torch.arange(number) + 0.5) * total / number).long()
+    # ``chosen`` counts over all batches, and each batch bridges those that fall into it.
     parts, shares, first = [], [], 0
     for batch, guide in collected.batches:
         rows = chosen[(chosen >= first) & (chosen < first + batch.total)] - first

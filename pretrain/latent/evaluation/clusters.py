@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.files import require_own_folder, write_bytes
+from capt.pretrain.latent.batches import StepNoise
 from capt.pretrain.latent.config import CODES, LatentJob
-from capt.pretrain.latent.data.sampled_batch import StepNoise
-from capt.pretrain.latent.models.build import ClusterDecoder, ClusterEncoder
+from capt.pretrain.latent.models import ClusterDecoder, ClusterEncoder
 
 POINTS = 500
 """The draws of z for each class, as in the paper's plots."""

@@ -20,12 +20,12 @@ from typing import Literal, assert_never
 
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.engine.run_folder import save_artifact
+from capt.pretrain.latent import kenlm, ngram
 from capt.pretrain.latent.config import GENERATED_TEXT
-from capt.pretrain.latent.data.corpus import read
+from capt.pretrain.latent.corpus import read
 from capt.pretrain.latent.evaluation.text import MAX_WORDS, sample
-from capt.pretrain.latent.load import LoadedModel
-from capt.pretrain.latent.ngram import kenlm, kneser_ney
-from capt.pretrain.latent.ngram.model import LanguageModel, Text
+from capt.pretrain.latent.models import LoadedModel
+from capt.pretrain.latent.ngram import LanguageModel, Text
 from capt.pretrain.latent.text_files import file_of
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ ORDER = 5
 """The longest n-grams of both models."""
 
 Estimator = Literal["kenlm", "builtin"]
-"""``kenlm``: its own programs. ``builtin``: :mod:`capt.pretrain.latent.ngram.kneser_ney`, the same model in numpy."""
+"""``kenlm``: its own programs. ``builtin``: :mod:`capt.pretrain.latent.ngram`, the same model in numpy."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def estimator(name: Estimator, folder: Path, programs: Path | None = None) -> Ca
     Args:
         name: the estimator; no other one replaces it.
         folder: where ``lmplz`` writes its models, each in a file of its own that the caller removes (PTB: 90 MB).
-        programs: the folder of ``lmplz`` and ``query``, see :func:`capt.pretrain.latent.ngram.kenlm.find_programs`.
+        programs: the folder of ``lmplz`` and ``query``, see :func:`capt.pretrain.latent.kenlm.find_programs`.
 
     Raises:
         ConfigError: the programs of ``kenlm`` are missing.
@@ -75,11 +75,11 @@ def estimator(name: Estimator, folder: Path, programs: Path | None = None) -> Ca
             def estimate(text: Text) -> LanguageModel:
                 with tempfile.NamedTemporaryFile(dir=folder, suffix=".arpa", delete=False) as file:
                     arpa = Path(file.name)
-                return kenlm.estimate(text, arpa, executables, ORDER, kneser_ney.FALLBACK)
+                return kenlm.estimate(text, arpa, executables, ORDER, ngram.FALLBACK)
 
             return estimate
         case "builtin":
-            return lambda text: kneser_ney.estimate(text, ORDER, kneser_ney.FALLBACK)
+            return lambda text: ngram.estimate(text, ORDER, ngram.FALLBACK)
         case _:
             assert_never(name)
 

@@ -11,8 +11,8 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from capt.pretrain.base.randomness import derive
-from capt.pretrain.latent.data.batches import Batch
-from capt.pretrain.latent.data.corpus import predicted
+from capt.pretrain.latent.batches import Batch
+from capt.pretrain.latent.corpus import predicted
 from capt.pretrain.latent.evaluation.bounds import (
     STEPS,
     Bounds,
@@ -28,8 +28,8 @@ from capt.pretrain.latent.evaluation.bounds import (
     weighted_bounds,
 )
 from capt.pretrain.latent.evaluation.model import PosteriorSamples, passes
-from capt.pretrain.latent.models.build import TextDecoder, TextModel
-from capt.pretrain.latent.models.posterior import Normal
+from capt.pretrain.latent.models import TextDecoder, TextModel
+from capt.pretrain.latent.posterior import Normal
 
 # The likelihood of a text with and without its unknown words.
 #
@@ -306,6 +306,7 @@ class LikelihoodBounds:
                 result[f"ppl_iw_{name}"] = missing(self._reasons.get(name, "no draws were asked for: --weighted 0"))
             else:
                 result[f"ppl_iw_{name}"] = estimate(bounds, self.words, self._draws[name])
+        # The known words are scored by the bound that is best for all words: no second choice, which could flatter.
         best = self.best
         if best is None:
             result["ppl_best"] = result["ppl_known"] = missing("no bound is finite")

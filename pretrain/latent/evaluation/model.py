@@ -9,12 +9,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from capt.pretrain.latent.batches import Batch, StepNoise, sample_batch
 from capt.pretrain.latent.config import LatentJob
-from capt.pretrain.latent.data.batches import Batch
-from capt.pretrain.latent.data.sampled_batch import StepNoise, sample_batch
-from capt.pretrain.latent.models.build import TextDecoder, TextModel
-from capt.pretrain.latent.models.posterior import Normal, frozen
-from capt.pretrain.latent.training.semi_amortized import refined_density
+from capt.pretrain.latent.models import TextDecoder, TextModel
+from capt.pretrain.latent.posterior import Normal, frozen
+from capt.pretrain.latent.training import refined_density
 
 ROWS_PER_PASS = 512
 """The number of sequences, at most, in one pass of the decoder."""

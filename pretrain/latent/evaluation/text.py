@@ -14,10 +14,9 @@ from torch import Tensor
 
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import ConfigError, DataError, shown
+from capt.pretrain.latent.batches import Batch, StepNoise
 from capt.pretrain.latent.config import LatentJob
-from capt.pretrain.latent.data.batches import Batch
-from capt.pretrain.latent.data.corpus import Sentences
-from capt.pretrain.latent.data.sampled_batch import StepNoise
+from capt.pretrain.latent.corpus import Sentences
 from capt.pretrain.latent.evaluation.bounds import (
     Mixture,
     active_units,
@@ -29,9 +28,8 @@ from capt.pretrain.latent.evaluation.bounds import (
 )
 from capt.pretrain.latent.evaluation.likelihood import FIT_DRAWS, LikelihoodBounds, likelihoods, weighted_nlls
 from capt.pretrain.latent.evaluation.model import sample_posterior
-from capt.pretrain.latent.load import LoadedModel
-from capt.pretrain.latent.models.build import TextModel
-from capt.pretrain.latent.models.posterior import Critics, Normal
+from capt.pretrain.latent.models import LoadedModel, TextModel
+from capt.pretrain.latent.posterior import Critics, Normal
 
 # Sentences that a trained model writes: from the prior, from another sentence, and between two sentences.
 
@@ -259,6 +257,7 @@ def _mean_metrics(ranks: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
     """Turn the sums of all ranks into the metrics."""
     names = {name for sums in ranks for name in sums}
     total = {name: torch.stack([sums[name] for sums in ranks if name in sums]).sum(0) for name in names}
+    # Ranks hold different numbers of sentences: sums are added first, and divided once.
     sentences = float(total["sentences"])
     scored = float(total["scored"]) / sentences
     unknown_share = float(total.pop("unknown") / total["scored"])

@@ -262,6 +262,7 @@ class ModernBertConfig(EncoderConfig):
             "layer_types": [_FULL if self.is_global(number) else _SLIDING for number in range(self.layers)],
             "rope_parameters": {kind: {"rope_type": "default", "rope_theta": x} for kind, x in thetas.items()},
             "global_attn_every_n_layers": self.global_every,
+            # Older releases of transformers read the bases here, newer ones in rope_parameters.
             **{ours: float(getattr(self, ours)) for ours in _THETAS},
             "bos_token_id": bos_id,
             "cls_token_id": bos_id,

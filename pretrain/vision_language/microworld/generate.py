@@ -17,8 +17,15 @@ from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.regions.importing import import_regions
 from capt.pretrain.regions.manifest import MANIFEST
 from capt.pretrain.vision_language.microworld.pictures import Recipe, picture, tsv_row, write_answers, write_pictures
-from capt.pretrain.vision_language.microworld.scenes import CLASSES, COLOURS, Scene, draw_scene, random_for
-from capt.pretrain.vision_language.microworld.sentences import Statement, draw_statement
+from capt.pretrain.vision_language.microworld.scenes import (
+    CLASSES,
+    COLOURS,
+    Scene,
+    Statement,
+    draw_scene,
+    draw_statement,
+    random_for,
+)
 
 SPLITS = ("train", "validation", "test")
 FORMAT = 3

@@ -23,10 +23,10 @@ from capt.pretrain.vision_language.microworld.scenes import (
     HEIGHT,
     WIDTH,
     Scene,
+    captions,
     draw_scene,
     random_for,
 )
-from capt.pretrain.vision_language.microworld.sentences import captions
 
 # JSON files that are written entry by entry, so that a world of any size needs no memory.
 
@@ -180,6 +180,7 @@ def write_pictures(out: Path, split: str, numbers: range, recipe: Recipe) -> Ite
             rng = random_for("sentences", recipe.seed, number)
             tsv.write(tsv_row(picture(name, scene, recipe.seed, number, recipe.feature_size, recipe.noise)))
             sentences, questions = captions(scene, rng), ask(scene, rng, QUESTIONS)
+            # All files of a picture draw from one generator, so their order in this loop is part of the data.
             others = [question for question in ask(scene, rng, QUESTIONS + 1) if question.form != "count"]
             pretraining.add(_pretraining(name, sentences, questions, others))
             for k, sentence in enumerate(sentences):

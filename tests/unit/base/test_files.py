@@ -16,7 +16,7 @@ from capt.pretrain.base.atomic import new_file
 from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, UserError, user_text
 from capt.pretrain.base.files import read_lines
 from capt.pretrain.data.files import FileCorpus
-from capt.pretrain.embeddings.vectors.files import read_vectors
+from capt.pretrain.embeddings.vectors import read_vectors
 from capt.pretrain.models.hf_folder import read_json as read_model_json
 from capt.pretrain.models.hf_folder import read_tensor_file
 from capt.pretrain.vision_language.data.read import read_examples

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from capt.pretrain.config.load import load_job
-from capt.pretrain.embeddings.data.corpus import VOCABULARY, Vocabulary
+from capt.pretrain.embeddings.corpus import VOCABULARY, Vocabulary
 from capt.pretrain.engine.checkpoint.save import partial_folder, write_weights_only
 
 WORDS = ("the", "king", "queen", "man", "woman", "sword", "paris", "france")

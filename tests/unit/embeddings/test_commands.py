@@ -18,7 +18,7 @@ from capt.pretrain.embeddings.load import load_embeddings, load_tables
 from capt.pretrain.embeddings.neighbors import distribution, load_generator, negatives_of
 from capt.pretrain.embeddings.report import method_of, run_sections
 from capt.pretrain.embeddings.similarity import CASE_RULE
-from capt.pretrain.embeddings.vectors.files import find_layout, read_vectors
+from capt.pretrain.embeddings.vectors import find_layout, read_vectors
 from capt.pretrain.report.runs import read_run
 from tests.unit.embeddings.runs import WORDS, Tables, make_run, tables
 

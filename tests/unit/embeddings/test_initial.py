@@ -16,7 +16,7 @@ from capt.pretrain.embeddings.initial import InitialVectors, build_tables, with_
 from capt.pretrain.embeddings.load import load_embeddings
 from capt.pretrain.embeddings.tables import EmbeddingTables
 from capt.pretrain.embeddings.task import EmbeddingTask
-from capt.pretrain.embeddings.vectors.word_vectors import WordVectors
+from capt.pretrain.embeddings.vectors import WordVectors
 from tests.unit.embeddings.runs import make_run, tables
 
 INDEX = {"the": 0, "sea": 1, "queen": 2, "of": 3}
@@ -37,7 +37,6 @@ def test_words_of_the_text_get_their_vectors_and_the_others_keep_theirs(tmp_path
     tables, before = _tables(), _tables()
     initial = InitialVectors(_file(tmp_path))
     assert initial.width == 3
-    assert not initial.has_context
     assert initial.fill(tables, INDEX, "zeros") == 2
     assert tables.input[0].tolist() == [-1, 0.5, 0]
     assert tables.input[2].tolist() == [1, 2, 3]

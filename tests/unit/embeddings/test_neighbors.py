@@ -10,7 +10,7 @@ import pytest
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.embeddings.neighbors import neighbors, read_ranks
 from capt.pretrain.embeddings.similarity import score_analogies
-from capt.pretrain.embeddings.vectors.word_vectors import WordVectors
+from capt.pretrain.embeddings.vectors import WordVectors
 
 RNG = np.random.default_rng(3)
 VECTORS = WordVectors(tuple(f"w{i}" for i in range(60)), RNG.standard_normal((60, 7)).astype(np.float32) * 3)

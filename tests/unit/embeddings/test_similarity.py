@@ -19,7 +19,7 @@ from capt.pretrain.embeddings.similarity import (
     score_sets,
     spearman,
 )
-from capt.pretrain.embeddings.vectors.word_vectors import WordVectors
+from capt.pretrain.embeddings.vectors import WordVectors
 
 CIRCLE = WordVectors(
     ("a", "b", "c", "d", "paris"),

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from capt.pretrain.embeddings.similarity import Cosines, WordPairs
-from capt.pretrain.embeddings.vectors.word_vectors import WordVectors
+from capt.pretrain.embeddings.vectors import WordVectors
 from tests.studies.ace_tables import Trial, bootstrap, similarity_table
 from tests.studies.skipgram import HeldOutLoss
 

@@ -8,8 +8,8 @@ import datasets
 import numpy as np
 import pytest
 
+from capt.finetune.glue.data import read_hub
 from capt.finetune.glue.files import read_split
-from capt.finetune.glue.hub import read_hub
 from capt.finetune.glue.tasks import GLUE
 from capt.pretrain.base.errors import ConfigError, DataError
 from tests.unit.finetune.test_files import write

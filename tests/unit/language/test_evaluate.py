@@ -28,10 +28,9 @@ from capt.pretrain.data.shards import PackedDataset
 from capt.pretrain.data.sts_files import Pairs, find_sets
 from capt.pretrain.engine.checkpoint.save import partial_folder, write_weights_only
 from capt.pretrain.language import evaluate as module
-from capt.pretrain.language.backbone import load_backbone
 from capt.pretrain.language.batches import Assembler
 from capt.pretrain.language.evaluate import Representations, as_text, command, evaluate
-from capt.pretrain.language.load import load_model
+from capt.pretrain.language.load import load_backbone, load_model
 from capt.pretrain.language.prepare import vocabulary_of
 from capt.pretrain.language.sts import score, word_figures
 from capt.pretrain.language.task import LanguageModule

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from capt.pretrain.latent.ngram.model import SPECIAL, Level, NGramModel
+from capt.pretrain.latent.ngram import SPECIAL, Level, NGramModel
 
 
 def read_arpa(path: Path) -> NGramModel:

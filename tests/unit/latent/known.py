@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from capt.pretrain.latent.data.batches import Batch
+from capt.pretrain.latent.batches import Batch
 from capt.pretrain.latent.evaluation.bounds import Mixture, log_likelihood_bound, prior, refitted_proposal
 from capt.pretrain.latent.evaluation.model import log_likelihoods
-from capt.pretrain.latent.models.build import TextModel, build
-from capt.pretrain.latent.models.posterior import Normal, standard_log_prob
+from capt.pretrain.latent.models import TextModel, build
+from capt.pretrain.latent.posterior import Normal, standard_log_prob
 from tests.latent import small_job
 
 WORDS, N, LENGTH = 12, 5, 7

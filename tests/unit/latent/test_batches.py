@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from capt.pretrain.latent.data.batches import Batches
-from capt.pretrain.latent.data.corpus import END, PAD, START, Sentences, build_vocabulary, load_sentences
-from capt.pretrain.latent.data.sampled_batch import StepNoise
+from capt.pretrain.latent.batches import Batches, StepNoise
+from capt.pretrain.latent.corpus import END, PAD, START, Sentences, build_vocabulary, load_sentences
 from capt.pretrain.latent.text_files import DataSection
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from capt.pretrain.latent.config import ModelSection
 from capt.pretrain.latent.evaluation import bounds
-from capt.pretrain.latent.models.posterior import Normal, build_head, standard_log_prob
+from capt.pretrain.latent.posterior import Normal, build_head, standard_log_prob
 
 DRAWS = 40_000
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from capt.pretrain.latent.data.batches import Batch
-from capt.pretrain.latent.data.corpus import UNK
+from capt.pretrain.latent.batches import Batch
+from capt.pretrain.latent.corpus import UNK
 from capt.pretrain.latent.evaluation import bridge as bridging
 from capt.pretrain.latent.evaluation.bounds import Bounds, weighted_bounds
 from capt.pretrain.latent.evaluation.bridge import Bridged, bridge, bridge_check
 from capt.pretrain.latent.evaluation.likelihood import LikelihoodBounds, Likelihoods, WordBounds
 from capt.pretrain.latent.evaluation.model import log_likelihood_gradients, log_likelihoods
-from capt.pretrain.latent.models.posterior import Normal
+from capt.pretrain.latent.posterior import Normal
 from tests.unit.latent.known import KnownDecoder, N, seeded
 
 

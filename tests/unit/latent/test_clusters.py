@@ -12,11 +12,10 @@ from torch.nn import functional as F
 
 from capt.pretrain.config.load import load_job
 from capt.pretrain.engine.task import Progress
+from capt.pretrain.latent.batches import SampledBatch, cluster_batches
 from capt.pretrain.latent.config import LatentJob
-from capt.pretrain.latent.data.batches import cluster_batches
-from capt.pretrain.latent.data.sampled_batch import SampledBatch
 from capt.pretrain.latent.evaluation.clusters import POINTS, cluster_metrics, purity, sample_codes, separation
-from capt.pretrain.latent.models.build import ClusterDecoder, ClusterEncoder, build
+from capt.pretrain.latent.models import ClusterDecoder, ClusterEncoder, build
 from capt.pretrain.latent.task import LatentTask
 from tests.latent import PTB
 

@@ -11,7 +11,7 @@ from capt.pretrain.config.load import load_job
 from capt.pretrain.latent.config import LatentJob, ObjectiveSection
 from capt.pretrain.latent.task import LatentTask
 from capt.pretrain.latent.text_files import DataSection
-from capt.pretrain.latent.training.steps import beta_at
+from capt.pretrain.latent.training import beta_at
 from tests.latent import PAPER, PRESETS, PTB
 
 CLUSTERS = PTB.parent

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.latent.data.corpus import (
+from capt.pretrain.latent.corpus import (
     END,
     START,
     UNK,

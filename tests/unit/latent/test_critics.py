@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from capt.pretrain.latent.batches import SampledBatch, StepNoise
 from capt.pretrain.latent.config import CriticSection
-from capt.pretrain.latent.data.sampled_batch import SampledBatch, StepNoise
-from capt.pretrain.latent.models.posterior import Critics, CriticValues, frozen
-from capt.pretrain.latent.objectives.losses import (
+from capt.pretrain.latent.objectives import (
     circle_loss,
     clamped,
     critics_loss,
@@ -19,6 +18,7 @@ from capt.pretrain.latent.objectives.losses import (
     squared_difference,
     valid_rows,
 )
+from capt.pretrain.latent.posterior import Critics, CriticValues, frozen
 
 N = 6
 

@@ -17,9 +17,8 @@ from capt.pretrain.latent.evaluation.forward_reverse import (
     reverse_perplexity,
 )
 from capt.pretrain.latent.evaluation.text import MAX_WORDS
-from capt.pretrain.latent.ngram.kenlm import find_programs
-from capt.pretrain.latent.ngram.kneser_ney import FALLBACK, estimate
-from capt.pretrain.latent.ngram.model import Text, WordScores
+from capt.pretrain.latent.kenlm import find_programs
+from capt.pretrain.latent.ngram import FALLBACK, Text, WordScores, estimate
 
 TRAIN = [line.split() for line in (Path(__file__).parent / "lmplz" / "text.txt").read_text().splitlines()]
 

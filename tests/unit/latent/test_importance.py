@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from capt.pretrain.base.errors import ConfigError
-from capt.pretrain.latent.data.batches import Batch
+from capt.pretrain.latent.batches import Batch
 from capt.pretrain.latent.evaluation import model as evaluation_model
 from capt.pretrain.latent.evaluation.bounds import Mixture, diagonal, negative_elbo, refitted_proposal
 from capt.pretrain.latent.evaluation.model import log_likelihoods
-from capt.pretrain.latent.models.posterior import Normal
+from capt.pretrain.latent.posterior import Normal
 from tests.unit.latent.known import LENGTH, KnownDecoder, N, seeded
 
 

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from capt.pretrain.base.errors import ConfigError, DataError
-from capt.pretrain.latent.ngram import kenlm, kneser_ney
-from capt.pretrain.latent.ngram.kenlm import KenLM, Programs, find_programs
-from capt.pretrain.latent.ngram.kneser_ney import FALLBACK
-from capt.pretrain.latent.ngram.model import NGramModel, Text
+from capt.pretrain.latent import kenlm, ngram
+from capt.pretrain.latent.kenlm import KenLM, Programs, find_programs
+from capt.pretrain.latent.ngram import FALLBACK, NGramModel, Text
 from tests.unit.latent.arpa import read_arpa
 
 LMPLZ = Path(__file__).parent / "lmplz"
@@ -62,7 +61,7 @@ def test_what_query_prints_is_read(tmp_path: Path) -> None:
     text = sentences(LMPLZ / "scored.txt")
     theirs = KenLM(tmp_path / "model.arpa", Programs(query, query)).score(text)
     assert (tmp_path / "asked").read_text() == (LMPLZ / "scored.txt").read_text()
-    ours = kneser_ney.estimate(sentences(LMPLZ / "text.txt"), fallback=FALLBACK).score(text)
+    ours = ngram.estimate(sentences(LMPLZ / "text.txt"), fallback=FALLBACK).score(text)
     assert np.allclose(ours.log10, theirs.log10, rtol=0, atol=1e-5)
     assert ours.is_unknown.tolist() == theirs.is_unknown.tolist()
     assert ours.is_end.tolist() == theirs.is_end.tolist()
@@ -113,7 +112,7 @@ def test_same_model_as_lmplz(
 ) -> None:
     text = generated(number)
     kenlm.estimate(text, tmp_path / "m.arpa", programs, order, fallback)
-    agree(kneser_ney.estimate(text, order, fallback), read_arpa(tmp_path / "m.arpa"))
+    agree(ngram.estimate(text, order, fallback), read_arpa(tmp_path / "m.arpa"))
 
 
 def test_same_scores_as_query(programs: Programs, tmp_path: Path) -> None:
@@ -122,7 +121,7 @@ def test_same_scores_as_query(programs: Programs, tmp_path: Path) -> None:
         [*sentences(LMPLZ / "scored.txt"), *generated(40), ["w1", "<s>", "w2", "</s>", "w1"]],
     )
     theirs = kenlm.estimate(text, tmp_path / "m.arpa", programs).score(scored)
-    ours = kneser_ney.estimate(text).score(scored)
+    ours = ngram.estimate(text).score(scored)
     assert np.abs(ours.log10 - theirs.log10).max() < 1e-3
     assert ours.is_unknown.tolist() == theirs.is_unknown.tolist()
     assert ours.is_end.tolist() == theirs.is_end.tolist()
@@ -132,7 +131,7 @@ def test_lmplz_refuses_what_the_builtin_refuses(programs: Programs, tmp_path: Pa
     with pytest.raises(DataError, match="discount_fallback"):
         kenlm.estimate([["a", "a"]], tmp_path / "m.arpa", programs)
     with pytest.raises(DataError, match="discount_fallback"):
-        kneser_ney.estimate([["a", "a"]])
+        ngram.estimate([["a", "a"]])
 
 
 @pytest.mark.realdata
@@ -141,6 +140,6 @@ def test_penn_treebank_agrees_with_lmplz(programs: Programs, tmp_path: Path) -> 
     folder = Path(os.environ["CAPT_DATA"]) / "lm" / "ptb"
     train, test = sentences(folder / "ptb.valid.txt"), sentences(folder / "ptb.test.txt")
     theirs = kenlm.estimate(train, tmp_path / "m.arpa", programs).score(test)
-    ours = kneser_ney.estimate(train).score(test)
+    ours = ngram.estimate(train).score(test)
     assert np.abs(ours.log10 - theirs.log10).max() < 1e-3
     assert ours.perplexity(ends=False) == pytest.approx(theirs.perplexity(ends=False), rel=1e-5)

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from capt.pretrain.base.errors import ConfigError, DataError
-from capt.pretrain.latent.ngram.kneser_ney import FALLBACK, discounts, estimate
-from capt.pretrain.latent.ngram.model import END, SPECIAL, START, NGramModel
+from capt.pretrain.latent.ngram import END, FALLBACK, SPECIAL, START, NGramModel, discounts, estimate
 from tests.unit.latent.arpa import read_arpa
 
 LMPLZ = Path(__file__).parent / "lmplz"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from capt.pretrain.latent.models.posterior import frozen, mlp, with_gradient
+from capt.pretrain.latent.posterior import frozen, mlp, with_gradient
 
 WIDTHS = (5, 7, 6, 2)
 

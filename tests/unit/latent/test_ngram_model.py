@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from capt.pretrain.latent.ngram.kneser_ney import FALLBACK, estimate
-from capt.pretrain.latent.ngram.model import Level, NGramModel
+from capt.pretrain.latent.ngram import FALLBACK, Level, NGramModel, estimate
 from tests.unit.latent.arpa import read_arpa
 
 SMALL = """\

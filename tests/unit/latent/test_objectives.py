@@ -11,12 +11,10 @@ from torch.nn import functional as F
 
 from capt.pretrain.config.load import load_job
 from capt.pretrain.latent import objectives
+from capt.pretrain.latent.batches import Batch, StepNoise, sample_batch
 from capt.pretrain.latent.config import LatentJob
-from capt.pretrain.latent.data.batches import Batch
-from capt.pretrain.latent.data.sampled_batch import StepNoise, sample_batch
-from capt.pretrain.latent.models.posterior import Critics, EncoderOutput
-from capt.pretrain.latent.objectives import losses
-from capt.pretrain.latent.objectives.losses import Forward, Loss, objective_of
+from capt.pretrain.latent.objectives import Forward, Loss, objective_of
+from capt.pretrain.latent.posterior import Critics, EncoderOutput
 from tests.latent import PRESETS, PTB, small_job
 
 N, D, BETA = 5, 4, 0.7
@@ -40,13 +38,13 @@ def test_the_table_names_the_function_of_each_preset(path: Path) -> None:
     expected = _table()[row]
     if path.parent.name != "ptb" and path.stem == "clvae_plus_mi_code":
         expected = "clvae_mi"  # as released for these texts: no circle loss
-    assert objective_of(job) is getattr(losses, expected)
+    assert objective_of(job) is getattr(objectives, expected)
 
 
 def test_the_table_has_every_row() -> None:
     table = _table()
     assert set(table) == {re.sub("_paper$", "", preset) for preset in PRESETS}
-    annotations = {name: function.__annotations__ for name, function in vars(losses).items() if callable(function)}
+    annotations = {name: function.__annotations__ for name, function in vars(objectives).items() if callable(function)}
     functions = {name for name, types in annotations.items() if types == {"x": "Forward", "return": "Loss"}}
     assert set(table.values()) == functions
 
@@ -55,7 +53,7 @@ def test_the_table_has_every_row() -> None:
 def test_clusters_have_the_functions_of_the_tables(name: str, function: str) -> None:
     job = load_job(PTB.parent / f"clusters_{name}.yaml")
     assert isinstance(job, LatentJob)
-    assert objective_of(job) is getattr(losses, function)
+    assert objective_of(job) is getattr(objectives, function)
 
 
 def _forward(preset: str, folder: Path, *more: str) -> Forward:

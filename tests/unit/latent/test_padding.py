@@ -13,12 +13,11 @@ from torch import Tensor
 
 from capt.pretrain.base.quiet import quiet_libraries
 from capt.pretrain.engine.run import run_job
+from capt.pretrain.latent.batches import Batch, StepNoise, sample_batch, swapped
 from capt.pretrain.latent.config import LatentJob
-from capt.pretrain.latent.data.batches import Batch
-from capt.pretrain.latent.data.corpus import END, PAD, START, UNK, Sentences, Vocabulary, ends_of
-from capt.pretrain.latent.data.sampled_batch import StepNoise, sample_batch, swapped
-from capt.pretrain.latent.models.build import build
-from capt.pretrain.latent.objectives.losses import contrast_loss
+from capt.pretrain.latent.corpus import END, PAD, START, UNK, Sentences, Vocabulary, ends_of
+from capt.pretrain.latent.models import build
+from capt.pretrain.latent.objectives import contrast_loss
 from tests.latent import small_job
 from tests.support import run_ranks
 

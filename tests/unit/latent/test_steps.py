@@ -16,13 +16,12 @@ from capt.pretrain.base.quiet import quiet_libraries
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.engines.build import build_engines
 from capt.pretrain.engine.task import to_float
+from capt.pretrain.latent.batches import Batch, StepNoise, sample_batch, swapped
 from capt.pretrain.latent.config import LatentJob
-from capt.pretrain.latent.data.batches import Batch
-from capt.pretrain.latent.data.corpus import END, START
-from capt.pretrain.latent.data.sampled_batch import StepNoise, sample_batch, swapped
-from capt.pretrain.latent.models.build import TextDecoder, build, optimizers
-from capt.pretrain.latent.models.posterior import Normal
-from capt.pretrain.latent.training.steps import train_step
+from capt.pretrain.latent.corpus import END, START
+from capt.pretrain.latent.models import TextDecoder, build, optimizers
+from capt.pretrain.latent.posterior import Normal
+from capt.pretrain.latent.training import train_step
 from tests.latent import small_job
 from tests.support import run_ranks
 

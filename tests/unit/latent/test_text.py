@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from capt.pretrain.latent import models
 from capt.pretrain.latent.config import ModelSection
-from capt.pretrain.latent.data.corpus import END, PAD, START
+from capt.pretrain.latent.corpus import END, PAD, START
 from capt.pretrain.latent.evaluation.model import log_likelihoods
-from capt.pretrain.latent.models import build
-from capt.pretrain.latent.models.build import TextDecoder, TextEncoder
-from capt.pretrain.latent.models.posterior import frozen
+from capt.pretrain.latent.models import TextDecoder, TextEncoder
+from capt.pretrain.latent.posterior import frozen
 
 WORDS = 23
 SECTION = ModelSection(embedding=6, hidden=7, latent=3, noise=5, posterior="linear", dropout=0.0)
@@ -68,8 +68,8 @@ def test_loss_and_gradients_are_those_of_a_loop_over_words(decoder: TextDecoder)
 def test_likelihood_of_many_draws_is_that_of_each_alone(
     decoder: TextDecoder, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "_BLOCK", block)
-    monkeypatch.setattr(build, "_CACHED", 3 * WORDS)
+    monkeypatch.setattr(models, "_BLOCK", block)
+    monkeypatch.setattr(models, "_CACHED", 3 * WORDS)
     tokens, z = _tokens(), torch.randn(9, 4, 3)
     with torch.no_grad():
         alone = torch.stack([-_plain(decoder, part, tokens) for part in z])

@@ -10,17 +10,16 @@ from typing import Any
 import pytest
 import torch
 
+from capt.pretrain.latent.batches import Batch, Batches, StepNoise
 from capt.pretrain.latent.config import LatentJob
-from capt.pretrain.latent.data.batches import Batch, Batches
-from capt.pretrain.latent.data.corpus import UNK, Sentences, build_vocabulary, load_sentences
-from capt.pretrain.latent.data.sampled_batch import StepNoise
+from capt.pretrain.latent.corpus import UNK, Sentences, build_vocabulary, load_sentences
 from capt.pretrain.latent.evaluation import model as evaluation_model
 from capt.pretrain.latent.evaluation.bounds import Mixture, fitted_normal, prior
 from capt.pretrain.latent.evaluation.likelihood import LikelihoodBounds
 from capt.pretrain.latent.evaluation.model import sample_posterior
 from capt.pretrain.latent.evaluation.text import DrawCounts, text_metrics
-from capt.pretrain.latent.models.build import TextModel, build
-from capt.pretrain.latent.models.posterior import standard_log_prob
+from capt.pretrain.latent.models import TextModel, build
+from capt.pretrain.latent.posterior import standard_log_prob
 from tests.latent import small_job, write_text
 
 S, K = 4, 6

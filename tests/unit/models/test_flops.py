@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from capt.pretrain.models.flops import flops_per_token
+from capt.pretrain.models.architecture import flops_per_token
 from tests.unit.models.support import LENGTH, batch, small_model
 
 N, MASKED = 5, 3

@@ -15,9 +15,8 @@ from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.models.capt import CaptModel
 from capt.pretrain.models.config import RobertaConfig
-from capt.pretrain.models.foreign.encoder import build_encoder, load_encoder
+from capt.pretrain.models.foreign.encoder import build_encoder, load_encoder, read_encoder
 from capt.pretrain.models.foreign.families import FAMILIES
-from capt.pretrain.models.foreign.read import read_encoder
 from capt.pretrain.models.heads import take_rows
 from tests.finetune import write_encoder
 from tests.language import language_mapping

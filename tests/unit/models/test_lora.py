@@ -12,9 +12,8 @@ from torch import Tensor
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.lora import LoraSection
 from capt.pretrain.models.encoder import Encoder
-from capt.pretrain.models.foreign.encoder import load_encoder
+from capt.pretrain.models.foreign.encoder import load_encoder, read_encoder
 from capt.pretrain.models.foreign.families import FAMILIES
-from capt.pretrain.models.foreign.read import read_encoder
 from tests.finetune import write_encoder
 
 pytest.importorskip("peft", reason="peft (the extra lora) is not installed")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.regions import tsv_import, writer
+from capt.pretrain.regions import importing, writer
 from capt.pretrain.regions.importing import import_regions
 from capt.pretrain.regions.picture import Picture
 from capt.pretrain.regions.store import RegionStore
@@ -25,7 +25,7 @@ from tests.unit.regions.pictures import random_pictures
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "_ROWS", 5)
-    monkeypatch.setattr(tsv_import, "_SYNC_SECONDS", 0.0)
+    monkeypatch.setattr(importing, "_SYNC_SECONDS", 0.0)
 
 
 def _pictures() -> list[Picture]:
@@ -194,7 +194,7 @@ def test_files_of_other_kinds_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_disk_is_looked_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tsv_import, "_FREE", 1 << 60)
+    monkeypatch.setattr(importing, "_FREE", 1 << 60)
     with pytest.raises(
         DataError, match=r"the store needs [\d,]+ bytes \([\d,]+ of them stay free\) and [\d,]+ are free"
     ):

@@ -13,8 +13,16 @@ from torch import Tensor
 from capt.pretrain.base.errors import CheckpointError
 from capt.pretrain.models.lxmert.hf_config import hf_keys, parse_hf_config
 from capt.pretrain.models.lxmert.model import build_model, load_weights, start_from
-from capt.pretrain.models.lxmert.names import HEADS, TIED, from_hf, hugging_face_names, parameter_names, to_hf
-from capt.pretrain.models.lxmert.read import PretrainedLxmert, read_lxmert
+from capt.pretrain.models.lxmert.read import (
+    HEADS,
+    TIED,
+    PretrainedLxmert,
+    from_hf,
+    hugging_face_names,
+    parameter_names,
+    read_lxmert,
+    to_hf,
+)
 from tests.unit.models.lxmert.support import ANSWERS, small_config, small_model
 
 GROUPS = tuple(HEADS)

@@ -1,1 +1,0 @@
-"""Updates of the tables."""

@@ -1,1 +1,0 @@
-"""Encoders, decoders, posteriors and critics."""

@@ -1,1 +1,0 @@
-"""n-gram language models, for forward and reverse perplexity."""

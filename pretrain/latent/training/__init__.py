@@ -1,1 +1,0 @@
-"""The training step and its schedules."""
