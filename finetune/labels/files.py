@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from capt.pretrain.base.errors import DataError, did_you_mean
-from capt.pretrain.base.files import PACKED, open_regular, printable, read_lines, require_ratio, unique_keys
+from capt.pretrain.base.files import PACKED, open_regular, parse_row, printable, read_lines, require_ratio
 from capt.pretrain.data.csv_rows import (
     QuotedCells,
     csv_problem,
@@ -173,7 +172,7 @@ def _json_lines(path: Path) -> Table:
                 continue
             place = f"{path}, line {number}"
             try:
-                row = json.loads(line, object_pairs_hook=unique_keys)
+                row = parse_row(line)
             except (ValueError, RecursionError) as error:
                 raise DataError(f"{place}: not JSON ({printable(str(error))}); write one object a line") from None
             if not isinstance(row, dict):

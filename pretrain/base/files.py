@@ -131,6 +131,10 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return row
 
 
+parse_row = json.JSONDecoder(object_pairs_hook=unique_keys).decode
+"""The value of a line of JSON. Raises ``ValueError`` as `unique_keys`, and for what is not JSON."""
+
+
 def is_utf8(text: str) -> bool:
     """Whether a text can be written; names of files may be of other bytes, and JSON may hold half a character."""
     try:

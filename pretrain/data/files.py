@@ -19,7 +19,7 @@ import pyarrow.compute
 import pyarrow.parquet
 
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.base.files import DAMAGED, PACKED, other_form, printable, require_ratio, unique_keys, unpacked
+from capt.pretrain.base.files import DAMAGED, PACKED, other_form, parse_row, printable, require_ratio, unpacked
 from capt.pretrain.base.stores import StoreFile, require_unchanged
 from capt.pretrain.base.verification import Verifier
 from capt.pretrain.data.corpus import PASSAGE, Corpus, Missing, Piece, TextColumn, row_pieces
@@ -235,7 +235,7 @@ def json_object(path: TextFile, number: int, line: str, after: str = "") -> dict
     Raises ``DataError`` for anything else.
     """
     try:
-        row = json.loads(line, object_pairs_hook=unique_keys)
+        row = parse_row(line)
     except json.JSONDecodeError as error:
         is_part = error.msg == "Extra data" or line.strip() in ("{", "[{")
         hint = _LIST if line.lstrip().startswith("[") else _ONE_A_LINE if is_part else ""

@@ -7,6 +7,7 @@ import gzip
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
