@@ -20,6 +20,7 @@ import pytest
 import zstandard
 
 from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.pairs.config import PairData
 from capt.pretrain.pairs.forms import FORMS, Counts, Pair, read_pairs
 from capt.pretrain.pairs.layout import ROLES
 from capt.pretrain.retrieval.data import read_collections
@@ -575,6 +576,18 @@ def test_a_set_of_the_hub_is_asked_for_by_its_id(monkeypatch: pytest.MonkeyPatch
     assert counts.columns == {"some/pairs": "query 'query'; positive 'document'; not read 'dataset'"}
     assert len(read(Path("some/pairs/triplet"), split="dev")) == 2
     assert asked == [("some/pairs", None, "train"), ("some/pairs", "triplet", "dev")]
+
+
+def test_a_file_is_named_once_whatever_it_is_called(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.jsonl", [{"query": "a", "pos": ["b"]}])
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "a.jsonl")
+    (tmp_path / "folder").symlink_to(tmp_path)
+    for other in ("a.jsonl", "link.jsonl", "folder/a.jsonl"):
+        both = [str(tmp_path / name) for name in ("a.jsonl", other)]
+        with pytest.raises(DataError, match=r"source pairs: .* is named twice"):
+            list(next(PairData(files=both).each()).paths())
+        with pytest.raises(DataError, match=rf"data\.validation_files: .*{other} is trained on too"):
+            PairData(files=both[:1], validation_files=both[1:]).held_out_paths()
 
 
 def test_no_name_has_two_roles() -> None:
