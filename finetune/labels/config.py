@@ -81,6 +81,11 @@ class LabelsData(TextData):
             raise ValueError(f"data.text, data.second and data.label name the column {twice!r} twice")
         if self.second is not None and self.text is None:
             raise ValueError("data.second needs data.text: name both columns")
+        if self.validation is not None and self.validation.resolve() == self.train.resolve():
+            raise ValueError(
+                f"data.validation is {self.train}, which is trained on (data.train): name other rows, or leave it out "
+                "to hold out data.validation_share of them"
+            )
         if isinstance(self.label, list) and self.kind not in (None, "multi_label"):
             raise ValueError(f"data.label names several columns, which is data.kind=multi_label, not {self.kind}")
         if self.labels is not None:

@@ -9,8 +9,9 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from capt.finetune.labels.config import LabelsData
 from capt.finetune.labels.files import Columns, find_columns, open_table
 from capt.finetune.text_task import Kind
 from capt.pretrain.base.errors import ConfigError, DataError, counted, did_you_mean, shown
+from capt.pretrain.base.overlap import report_overlap, same_text, shared
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +30,9 @@ _LARGEST = 1e18
 """What fp32 can hold the square of."""
 _LIST = re.compile(r"\[\s*(['\"].*)?\]", re.DOTALL)
 """A list as Python writes it."""
+_COMMA = re.compile(r"[+-]?\d+(,\d+)+")
+_NO_LABEL = ("nan", "<na>", "#n/a")
+"""How programs write a missing cell. None, NA and null are names of classes as well."""
 _MANY_CLASSES = 20
 """More different whole numbers than that may be classes or scores: the user has to say which."""
 
@@ -79,6 +84,7 @@ def read_splits(data: LabelsData) -> Splits:
         train, validation = _chosen(rows, [i for i in range(len(rows)) if i not in taken]), _chosen(rows, chosen)
     else:
         train, validation = rows, held_out
+        report_overlap({"text": shared(_texts(train), _texts(validation))})
     if data.kind == "regression":
         scores = np.array([_parsed(train, i, data) for i in range(len(train))], dtype=np.float64)
         if scores.max() == scores.min() and data.scale is None:  # rounding gives equal ones a deviation above 0
@@ -135,6 +141,11 @@ def _kind(rows: Labelled, data: LabelsData) -> Kind:
     if data.labels is not None:
         return "classification"
     numbers = [number for cell in cells if (number := _number(cell)) is not None]
+    if cells and all(isinstance(cell, str) and _COMMA.fullmatch(cell.strip()) for cell in cells):
+        raise DataError(
+            f"{rows.path}: the labels are numbers with a comma, as {shown(cells[0])}; write 3.5 for 3,5 and 1000 for "
+            "1,000, or say what they are: data.kind=multi_label or classification"
+        )
     if 2 * len(numbers) <= len(cells):
         return "classification"
     if len(numbers) < len(cells):
@@ -167,8 +178,9 @@ def _classes(rows: Labelled, labels: Sequence[Any], kind: Kind) -> list[str]:
         raise DataError(f"{rows.path}: no row has a label; there is nothing to learn")
     spellings: dict[str, str] = {}
     for name in counts:
-        number = _number(name)
-        same = unicodedata.normalize("NFKC", name).casefold() if number is None else str(number)
+        number = _number({"true": 1, "false": 0}.get(name.lower(), name))
+        seen = "".join(c for c in name if unicodedata.category(c) != "Cf")  # zero-width characters, soft hyphens
+        same = same_text(seen) if number is None else str(number)
         if (other := spellings.setdefault(same, name)) != name:
             at = next(i for i, label in enumerate(labels) if label == name or (kind == "multi_label" and name in label))
             raise DataError(
@@ -247,6 +259,8 @@ def _parsed(rows: Labelled, i: int, data: LabelsData) -> Label:
             if not _is_missing(cell):
                 raise DataError(f"{place}: {column!r} is {shown(cell)}; it must be a list of labels")
             raise DataError(f"{place}: {column!r} is missing; a row without labels has an empty list")
+        for name in names:
+            _require_label(name, place, column, data)
         return tuple(sorted(dict.fromkeys(names)))
     if _is_missing(cell):
         raise DataError(f"{place}: no label ({column!r} is empty); add it or remove the row")
@@ -262,7 +276,16 @@ def _parsed(rows: Labelled, i: int, data: LabelsData) -> Label:
     name = _name(cell)
     if data.labels is None and _LIST.fullmatch(name):
         raise DataError(f'{place}: {column!r} is {shown(cell)}, a list as text; write it as JSON: ["a", "b"]')
+    _require_label(name, place, column, data)
     return name
+
+
+def _require_label(name: str, place: str, column: str, data: LabelsData) -> None:
+    if data.labels is None and name.lower() in _NO_LABEL:
+        raise DataError(
+            f"{place}: {column!r} is {shown(name)}, as a missing label is written; remove the row, or list it in "
+            "data.labels if it is a class"
+        )
 
 
 def _text(cells: dict[str, Any], column: str, place: str) -> str:
@@ -271,8 +294,6 @@ def _text(cells: dict[str, Any], column: str, place: str) -> str:
         raise DataError(f"{place}: {column!r} is {shown(value)}; it must be text: correct or remove the row")
     if not value.strip():
         raise DataError(f"{place}: {column!r} is empty; every row needs its text: correct or remove the row")
-    if "\0" in value:
-        raise DataError(f"{place}: {column!r} is binary, not text: it holds a NUL")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -280,9 +301,16 @@ def _text(cells: dict[str, Any], column: str, place: str) -> str:
     return value
 
 
+def _texts(rows: Labelled) -> Iterator[tuple[str, ...]]:
+    columns = [rows.first] if rows.second is None else [rows.first, rows.second]
+    return (tuple(map(same_text, texts)) for texts in zip(*columns, strict=True))
+
+
 def _cell(cells: dict[str, Any], column: str, place: str) -> Any:
     if column not in cells:
         raise DataError(f"{place}: no {column!r}; {did_you_mean(column, list(cells), 'it has')}")
+    if isinstance(cells[column], str) and "\0" in cells[column]:
+        raise DataError(f"{place}: {column!r} is binary, not text: it holds a NUL")
     return cells[column]
 
 
@@ -317,13 +345,13 @@ def _name(cell: Any) -> str:
     """A class as text: 1 and 1.0 (which numbers become beside missing ones) are one class, true is ``true``."""
     if isinstance(cell, bool):
         return str(cell).lower()
-    if isinstance(cell, float) and cell.is_integer():
+    if isinstance(cell, float | Decimal) and math.isfinite(cell) and cell == int(cell):
         return str(int(cell))
     return str(cell).strip()
 
 
 def _flag(cell: Any, column: str, place: str) -> bool:
-    value = {"0": False, "1": True, "false": False, "true": True}.get(_name(cell).lower())
+    value = {"0": False, "0.0": False, "1": True, "1.0": True, "false": False, "true": True}.get(_name(cell).lower())
     if value is None:
         raise DataError(f"{place}: {column!r} is {shown(cell)}; a column of a label holds 0 or 1")
     return value

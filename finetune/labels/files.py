@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from capt.pretrain.base.errors import DataError, did_you_mean
-from capt.pretrain.base.files import PACKED, open_regular, printable, read_lines, require_ratio
-from capt.pretrain.data.csv_rows import QuotedCells, csv_problem, require_one_of_each
+from capt.pretrain.base.files import PACKED, open_regular, parse_row, printable, read_lines, require_ratio
+from capt.pretrain.data.csv_rows import (
+    QuotedCells,
+    csv_problem,
+    require_names,
+    require_no_header,
+    require_one_of_each,
+)
 
 KNOWN = ".csv, .tsv, .jsonl (each also .gz or .zst), .parquet"
 
@@ -116,15 +121,14 @@ def _delimited(path: Path, *, tabs: bool, quotes: bool) -> Table:
     separator = "\t" if tabs else next((s for s in (",", ";", "\t") if s in first), ",")
     records = _records(path, chain([first], lines), separator, quotes=quotes)
     _, header = next(records, (1, [""]))
-    columns = [name.strip() for name in header]
-    if columns == [""]:
-        raise DataError(f"{path}, line 1: empty; the first line must name the columns, such as text{separator}label")
+    columns = require_names(path, header)
 
     def rows() -> Iterator[Row]:
         for number, cells in records:
             if len(cells) != len(columns):
                 counts = f"{len(cells)} cells, and {len(columns)} in the first line"
                 raise DataError(f"{path}, line {number}: {counts}; {_advice(quotes)}")
+            require_no_header(path, number, columns, cells)
             yield Row(f"{path}, line {number}", dict(zip(columns, cells, strict=True)))
 
     return Table(path, columns, rows())
@@ -140,16 +144,18 @@ def _records(path: Path, lines: Iterator[str], separator: str, *, quotes: bool) 
         quoted.report()
         return
     reader = csv.reader((f"{line}\n" for line in lines), delimiter=separator, strict=True)
+    quoted = QuotedCells(path, "write no space before the quotes", behind=" ")
     first = 1
     try:
         for cells in reader:
             if cells:
-                yield first, cells
+                yield first, quoted.seen(first, cells)
             first = reader.line_num + 1
     except csv.Error as problem:
         raise DataError(
             f"{path}, line {first}: not a row of a table: {csv_problem(problem)}; {_advice(quotes)}"
         ) from None
+    quoted.report()
 
 
 def _advice(quotes: bool) -> str:
@@ -167,7 +173,7 @@ def _json_lines(path: Path) -> Table:
                 continue
             place = f"{path}, line {number}"
             try:
-                row = json.loads(line)
+                row = parse_row(line)
             except (ValueError, RecursionError) as error:
                 raise DataError(f"{place}: not JSON ({printable(str(error))}); write one object a line") from None
             if not isinstance(row, dict):

@@ -23,7 +23,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
-from capt.pretrain.base.errors import ConfigError, DataError, UserError
+from capt.pretrain.base.errors import ConfigError, DataError, UserError, shown
 
 SMALL = 64 << 20
 """Bytes that a manifest, a status or a configuration may have at most."""
@@ -119,6 +119,20 @@ def parse_json(text: str | bytes, source: Path | str, *, error: type[UserError] 
         return json.loads(text, parse_constant=refuse)
     except (ValueError, RecursionError) as problem:  # ValueError: a number of thousands of digits, bytes of no text
         raise error(f"{source}: not valid JSON: {printable(str(problem))}") from None
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, as ``object_pairs_hook``. Raises ``ValueError`` for a key that occurs twice: one would be lost."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {shown(twice)} occurs twice in one object")
+    return row
+
+
+parse_row = json.JSONDecoder(object_pairs_hook=unique_keys).decode
+"""The value of a line of JSON. Raises ``ValueError`` as `unique_keys`, and for what is not JSON."""
 
 
 def is_utf8(text: str) -> bool:
@@ -278,6 +292,7 @@ def require_ratio(path: object, unpacked: int, packed: int) -> None:
 
 PACKED = {".gz": "gzip", ".zst": "zstd"}
 """Ends of the names of packed files, and what they are packed with."""
+_PACKED_STARTS = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}
 
 
 class DamagedError(OSError):
@@ -338,9 +353,10 @@ class _Zstd:
 
 
 _OTHER_FORMS = (
+    ((b"\xff\xfe\0\0", b"\0\0\xfe\xff"), "it begins as UTF-32 does; convert it: iconv -f utf-32 -t utf-8"),
     ((b"\xff\xfe", b"\xfe\xff"), "it begins as UTF-16 does; convert it: iconv -f utf-16 -t utf-8"),
-    ((b"\x1f\x8b",), "it is packed with gzip; unpack it, or name it .gz"),
-    ((b"\x28\xb5\x2f\xfd",), "it is packed with zstd; unpack it, or name it .zst"),
+    ((_PACKED_STARTS[".gz"],), "it is packed with gzip; unpack it, or name it .gz"),
+    ((_PACKED_STARTS[".zst"],), "it is packed with zstd; unpack it, or name it .zst"),
     ((b"PAR1\x15",), "it is a parquet file; name it .parquet"),
     ((b"%PDF-",), "it is a PDF; extract its text"),
     ((b"\xfd7zXZ", b"BZh91AY", b"PK\x03\x04"), "it is an archive, or packed, or a spreadsheet; unpack or export it"),
@@ -372,9 +388,8 @@ def read_lines(files: Iterable[Path], progress: Callable[[int], None] | None = N
     """
     for path in files:
         if not path.is_file():
-            raise DataError(
-                f"{path}: {'not a file' if path.exists() else 'no such file'}; give UTF-8 text, or .gz of it"
-            )
+            there = "a link that leads to no file" if path.is_symlink() else "no such file"
+            raise DataError(f"{path}: {'not a file' if path.exists() else there}; give UTF-8 text, or .gz of it")
         if path.stat().st_size == 0:
             raise DataError(f"{path}: the file is empty")
         done = 0
@@ -387,8 +402,12 @@ def read_lines(files: Iterable[Path], progress: Callable[[int], None] | None = N
             byte = f"byte 0x{error.object[error.start]:02x}"
             raise DataError(f"{path}, line {done + 1}: not UTF-8 text ({byte}); convert it with iconv first") from error
         except DAMAGED as error:
-            hint = "" if done else f"; if it is not packed, name it without {path.suffix}"
-            raise DataError(f"{path}, after line {done}: damaged {PACKED[path.suffix]} file ({error}){hint}") from error
+            with open_regular(path) as raw:
+                is_packed = raw.read(4).startswith(_PACKED_STARTS[path.suffix])
+            hint = "fetch or pack it again" if is_packed else f"if it is not packed, name it without {path.suffix}"
+            raise DataError(
+                f"{path}, after line {done}: damaged {PACKED[path.suffix]} file ({error}); {hint}"
+            ) from error
 
 
 def _with_progress(raw: BufferedReader, path: Path, progress: Callable[[int], None] | None) -> Iterator[bytes]:
@@ -399,6 +418,8 @@ def _with_progress(raw: BufferedReader, path: Path, progress: Callable[[int], No
         for number, line in enumerate(iter(partial(lines.readline, LONGEST_LINE), b"")):
             if len(line) == LONGEST_LINE:
                 raise DataError(f"{path}, line {number + 1}: over {LONGEST_LINE:,} bytes, more than a line may have")
+            if number == 0 and b"\r" in line[:-1] and not line.endswith(b"\n"):
+                raise DataError(rf"{path}: its lines end in carriage returns alone; tr '\r' '\n' < FILE converts them")
             if progress is not None and number % 1024 == 0:
                 progress(raw.tell() - reported)
                 reported = raw.tell()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -19,19 +20,21 @@ def csv_rows(path: object, lines: Iterable[str]) -> Iterator[Row]:
     csv.field_size_limit(LONGEST_LINE)
     reader = csv.reader((line + "\n" for line in lines), strict=True)
     header: list[str] | None = None
+    quoted = QuotedCells(path, "write no space before the quotes", behind=" ")
     begin = 1
     try:
         for cells in reader:
             if header is None:
                 header = _header(path, cells, ",")
             elif cells or len(header) == 1:
-                yield f"{path}:{begin}", _cells(path, begin, header, cells or [""])
+                yield f"{path}:{begin}", _cells(path, begin, header, quoted.seen(begin, cells or [""]))
             begin = reader.line_num + 1
     except csv.Error as error:
         raise DataError(
             f"{path}, line {begin}: not CSV ({csv_problem(error)}); a cell with commas, quotes or line breaks has "
             "quotes around it, and a quote in it is doubled"
         ) from None
+    quoted.report()
 
 
 def csv_problem(error: csv.Error) -> str:
@@ -55,14 +58,18 @@ def tsv_rows(path: object, lines: Iterable[str]) -> Iterator[Row]:
 
 
 class QuotedCells:
-    """Cells between double quotes in a file without quoting: a spreadsheet wrote them, or they belong to the text."""
+    """Cells between double quotes that do not count as quotes: a program wrote them, or they belong to the text.
 
-    def __init__(self, path: object, remedy: str) -> None:
+    No quotes count in a file without quoting, and in csv not those ``behind`` a space.
+    """
+
+    def __init__(self, path: object, remedy: str, behind: str = "") -> None:
         self._path, self._remedy, self._rows, self._first = path, remedy, 0, 0
+        self._start = f'{behind}"'
 
     def seen(self, number: int, cells: list[str]) -> list[str]:
         """Count a row and return it. Raises ``DataError`` for a first row that is quoted throughout."""
-        quoted = [len(cell) > 1 and cell[0] == cell[-1] == '"' for cell in cells]
+        quoted = [len(cell) > 1 and cell.startswith(self._start) and cell[-1] == '"' for cell in cells]
         if number == 1 and all(quoted):
             raise DataError(
                 f"{self._path}, line 1: the names of the columns are between double quotes, which belong to the text "
@@ -91,9 +98,36 @@ def require_one_of_each(path: object, names: Sequence[str], where: str = "") -> 
         raise DataError(f"{path}{where}: two columns have the name {shown(twice)}; rename one of the two")
 
 
-def _header(path: object, cells: list[str], separator: str) -> list[str]:
+_OF_EXCEL = re.compile(r"sep=.?", re.IGNORECASE)
+
+
+def require_names(path: object, cells: Sequence[str]) -> list[str]:
+    """The names of the columns in a first line. Raises ``DataError`` where it does not name them."""
     names = [cell.strip() for cell in cells]
+    if not any(names):
+        raise DataError(f"{path}, line 1: empty; the first line must name the columns")
+    if _OF_EXCEL.fullmatch("".join(names)):
+        raise DataError(
+            f"{path}, line 1: {shown(names[0])} tells Excel the separator and names no column; remove the line: "
+            "tail -n +2 FILE"
+        )
+    if quoted := next((name for name in names if len(name) > 1 and name[0] == name[-1] == '"'), None):
+        raise DataError(
+            f"{path}, line 1: the name {quoted} is between double quotes that do not count as such; write none, and no "
+            "space before those of cells"
+        )
     require_one_of_each(path, names, ", line 1")
+    return names
+
+
+def require_no_header(path: object, number: int, header: Sequence[str], cells: Sequence[str]) -> None:
+    """Raise ``DataError`` for a row that repeats the first line, as files that were joined have it."""
+    if len(header) > 1 and cells[0].strip() == header[0] and [cell.strip() for cell in cells] == header:
+        raise DataError(f"{path}, line {number}: repeats the names of the columns, as joined files do; remove the line")
+
+
+def _header(path: object, cells: list[str], separator: str) -> list[str]:
+    names = require_names(path, cells)
     other = next((mark for mark in ("\t", ";", "|", ",") if mark != separator and mark in "".join(names)), None)
     if len(names) == 1 and other is not None:
         raise DataError(
@@ -109,4 +143,5 @@ def _cells(path: object, number: int, header: list[str], cells: list[str]) -> di
             f"{path}, line {number}: {len(cells)} columns; the header has {len(header)} "
             f"({', '.join(shown(name, 40) for name in header[:10])})"
         )
+    require_no_header(path, number, header, cells)
     return dict(zip(header, cells, strict=True))

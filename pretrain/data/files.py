@@ -19,7 +19,7 @@ import pyarrow.compute
 import pyarrow.parquet
 
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.base.files import DAMAGED, PACKED, other_form, printable, require_ratio, unpacked
+from capt.pretrain.base.files import DAMAGED, PACKED, other_form, parse_row, printable, require_ratio, unpacked
 from capt.pretrain.base.stores import StoreFile, require_unchanged
 from capt.pretrain.base.verification import Verifier
 from capt.pretrain.data.corpus import PASSAGE, Corpus, Missing, Piece, TextColumn, row_pieces
@@ -235,11 +235,12 @@ def json_object(path: TextFile, number: int, line: str, after: str = "") -> dict
     Raises ``DataError`` for anything else.
     """
     try:
-        row = json.loads(line)
+        row = parse_row(line)
     except json.JSONDecodeError as error:
-        hint = _LIST if line.lstrip().startswith("[") else ""
+        is_part = error.msg == "Extra data" or line.strip() in ("{", "[{")
+        hint = _LIST if line.lstrip().startswith("[") else _ONE_A_LINE if is_part else ""
         raise DataError(f"{path}, line {number}{after}, column {error.colno}: not JSON ({error.msg}){hint}") from None
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, a thousand brackets
+    except (ValueError, RecursionError) as error:  # a key twice, a number of thousands of digits, a thousand brackets
         raise DataError(f"{path}, line {number}{after}: not JSON that can be read ({error})") from None
     if not isinstance(row, dict):
         hint = _LIST if isinstance(row, list) else ""
@@ -293,6 +294,7 @@ def _size(column: pyarrow.Array) -> int:
 
 
 _LIST = "; write one object a line: jq -c '.[]' FILE"
+_ONE_A_LINE = "; write one object a line, with nothing behind it: jq -c . FILE"
 
 
 def source_record(path: TextFile, sha256: str) -> dict[str, str | int]:

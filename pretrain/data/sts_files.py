@@ -14,6 +14,8 @@ import numpy as np
 from jaxtyping import Float
 
 from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.files import read_lines
+from capt.pretrain.data.csv_rows import require_one_of_each
 
 SUBSETS = {
     "STS12": ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews"),
@@ -127,6 +129,7 @@ def _read_table(path: Path, columns: Sequence[str]) -> list[ScoredPair]:
     """A tab-separated file with a header; ``columns`` names the two sentences and the score. Quotes are just text."""
     lines = _lines(path)
     header = next(lines)[1].split("\t")
+    require_one_of_each(path, header, ", line 1")
     missing = [column for column in columns if column not in header]
     if missing:
         raise DataError(f"{path}, line 1: no column {', '.join(missing)}; the header has {', '.join(header)}")
@@ -159,14 +162,10 @@ def read_score(text: str, path: Path, number: int) -> float:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Numbered lines, cut at newlines only: sentences may hold other characters that ``splitlines`` would cut at."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text (byte {error.start})") from None
-    if not text.strip():
+    lines = list(read_lines([path]))
+    if not any(map(str.strip, lines)):
         raise DataError(f"{path}: the file is empty")
-    for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
-        yield number, line.removesuffix("\r")
+    for number, line in enumerate(lines, start=1):
+        if "\0" in line:
+            raise DataError(f"{path}, line {number}: binary, not text: it holds a NUL")
+        yield number, line

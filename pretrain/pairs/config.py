@@ -138,8 +138,8 @@ class PairData(Section):
     def held_out_paths(self) -> list[Path]:
         """The files of ``validation_files``. Raises ``DataError`` where one is missing, or is trained on."""
         held_out = _paths(self.validation_files, "data.validation_files")
-        trained_on = {path for source in self.each() for path in source.paths()}
-        if both := sorted(trained_on & set(held_out)):
+        trained_on = {path.resolve() for source in self.each() for path in source.paths()}
+        if both := [path for path in held_out if path.resolve() in trained_on]:
             raise DataError(f"data.validation_files: {both[0]} is trained on too; name other pairs")
         return held_out
 
@@ -186,8 +186,11 @@ def _paths(patterns: Sequence[str], key: str) -> list[Path]:
         path = Path(pattern).expanduser()
         whole = path.is_dir() or hub_id(path) is not None
         found += [path] if whole else resolve_paths([pattern], key, any_suffix=True)
-    if twice := sorted({path for path in found if found.count(path) > 1}):
-        raise DataError(f"{key}: {twice[0]} is named twice")
+    names: dict[Path, Path] = {}  # file -> its first name; a link, and ./a beside a, are the same file
+    for path in found:
+        if path.resolve() in names:
+            raise DataError(f"{key}: {path} is named twice, or by a link as well ({names[path.resolve()]})")
+        names[path.resolve()] = path
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ LABELS = ("label", "labels", "is_duplicate", "gold_label")
 """Names of columns that hold a score from 0 to 1, or the number of a class, which is not a score."""
 _KINDS = {"flagembedding": "pairs", "columns": "pairs", "scores": "scores", "texts": "texts", "ids": "pairs"}
 _IDS = ("positive_document_ids", "positive_ids", "pos_ids", "negative_document_ids", "negative_ids", "neg_ids")
+_USUAL = {name.lower(): name for names in (*ROLES.values(), LABELS, ("text", "sentence", "prompt")) for name in names}
 _NUMBERED = re.compile(r"(positive|pos|negative|neg|hard_negative|hard_neg)[_-]?(\d{1,4})")
 _NUMBER_OF_ROW = re.compile(
     r"|Unnamed: 0|__index_level_\d+__|_?id|idx|index|.*[_-](id|idx)|[qpd]id\d?|docid", re.IGNORECASE
@@ -155,7 +156,7 @@ class Layouts:
                 f"{place}: {layout.score!r} is a score of two texts, and {layout.negatives[0]!r} a third text; "
                 "form=columns leaves scores out, form=scores the third text"
             )
-        ids = [name for name in (*layout.positives, *layout.negatives) if name in _IDS]
+        ids = [name for name in (*layout.positives, *layout.negatives) if _usual(name) in _IDS]
         if ids and not self._with_corpus:
             raise DataError(f"{place}: {ids[0]!r} holds ids; name the texts of the documents by corpus")
         layout = replace(layout, ignored=tuple(dict.fromkeys((*layout.ignored, *self._not_read))))
@@ -169,7 +170,17 @@ class Layouts:
         return layout
 
     def _by_name(self, names: Sequence[str]) -> Layout | None:
-        """The layout that the names say; None where they leave query or positive open."""
+        """The layout that the names say, whatever their case; None where they leave query or positive open."""
+        asked = {name.strip() for value in self._columns.values() for name in value.split(",")}
+        known: dict[str, str] = {}  # usual name -> name
+        for name in names:
+            usual = _usual(name)
+            is_free = name not in asked and usual not in names and usual not in known
+            known[usual if is_free else name] = name
+        layout = self._by_usual_name(list(known))
+        return None if layout is None else _renamed(layout, known)
+
+    def _by_usual_name(self, names: Sequence[str]) -> Layout | None:
         text = self._columns.get("text")
         if self._form == "texts" or text in names:
             known = (*self._columns_of("query", names),) if "query" in self._columns else ("text", "sentence")
@@ -221,19 +232,20 @@ class Layouts:
                 f"{place.rpartition(':')[0]}, line 1: {shown(wrong, 60)} is not a name of a column: the first line "
                 "names them, as anchor and positive; put such a line above the texts"
             )
-        rest = [name for name in names if not _NUMBER_OF_ROW.fullmatch(name) and name not in LABELS]
+        rest = [name for name in names if not _NUMBER_OF_ROW.fullmatch(name) and _usual(name) not in LABELS]
         # in a file without types, a number is a text that reads as one
         texts = [n for n in rest if not is_number(row[n]) or (isinstance(row[n], str) and not self._has_header)]
         has_score = self._form in ("auto", "scores")
         score = rest[2] if has_score and len(rest) == 3 and texts == rest[:2] else None
         is_label = has_score and score is None and len(texts) == 2
-        label = next((name for name in LABELS if name in names), None) if is_label else None
+        labels = [name for name in names if _usual(name) in LABELS]
+        label = labels[0] if is_label and labels else None
         numbers = [name for name in rest if name not in texts and name != score]
         roles = ("query", "positive", *["negative"] * len(texts))
         mixed = next((n for n, role in zip(texts, roles, strict=False) if _role(n) not in (None, role)), None)
-        one_of_many = next((name for name in ("text", "sentence") if name in texts and len(texts) > 1), None)
-        ambiguous = one_of_many is not None and self._form != "columns"
-        with_label = len(texts) == 1 and any(name in LABELS for name in names) and self._form != "texts"
+        is_one_of_many = len(texts) > 1 and any(_usual(name) in ("text", "sentence") for name in texts)
+        ambiguous = is_one_of_many and self._form != "columns"
+        with_label = len(texts) == 1 and bool(labels) and self._form != "texts"
         if not texts or numbers or mixed or ambiguous or with_label or self._form == "flagembedding":
             raise DataError(f"{place}: {_no_layout(self._form, names)}")
         layout = Layout(
@@ -261,8 +273,25 @@ def _no_layout(form: str, names: Sequence[str]) -> str:
     )
 
 
+def _usual(name: str) -> str:
+    """A name of a column as it is known, where it differs from that in case or in spaces around it alone."""
+    plain = name.strip().lower()
+    return _USUAL.get(plain) or (plain if _NUMBERED.fullmatch(plain) else name)
+
+
+def _renamed(layout: Layout, names: Mapping[str, str]) -> Layout:
+    """A layout with other names of its columns."""
+
+    def new(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(names[name] for name in value)
+        return names[value] if isinstance(value, str) else value
+
+    return replace(layout, **{field.name: new(getattr(layout, field.name)) for field in fields(layout)})
+
+
 def _role(name: str) -> str | None:
-    return next((role for role, names in ROLES.items() if name in names), None)
+    return next((role for role, names in ROLES.items() if _usual(name) in names), None)
 
 
 def _listed(names: Sequence[str]) -> str:

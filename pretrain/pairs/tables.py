@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def read_qrels(path: Path) -> Iterator[tuple[str, str, str, str]]:
             continue
         if number == 1 and _HEADER_END.fullmatch(cells[-1]):
             known = (QUERY_IDS, DOCUMENT_IDS, ("score", "relevance", "rel", "label"))
-            found = [next((i for i, cell in enumerate(cells) if cell in names), -1) for names in known]
+            found = [next((i for i, cell in enumerate(cells) if cell.lower() in names), -1) for names in known]
             order = None if -1 in found else tuple(found)
             width = len(cells)
             continue
@@ -140,6 +141,7 @@ DOCUMENT_IDS = ("_id", "id", "docid", "doc_id", "document_id", "pid", "corpus_id
 """Names under which the id of a document is known."""
 QUERY_IDS = ("query-id", "query_id", "qid", "topic")
 """Names under which the id of a query is known, beside ``_id`` and ``id``."""
+_TRUTH = {"true": 1, "false": 0}
 _LOWEST, _HIGHEST = -1.0, 5.0
 """Scores of similarity are cosines, from -1 to 1, or judgements from 0 to 5 as those of STS."""
 
@@ -177,6 +179,8 @@ def _passage(place: str, column: str, value: Mapping[str, Any]) -> Any:
 
 def score_of(place: str, value: Any, column: str, is_label: bool) -> float:
     """The similarity in a cell: a cosine or a judgement up to 5; a label must be from 0 to 1."""
+    if is_label:
+        value = _TRUTH.get(str(value).strip().lower(), value)  # datasets and pandas write is_duplicate so
     if is_label and isinstance(value, str) and not is_number(value):
         raise DataError(
             f"{place}: {column!r} is the name of a class, {shown(value, 40)}, and no score; keep the rows whose texts "
@@ -204,12 +208,12 @@ def is_number(value: Any) -> bool:
         except ValueError:
             return False
         return True
-    return isinstance(value, int | float)
+    return isinstance(value, int | float | Decimal)
 
 
 def number_of(place: str, value: Any, column: str) -> float:
     """A finite number, also one written as text."""
-    if isinstance(value, str) and is_number(value):
+    if isinstance(value, Decimal) or (isinstance(value, str) and is_number(value)):
         value = float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise DataError(f"{place}: {column!r} must be a number, it holds {shown(value, 40)}; are the columns mixed up?")

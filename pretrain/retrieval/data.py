@@ -93,6 +93,7 @@ def read_documents(path: Path, *, titles: bool = True) -> Iterator[Document]:
     else:
         for number, line in enumerate(read_lines([path]), start=1):
             if line.strip():
+                _require_no_nul(f"{path}:{number}", line)
                 yield str(number), line.strip()
 
 
@@ -163,6 +164,7 @@ def _documents(path: Path, *, titles: bool = True, judged: bool = False) -> Iter
         if not isinstance(text, str) or not isinstance(title, str):
             has = ", ".join(shown(key, 40) for key in list(row)[:10]) or "nothing"
             raise DataError(f'{where}: "text" should be a text, and "title", where there is one; the row has {has}')
+        _require_no_nul(where, title, text)
         key = next((key for key in (*DOCUMENT_IDS, *QUERY_IDS) if key in row), None)
         if key is None and judged:
             raise DataError(f'{where}: no "_id", by which judgements name it; {_ROW} is expected')
@@ -170,6 +172,11 @@ def _documents(path: Path, *, titles: bool = True, judged: bool = False) -> Iter
         if isinstance(name, bool) or not isinstance(name, str | int):
             raise DataError(f'{where}: "{key}" should be a text, not {shown(name)}')
         yield str(name).strip(), f"{title} {text}".strip() if title and titles else text
+
+
+def _require_no_nul(where: str, *texts: str) -> None:
+    if any("\0" in text for text in texts):
+        raise DataError(f"{where}: binary, not text: it holds a NUL")
 
 
 def _unique(documents: Iterable[Document], source: Path) -> list[Document]:
@@ -241,6 +248,7 @@ def _nano(folder: Path, name: str) -> Collection:
                 has = ", ".join(f"{key} {shown(value, 20)}" for key, value in row.items())
                 raise DataError(f'{where}: columns "_id" and "text" are expected, with a text; it has {has}')
             title = row.get("title") or ""
+            _require_no_nul(where, row["text"])
             yield str(row["_id"]), f"{title} {row['text']}".strip() if title else row["text"]
 
     judged: dict[str, dict[str, int]] = {}

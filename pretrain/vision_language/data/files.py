@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from sys import intern
@@ -15,7 +14,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 from pydantic import Field, ValidationError
 
 from capt.pretrain.base.errors import DataError, shown
-from capt.pretrain.base.files import open_regular, printable
+from capt.pretrain.base.files import open_regular, printable, unique_keys
 from capt.pretrain.base.records import Record, first_fault
 
 LARGEST = 2 << 30
@@ -166,12 +165,8 @@ _NO_STEP = ("exist", "query: name", "choose name")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Any:
-    """A JSON object. Raises ``ValueError`` for a key that occurs twice, of which one would be lost silently."""
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"the key {shown(twice)} occurs twice in one object")
-    return _without_unused(row)
+    """A JSON object without what is not read. Raises ``ValueError`` as `unique_keys`."""
+    return _without_unused(unique_keys(pairs))
 
 
 def _without_unused(row: dict[str, Any]) -> Any:

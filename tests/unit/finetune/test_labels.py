@@ -7,6 +7,7 @@ import gzip
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +244,21 @@ def test_a_bad_row_is_named_wherever_it_is(form: str, at: int, tmp_path: Path) -
         ("a.jsonl", '{"text": "a", "label": ["x"]}\n{"text": "b", "label": null}\n', {"kind": "multi_label"},
          "line 2: 'label' is missing; a row without labels has an empty list"),
         ("a.jsonl", '{"text": "a", "label": []}\n{"text": "b", "label": []}\n', {}, "no row has a label"),
+        ("a.jsonl", '{"text": "a", "label": 0, "label": 1}\n', {}, "line 1: not JSON .*the key 'label' occurs twice"),
+        ("a.csv", "sep=;\ntext;label\na;x\n", {}, "line 1: 'sep=' tells Excel the separator"),
+        ("a.csv", '"text", "label"\n"a", "x"\n', {}, 'line 1: the name "label" is between double quotes'),
+        ("a.csv", "text,label\na,x\ntext,label\nb,y\n", {}, "line 3: repeats the names of the columns"),
+        ("a.tsv", "text\tlabel\ra\tx\r", {}, "carriage returns alone"),
+        ("a.csv", "text,label\na,x\nb,y\0\nc,x\n", {}, "line 3: 'label' is binary, not text"),
+        ("a.csv", "text,label\na,x\nb,nan\nc,x\nd,y\n", {}, "line 3: 'label' is 'nan', as a missing label is"),
+        ("a.csv", "text,label\na,x\nb,#N/A\nc,x\nd,y\n", {}, "line 3: 'label' is '#N/A', as a missing"),
+        ("a.jsonl", '{"text": "a", "label": ["x", "y"]}\n{"text": "b", "label": ["NaN"]}\n', {},
+         "line 2: 'label' is 'NaN', as a missing"),
+        ("a.jsonl", '{"text": "a", "label": true}\n{"text": "b", "label": false}\n{"text": "c", "label": 1}\n', {},
+         "line 3: label '1' reads as 'true' above"),
+        ("a.csv", "text,label\na,x\nb,x\u200b\nc,y\nd,y\n", {}, "one class written in two ways"),
+        ("a.csv", "text,label\na,x y\nb,x  y\nc,z\nd,z\n", {}, "one class written in two ways"),
+        ("a.csv", 'text;score\na;"3,5"\nb;1,5\nc;3,5\n', {}, "numbers with a comma, as '3,5'; write 3.5"),
         ("a.txt", "text,label\n", {}, "write it as one of .csv"),
         ("a.parquet", "no parquet", {}, "not a readable parquet file"),
     ],
@@ -262,6 +278,37 @@ def test_a_label_that_was_never_trained_on_is_refused_in_validation(tmp_path: Pa
     _csv(tmp_path / "validation.csv", [*GOOD[:3], {**GOOD[3], "label": "maybe"}])
     with pytest.raises(DataError, match=r"validation\.csv, line 5: label 'maybe' is none of 'no', 'yes'; correct it"):
         read_splits(_data(tmp_path / "train.csv", validation=tmp_path / "validation.csv"))
+
+
+@pytest.mark.parametrize("label", ["nan", "3,5"])
+def test_a_class_that_looks_like_something_else_is_one_where_it_is_listed(label: str, tmp_path: Path) -> None:
+    _csv(tmp_path / "rows.csv", [{"text": f"t {i}", "label": label if i % 2 else "9,0"} for i in range(8)])
+    assert read_splits(_data(tmp_path / "rows.csv", labels=["9,0", label])).data.kind == "classification"
+
+
+def test_the_columns_of_labels_may_hold_what_pandas_writes(tmp_path: Path) -> None:
+    """Beside a missing cell, which is refused where it is, pandas writes 0 and 1 as 0.0 and 1.0."""
+    _csv(tmp_path / "rows.csv", [{"text": f"t {i}", "a": float(i % 2), "b": "False"} for i in range(8)])
+    found = read_splits(_data(tmp_path / "rows.csv", label=["a", "b"])).train.labels
+    assert found is not None
+    assert set(map(tuple, found.tolist())) == {(0.0, 0.0), (1.0, 0.0)}
+
+
+def test_a_decimal_and_a_whole_number_are_one_class(tmp_path: Path) -> None:
+    rows = [{"text": f"t {i}", "label": Decimal(f"{i % 2}.00")} for i in range(8)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    assert read_splits(_data(tmp_path / "rows.parquet")).data.labels == ["0", "1"]
+
+
+def test_validation_on_texts_that_are_trained_on_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _csv(tmp_path / "train.csv", GOOD)
+    _csv(tmp_path / "validation.csv", [*GOOD[:2], {**GOOD[2], "text": "a new one"}])
+    read_splits(_data(tmp_path / "train.csv", validation=tmp_path / "validation.csv"))
+    assert "data.validation overlaps data.train: 2 of 3 texts are in both" in caplog.text
+    (tmp_path / "link.csv").symlink_to(tmp_path / "train.csv")
+    for same in ("train.csv", "link.csv"):
+        with pytest.raises(ValueError, match=r"data\.validation is .*train\.csv, which is trained on"):
+            _data(tmp_path / "train.csv", validation=tmp_path / same)
 
 
 def test_many_whole_numbers_are_not_guessed_about(tmp_path: Path) -> None:

@@ -203,6 +203,14 @@ def test_errors_about_files(tmp_path: Path) -> None:
     path.write_bytes(b"sentence1\tsentence2\tscore\n\xff\t\xfe\t1\n")
     with pytest.raises(DataError, match="not UTF-8"):
         find_sets(tmp_path)
+    for content, message in (
+        (b"sentence1\tsentence2\tscore\ra\tb\t1\r", "carriage returns alone"),
+        (b"sentence1\tsentence2\tscore\na\0\tb\t1\n", "line 2: binary, not text"),
+        (b"score\tsentence1\tsentence2\tscore\n1\ta\tb\t2\n", "line 1: two columns have the name 'score'"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=message):
+            find_sets(tmp_path)
     write_original(path := tmp_path / "sts-test.tsv")
     path.write_text("only\tthree\tcolumns\n")
     with pytest.raises(DataError, match="line 1: 3 columns; STS-B's own files have 7"):

@@ -9,6 +9,7 @@ import logging
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
+import zstandard
 
 from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.pairs.config import PairData
 from capt.pretrain.pairs.forms import FORMS, Counts, Pair, read_pairs
 from capt.pretrain.pairs.layout import ROLES
 from capt.pretrain.retrieval.data import read_collections
@@ -252,6 +255,7 @@ def test_beir(tmp_path: Path) -> None:
         "q1\td1\t1\nq1\td4\t0\n",
         "q1 0 d1 1\nq1 0 d4 0\n",
         "query_id\tdoc_id\trelevance\r\nq1\td1\t1\r\nq1\td4\t0\r\n",
+        "Corpus-ID\tQuery-ID\tScore\nd1\tq1\t1\nd4\tq1\t0\n",
         "corpus-id\tquery-id\tscore\tby\nd1\tq1\t1\tx\nd4\tq1\t0\ty\n",
     ],
 )
@@ -344,6 +348,8 @@ FAULTS: dict[str, tuple[Rows, dict[str, Any], str]] = {
     "label is a name": ([{"sentence1": "a", "sentence2": "b", "label": "entailment"}], {}, "name of a class"),
     "score and negatives": ([{"anchor": "a", "positive": "b", "negative": "c", "score": 1}], {}, "is a score of two"),
     "roles out of order": ([{"doc": "a", "query": "b"}], {}, "'doc', 'query' are not a query and its positive"),
+    "roles out of order, in capitals": ([{"doc": "a", "Query": "b"}], {}, "are not a query and its positive"),
+    "ids in capitals without a corpus": ([{"Query": "a", "Pos_IDs": ["1"]}], {}, "name the texts.* by corpus"),
     "negative without a positive": ([{"query": "a", "neg": ["b"]}], {}, "are not a query and its positive"),
     "text beside another": ([{"text": "a", "source": "web"}], {}, "are not a query and its positive"),
     "text with a class": ([{"text": "a", "label": 1}], {}, "form=texts with columns"),
@@ -398,6 +404,20 @@ TABLES = {
     "tabs in csv": ("a.csv", "anchor\tpositive\na\tb\n", "separated by '.t'"),
     "commas in tsv": ("a.tsv", "anchor,positive\na,b\n", "separated by ','"),
     "carriage returns": ("a.csv", "anchor,positive\ra,b\r", r"tr '\\r' '\\n' < FILE"),
+    "carriage returns in tsv": ("a.tsv", "anchor\tpositive\ra\tb\r", r"tr '\\r' '\\n' < FILE"),
+    "carriage returns in jsonl": ("a.jsonl", '{"query": "a", "pos": "b"}\r{}\r', r"tr '\\r' '\\n' < FILE"),
+    "carriage returns in txt": ("a.txt", "one\rtwo\rthree", r"tr '\\r' '\\n' < FILE"),
+    "Excel's separator": ("a.csv", "sep=;\nanchor;positive\na;b\n", "line 1: 'sep=;' tells Excel .*remove the line"),
+    "Excel's separator, a comma": ("a.csv", "sep=,\nanchor,positive\na,b\n", "line 1: 'sep=' tells Excel"),
+    "Excel's separator, a tab": ("a.tsv", "sep=\t\nanchor\tpositive\na\tb\n", "line 1: 'sep=' tells Excel"),
+    "joined files": ("a.csv", "anchor,positive\na,b\nanchor, positive\nc,d\n", "line 3: repeats the names of the col"),
+    "joined tsv": ("a.tsv", "anchor\tpositive\na\tb\n\ufeffanchor\tpositive\n", "line 3: repeats the names of the col"),
+    "a space before quotes": ("a.csv", '"anchor", "positive"\n"a", "b"\n', 'line 1: the name "positive" is between'),
+    "an empty first line": ("a.csv", "\nanchor,positive\na,b\n", "line 1: empty; the first line must name"),
+    "a key twice": ("a.jsonl", '{"query": "a", "pos": "b", "pos": "c"}\n', "line 1: .*the key 'pos' occurs twice"),
+    "an object over lines": ("a.json", '{\n"query": "a",\n"pos": "b"}\n', "write one object a line.*jq -c"),
+    "two objects on a line": ("a.jsonl", '{"query": "a", "pos": "b"} {}\n', "write one object a line.*jq -c"),
+    "UTF-32": ("a.txt", "\udcff\udcfe\0\0a\0\0\0", "iconv -f utf-32"),
     "a name twice": ("a.csv", "anchor,anchor\na,b\n", "line 1: two columns have the name 'anchor'"),
     "a cell too many": ("a.csv", "anchor,positive\na,b\nc,d,e\n", "line 3: 3 columns; the header has 2"),
     "a header that a spreadsheet wrote": ("a.tsv", '"anchor"\t"positive"\n"a"\t"b"\n', "write the file as .csv"),
@@ -432,6 +452,63 @@ def test_damaged_tables(tmp_path: Path, fault: str) -> None:
     (tmp_path / name).write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(DataError, match=message):
         read(tmp_path / name)
+
+
+@pytest.mark.parametrize(("name", "end", "hint"), [
+    ("a.txt.gz", b"rest", "fetch or pack it again"), ("a.txt.gz", None, "fetch or pack it again"),
+    ("a.txt.zst", b"rest", "fetch or pack it again"), ("a.txt.gz", b"", "name it without .gz"),
+])  # fmt: skip
+def test_a_damaged_archive_is_not_taken_for_a_plain_file(
+    tmp_path: Path, name: str, end: bytes | None, hint: str
+) -> None:
+    """Behind the content stands something else, the content ends early, or the file is not packed at all."""
+    text = b"one\ntwo\n" * 9
+    whole = gzip.compress(text) if name.endswith(".gz") else zstandard.compress(text)
+    (tmp_path / name).write_bytes(text if end == b"" else whole[:-5] if end is None else whole + end)
+    with pytest.raises(DataError, match=f"damaged .*; .*{hint}"):
+        read(tmp_path / name)
+
+
+def test_a_link_that_leads_nowhere_is_called_so(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").symlink_to(tmp_path / "a.txt")
+    with pytest.raises(DataError, match="a link that leads to no file"):
+        read(tmp_path / "a.txt")
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize(
+    "columns", [("Query", "Positive", "Negative"), ("Positive", "query", "NEGATIVE_1"), ("Text1", "sentence_b", "Neg")]
+)
+def test_columns_are_known_in_any_case(tmp_path: Path, name: str, columns: tuple[str, ...]) -> None:
+    rows = [dict(zip(columns, (f"a{i}", f"b{i}", f"c{i}"), strict=True)) for i in range(3)]
+    swapped = columns[0] == "Positive"
+    expected = [Pair(f"{'ba'[not swapped]}{i}", (f"{'ba'[swapped]}{i}",), (f"c{i}",)) for i in range(3)]
+    assert read(WRITERS[name](tmp_path / name, rows)) == expected
+
+
+def test_a_column_that_is_asked_for_and_one_of_its_exact_name_come_first(tmp_path: Path) -> None:
+    rows = [{"Query": f"a{i}", "query": f"b{i}", "pos": f"c{i}", " Neg ": f"d{i}"} for i in range(2)]
+    path = write_json(tmp_path / "a.jsonl", rows)
+    assert read(path) == [Pair(f"b{i}", (f"c{i}",), (f"d{i}",)) for i in range(2)]
+    assert read(path, columns={"query": "Query"}) == [Pair(f"a{i}", (f"c{i}",), (f"d{i}",)) for i in range(2)]
+
+
+def test_labels_may_be_true_and_false_and_scores_decimals(tmp_path: Path) -> None:
+    """Quora's pairs have booleans, which pandas writes into csv as words; Spark writes decimals into parquet."""
+    texts = [{"question1": f"a{i}", "question2": f"b{i}"} for i in range(2)]
+    expected = [Pair(f"a{i}", (f"b{i}",), score=float(i)) for i in range(2)]
+    truth = [{**row, "is_duplicate": bool(i)} for i, row in enumerate(texts)]
+    for write, name in ((write_json, "a.jsonl"), (write_table, "a.csv"), (write_parquet, "a.parquet")):
+        assert read(write(tmp_path / name, truth)) == expected
+    decimals = [{**row, "score": Decimal(f"{i}.00")} for i, row in enumerate(texts)]
+    assert read(write_parquet(tmp_path / "b.parquet", decimals)) == expected
+
+
+def test_quotes_behind_a_space_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "a.csv").write_text('anchor,positive\n"a", "b"\n"c","d"\n')
+    assert read(tmp_path / "a.csv") == [Pair("a", (' "b"',)), Pair("c", ("d",))]
+    assert "1 rows have a cell between double quotes, the first is line 2" in caplog.text
+    assert "no space before the quotes" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
@@ -499,6 +576,18 @@ def test_a_set_of_the_hub_is_asked_for_by_its_id(monkeypatch: pytest.MonkeyPatch
     assert counts.columns == {"some/pairs": "query 'query'; positive 'document'; not read 'dataset'"}
     assert len(read(Path("some/pairs/triplet"), split="dev")) == 2
     assert asked == [("some/pairs", None, "train"), ("some/pairs", "triplet", "dev")]
+
+
+def test_a_file_is_named_once_whatever_it_is_called(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.jsonl", [{"query": "a", "pos": ["b"]}])
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "a.jsonl")
+    (tmp_path / "folder").symlink_to(tmp_path)
+    for other in ("a.jsonl", "link.jsonl", "folder/a.jsonl"):
+        both = [str(tmp_path / name) for name in ("a.jsonl", other)]
+        with pytest.raises(DataError, match=r"source pairs: .* is named twice"):
+            list(next(PairData(files=both).each()).paths())
+        with pytest.raises(DataError, match=rf"data\.validation_files: .*{other} is trained on too"):
+            PairData(files=both[:1], validation_files=both[1:]).held_out_paths()
 
 
 def test_no_name_has_two_roles() -> None:

@@ -340,6 +340,10 @@ def test_documents_of_each_form(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"0\ta text")
         with pytest.raises(DataError, match=rf"{name}: a table; write its texts as JSON lines"):
             next(read_documents(tmp_path / name))
+    for name, content in (("utf16.txt", "one\n".encode("utf-16-le")), ("nul.jsonl", b'{"text": "a\\u0000b"}\n')):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=f"{name}:1: binary, not text"):
+            next(read_documents(tmp_path / name))
     with pytest.raises(ConfigError, match="not a BEIR folder"):
         read_collections(tmp_path / "rows.jsonl", "dev")
     shutil.rmtree(folder / "qrels")
