@@ -44,7 +44,7 @@ class Folder:
     def capt(self, *arguments: str, code: int = 0, forked: bool = False) -> tuple[str, str]:
         """Run ``capt``, which must end with ``code``, and return its stdout and stderr.
 
-        A launch and a conversion are started as a user starts them; ``forked`` saves the start of the others.
+        A launch is started as a user starts it; ``forked`` saves the start of the others.
         """
         if forked:
             done = run_capt(*arguments, cwd=self.path, env=self.env)
@@ -89,7 +89,7 @@ def test_evaluate(folder: Folder) -> None:
 
 
 def test_convert_and_look(folder: Folder) -> None:
-    folder.capt("convert", "r", "hf", "--to", "hf")
+    folder.capt("convert", "r", "hf", "--to", "hf", forked=True)
     assert json.loads((folder.path / "hf" / "config.json").read_text())["vocab_size"] == 370  # trained with 384 rows
     assert (folder.path / "hf" / "model.safetensors").is_file()
     folder.capt("convert", "hf", "back", "--from", "hf", forked=True)
