@@ -166,7 +166,9 @@ def test_an_installed_package_brings_a_task_with_all_its_commands(
         assert capt("evaluate", str(run), "-o", "scale=0.0")[:2] == (0, "loss 0.000000\n")
         assert capt("convert", str(run), str(tmp_path / "out"), "--to", "safetensors")[0] == 0
         assert load_file(tmp_path / "out" / "model.safetensors").keys() == dict(ToyModel(13).named_parameters()).keys()
-        assert capt("report", str(run), "--out", str(tmp_path / "report"))[0] == 0
+        page = tmp_path / "report" / "report.html"
+        assert capt("report", str(run), "--out", str(page.parent))[:2] == (0, f"{page}\n")
+        assert page.is_file()
         assert "1 toy run" in (tmp_path / "report" / "report.md").read_text()
     finally:
         registry.entry_point_values.cache_clear()

@@ -11,6 +11,7 @@ import pytest
 
 from capt.launcher.supervisor.heartbeats import Page, Pulse, find_stall, is_stopped
 from capt.pretrain.engine.heartbeat import HEADER, PAST, SECTIONS
+from tests.support import run_head
 
 STALL = 10.0
 
@@ -72,28 +73,27 @@ def test_a_process_is_seen_through_its_page() -> None:
         page.close()
 
 
-COMPILES = """
-import os, time, torch
-from capt.pretrain.engine import heartbeat as h
-h.open_page()
-model = torch.compile(lambda x: x.sin(), backend=lambda graph, _: time.sleep(0.3) or graph)
-h.note_compilations()
-for size in (3, 4, 4, 4):  # the second size is compiled once more, for any size
-    h.enter('step')
-    model(torch.ones(size))
-h.enter('data')
-"""
+def _compile() -> dict[str, tuple[int, float]]:
+    """How often each section has ended, and its longest, in a process that compiles."""
+    import torch
+
+    from capt.pretrain.engine import heartbeat as h
+
+    page = Page(0)
+    os.environ.update(page.env)
+    h.open_page()
+    model = torch.compile(lambda x: x.sin(), backend=lambda graph, _: time.sleep(0.3) or graph)
+    h.note_compilations()
+    for size in (3, 4, 4, 4):  # the second size is compiled once more, for any size
+        h.enter("step")
+        model(torch.ones(size))
+    h.enter("data")
+    return {name: PAST.unpack_from(page._memory, HEADER.size + i * PAST.size) for i, name in enumerate(SECTIONS)}
 
 
 def test_a_compilation_is_no_step_and_neither_is_the_first_step() -> None:
     """Three times the longest step is the limit: with a compilation in it, a hang would go unnoticed for minutes."""
-    page = Page(0)
-    try:
-        env = {**os.environ, **page.env}
-        subprocess.run([sys.executable, "-c", COMPILES], env=env, pass_fds=page.descriptors, check=True)
-        past = {name: PAST.unpack_from(page._memory, HEADER.size + i * PAST.size) for i, name in enumerate(SECTIONS)}
-    finally:
-        page.close()
+    past = run_head(_compile)
     assert past["compile"][0] == 2
     assert past["compile"][1] > 0.3
     assert past["step"][0] == 6  # each is in two parts that compiles
