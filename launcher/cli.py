@@ -10,9 +10,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from capt.launcher.commands import (
     cache,
@@ -32,8 +34,9 @@ from capt.launcher.commands import (
     tokenizers,
     tools,
 )
-from capt.pretrain.base.errors import user_text
+from capt.pretrain.base.errors import ConfigError, user_text
 from capt.pretrain.base.process import coloured, error_line, open_closed_streams, takes_colours, with_value_of_resume
+from capt.pretrain.base.stores import STORES, without_secrets
 
 app = typer.Typer(
     help="Contrastive pretraining, from raw text to a Hugging Face encoder, on one laptop or a cluster.",
@@ -78,6 +81,27 @@ _GROUPS = {
 }
 for name, group in _GROUPS.items():
     app.add_typer(group, name=name)
+
+
+class _Command(typer.core.TyperCommand):
+    """A command that refuses the address of a store where it takes a path: ``Path`` would make a folder of it."""
+
+    def invoke(self, ctx: Any) -> Any:
+        for parameter in self.params:
+            value = ctx.params.get(parameter.name or "")
+            for path in value if isinstance(value, list) else [value]:
+                if isinstance(path, Path) and (found := _STORE.match(str(path))):
+                    told = f"{found[1]}://{str(path)[found.end() :]}"
+                    raise ConfigError(
+                        f"{parameter.opts[0]}: {without_secrets(told)} is in a store, and this takes a path of this "
+                        "machine; copy between them with the tool of the store"
+                    )
+        return super().invoke(ctx)
+
+
+_STORE = re.compile(rf"({'|'.join(STORES)}):/+(?=.)", re.IGNORECASE)
+for command in itertools.chain(app.registered_commands, *(group.registered_commands for group in _GROUPS.values())):
+    command.cls = _Command
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

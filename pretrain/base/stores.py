@@ -60,7 +60,10 @@ _AZURE = re.compile(r"(?<![\w+.-])(abfs|az)://([\w$-]+)@([a-z0-9]+\.dfs\.core\.w
 """Azure's addresses name the container where those of others name a user."""
 _USER = re.compile(r"(?<=://)(?![\w$-]+@[a-z0-9]+\.dfs\.core\.windows\.net(?![\w.@-]))[^/\s@'\"]*@", re.IGNORECASE)
 _QUERY = re.compile(r"(https?://[^\s?'\"]*)\?[^\s'\"]*", re.IGNORECASE)
-_TAGS = ("ETag", "etag", "generation", "md5Hash", "blob_id", "Last-Modified", "last_modified", "mtime", "created")
+_TAGS = ("ETag", "generation", "etag", "md5Hash", "blob_id", "Last-Modified", "last_modified", "mtime", "created")
+_STATUS = ("status", "status_code", "code")
+"""Where an error of a store's library holds the status of the answer: aiohttp, azure, gcsfs."""
+_REFUSALS = ("Credential", "Authentication", "SigningError")
 _CLIENT_ERRORS = (400, 404, 405, 410, 416)
 
 
@@ -245,7 +248,11 @@ def put_file(path: Path, url: str) -> None:
     """Write a local file to the address ``url``. Raises ``DataError`` where the store refuses it or keeps failing."""
     size = path.stat().st_size
     limit = TIMEOUT * (1 + size / CHUNK)
-    _request(url, "written", lambda fs: fs.put_file(str(path), _inner(url, fs)), limit=limit)
+    try:
+        _request(url, "written", lambda fs: fs.put_file(str(path), _inner(url, fs)), limit=limit)
+    except MissingError:
+        path.stat()  # it is the local file that is missing
+        raise
     _require_written(url, size)
 
 
@@ -267,6 +274,8 @@ def tree(url: str) -> list[StoreFile]:
         found = _request(url, "listed", lambda fs: fs.find(_inner(url, fs), detail=True))
     except MissingError:
         return []
+    if isinstance(found, list):  # adlfs gives the names alone where the address is a file's
+        return [look_up(_address(url, name)) for name in found]
     # s3fs gives the folder itself where its first file comes while it is listed
     files = [(name, info) for name, info in sorted(found.items()) if info.get("type") != "directory"]
     return [_store_file(_address(url, name), info) for name, info in files]
@@ -299,16 +308,20 @@ def _request(url: str, done: str, ask: Callable[[Any], T], *, limit: float | Non
             raise _not_installed(name, error) from error
         except Exception as raised:
             failure = _cause(raised)
-            if isinstance(failure, FileNotFoundError):
+            status = next((value for key in _STATUS if isinstance(value := getattr(failure, key, None), int)), None)
+            if isinstance(failure, FileNotFoundError) or (done == "written" and status == 404):
+                if done == "written":
+                    raise MissingError(
+                        f"{name} could not be written: the store has no bucket or container of that name"
+                    ) from None
                 raise MissingError(f"{name} does not exist in the store") from None
-            status = getattr(failure, "status", None) or getattr(failure, "code", None)
             text = _told(failure)
-            if isinstance(failure, PermissionError) or status in (401, 403) or "Credentials" in type(failure).__name__:
+            if isinstance(failure, PermissionError) or status in (401, 403) or _is_refusal(failure):
                 raise DataError(
                     f"{name}: the store refuses access ({text}); the credentials of this host (environment, profile "
                     "or role) lack, have expired, or do not allow it"
                 ) from None
-            if status in _CLIENT_ERRORS or isinstance(failure, ssl.CertificateError):
+            if status in _CLIENT_ERRORS or isinstance(failure, ssl.CertificateError) or type(failure) is ValueError:
                 raise DataError(f"{name} could not be {done}: {text}") from None
             if isinstance(failure, (AssertionError, AttributeError, NameError, TypeError)):
                 raise
@@ -331,10 +344,21 @@ def _cause(error: Exception) -> BaseException:
     return error
 
 
+def _is_refusal(error: BaseException) -> bool:
+    """Whether a library says by the kind or the words of its error that the credentials do not suffice."""
+    if type(error).__name__ == "RefreshError":  # of google-auth
+        return not getattr(error, "retryable", False)
+    return (
+        any(word in type(error).__name__ for word in _REFUSALS)
+        or (isinstance(error, OSError) and str(error).startswith("Forbidden: "))  # gcsfs, in place of a status
+        or (type(error) is ValueError and "with credentials" in str(error))  # adlfs, where the host names no account
+    )
+
+
 def _told(error: BaseException) -> str:
     if isinstance(error, TimeoutError) and not str(error):
         return "no answer in time"
-    words = " ".join(without_secrets(str(error)).split())[:200]
+    words = " ".join(without_secrets(str(error)).partition("RequestId:")[0].split())[:200]  # Azure's words end there
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 

@@ -77,6 +77,7 @@ class Uploads(Callback):
         url, run_dir = job.checkpoint.upload.rstrip("/"), job.run.dir
         there = _complete(url)
         if not there:
+            put_bytes(b"", f"{url}/{CONFIG}")  # a store that cannot be written to is told before the first step
             return
         newest = max(there)
         # A run folder that is here wins, unless the store is ahead: then two machines have continued one run.

@@ -98,6 +98,8 @@ def test_help_needs_no_asking(capt: Capt, arguments: list[str]) -> None:
         (["tokenizer", "encode", "nowhere"], "nowhere"),
         (["tokenizer", "export", "nowhere", "out"], "nowhere"),
         (["data", "prepare", "capt_tiny", "data.files=nowhere.txt"], "nowhere.txt"),
+        (["data", "prepare", "capt_tiny", "--out", "az://box/shards"], "--out: az://box/shards is in a store"),
+        (["regions", "import", "s3://bucket/x.tsv", "--out", "out"], "s3://bucket/x.tsv is in a store"),
         (["data", "inspect", "nowhere"], "nowhere does not exist"),
         (["config", "schema", "capt_langage"], "did you mean 'capt_language'"),
         (["bench", "surely_not_there"], "benchmark"),

@@ -156,3 +156,64 @@ def test_a_package_that_is_missing_is_named(scheme: str, monkeypatch: pytest.Mon
 def test_tasks_that_read_no_store_refuse_its_addresses(job: str) -> None:
     with pytest.raises(ConfigError, match=r"data\.files\.0: 's3://b/x.txt': is a URL"):
         load_job(job, ["data.files=[s3://b/x.txt]"])
+
+
+def test_a_tree_that_is_one_file(store: type[FaultyStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As adlfs answers: a list of the name alone."""
+    (tmp_path / "manifest.json").write_text("{}")
+    url = f"faulty:/{tmp_path}/manifest.json"
+    monkeypatch.setattr(store, "find", lambda self, path, detail: [path] if Path(path).exists() else [])
+    assert [(file.url, file.size) for file in stores.tree(url)] == [(f"faulty://{tmp_path}/manifest.json", 2)]
+    stores.remove_tree(url)
+    assert stores.tree(url) == []
+
+
+class _AnswerError(Exception):
+    """An answer of Azure, which says its status under a name of its own."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"The words.\nRequestId:1b\nTime:now Content: <xml {status}>")
+        self.status_code = status
+
+
+class CredentialUnavailableError(Exception):
+    """Named as that of azure-identity."""
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (_AnswerError(403), r"the store refuses access \(_AnswerError: The words\.\); the credentials of this host"),
+        (_AnswerError(416), r"could not be read: _AnswerError: The words\.$"),
+        (CredentialUnavailableError("none"), "the store refuses access"),
+        (OSError("Forbidden: https://storage/b/o\nno permission"), "the store refuses access"),
+        (ValueError("unable to connect: provide an account_name with credentials!!"), "the store refuses access"),
+        (ValueError("Bad Request: the bucket is requester pays"), "could not be read: ValueError: Bad Request"),
+    ],
+)
+def test_what_no_repetition_can_mend_is_told_at_once(
+    error: Exception, told: str, store: type[FaultyStore], folder: Path
+) -> None:
+    def fail(path: str, content: bytes) -> bytes:
+        raise error
+
+    store.faults = [fail]
+    with pytest.raises(DataError, match=told):
+        stores.read_range(stores.look_up(f"faulty:/{folder}/a.txt"), 0, 3)
+    assert store.requests == ["a.txt"]
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("bucket"), _AnswerError(404)])
+def test_a_bucket_that_is_missing_is_named(
+    error: Exception, store: type[FaultyStore], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: object) -> None:
+        raise error
+
+    for name in ("put_file", "pipe_file"):
+        monkeypatch.setattr(store, name, fail)
+    told = "faulty://b/x could not be written: the store has no bucket or container of that name"
+    with pytest.raises(DataError, match=told):
+        stores.put_bytes(b"1", "faulty://b/x")
+    with pytest.raises(DataError, match=told):
+        stores.put_file(folder / "a.txt", "faulty://b/x")
