@@ -5,6 +5,9 @@ BIN    := $(VENV)/bin
 RUN    ?= runs/quickstart
 ARGS   ?=
 FUZZ   ?= 10000
+# Of make quickstart: what is searched in the text, which is code's or the user's own.
+QUERIES ?= $(if $(FILES)$(findstring data.,$(ARGS)),"she opened the door and went out" "how much does it cost" \
+	"it is the law of the land","return the maximum value" "open a file for reading" "raise an error if the input is wrong")
 # Of make quickstart-pairs: its folder.
 PAIRS  ?= runs/quickstart-pairs
 # Of make quickstart-retrieval: its folder, a BEIR folder (without one, docstrings of the installed packages), keys
@@ -95,7 +98,7 @@ quickstart: install
 	$(BIN)/capt convert $(RUN) $(RUN)/export/hf --to hf
 	$(BIN)/capt convert $(RUN) $(RUN)/export/sentence-transformers --to sentence-transformers --pooling mean
 	$(BIN)/capt neighbors $(RUN)/export/sentence-transformers --run $(RUN) \
-	    "return the maximum value" "open a file for reading" "raise an error if the input is wrong"
+	    --lines 20000 $(QUERIES)
 	$(BIN)/capt report $(RUN) --out $(RUN)/report
 	@echo "report: $(RUN)/report/report.html   Hugging Face model: $(RUN)/export/hf"
 

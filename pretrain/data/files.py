@@ -331,6 +331,7 @@ FileReader = Callable[[FileCorpus, TextFile, io.BufferedReader], Iterator[Piece]
 
 READERS: dict[str, FileReader] = {
     ".txt": FileCorpus.text,
+    ".md": FileCorpus.text,
     ".tokens": FileCorpus.wikitext,
     ".raw": FileCorpus.wikitext,
     ".jsonl": FileCorpus.json_lines,

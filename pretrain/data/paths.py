@@ -6,6 +6,7 @@ import glob
 import hashlib
 import io
 import json
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from difflib import get_close_matches
@@ -16,7 +17,10 @@ from capt.pretrain.base.files import PACKED, open_regular
 from capt.pretrain.base.stores import StoreFile, is_url, listed, reader
 from capt.pretrain.base.verification import ALONE, Ranks
 
-SUFFIXES = (".txt", ".tokens", ".raw", ".jsonl", ".json", ".csv", ".tsv", ".parquet")
+PLAIN = (".txt", ".md")
+"""The forms that are read as plain text."""
+
+SUFFIXES = (*PLAIN, ".tokens", ".raw", ".jsonl", ".json", ".csv", ".tsv", ".parquet")
 """The forms of text files; `capt.pretrain.data.files.READERS` has a reader for each."""
 
 TextFile = Path | StoreFile
@@ -119,14 +123,19 @@ def require_form(path: TextFile) -> None:
     if suffix not in SUFFIXES or (name.suffix in PACKED and suffix == ".parquet"):
         raise DataError(
             f"{path}: no reader for files ending in {''.join(name.suffixes[-2:]) or 'nothing'};"
-            f" known: {', '.join(SUFFIXES)}, and {' and '.join(PACKED)} of these except .parquet"
+            f" known: {', '.join(SUFFIXES)}, and {' and '.join(PACKED)} of these except .parquet;"
+            " rename a file of plain text so that it ends in .txt"
         )
 
 
 def why_missing(path: Path) -> str:
     """Say why a path or pattern names no file, with the nearest name that exists."""
     if path.is_dir():
-        return f"{path} is a folder; name its files, for example {path}/*.txt"
+        known = Counter(
+            suffix for name in glob.glob(f"{glob.escape(str(path))}/*") if (suffix := suffix_of(Path(name))) in SUFFIXES
+        )
+        suffix = known.most_common(1)[0][0] if known else ".txt"
+        return f"{path} is a folder; name its files, for example {path}/*{suffix}"
     if path.exists():
         return f"{path} is not a regular file"
     if not path.parent.is_dir() and not glob.has_magic(str(path.parent)):

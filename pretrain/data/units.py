@@ -24,7 +24,7 @@ from capt.pretrain.data.config import DataConfig
 from capt.pretrain.data.corpus import PASSAGE
 from capt.pretrain.data.files import WIKITEXT_START, FileCorpus, Span
 from capt.pretrain.data.filters import DocumentFilters
-from capt.pretrain.data.paths import TextFile, opened, size_of, suffix_of
+from capt.pretrain.data.paths import PLAIN, TextFile, opened, size_of, suffix_of
 from capt.pretrain.data.shard_writer import SHARD_TOKENS, Options
 from capt.pretrain.data.shards import Tokenizer
 from capt.pretrain.data.sources import Split
@@ -182,9 +182,9 @@ def _borders(file: TextFile, document_start: str | None) -> Borders | None:
     suffix = suffix_of(file)
     if suffix in (".jsonl", ".json"):
         return _next_line if document_start is None else None
-    if suffix not in (".txt", ".tokens", ".raw"):
+    if suffix not in (*PLAIN, ".tokens", ".raw"):
         return None
-    start = re.compile(document_start) if document_start else None if suffix == ".txt" else WIKITEXT_START
+    start = re.compile(document_start) if document_start else None if suffix in PLAIN else WIKITEXT_START
     return _after_blank_line if start is None else lambda raw, begin, end: _matching_line(raw, begin, end, start)
 
 

@@ -136,6 +136,23 @@ def test_every_make_target_exists(page: Path) -> None:
             assert command[1] in targets, f"{page.relative_to(ROOT)}: make {command[1]}"
 
 
+@pytest.mark.parametrize(
+    ("ours", "asks"),
+    [("", "maximum value"), ("TEXT", "opened the door"), ("ARGS=data.files=my.txt", "opened the door")],
+)
+def test_the_quickstart_searches_for_what_its_text_is_about(ours: str, asks: str, tmp_path: Path) -> None:
+    """Questions about functions are for docstrings; no line of a user's own text need answer them."""
+    (tmp_path / "my.txt").write_text("text\n")
+    words = [f"CAPT_DATA={tmp_path}" if ours == "TEXT" else "CAPT_DATA=", *([ours] if "=" in ours else [])]
+    make = ["make", "-n", "-o", "install", "quickstart", *words]
+    shown = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    search = shown.partition("capt neighbors")[2].partition("capt report")[0]
+    assert asks in search
+    own = subprocess.run([*make, 'QUERIES="my words"'], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert '"my words"' in own
+    assert asks not in own
+
+
 def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
         key = f"{prefix}{field.alias or name}"

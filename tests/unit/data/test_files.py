@@ -40,6 +40,7 @@ def write(path: Path, content: str | bytes) -> Path:
     [
         ("a.txt", TEXT),
         ("a.txt.gz", TEXT),
+        ("a.md", TEXT),
         ("a.txt", "\ufeff" + TEXT),
         ("a.txt", TEXT.replace("\n", "\r\n")),
         ("a.txt", "\n \n" + TEXT.replace("\n\n", "\n\t \n\n") + "\n\n"),
@@ -47,7 +48,7 @@ def write(path: Path, content: str | bytes) -> Path:
         ("a.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS)),
         ("a.json.gz", "\n\n".join(json.dumps({"id": 1, "text": text}) for text in DOCUMENTS)),
     ],
-    ids=["txt", "gz", "bom", "crlf", "extra-blank-lines", "no-final-newline", "jsonl", "json.gz-blank-lines"],
+    ids=["txt", "gz", "md", "bom", "crlf", "extra-blank-lines", "no-final-newline", "jsonl", "json.gz-blank-lines"],
 )
 def test_documents_of_every_format(tmp_path: Path, name: str, content: str) -> None:
     assert read(write(tmp_path / name, content)) == DOCUMENTS
@@ -240,7 +241,7 @@ def test_a_column_that_no_row_has_is_named(tmp_path: Path) -> None:
 
 
 def test_patterns_name_files(tmp_path: Path) -> None:
-    for name in ("b.txt", "a.txt", "sub/c.txt", "notes.md", "odd[1].txt"):
+    for name in ("b.txt", "a.txt", "sub/c.txt", "notes.rst", "odd[1].txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         write(tmp_path / name, "text")
     os.mkdir(tmp_path / "folder.txt")
@@ -254,11 +255,16 @@ def test_patterns_name_files(tmp_path: Path) -> None:
         resolve_files([f"{tmp_path}/sub/**/c.txt"], "data.files")
     with pytest.raises(DataError, match=r"data\.validation_files: .*loop/a\.txt is training text too"):
         held_out_files([f"{tmp_path}/sub/loop/a.txt"], [tmp_path / "a.txt"])
-    with pytest.raises(DataError, match=r"no reader for files ending in \.md; known: \.txt,"):
-        resolve_paths([f"{tmp_path}/notes.md"], "data.files")
+    with pytest.raises(DataError, match=r"no reader for files ending in \.rst; known: \.txt,.* rename"):
+        resolve_paths([f"{tmp_path}/notes.rst"], "data.files")
     assert set(READERS) == set(SUFFIXES)
-    with pytest.raises(DataError, match="is a folder; name its files"):
+    with pytest.raises(DataError, match=r"is a folder; name its files, for example .*/\*\.txt$"):
         resolve_paths([str(tmp_path)], "data.files")
+    for name in ("guide/a.md", "guide/b.md.gz", "guide/c.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write(tmp_path / name, "text")
+    with pytest.raises(DataError, match=r"is a folder; name its files, for example .*/guide/\*\.md$"):
+        resolve_paths([f"{tmp_path}/guide"], "data.files")
 
 
 @pytest.mark.parametrize(
