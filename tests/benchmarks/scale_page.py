@@ -10,8 +10,8 @@ from capt.pretrain.plan.traffic import collective_seconds
 from tests.benchmarks.scale_tables import FULL, GLOBAL, OTHERS, QUEUES, WORLDS, Prediction, Scenario, shipped_rows
 from tests.benchmarks.scale_time import CHEAP, CONSTANTS, DEAR, H100
 
-_READ = f"""One rank of W runs `capt_large` (d = 1,024 features, sequences of 512, fp32 contrast, ZeRO 1, the guard of its
-queue) with {GLOBAL:,} samples of all ranks a step, so {2 * GLOBAL:,} anchors, unless a row says otherwise. From here
+_READ = f"""One rank of W runs `capt_large` (d = 1,024 features, sequences of 512, fp32 contrast, ZeRO 1, and the
+guard of its queue) with {GLOBAL:,} samples of all ranks a step, so {2 * GLOBAL:,} anchors, unless a row says otherwise. From here
 on its layers are not compiled and no graph of a micro-batch is kept (`model.compile=false contrast.keep=0`), so that a
 step takes longer than one of the shipped job above, and a queue is a smaller share of it than there. A rank that has
 fewer samples than `batch.micro` takes them in one pass, without a second one for the contrast. *Simulated* means: our
