@@ -128,6 +128,7 @@ def write_results(study: Study, seeds: range) -> None:
     if trials:
         write_trials(trials, study.out / "trials.csv")
     compared = [("pairs", "capt", other) for other in ("mlm", "mlm-equal-compute", "random")]
+    compared += [("pairs", "mlm", "random"), ("pairs", "mlm-equal-compute", "mlm")]
     write_tables(trials, expected, compared, study.out / "tables.md")
 
 
