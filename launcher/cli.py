@@ -32,9 +32,8 @@ from capt.launcher.commands import (
     tokenizers,
     tools,
 )
-from capt.pretrain.base.command_line import with_value_of_resume
 from capt.pretrain.base.errors import user_text
-from capt.pretrain.base.process import coloured, error_line, open_closed_streams, takes_colours
+from capt.pretrain.base.process import coloured, error_line, open_closed_streams, takes_colours, with_value_of_resume
 
 app = typer.Typer(
     help="Contrastive pretraining, from raw text to a Hugging Face encoder, on one laptop or a cluster.",

@@ -24,9 +24,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from capt.pretrain.base.command_line import with_value_of_resume
 from capt.pretrain.base.errors import ConfigError, RunFailedError, UserError, is_passing, user_text
-from capt.pretrain.base.process import error_line
+from capt.pretrain.base.process import error_line, with_value_of_resume
 from capt.pretrain.base.verification import sha256
 from capt.pretrain.config import flatten, load_job
 from capt.pretrain.config.schema import Job

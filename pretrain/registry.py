@@ -46,7 +46,7 @@ FOREIGN_TASK = "capt_language"
 
 CALLBACKS = {
     "mlflow": "capt.pretrain.engine.callbacks.trackers:MLflow",
-    "prometheus": "capt.pretrain.engine.callbacks.prometheus:Prometheus",
+    "prometheus": "capt.pretrain.engine.callbacks.trackers:Prometheus",
     "wandb": "capt.pretrain.engine.callbacks.trackers:WeightsAndBiases",
 }
 

@@ -21,8 +21,7 @@ from capt.pretrain.config import flatten, load_mapping
 from capt.pretrain.report.compare import without_seed
 from capt.pretrain.report.document import ReportFigure, ReportSection, Table
 from capt.pretrain.report.runs import RunRecord
-from capt.pretrain.report.sweep_page import sweep_names
-from capt.pretrain.report.sweep_plots import EARLY_STEPS, Curves, curve_figures
+from capt.pretrain.report.sweep_page import EARLY_STEPS, Curves, curve_figures, sweep_names
 from capt.pretrain.report.sweeps import SweepRecord
 from capt.pretrain.vision_language.report import is_pretraining, is_synthetic, pretraining_of
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from capt.launcher import environment
 from capt.launcher.backends import hosts as on_hosts
-from capt.launcher.cluster import SlurmCluster, load_cluster
+from capt.launcher.backends.slurm import SlurmCluster, load_cluster
 from capt.launcher.plan import End, Launch, Plan
 from capt.launcher.ssh import Host, python_reading
 from capt.launcher.supervisor.link import Link

@@ -8,11 +8,12 @@ done reports again what it had found, and one with a checkpoint continues from i
 from __future__ import annotations
 
 import math
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,17 +23,104 @@ from ray import tune
 
 from capt.launcher import raycluster
 from capt.launcher.backends.ray import Rank, RankGroup, remote_ranks
-from capt.launcher.sweep import restart
-from capt.launcher.sweep.trial_log import TrialState, ValidationRows, run_state, write_spec
+from capt.launcher.supervisor.processes import signal_name
+from capt.launcher.sweep.trial_log import TrialState, ValidationRows, remove_checkpoints, run_state, write_spec
 from capt.launcher.sweep.trials import SweepPlan, TrialSpec, set_key
-from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.files import require_own_folder, write_text
 from capt.pretrain.base.locks import file_lock
 from capt.pretrain.config.load import load_mapping
 from capt.pretrain.config.reader import to_yaml
-from capt.pretrain.engine.metrics_file import METRICS, Row
-from capt.pretrain.engine.run_folder import BAD_INPUT, DONE, STOPPED
+from capt.pretrain.engine.metrics_file import METRICS, Row, drop_rows_after
+from capt.pretrain.engine.run_folder import BAD_INPUT, DONE, STOPPED, read_status
 from capt.pretrain.report.sweeps import ParameterChange
+
+_OF_A_RUN = ("config.yaml", METRICS, "status.json", "best.json")
+
+
+def checkpoint_of(run_dir: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies."""
+    return run_dir / "checkpoints" / f"step-{step:08d}"
+
+
+def is_complete(path: Path) -> bool:
+    """Whether a checkpoint has been written whole (its manifest comes last)."""
+    return (path / "manifest.json").is_file()
+
+
+def prepare_restart(run_dir: Path, source: Mapping[str, Any] | None) -> tuple[tuple[str, ...], int]:
+    """Make a run folder ready to start.
+
+    Args:
+        run_dir: the run folder.
+        source: ``{"checkpoint", "step"}`` to continue from, or None for the newest of the run itself.
+
+    Returns:
+        The arguments that make the job continue (none for a new run), and the step it continues from.
+    """
+    if source is not None:
+        _adopt(run_dir, Path(source["checkpoint"]), int(source["step"]))
+    steps = [step for step in _steps(run_dir) if is_complete(checkpoint_of(run_dir, step))]
+    if not steps:
+        _clear(run_dir)
+        return (), 0
+    step = steps[-1]
+    drop_rows_after(run_dir / METRICS, step)
+    (run_dir / "status.json").unlink(missing_ok=True)
+    return ("--resume", "--checkpoint", checkpoint_of(run_dir, step).name), step
+
+
+def what_went_wrong(run_dir: Path, code: int) -> str:
+    """One line on why the ranks ended with ``code``: what rank 0 noted, or the last thing that was said."""
+    with suppress(ConfigError):
+        status = read_status(run_dir)
+        if status is not None and status.state == "failed" and status.reason:
+            return status.reason
+    log = run_dir / "log" / "trial.log"
+    said = [line for line in _tail(log).splitlines() if line.strip()]
+    errors = [line for line in said if line.startswith("error: ")]
+    text = (errors or said or [""])[-1].removeprefix("error: ").strip()
+    how = f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
+    return f"{text[:400]} ({how}; {log})" if text else f"{how}; {log}"
+
+
+def _adopt(run_dir: Path, source: Path, step: int) -> None:
+    """Make ``source`` the newest checkpoint of the run."""
+    own = checkpoint_of(run_dir, step)
+    later = [s for s in _steps(run_dir) if s > step or (s == step and own != source)]
+    remove_checkpoints(run_dir, [checkpoint_of(run_dir, s).name for s in later])
+    for link in ("latest", "best"):
+        path = run_dir / "checkpoints" / link
+        if path.is_symlink() and not path.exists():
+            path.unlink()
+            if link == "best":
+                (run_dir / "best.json").unlink(missing_ok=True)
+    if own == source:
+        return
+    partial = own.with_name(f".{own.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(source, partial)
+    partial.rename(own)
+
+
+def _steps(run_dir: Path) -> list[int]:
+    return sorted(int(path.name[5:]) for path in (run_dir / "checkpoints").glob("step-*") if path.name[5:].isdecimal())
+
+
+def _clear(run_dir: Path) -> None:
+    for name in _OF_A_RUN:
+        (run_dir / name).unlink(missing_ok=True)
+    for name in ("checkpoints", "tensorboard"):
+        shutil.rmtree(run_dir / name, ignore_errors=True)
+
+
+def _tail(path: Path, size: int = 20_000) -> str:
+    if not path.is_file():
+        return ""
+    with path.open("rb") as f:
+        f.seek(max(0, path.stat().st_size - size))
+        return f.read().decode(errors="replace")
+
 
 _POLL = 0.1
 _LOCK_SECONDS = 60.0
@@ -104,15 +192,13 @@ class SweepTrial(tune.Trainable):
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
         """Where the checkpoint of the last validation lies; the ranks end, because a pause follows."""
         del checkpoint_dir  # only the path travels
-        checkpoint = restart.checkpoint(self._run, self._step)
-        while not restart.is_complete(checkpoint) and not self._over and self._ranks.poll() is None:
+        checkpoint = checkpoint_of(self._run, self._step)
+        while not is_complete(checkpoint) and not self._over and self._ranks.poll() is None:
             time.sleep(_POLL)
         self.cleanup(keep_lock=True)
-        if not restart.is_complete(checkpoint):
+        if not is_complete(checkpoint):
             raise RuntimeError(f"{checkpoint}: the validation of this step left no checkpoint, which pbt copies")
-        restart.prepare_restart(
-            self._run, {"checkpoint": checkpoint, "step": self._step}
-        )  # the ranks continued meanwhile
+        prepare_restart(self._run, {"checkpoint": checkpoint, "step": self._step})  # the ranks continued meanwhile
         return {"checkpoint": str(checkpoint), "step": self._step, "run": self._run.name}
 
     def load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -141,7 +227,7 @@ class SweepTrial(tune.Trainable):
         return self._group
 
     def _start(self) -> None:
-        arguments, self._step = restart.prepare_restart(self._run, self._copy_from)
+        arguments, self._step = prepare_restart(self._run, self._copy_from)
         if self._plan.population:
             self._rows.skip(self._step)
             self._add_change()
@@ -198,7 +284,7 @@ class SweepTrial(tune.Trainable):
             self._copy_from = None
             self._start()
         else:
-            self._end_as_failed(restart.what_went_wrong(self._run, code))
+            self._end_as_failed(what_went_wrong(self._run, code))
 
     def _end_as_failed(self, error: str) -> None:
         self._over, self._error = "failed", error

@@ -1,4 +1,4 @@
-"""What a process has from the one that started it: standard streams, variables, its end, open files; when one began.
+"""What a process has from the one that started it: streams, variables, command line, open files; when one began.
 
 Python has None for a stream that is closed (``>&-``, some daemons), and its number goes to the next file that is
 opened: what a library prints would be written into a checkpoint or a page of heartbeats. Such a stream becomes
@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Sequence
 from io import TextIOBase
 from pathlib import Path
 from typing import TextIO
@@ -96,3 +97,14 @@ def born(pid: int) -> int | None:
         return None if state in "ZX" and threads < 2 else begun
     except (OSError, IndexError, ValueError):
         return None
+
+
+def with_value_of_resume(words: Sequence[str]) -> list[str]:
+    """A command line in which ``--resume`` has a value: ``auto`` where that follows it, else ``always``."""
+    result: list[str] = []
+    for word in words:
+        if word == "auto" and result[-1:] == ["--resume=always"]:
+            result[-1] = "--resume=auto"
+        else:
+            result.append("--resume=always" if word == "--resume" else word)
+    return result

@@ -1,4 +1,4 @@
-"""``capt merge``: one model out of several, as a run of ours or a Hugging Face folder, whichever they are."""
+"""``capt merge``: one model out of several, as a run of ours or a Hugging Face folder; validated as their job does."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import math
 import re
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,13 @@ from torch import Tensor
 
 from capt.pretrain.base.errors import CheckpointError, ConfigError, UserError, quoted
 from capt.pretrain.base.files import read_bytes, write_json
+from capt.pretrain.config.schema import Job
 from capt.pretrain.convert.output import export_folder
-from capt.pretrain.engine.checkpoint import find_best, read_manifest
+from capt.pretrain.engine.checkpoint import find_best, load_module_weights, read_job, read_manifest, verify
 from capt.pretrain.engine.checkpoint.merge import Method, check_weights, merge_checkpoints, mix
 from capt.pretrain.engine.durable import write_tensors
+from capt.pretrain.engine.engines.build import build_engines
+from capt.pretrain.engine.task import CheckedValidation, Progress, to_float
 from capt.pretrain.models.hf_folder import (
     BUFFER,
     is_hf,
@@ -28,6 +32,7 @@ from capt.pretrain.models.hf_folder import (
     read_tensors,
     require_regular,
 )
+from capt.pretrain.registry import task_class
 
 _VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "spm.model", "sentencepiece.bpe.model")
 _LARGEST = 1 << 30
@@ -78,7 +83,7 @@ def command(
 
 def _validated(models: Sequence[Path]) -> tuple[list[dict[str, float]], str]:
     """The validation of each model; where one has none, no figures, and why."""
-    from capt.pretrain.engine.revalidate import validate_checkpoint
+    from capt.pretrain.convert.merge import validate_checkpoint
 
     figures = []
     for model in models:
@@ -210,3 +215,41 @@ def _vocabulary(path: Path) -> object:
         return tokenizer["model"]["vocab"], [(each["id"], each["content"]) for each in tokenizer["added_tokens"]]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise CheckpointError(f"{path}: is not a tokenizer of Hugging Face") from None
+
+
+def validate_checkpoint(checkpoint: Path) -> dict[str, float]:
+    """Return what the job's own validation reports of the weights of ``checkpoint``; empty where it has none.
+
+    The data are those of the job, prepared again where they are not in its cache.
+
+    Raises:
+        UserError: they are not there any more, or are no more what they were; or the checkpoint is damaged.
+    """
+    verify(checkpoint)
+    progress = read_manifest(checkpoint).progress
+    with tempfile.TemporaryDirectory() as scratch:
+        job = _alone(read_job(checkpoint), checkpoint, Path(scratch))
+        task = task_class(job.task.type)(job, job.run.dir)
+        if isinstance(task, CheckedValidation) and task.validation_fault():
+            return {}
+        modules = task.build_modules()
+        for name, module in modules.items():
+            load_module_weights(checkpoint, name, module)
+        engines = build_engines(modules, task.job, task.optimizers())
+        for engine in engines.values():
+            engine.eval()
+        report = task.validate(engines, Progress(progress.step, progress.samples, progress.tokens))
+    return {name: to_float(value) for name, value in report.items()}
+
+
+def _alone(job: Job, checkpoint: Path, scratch: Path) -> Job:
+    """The job on one rank, with the tokenizer of the checkpoint, writing into ``scratch``."""
+    update: dict[str, object] = {
+        "run": job.run.model_copy(update={"dir": scratch, "branch_from": None}),
+        "engine": type(job.engine)(zero_stage=0),
+        "batch": job.batch.model_copy(update={"micro": None, "ramp": []}),
+    }
+    tokenizer = getattr(job, "tokenizer", None)
+    if tokenizer is not None and (checkpoint / "tokenizer").is_dir():
+        update["tokenizer"] = tokenizer.model_copy(update={"path": checkpoint / "tokenizer"})
+    return job.model_copy(update=update)

@@ -30,11 +30,10 @@ from capt.pretrain.base.stores import StoreFile, require_unchanged
 from capt.pretrain.base.verification import Verifier, file_state, hash_file
 from capt.pretrain.data.card import CARD, Card, card_of, write_card
 from capt.pretrain.data.corpus import Corpus, Piece
-from capt.pretrain.data.duplicates import choose
+from capt.pretrain.data.duplicates import Signatures, choose
 from capt.pretrain.data.files import FileCorpus, no_text, source_record
 from capt.pretrain.data.filters import filters_of
 from capt.pretrain.data.join import ShardStream, write_file
-from capt.pretrain.data.minhash import Signatures
 from capt.pretrain.data.parts import PART, PartRecord, write_part
 from capt.pretrain.data.paths import identity
 from capt.pretrain.data.shard_writer import source_records, trust_written

@@ -28,8 +28,8 @@ from capt.pretrain.base.files import printable, write_json
 from capt.pretrain.base.overlap import folded_text, same_text
 from capt.pretrain.base.records import Record
 from capt.pretrain.data.corpus import Corpus, Passage, is_held_out
+from capt.pretrain.data.duplicates import Signatures, words_in_a_row
 from capt.pretrain.data.filters import DocumentFilters, filters_of
-from capt.pretrain.data.minhash import Signatures, words_in_a_row
 from capt.pretrain.data.shard_writer import PASSAGES_AT_ONCE, Encoder, TokenArray
 from capt.pretrain.data.shards import Tokenizer, token_dtype
 from capt.pretrain.data.sources import Split

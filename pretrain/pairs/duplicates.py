@@ -9,7 +9,7 @@ from typing import Any
 
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.overlap import same_text
-from capt.pretrain.data.minhash import Signatures
+from capt.pretrain.data.duplicates import Signatures
 from capt.pretrain.pairs.tables import read_table
 
 _CHARACTERS = 5

@@ -556,5 +556,5 @@ class _Gradients(Engine):
 
 
 def parts_of(sent: Sequence[Sent]) -> list[tuple[str, int]]:
-    """Name and bytes of collectives, as `capt.pretrain.plan.traffic` takes them."""
+    """Name and bytes of collectives, as `capt.pretrain.plan.predict` takes them."""
     return [(each.name, each.received) for each in sent]

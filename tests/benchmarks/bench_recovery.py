@@ -96,7 +96,7 @@ def rank(folder: str, turns: int) -> tuple[list[float], list[float], int]:
 
 def cost(turns: int) -> dict[str, Any]:
     """The row of the cost."""
-    from capt.pretrain.engine.callbacks.pace import distance
+    from capt.pretrain.engine.callbacks.checkpointer import distance
 
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from capt.pretrain.plan.devices import ABOUT, CENTRAL, FAST, SLOW
-from capt.pretrain.plan.traffic import collective_seconds
+from capt.pretrain.plan.predict import collective_seconds
 from tests.benchmarks.scale_tables import FULL, GLOBAL, OTHERS, QUEUES, WORLDS, Prediction, Scenario, shipped_rows
 from tests.benchmarks.scale_time import CHEAP, CONSTANTS, DEAR, H100
 

@@ -8,9 +8,8 @@ from typing import Any
 
 from capt.pretrain.config.load import load_job
 from capt.pretrain.plan.devices import CASES, cluster
-from capt.pretrain.plan.predict import predict
+from capt.pretrain.plan.predict import Stage, predict, zero_received
 from capt.pretrain.plan.step import Simulated, Work, rank_step
-from capt.pretrain.plan.traffic import Stage, zero_received
 from tests.benchmarks.scale_step import job_at, simulate_contrast
 from tests.benchmarks.scale_time import CHEAP, DEAR, MIDDLE, Given, StepTime, step_time
 

@@ -24,8 +24,8 @@ from capt.pretrain.plan.devices import (
     Assumptions,
     Constant,
 )
+from capt.pretrain.plan.predict import traffic_seconds
 from capt.pretrain.plan.step import Simulated, Work
-from capt.pretrain.plan.traffic import traffic_seconds
 
 H100 = DEVICES["h100"]
 

@@ -15,16 +15,15 @@ from typing import Any
 import pytest
 
 from capt.launcher.clean import clean
-from capt.pretrain.base import hosts
 from capt.pretrain.base.errors import CheckpointError, ConfigError, UserError
 from capt.pretrain.base.locks import file_lock
 from capt.pretrain.base.quiet import quiet_libraries
 from capt.pretrain.config.load import job_from_mapping
-from capt.pretrain.engine.callbacks import pace
-from capt.pretrain.engine.checkpoint import checkpoints_of, transfer
+from capt.pretrain.engine.callbacks import checkpointer as saving
+from capt.pretrain.engine.checkpoint import checkpoints_of
 from capt.pretrain.engine.run import run_job
 from capt.pretrain.registry import TASKS
-from capt.pretrain.reliability.local import checkpointer, storage
+from capt.pretrain.reliability.local import checkpointer, replicate, storage
 from tests.support import run_ranks
 from tests.toy.task import ToyTask
 
@@ -53,7 +52,7 @@ def _run(
     rank = int(os.environ["RANK"])
     if hosts_of:
         host = f"host-{rank // hosts_of}"
-        hosts._this_host = lambda: (host, "")
+        replicate._this_host = lambda: (host, "")
         section = mapping["checkpoint"]["local"]
         section["dir"] = str(Path(section["dir"]) / host)
     if crash:
@@ -86,7 +85,7 @@ def _break(fault: str, first: Path) -> None:
         checkpointer.free_bytes = lambda location: 1 << 40
         ToyTask.state_bytes = lambda self: 1 << 41  # type: ignore[attr-defined]
     if fault == "soon":
-        pace._FIRST = 3
+        saving._FIRST = 3
     if fault == "write":
         real = durable.save_file
 
@@ -403,9 +402,9 @@ def test_automatic_checkpoints_in_the_run_folder(tmp_path: Path, losses: dict[in
 
 
 def test_automatic_distance_keeps_the_share() -> None:
-    assert pace.distance(cost=0.1, step=0.1, before=1000) == 100  # one step's time in a hundred steps
-    assert pace.distance(cost=0.001, step=10.0, before=10) == 1
-    assert pace.distance(cost=60.0, step=0.1, before=10) == 40  # a single slow save is not a measure
+    assert saving.distance(cost=0.1, step=0.1, before=1000) == 100  # one step's time in a hundred steps
+    assert saving.distance(cost=0.001, step=10.0, before=10) == 1
+    assert saving.distance(cost=60.0, step=0.1, before=10) == 40  # a single slow save is not a measure
 
 
 def _send_many(folder: Path, count: int) -> list[int]:
@@ -416,16 +415,16 @@ def _send_many(folder: Path, count: int) -> list[int]:
     names = {r: [(f"{r}-{i}", 3 + i % 2) for i in range(count)] for r in (0, 1)}
     for name, size in names[rank]:
         (mine / name).write_bytes(bytes([rank + 1]) * size)
-    moves = [transfer.Transfer(r, 1 - r, tuple(names[r])) for r in (0, 1)]
-    transfer.copy_files(mine, moves[:1])  # connects
+    moves = [replicate.Transfer(r, 1 - r, tuple(names[r])) for r in (0, 1)]
+    replicate.copy_files(mine, moves[:1])  # connects
     before = len(os.listdir("/proc/self/fd"))
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before + 20, hard))
-    transfer.BUFFERS = 4  # two streams of 2 bytes
-    transfer.copy_files(mine, moves)
+    replicate.BUFFERS = 4  # two streams of 2 bytes
+    replicate.copy_files(mine, moves)
     for name, size in names[1 - rank]:
         assert (mine / name).read_bytes() == bytes([2 - rank]) * size
-    return [before - len(os.listdir("/proc/self/fd")), transfer.chunk_size(moves)]
+    return [before - len(os.listdir("/proc/self/fd")), replicate.chunk_size(moves)]
 
 
 def test_hundreds_of_files_are_sent_with_few_descriptors(tmp_path: Path) -> None:
@@ -434,6 +433,6 @@ def test_hundreds_of_files_are_sent_with_few_descriptors(tmp_path: Path) -> None
 
 def test_buffers_of_a_rank_are_bounded_however_many_it_talks_with() -> None:
     """As when each of 128 hosts of 8 ranks is given the files of all others."""
-    moves = [transfer.Transfer(8 * source, 8 * target, ()) for source in range(128) for target in range(128)]
-    assert 256 * transfer.chunk_size(moves) <= transfer.BUFFERS
-    assert transfer.chunk_size(moves[1:2]) == transfer.CHUNK
+    moves = [replicate.Transfer(8 * source, 8 * target, ()) for source in range(128) for target in range(128)]
+    assert 256 * replicate.chunk_size(moves) <= replicate.BUFFERS
+    assert replicate.chunk_size(moves[1:2]) == replicate.CHUNK

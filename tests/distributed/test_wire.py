@@ -11,8 +11,8 @@ from capt.pretrain.base.quiet import quiet_libraries
 from capt.pretrain.config.load import load_job
 from capt.pretrain.engine.engines.build import build_engines
 from capt.pretrain.engine.task import Progress
+from capt.pretrain.plan.predict import Stage, zero_received
 from capt.pretrain.plan.simulated import Wire
-from capt.pretrain.plan.traffic import Stage, zero_received
 from tests.language import write_corpus
 from tests.latent import write_text
 from tests.support import run_ranks

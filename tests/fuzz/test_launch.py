@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from capt.launcher.cluster import load_cluster
+from capt.launcher.backends.slurm import load_cluster
 from capt.launcher.environment import forwarded_to_hosts
 from capt.launcher.plan import Options
 from capt.launcher.requeue import main

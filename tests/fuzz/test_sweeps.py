@@ -14,8 +14,8 @@ import pytest
 from capt.finetune.glue.files import read_split
 from capt.finetune.glue.submission import HEADER, SUBMISSION_FILES, check_submission
 from capt.finetune.glue.tasks import GLUE
-from capt.launcher.sweep.restart import prepare_restart, what_went_wrong
 from capt.launcher.sweep.run import check_base_jobs
+from capt.launcher.sweep.trial import prepare_restart, what_went_wrong
 from capt.launcher.sweep.trial_log import TrialLog, TrialState, best_row, started_trials, validations, write_spec
 from capt.launcher.sweep.trials import StudyPlan, SweepPlan, TrialSpec
 from capt.pretrain.engine.metrics_file import read_metrics

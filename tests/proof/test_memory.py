@@ -42,12 +42,11 @@ def test_each_part_is_needed(part: str, rules: Rules, problem: str) -> None:
 
 def _record(mapping: dict[str, Any]) -> list[tuple[float, str, int, tuple[int, ...]]]:
     """When this rank, a host of its own, put a step in place (with the files of which ranks), and removed one."""
-    from capt.pretrain.base import hosts
-    from capt.pretrain.reliability.local import checkpointer
+    from capt.pretrain.reliability.local import checkpointer, replicate
 
     logging.disable()
     rank = int(os.environ["RANK"])
-    hosts._this_host = lambda: (f"host-{rank}", "")
+    replicate._this_host = lambda: (f"host-{rank}", "")
     section = mapping["checkpoint"]["local"]
     section["dir"] = f"{section['dir']}/{rank}"
     seen: list[tuple[float, str, int, tuple[int, ...]]] = []

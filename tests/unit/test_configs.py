@@ -15,8 +15,8 @@ import yaml
 from transformers import LxmertConfig
 
 from capt.finetune.glue.tasks import GLUE
+from capt.launcher.backends.slurm import load_cluster
 from capt.launcher.cli import main
-from capt.launcher.cluster import load_cluster
 from capt.launcher.commands.config import _table
 from capt.launcher.kubernetes.settings import KubernetesCluster, load_kubernetes
 from capt.launcher.plan import Options, job_file

@@ -19,8 +19,8 @@ from capt.launcher.bench import find_benchmarks
 from capt.launcher.cli import app
 from capt.launcher.sweep.config import Sweep
 from capt.pretrain.__main__ import parse
-from capt.pretrain.base.command_line import with_value_of_resume
 from capt.pretrain.base.errors import UserError
+from capt.pretrain.base.process import with_value_of_resume
 from capt.pretrain.config.load import load_mapping, resolve_path
 from capt.pretrain.models.architecture import ENCODERS, EncoderConfig, encoder_class
 from capt.pretrain.registry import TASKS, job_class

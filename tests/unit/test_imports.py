@@ -165,8 +165,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *_in("launcher", "environment", "ssh"),
     ),
     "launcher.backends": (
-        *(*BASE, "pretrain.config.reader", "pretrain.engine", "pretrain.registry"),
-        *_in("launcher", "cluster", "environment", "hostfile", "kubernetes", "plan", "raycluster", "ssh", "supervisor"),
+        *(*BASE, *_in("pretrain.config", "base", "load", "reader"), "pretrain.engine", "pretrain.registry"),
+        *_in("launcher", "environment", "hostfile", "kubernetes", "plan", "raycluster", "ssh", "supervisor"),
         "launcher.watch",
     ),
     "launcher.preflight": (

@@ -10,20 +10,17 @@ from typing import Any
 
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import CheckpointError, counted
-from capt.pretrain.base.hosts import Hosts, find_hosts
-from capt.pretrain.base.memory import free_bytes
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine import heartbeat
-from capt.pretrain.engine.callbacks.pace import Pace
+from capt.pretrain.engine.callbacks.checkpointer import Pace
 from capt.pretrain.engine.checkpoint import PendingSave, begin_save, checkpoints_of
 from capt.pretrain.engine.checkpoint.layout import remove_checkpoint, remove_leftovers
 from capt.pretrain.engine.checkpoint.save import state_bytes
-from capt.pretrain.engine.checkpoint.transfer import Transfer, copy_files
 from capt.pretrain.engine.loop import NEVER, Callback, Run
 from capt.pretrain.engine.task import StepMetrics
 from capt.pretrain.reliability.local import storage
-from capt.pretrain.reliability.local.replicate import newest_local
-from capt.pretrain.reliability.local.storage import INCARNATION, is_private, location_of, storage_of
+from capt.pretrain.reliability.local.replicate import Hosts, Transfer, copy_files, find_hosts, newest_local
+from capt.pretrain.reliability.local.storage import INCARNATION, free_bytes, is_private, location_of, storage_of
 
 logger = logging.getLogger(__name__)
 

@@ -1,30 +1,84 @@
-"""Find the newest local checkpoint over all hosts, and give every host the files of it that it lacks."""
+"""Find the newest local checkpoint over all hosts, and copy its files to the hosts that lack them, rank to rank."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import os
+import socket
 from bisect import bisect
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import CheckpointError, counted
-from capt.pretrain.base.files import read_bytes
-from capt.pretrain.base.hosts import Hosts, find_hosts
-from capt.pretrain.base.memory import free_bytes
+from capt.pretrain.base.files import open_regular, read_bytes
 from capt.pretrain.base.verification import sha256
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine.checkpoint import checkpoints_of, read_manifest
 from capt.pretrain.engine.checkpoint.layout import MANIFEST, step_folder
-from capt.pretrain.engine.checkpoint.transfer import Transfer, copy_files
+from capt.pretrain.engine.durable import write_error
 from capt.pretrain.reliability.local import storage
-from capt.pretrain.reliability.local.storage import INCARNATION, is_private, location_of, storage_of
+from capt.pretrain.reliability.local.storage import INCARNATION, free_bytes, is_private, location_of, storage_of
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The hosts of a job, as a ring in the order of their first ranks: the ranks of each, and this process's rank."""
+
+    ranks: tuple[tuple[int, ...], ...]
+    rank: int
+
+    @cached_property
+    def of(self) -> dict[int, int]:
+        """The number of each rank's host."""
+        return {rank: number for number, ranks in enumerate(self.ranks) for rank in ranks}
+
+    @property
+    def local(self) -> tuple[int, ...]:
+        """The ranks of this host. The first one makes and removes folders."""
+        return self.ranks[self.of[self.rank]]
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the first rank of its host."""
+        return self.rank == self.local[0]
+
+    def peer(self, rank: int) -> int | None:
+        """Return the rank on the next host that keeps the replica of ``rank``; None where there is one host only."""
+        if len(self.ranks) == 1:
+            return None
+        own = self.of[rank]
+        there = self.ranks[(own + 1) % len(self.ranks)]
+        return there[self.ranks[own].index(rank) % len(there)]
+
+
+def find_hosts() -> Hosts:
+    """Ask all ranks on which host they are. Collective."""
+    ranks: dict[tuple[str, str], list[int]] = {}
+    for rank, (name, boot) in enumerate(distributed.gather_objects(_this_host())):
+        ranks.setdefault((name, boot), []).append(rank)
+    return Hosts(tuple(map(tuple, ranks.values())), distributed.rank())
+
+
+def _this_host() -> tuple[str, str]:
+    """Return the host's name and the id of its boot: containers may all have the same name."""
+    boot = ""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return socket.gethostname(), boot
+
 
 _Files = Mapping[str, tuple[int, str]]
 """Size and SHA-256 of each file of a checkpoint, its manifest included."""
@@ -172,3 +226,88 @@ def _plan(hosts: Hosts, files: _Files, good: Sequence[set[str]], missing: Sequen
         Transfer(source, target, tuple((name, files[name][0]) for name in names))
         for (source, target), names in sorted(routes.items())
     ]
+
+
+CHUNK = 8 << 20
+"""Largest number of bytes of a file that two ranks exchange in one turn."""
+BUFFERS = 64 << 20
+"""Largest number of bytes that a rank exchanges with all others in one turn: some of a thousand ranks have hundreds."""
+
+
+class Transfer(NamedTuple):
+    """Files (name, bytes) that ``source`` sends to ``target``; one transfer for each pair of ranks."""
+
+    source: int
+    target: int
+    files: tuple[tuple[str, int], ...]
+
+
+class _Chunk(NamedTuple):
+    name: str
+    start: int
+    size: int
+    last: bool
+
+
+def chunk_size(transfers: Sequence[Transfer]) -> int:
+    """Return the bytes of a file that two ranks exchange in one turn; the same for all ``transfers``."""
+    partners = Counter(rank for each in transfers for rank in (each.source, each.target))
+    return min(CHUNK, max(1, BUFFERS // max(partners.values(), default=1)))
+
+
+def copy_files(folder: Path, transfers: Sequence[Transfer]) -> None:
+    """Carry out all transfers side by side, from a rank's ``folder`` to another rank's. Collective.
+
+    All ranks know the chunks of every transfer, so they exchange one chunk of each per turn without asking. A file
+    appears under its name when it is complete. After an error a rank sends zeros, so that no other rank waits for it.
+
+    Raises:
+        CheckpointError: a rank could not read or write, on all ranks.
+    """
+    rank, size = distributed.rank(), chunk_size(transfers)
+    own = [each for each in transfers if rank in (each.source, each.target)]
+    errors: list[OSError] = []
+    for turn in zip_longest(*(_chunks(each, size) for each in own)):
+        chunks = [(each, chunk) for each, chunk in zip(own, turn, strict=True) if chunk is not None]
+        outgoing = [(each.target, _read(folder, chunk, errors)) for each, chunk in chunks if each.source == rank]
+        expected = [(each.source, chunk) for each, chunk in chunks if each.target == rank]
+        incoming = [(source, torch.zeros(max(1, chunk.size), dtype=torch.uint8)) for source, chunk in expected]
+        distributed.exchange(outgoing, incoming)
+        for (_, chunk), (_, content) in zip(expected, incoming, strict=True):
+            _write(folder, chunk, content, errors)
+    with distributed.synchronize_errors():
+        if errors:
+            raise write_error(folder, errors[0]) from errors[0]
+
+
+def _chunks(transfer: Transfer, size: int) -> Iterator[_Chunk]:
+    for name, total in transfer.files:
+        for start in range(0, max(total, 1), size):  # an empty file is a chunk, too
+            yield _Chunk(name, start, min(size, total - start), last=start + size >= total)
+
+
+def _read(folder: Path, chunk: _Chunk, errors: list[OSError]) -> Tensor:
+    content = torch.zeros(max(1, chunk.size), dtype=torch.uint8)
+    try:
+        with open_regular(folder / chunk.name, error=CheckpointError) as file:
+            file.seek(chunk.start)
+            if not errors and file.readinto(content.numpy()[: chunk.size].data) != chunk.size:
+                raise OSError(f"{folder / chunk.name} is shorter than it was")
+    except OSError as error:
+        errors.append(error)
+    return content
+
+
+def _write(folder: Path, chunk: _Chunk, content: Tensor, errors: list[OSError]) -> None:
+    path = folder / chunk.name
+    partial = path.with_name(f".{path.name}.partial")
+    if errors:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("ab" if chunk.start else "wb") as file:
+            file.write(content.numpy()[: chunk.size].data)
+        if chunk.last:
+            os.replace(partial, path)
+    except OSError as error:
+        errors.append(error)

@@ -9,8 +9,7 @@ from typing import Literal
 
 import pytest
 
-from capt.pretrain.engine.callbacks.checkpointer import LONGEST
-from capt.pretrain.engine.callbacks.pace import SHARE, Pace
+from capt.pretrain.engine.callbacks.checkpointer import LONGEST, SHARE, Pace
 
 
 def _train(

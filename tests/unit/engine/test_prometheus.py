@@ -14,7 +14,7 @@ import pytest
 
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.engine import heartbeat
-from capt.pretrain.engine.callbacks.prometheus import Prometheus
+from capt.pretrain.engine.callbacks.trackers import Prometheus
 from capt.pretrain.engine.loop import Run
 from capt.pretrain.engine.task import Progress
 from capt.pretrain.registry import callback_class

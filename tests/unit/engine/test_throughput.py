@@ -12,9 +12,8 @@ import torch
 
 from capt.pretrain.base import distributed
 from capt.pretrain.engine.callbacks import performance
-from capt.pretrain.engine.callbacks.checkpointer import Checkpointer
+from capt.pretrain.engine.callbacks.checkpointer import Checkpointer, Pace
 from capt.pretrain.engine.callbacks.metrics import Metrics, Validator
-from capt.pretrain.engine.callbacks.pace import Pace
 from capt.pretrain.engine.callbacks.performance import Throughput
 from capt.pretrain.engine.loop import Callback, Run, train
 from capt.pretrain.engine.task import Progress, StepMetrics

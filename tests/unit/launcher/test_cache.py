@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from capt.launcher.cache import cache_entries, remove_entry
 from capt.launcher.cli import main
+from capt.launcher.commands.cache import cache_entries, remove_entry
 from capt.pretrain.base.cache import require_cache
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.locks import cache_lock

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from capt.launcher.backends import slurm
+from capt.launcher.backends.slurm import SlurmCluster, load_cluster
 from capt.launcher.batch import main as batch
-from capt.launcher.cluster import SlurmCluster, load_cluster
 from capt.launcher.plan import UNATTENDED, Launch, Options
 from capt.launcher.requeue import again
 from capt.launcher.requeue import main as requeue

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from capt.launcher.backends import slurm, srun
-from capt.launcher.cluster import SlurmCluster, load_cluster
+from capt.launcher.backends.slurm import SlurmCluster, load_cluster
 from capt.launcher.plan import Launch, Options
 from capt.launcher.ssh import Host
 from capt.pretrain.base.errors import ConfigError

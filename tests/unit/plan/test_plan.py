@@ -24,8 +24,7 @@ from capt.pretrain.plan import step
 from capt.pretrain.plan.advice import changes
 from capt.pretrain.plan.calibrate import Measured, calibrated, measured
 from capt.pretrain.plan.devices import CASES, CENTRAL, FAST, SLOW, cluster
-from capt.pretrain.plan.predict import PLAN, RESERVE, predict, require_fit
-from capt.pretrain.plan.traffic import collective_seconds
+from capt.pretrain.plan.predict import PLAN, RESERVE, collective_seconds, predict, require_fit
 from capt.pretrain.report import report
 from capt.pretrain.report.runs import read_run
 from tests.benchmarks.bench_plan import MEMORY, job_of, tracked_peak

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from capt.launcher.preflight.compare import compare
 from capt.launcher.preflight.facts import Clock, Facts, Findings, Meeting, Survey
 from capt.launcher.preflight.limits import interfaces
 from capt.launcher.preflight.report import Check
+from capt.launcher.preflight.run import compare
 from capt.launcher.ssh import Host
 
 GIB = 1 << 30

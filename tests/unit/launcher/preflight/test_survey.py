@@ -12,8 +12,8 @@ import pytest
 
 from capt.launcher.preflight import probe
 from capt.launcher.preflight import survey as room
-from capt.launcher.preflight.compare import compare
 from capt.launcher.preflight.facts import Survey
+from capt.launcher.preflight.run import compare
 from capt.launcher.preflight.survey import LostError, Session, survey
 from capt.launcher.ssh import Host, allow_hosts
 from tests.support import free_port
