@@ -25,13 +25,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from capt.pretrain.base.errors import ConfigError, RunFailedError, UserError, is_passing, user_text
-from capt.pretrain.base.process import error_line, with_value_of_resume
+from capt.pretrain.base.process import error_line, use_scratch, with_value_of_resume
 from capt.pretrain.base.verification import sha256
 from capt.pretrain.config import flatten, load_job
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine import heartbeat, interruption
 from capt.pretrain.engine.run_folder import BAD_INPUT, FAILED, LOGGED, STOPPED
-from capt.pretrain.engine.scratch import use_scratch
 
 logger = logging.getLogger("capt.pretrain")
 _TIMEOUT_MINUTES = 10.0

@@ -52,7 +52,7 @@ def prepare(
 ) -> None:
     """Tokenize a job's text into shards, training its tokenizer first if it has none."""
     o.quiet(context)
-    from capt.launcher.progress import progress_bar
+    from capt.launcher.commands.options import progress_bar
     from capt.pretrain.base.errors import ConfigError
     from capt.pretrain.data.prepare import prepare as prepare_cached
     from capt.pretrain.data.prepare import prepare_folder
@@ -287,7 +287,7 @@ def _inspect_mixture(config: str, overrides: list[str], json: bool) -> bool:
     """Show what the training of a job sees of each source of its ``data.mixture``; False where it has none."""
     from dataclasses import asdict
 
-    from capt.launcher.progress import progress_bar
+    from capt.launcher.commands.options import progress_bar
     from capt.pretrain.config.load import load_job
     from capt.pretrain.data.mixture_dataset import MixtureDataset, seen
     from capt.pretrain.language.config import LanguageJob

@@ -159,7 +159,7 @@ def evaluate(
                             r.store_options(store, dtype, tokens, cache_bytes), ranks, json)  # fmt: skip
         return
     _refuse_options(of_retrieval, (), "without --retrieval")
-    from capt.launcher.progress import progress_bar
+    from capt.launcher.commands.options import progress_bar
     from capt.pretrain.base.files import require_writable
     from capt.pretrain.commands import accepted_options, command_module
     from capt.pretrain.models.hf_config import local_folder

@@ -1,9 +1,12 @@
-"""Arguments and options that several commands share."""
+"""What several commands share: arguments and options, a progress bar, JSON output."""
 
 from __future__ import annotations
 
 import json
 import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +14,7 @@ import typer
 
 from capt.launcher.backends import LAUNCHERS
 from capt.pretrain.base.files import finite
+from capt.pretrain.base.parallel import ProgressCallback
 
 Config = Annotated[
     str, typer.Argument(metavar="CONFIG", help="A YAML file, or the name of a shipped job (capt_tiny, rte, ...).")
@@ -116,3 +120,18 @@ def source_path(given: str) -> Path:
     from capt.pretrain.models.hf_config import source_path as parse
 
     return parse(given)
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[ProgressCallback | None]:
+    """Yield a function of (done, total) that draws a bar on stderr, or None where stderr is not a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

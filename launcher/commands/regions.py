@@ -76,7 +76,7 @@ def extract(
 ) -> None:
     """Make a region store of one's own pictures with a vision model."""
     o.quiet(context)
-    from capt.launcher.progress import progress_bar
+    from capt.launcher.commands.options import progress_bar
     from capt.pretrain.regions.extract.parts import Options
     from capt.pretrain.regions.extract.run import extract_regions
 
@@ -140,7 +140,7 @@ def import_(
     json: o.Json = False,
 ) -> None:
     """Write the pictures of feature files to a store. After an interruption, the same command continues."""
-    from capt.launcher.progress import progress_bar
+    from capt.launcher.commands.options import progress_bar
     from capt.pretrain.base.errors import ConfigError
     from capt.pretrain.regions.importing import Format, import_regions
     from capt.pretrain.regions.manifest import FeatureType
@@ -299,7 +299,7 @@ def microworld(
     json: o.Json = False,
 ) -> None:
     """Write a synthetic world as LXMERT feature files, captions, and files of VQA, GQA and NLVR2."""
-    from capt.launcher.progress import progress_bar
+    from capt.launcher.commands.options import progress_bar
     from capt.pretrain.base.errors import quoted
     from capt.pretrain.vision_language.microworld.generate import World, write_world
 

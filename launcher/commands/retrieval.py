@@ -278,7 +278,7 @@ def carry_out(work: Mapping[str, Any], folder: Path, **given: Any) -> dict[str, 
 
     options = Options.given(**given)
     if options == Options():
-        from capt.launcher.progress import progress_bar
+        from capt.launcher.commands.options import progress_bar
         from capt.pretrain.retrieval.work import perform
 
         with progress_bar("encoding") as progress:

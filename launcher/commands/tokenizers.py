@@ -40,7 +40,7 @@ def train(
     """Train a SentencePiece tokenizer; its Hugging Face export is checked to give the same ids."""
     from dataclasses import asdict
 
-    from capt.launcher.progress import progress_bar
+    from capt.launcher.commands.options import progress_bar
     from capt.pretrain.base.errors import ConfigError
     from capt.pretrain.data.config import DataConfig
     from capt.pretrain.data.prepare import tokenizer_corpus

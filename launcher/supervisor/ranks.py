@@ -21,8 +21,7 @@ from capt.launcher.supervisor import processes
 from capt.launcher.supervisor.activity import Activity, waits_for_files
 from capt.launcher.supervisor.heartbeats import Page, Pulse, is_stopped
 from capt.launcher.supervisor.output import takes_output
-from capt.pretrain.base.process import LISTENS
-from capt.pretrain.engine.scratch import SCRATCH
+from capt.pretrain.base.process import LISTENS, SCRATCH
 
 HEARING = 2.0
 """Seconds that a rank has to write its stacks."""

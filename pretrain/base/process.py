@@ -12,8 +12,10 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 from collections.abc import Sequence
 from io import TextIOBase
+from multiprocessing import util
 from pathlib import Path
 from typing import TextIO
 
@@ -108,3 +110,23 @@ def with_value_of_resume(words: Sequence[str]) -> list[str]:
         else:
             result.append("--resume=always" if word == "--resume" else word)
     return result
+
+
+SCRATCH = "CAPT_SCRATCH"
+"""Variable that names the folder which the launcher hands down (`capt.launcher.supervisor.ranks`)."""
+
+
+def use_scratch() -> None:
+    """Have a rank and its data workers keep the sockets by which they exchange tensors in the launcher's folder.
+
+    A rank that is killed does not remove them; the launcher removes the folder. Other temporary files stay where they
+    are: what torch has compiled, and local checkpoints, are for the next start.
+    """
+    folder = os.environ.pop(SCRATCH, "")
+    if not folder or not Path(folder).is_dir():
+        return
+    before, tempfile.tempdir = tempfile.tempdir, folder
+    try:
+        util.get_temp_dir()  # made at the first call, and kept
+    finally:
+        tempfile.tempdir = before

@@ -24,9 +24,8 @@ from capt.pretrain.base.records import Count, Record, parse_record
 from capt.pretrain.config.ramp import BatchSizeSchedule
 from capt.pretrain.contrast.kernels import check_precision
 from capt.pretrain.contrastive.collapse import CollapseState, CollapseWatch, Figures
-from capt.pretrain.contrastive.kept_graphs import KeptGraphs
 from capt.pretrain.contrastive.term import ContrastTerm, StepDiagnostics
-from capt.pretrain.contrastive.views import CachedContrast, Losses, Views
+from capt.pretrain.contrastive.views import CachedContrast, KeptGraphs, Losses, Views
 from capt.pretrain.data.sampler import micro_batch_weights, micro_batches
 from capt.pretrain.engine.engines.base import Engine, averaged_weights
 from capt.pretrain.engine.loading import training_batches

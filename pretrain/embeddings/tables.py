@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from capt.pretrain.base import distributed
 from capt.pretrain.base.randomness import generator_for
 from capt.pretrain.engine.engines.base import Engine
-from capt.pretrain.engine.row_shard import RowShard, row_range
+from capt.pretrain.engine.engines.places import RowShard, row_range
 
 # Rows of a table that is divided over the ranks: fetched from their owners by number, gradients sent back to them.
 #

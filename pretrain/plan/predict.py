@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.schema import EngineSection, Job
-from capt.pretrain.contrastive.kept_graphs import MARGIN
+from capt.pretrain.contrastive.views import MARGIN
 from capt.pretrain.engine.engines.deepspeed_config import BUCKET
 from capt.pretrain.engine.optim.settings import offloads_optimizer
 from capt.pretrain.plan.devices import (

@@ -17,8 +17,8 @@ from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import RunFailedError, counted, quoted
 from capt.pretrain.engine.checkpoint.fragments import differing_masters, optimizer_step_count
 from capt.pretrain.engine.engines.base import Engine
+from capt.pretrain.engine.engines.places import is_row_sharded
 from capt.pretrain.engine.loop import NEVER, Callback, Run
-from capt.pretrain.engine.row_shard import is_row_sharded
 from capt.pretrain.engine.task import SharedNumbers
 
 # Checksums of the bits of tensors: whether two ranks hold the same, in eight bytes a tensor.

@@ -17,7 +17,7 @@ from torch import Tensor
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.engine.engines.base import Engine, averaged_weights
-from capt.pretrain.engine.optim.average import AVERAGE
+from capt.pretrain.engine.optim.optimizers import AVERAGE
 from capt.pretrain.engine.task import Progress
 from capt.pretrain.language.task import LanguageModule
 from tests.language import language_mapping

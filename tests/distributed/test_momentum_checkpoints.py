@@ -15,7 +15,7 @@ from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.engine.checkpoint import begin_save, load_engine, load_module_weights, read_metadata, verify
 from capt.pretrain.engine.engines.base import Engine, averaged_weights
 from capt.pretrain.engine.engines.build import build_engines
-from capt.pretrain.engine.optim.average import AVERAGE
+from capt.pretrain.engine.optim.optimizers import AVERAGE
 from capt.pretrain.engine.task import Progress
 from capt.pretrain.language.export import command
 from capt.pretrain.language.load import load_hf, load_model

@@ -23,8 +23,8 @@ from capt.pretrain.engine.checkpoint import (
 )
 from capt.pretrain.engine.engines.build import build_engines
 from capt.pretrain.engine.engines.local import LocalEngine
+from capt.pretrain.engine.engines.places import RowShard, row_range
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
-from capt.pretrain.engine.row_shard import RowShard, row_range
 from capt.pretrain.engine.task import Progress
 from tests.support import run_ranks
 from tests.toy.config import ToyJob

@@ -46,7 +46,7 @@ def _with_file(state: State, number: int, rank: Rank, place: int) -> tuple[Check
     return (*state.partial[:number], partial._replace(files=files), *state.partial[number + 1 :])
 
 
-@move("capt.pretrain.engine.run_status:RunStatus.lock", "capt.pretrain.engine.resume_point:choose_checkpoint",
+@move("capt.pretrain.engine.run_status:RunStatus.lock", "capt.pretrain.engine.run:choose_checkpoint",
       "capt.pretrain.engine.checkpoint.layout:remove_leftovers")  # fmt: skip
 def take(state: State, settings: Settings) -> Iterator[Move]:
     """Rank 0 takes the lock, chooses the newest checkpoint and sweeps what killed saves left."""

@@ -47,11 +47,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "pretrain.engine.optim": (*BASE, "pretrain.config", "pretrain.engine.optim.settings"),
     "pretrain.engine.engines": (
         *(*BASE, "pretrain.config"),
-        *_in("pretrain.engine", "optim", "own_time", "rank", "row_shard"),
+        *_in("pretrain.engine", "optim", "own_time", "rank"),
     ),
     "pretrain.engine.checkpoint": (
         *(*BASE, "pretrain.config"),
-        *_in("pretrain.engine", "durable", "engines", "optim", "provenance", "row_shard", "task"),
+        *_in("pretrain.engine", "durable", "engines", "optim", "provenance", "task"),
         "pretrain.engine.verification",
     ),
     "pretrain.engine.callbacks": (

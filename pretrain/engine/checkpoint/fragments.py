@@ -20,10 +20,9 @@ from torch import Tensor
 
 from capt.pretrain.base import distributed
 from capt.pretrain.engine.engines.base import Engine
-from capt.pretrain.engine.engines.places import places, trainable
-from capt.pretrain.engine.optim.average import AVERAGE
+from capt.pretrain.engine.engines.places import is_row_sharded, places, trainable
 from capt.pretrain.engine.optim.build import STATE_TENSORS
-from capt.pretrain.engine.row_shard import is_row_sharded
+from capt.pretrain.engine.optim.optimizers import AVERAGE
 
 WEIGHT = "weight"
 

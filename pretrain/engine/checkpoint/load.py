@@ -33,10 +33,9 @@ from capt.pretrain.engine.checkpoint.fragments import (
 )
 from capt.pretrain.engine.checkpoint.layout import EngineState, Manifest, ModuleRecord, read_manifest
 from capt.pretrain.engine.engines.base import Engine
-from capt.pretrain.engine.engines.places import first_element, global_shape
-from capt.pretrain.engine.optim.average import AVERAGE
+from capt.pretrain.engine.engines.places import first_element, global_shape, is_row_sharded
 from capt.pretrain.engine.optim.build import STATE_TENSORS
-from capt.pretrain.engine.row_shard import is_row_sharded
+from capt.pretrain.engine.optim.optimizers import AVERAGE
 
 # Which file of a checkpoint holds which elements of which tensor, checked against the manifest before any is read.
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from capt.pretrain.base.errors import ConfigError
-from capt.pretrain.engine.optim.average import AVERAGE
+from capt.pretrain.engine.optim.optimizers import AVERAGE
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
 
 
@@ -228,7 +228,7 @@ def without_update(zero: Any) -> Iterator[None]:
         vars(zero).update(before)
 
 
-# Runs a module with the averages of its weights (:mod:`capt.pretrain.engine.optim.average`), in any engine.
+# Runs a module with the averages of its weights (:mod:`capt.pretrain.engine.optim.optimizers`), in any engine.
 
 
 @contextmanager

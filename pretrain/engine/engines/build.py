@@ -12,10 +12,10 @@ from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.schema import Job, OptimizerSection
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.engines.local import LocalEngine
+from capt.pretrain.engine.engines.places import is_row_sharded
 from capt.pretrain.engine.optim.build import freeze
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
 from capt.pretrain.engine.rank import with_precision
-from capt.pretrain.engine.row_shard import is_row_sharded
 
 
 def build_engines(
@@ -24,7 +24,7 @@ def build_engines(
     """Build one engine per module, in the mapping's order (the same on every rank).
 
     One rank at ZeRO 0 without fp16 and without DeepSpeed options of its own is plain PyTorch, and so is a module whose
-    rows are shared out over the ranks (:mod:`capt.pretrain.engine.row_shard`); all else is DeepSpeed.
+    rows are shared out over the ranks (:mod:`capt.pretrain.engine.engines.places`); all else is DeepSpeed.
 
     Args:
         modules: what the task's ``build_modules`` returned.

@@ -20,10 +20,9 @@ from capt.pretrain.config.schema import Job
 from capt.pretrain.engine.engines.base import Judge, UpdateGuard, clip_gradients, measure_gradients, without_update
 from capt.pretrain.engine.engines.deepspeed_config import clips_here, deepspeed_config
 from capt.pretrain.engine.engines.places import global_shape, places, trainable
-from capt.pretrain.engine.optim.average import keep_average
 from capt.pretrain.engine.optim.build import build_optimizer
 from capt.pretrain.engine.optim.muon import Layout, MuonWithAdamW, Piece
-from capt.pretrain.engine.optim.optimizers import Part, StableAdamW
+from capt.pretrain.engine.optim.optimizers import Part, StableAdamW, keep_average
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
 from capt.pretrain.engine.own_time import own_section
 

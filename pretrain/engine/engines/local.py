@@ -12,18 +12,18 @@ from torch import Tensor, nn
 from capt.pretrain.base import distributed
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine.engines.base import Judge, UpdateGuard, clip_gradients, measure_gradients
-from capt.pretrain.engine.optim.average import keep_average
+from capt.pretrain.engine.engines.places import is_row_sharded
 from capt.pretrain.engine.optim.build import build_optimizer
+from capt.pretrain.engine.optim.optimizers import keep_average
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
 from capt.pretrain.engine.own_time import own_section
-from capt.pretrain.engine.row_shard import is_row_sharded
 
 
 class LocalEngine:
     """Forward, backward and update of a module on one rank, as one would write them by hand.
 
     DeepSpeed would add a millisecond to each update, half of its time where modules are small. A row-sharded module
-    (:mod:`capt.pretrain.engine.row_shard`) brings its gradients to their owners itself; only their norm is of all
+    (:mod:`capt.pretrain.engine.engines.places`) brings its gradients to their owners itself; only their norm is of all
     ranks.
     """
 

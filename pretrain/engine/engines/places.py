@@ -1,4 +1,4 @@
-"""Finds where this rank keeps its part of each parameter, sharded or not: for checkpoints and norms per tensor."""
+"""Where this rank keeps its part of each parameter, sharded or not: for checkpoints and norms per tensor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,41 @@ from torch import Tensor, nn
 
 from capt.pretrain.base import distributed
 from capt.pretrain.engine.engines.base import Engine
-from capt.pretrain.engine.row_shard import row_shard
+
+
+@dataclass(frozen=True)
+class RowShard:
+    """A parameter's rows are those from ``start_row`` on, of ``rows`` over all ranks (its attribute ``rows_of``).
+
+    Such tables are too large, or too rarely touched, to be on every rank. Their module brings every gradient to the
+    rank that owns the row itself (an engine neither sums nor averages it), and all its parameters are sharded.
+    Checkpoints hold the whole table, so that a run continues at any number of ranks.
+    """
+
+    start_row: int
+    rows: int
+
+
+def row_range(rows: int, rank: int, world: int, multiple: int = 1) -> tuple[int, int]:
+    """The half-open range of rows that ``rank`` holds: equal parts but for the last ones, which may be empty.
+
+    Every part begins at a multiple of ``multiple``.
+    """
+    size = -(-rows // (world * multiple)) * multiple
+    return min(rank * size, rows), min((rank + 1) * size, rows)
+
+
+def row_shard(parameter: Any) -> RowShard | None:
+    """Which rows ``parameter`` holds; None for one that is whole, or sharded by ZeRO."""
+    shard: RowShard | None = getattr(parameter, "rows_of", None)
+    return shard
+
+
+def is_row_sharded(module: nn.Module) -> bool:
+    """Whether the rows of a module's parameters are shared out over the ranks: of all of them, or of none."""
+    sharded = [row_shard(parameter) is not None for parameter in module.parameters()]
+    assert all(sharded) or not any(sharded), "a module with row-sharded parameters has no others"
+    return any(sharded)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class ModuleOptimizer:
     Args:
         section: type, learning rate, weight decay, clipping. A task makes it from sections of its own job.
         schedule: false keeps the learning rate at ``section.lr`` from the first update to the last.
-        average: decay of an average of the weights (:mod:`capt.pretrain.engine.optim.average`); None keeps none.
+        average: decay of an average of the weights (:mod:`capt.pretrain.engine.optim.optimizers`); None keeps none.
     """
 
     section: OptimizerSection

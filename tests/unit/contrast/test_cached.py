@@ -12,9 +12,8 @@ from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.contrast import capt_loss
 from capt.pretrain.contrast.cached import cached_backward
 from capt.pretrain.contrast.queue import ShardedQueue
-from capt.pretrain.contrastive import kept_graphs
-from capt.pretrain.contrastive.kept_graphs import KeptGraphs
-from capt.pretrain.contrastive.views import CachedContrast, Losses, Views
+from capt.pretrain.contrastive import views as module
+from capt.pretrain.contrastive.views import CachedContrast, KeptGraphs, Losses, Views
 
 ROWS, WIDTH = 3, 5
 
@@ -153,7 +152,7 @@ def test_graphs_are_kept_as_far_as_a_gpu_has_memory(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 45)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (55, 120))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: peak.__setitem__(0, used[0]))
-    monkeypatch.setattr(kept_graphs, "MARGIN", 0.1)
+    monkeypatch.setattr(module, "MARGIN", 0.1)
     kept = KeptGraphs("auto", torch.device("cuda"))
 
     def step(sizes: list[int], was_skipped: bool = False, sequences: int = 9, at_most: int = 0) -> int:

@@ -13,8 +13,8 @@ from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config import load_job
 from capt.pretrain.engine.engines.base import averaged_weights
 from capt.pretrain.engine.engines.build import build_engines
-from capt.pretrain.engine.optim.average import AVERAGE, keep_average
 from capt.pretrain.engine.optim.build import STATE_TENSORS
+from capt.pretrain.engine.optim.optimizers import AVERAGE, keep_average
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
 
 _DECAY = 0.9

@@ -11,8 +11,8 @@ from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import CheckpointError, ConfigError
 from capt.pretrain.config.load import load_job
 from capt.pretrain.config.schema import Job
-from capt.pretrain.engine import resume_point
-from capt.pretrain.engine.resume_point import choose_checkpoint
+from capt.pretrain.engine import run
+from capt.pretrain.engine.run import choose_checkpoint
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ def _other_rank(monkeypatch: pytest.MonkeyPatch, *views: Path) -> None:
         return [value, (other, value[1]) if isinstance(value, tuple) else value]  # of verdicts
 
     monkeypatch.setattr(distributed, "gather_objects", gather)
-    monkeypatch.setattr(resume_point, "verify_together", lambda source: None)
-    monkeypatch.setattr(resume_point, "_PAUSE", 0.01)
+    monkeypatch.setattr(run, "verify_together", lambda source: None)
+    monkeypatch.setattr(run, "_PAUSE", 0.01)
 
 
 def test_a_host_that_sees_the_newest_checkpoint_late_is_waited_for(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +47,7 @@ def test_a_host_that_sees_the_newest_checkpoint_late_is_waited_for(job: Job, mon
 def test_hosts_that_go_on_seeing_other_checkpoints_do_not_train(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     older, _ = sorted((job.run.dir / "checkpoints").iterdir())
     _other_rank(monkeypatch, older)
-    monkeypatch.setattr(resume_point, "_PATIENCE", 0.1)
+    monkeypatch.setattr(run, "_DISAGREE", 0.1)
     with pytest.raises(ConfigError, match="ranks see different checkpoints"):
         choose_checkpoint(job)
 
@@ -58,7 +58,7 @@ def test_a_checkpoint_that_cannot_be_read_just_now_is_not_set_aside(job: Job, mo
         error.passing = passing
         raise error
 
-    monkeypatch.setattr(resume_point, "verify_together", verify)
+    monkeypatch.setattr(run, "verify_together", verify)
     passing = True
     with pytest.raises(CheckpointError, match="step-00000004: Stale"):
         choose_checkpoint(job, skip_damaged=True)

@@ -19,7 +19,7 @@ from capt.launcher.supervisor.ranks import LocalRanks, Scratch, _own_prefix
 
 ROOT = Path(__file__).parents[3]
 RANK = (
-    "import os, signal, tempfile; from capt.pretrain.engine.scratch import use_scratch; use_scratch()\n"
+    "import os, signal, tempfile; from capt.pretrain.base.process import use_scratch; use_scratch()\n"
     "from multiprocessing import util; print(util.get_temp_dir(), tempfile.gettempdir(), flush=True)\n"
     "os.kill(os.getpid(), signal.SIGKILL)"
 )

@@ -8,7 +8,7 @@ import pickle
 import pytest
 from rich.console import Console
 
-from capt.launcher.sweep.table import ProgressTable
+from capt.launcher.sweep.driver import ProgressTable
 from capt.launcher.sweep.trials import TrialSpec
 from capt.pretrain.report.sweeps import State, TrialRecord
 

@@ -18,7 +18,7 @@ from capt.launcher.preflight.run import predicted
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.config.load import load_job
-from capt.pretrain.contrastive.kept_graphs import MARGIN
+from capt.pretrain.contrastive.views import MARGIN
 from capt.pretrain.models.config import RobertaConfig
 from capt.pretrain.plan import step
 from capt.pretrain.plan.advice import changes
