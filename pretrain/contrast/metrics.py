@@ -101,7 +101,7 @@ def first_direction(s: Float[Tensor, "n d"]) -> float:
     if len(s) <= s.shape[1]:
         products = s @ s.T  # has the same eigenvalues but for zeros
     else:
-        mine = s[slice(*_bounds(len(s)))]
+        mine = s[slice(*_share(len(s)))]
         products = all_reduce_sum(mine.T @ mine)
     return float(torch.linalg.eigvalsh(products)[-1]) / len(s)
 
@@ -177,13 +177,13 @@ def _mean_product_of_random_pairs(a: Tensor, b: Tensor) -> Tensor:
 
 def _query_blocks(n: int, keys: int) -> Iterator[slice]:
     """This rank's part of n query rows, in blocks that stay below ``_MAX_SIMILARITIES`` against ``keys`` keys."""
-    start, stop = _bounds(n)
+    start, stop = _share(n)
     size = max(1, _MAX_SIMILARITIES // keys)
     for first in range(start, stop, size):
         yield slice(first, min(first + size, stop))
 
 
-def _bounds(n: int) -> tuple[int, int]:
+def _share(n: int) -> tuple[int, int]:
     """First and last place (exclusive) of this rank's part of n rows."""
     return n * rank() // world_size(), n * (rank() + 1) // world_size()
 

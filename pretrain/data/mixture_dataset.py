@@ -164,21 +164,21 @@ def joint_schedule(
     A place is a number of samples. Where the batch grows between two points there is one more: shares that follow
     straight lines over steps follow such lines over samples up to there.
     """
-    rows: list[tuple[float, tuple[float, ...]]] = []
+    points: list[tuple[float, tuple[float, ...]]] = []
     backwards = [[(-place, value) for place, value in reversed(schedule)] for schedule in schedules]
     for share in sorted({place for schedule in schedules for place, _ in schedule}):
         before = tuple(schedule_at(schedule, -share) for schedule in backwards)
         after = tuple(schedule_at(schedule, share) for schedule in schedules)
-        rows += [(share, weights) for weights in ([before] if before == after else [before, after])]
+        points += [(share, weights) for weights in ([before] if before == after else [before, after])]
     growth = [stage.step / steps for stage in batches.stages]
     between = [
         (place, _between(first, last, (place - begin) / (end - begin)))
-        for (begin, first), (end, last) in pairwise(rows)
+        for (begin, first), (end, last) in pairwise(points)
         for place in growth
         if begin < place < end
     ]
     return tuple(
-        (batches.samples_at(share * steps), *weights) for share, weights in sorted(rows + between, key=itemgetter(0))
+        (batches.samples_at(share * steps), *weights) for share, weights in sorted(points + between, key=itemgetter(0))
     )
 
 

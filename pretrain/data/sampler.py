@@ -177,18 +177,18 @@ def micro_batch_weights(global_batch: int, parts: int, world: int) -> list[float
 
 def validation_samples(
     samples: int, micro_batch: int, world: int, rank: int
-) -> Iterator[tuple[Int64[np.ndarray, " rows"], int]]:
+) -> Iterator[tuple[Int64[np.ndarray, " n"], int]]:
     """The sample numbers of each of this rank's validation batches, and how many of them are valid.
 
     Every rank gets the same number of batches (engines with partitioned parameters need that), whatever ``samples`` is:
-    a rank that runs out of samples repeats sample 0, and those rows, the last of a batch, are not valid.
+    a rank that runs out of samples repeats sample 0, and those samples, the last of a batch, are not valid.
     """
     samples_here = np.arange(rank, samples, world, dtype=np.int64)
-    rows_per_rank = -(-samples // world)
-    for first in range(0, rows_per_rank, micro_batch):
-        rows = min(micro_batch, rows_per_rank - first)
-        numbers = samples_here[first : first + rows]
-        yield np.concatenate([numbers, np.zeros(rows - len(numbers), dtype=np.int64)]), len(numbers)
+    per_rank = -(-samples // world)
+    for first in range(0, per_rank, micro_batch):
+        size = min(micro_batch, per_rank - first)
+        numbers = samples_here[first : first + size]
+        yield np.concatenate([numbers, np.zeros(size - len(numbers), dtype=np.int64)]), len(numbers)
 
 
 @dataclass(frozen=True)

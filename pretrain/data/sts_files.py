@@ -91,10 +91,10 @@ def _first(folder: Path, names: Sequence[str]) -> Path | None:
 
 
 def _pairs(name: str, split: str, place: Path, parts: Sequence[Sequence[ScoredPair]]) -> Pairs:
-    rows = [row for part in parts for row in part]
-    if len(rows) < 2:
-        raise DataError(f"{place}: {len(rows)} scored pairs; a correlation needs at least two")
-    return Pairs(name, split, [r[0] for r in rows], [r[1] for r in rows], np.array([r[2] for r in rows]))
+    pairs = [row for part in parts for row in part]
+    if len(pairs) < 2:
+        raise DataError(f"{place}: {len(pairs)} scored pairs; a correlation needs at least two")
+    return Pairs(name, split, [r[0] for r in pairs], [r[1] for r in pairs], np.array([r[2] for r in pairs]))
 
 
 def _read_senteval(folder: Path, subset: str) -> list[ScoredPair]:
@@ -102,25 +102,25 @@ def _read_senteval(folder: Path, subset: str) -> list[ScoredPair]:
     inputs, golds = list(_lines(texts)), list(_lines(scores))
     if len(inputs) != len(golds):
         raise DataError(f"{scores}: {len(golds)} lines, but {texts.name} has {len(inputs)}; line i scores pair i")
-    rows: list[ScoredPair] = []
+    pairs: list[ScoredPair] = []
     for (number, line), (_, gold) in zip(inputs, golds, strict=True):
         cells = line.split("\t")
         if len(cells) != 2:
             raise DataError(f"{texts}, line {number}: {len(cells)} columns; expected two sentences and a tab between")
         if gold.strip():
-            rows.append((*_sentences(cells, texts, number), read_score(gold, scores, number)))
-    return rows
+            pairs.append((*_sentences(cells, texts, number), read_score(gold, scores, number)))
+    return pairs
 
 
 def _read_stsb(path: Path) -> list[ScoredPair]:
     """The original files: genre, file, year, id, score, sentence, sentence [, source, source], without a header."""
-    rows: list[ScoredPair] = []
+    pairs: list[ScoredPair] = []
     for number, line in _lines(path):
         cells = line.split("\t")
         if len(cells) not in (7, 9):
             raise DataError(f"{path}, line {number}: {len(cells)} columns; STS-B's own files have 7, or 9 with sources")
-        rows.append((*_sentences(cells[5:7], path, number), read_score(cells[4], path, number)))
-    return rows
+        pairs.append((*_sentences(cells[5:7], path, number), read_score(cells[4], path, number)))
+    return pairs
 
 
 def _read_table(path: Path, columns: Sequence[str]) -> list[ScoredPair]:
@@ -131,13 +131,13 @@ def _read_table(path: Path, columns: Sequence[str]) -> list[ScoredPair]:
     if missing:
         raise DataError(f"{path}, line 1: no column {', '.join(missing)}; the header has {', '.join(header)}")
     first, second, gold = (header.index(column) for column in columns)
-    rows: list[ScoredPair] = []
+    pairs: list[ScoredPair] = []
     for number, line in lines:
         cells = line.split("\t")
         if len(cells) != len(header):
             raise DataError(f"{path}, line {number}: {len(cells)} columns; the header has {len(header)}")
-        rows.append((*_sentences((cells[first], cells[second]), path, number), read_score(cells[gold], path, number)))
-    return rows
+        pairs.append((*_sentences((cells[first], cells[second]), path, number), read_score(cells[gold], path, number)))
+    return pairs
 
 
 def _sentences(cells: Sequence[str], path: Path, number: int) -> tuple[str, str]:

@@ -63,12 +63,14 @@ def _candidates(job: Any, found: Prediction) -> Iterator[tuple[tuple[str, ...], 
     """Jobs that compute the same: other micro-batches, recomputation and compilation, alone and together."""
     world = found.cluster.count
     model: Any = getattr(job, "model", None)
-    rows = -(-job.batch.global_ // world)
-    micro = min(rows, job.micro_batch(world))
+    per_rank = -(-job.batch.global_ // world)
+    micro = min(per_rank, job.micro_batch(world))
     if job.shares_unevenly:
-        fits = sorted({*(micro >> n for n in range(1, micro.bit_length())), *(min(rows, micro << n) for n in (1, 2))})
+        fits = sorted(
+            {*(micro >> n for n in range(1, micro.bit_length())), *(min(per_rank, micro << n) for n in (1, 2))}
+        )
     else:
-        fits = [n for n in range(1, rows + 1) if rows % n == 0]
+        fits = [n for n in range(1, per_rank + 1) if per_rank % n == 0]
     smaller, larger = [n for n in fits if n < micro][::-1], [n for n in fits if n > micro]
     sizes = [micro, *larger[:2], *smaller[:1]] if found.fits else [micro, *smaller]
     recompute = getattr(model, "activation_checkpointing", None)

@@ -75,13 +75,13 @@ def calibrated(runs: Sequence[Measured], kind: str) -> Mapping[Case, Assumptions
     for run in runs:
         if run.cluster.device.name != kind:
             raise ConfigError(f"--calibrate {run.name}: a run on {run.cluster.device.name}, not on {kind}")
-    rows, fixed = [], []
+    equations, fixed = [], []
     for run in runs:
         time = run.prediction.times["central"]
-        rows.append([time.products, time.between + time.update, time.launches])
+        equations.append([time.products, time.between + time.update, time.launches])
         fixed.append(time.zero + time.contrast)
     own = [max(run.seconds - wire, 0.1 * run.seconds) for run, wire in zip(runs, fixed, strict=True)]
-    relative = np.array(rows) / np.array(own)[:, None]
+    relative = np.array(equations) / np.array(own)[:, None]
     factors = _not_negative(relative) if len(runs) >= _FITTED else _one_factor(relative, runs[0].cluster.device.is_gpu)
     products, between, launch = map(float, factors)
     central = replace(
