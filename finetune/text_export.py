@@ -19,13 +19,12 @@ from capt.finetune.classifier import Classifier
 from capt.finetune.encoding import encode_texts
 from capt.finetune.load import FineTuned
 from capt.finetune.text_task import Kind, TextTask
-from capt.pretrain.base.errors import CheckpointError
 from capt.pretrain.base.files import write_json
 from capt.pretrain.base.quiet import quiet_transformers
 from capt.pretrain.convert.card import About, final_metrics, plain_text, result, table
 from capt.pretrain.convert.huggingface import encoder_tensors
 from capt.pretrain.convert.output import export_folder
-from capt.pretrain.convert.reference import TEXTS, card_inputs, require_close
+from capt.pretrain.convert.reference import TEXTS, card_inputs, load_with_transformers, require_close
 from capt.pretrain.engine.checkpoint import read_metadata
 from capt.pretrain.engine.durable import write_tensors
 from capt.pretrain.models.architecture import Family
@@ -126,13 +125,7 @@ def _tensors(trained: AnyClassifier, family: Family) -> dict[str, Tensor]:
 @torch.no_grad()
 def _check(trained: AnyClassifier, family: Family, folder: Path) -> float:
     """Load ``folder`` with transformers; the largest relative difference of its logits from ours."""
-    cls = getattr(transformers, family.architecture)
-    loaded, report = cls.from_pretrained(folder, local_files_only=True, output_loading_info=True)
-    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if report[problem]:
-            listed = ", ".join(map(str, sorted(report[problem])))
-            raise CheckpointError(f"transformers reports {problem.replace('_', ' ')}: {listed}; nothing written")
-    loaded.eval()
+    loaded = load_with_transformers(getattr(transformers, family.architecture), folder)
     model, section = trained.model.cpu().eval(), trained.job.data
     task: TextTask = section.text_task
     second = TEXTS[::-1] if task.pair else None

@@ -140,6 +140,7 @@ def check_with_transformers(folder: Path, texts: Sequence[str]) -> int:
             raise DataError(f"{folder}: transformers takes {name} for {getattr(theirs, name)}, it is {expected}")
     if len(theirs) != ours.vocab_size:
         raise DataError(f"{folder}: transformers has {len(theirs)} tokens, the vocabulary has {ours.vocab_size}")
+    # Pairs as well: where two texts meet, families differ in their separators, which single texts do not show.
     lines = [*texts, *TRICKY]
     encoded = [ids.tolist() for ids in ours.encode_batch(lines)]
     gap = [special.eos] if is_bert_like(ours.backend, special) else [special.eos, special.eos]

@@ -207,6 +207,7 @@ def conform(spec: dict[str, Any], name: str | None, config: dict[str, Any], wher
         )
     normalizer: Any = spec.get("normalizer")
     before: Any = spec.get("pre_tokenizer")
+    # transformers builds the pipeline of these classes anew from the keys, whatever the file says.
     if name in WORD_PIECE:
         usual = {"continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
         fits = _type(normalizer) == "BertNormalizer" and _type(before) == "BertPreTokenizer"

@@ -93,6 +93,7 @@ def write_folder(
         special = resolve_special_ids(tokenizer, declared, where, add_missing=add_missing)
         return TextTokenizer(tokenizer, special, model_max_length=model_max_length)
 
+    # Whether the marks of a letter are sorted (NFC) is not in the file of a model from elsewhere: the sample decides.
     text_tokenizer, as_typed = exported(False), False
     if not trained and (same := agreement(text_tokenizer, processor, sample)) < len(sample):
         other = exported(True)

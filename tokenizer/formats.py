@@ -324,6 +324,7 @@ def _add_tokens(tokenizer: Tokenizer, folder: _Folder) -> None:
         added = {number: _Token(content=token, special=token in special) for token, number in ids.items()}
         if len(added) != len(ids):
             raise DataError(f"{folder.path / source}: two tokens have the same id")
+    # A tokenizer numbers added tokens as they come and takes no id: the order decides, and the result is compared.
     before = tokenizer.get_added_tokens_decoder()
     for number, token in sorted(added.items()):
         known = before.get(number)

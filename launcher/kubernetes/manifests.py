@@ -68,6 +68,7 @@ def job_manifest(
             {"name": "CAPT_JOB", "valueFrom": _field(_UID_OF_JOB)},
             *_env(cluster),
         ],
+        # A supervisor that hangs cannot say so: the kubelet ends its pod when it no longer touches this file.
         "livenessProbe": {
             "exec": {"command": ["sh", "-c", f'test -n "$(find {ALIVE} -mmin -{_ALIVE_MINUTES})"']},
             "initialDelaySeconds": 60,

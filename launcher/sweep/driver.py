@@ -143,6 +143,7 @@ class Driver(tune.Callback, tune.Stopper):
         space: dict[str, Any] = {"plan": self._plan, **(group.constants or {})}
         if group.trials:
             space["trial"] = tune.grid_search(list(group.trials))
+        # Tune's own folder has a new name each time: what was done is known from the log of trials alone.
         tuner = tune.Tuner(
             tune.with_resources(SweepTrial, resources),
             param_space=space,

@@ -113,6 +113,7 @@ def check_negatives(
         for name, is_asked in asks.items():
             if is_asked:
                 raise ConfigError(f"{name} asks whose hard negative each of negatives is: give negative_owners")
+    # On a GPU a look at the values would wait for its stream in every step, so they are checked where it costs nothing.
     elif is_readable(negative_owners) and len(negative_owners):
         low, high = int(negative_owners.min()), int(negative_owners.max())
         if low < -1 or high >= len(anchors):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -93,6 +93,16 @@ def require_pooling(model: CaptModel, pooling: Pooling, source: str) -> None:
         raise CheckpointError(
             f"{source}: the model has no aggregation head (it was trained without contrast); use --pooling mean or cls"
         )
+
+
+def load_with_transformers(cls: Any, folder: Path) -> Any:
+    """Load an export with a class of transformers. Raises ``CheckpointError``: it misses or ignores a tensor."""
+    loaded, report = cls.from_pretrained(folder, local_files_only=True, output_loading_info=True)
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if report[problem]:
+            names = ", ".join(map(str, sorted(report[problem])))
+            raise CheckpointError(f"transformers reports {problem.replace('_', ' ')}: {names}; nothing written")
+    return loaded.eval()
 
 
 def require_close(what: str, ours: Tensor, theirs: Tensor | NDArray[np.float32]) -> float:

@@ -209,6 +209,7 @@ def rank_step(job: Job, world: int, *, gpu: bool) -> RankStep:
     least = LAYERS + frozen + (layers - LAYERS - frozen) % period
     if layers <= least + period:
         return _rank_step(job, world, gpu=gpu)
+    # Two short stacks that differ by one period give the slope, which holds for any number of equal layers.
     few, more = (_rank_step(_with_layers(job, least + i * period), world, gpu=gpu) for i in range(2))
     times = (layers - least) // period
     return replace(
