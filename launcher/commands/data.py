@@ -52,7 +52,6 @@ def prepare(
 ) -> None:
     """Tokenize a job's text into shards, training its tokenizer first if it has none."""
     o.quiet(context)
-    from capt.launcher.commands.options import progress_bar
     from capt.pretrain.base.errors import ConfigError
     from capt.pretrain.data.prepare import prepare as prepare_cached
     from capt.pretrain.data.prepare import prepare_folder
@@ -66,7 +65,7 @@ def prepare(
     declared = _filters(steps, filter or [])
     if out is None and (declared.names or license):
         raise ConfigError("--filter, --steps and --license belong to shards in a folder: name it by --out")
-    with progress_bar("preparing") as progress:
+    with o.progress_bar("preparing") as progress:
         folder = tokenizer_folder(job, progress)
         loaded = load_tokenizer(folder)
         sets: list[ShardSet | None] = []
@@ -287,7 +286,6 @@ def _inspect_mixture(config: str, overrides: list[str], json: bool) -> bool:
     """Show what the training of a job sees of each source of its ``data.mixture``; False where it has none."""
     from dataclasses import asdict
 
-    from capt.launcher.commands.options import progress_bar
     from capt.pretrain.config.load import load_job
     from capt.pretrain.data.mixture_dataset import MixtureDataset, seen
     from capt.pretrain.language.config import LanguageJob
@@ -298,7 +296,7 @@ def _inspect_mixture(config: str, overrides: list[str], json: bool) -> bool:
     from capt.pretrain.language.prepare import prepare_windows, tokenizer_folder
     from capt.tokenizer.encode import load_tokenizer
 
-    with progress_bar("preparing") as progress:
+    with o.progress_bar("preparing") as progress:
         windows, _ = prepare_windows(job, load_tokenizer(tokenizer_folder(job, progress)), progress)
     assert isinstance(windows, MixtureDataset)
     samples = job.batch_sizes.samples_before(job.schedule.max_steps)

@@ -159,7 +159,6 @@ def evaluate(
                             r.store_options(store, dtype, tokens, cache_bytes), ranks, json)  # fmt: skip
         return
     _refuse_options(of_retrieval, (), "without --retrieval")
-    from capt.launcher.commands.options import progress_bar
     from capt.pretrain.base.files import require_writable
     from capt.pretrain.commands import accepted_options, command_module
     from capt.pretrain.models.hf_config import local_folder
@@ -170,7 +169,7 @@ def evaluate(
     chosen = accepted_options(module.command, task, given, option or ())
     if out is not None:
         require_writable(out)
-    with progress_bar("measuring") as progress:
+    with o.progress_bar("measuring") as progress:
         if "progress" in inspect.signature(module.command).parameters:
             chosen["progress"] = progress
         result = module.command(checkpoint, **chosen)

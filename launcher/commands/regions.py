@@ -19,6 +19,8 @@ app = typer.Typer(help="Import, extract and inspect region features of pictures.
 _MOST_BYTES, _MOST_PIXELS = 256 << 20, 100_000_000
 
 Out = Annotated[Path, typer.Option(help="New folder to write.")]
+Objects = Annotated[Path | None, typer.Option(metavar="FILE", help="Names of object classes, one a line.")]
+Attributes = Annotated[Path | None, typer.Option(metavar="FILE", help="Names of attribute classes, one a line.")]
 
 
 _EPILOG = (
@@ -76,7 +78,6 @@ def extract(
 ) -> None:
     """Make a region store of one's own pictures with a vision model."""
     o.quiet(context)
-    from capt.launcher.commands.options import progress_bar
     from capt.pretrain.regions.extract.parts import Options
     from capt.pretrain.regions.extract.run import extract_regions
 
@@ -95,7 +96,7 @@ def extract(
         skip_damaged=skip_damaged,
         most_pixels=most_pixels,
     )
-    with progress_bar("extracting") as progress:
+    with o.progress_bar("extracting") as progress:
         manifest, damage = extract_regions(images, out, options, progress)
     if json:
         o.echo_json({"folder": str(out), "key": manifest.key, "left_out": damage.skipped, **manifest.model_dump()})
@@ -133,14 +134,11 @@ def import_(
         bool,
         typer.Option("--skip-damaged", help="Leave out rows that cannot be used, and name them, instead of stopping."),
     ] = False,
-    objects: Annotated[Path | None, typer.Option(metavar="FILE", help="Names of object classes, one a line.")] = None,
-    attributes: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Names of attribute classes, one a line.")
-    ] = None,
+    objects: Objects = None,
+    attributes: Attributes = None,
     json: o.Json = False,
 ) -> None:
     """Write the pictures of feature files to a store. After an interruption, the same command continues."""
-    from capt.launcher.commands.options import progress_bar
     from capt.pretrain.base.errors import ConfigError
     from capt.pretrain.regions.importing import Format, import_regions
     from capt.pretrain.regions.manifest import FeatureType
@@ -155,7 +153,7 @@ def import_(
     ):
         if given is not None and given not in known:
             raise ConfigError(f"--{option} {given[:100]!r}: it is {' or '.join(known)}")
-    with progress_bar("importing") as progress:
+    with o.progress_bar("importing") as progress:
         manifest = import_regions(
             out,
             files,
@@ -188,10 +186,8 @@ def inspect(
         Path | None, typer.Option(metavar="FILE.png", help="Draw its boxes (without --picture: of the first name).")
     ] = None,
     image: Annotated[Path | None, typer.Option(metavar="FILE", help="The picture itself, to draw over.")] = None,
-    objects: Annotated[Path | None, typer.Option(metavar="FILE", help="Names of object classes, one a line.")] = None,
-    attributes: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Names of attribute classes, one a line.")
-    ] = None,
+    objects: Objects = None,
+    attributes: Attributes = None,
     json: o.Json = False,
 ) -> None:
     """Show what a region store holds, and the regions of one of its pictures."""
@@ -299,12 +295,11 @@ def microworld(
     json: o.Json = False,
 ) -> None:
     """Write a synthetic world as LXMERT feature files, captions, and files of VQA, GQA and NLVR2."""
-    from capt.launcher.commands.options import progress_bar
     from capt.pretrain.base.errors import quoted
     from capt.pretrain.vision_language.microworld.generate import World, write_world
 
     world = World(pictures, seed, feature_size, noise)
-    with progress_bar("drawing") as progress:
+    with o.progress_bar("drawing") as progress:
         write_world(out, world, progress)
     counts = {split: len(numbers) for split, numbers in world.numbers.items()}
     if json:

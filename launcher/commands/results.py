@@ -29,9 +29,8 @@ def submission(
     """Predict GLUE's test sets with the best checkpoint of each task and write what the leaderboard takes."""
     o.quiet(context)
     from capt.finetune.glue.submission import predict_tests, prediction_summary, write_submission
-    from capt.launcher.commands.options import progress_bar
 
-    with progress_bar("predicting") as progress:
+    with o.progress_bar("predicting") as progress:
         predictions = predict_tests(sweep, data, progress)
     typer.echo(write_submission(predictions, out))
     typer.echo(prediction_summary(predictions))

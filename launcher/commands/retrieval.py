@@ -278,10 +278,9 @@ def carry_out(work: Mapping[str, Any], folder: Path, **given: Any) -> dict[str, 
 
     options = Options.given(**given)
     if options == Options():
-        from capt.launcher.commands.options import progress_bar
         from capt.pretrain.retrieval.work import perform
 
-        with progress_bar("encoding") as progress:
+        with o.progress_bar("encoding") as progress:
             return perform(work, progress)
     return _on_ranks(work, folder.absolute(), options)
 

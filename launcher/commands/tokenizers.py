@@ -40,7 +40,6 @@ def train(
     """Train a SentencePiece tokenizer; its Hugging Face export is checked to give the same ids."""
     from dataclasses import asdict
 
-    from capt.launcher.commands.options import progress_bar
     from capt.pretrain.base.errors import ConfigError
     from capt.pretrain.data.config import DataConfig
     from capt.pretrain.data.prepare import tokenizer_corpus
@@ -50,7 +49,7 @@ def train(
     if missing not in (choices := ("skip", "refuse")):
         raise ConfigError(f"--missing {missing}: choose one of {', '.join(choices)}")
     data = DataConfig.model_validate({"source": "files", "files": text, "missing": missing, "validation_fraction": 0.0})
-    with progress_bar("reading text") as progress:
+    with o.progress_bar("reading text") as progress:
         report = train_tokenizer(
             tokenizer_corpus(data, progress),
             out,
