@@ -12,10 +12,8 @@ import os
 import resource
 import signal
 import sys
-import tempfile
 from collections.abc import Sequence
 from io import TextIOBase
-from multiprocessing import util
 from pathlib import Path
 from typing import TextIO
 
@@ -122,6 +120,9 @@ def use_scratch() -> None:
     A rank that is killed does not remove them; the launcher removes the folder. Other temporary files stay where they
     are: what torch has compiled, and local checkpoints, are for the next start.
     """
+    import tempfile
+    from multiprocessing import util
+
     folder = os.environ.pop(SCRATCH, "")
     if not folder or not Path(folder).is_dir():
         return
