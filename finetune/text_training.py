@@ -58,7 +58,7 @@ class TextObjective:
         return {"logits": outputs}
 
     def predictions(self, results: RowResults) -> Num[np.ndarray, "n ..."]:
-        """Classes (int64), labels as 0 or 1 (int64, a column each), or scores (float32) within the range of the task."""
+        """Classes (int64), labels as 0 or 1 (int64, a column each), or scores (float32) in the range of the task."""
         logits = results["logits"]
         predicted: np.ndarray
         if self.task.kind == "regression":
