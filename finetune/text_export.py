@@ -155,8 +155,8 @@ def _card(trained: AnyClassifier, about: About) -> str:
     metrics = {name: value for name, value in final_metrics(run, step).items() if name.startswith("validation/")}
     names = ", ".join(plain_text(name) for name in task.names)
     if task.kind == "regression":
-        bounds = "" if task.bounds is None else f" from {task.bounds[0]:g} to {task.bounds[1]:g}"
-        meaning = f"The logit is a score{bounds}."
+        extent = "" if task.score_range is None else " from {:g} to {:g}".format(*task.score_range)
+        meaning = f"The logit is a score{extent}."
     elif task.kind == "multi_label":
         meaning = f"Labels, each of which a text has where its logit is above 0: {names}."
     else:

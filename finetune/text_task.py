@@ -59,6 +59,6 @@ class TextTask(Protocol):
         ...
 
     @property
-    def bounds(self) -> tuple[float, float] | None:
+    def score_range(self) -> tuple[float, float] | None:
         """The lowest and the highest score, where there are any."""
         ...

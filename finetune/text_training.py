@@ -58,11 +58,11 @@ class TextObjective:
         return {"logits": outputs}
 
     def predictions(self, results: RowResults) -> Num[np.ndarray, "n ..."]:
-        """Classes (int64), labels as 0 or 1 (int64, a column each), or scores (float32) within the task's bounds."""
+        """Classes (int64), labels as 0 or 1 (int64, a column each), or scores (float32) in the range of the task."""
         logits = results["logits"]
         predicted: np.ndarray
         if self.task.kind == "regression":
-            lowest, highest = self.task.bounds or (-np.inf, np.inf)
+            lowest, highest = self.task.score_range or (-np.inf, np.inf)
             predicted = np.clip(self.task.scale * logits[:, 0] + self.task.offset, lowest, highest).astype(np.float32)
         elif self.task.kind == "multi_label":
             predicted = (logits > 0).astype(np.int64)

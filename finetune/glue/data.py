@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import datasets
 import numpy as np
 
 from capt.finetune.batches import TextRows
@@ -18,87 +18,13 @@ from capt.pretrain.base.errors import DataError
 from capt.pretrain.data.sts_files import MAX_SCORE
 from capt.tokenizer.encode import TextTokenizer
 
-HUB = "nyu-mll/glue"
-
-
-def read_hub(task: GlueTask, split: str, name: str = HUB) -> Examples:
-    """A split of ``task`` from the dataset ``name``, with our class numbers whatever order its own have.
-
-    ``name`` may be a folder with what ``save_to_disk`` wrote for each task (``rte/``, ``cola/``, ...).
-
-    Raises:
-        DataError: the dataset cannot be had, a column is missing, its label names are not the task's, or a row has no
-            label or a score outside 0 to 5.
-        ConfigError: the task has no such split.
-    """
-    split = task.split(split)
-    hub_split = split.replace("dev", "validation")
-    where = f"{name}/{task.name} ({hub_split})"
-    rows = _load(name, task.name, hub_split, where)
-    wanted = (*task.hub_columns, *(() if split.startswith("test") else ("label",)))
-    missing = [repr(column) for column in wanted if column not in rows.column_names]
-    if missing:
-        raise DataError(f"{where}: no column {', '.join(missing)}; it has {', '.join(rows.column_names)}")
-    if not len(rows):
-        raise DataError(f"{where}: the split is empty")
-    warn_of_row_count(task, split, len(rows), where)
-    texts = [_texts(rows, column, where) for column in task.hub_columns]
-    labels = None if split.startswith("test") else _labels(rows, task, where)
-    own = split.startswith("test") and "idx" in rows.column_names
-    index = [int(i) for i in rows["idx"]] if own else list(range(len(rows)))
-    return Examples(texts[0], texts[1] if task.pair else None, labels, index, where)
-
-
-def _load(name: str, subset: str, split: str, where: str) -> datasets.Dataset:
-    saved = Path(name, subset)
-    try:
-        if (saved / "dataset_dict.json").is_file():
-            splits = datasets.load_from_disk(str(saved))
-            if split not in splits:
-                raise DataError(f"{saved} has no split {split!r}; it has {', '.join(splits)}")
-            return splits[split]
-        return datasets.load_dataset(name, subset, split=split)
-    except DataError:
-        raise
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(f"cannot load {where}: {reason}; without a hub use data.source: files") from error
-
-
-def _texts(rows: datasets.Dataset, column: str, where: str) -> list[str]:
-    texts = list(rows[column])
-    for number, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise DataError(f"{where}, row {number}: {column!r} must be text, it is {type(text).__name__}")
-    return texts
-
-
-def _labels(rows: datasets.Dataset, task: GlueTask, where: str) -> np.ndarray:
-    cells = list(rows["label"])
-    if task.regression:
-        for number, score in enumerate(cells):
-            if not isinstance(score, int | float) or not 0 <= score <= MAX_SCORE:
-                raise DataError(f"{where}, row {number}: score {score!r} is outside 0 to 5")
-        return np.array(cells, dtype=np.float32)
-    theirs = getattr(rows.features["label"], "names", None)
-    if theirs is None or sorted(theirs) != sorted(task.names):
-        listed = ", ".join(map(str, theirs)) if theirs else "no names"
-        raise DataError(f"{where}: the labels have {listed}; {task.folder} has {', '.join(task.names)}")
-    ours = {number: task.names.index(name) for number, name in enumerate(theirs)}
-    for number, label in enumerate(cells):
-        if label not in ours:
-            raise DataError(f"{where}, row {number}: label {label!r} is none of {', '.join(theirs)}")
-    return np.array([ours[label] for label in cells], dtype=np.int64)
-
-
-# Read GLUE through ``datasets``: the same examples as in the files, from the hub or from folders that it saved.
+if TYPE_CHECKING:
+    import datasets
 
 
 def read_examples(data: GlueData, task: GlueTask, split: str) -> Examples:
     """The examples of a split, from the files or the hub as the job says. Raises as `read_split` and `read_hub` do."""
     if data.source == "hub":
-        from capt.finetune.glue.data import HUB, read_hub  # datasets takes a second to import
-
         return read_hub(task, split, str(data.path or HUB))
     assert data.path is not None, "GlueData lets no job through without it"
     return read_split(data.path, task, split)
@@ -145,3 +71,81 @@ def row_set(examples: Examples, data: TextData, tokenizer: TextTokenizer, length
     cache = data.cache / "finetune"
     encoded = encode_texts(examples.first, examples.second, tokenizer, length, source=examples.source, cache=cache)
     return TextRows(encoded, examples.labels, tokenizer.special.pad, types=types)
+
+
+# Read GLUE through ``datasets``: the same examples as in the files, from the hub or from folders that it saved.
+
+
+HUB = "nyu-mll/glue"
+
+
+def read_hub(task: GlueTask, split: str, name: str = HUB) -> Examples:
+    """A split of ``task`` from the dataset ``name``, with our class numbers whatever order its own have.
+
+    ``name`` may be a folder with what ``save_to_disk`` wrote for each task (``rte/``, ``cola/``, ...).
+
+    Raises:
+        DataError: the dataset cannot be had, a column is missing, its label names are not the task's, or a row has no
+            label or a score outside 0 to 5.
+        ConfigError: the task has no such split.
+    """
+    split = task.split(split)
+    hub_split = split.replace("dev", "validation")
+    where = f"{name}/{task.name} ({hub_split})"
+    rows = _load(name, task.name, hub_split, where)
+    wanted = (*task.hub_columns, *(() if split.startswith("test") else ("label",)))
+    missing = [repr(column) for column in wanted if column not in rows.column_names]
+    if missing:
+        raise DataError(f"{where}: no column {', '.join(missing)}; it has {', '.join(rows.column_names)}")
+    if not len(rows):
+        raise DataError(f"{where}: the split is empty")
+    warn_of_row_count(task, split, len(rows), where)
+    texts = [_texts(rows, column, where) for column in task.hub_columns]
+    labels = None if split.startswith("test") else _labels(rows, task, where)
+    own = split.startswith("test") and "idx" in rows.column_names
+    index = [int(i) for i in rows["idx"]] if own else list(range(len(rows)))
+    return Examples(texts[0], texts[1] if task.pair else None, labels, index, where)
+
+
+def _load(name: str, subset: str, split: str, where: str) -> datasets.Dataset:
+    import datasets  # which takes a second
+
+    saved = Path(name, subset)
+    try:
+        if (saved / "dataset_dict.json").is_file():
+            splits = datasets.load_from_disk(str(saved))
+            if split not in splits:
+                raise DataError(f"{saved} has no split {split!r}; it has {', '.join(splits)}")
+            return splits[split]
+        return datasets.load_dataset(name, subset, split=split)
+    except DataError:
+        raise
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(f"cannot load {where}: {reason}; without a hub use data.source: files") from error
+
+
+def _texts(rows: datasets.Dataset, column: str, where: str) -> list[str]:
+    texts = list(rows[column])
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise DataError(f"{where}, row {number}: {column!r} must be text, it is {type(text).__name__}")
+    return texts
+
+
+def _labels(rows: datasets.Dataset, task: GlueTask, where: str) -> np.ndarray:
+    cells = list(rows["label"])
+    if task.regression:
+        for number, score in enumerate(cells):
+            if not isinstance(score, int | float) or not 0 <= score <= MAX_SCORE:
+                raise DataError(f"{where}, row {number}: score {score!r} is outside 0 to 5")
+        return np.array(cells, dtype=np.float32)
+    theirs = getattr(rows.features["label"], "names", None)
+    if theirs is None or sorted(theirs) != sorted(task.names):
+        listed = ", ".join(map(str, theirs)) if theirs else "no names"
+        raise DataError(f"{where}: the labels have {listed}; {task.folder} has {', '.join(task.names)}")
+    ours = {number: task.names.index(name) for number, name in enumerate(theirs)}
+    for number, label in enumerate(cells):
+        if label not in ours:
+            raise DataError(f"{where}, row {number}: label {label!r} is none of {', '.join(theirs)}")
+    return np.array([ours[label] for label in cells], dtype=np.int64)

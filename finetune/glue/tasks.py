@@ -69,7 +69,7 @@ class GlueTask:
         return 0.0
 
     @property
-    def bounds(self) -> tuple[float, float] | None:
+    def score_range(self) -> tuple[float, float] | None:
         """The lowest and the highest score."""
         return None if self.highest is None else (0.0, self.highest)
 

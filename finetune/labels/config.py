@@ -28,7 +28,7 @@ class OwnTask:
     names: tuple[str, ...]
     scale: float
     offset: float
-    bounds: None = None
+    score_range: None = None
 
     @property
     def tags(self) -> tuple[str, ...]:

@@ -21,8 +21,7 @@ from capt.pretrain.engine.checkpoint import find_best, read_manifest
 from capt.pretrain.models.hf_config import TOKENIZER_FILES, local_folder
 from capt.pretrain.models.lxmert.config import LxmertConfig
 from capt.pretrain.models.lxmert.read import is_lxmert
-from capt.pretrain.vision_language.features import FeatureKind, read_features
-from capt.pretrain.vision_language.load import Start, answer_rows, named_answers, read_start
+from capt.pretrain.vision_language.load import FeatureKind, Start, answer_rows, named_answers, read_features, read_start
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 
 # Read what ``model.init`` names: a run or checkpoint of ours, a Hugging Face folder, or airsplay's file.

@@ -11,9 +11,9 @@ from typing import Any
 from capt.finetune.evaluation import RowResults, as_text, evaluation_result, results_of_all_rows
 from capt.finetune.visual.config import VisualJob
 from capt.finetune.visual.data import read_rows, read_splits, require_counted, require_own_ids, row_set
+from capt.finetune.visual.dumps import check_predictions, write_dump
 from capt.finetune.visual.module import FineTunedLxmert, load_visual, read_answers
 from capt.finetune.visual.objective import objective_of
-from capt.finetune.visual.predictions import check_predictions, write_dump
 from capt.finetune.visual.rows import PictureRows
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import counted
@@ -21,8 +21,8 @@ from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.base.verification import Verifier
 from capt.pretrain.regions.store import RegionStore
 from capt.pretrain.vision_language.data.answers import AnswerTable
-from capt.pretrain.vision_language.features import read_features, require_features
 from capt.pretrain.vision_language.inputs import require, require_store
+from capt.pretrain.vision_language.load import read_features, require_features
 from capt.pretrain.vision_language.pairs import located
 
 logger = logging.getLogger(__name__)

@@ -20,9 +20,8 @@ from capt.pretrain.config.schema import Job
 from capt.pretrain.engine.verification import all_ranks
 from capt.pretrain.models.lxmert.config import LxmertConfig, encoder_flops
 from capt.pretrain.regions.store import RegionStore
-from capt.pretrain.vision_language.features import FeatureKind, read_features, require_features
 from capt.pretrain.vision_language.inputs import require
-from capt.pretrain.vision_language.load import require_same_answers
+from capt.pretrain.vision_language.load import FeatureKind, read_features, require_features, require_same_answers
 from capt.pretrain.vision_language.pairs import located
 from capt.pretrain.vision_language.prepare import tokenizer_folder
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer

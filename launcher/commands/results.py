@@ -77,7 +77,7 @@ def check(
 
     The exit code is 2 when anything is wrong.
     """
-    from capt.finetune.visual.predictions import check_predictions
+    from capt.finetune.visual.dumps import check_predictions
     from capt.pretrain.base.errors import DataError
 
     checked = check_predictions(path, data)

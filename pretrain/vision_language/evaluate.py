@@ -23,9 +23,8 @@ from capt.pretrain.regions.store import RegionStore
 from capt.pretrain.vision_language.batches import Assembler, PairBatch
 from capt.pretrain.vision_language.config import VisionLanguageJob
 from capt.pretrain.vision_language.data.answers import AnswerTable
-from capt.pretrain.vision_language.features import read_features, require_features
 from capt.pretrain.vision_language.inputs import require_store
-from capt.pretrain.vision_language.load import LoadedModel, load_model
+from capt.pretrain.vision_language.load import LoadedModel, load_model, read_features, require_features
 from capt.pretrain.vision_language.module import VisionLanguageModule, VisionLanguageOutput
 from capt.pretrain.vision_language.pairs import EncodedPairs, Split, data_files
 from capt.pretrain.vision_language.prepare import encoded_pairs, vocabulary_of

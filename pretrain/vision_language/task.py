@@ -27,8 +27,16 @@ from capt.pretrain.engine.verification import all_ranks
 from capt.pretrain.models.lxmert.config import step_flops
 from capt.pretrain.vision_language.batches import Assembler, PairBatch
 from capt.pretrain.vision_language.config import VisionLanguageJob
-from capt.pretrain.vision_language.features import REGIONS, FeatureKind, read_features, require_features
-from capt.pretrain.vision_language.load import ANSWERS, read_answers, require_same_answers, start_from
+from capt.pretrain.vision_language.load import (
+    ANSWERS,
+    REGIONS,
+    FeatureKind,
+    read_answers,
+    read_features,
+    require_features,
+    require_same_answers,
+    start_from,
+)
 from capt.pretrain.vision_language.module import Counts, VisionLanguageModule, VisionLanguageOutput, divisors, loss_sums
 from capt.pretrain.vision_language.pairs import EncodedPairs
 from capt.pretrain.vision_language.prepare import Prepared, prepare

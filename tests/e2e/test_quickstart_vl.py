@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from capt.finetune.visual.predictions import check_predictions
+from capt.finetune.visual.dumps import check_predictions
 from tests.support import run_capt
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from capt.finetune.visual.predictions import check_predictions
+from capt.finetune.visual.dumps import check_predictions
 from capt.pretrain.vision_language.data.answers import load_table
 from capt.pretrain.vision_language.data.read import read_examples
 from tests.fuzz.harness import check, inputs, library, mutated, snapshot

@@ -16,7 +16,7 @@ from capt.pretrain.base.errors import CheckpointError
 from capt.pretrain.models.lxmert.config import LxmertConfig
 from capt.pretrain.models.lxmert.model import LxmertModel
 from capt.pretrain.regions.store import RegionStore
-from capt.pretrain.vision_language.features import FeatureKind, read_features, require_features
+from capt.pretrain.vision_language.load import FeatureKind, read_features, require_features
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 from tests.vision_language import write_small_store
 from tests.visual import ENCODER, write_words

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from capt.finetune.visual.predictions import check_predictions
+from capt.finetune.visual.dumps import check_predictions
 from capt.launcher.cli import main
 from capt.pretrain.base.errors import DataError
 from tests.unit.vision_language.data import forms

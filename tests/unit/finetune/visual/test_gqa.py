@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from capt.finetune.visual.config import TASKS
+from capt.finetune.visual.dumps import check_predictions
 from capt.finetune.visual.gqa import check_gqa, gqa_scores, read_gqa, write_gqa
 from capt.finetune.visual.objective import AnswerObjective
-from capt.finetune.visual.predictions import check_predictions
 from capt.finetune.visual.rows import PictureRows, SoftTargets
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.vision_language.data.examples import Example

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from capt.finetune.visual.dumps import check_predictions
 from capt.finetune.visual.gqa import check_gqa, write_gqa
 from capt.finetune.visual.nlvr import Version, write_nlvr
-from capt.finetune.visual.predictions import check_predictions
 from capt.finetune.visual.vqa import write_vqa
 from capt.pretrain.vision_language.data.gqa import read_gqa_questions
 from capt.pretrain.vision_language.data.read import read_examples

@@ -15,9 +15,8 @@ from pydantic import ValidationError
 from capt.finetune.visual import config
 from capt.finetune.visual.config import TASKS, VisualData, VisualTask
 from capt.finetune.visual.data import answer_table, group_of, read_splits
-from capt.finetune.visual.dumps import Checked, Figures, result_file
+from capt.finetune.visual.dumps import Checked, Figures, check_predictions, result_file, write_dump
 from capt.finetune.visual.objective import objective_of
-from capt.finetune.visual.predictions import check_predictions, write_dump
 from capt.finetune.visual.report import run_sections
 from capt.finetune.visual.rows import PictureRows
 from capt.pretrain.report.runs import read_run

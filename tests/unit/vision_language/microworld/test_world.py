@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from capt.finetune.visual.predictions import check_predictions
+from capt.finetune.visual.dumps import check_predictions
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.regions.importing import import_regions
 from capt.pretrain.regions.store import RegionStore
