@@ -140,13 +140,11 @@ def draw(
 
     def drawing(theme: Theme) -> Drawing:
         handles = legend(theme)
-        figure, axes = new_figure(len(panels), len(handles) + extra_lines, theme)
+        figure, axes = new_figure(len(panels), len(handles) + extra_lines, theme, find_places=not drawn)
         for axis, panel in zip(axes, panels, strict=True):
             paint(axis, panel, theme)
-        if drawn:  # the first theme has found the places, which takes most of the time of a drawing
-            figure.set_layout_engine("none")
-            for axis, before in zip(figure.axes, drawn, strict=True):
-                axis.set_position(before.get_position())
+        for axis, before in zip(figure.axes, drawn, strict=False):  # to find them again would take half of the time
+            axis.set_position(before.get_position())
         drawn[:] = figure.axes
         return to_png(figure, handles, theme)
 
@@ -159,12 +157,15 @@ def legend_lines(names: Sequence[str] | Mapping[str, int], theme: Theme, width: 
     return [Line2D([], [], color=colour(i, theme), linewidth=width, label=name) for name, i in numbers]
 
 
-def new_figure(panels: int, legend_lines: int, theme: Theme) -> tuple[Figure, list[Axes]]:
-    """Make an empty figure with ``panels`` axes in rows of three, and room for a legend."""
+def new_figure(panels: int, legend_lines: int, theme: Theme, find_places: bool = True) -> tuple[Figure, list[Axes]]:
+    """Make an empty figure with ``panels`` axes in rows of three, and room for a legend.
+
+    With ``find_places`` the axes get their places when it is drawn, by the size of their labels.
+    """
     columns = min(_COLUMNS, panels)
     rows = math.ceil(panels / columns)
     size = (max(4.3 * columns, 8.6), 2.8 * rows + 0.25 * legend_lines)
-    figure = Figure(figsize=size, dpi=110, facecolor=_BACKGROUND[theme], layout="constrained")
+    figure = Figure(figsize=size, dpi=110, facecolor=_BACKGROUND[theme], layout="constrained" if find_places else None)
     FigureCanvasAgg(figure)
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axis in axes[panels:]:
