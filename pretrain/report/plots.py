@@ -136,16 +136,11 @@ def draw(
         extra_lines: by how many lines of the legend the figure is higher.
     """
 
-    drawn: list[Axes] = []
-
     def drawing(theme: Theme) -> Drawing:
         handles = legend(theme)
-        figure, axes = new_figure(len(panels), len(handles) + extra_lines, theme, find_places=not drawn)
+        figure, axes = new_figure(len(panels), len(handles) + extra_lines, theme)
         for axis, panel in zip(axes, panels, strict=True):
             paint(axis, panel, theme)
-        for axis, before in zip(figure.axes, drawn, strict=False):  # to find them again would take half of the time
-            axis.set_position(before.get_position())
-        drawn[:] = figure.axes
         return to_png(figure, handles, theme)
 
     return ReportFigure(name, drawing("light"), drawing("dark"))
@@ -157,15 +152,12 @@ def legend_lines(names: Sequence[str] | Mapping[str, int], theme: Theme, width: 
     return [Line2D([], [], color=colour(i, theme), linewidth=width, label=name) for name, i in numbers]
 
 
-def new_figure(panels: int, legend_lines: int, theme: Theme, find_places: bool = True) -> tuple[Figure, list[Axes]]:
-    """Make an empty figure with ``panels`` axes in rows of three, and room for a legend.
-
-    With ``find_places`` the axes get their places when it is drawn, by the size of their labels.
-    """
+def new_figure(panels: int, legend_lines: int, theme: Theme) -> tuple[Figure, list[Axes]]:
+    """Make an empty figure with ``panels`` axes in rows of three, and room for a legend."""
     columns = min(_COLUMNS, panels)
     rows = math.ceil(panels / columns)
     size = (max(4.3 * columns, 8.6), 2.8 * rows + 0.25 * legend_lines)
-    figure = Figure(figsize=size, dpi=110, facecolor=_BACKGROUND[theme], layout="constrained" if find_places else None)
+    figure = Figure(figsize=size, dpi=110, facecolor=_BACKGROUND[theme], layout="constrained")
     FigureCanvasAgg(figure)
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axis in axes[panels:]:

@@ -20,7 +20,7 @@ from capt.pretrain.config import flatten
 from capt.pretrain.engine.judgement import direction
 from capt.pretrain.report import report
 from capt.pretrain.report.compare import compare
-from capt.pretrain.report.plots import draw_curves, figure_keys, smooth
+from capt.pretrain.report.plots import figure_keys, smooth
 from capt.pretrain.report.runs import read_run
 
 
@@ -120,14 +120,6 @@ def test_one_run(tmp_path: Path) -> None:
     assert group["runs"][0]["status"] == {"state": "done"}
     assert group["validation"]["loss/mlm"]["final"]["mean"] == pytest.approx(5 / 60 + 0.1)
     assert group["validation"]["loss/mlm"]["best"]["steps"] == [60]
-
-
-def test_both_themes_have_their_panels_in_the_same_places(tmp_path: Path) -> None:
-    """The dark drawing takes those that the light one has found."""
-    for figure in draw_curves(compare([read_run(write_run(tmp_path / "run"))])):
-        light, dark = ([panel["box"] for panel in drawing.panels] for drawing in (figure.light, figure.dark))
-        assert light == dark
-        assert figure.light.png[16:24] == figure.dark.png[16:24], "width and height"
 
 
 def evaluation(folder: Path, step: int, **metrics: float | None) -> None:
