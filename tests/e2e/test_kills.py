@@ -14,7 +14,7 @@ from tests.support import start_forked
 
 
 @pytest.mark.timeout(1800)  # above that of a job, which names its seed; beside others 50 kills take six minutes
-@pytest.mark.parametrize("kills", [4, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [8, pytest.param(50, marks=pytest.mark.slow)])
 def test_kills_lose_nothing(tmp_path: Path, kills: int) -> None:
     assert kill_at_random(tmp_path, kills, seed=1, parallel=2).total() >= kills
 
