@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from collections.abc import Iterator
@@ -9,7 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 from hypothesis import settings
+
+# Typer builds all commands of `capt` for each one that a test runs here, the same every time: a twelfth of a second.
+typer.main.get_command = functools.cache(typer.main.get_command)
 
 settings.register_profile("any machine", deadline=None)  # a busy one takes longer for an example than for the test
 settings.load_profile("any machine")

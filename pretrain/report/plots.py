@@ -136,18 +136,11 @@ def draw(
         extra_lines: by how many lines of the legend the figure is higher.
     """
 
-    drawn: list[Axes] = []
-
     def drawing(theme: Theme) -> Drawing:
         handles = legend(theme)
         figure, axes = new_figure(len(panels), len(handles) + extra_lines, theme)
         for axis, panel in zip(axes, panels, strict=True):
             paint(axis, panel, theme)
-        if drawn:  # the first theme has found the places, which takes most of the time of a drawing
-            figure.set_layout_engine("none")
-            for axis, before in zip(figure.axes, drawn, strict=True):
-                axis.set_position(before.get_position())
-        drawn[:] = figure.axes
         return to_png(figure, handles, theme)
 
     return ReportFigure(name, drawing("light"), drawing("dark"))

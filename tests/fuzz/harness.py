@@ -17,12 +17,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from types import FrameType
-from unittest.mock import patch
-
-from typer import main as typer_main
 
 from capt.pretrain.base.errors import UserError, user_text
 
@@ -68,7 +64,6 @@ def command(*arguments: str) -> Outcome:
             deadline(" ".join(arguments)),
             redirect_stderr(errors),
             redirect_stdout(io.StringIO()),
-            patch.object(typer_main, "get_command", _built),  # three quarters of the time, and the same every time
         ):
             main(list(arguments))
     except SystemExit as end:
@@ -76,9 +71,6 @@ def command(*arguments: str) -> Outcome:
     finally:
         root.handlers, root.level = before
     return Outcome(code, errors.getvalue())
-
-
-_built = cache(typer_main.get_command)
 
 
 def library(function: Callable[[], object]) -> Outcome:
