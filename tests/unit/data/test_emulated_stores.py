@@ -49,7 +49,7 @@ def bucket(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         variables = {"AZURE_STORAGE_CONNECTION_STRING": _azure(port)}
     else:
         command = ["-d", data, "start", "--host", "127.0.0.1", "--port", str(port), "--default-bucket", "box"]
-        variables = {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}", "FSSPEC_GS_TOKEN": "anon"}
+        variables = {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}"}
     server = subprocess.Popen([found, *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         with pytest.MonkeyPatch.context() as patch:
@@ -58,7 +58,6 @@ def bucket(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
                 patch.setenv(name, value)
             import fsspec
 
-            fsspec.config.set_conf_env(fsspec.config.conf)
             until = time.monotonic() + 60
             while True:
                 try:
@@ -73,7 +72,6 @@ def bucket(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
                     time.sleep(0.2)
             yield f"{scheme}://box"
             fsspec.get_filesystem_class(scheme).clear_instance_cache()
-            fsspec.config.conf.pop("gs", None)
     finally:
         server.kill()
         server.wait()
