@@ -139,6 +139,7 @@ def api_server(*, without: str = "") -> Iterator[tuple[str, dict[str, dict[str, 
 
         def do_PATCH(self) -> None:
             assert self.headers["Content-Type"] == "application/apply-patch+yaml"
+            assert "fieldValidation=Strict" in self.path, "a misspelt field would be dropped silently"
             self.take(self.path.partition("?")[0])
 
         def log_message(self, format: str, *args: object) -> None: ...

@@ -42,6 +42,11 @@ def plan(launch: Launch) -> Plan:
             "--launcher local resumes it here"
         )
     cluster = load_kubernetes(options.cluster or Path("kubernetes"))
+    if 0 < cluster.gpus_per_pod < cluster.ranks_per_pod:
+        raise ConfigError(
+            f"ranks_per_pod: {cluster.ranks_per_pod} ranks of a pod need a GPU each, and gpus_per_pod is "
+            f"{cluster.gpus_per_pod}"
+        )
     listed = tuple(Host(f"pod-{index}", cluster.ranks_per_pod) for index in range(cluster.pods))
     if options.nodes is not None and options.nodes > len(listed):
         raise ConfigError(f"--nodes {options.nodes}: the cluster file asks for only {len(listed)} pods")

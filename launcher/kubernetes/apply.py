@@ -114,7 +114,8 @@ def _through_client(objects: Sequence[dict[str, Any]], jobs: Sequence[dict[str, 
             if each in jobs:
                 with suppress(dynamic.exceptions.NotFoundError, dynamic.exceptions.ForbiddenError):
                     _require_running(resource.get(**place).to_dict())
-            resource.server_side_apply(body=each, **place, field_manager=_MANAGER)
+            strict = [("fieldValidation", "Strict")]  # as kubectl: a field that is misspelt is not dropped silently
+            resource.server_side_apply(body=each, **place, field_manager=_MANAGER, query_params=strict)
             lines.append(f"{kind.lower()}/{metadata['name']} applied")
     except config.ConfigException as error:
         raise ConfigError(f"no Kubernetes cluster is configured here: {' '.join(str(error).split())}") from None

@@ -27,6 +27,7 @@ ALIVE = "/tmp/capt-alive"
 CONTAINER, _NODES = "node", "node"  # as Kubeflow's trainer wants them named
 _ALIVE_MINUTES = 2
 _LONGEST_NAME, _LONGEST_FILES = 63, 1 << 20
+_LONGEST_SWEEP = 47  # KubeRay adds six characters for the cluster and ten for its services
 _INSTANCE = "app.kubernetes.io/instance"
 _UID_OF_JOB = "metadata.labels['batch.kubernetes.io/controller-uid']"
 
@@ -53,7 +54,7 @@ def job_manifest(
     Raises:
         ConfigError: the name is too long for its pods, or the job too large for a ConfigMap.
     """
-    files = _files(cluster, name, {"job.yaml": text})
+    files = _files(cluster, name, {"job.yaml": text}, longest=_LONGEST_NAME - len(f"-{_NODES}-0-{cluster.pods}"))
     ports = [{"name": "metrics", "containerPort": metrics_port}] if metrics_port else []
     container = {
         **_container(cluster, CONTAINER),
@@ -108,7 +109,7 @@ def sweep_manifest(cluster: KubernetesCluster, name: str, files: Mapping[str, st
     Raises:
         ConfigError: the name is too long for its pods, or the files too large for a ConfigMap.
     """
-    described = _files(cluster, name, files)
+    described = _files(cluster, name, files, longest=_LONGEST_SWEEP)
     head, worker = ({**_container(cluster, each), "env": _env(cluster)} for each in ("ray-head", "ray-worker"))
     spec: dict[str, Any] = {
         "entrypoint": command,
@@ -183,9 +184,8 @@ def _metadata(cluster: KubernetesCluster, name: str, of: str = "") -> dict[str, 
     return {"name": name, **place, "labels": {"app.kubernetes.io/name": "capt", _INSTANCE: of or name}}
 
 
-def _files(cluster: KubernetesCluster, name: str, files: Mapping[str, str]) -> dict[str, Any]:
+def _files(cluster: KubernetesCluster, name: str, files: Mapping[str, str], *, longest: int) -> dict[str, Any]:
     """A ConfigMap that is named by its content: other files never change under a job that runs."""
-    longest = _LONGEST_NAME - len(f"-{_NODES}-0-{cluster.pods}")
     if len(name) > longest:
         raise ConfigError(f"name {name!r}: the names of its pods would be too long; set a name of at most {longest}")
     if sum(len(text.encode()) for text in files.values()) > _LONGEST_FILES:

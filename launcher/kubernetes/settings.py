@@ -15,6 +15,8 @@ from capt.pretrain.config.load import explain, load_mapping
 
 Name = Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$")]
 """A label of RFC 1035, as services and the pods behind them are named."""
+_Label = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+"""A label of RFC 1123, as namespaces are named."""
 _ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
 _Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,200}$")]
 _Quantity = Annotated[str, Field(pattern=r"^[1-9][0-9]*(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$")]
@@ -51,7 +53,7 @@ class KubernetesCluster(Section):
         "jobset", description="object that runs a job: JobSet, or Kubeflow's TrainJob with a runtime of its own"
     )
     name: Name | None = Field(None, description="name of all objects; null = that of the run folder")
-    namespace: Name | None = Field(None, description="null = that of kubectl's context")
+    namespace: _Label | None = Field(None, description="null = that of kubectl's context")
     image: _Word = Field(description="an image with CAPT in it (docker/), by tag or, better, by digest")
     python: _Word = Field("python", description="Python in the image")
     pods: Annotated[int, Field(ge=1, le=100_000)] = 1
@@ -69,7 +71,7 @@ class KubernetesCluster(Section):
     secrets: list[_ObjectName] = Field(
         [], max_length=100, description="Secrets of the namespace whose entries are variables of the ranks (HF_TOKEN)"
     )
-    queue: Name | None = Field(None, description="Kueue's LocalQueue: pods start together once there is room")
+    queue: _Label | None = Field(None, description="Kueue's LocalQueue: pods start together once there is room")
     save_seconds: int = Field(
         300, ge=1, le=86_400, description="time of a pod that has to go: at least the longest step and a save"
     )

@@ -138,12 +138,18 @@ def test_another_job_is_another_config_map_and_the_same_one_is_not() -> None:
         ({}, {"master_addr": "x"}, "--master-addr does not go"),
         ({}, {"nodes": 3}, "asks for only 2 pods"),
         ({"ranks_per_pod": 40}, {}, "batch.global"),
+        ({"gpus_per_pod": 1}, {}, "ranks_per_pod: 2 ranks of a pod need a GPU each, and gpus_per_pod is 1"),
+        ({"namespace": "Team"}, {}, "namespace"),
     ],
 )
 def test_what_cannot_be_rendered_is_refused(settings: dict[str, Any], options: dict[str, Any], said: str) -> None:
     wanted = {key: value for key, value in {**CLUSTER, **settings}.items() if value is not None}
     with pytest.raises(ConfigError, match=said):
         shown(wanted, **options)
+
+
+def test_a_namespace_may_begin_with_a_digit() -> None:
+    assert shown({**CLUSTER, "namespace": "2026-team"})[-1]["metadata"]["namespace"] == "2026-team"
 
 
 def test_a_spare_pod_is_one_beyond_the_nodes() -> None:
@@ -251,6 +257,8 @@ def test_a_sweep_is_a_ray_job(elsewhere: Path) -> None:
     assert said[0].startswith("ray job submit -- sh -c cd /work && exec python -m capt.launcher sweep /etc/capt/sweep")
     assert said[1:] == ["ray job logs"], "nothing of it runs in the submitter"
     assert ray["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["replicas"] == 1
+    with pytest.raises(ConfigError, match="set a name of at most 47"):
+        run_sweep("sweep.yaml", [], show=texts.append, cluster=cluster.model_copy(update={"name": "a" * 48}))
     inside = elsewhere / "pod"
     inside.mkdir()
     for name, text in files["data"].items():
