@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from capt.pretrain.plan.predict import Prediction
 
 _GIB = 2**30
+_UNITS = {"days": 86_400, "hours": 3600, "minutes": 60, "seconds": 1}
 
 
 def register(app: typer.Typer) -> None:
@@ -118,10 +119,12 @@ def _lines(config: str, found: Prediction, tried: Sequence[Change], calibrated: 
     if device.is_gpu:
         yield f"MFU, %                  {_three(*(100 * found.mfu(case) for case in ('central', 'slow', 'fast')))}"
     if found.steps is None or found.whole_steps is None:
-        yield "days, GPU hours         the number of steps follows from the data (schedule.epochs)"
+        yield "time, GPU hours         the number of steps follows from the data (schedule.epochs)"
     else:
-        days, hours = found.whole_steps / 86_400, found.whole_steps / 3600 * found.cluster.count
-        yield f"{f'days, {found.steps:,} steps':<23} {_three(*(days * s for s in (found.seconds, least, most)))}"
+        whole, hours = found.whole_steps * found.seconds, found.whole_steps / 3600 * found.cluster.count
+        length = next((length for length in _UNITS if whole >= _UNITS[length]), "seconds")
+        times = (found.whole_steps * seconds / _UNITS[length] for seconds in (found.seconds, least, most))
+        yield f"{f'{length}, {found.steps:,} steps':<23} {_three(*times)}"
         unit = "GPU hours" if device.is_gpu else "process hours"
         yield f"{unit:<23} {_three(*(hours * s for s in (found.seconds, least, most)))}"
     if step.assumed:

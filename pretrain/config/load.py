@@ -283,6 +283,9 @@ def explain(error: ValidationError, cls: type[BaseModel]) -> str:
     if problem["type"] == "value_error" and (not isinstance(value, str | int | float) or has_secret(str(value))):
         return f"{key}: {message}"
     if problem["type"] == "missing":
+        for needed in _required_below(cls, location):
+            location.append(needed)
+        key = ".".join(part[:100] for part in location)
         fields = (model.model_fields.get(location[-1]) for model in _models_at(cls, location[:-1]))
         meaning = next((field.description for field in fields if field is not None and field.description), None)
         return f"{key}: required key is missing" + (f": {meaning}" if meaning else "")
@@ -291,6 +294,20 @@ def explain(error: ValidationError, cls: type[BaseModel]) -> str:
     if problem["type"] == "json_invalid":
         return f"{key}: {message[0].lower()}{message[1:]}"
     return f"{key}: {shown(value)}: {message[0].lower()}{message[1:]}"
+
+
+def _required_below(cls: type[BaseModel], location: Sequence[str]) -> list[str]:
+    """The first key that a section at ``location`` must have, with the sections that lead to it; none of a value."""
+    fields = [model.model_fields.get(location[-1]) for model in _models_at(cls, location[:-1])]
+    path: list[str] = []
+    sections = [model for field in fields if field is not None for model in _models_in(field.annotation)]
+    while sections:
+        required = [item for model in sections for item in model.model_fields.items() if item[1].is_required()]
+        if not required:
+            break
+        path.append(required[0][1].alias or required[0][0])
+        sections = _models_in(required[0][1].annotation)
+    return path
 
 
 def _keys_at(cls: type[BaseModel], location: Sequence[str]) -> list[str]:

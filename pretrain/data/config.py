@@ -181,8 +181,8 @@ class DataConfig(Section):
     )
     files: StorePatterns = Field(
         [],
-        description="paths or globs of .txt, .jsonl, .json, .csv, .tsv, .tokens, .raw (or .gz, .zst), .parquet; also "
-        "in a store: s3://, gs://, az://, hf://, https://",
+        description="paths or globs of .txt, .md, .jsonl, .json, .csv, .tsv, .tokens, .raw (or .gz, .zst), .parquet; "
+        "also in a store: s3://, gs://, az://, hf://, https://",
     )
     validation_files: StorePatterns = Field(
         [], description="held-out text; without it a fraction of the text is held out"

@@ -67,6 +67,11 @@ def test_a_preset_of_word_embeddings_says_which_text_is_missing() -> None:
         load_job("ace/ace")
 
 
+def test_of_a_missing_section_the_key_is_named_that_it_must_have() -> None:
+    with pytest.raises(ConfigError, match=r"^mine: data\.train: required key is missing: a \.csv, \.tsv"):
+        load_job("mine", ["model.init=x"])
+
+
 def test_resolved_configuration_reads_back_the_same(tmp_path: Path) -> None:
     job = load_job("capt_small", ["data.files=x.txt", "batch.global=64"])
     text = yaml.safe_dump(job.model_dump(mode="json", by_alias=True), sort_keys=False)

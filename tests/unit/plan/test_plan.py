@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -338,6 +339,12 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
         main(["plan", "capt_large", *SMALL, "--gpus", "8xh100", "--no-advice"])
     assert ended.value.code == 0
     assert "MFU, %" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["plan", "capt_adapt", *SMALL, "schedule.max_steps=300", "--gpus", "1xcpu", "--no-advice"])
+    line = re.search(r"^(days|hours|minutes|seconds), 300 steps +([0-9.]+) ", capsys.readouterr().out, re.M)
+    assert line is not None, "no line says how long the steps take"
+    assert line[1] != "days"
+    assert float(line[2]) >= 1
     with pytest.raises(SystemExit) as ended:
         main(["plan", "capt_large", *SMALL, "--gpus", "8xh100", "--no-advice", "--json"])
     values = json.loads(capsys.readouterr().out)
