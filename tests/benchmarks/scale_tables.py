@@ -163,7 +163,7 @@ def shipped_rows() -> list[dict[str, Any]]:
         if micro is not None and GLOBAL // world < micro:
             continue
         changed = () if micro is None else (f"batch.micro={micro}",)
-        found = predict(load_job("capt_large", list(changed)), cluster(f"{world}xh100"), CASES)
+        found: Any = predict(load_job("capt_large", list(changed)), cluster(f"{world}xh100"), CASES)
         low, high = (100 * found.mfu(case) for case in ("slow", "fast"))
         fast, slow = found.bracket
         rows.append({
