@@ -254,7 +254,7 @@ def test_a_bad_row_is_named_wherever_it_is(form: str, at: int, tmp_path: Path) -
         ("a.csv", "text,label\na,x\nb,#N/A\nc,x\nd,y\n", {}, "line 3: 'label' is '#N/A', as a missing"),
         ("a.jsonl", '{"text": "a", "label": ["x", "y"]}\n{"text": "b", "label": ["NaN"]}\n', {},
          "line 2: 'label' is 'NaN', as a missing"),
-        ("a.jsonl", '{"text": "a", "label": true}\n{"text": "b", "label": false}\n{"text": "c", "label": 1}\n', {},
+        ("a.jsonl", "".join(f'{{"text": "a", "label": {cell}}}\n' for cell in ("true", "false", "1", "0") * 2), {},
          "line 3: label '1' reads as 'true' above"),
         ("a.csv", "text,label\na,x\nb,x\u200b\nc,y\nd,y\n", {}, "one class written in two ways"),
         ("a.csv", "text,label\na,x y\nb,x  y\nc,z\nd,z\n", {}, "one class written in two ways"),
