@@ -64,6 +64,8 @@ _TAGS = ("ETag", "generation", "etag", "md5Hash", "blob_id", "Last-Modified", "l
 _STATUS = ("status", "status_code", "code")
 """Where an error of a store's library holds the status of the answer: aiohttp, azure, gcsfs."""
 _REFUSALS = ("Credential", "Authentication", "SigningError")
+_CHATTER = {"azure": logging.WARNING, "gcsfs": logging.CRITICAL}
+"""Libraries that log the headers of every request, or each failed one with its stack trace, and the least they may say."""
 _CLIENT_ERRORS = (400, 404, 405, 410, 416)
 
 
@@ -386,6 +388,9 @@ def _within(seconds: float, call: Callable[[], T]) -> T:
 def _file_system(url: str) -> Any:
     import fsspec
 
+    for name, level in _CHATTER.items():
+        if (library := logging.getLogger(name)).level == logging.NOTSET:
+            library.setLevel(level)
     scheme = url.partition("://")[0].lower()
     options: dict[str, Any] = {"use_listings_cache": False}
     if _AZURE.match(url):

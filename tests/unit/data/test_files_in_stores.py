@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -217,3 +218,15 @@ def test_a_bucket_that_is_missing_is_named(
         stores.put_bytes(b"1", "faulty://b/x")
     with pytest.raises(DataError, match=told):
         stores.put_file(folder / "a.txt", "faulty://b/x")
+
+
+def test_headers_of_requests_are_not_logged(
+    store: type[FaultyStore], folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("azure", "gcsfs"):
+        monkeypatch.setattr(logging.getLogger(name), "level", logging.NOTSET)
+    caplog.set_level(logging.INFO)
+    stores.look_up(f"faulty:/{folder}/a.txt")
+    logging.getLogger("azure.core.pipeline.policies.http_logging_policy").info("Request headers: hunter2")
+    logging.getLogger("gcsfs").error("non-retriable exception")
+    assert caplog.records == []
