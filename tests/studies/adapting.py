@@ -57,11 +57,13 @@ ARMS: dict[str, list[str]] = {
     "queue": _QUEUE,
     "random-head": ["mlm.head=random"],
 }
-"""Arm -> overrides of ``capt_adapt``, the arm ``capt-20``; ``simcse`` is the job ``simcse_unsup``.
+"""Arm -> what differs from the arm ``capt-20``; ``shuffle`` is the job ``capt_adapt``, ``simcse`` ``simcse_unsup``.
 
 ``halfway`` and ``simcse-halfway`` are ``capt-20`` and ``simcse``, averaged with the start by ``capt convert`` and
 ``capt merge`` (Wortsman et al. 2022, "Robust fine-tuning of zero-shot models", alpha 0.5).
 """
+CAPT_20 = {"corruption.type": "mask_tokens+replace", "mlm.weight": "0.05"}
+"""What differs in the arm ``capt-20`` from ``capt_adapt``, which was this arm until the study had been run."""
 FIRST = ("capt-20", "mlm", "simcse", "halfway", "simcse-halfway")
 """The arms of which all seeds are run before any other arm."""
 _LOADING = threading.Lock()
@@ -133,7 +135,8 @@ def _train_and_measure(
         job += [f"schedule.max_steps={STEPS}", "schedule.warmup_steps=12", "optimizer.lr=2e-5"]
     else:
         job = ["capt_adapt", f"data.files={out / 'text.txt'}", "data.document_start=."]
-        job += [f"data.cache={out / 'cache'}", *ARMS[arm]]
+        differs = CAPT_20 | dict(each.split("=", 1) for each in ARMS[arm])
+        job += [f"data.cache={out / 'cache'}", *(f"{key}={value}" for key, value in differs.items())]
     finish(run, "pretrain", *job, *shared)
     last = [row for row in rows_of(run) if "tokens" in row][-1]
     facts = {"steps": last["step"], "tokens": last["tokens"]}
