@@ -65,7 +65,7 @@ _STATUS = ("status", "status_code", "code")
 """Where an error of a store's library holds the status of the answer: aiohttp, azure, gcsfs."""
 _REFUSALS = ("Credential", "Authentication", "SigningError")
 _CHATTER = {"azure": logging.WARNING, "gcsfs": logging.CRITICAL}
-"""Libraries that log the headers of every request, or each failed one with its stack trace, and the least they may say."""
+"""Libraries that log every request, or a stack trace of each failed one, and the level that they are kept to."""
 _CLIENT_ERRORS = (400, 404, 405, 410, 416)
 
 

@@ -157,6 +157,7 @@ class Uploads(Callback):
 
     def _begin(self, run_dir: Path, name: str) -> None:
         self._tried.add(name)
+        self._here |= {int(path.name[5:]) for path in checkpoints_of(run_dir)}  # it may be gone when the copy ends
         records = [(record, path.read_bytes()) for record, path in _records(run_dir) if self._has_grown(record, path)]
         self._thread = threading.Thread(target=self._upload, args=(run_dir, name, records), daemon=True)
         self._thread.start()

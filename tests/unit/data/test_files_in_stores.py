@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import shutil
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from capt.pretrain.base.stores import listed, without_secrets
 from capt.pretrain.config.load import load_job
 from capt.pretrain.data.files import FileCorpus
 from capt.pretrain.data.paths import held_out_files, resolve_files
+from capt.pretrain.reliability import uploads
 from tests.small_job import ROOT
 from tests.unit.data import faulty
 from tests.unit.data.faulty import FaultyStore, faulty_store
@@ -230,3 +232,26 @@ def test_headers_of_requests_are_not_logged(
     logging.getLogger("azure.core.pipeline.policies.http_logging_policy").info("Request headers: hunter2")
     logging.getLogger("gcsfs").error("non-retriable exception")
     assert caplog.records == []
+
+
+def test_a_checkpoint_that_goes_while_it_is_copied_goes_from_the_store_too(
+    store: type[FaultyStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_file = uploads.put_file
+
+    def put(path: Path, url: str) -> None:
+        put_file(path, url)
+        if url.endswith("step-00000003/manifest.json"):
+            shutil.rmtree(path.parent)
+
+    monkeypatch.setattr(uploads, "put_file", put)
+    copier = uploads.Uploads()
+    copier._url = f"faulty:/{tmp_path}/there"
+    for step in (3, 6):
+        folder = tmp_path / "run" / uploads._name(step)
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text("{}")
+        copier._begin(tmp_path / "run", uploads._name(step))
+        assert copier._thread is not None
+        copier._thread.join()
+    assert list(uploads._complete(copier._url)) == [6]
