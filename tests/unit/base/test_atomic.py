@@ -82,7 +82,11 @@ def test_lines_of_plain_and_packed_files(tmp_path: Path) -> None:
         ("empty.txt", b"", "empty.txt: the file is empty"),
         ("latin.txt", b"fine\nna\xefve\n", "latin.txt, line 2: not UTF-8 text .byte 0xef."),
         ("not.gz", b"plain text", "not.gz, after line 0: damaged gzip file .* name it without .gz"),
-        ("packed.txt", gzip.compress(b"text", mtime=0), "packed.txt is not UTF-8 text: it is packed with gzip; .* name it .gz"),
+        (
+            "packed.txt",
+            gzip.compress(b"text", mtime=0),
+            "packed.txt is not UTF-8 text: it is packed with gzip; .* name it .gz",
+        ),
         ("table.csv", b"PAR1\x15\x04\x15", "table.csv is not UTF-8 text: it is a parquet file; name it .parquet"),
         ("sheet.csv", b"PK\x03\x04\x14", "sheet.csv is not UTF-8 text: .* a spreadsheet; unpack or export it"),
         (
