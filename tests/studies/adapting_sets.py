@@ -18,6 +18,8 @@ from capt.pretrain.base.overlap import same_text
 from capt.pretrain.data.sts_files import find_sets
 from tests.studies.resampling import spearman
 
+TEXTS = ("general", "cranfield")
+"""What may be trained on; see `training_text`."""
 NOISES = ("clean", "dropped", "substituted", "misspelt")
 SHARE = 0.2
 """Share of the words that are damaged."""
@@ -89,7 +91,7 @@ def measured_sets(data: Path) -> list[MeasuredSet]:
     rows = list(_qnli(data / "glue" / "QNLI" / "dev.tsv"))
     middle = len(rows) // 2
     sets += [_answers("QNLI A", True, rows[:middle]), _answers("QNLI B", False, rows[middle:])]
-    return [*sets, _captions(data), _cranfield(data / "retrieval" / "cranfield")]
+    return [*sets, _captions(data), _cranfield(data)]
 
 
 def _qnli(path: Path) -> Iterator[tuple[str, str, str]]:
@@ -126,14 +128,17 @@ def _captions(data: Path) -> MeasuredSet:
     return MeasuredSet("captions", False, queries, documents, [{number: 1} for number in range(len(chosen))])
 
 
-def _cranfield(folder: Path) -> MeasuredSet:
-    def rows(name: str) -> list[dict[str, str]]:
-        return [json.loads(line) for line in (folder / name).read_text(encoding="utf-8").splitlines()]
+def _cranfield_rows(data: Path, name: str) -> list[dict[str, str]]:
+    path = data / "retrieval" / "cranfield" / name
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
-    documents, queries = rows("corpus.jsonl"), rows("queries.jsonl")
+
+def _cranfield(data: Path) -> MeasuredSet:
+    documents, queries = _cranfield_rows(data, "corpus.jsonl"), _cranfield_rows(data, "queries.jsonl")
     place = {row["_id"]: number for number, row in enumerate(documents)}
     judged: dict[str, dict[int, int]] = {row["_id"]: {} for row in queries}
-    for line in (folder / "qrels" / "test.tsv").read_text(encoding="utf-8").splitlines()[1:]:
+    qrels = data / "retrieval" / "cranfield" / "qrels" / "test.tsv"
+    for line in qrels.read_text(encoding="utf-8").splitlines()[1:]:
         query, document, grade = line.split("\t")
         if int(grade) > 0 and document in place:
             judged[query][place[document]] = int(grade)
@@ -142,24 +147,38 @@ def _cranfield(folder: Path) -> MeasuredSet:
     return MeasuredSet("Cranfield", False, [row["text"] for row in kept], texts, [judged[row["_id"]] for row in kept])
 
 
-def training_text(data: Path, sets: Sequence[MeasuredSet]) -> tuple[list[str], int]:
+def training_text(data: Path, sets: Sequence[MeasuredSet], text: str = "general") -> tuple[list[str], int]:
     """Lines to train on, in a fixed random order, and how many were left out because a measured set has them.
 
-    They are the questions and sentences of QNLI's test set, the sentences of STS-B's training set, and a caption of
-    each picture that is not measured: text of the kind that is measured, but for Cranfield, without any label.
+    ``general`` are the questions and sentences of QNLI's test set, the sentences of STS-B's training set, and a caption
+    of each picture that is not measured: text of the kind that is measured, but for Cranfield, without any label.
+    ``cranfield`` are the sentences of Cranfield's documents. These are what is searched, so they alone are kept; no
+    query and no judgement is trained on.
     """
-    glue = data / "glue"
-    with (glue / "QNLI" / "test.tsv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-    lines = [row[key] for row in rows for key in ("question", "sentence")]
-    (pairs,) = (each for each in find_sets(glue / "STS-B", ["train"]) if each.split == "train")
-    lines += [*pairs.first, *pairs.second]
-    lines += [captions[2] for captions in list(_pictures(data).values())[_PICTURES:]]
-    measured = {same_text(text) for each in sets for text in (*each.queries, *each.documents)}
+    if text == "cranfield":
+        lines = [line for document in _cranfield_rows(data, "corpus.jsonl") for line in _sentences(document["text"])]
+        measured = {same_text(query) for each in sets for query in each.queries}
+    else:
+        lines = _general_lines(data)
+        measured = {same_text(text) for each in sets for text in (*each.queries, *each.documents)}
     by_form = {same_text(line): line for line in lines if line.strip()}
     kept = [line for form, line in by_form.items() if form not in measured]
     random.Random("order").shuffle(kept)
     return kept, len(by_form) - len(kept)
+
+
+def _general_lines(data: Path) -> list[str]:
+    glue = data / "glue"
+    with (glue / "QNLI" / "test.tsv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    (pairs,) = (each for each in find_sets(glue / "STS-B", ["train"]) if each.split == "train")
+    captions = [each[2] for each in list(_pictures(data).values())[_PICTURES:]]
+    return [*(row[key] for row in rows for key in ("question", "sentence")), *pairs.first, *pairs.second, *captions]
+
+
+def _sentences(text: str) -> list[str]:
+    """The sentences of an abstract of Cranfield, whose full stops stand apart."""
+    return [f"{part.strip()} ." for part in text.split(" .") if part.strip()]
 
 
 def damaged(texts: Sequence[str], noise: str, words: Sequence[str]) -> list[str]:
