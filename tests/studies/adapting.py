@@ -57,12 +57,22 @@ ARMS: dict[str, list[str]] = {
     "triangle": ["contrast.temperature={type: inverted_triangle}"],
     "queue": _QUEUE,
     "random-head": ["mlm.head=random"],
+    "continue": [],
+    "continue-guard": ["contrast.queue_start=0", "contrast.drift=moments", "contrast.queue_share=1"],
+    "continue-mlm": ["contrast.weight=0", "contrast.queue=0", "contrast.queue_start=0"],
 }
 """Arm -> what differs from the arm ``capt-20``; ``shuffle`` is the job ``capt_adapt``, ``simcse`` ``simcse_unsup``.
 
 ``halfway`` and ``simcse-halfway`` are ``capt-20`` and ``simcse``, averaged with the start by ``capt convert`` and
 ``capt merge`` (Wortsman et al. 2022, "Robust fine-tuning of zero-shot models", alpha 0.5).
+``continue`` is the job ``capt_continue`` at the size of the others (`CONTINUE`); its queue may have a guard,
+or it has no contrast.
 """
+CONTINUE = {
+    "data.sequence_length": "32", "batch.global": "64", "batch.micro": "64", "schedule.max_steps": str(STEPS),
+    "schedule.warmup_steps": "12", "contrast.queue": "128", "contrast.queue_start": "12",
+}  # fmt: skip
+"""What makes ``capt_continue`` as small as the other arms: its queue has two batches, and begins after a tenth."""
 CAPT_20 = {"corruption.type": "mask_tokens+replace", "mlm.weight": "0.05"}
 """What differs in the arm ``capt-20`` from ``capt_adapt``, which was this arm until the study had been run."""
 FIRST = ("capt-20", "mlm", "simcse", "halfway", "simcse-halfway")
@@ -90,6 +100,7 @@ def main() -> int:
     parser.add_argument("--encoder", type=Path, help="Hugging Face folder of a sentence encoder")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--parallel", type=int, default=2, help="trials at a time, each with one thread")
+    parser.add_argument("--arms", nargs="*", choices=list(ARMS), help="run these alone (all)")
     parser.add_argument("--text", choices=TEXTS, default=TEXTS[0], help="what is trained on")
     parser.add_argument("--tables", action="store_true", help="only write tables.md of the trials that are there")
     options = parser.parse_args()
@@ -121,6 +132,7 @@ def main() -> int:
             write_tables(out, order(options.text))
 
     missing = [each for each in order(options.text) if not _trial(out, *each).exists()]
+    missing = [each for each in missing if options.arms is None or each[0] in options.arms]
     together((functools.partial(trial, *each) for each in missing), options.parallel)
     return 0
 
@@ -141,8 +153,9 @@ def _train_and_measure(
         job = ["simcse_unsup", f"data.files={out / 'sentences.jsonl'}", "model.pooling=mean"]
         job += [f"schedule.max_steps={STEPS}", "schedule.warmup_steps=12", "optimizer.lr=2e-5"]
     else:
-        job = ["capt_adapt", f"data.files={out / 'text.txt'}", "data.document_start=."]
-        differs = CAPT_20 | dict(each.split("=", 1) for each in ARMS[arm])
+        base, differs = ("capt_continue", CONTINUE) if arm.startswith("continue") else ("capt_adapt", CAPT_20)
+        job = [base, f"data.files={out / 'text.txt'}", "data.document_start=."]
+        differs = differs | dict(each.split("=", 1) for each in ARMS[arm])
         job += [f"data.cache={out / 'cache'}", *(f"{key}={value}" for key, value in differs.items())]
     finish(run, "pretrain", *job, *shared)
     last = [row for row in rows_of(run) if "tokens" in row][-1]
