@@ -55,22 +55,27 @@ def plan(
     """
     from capt.pretrain.base.files import write_json
     from capt.pretrain.config.load import load_job
-    from capt.pretrain.plan.calibrate import cases
+    from capt.pretrain.engine.run_folder import require_run
     from capt.pretrain.plan.devices import cluster
 
     o.quiet(context)
     devices = cluster(gpus)
     job = load_job(config, overrides or [])
-    from capt.pretrain.engine.run_folder import require_run
-    from capt.pretrain.plan.advice import changes
-    from capt.pretrain.plan.predict import PLAN, predict, require_fit
+    for folder in [*(calibrate or []), *([save] if save is not None else [])]:
+        require_run(folder)
+    silent = nullcontext() if o.debug(context) else _errors_alone()
+    with silent, o.explained(f"simulating a step of one rank on {devices}"):
+        from capt.pretrain.plan.advice import changes
+        from capt.pretrain.plan.calibrate import cases
+        from capt.pretrain.plan.predict import PLAN, predict, require_fit
 
-    if save is not None:
-        require_run(save)
-    assumptions = cases(calibrate or [], devices.device.name)
-    with nullcontext() if o.debug(context) else _errors_alone():
+        assumptions = cases(calibrate or [], devices.device.name)
         found = predict(job, devices, assumptions)
-        tried = changes(job, found, assumptions) if advice else []
+    tried = []
+    if advice:
+        silent = nullcontext() if o.debug(context) else _errors_alone()
+        with silent, o.explained("simulating changes of the job (--no-advice leaves them out)"):
+            tried = changes(job, found, assumptions)
     require_fit(found, job, [" ".join(change.keys) for change in tried])
     if save is not None:
         write_json(save / PLAN, found.to_json())

@@ -218,13 +218,17 @@ def synchronize_errors(*, patient: bool = False) -> Iterator[None]:
     raise agreement from error
 
 
+_LONGEST = 4000
+"""Characters of an error that travel: every rank receives as many bytes from each as the longest of them has."""
+
+
 def _verdict(error: Exception) -> tuple[str, bool, str, bool]:
     """The name of the error's class, whether a user can set it right, its text, and whether a machine is at fault."""
     text = user_text(error)
     if text is None:
-        return type(error).__name__, False, str(error), False
+        return type(error).__name__, False, str(error)[:_LONGEST], False
     known = (kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
-    return next(known, UserError.__name__), True, text, is_passing(error)
+    return next(known, UserError.__name__), True, text[:_LONGEST], is_passing(error)
 
 
 _waited = 0

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +18,7 @@ import torch
 import yaml
 
 from capt.launcher.cli import main
+from capt.launcher.commands import options
 from capt.launcher.plan import Launch, Options
 from capt.launcher.preflight.run import predicted
 from capt.pretrain.base import distributed
@@ -24,7 +29,7 @@ from capt.pretrain.models.config import RobertaConfig
 from capt.pretrain.plan import step
 from capt.pretrain.plan.advice import changes
 from capt.pretrain.plan.calibrate import Measured, calibrated, measured
-from capt.pretrain.plan.devices import CASES, CENTRAL, FAST, SLOW, cluster
+from capt.pretrain.plan.devices import CASES, CENTRAL, FAST, SLOW, cluster, device_named
 from capt.pretrain.plan.predict import PLAN, RESERVE, collective_seconds, predict, require_fit
 from capt.pretrain.report import report
 from capt.pretrain.report.runs import read_run
@@ -332,6 +337,64 @@ def test_rates_of_another_device_are_refused() -> None:
 def test_devices_that_are_none(text: str) -> None:
     with pytest.raises(ConfigError, match="--gpus"):
         cluster(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA A100-SXM4-40GB", "a100"), ("NVIDIA GB200", "b200"),
+        ("NVIDIA RTX A1000", None), ("NVIDIA L40S", None),
+    ],
+)  # fmt: skip
+def test_devices_by_the_name_of_their_driver(name: str, kind: str | None) -> None:
+    found = device_named(name)
+    assert (None if found is None else found.name) == kind
+
+
+@pytest.mark.parametrize(
+    ("hardware", "kind"), [("NVIDIA H200", "h200"), ("AMD EPYC, 2 cores", "cpu"), ("NVIDIA L40S", None)]
+)
+def test_a_run_on_a_gpu_without_peaks_is_no_run_on_a_processor(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hardware: str, kind: str | None
+) -> None:
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(load_job("capt_tiny", SMALL).model_dump(by_alias=True)))
+    saved = SimpleNamespace(provenance={"hardware": hardware}, world_size=2)
+    monkeypatch.setattr(
+        "capt.pretrain.plan.calibrate.read_run",
+        lambda _: SimpleNamespace(checkpoint=saved, of_whole_steps=lambda _: [1.0]),
+    )
+    if kind is None:
+        with pytest.raises(ConfigError, match=r"the run was on 'NVIDIA L40S', which .* no peaks of; name runs on a100"):
+            measured(tmp_path)
+    else:
+        assert str(measured(tmp_path).cluster) == f"2 x {kind}"
+
+
+def test_what_takes_long_is_said_on_stderr(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with options.explained("thinking"):
+        time.sleep(0.1)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(options, "_SILENT", 0.0)
+    with pytest.raises(SystemExit):
+        main(["plan", "capt_large", *SMALL, "batch.micro=8", "--gpus", "8xh100", "--json"])
+    out, err = capsys.readouterr()
+    assert json.loads(out)["fits"]
+    assert [line.partition(" (")[0] for line in err.splitlines()] == [
+        "[capt] simulating a step of one rank on 8 x h100",
+        "[capt] simulating changes of the job",
+    ]
+
+
+@pytest.mark.parametrize("words", [["--gpus", "0xh100"], ["batch.mico=4"], ["--calibrate", "none"], ["--save", "none"]])
+def test_what_is_refused_is_refused_before_torch_is_imported(words: list[str]) -> None:
+    code = (
+        "import sys; from capt.launcher.cli import main\n"
+        "try: main(['plan', 'capt_tiny', *sys.argv[1:]])\n"
+        "finally: assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
