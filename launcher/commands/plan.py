@@ -58,13 +58,13 @@ def plan(
     from capt.pretrain.engine.run_folder import require_run
     from capt.pretrain.plan.devices import cluster
 
-    o.quiet(context)
     devices = cluster(gpus)
     job = load_job(config, overrides or [])
     for folder in [*(calibrate or []), *([save] if save is not None else [])]:
         require_run(folder)
     silent = nullcontext() if o.debug(context) else _errors_alone()
     with silent, o.explained(f"simulating a step of one rank on {devices}"):
+        o.quiet(context)
         from capt.pretrain.plan.advice import changes
         from capt.pretrain.plan.calibrate import cases
         from capt.pretrain.plan.predict import PLAN, predict, require_fit

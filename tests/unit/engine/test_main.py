@@ -42,7 +42,8 @@ def test_an_error_that_travels_is_short() -> None:
 def test_what_all_ranks_would_warn_of_is_said_by_rank_0() -> None:
     """A thousand ranks read the same model; a full disk or a slow loader is that of one rank."""
     script = (
-        "import logging, sys; from capt.pretrain.__main__ import set_up_log; set_up_log(int(sys.argv[1]), debug=False)\n"
+        "import logging, sys; from capt.pretrain.__main__ import set_up_log\n"
+        "set_up_log(int(sys.argv[1]), debug=False)\n"
         "for name in ('models.hf_model', 'engine.loading'): logging.getLogger(f'capt.pretrain.{name}').warning(name)"
     )
     said = [
