@@ -16,7 +16,7 @@ from capt.pretrain.config.schema import Job
 from capt.pretrain.engine.metrics_file import METRICS
 from capt.pretrain.engine.provenance import is_processor
 from capt.pretrain.engine.run_folder import CONFIG, require_run
-from capt.pretrain.plan.devices import CASES, CENTRAL, DEVICES, Assumptions, Case, Cluster, cluster, device_named
+from capt.pretrain.plan.devices import CENTRAL, DEVICES, Assumptions, Case, Cluster, cluster, device_named
 from capt.pretrain.plan.predict import Prediction, predict
 from capt.pretrain.report.runs import read_run
 
@@ -127,5 +127,5 @@ def _not_negative(relative: np.ndarray) -> np.ndarray:
 
 
 def cases(runs: Sequence[Path], kind: str) -> Mapping[Case, Assumptions]:
-    """The assumptions of ``--calibrate``; without a run the published ones."""
-    return calibrated([measured(folder) for folder in runs], kind) if runs else CASES
+    """The assumptions of ``--calibrate``."""
+    return calibrated([measured(folder) for folder in runs], kind)

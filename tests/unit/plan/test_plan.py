@@ -27,7 +27,7 @@ from capt.pretrain.config.load import load_job
 from capt.pretrain.contrastive.views import MARGIN
 from capt.pretrain.models.config import RobertaConfig
 from capt.pretrain.plan import step
-from capt.pretrain.plan.advice import changes
+from capt.pretrain.plan.advice import Change, changes, without_ballast
 from capt.pretrain.plan.calibrate import Measured, calibrated, measured
 from capt.pretrain.plan.devices import CASES, CENTRAL, FAST, SLOW, cluster, device_named
 from capt.pretrain.plan.predict import PLAN, RESERVE, collective_seconds, predict, require_fit
@@ -47,10 +47,10 @@ def _simulated_once() -> Iterator[None]:
     """Equal steps of this file are simulated once: those of jobs that differ in their folder and schedule alone."""
     simulate, known = step._rank_step, dict[str, step.RankStep]()
 
-    def once(job: Any, world: int, *, gpu: bool) -> step.RankStep:
+    def once(job: Any, world: int, *, gpu: bool, **contrasts: Any) -> step.RankStep:
         key = f"{world} {gpu} {job.model_copy(update={'run': None, 'schedule': None})!r}"
         if key not in known:
-            known[key] = simulate(job, world, gpu=gpu)
+            known[key] = simulate(job, world, gpu=gpu, **contrasts)
         return known[key]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -304,6 +304,36 @@ def test_changes_are_ranked_and_compute_the_same() -> None:
     speeds = [each.speed for each in changes(job, found)]
     assert speeds == sorted(speeds, reverse=True)
     assert all(speed > 1 for speed in speeds)
+
+
+def test_a_contrast_is_simulated_once_for_all_encoders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a rank cuts its part of the step otherwise; another queue, or another part of the step, is another."""
+    simulate, asked = step.simulate_contrast, []
+
+    def counted(job: Any, *args: Any, **kwargs: Any) -> step.Simulated:
+        asked.append(1)
+        return simulate(job, *args, **kwargs)
+
+    monkeypatch.setattr(step, "simulate_contrast", counted)
+    job, known = load_job("capt_large", [*SMALL, "optimizer.lr=1e-5"]), step.Known()
+    plain, again = predict(job, cluster("2xh100"), known=known), len(asked)
+    assert again == 2  # that of two micro-batches, and that of eight
+    deeper = load_job("capt_large", [*SMALL, "optimizer.lr=1e-5", "model.layers=7"])
+    assert predict(deeper, cluster("2xh100"), known=known).step.contrast == plain.step.contrast
+    assert len(asked) == again
+    smaller = load_job("capt_large", [*SMALL, "optimizer.lr=1e-5", "batch.micro=2"])
+    assert predict(smaller, cluster("2xh100"), known=known).step.contrast == plain.step.contrast
+    assert len(asked) == again + 1
+    for other in ("contrast.queue=512", "batch.global=128", "contrast.hardness=1"):
+        changed = load_job("capt_large", [*SMALL, "optimizer.lr=1e-5", other])
+        assert predict(changed, cluster("2xh100"), known=known).step.contrast != plain.step.contrast
+
+
+def test_a_change_that_is_as_fast_without_one_of_its_keys_is_not_named() -> None:
+    prediction: Any = None
+    speeds = {("a",): 1.3, ("a", "b"): 1.2, ("b",): 1.1, ("a", "c"): 1.4, ("c",): 1.4, ("a", "b", "c"): 1.5}
+    tried = [Change(keys, prediction, speed) for keys, speed in speeds.items()]
+    assert [change.keys for change in without_ballast(tried)] == [("a",), ("b",), ("c",), ("a", "b", "c")]
 
 
 def _measured(job: Any, products: float, between: float, launches: float) -> Measured:
