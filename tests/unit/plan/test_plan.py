@@ -216,6 +216,13 @@ def test_jobs_whose_step_depends_on_values_are_refused_by_name() -> None:
         predict(load_job("skipgram", ["data.files=[none]"]), cluster("h100"))
 
 
+def test_an_encoder_that_is_not_here_has_the_positions_that_the_job_needs() -> None:
+    small = ["model.size=custom", "model.layers=3", "model.hidden=32", "model.heads=2", "model.ffn=48"]
+    job = load_job("modernbert_continue", [*small, "batch.global=8", "batch.micro=4"])
+    (assumed,) = predict(job, cluster("1xh100")).step.assumed[:1]
+    assert assumed == "the sizes of the job's model section, for model.init FOLDER_OR_HUB_ID is not on this host"
+
+
 def test_a_prompt_is_part_of_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("capt.pretrain.pairs.plan.described_encoder", _tiny_encoder)
     job = ["data.files=[none]", "data.sequence_length=32", "batch.global=8", "batch.micro=8"]
