@@ -55,24 +55,6 @@ def test_dropped_attention_is_the_formula(
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("autocast", [False, True])
-def test_one_product_of_queries_keys_and_values_is_both(autocast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a GPU does in place of two products: the same numbers, and the same gradients of both projections."""
-    found = []
-    for one in (False, True):
-        monkeypatch.setattr(layers, "prefers_one_product", lambda _, one=one: one)
-        torch.manual_seed(4)
-        attention = SelfAttention(small_config(hidden=8, heads=2)).to(torch.float32 if autocast else torch.float64)
-        x = torch.randn(3, 5, 8, dtype=attention.query.weight.dtype, requires_grad=True)
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            parts = attention._project(x, x, None)
-        sum((i * part.float()).sin().sum() for i, part in enumerate(parts, 1)).backward()
-        found.append([*parts, x.grad, *(p.grad for layer in (attention.query, attention.key_value)
-                                        for p in layer.parameters())])  # fmt: skip
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=2e-2 if autocast else 1e-6, atol=2e-2 if autocast else 1e-6)
-
-
 def test_dropout_keeps_the_mean(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
     torch.manual_seed(3)
     q, k, v = (x.detach()[:1] for x in qkv)
