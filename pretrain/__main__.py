@@ -62,12 +62,26 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_intermixed_args(with_value_of_resume(arguments))
 
 
+_READ_ALIKE = (
+    *(f"capt.pretrain.{room}" for room in ("models", "language.prepare", "pairs.store")),
+    *(f"capt.{task}.task" for task in ("pretrain.language", "pretrain.pairs", "pretrain.latent", "finetune.visual")),
+)
+"""Loggers of what every rank reads, and would warn of in the same words: of a thousand ranks one says it."""
+
+
+def set_up_log(rank: int, *, debug: bool) -> None:
+    """Log to stderr: rank 0 everything, the others what they alone can warn of."""
+    level = logging.DEBUG if debug else logging.INFO if rank == 0 else logging.WARNING
+    logging.basicConfig(level=level, format=f"[rank {rank}] %(message)s", stream=sys.stderr)
+    for name in _READ_ALIKE if rank and not debug else ():
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run this rank; returns the exit code."""
     options = parse(sys.argv[1:] if arguments is None else arguments)
     rank = int(os.environ.get("RANK", "0"))
-    level = logging.DEBUG if options.debug else logging.INFO if rank == 0 else logging.WARNING
-    logging.basicConfig(level=level, format=f"[rank {rank}] %(message)s", stream=sys.stderr)
+    set_up_log(rank, debug=options.debug)
     try:
         return _run(options)
     except interruption.Interrupted as stop:

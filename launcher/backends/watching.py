@@ -6,7 +6,8 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 from capt.launcher.plan import End
 from capt.launcher.supervisor.activity import Crash
@@ -193,8 +194,8 @@ class Watcher:
 
     def _unanswered(self) -> End:
         assert self.asked is not None
-        left = ", ".join(str(rank) for rank, code in enumerate(self._ranks.codes) if code is None)
-        reason = f"no answer to {self.asked.name} for {self._patience:g} s from rank {left}; killed"
+        left = [rank for rank, code in enumerate(self._ranks.codes) if code is None]
+        reason = f"no answer to {self.asked.name} for {self._patience:g} s from {_named(left)}; killed"
         log.error("%s", reason)
         return End(FAILED, reason)
 
@@ -209,8 +210,16 @@ class Watcher:
             code = codes[0] or DONE
             early = f"{self.asked.name} received before the first step" if self.asked else ""
             return End(code, early if code == STOPPED else "")
-        log.error("the ranks disagree on how the job ended: exit codes %s", codes)
-        return End(FAILED, f"the ranks disagree on how the job ended: exit codes {codes}")
+        of = {code: [rank for rank, each in enumerate(codes) if each == code] for code in dict.fromkeys(codes)}
+        told = ", ".join(f"{code} of {_named(ranks)}" for code, ranks in of.items())
+        log.error("the ranks disagree on how the job ended: exit codes %s", told)
+        return End(FAILED, f"the ranks disagree on how the job ended: exit codes {told}")
+
+
+def _named(ranks: Sequence[int]) -> str:
+    """Ranks in order, neighbours as one: of a thousand a line is enough."""
+    runs = [[rank for _, rank in run] for _, run in groupby(enumerate(ranks), lambda each: each[1] - each[0])]
+    return "rank " + ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 
 def _cause(code: int) -> str:

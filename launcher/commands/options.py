@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -120,6 +121,22 @@ def source_path(given: str) -> Path:
     from capt.pretrain.models.hf_config import source_path as parse
 
     return parse(given)
+
+
+_SILENT = 2.0
+"""Seconds after which a command that has said nothing yet says what it does."""
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Say on stderr what the command does, where the block takes more than two seconds."""
+    timer = threading.Timer(_SILENT, lambda: typer.echo(f"[capt] {what}", err=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextmanager

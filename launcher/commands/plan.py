@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +14,9 @@ from capt.launcher.commands import options as o
 
 if TYPE_CHECKING:
     from capt.pretrain.plan.advice import Change
+    from capt.pretrain.plan.devices import Assumptions, Case
     from capt.pretrain.plan.predict import Prediction
+    from capt.pretrain.plan.step import Known
 
 _GIB = 2**30
 _UNITS = {"days": 86_400, "hours": 3600, "minutes": 60, "seconds": 1}
@@ -55,22 +57,31 @@ def plan(
     """
     from capt.pretrain.base.files import write_json
     from capt.pretrain.config.load import load_job
-    from capt.pretrain.plan.calibrate import cases
-    from capt.pretrain.plan.devices import cluster
+    from capt.pretrain.engine.run_folder import require_run
+    from capt.pretrain.plan.devices import CASES, cluster
 
-    o.quiet(context)
     devices = cluster(gpus)
     job = load_job(config, overrides or [])
-    from capt.pretrain.engine.run_folder import require_run
-    from capt.pretrain.plan.advice import changes
-    from capt.pretrain.plan.predict import PLAN, predict, require_fit
+    for folder in [*(calibrate or []), *([save] if save is not None else [])]:
+        require_run(folder)
+    silent = nullcontext() if o.debug(context) else _errors_alone()
+    with silent, o.explained(f"simulating a step of one rank on {devices}"):
+        o.quiet(context)
+        from capt.pretrain.plan.advice import changes
+        from capt.pretrain.plan.predict import PLAN, predict, require_fit
 
-    if save is not None:
-        require_run(save)
-    assumptions = cases(calibrate or [], devices.device.name)
-    with nullcontext() if o.debug(context) else _errors_alone():
-        found = predict(job, devices, assumptions)
-        tried = changes(job, found, assumptions) if advice else []
+        assumptions: Mapping[Case, Assumptions] = CASES
+        if calibrate:
+            from capt.pretrain.plan.calibrate import cases  # reports are read with matplotlib
+
+            assumptions = cases(calibrate, devices.device.name)
+        known: Known = {}
+        found = predict(job, devices, assumptions, known=known)
+    tried = []
+    if advice:
+        silent = nullcontext() if o.debug(context) else _errors_alone()
+        with silent, o.explained("simulating changes of the job (--no-advice leaves them out)"):
+            tried = changes(job, found, assumptions, known)
     require_fit(found, job, [" ".join(change.keys) for change in tried])
     if save is not None:
         write_json(save / PLAN, found.to_json())

@@ -218,13 +218,17 @@ def synchronize_errors(*, patient: bool = False) -> Iterator[None]:
     raise agreement from error
 
 
+_LONGEST = 4000
+"""Characters of an error that travel: every rank receives as many bytes from each as the longest of them has."""
+
+
 def _verdict(error: Exception) -> tuple[str, bool, str, bool]:
     """The name of the error's class, whether a user can set it right, its text, and whether a machine is at fault."""
     text = user_text(error)
     if text is None:
-        return type(error).__name__, False, str(error), False
+        return type(error).__name__, False, str(error)[:_LONGEST], False
     known = (kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
-    return next(known, UserError.__name__), True, text, is_passing(error)
+    return next(known, UserError.__name__), True, text[:_LONGEST], is_passing(error)
 
 
 _waited = 0
@@ -317,11 +321,14 @@ def initialize(timeout_minutes: float) -> None:
     if "RANK" not in os.environ:
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     world = int(os.environ["WORLD_SIZE"])
-    files = allow_open_files(world)  # rank 0, where all meet, has a connection of each
-    if files < _FILES:
+    files = allow_open_files(world)
+    # Rank 0, where all meet, has a connection of each rank; over gloo each of two has one of the other.
+    meets_all = os.environ["RANK"] == "0" or not torch.cuda.is_available()
+    needed = _FILES + (max(0, world - 2) if meets_all else 0)
+    if files < needed:
         raise ConfigError(
-            f"{socket.gethostname()} lets a process have {files} files open (ulimit -n), "
-            f"a rank needs {_FILES} at least: ulimit -n 1024"
+            f"{socket.gethostname()} lets a process have {files} files open (ulimit -n), rank {os.environ['RANK']} of "
+            f"{world} needs {needed} at least: ulimit -n {1024 if needed <= 1024 else 65536}"
         )
     here = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE")
     if world == 1 or (here and int(here) == world):

@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 _PACKAGES = ("capt-pretraining", "torch", "deepspeed", "transformers", "tokenizers", "datasets", "safetensors", "numpy")
+_CORES = " cores"
 
 
 @functools.cache
@@ -40,7 +41,12 @@ def hardware(gpu: str | None) -> str:
     with suppress(OSError):
         names = re.findall(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(errors="replace"), re.MULTILINE)
         name = names[0].strip() if names else name
-    return f"{name}, {os.cpu_count()} cores"
+    return f"{name}, {os.cpu_count()}{_CORES}"
+
+
+def is_processor(hardware: str) -> bool:
+    """Whether `hardware` has named a processor and not a GPU."""
+    return hardware.endswith(_CORES)
 
 
 def revision() -> str:

@@ -62,13 +62,17 @@ def rehearse(job: LanguageJob, world: int) -> Rehearsal:
 
 
 def completed(job: LanguageJob) -> LanguageJob:
-    """The job with the encoder of a ``model.init`` on this host in place of it, else with the sizes of RoBERTa-base."""
+    """The job with the encoder of a ``model.init`` on this host in place of it, else with the sizes of RoBERTa-base.
+
+    An encoder of another family has the sizes of the job, and the positions that the job needs.
+    """
     init, model = job.model.init, job.model
     if init is None:
         return job
     if hub_id(init) is not None or not init.is_dir():
         if not isinstance(model, RobertaConfig):
-            return job
+            positions = max(model.max_positions, job.data.sequence_length)
+            return job.model_copy(update={"model": model.model_copy(update={"max_positions": positions})})
         base = RobertaConfig(size="base", vocab_size=VOCABULARY, max_positions=max(512, job.data.sequence_length))
         free = [name for name in base.decided_by_init if name not in model.model_fields_set]
         sizes = {name: getattr(base, name) for name in free} | {"size": "custom"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.schema import Job
 from capt.pretrain.plan.devices import CASES, Assumptions, Case
 from capt.pretrain.plan.predict import Prediction, predict
-from capt.pretrain.plan.step import RankStep
+from capt.pretrain.plan.step import Known, RankStep
 
 _MOST = 16
 """Changes that are simulated, at most."""
@@ -40,23 +40,38 @@ class Change:
         }
 
 
-def changes(job: Job, found: Prediction, cases: Mapping[Case, Assumptions] = CASES) -> list[Change]:
-    """What fits and is faster than ``job``, the fastest first; for a job that does not fit, whatever fits."""
+def changes(
+    job: Job, found: Prediction, cases: Mapping[Case, Assumptions] = CASES, known: Known | None = None
+) -> list[Change]:
+    """What fits and is faster than ``job``, the fastest first; for a job that does not fit, whatever fits.
+
+    ``known`` has contrasts that were simulated before (`predict`).
+    """
     tried: list[Change] = []
+    known = {} if known is None else known
     simulated: dict[tuple[str, ...], RankStep] = {(): found.step}
     for keys, changed in itertools.islice(_candidates(job, found), _MOST):
         if not found.fits and len(tried) == _ENOUGH:
             break
         try:
             alike = tuple(key for key in keys if not key.startswith("model.compile="))
-            prediction = predict(changed, found.cluster, cases, simulated.get(alike))
+            prediction = predict(changed, found.cluster, cases, simulated.get(alike), known)
         except ConfigError:
             continue
         simulated[alike] = prediction.step
         speed = found.seconds / prediction.seconds
         if prediction.fits and (speed > _WORTH or not found.fits):
             tried.append(Change(keys, prediction, speed))
-    return sorted(tried, key=lambda change: -change.speed)
+    return sorted(without_ballast(tried), key=lambda change: -change.speed)
+
+
+def without_ballast(tried: Sequence[Change]) -> list[Change]:
+    """The changes of which no part is as fast alone."""
+    return [
+        change
+        for change in tried
+        if not any(set(part.keys) < set(change.keys) and part.speed >= change.speed for part in tried)
+    ]
 
 
 def _candidates(job: Any, found: Prediction) -> Iterator[tuple[tuple[str, ...], Job]]:

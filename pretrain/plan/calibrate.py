@@ -10,12 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.base.errors import ConfigError, DataError, shown
 from capt.pretrain.config.load import load_job
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine.metrics_file import METRICS
+from capt.pretrain.engine.provenance import is_processor
 from capt.pretrain.engine.run_folder import CONFIG, require_run
-from capt.pretrain.plan.devices import CASES, CENTRAL, Assumptions, Case, Cluster, cluster, device_named
+from capt.pretrain.plan.devices import CENTRAL, DEVICES, Assumptions, Case, Cluster, cluster, device_named
 from capt.pretrain.plan.predict import Prediction, predict
 from capt.pretrain.report.runs import read_run
 
@@ -43,7 +44,7 @@ def measured(folder: Path) -> Measured:
     """The job of a run, its devices, and the median time of a step.
 
     Raises:
-        ConfigError: ``folder`` is not a run folder.
+        ConfigError: ``folder`` is not a run folder, or the run was on a GPU of an unknown kind.
         DataError: the run has logged no ``seconds_per_step`` after its first row and after ``batch.ramp``, or has no
             checkpoint, which names the devices.
     """
@@ -56,8 +57,17 @@ def measured(folder: Path) -> Measured:
             "calibration needs: lower run.log_every, or train for more steps"
         )
     if run.checkpoint is None:
-        raise DataError(f"{folder}: no checkpoint, which would say on how many and which devices the run was")
-    found = device_named(run.checkpoint.provenance.get("hardware", ""))
+        raise DataError(
+            f"{folder}: no checkpoint, which would say on how many and which devices the run was; "
+            "train it to its first one (checkpoint.every)"
+        )
+    hardware = run.checkpoint.provenance.get("hardware", "")
+    found = device_named(hardware)
+    if found is None and hardware and not is_processor(hardware):
+        raise ConfigError(
+            f"--calibrate {folder}: the run was on {shown(hardware)}, which capt plan has no peaks of; "
+            f"name runs on {', '.join(DEVICES)}"
+        )
     kind = "cpu" if found is None else found.name
     job = load_job(folder / CONFIG, resolved=True)
     return Measured(str(folder), job, cluster(f"{run.checkpoint.world_size}x{kind}"), statistics.median(seconds))
@@ -117,5 +127,5 @@ def _not_negative(relative: np.ndarray) -> np.ndarray:
 
 
 def cases(runs: Sequence[Path], kind: str) -> Mapping[Case, Assumptions]:
-    """The assumptions of ``--calibrate``; without a run the published ones."""
-    return calibrated([measured(folder) for folder in runs], kind) if runs else CASES
+    """The assumptions of ``--calibrate``."""
+    return calibrated([measured(folder) for folder in runs], kind)

@@ -128,7 +128,8 @@ def cluster(text: str) -> Cluster:
 
 def device_named(name: str) -> Device | None:
     """The device whose name is part of what a driver reports, such as ``NVIDIA H100 80GB HBM3``."""
-    return next((each for key, each in DEVICES.items() if each.is_gpu and key in name.lower()), None)
+    words = re.findall(r"[a-z]+\d+", name.lower())  # an RTX A1000 is no A100
+    return next((each for key, each in DEVICES.items() if each.is_gpu and any(w.endswith(key) for w in words)), None)
 
 
 @dataclass(frozen=True)

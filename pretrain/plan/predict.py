@@ -26,7 +26,7 @@ from capt.pretrain.plan.devices import (
     Device,
     hosts,
 )
-from capt.pretrain.plan.step import RankStep, Work, completed, contrast_of, parts_of, rank_step
+from capt.pretrain.plan.step import Known, RankStep, Work, completed, contrast_of, parts_of, rank_step
 
 Stage = Literal[0, 1, 2, 3]
 
@@ -231,17 +231,22 @@ class Prediction:
 
 
 def predict(
-    job: Job, cluster: Cluster, cases: Mapping[Case, Assumptions] = CASES, step: RankStep | None = None
+    job: Job,
+    cluster: Cluster,
+    cases: Mapping[Case, Assumptions] = CASES,
+    step: RankStep | None = None,
+    known: Known | None = None,
 ) -> Prediction:
     """Simulate a step of ``job`` on ``cluster`` and predict memory and time.
 
-    ``step`` is a simulation of the same job, with ``model.compile`` or without, where there is one already.
+    ``step`` is a simulation of the same job, with ``model.compile`` or without, where there is one already; ``known``
+    has contrasts that were simulated for other jobs, and is given this one's.
 
     Raises:
         ConfigError: the batch sizes do not fit the number of ranks, or the task cannot be planned.
     """
     job = completed(job)
-    step = step or rank_step(job, cluster.count, gpu=cluster.device.is_gpu)
+    step = step or rank_step(job, cluster.count, gpu=cluster.device.is_gpu, known=known)
     engine = job.engine
     zero = zero_received(
         step.weights, engine.zero_stage, cluster.count, step.parts, step.cached,

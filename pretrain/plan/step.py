@@ -182,9 +182,13 @@ class RankStep:
         return max(self.encoder_peak, self.contrast_peak)
 
 
+Known = dict[str, Simulated]
+"""Contrasts that have been simulated, which are the same whatever the encoder is, and however a rank cuts its part."""
+
+
 @on_the_host()
-def rank_step(job: Job, world: int, *, gpu: bool) -> RankStep:
-    """Simulate rank 0 of ``world`` in a step of ``job``.
+def rank_step(job: Job, world: int, *, gpu: bool, known: Known | None = None) -> RankStep:
+    """Simulate rank 0 of ``world`` in a step of ``job``. What ``known`` holds is not simulated again.
 
     Two micro-batches are simulated, which the others repeat. A cached contrast, which is one over all of them, is
     simulated by itself where there are more. Of a stack of equal layers (``model.layers``) the first few are
@@ -207,10 +211,11 @@ def rank_step(job: Job, world: int, *, gpu: bool) -> RankStep:
     layers, period = getattr(model, "layers", 0), getattr(model, "period", 1)
     frozen = job.optimizer.freeze if isinstance(job.optimizer.freeze, int) else 0
     least = LAYERS + frozen + (layers - LAYERS - frozen) % period
+    known = {} if known is None else known
     if layers <= least + period:
-        return _rank_step(job, world, gpu=gpu)
+        return _rank_step(job, world, gpu=gpu, known=known)
     # Two short stacks that differ by one period give the slope, which holds for any number of equal layers.
-    few, more = (_rank_step(_with_layers(job, least + i * period), world, gpu=gpu) for i in range(2))
+    few, more = (_rank_step(_with_layers(job, least + i * period), world, gpu=gpu, known=known) for i in range(2))
     times = (layers - least) // period
     return replace(
         few,
@@ -251,14 +256,14 @@ def contrast_of(job: Any) -> ContrastSection | None:
     return section if isinstance(section, ContrastSection) and section.weight > 0 else None
 
 
-def _rank_step(job: Any, world: int, *, gpu: bool) -> RankStep:
+def _rank_step(job: Any, world: int, *, gpu: bool, known: Known) -> RankStep:
     parts = job.accumulation(world)
     section = contrast_of(job)
     cached = section is not None and section.is_cached(parts)
     # Two micro-batches show what every further one adds; the figures of the others are multiples of it.
     shown = min(parts, 2)
     if not cached or parts == shown:
-        step, alone, rehearsal, marks = _with_contrast(job, world, shown, gpu=gpu)
+        step, alone, rehearsal, marks = _with_contrast(job, world, shown, gpu=gpu, known=known)
         factor = parts / shown
         encoder, contrast = (Work.of(step) - Work.of(alone)) * factor, Work.of(alone) * factor
         sent, outside, queue = step.sent * round(factor), marks["peak outside the contrast"], step.queue
@@ -266,8 +271,8 @@ def _rank_step(job: Any, world: int, *, gpu: bool) -> RankStep:
     else:
         # A cached contrast sees all micro-batches, so it is simulated whole and apart from the encoder.
         small = _without_queue(job)
-        step, alone, rehearsal, marks = _with_contrast(small, world, shown, gpu=gpu)
-        whole = simulate_contrast(job, rehearsal.task.width, world, gpu=gpu, task=rehearse(job, world).task)
+        step, alone, rehearsal, marks = _with_contrast(small, world, shown, gpu=gpu, known=known)
+        whole = _contrast_once(job, rehearse(job, world).task, world, gpu=gpu, known=known)
         encoder, contrast = (Work.of(step) - Work.of(alone)) * (parts / shown), Work.of(whole)
         counted = step.sent[: len(step.sent) - len(alone.sent)]
         sent, queue = (*counted, *whole.sent), whole.queue
@@ -381,8 +386,7 @@ def contrast_step(job: Any, width: int, parts: int | None = None, *, task: Any =
     """
     section, world = job.contrast, distributed.world_size()
     accumulation = job.accumulation(world) if parts is None else parts
-    n = job.micro_batch(world)
-    sizes = [n * accumulation] if section.is_cached(accumulation) else [n] * accumulation
+    sizes = _contrasted(job, accumulation, world)
     with OpTracer() as tracer:
         term = ContrastTerm(section, width, job.batch.global_) if task is None else task.build_term()
         fill_queue(term, width)
@@ -396,8 +400,24 @@ def contrast_step(job: Any, width: int, parts: int | None = None, *, task: Any =
         return Simulated.of(wire, tracer, before, stored)
 
 
+def _contrasted(job: Any, parts: int, world: int) -> list[int]:
+    """The samples of a rank that are contrasted together, of a step of ``parts`` micro-batches."""
+    n = job.micro_batch(world)
+    return [n * parts] if job.contrast.is_cached(parts) else [n] * parts
+
+
+def _contrast_once(job: Any, task: Any, world: int, *, gpu: bool, known: Known) -> Simulated:
+    """`simulate_contrast` of the job of ``task``, unless ``known`` has it."""
+    sizes = _contrasted(job, job.accumulation(world), world)
+    others = job.model_copy(update={"model": None, "batch": None})
+    key = repr((type(task), task.width, world, gpu, sizes, job.batch.global_, others))
+    if key not in known:
+        known[key] = simulate_contrast(job, task.width, world, gpu=gpu, task=task)
+    return known[key]
+
+
 def _with_contrast(
-    job: Job, world: int, parts: int, *, gpu: bool
+    job: Job, world: int, parts: int, *, gpu: bool, known: Known
 ) -> tuple[Simulated, Simulated, Rehearsal, dict[str, int]]:
     """A step of ``parts`` micro-batches, and the contrast of that step alone (nothing, without one)."""
     shorter = job.model_copy(update={"batch": job.batch.model_copy(update={
@@ -407,7 +427,7 @@ def _with_contrast(
     if contrast_of(job) is None:
         alone = Simulated((), 0, 0, 0, 0, 0, 0)
     else:
-        alone = simulate_contrast(shorter, rehearsal.task.width, world, gpu=gpu, task=rehearsal.task)
+        alone = _contrast_once(shorter, rehearsal.task, world, gpu=gpu, known=known)
     return step, alone, rehearsal, marks
 
 

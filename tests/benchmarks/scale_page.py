@@ -38,8 +38,9 @@ its peak, which comes when no activation is held. *At most* adds the larger of t
 fragments, the engine's buckets of gradients, and NCCL's own buffers are not in it."""
 
 _TIME = """`arithmetic` and `wire` are the contrast's. In brackets the share of the contrast in the step with every
-assumption set against and for it; in those of `MFU` the utilisation with the same two sets. MFU counts what the model
-needs (`capt.pretrain.models.architecture.flops_per_token`), neither recomputed layers nor the first passes of a cached
+assumption set against and for it; in those of `MFU` the utilisation with every assumption set against the step, and
+for it. MFU counts what the model needs
+(`capt.pretrain.models.architecture.flops_per_token`), neither recomputed layers nor the first passes of a cached
 contrast."""
 
 _PROOF = """Real gloo ranks run the same step with random rows, in blocks of a GPU's size, and are measured by the

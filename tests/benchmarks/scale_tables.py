@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from capt.pretrain.config.load import load_job
-from capt.pretrain.plan.devices import CASES, cluster
+from capt.pretrain.plan.devices import CASES, CENTRAL, FAST, SLOW, cluster
 from capt.pretrain.plan.predict import Stage, predict, zero_received
 from capt.pretrain.plan.step import Simulated, Work, rank_step
 from tests.benchmarks.scale_step import job_at, simulate_contrast
-from tests.benchmarks.scale_time import CHEAP, DEAR, MIDDLE, Given, StepTime, step_time
+from tests.benchmarks.scale_time import CHEAP, DEAR, H100, MIDDLE, Given, StepTime, step_time
 
 GLOBAL = 8192
 """Samples of a step over all ranks, as ``capt_large`` has them."""
@@ -69,11 +69,12 @@ OTHERS = [
 
 @dataclass(frozen=True)
 class Encoder:
-    """A step without the contrast, for one way to compute it: work of a sample, and bytes of activations."""
+    """A step without the contrast, for one way to compute it: work and model FLOP of a sample, bytes of activations."""
 
     weights: int
     work: Work
     activations: int
+    flops: float
 
 
 class Prediction:
@@ -99,7 +100,9 @@ class Prediction:
             samples = of.micro * (1 if of.samples == of.micro else 2)
             small = Scenario(of.world, samples, 0, (f"contrast.cached={str(cached).lower()}",))
             step = rank_step(self._job(small), of.world, gpu=True)
-            self._encoders[key] = Encoder(step.weights, step.encoder * (1 / samples), step.peak - 8 * step.weights)
+            flops = step.flops / (samples * of.world)
+            activations = step.peak - 8 * step.weights
+            self._encoders[key] = Encoder(step.weights, step.encoder * (1 / samples), activations, flops)
         return self._encoders[key]
 
     def time(self, of: Scenario, given: Given = MIDDLE) -> StepTime:
@@ -140,14 +143,17 @@ class Prediction:
 
     def time_row(self, of: Scenario) -> dict[str, Any]:
         """The predicted milliseconds of a step."""
-        time = self.time(of)
+        time, needed = self.time(of), self.encoder(of).flops * of.samples
         low, high = sorted(self.time(of, given).share for given in (CHEAP, DEAR))
+        mfu, *bracket = (f"{100 * needed / H100.bf16 / self.time(of, Given(given, given)).total:.1f}"
+                         for given in (CENTRAL, SLOW, FAST))  # fmt: skip
         cells = {"encoder": time.encoder, "ZeRO": time.zero, "update": time.update,
                  "arithmetic": max(time.device, time.launches), "wire": time.wire, "step": time.total}  # fmt: skip
         return {
             **of.named(),
             **{f"{name}, ms": f"{1e3 * seconds:.1f}" for name, seconds in cells.items()},
             "contrast, share": f"{time.share:.1%} ({low:.1%} to {high:.1%})",
+            "MFU, %": f"{mfu} ({' to '.join(bracket)})",
         }
 
 

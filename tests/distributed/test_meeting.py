@@ -175,7 +175,7 @@ def test_too_few_open_files_name_the_limit(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(distributed, "allow_open_files", lambda _: 40)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
-    with pytest.raises(ConfigError, match=r"40 files open \(ulimit -n\), a rank needs 66 at least"):
+    with pytest.raises(ConfigError, match=r"40 files open \(ulimit -n\), rank 0 of 1 needs 66 at least"):
         distributed.initialize(1.0)
 
 

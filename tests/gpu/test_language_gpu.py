@@ -13,9 +13,12 @@ import pytest
 import torch
 import yaml
 
+from capt.pretrain.config.load import load_job
 from capt.pretrain.models import layers
 from capt.pretrain.models.config import RobertaConfig
 from capt.pretrain.models.roberta import RobertaEncoder
+from capt.pretrain.plan.devices import Cluster, device_named
+from capt.pretrain.plan.predict import predict
 from tests.language import language_mapping, random_steps
 from tests.support import run_ranks
 
@@ -115,9 +118,17 @@ def test_two_gpus_over_nccl_equal_one(tmp_path: Path) -> None:
 
 
 def test_roberta_large_utilisation(tmp_path: Path, record_property: Any) -> None:
-    """capt_large as it is shipped, with few sequences a step on one GPU: model FLOP utilisation, at least 35%."""
+    """capt_large as it is shipped, with few sequences a step on one GPU: at least the utilisation that capt plan says.
+
+    The least of its bracket: 22% on an H100, which has room for four of the eight graphs, 28% on an H200.
+    """
+    device = device_named(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
+    if device is None:
+        pytest.skip("needs a CUDA GPU of a kind that capt plan knows")
     changes = [f"run.dir={tmp_path}", "run.log_every=5", "batch.global=128"]
+    predicted = predict(load_job("capt_large", changes), Cluster(1, device))
+    record_property("predicted mfu", predicted.mfu())
     (rows,) = run_ranks(random_steps, 1, "capt_large", changes, 20, timeout=1500)
     for name in ("mfu", "tokens_per_second", "seconds_per_step", "memory/peak"):
         record_property(name, rows[-1][name])
-    assert rows[-1]["mfu"] > 0.35
+    assert rows[-1]["mfu"] > predicted.mfu("slow")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import tempfile
 import time
 from pathlib import Path
@@ -16,7 +17,7 @@ from capt.pretrain.base.files import require_own_folder, write_bytes, write_text
 from capt.pretrain.engine.loop import NEVER, Callback, Run
 from capt.pretrain.engine.task import Progress, StepMetrics, is_logged
 
-_PEAK_BF16 = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "V100": 125e12}
+_PEAK_BF16 = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "V100": 125e12}
 """Dense bf16 (V100: fp16) peak, FLOP/s, from the vendor's data sheets, by a part of the device's name."""
 
 
@@ -25,7 +26,7 @@ def peak_flops() -> float | None:
     if not torch.cuda.is_available():
         return None
     name = torch.cuda.get_device_name()
-    each = next((peak for key, peak in _PEAK_BF16.items() if key in name), None)
+    each = next((peak for key, peak in _PEAK_BF16.items() if re.search(rf"{key}(?!\d)", name)), None)
     return each * distributed.world_size() if each else None
 
 

@@ -24,3 +24,19 @@ def test_what_is_set_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert distributed.prepare_gpus(Path("/runs/b/collectives-rank-")) == {}
     monkeypatch.undo()
     assert dict(os.environ) == before
+
+
+def test_weights_travel_between_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where ranks have GPUs, not over the hosts' network of their processors."""
+    seen = []
+
+    def broadcast(x: torch.Tensor, source: int) -> None:
+        seen.append((x.device.type, source))
+        raise InterruptedError
+
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    monkeypatch.setattr(distributed, "device", lambda: torch.device("meta"))
+    monkeypatch.setattr(distributed.dist, "broadcast", broadcast)
+    with pytest.raises(InterruptedError):
+        distributed.broadcast_tensor(torch.ones(3))
+    assert seen == [("meta", 0)]

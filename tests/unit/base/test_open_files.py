@@ -5,6 +5,11 @@ from __future__ import annotations
 import os
 import resource
 
+import pytest
+import torch
+
+from capt.pretrain.base import distributed
+from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.process import allow_open_files
 
 
@@ -24,3 +29,28 @@ def test_a_rank_may_have_a_connection_of_each_of_a_thousand_others() -> None:
         for file in files:
             os.close(file)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("rank", "gpu", "files", "refused"),
+    [("0", True, 1024, True), ("9", True, 1024, False), ("9", False, 1024, True), ("0", True, 1200, False)],
+)
+def test_a_limit_that_a_thousand_ranks_would_reach_is_refused_before_they_meet(
+    monkeypatch: pytest.MonkeyPatch, rank: str, gpu: bool, files: int, refused: bool
+) -> None:
+    """Else the last of them would wait until the time-out of the process group, and nothing would say why."""
+    for name, value in {"RANK": rank, "WORLD_SIZE": "1024", "LOCAL_WORLD_SIZE": "8", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    met: list[str] = []
+    monkeypatch.setattr(distributed, "allow_open_files", lambda more: files)
+    monkeypatch.setattr(distributed, "_join", lambda backend, *_: met.append(backend))
+    monkeypatch.setattr(distributed.dist, "new_group", lambda **_: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setenv("TORCH_GLOO_LAZY_INIT", "1")
+    if refused:
+        with pytest.raises(ConfigError, match=f"1024 files open .*rank {rank} of 1024 needs 1088 at least: ulimit -n"):
+            distributed.initialize(1.0)
+    else:
+        distributed.initialize(1.0)
+    assert met == ([] if refused else ["nccl"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 
@@ -27,6 +29,33 @@ def test_what_all_ranks_raise_is_said_by_rank_0(error: Exception, capsys: pytest
     assert [entry._report(_agreed_error(error), rank, debug=False) for rank in (1, 0, 2)] == [2, 2, 2]
     said = "data.files: no text" if isinstance(error, DataError) else "/a: Permission denied"
     assert capsys.readouterr().err == f"error: {said}\n"
+
+
+def test_an_error_that_travels_is_short() -> None:
+    """Every rank receives as much from each of a thousand ranks as the longest has to say."""
+    assert len(str(_agreed_error(DataError("no text " * 100_000)))) < 5000
+    with pytest.raises(RuntimeError) as caught, distributed.synchronize_errors():
+        raise ValueError("no text " * 100_000)
+    assert len(str(caught.value)) < 5000
+
+
+def test_what_all_ranks_would_warn_of_is_said_by_rank_0() -> None:
+    """A thousand ranks read the same model; a full disk or a slow loader is that of one rank."""
+    script = (
+        "import logging, sys; from capt.pretrain.__main__ import set_up_log\n"
+        "set_up_log(int(sys.argv[1]), debug=False)\n"
+        "for name in ('models.hf_model', 'engine.loading'): logging.getLogger(f'capt.pretrain.{name}').warning(name)"
+    )
+    said = [
+        subprocess.run([sys.executable, "-c", script, rank], capture_output=True, text=True, check=True).stderr
+        for rank in ("0", "7")
+    ]
+    assert said == ["[rank 0] models.hf_model\n[rank 0] engine.loading\n", "[rank 7] engine.loading\n"]
+
+
+@pytest.mark.parametrize("logger", entry._READ_ALIKE)
+def test_rooms_that_rank_0_speaks_for_are_there(logger: str) -> None:
+    assert importlib.util.find_spec(logger) is not None
 
 
 def test_what_one_rank_raises_is_said_by_that_rank(capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,6 +99,15 @@ def test_speed_is_that_of_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert report["samples_per_second"] == pytest.approx(4 / report["seconds_per_step"])
 
 
+@pytest.mark.parametrize(
+    ("name", "peak"), [("NVIDIA B200", 2250e12), ("NVIDIA A100-SXM4-80GB", 312e12), ("NVIDIA RTX A1000", None)]
+)
+def test_peaks_are_those_of_the_named_gpu(monkeypatch: pytest.MonkeyPatch, name: str, peak: float | None) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
+    assert performance.peak_flops() == peak
+
+
 def test_memory_of_a_gpu_is_in_every_logged_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The peak is that of the interval: a validation before it says nothing of the steps."""
     peaks = iter([3, 5, 4])

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +18,7 @@ import torch
 import yaml
 
 from capt.launcher.cli import main
+from capt.launcher.commands import options
 from capt.launcher.plan import Launch, Options
 from capt.launcher.preflight.run import predicted
 from capt.pretrain.base import distributed
@@ -22,9 +27,9 @@ from capt.pretrain.config.load import load_job
 from capt.pretrain.contrastive.views import MARGIN
 from capt.pretrain.models.config import RobertaConfig
 from capt.pretrain.plan import step
-from capt.pretrain.plan.advice import changes
+from capt.pretrain.plan.advice import Change, changes, without_ballast
 from capt.pretrain.plan.calibrate import Measured, calibrated, measured
-from capt.pretrain.plan.devices import CASES, CENTRAL, FAST, SLOW, cluster
+from capt.pretrain.plan.devices import CASES, CENTRAL, FAST, SLOW, cluster, device_named
 from capt.pretrain.plan.predict import PLAN, RESERVE, collective_seconds, predict, require_fit
 from capt.pretrain.report import report
 from capt.pretrain.report.runs import read_run
@@ -42,10 +47,10 @@ def _simulated_once() -> Iterator[None]:
     """Equal steps of this file are simulated once: those of jobs that differ in their folder and schedule alone."""
     simulate, known = step._rank_step, dict[str, step.RankStep]()
 
-    def once(job: Any, world: int, *, gpu: bool) -> step.RankStep:
+    def once(job: Any, world: int, *, gpu: bool, **contrasts: Any) -> step.RankStep:
         key = f"{world} {gpu} {job.model_copy(update={'run': None, 'schedule': None})!r}"
         if key not in known:
-            known[key] = simulate(job, world, gpu=gpu)
+            known[key] = simulate(job, world, gpu=gpu, **contrasts)
         return known[key]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -76,7 +81,7 @@ def test_memory_is_what_the_allocator_gives_out(overrides: list[str]) -> None:
 def test_layers_are_affine(recompute: str, total: int, gpu: bool, optimizer: str) -> None:
     sizes = ["model.layers=5", f"batch.global={total}", f"model.activation_checkpointing={recompute}"]
     job = load_job("capt_large", [*SMALL, *sizes, optimizer])
-    assert step.rank_step(job, 8, gpu=gpu) == step._rank_step(step._quiet(job), 8, gpu=gpu)
+    assert step.rank_step(job, 8, gpu=gpu) == step._rank_step(step._quiet(job), 8, gpu=gpu, known={})
 
 
 def test_a_host_with_a_gpu_plans_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,6 +216,13 @@ def test_jobs_whose_step_depends_on_values_are_refused_by_name() -> None:
         predict(load_job("skipgram", ["data.files=[none]"]), cluster("h100"))
 
 
+def test_an_encoder_that_is_not_here_has_the_positions_that_the_job_needs() -> None:
+    small = ["model.size=custom", "model.layers=3", "model.hidden=32", "model.heads=2", "model.ffn=48"]
+    job = load_job("modernbert_continue", [*small, "batch.global=8", "batch.micro=4"])
+    (assumed,) = predict(job, cluster("1xh100")).step.assumed[:1]
+    assert assumed == "the sizes of the job's model section, for model.init FOLDER_OR_HUB_ID is not on this host"
+
+
 def test_a_prompt_is_part_of_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("capt.pretrain.pairs.plan.described_encoder", _tiny_encoder)
     job = ["data.files=[none]", "data.sequence_length=32", "batch.global=8", "batch.micro=8"]
@@ -301,6 +313,36 @@ def test_changes_are_ranked_and_compute_the_same() -> None:
     assert all(speed > 1 for speed in speeds)
 
 
+def test_a_contrast_is_simulated_once_for_all_encoders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a rank cuts its part of the step otherwise; another queue, or another part of the step, is another."""
+    simulate, asked = step.simulate_contrast, []
+
+    def counted(job: Any, *args: Any, **kwargs: Any) -> step.Simulated:
+        asked.append(1)
+        return simulate(job, *args, **kwargs)
+
+    monkeypatch.setattr(step, "simulate_contrast", counted)
+    job, known = load_job("capt_large", [*SMALL, "optimizer.lr=1e-5"]), step.Known()
+    plain, again = predict(job, cluster("2xh100"), known=known), len(asked)
+    assert again == 2  # that of two micro-batches, and that of eight
+    deeper = load_job("capt_large", [*SMALL, "optimizer.lr=1e-5", "model.layers=7"])
+    assert predict(deeper, cluster("2xh100"), known=known).step.contrast == plain.step.contrast
+    assert len(asked) == again
+    smaller = load_job("capt_large", [*SMALL, "optimizer.lr=1e-5", "batch.micro=2"])
+    assert predict(smaller, cluster("2xh100"), known=known).step.contrast == plain.step.contrast
+    assert len(asked) == again + 1
+    for other in ("contrast.queue=512", "batch.global=128", "contrast.hardness=1"):
+        changed = load_job("capt_large", [*SMALL, "optimizer.lr=1e-5", other])
+        assert predict(changed, cluster("2xh100"), known=known).step.contrast != plain.step.contrast
+
+
+def test_a_change_that_is_as_fast_without_one_of_its_keys_is_not_named() -> None:
+    prediction: Any = None
+    speeds = {("a",): 1.3, ("a", "b"): 1.2, ("b",): 1.1, ("a", "c"): 1.4, ("c",): 1.4, ("a", "b", "c"): 1.5}
+    tried = [Change(keys, prediction, speed) for keys, speed in speeds.items()]
+    assert [change.keys for change in without_ballast(tried)] == [("a",), ("b",), ("c",), ("a", "b", "c")]
+
+
 def _measured(job: Any, products: float, between: float, launches: float) -> Measured:
     run = Measured("run", job, cluster("cpu"), 1.0)
     time = run.prediction.times["central"]
@@ -332,6 +374,64 @@ def test_rates_of_another_device_are_refused() -> None:
 def test_devices_that_are_none(text: str) -> None:
     with pytest.raises(ConfigError, match="--gpus"):
         cluster(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA A100-SXM4-40GB", "a100"), ("NVIDIA GB200", "b200"),
+        ("NVIDIA RTX A1000", None), ("NVIDIA L40S", None),
+    ],
+)  # fmt: skip
+def test_devices_by_the_name_of_their_driver(name: str, kind: str | None) -> None:
+    found = device_named(name)
+    assert (None if found is None else found.name) == kind
+
+
+@pytest.mark.parametrize(
+    ("hardware", "kind"), [("NVIDIA H200", "h200"), ("AMD EPYC, 2 cores", "cpu"), ("NVIDIA L40S", None)]
+)
+def test_a_run_on_a_gpu_without_peaks_is_no_run_on_a_processor(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hardware: str, kind: str | None
+) -> None:
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(load_job("capt_tiny", SMALL).model_dump(by_alias=True)))
+    saved = SimpleNamespace(provenance={"hardware": hardware}, world_size=2)
+    monkeypatch.setattr(
+        "capt.pretrain.plan.calibrate.read_run",
+        lambda _: SimpleNamespace(checkpoint=saved, of_whole_steps=lambda _: [1.0]),
+    )
+    if kind is None:
+        with pytest.raises(ConfigError, match=r"the run was on 'NVIDIA L40S', which .* no peaks of; name runs on a100"):
+            measured(tmp_path)
+    else:
+        assert str(measured(tmp_path).cluster) == f"2 x {kind}"
+
+
+def test_what_takes_long_is_said_on_stderr(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with options.explained("thinking"):
+        time.sleep(0.1)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(options, "_SILENT", 0.0)
+    with pytest.raises(SystemExit):
+        main(["plan", "capt_large", *SMALL, "batch.micro=8", "--gpus", "8xh100", "--json"])
+    out, err = capsys.readouterr()
+    assert json.loads(out)["fits"]
+    assert [line.partition(" (")[0] for line in err.splitlines()] == [
+        "[capt] simulating a step of one rank on 8 x h100",
+        "[capt] simulating changes of the job",
+    ]
+
+
+@pytest.mark.parametrize("words", [["--gpus", "0xh100"], ["batch.mico=4"], ["--calibrate", "none"], ["--save", "none"]])
+def test_what_is_refused_is_refused_before_torch_is_imported(words: list[str]) -> None:
+    code = (
+        "import sys; from capt.launcher.cli import main\n"
+        "try: main(['plan', 'capt_tiny', *sys.argv[1:]])\n"
+        "finally: assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
