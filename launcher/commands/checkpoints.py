@@ -37,7 +37,11 @@ def convert(
     from_: Annotated[str | None, typer.Option("--from", help="hf: make a run of a Hugging Face model.")] = None,
     pooling: Annotated[
         str | None,
-        typer.Option(help="mean, cls or head; default: the best that capt evaluate --sts has measured, else mean."),
+        typer.Option(
+            "--pooling",
+            "--pooler",
+            help="mean, cls or head; default: the best that capt evaluate --sts has measured, else mean.",
+        ),
     ] = None,
     option: o.OwnOptions = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older export in OUT.")] = False,

@@ -26,7 +26,9 @@ Model = Annotated[
 ]
 Pooler = Annotated[
     str | None,
-    typer.Option(help="mean (the default), cls or head; a sentence-transformers folder says it itself."),
+    typer.Option(
+        "--pooler", "--pooling", help="mean (the default), cls or head; a sentence-transformers folder says it itself."
+    ),
 ]
 Length = Annotated[int | None, typer.Option(min=3, help="Tokens of a text at most; default as the model's own limit.")]
 QueryPrompt = Annotated[str | None, typer.Option(help="Precedes every query; default as the folder says.")]

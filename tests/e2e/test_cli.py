@@ -185,6 +185,16 @@ def test_config_commands(capt: Capt, tmp_path: Path) -> None:
     assert {"run", "batch", "contrast", "validate"} <= set(schema["properties"])
 
 
+def test_a_tokenizer_of_another_column(capt: Capt, text: Path, tmp_path: Path) -> None:
+    rows = [json.dumps({"id": str(i), "body": line}) for i, line in enumerate(text.read_text().splitlines()) if line]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    code, _, err = capt("tokenizer", "train", "rows.jsonl", "--out", "tok", "--vocab-size", "370")
+    assert (code, "capt tokenizer train: --text-column" in err, "it has 'id', 'body'" in err) == (2, True, True)
+    train = ("tokenizer", "train", "rows.jsonl", "--text-column", "body", "--out", "tok", "--vocab-size", "370", "--json")
+    code, out, _ = capt(*train)
+    assert (code, json.loads(out)["vocab_size"]) == (0, 370)
+
+
 def test_from_text_to_shards(capt: Capt, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, _ = capt("tokenizer", "train", text, "--out", "tok", "--vocab-size", "370", "--json")
     assert code == 0
