@@ -172,7 +172,7 @@ def _table(
             counts.columns[str(path)] = layout.describe()
             if layout.by_order and has_header(path):
                 logger.warning(
-                    "%s: the first line counts as names of columns, none of them a usual one, so that their order decides:"
+                    "%s: the first line counts as names of columns, none of them a usual one, so their order decides:"
                     " %s; columns={query: NAME, positive: NAME} names them; if the first line is itself a pair, put a "
                     "line of names above it, such as anchor and positive", path, layout.describe(),
                 )  # fmt: skip
