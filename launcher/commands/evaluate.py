@@ -124,7 +124,7 @@ def evaluate(
     option: o.OwnOptions = None,
     json: o.Json = False,
 ) -> None:
-    """Measure a checkpoint: an encoder on text and similarity, a fine-tuned one, a latent model, word vectors.
+    """Measure a checkpoint of any task. An encoder: text, similarity, retrieval; others: their own tasks.
 
     Which options have a meaning depends on the task that the checkpoint was trained on.
     """

@@ -91,7 +91,7 @@ def encode(
     launcher: Launcher = None,
     json: o.Json = False,
 ) -> None:
-    """Encode texts into a store of vectors; what is there already is not encoded again.
+    """Encode texts into a store of vectors. What is there already is not encoded again.
 
     After an interruption give the same command again.
     """
@@ -161,7 +161,7 @@ def mine(
     launcher: Launcher = None,
     json: o.Json = False,
 ) -> None:
-    """Mine hard negatives for pairs: exact search, filters, and an audit that refuses bad output."""
+    """Mine hard negatives for pairs. The search is exact, filters follow, and an audit refuses bad output."""
     o.quiet(context)
     rules = {
         "number": number, "first": first, "last": last, "max_score": max_score, "margin": margin,
@@ -190,7 +190,7 @@ def compare(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 1,
     json: o.Json = False,
 ) -> None:
-    """Compare two models on the same queries by a paired bootstrap."""
+    """Compare two models on the same queries. It draws a paired bootstrap."""
     from capt.pretrain.retrieval.evaluate import compare as compare_figures
 
     rows = compare_figures(first, second, samples=samples, seed=seed)

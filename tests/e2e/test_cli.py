@@ -67,6 +67,12 @@ def test_help_needs_no_asking(capt: Capt, arguments: list[str]) -> None:
     assert "Commands:" in out
 
 
+def test_the_list_of_commands_cuts_no_sentence(capt: Capt) -> None:
+    listed = capt("--help")[1].partition("Commands:\n")[2].partition("\n\n")[0].splitlines()
+    assert len(listed) > 20
+    assert [line for line in listed if line.endswith("...")] == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
