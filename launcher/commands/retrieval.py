@@ -181,6 +181,10 @@ def mine(
     o.say(f"{out}: {audit['rows_written']:,} of {audit['rows_read']:,} rows; {out / 'audit.html'} shows examples")
     for name, removed in audit["removed"].items():
         o.say(f"  removed, {name}: {removed['count']:,} ({removed['share']:.1%})")
+    from capt.pretrain.base.errors import quoted
+
+    used = f" data.negatives={number}" if number else ""
+    o.say(f"next: capt pretrain capt_pairs data.files={quoted(out / 'pairs.jsonl')}{used} model.init=MODEL")
 
 
 def compare(

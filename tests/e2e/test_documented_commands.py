@@ -78,6 +78,7 @@ NOT_RUN = {
     "capt pretrain capt_pairs data.files=pairs.jsonl model.init=runs/first validate.retrieval": (
         "needs a BEIR folder; tests/unit/retrieval/test_validation.py"
     ),
+    "capt pretrain capt_pairs data.files=mined": "needs mined pairs; tests/unit/retrieval/test_mine.py",
     "capt compare": "needs the figures of an evaluation; tests/unit/retrieval",
     "capt mine": "needs pairs; tests/unit/retrieval",
     "capt evaluate runs/clvae": "the same as of runs/ptb_vae, which is run",
