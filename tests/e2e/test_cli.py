@@ -91,7 +91,7 @@ def test_the_list_of_commands_cuts_no_sentence(capt: Capt) -> None:
         (["pretrain", "capt_tiny", "--hostfile", "hosts"], "no hostfile hosts"),
         (["pretrain", "capt_tiny", "--nproc", "500"], "500 ranks"),
         (["resume", "nowhere"], "not a run folder"),
-        (["evaluate", "nowhere"], "neither a checkpoint"),
+        (["evaluate", "nowhere"], "nowhere: no such folder, so neither a checkpoint nor a run"),
         (["evaluate", "nowhere", "--text", "nowhere.txt"], "nowhere"),
         (["convert", "nowhere", "out", "--to", "hf"], "nowhere"),
         (["convert", "nowhere", "out"], "either --to"),
