@@ -70,6 +70,8 @@ NOT_RUN = {
     "capt plan": "takes most of a minute; tests/unit/plan",
     "capt evaluate exported-pairs --retrieval": "needs a BEIR folder; tests/unit/retrieval",
     "capt evaluate exported-st --retrieval": "needs a BEIR folder; tests/unit/retrieval",
+    "capt evaluate runs/first --retrieval": "needs a BEIR folder; tests/unit/retrieval",
+    "capt evaluate runs/pairs --retrieval": "needs a BEIR folder; tests/unit/retrieval",
     "capt evaluate other-model --retrieval": "needs another model; tests/unit/retrieval",
     "capt evaluate runs/small": "the same as of runs/first, which is run",
     "capt encode exported-st --text beir": "needs a BEIR folder; tests/unit/retrieval",
