@@ -183,8 +183,8 @@ def mine(
         o.say(f"  removed, {name}: {removed['count']:,} ({removed['share']:.1%})")
     from capt.pretrain.base.errors import quoted
 
-    used = f" data.negatives={number}" if number else ""
-    o.say(f"next: capt pretrain capt_pairs data.files={quoted(out / 'pairs.jsonl')}{used} model.init=MODEL")
+    train = f"capt pretrain capt_pairs model.init=MODEL data.files={quoted(out / 'pairs.jsonl')}"
+    o.say(f"next: {train}" + (f" data.negatives={number}" if number else ""))
 
 
 def compare(

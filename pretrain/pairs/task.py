@@ -414,8 +414,9 @@ class PairTask(ContrastTask[PairBatch]):
             )
 
     def next_steps(self, run_dir: Path) -> Sequence[str]:
-        """Commands that export the encoder and search with it."""
+        """Commands that measure the encoder, export it, and search with it."""
         return [
+            f"capt evaluate {quoted(run_dir)} --retrieval FOLDER (BEIR or NanoBEIR, or a file of pairs)",
             f"capt convert {quoted(run_dir)} OUT --to sentence-transformers",
             "capt neighbors OUT --text FILE QUERY (search in a file)",
         ]
