@@ -142,11 +142,12 @@ class FineTuningTask(ABC):
         return 3.0 * self.job.batch.global_ * self.flops_per_row(float(self.train.lengths.mean()))
 
     def next_steps(self, run_dir: Path) -> Sequence[str]:
-        """Look at the dev metric, and compare runs."""
+        """Look at the dev metric, compare runs, and export the model."""
         measured = best_so_far(run_dir, self.job, len(self.train)) or self.objective.metric
         return [
             f"capt evaluate {quoted(run_dir)} ({measured} on the dev set)",
             f"capt report {quoted(run_dir)} (its curves; several runs: their table)",
+            f"capt convert {quoted(run_dir)} OUT --to hf (for transformers)",
         ]
 
     def export_files(self) -> Mapping[str, Path]:

@@ -37,7 +37,11 @@ def convert(
     from_: Annotated[str | None, typer.Option("--from", help="hf: make a run of a Hugging Face model.")] = None,
     pooling: Annotated[
         str | None,
-        typer.Option(help="mean, cls or head; default: the best that capt evaluate --sts has measured, else mean."),
+        typer.Option(
+            "--pooling",
+            "--pooler",
+            help="mean, cls or head; default: the best that capt evaluate --sts has measured, else mean.",
+        ),
     ] = None,
     option: o.OwnOptions = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older export in OUT.")] = False,
@@ -52,7 +56,7 @@ def convert(
     push: Annotated[str | None, typer.Option(metavar="USER/NAME", help="Upload the export to the hub.")] = None,
     public: Annotated[bool, typer.Option("--public", help="Make a new repository of --push public.")] = False,
 ) -> None:
-    """Write a checkpoint as a Hugging Face, sentence-transformers or ONNX folder, or word vectors; or the other way."""
+    """Export a checkpoint for other libraries. With --from it makes a run of a Hugging Face model."""
     o.quiet(context)
     of_exports = {"--license": license, "--language": language, "--base-model": base_model, "--push": push}
     given = [name for name, value in of_exports.items() if value]
@@ -90,7 +94,7 @@ def merge(
         bool, typer.Option("--validate/--no-validate", help="Measure sources and mixture as their job validates.")
     ] = True,
 ) -> None:
-    """Mix the weights of models of one architecture and vocabulary into one, and measure it before and after."""
+    """Mix the weights of several models into one. They need one architecture; all are measured."""
     o.quiet(context)
     from capt.pretrain.convert.merge import command
 
@@ -123,7 +127,7 @@ def neighbors(
     lines: Annotated[int, typer.Option("--lines", "--limit", min=1, help="How many lines to search, at most.")] = 2000,
     json: o.Json = False,
 ) -> None:
-    """Show the lines of a text that an encoder puts nearest to each query."""
+    """Show the lines of a text that are nearest to a query."""
     o.quiet(context)
     from dataclasses import asdict
 

@@ -9,7 +9,7 @@ import typer
 
 from capt.launcher.commands import options as o
 
-app = typer.Typer(help="Look into word embeddings: neighbours, and generated negatives.", no_args_is_help=False)
+app = typer.Typer(help="Show neighbours and generated negatives of words.", no_args_is_help=False)
 
 Words = Annotated[list[str], typer.Argument(metavar="WORD...", help="Words to look up.")]
 

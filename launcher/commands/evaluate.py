@@ -45,7 +45,10 @@ def evaluate(
     ] = None,
     sts: Annotated[Path | None, typer.Option(help="A folder with STS sets.")] = None,
     out: Annotated[Path | None, typer.Option(help="JSON file to write the result to as well.")] = None,
-    pooler: Annotated[list[str] | None, typer.Option(help="cls, mean or head (may be repeated); default all.")] = None,
+    pooler: Annotated[
+        list[str] | None,
+        typer.Option("--pooler", "--pooling", help="cls, mean or head (may be repeated); default all."),
+    ] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Largest number of windows per text; default 512.")] = None,
     length: Annotated[int | None, typer.Option(min=8, help="Tokens per window; default as in training.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Windows or sentences per forward pass; default 32.")] = None,
@@ -121,7 +124,7 @@ def evaluate(
     option: o.OwnOptions = None,
     json: o.Json = False,
 ) -> None:
-    """Measure a checkpoint: an encoder on text and similarity, a fine-tuned one, a latent model, word vectors.
+    """Measure a checkpoint of any task. An encoder: text, similarity, retrieval; others: their own tasks.
 
     Which options have a meaning depends on the task that the checkpoint was trained on.
     """

@@ -14,9 +14,9 @@ def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.command(
         "pretrain", epilog="\b\nExample: capt pretrain capt_tiny data.files=my.txt run.dir=runs/first --nproc 2"
-    )(_command("Pretrain an encoder: one process or many, on this host, several hosts or a Slurm cluster."))
+    )(_command("Pretrain an encoder. On this host, on several, or on a cluster."))
     app.command("finetune", epilog="\b\nExample: capt finetune rte data.path=glue_data model.init=runs/first")(
-        _command("Fine-tune an encoder (model.init) on a task; launched as capt pretrain is.", finetunes=True)
+        _command("Fine-tune an encoder on a task. model.init names it; launched as capt pretrain is.", finetunes=True)
     )
     app.command(epilog="\b\nExample: capt resume runs/first --nproc 4")(resume)
 
@@ -90,7 +90,7 @@ def resume(
     ] = None,
     dry_run: o.DryRun = False,
 ) -> int:
-    """Continue a run from its newest checkpoint, on the same or another number of processes.
+    """Continue a run from its newest checkpoint. The number of processes may be another one.
 
     Without options it is launched as it was before.
     """

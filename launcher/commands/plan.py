@@ -51,7 +51,7 @@ def plan(
     ] = True,
     json: o.Json = False,
 ) -> int:
-    """Predict memory, traffic, time and cost of a job on given devices, without data and without the devices.
+    """Predict memory, time and cost of a job on given devices. It needs neither data nor the devices.
 
     A step of one rank is simulated on tensors without data. The exit code is 2 for a job that does not fit.
     """

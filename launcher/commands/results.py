@@ -26,7 +26,7 @@ def submission(
         Path | None, typer.Option(help="A folder with GLUE's files, if the test sets are not with the training data.")
     ] = None,
 ) -> None:
-    """Predict GLUE's test sets with the best checkpoint of each task and write what the leaderboard takes."""
+    """Write GLUE's predictions for the leaderboard. The best checkpoint of each task makes them."""
     o.quiet(context)
     from capt.finetune.glue.submission import predict_tests, prediction_summary, write_submission
 
@@ -39,7 +39,7 @@ def submission(
 def validate(
     path: Annotated[Path, typer.Argument(metavar="ZIP", help="A submission.")],
 ) -> None:
-    """Check a submission's names, headers, line counts, indices and labels. The exit code is 2 when any is wrong."""
+    """Check a submission to GLUE. The exit code is 2 when a name, header, count, index or label is wrong."""
     from capt.finetune.glue.submission import SUBMISSION_FILES, check_submission
     from capt.pretrain.base.errors import DataError
 

@@ -26,7 +26,9 @@ Model = Annotated[
 ]
 Pooler = Annotated[
     str | None,
-    typer.Option(help="mean (the default), cls or head; a sentence-transformers folder says it itself."),
+    typer.Option(
+        "--pooler", "--pooling", help="mean (the default), cls or head; a sentence-transformers folder says it itself."
+    ),
 ]
 Length = Annotated[int | None, typer.Option(min=3, help="Tokens of a text at most; default as the model's own limit.")]
 QueryPrompt = Annotated[str | None, typer.Option(help="Precedes every query; default as the folder says.")]
@@ -89,7 +91,7 @@ def encode(
     launcher: Launcher = None,
     json: o.Json = False,
 ) -> None:
-    """Encode texts into a store of vectors; what is there already is not encoded again.
+    """Encode texts into a store of vectors. What is there already is not encoded again.
 
     After an interruption give the same command again.
     """
@@ -159,7 +161,7 @@ def mine(
     launcher: Launcher = None,
     json: o.Json = False,
 ) -> None:
-    """Mine hard negatives for pairs: exact search, filters, and an audit that refuses bad output."""
+    """Mine hard negatives for pairs. The search is exact, filters follow, and an audit refuses bad output."""
     o.quiet(context)
     rules = {
         "number": number, "first": first, "last": last, "max_score": max_score, "margin": margin,
@@ -179,6 +181,10 @@ def mine(
     o.say(f"{out}: {audit['rows_written']:,} of {audit['rows_read']:,} rows; {out / 'audit.html'} shows examples")
     for name, removed in audit["removed"].items():
         o.say(f"  removed, {name}: {removed['count']:,} ({removed['share']:.1%})")
+    from capt.pretrain.base.errors import quoted
+
+    train = f"capt pretrain capt_pairs model.init=MODEL data.files={quoted(out / 'pairs.jsonl')}"
+    o.say(f"next: {train}" + (f" data.negatives={number}" if number else ""))
 
 
 def compare(
@@ -188,7 +194,7 @@ def compare(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 1,
     json: o.Json = False,
 ) -> None:
-    """Compare two models on the same queries by a paired bootstrap."""
+    """Compare two models on the same queries. It draws a paired bootstrap."""
     from capt.pretrain.retrieval.evaluate import compare as compare_figures
 
     rows = compare_figures(first, second, samples=samples, seed=seed)

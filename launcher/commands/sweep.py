@@ -47,7 +47,7 @@ def sweep(
         bool, typer.Option("--dry-run", help="Show the sweep and its trials, or the RayJob; start nothing.")
     ] = False,
 ) -> int:
-    """Search hyperparameters: grid, random, Optuna, ASHA or population based training, each setting with every seed."""
+    """Search hyperparameters with Ray Tune. Grid, random, Optuna, ASHA or population based training."""
     from capt.launcher.kubernetes.settings import load_kubernetes
     from capt.launcher.sweep.run import run_sweep
 

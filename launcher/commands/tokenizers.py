@@ -29,6 +29,9 @@ def train(
     normalization: Annotated[
         str, typer.Option(help="nmt_nfkc, nfkc, either with _cf (case folded), or identity.")
     ] = "nmt_nfkc",
+    text_column: Annotated[
+        str, typer.Option(help="Column or key with the text of a .jsonl, .csv or .parquet row.")
+    ] = "text",
     missing: Annotated[
         str, typer.Option(help="Rows of a table without text: skip leaves them out and says how many, or refuse.")
     ] = "skip",
@@ -48,7 +51,9 @@ def train(
 
     if missing not in (choices := ("skip", "refuse")):
         raise ConfigError(f"--missing {missing}: choose one of {', '.join(choices)}")
-    data = DataConfig.model_validate({"source": "files", "files": text, "missing": missing, "validation_fraction": 0.0})
+    data = DataConfig.model_validate(
+        {"source": "files", "files": text, "text_column": text_column, "missing": missing, "validation_fraction": 0.0}
+    )
     with o.progress_bar("reading text") as progress:
         report = train_tokenizer(
             tokenizer_corpus(data, progress),

@@ -25,7 +25,7 @@ def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or sweep folders.")],
     out: Annotated[Path, typer.Option(help="Folder for report.html, curves and tables.")] = Path("report"),
 ) -> None:
-    """Draw curves and tables of one run, or compare several, as a page that needs no network."""
+    """Draw curves and tables of one run or several. The page needs no network."""
     from capt.pretrain.report import report as write_report
 
     o.say(write_report(runs, out))
@@ -43,7 +43,7 @@ def doctor(
     master_port: o.MasterPort = None,
     json: o.Json = False,
 ) -> int:
-    """Examine this machine: versions, GPUs, fused optimizers, shared memory, disk, ssh; or all hosts of a cluster.
+    """Examine this machine, or all hosts of a cluster. Versions, GPUs, optimizers, memory, disk and ssh.
 
     The exit code is 1 when a job cannot run.
     """
@@ -68,7 +68,7 @@ def clean(
         list[Path] | None, typer.Argument(metavar="[RUN...]", help="Runs whose checkpoints in memory are given up.")
     ] = None,
 ) -> None:
-    """Remove local checkpoints from the memory of this host: those of no more use, or all those of the runs named.
+    """Remove local checkpoints from this host's memory. All those of the runs named, else those of no more use.
 
     Never those of a run that is training.
     """
@@ -92,7 +92,7 @@ def bench(
     out: Annotated[Path, typer.Option(help="Folder for NAME.json and NAME.md.")] = Path("docs/benchmarks"),
     show: Annotated[bool, typer.Option("--list", help="List the benchmarks and stop.")] = False,
 ) -> int:
-    """Run the benchmarks of a source checkout and write their results with command, versions and hardware."""
+    """Run the benchmarks of a source checkout. Results are written with command, versions and hardware."""
     from capt.launcher.bench import find_benchmarks, run_benchmarks
 
     words = names or []

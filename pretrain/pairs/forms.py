@@ -172,8 +172,9 @@ def _table(
             counts.columns[str(path)] = layout.describe()
             if layout.by_order and has_header(path):
                 logger.warning(
-                    "%s: the first line counts as names of columns, none of them a usual one: %s; if it is a pair, put "
-                    "a line above it, such as anchor and positive", path, layout.describe(),
+                    "%s: the first line counts as names of columns, none of them a usual one, so their order decides:"
+                    " %s; columns={query: NAME, positive: NAME} names them; if the first line is itself a pair, put a "
+                    "line of names above it, such as anchor and positive", path, layout.describe(),
                 )  # fmt: skip
             for label in sorted(set(layout.ignored) & set(LABELS)) if layout.kind == "pairs" else ():
                 logger.warning("%s: %r is not read; every row counts as a pair that belongs together", path, label)
@@ -326,7 +327,9 @@ def _beir(folder: Path, split: str, counts: Counts) -> Iterator[tuple[str, Pair]
     path = folder / "qrels" / f"{split}.tsv"
     if not path.is_file():
         there = ", ".join(sorted(file.stem for file in path.parent.glob("*.tsv"))) or "none"
-        raise DataError(f"{path}: no such file; split={split} is chosen, and there are {there}")
+        raise DataError(
+            f"{path}: no such file; there are qrels of: {there} (capt data inspect: --split NAME; a job reads train)"
+        )
     judged: dict[str, tuple[str, list[str], list[str]]] = {}
     for place, query, document, score in read_qrels(path):
         relevant = number_of(place, score, "score") > 0

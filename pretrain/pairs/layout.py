@@ -268,8 +268,9 @@ def _no_layout(form: str, names: Sequence[str]) -> str:
         "ids": "a query and the ids of its documents",
     }.get(form, "a query and its positive (query, anchor or question; positive, pos or document)")
     return (
-        f"the columns {_listed(names)} are not {what}; columns={{query: NAME, positive: NAME}} says which is which, "
-        "form=texts with columns={text: NAME} takes one alone"
+        f"the columns {_listed(names)} are not {what}; columns={{query: NAME, positive: NAME}} says which is which "
+        "(capt data inspect: --columns query=NAME --columns positive=NAME), form=texts with columns={text: NAME} takes "
+        "one alone"
     )
 
 

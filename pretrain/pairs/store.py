@@ -57,6 +57,8 @@ class RowsRecord(Record):
     """The place of the first row without a teacher's scores, where others have them."""
     launch: str = ""
     """The start that has written it, where the content of the source is not known before it is read."""
+    unused: Count = 0
+    """Hard negatives that the rows have and the source does not use."""
 
 
 class Prepared(NamedTuple):
@@ -208,7 +210,7 @@ class RowsWriter:
             self._columns[name].append(0)
         self.rows = 0
         self._wrong = 0
-        self._negatives = 0
+        self._negatives = self._unused = 0
         self._is_scored: bool | None = None
         self._teacher = [0, ""]
         """Rows that a teacher has scored, and the place of the first that it has not."""
@@ -236,6 +238,7 @@ class RowsWriter:
                 "in_batch=true"
             )
         if not source.negatives:
+            self._unused += len(right)
             right = {}
         assert source.prompts is not None
         query_prompt = source.prompts.query if pair.prompt is None else pair.prompt
@@ -326,6 +329,7 @@ class RowsWriter:
             remarks=list(remarks),
             unscored=str(self._teacher[1]) if self._teacher[0] and self._teacher[1] else None,
             launch=launch,
+            unused=self._unused,
         )
         if self._folder is not None:
             write_json(self._folder / _RECORD, record.model_dump(mode="json"))

@@ -120,8 +120,13 @@ class PairTask(ContrastTask[PairBatch]):
         return train, held_out
 
     def _check(self, pairs: SourceRows, record: RowsRecord) -> None:
-        """Refuse a source that cannot be trained on with the losses of the job."""
+        """Refuse a source that the losses of the job cannot train on; warn of negatives that it does not use."""
         source, section = pairs.source, self.job.model
+        if record.unused and distributed.rank() == 0:
+            logger.warning(
+                "source %s: %s of the rows are not used; data.negatives is 0, and says how many a query takes a step",
+                source.name, counted(record.unused, "hard negative"),
+            )  # fmt: skip
         alike = source.view != "corrupted" and not (section.dropout or section.attention_dropout)
         if alike and pairs.scores is None and pairs.is_one_column:
             raise ConfigError(
@@ -409,8 +414,9 @@ class PairTask(ContrastTask[PairBatch]):
             )
 
     def next_steps(self, run_dir: Path) -> Sequence[str]:
-        """Commands that export the encoder and search with it."""
+        """Commands that measure the encoder, export it, and search with it."""
         return [
+            f"capt evaluate {quoted(run_dir)} --retrieval FOLDER (BEIR or NanoBEIR, or a file of pairs)",
             f"capt convert {quoted(run_dir)} OUT --to sentence-transformers",
             "capt neighbors OUT --text FILE QUERY (search in a file)",
         ]

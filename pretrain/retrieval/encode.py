@@ -14,6 +14,7 @@ from jaxtyping import Float
 
 from capt.pretrain.base.cache import default_cache
 from capt.pretrain.base.distributed import barrier, device, gather_objects, rank, synchronize_errors, world_size
+from capt.pretrain.base.errors import counted
 from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.engine.task import Role
 from capt.pretrain.retrieval.bucket import BucketVectors
@@ -173,4 +174,4 @@ class _Pace:
         """Say how many texts all ranks have encoded."""
         if rank() == 0 and encoded:
             seconds = time.monotonic() - self._begin
-            logger.info("encoded %s texts in %.1f s (%.0f a second)", f"{encoded:,}", seconds, encoded / seconds)
+            logger.info("encoded %s in %.1f s (%.0f a second)", counted(encoded, "text"), seconds, encoded / seconds)

@@ -67,6 +67,12 @@ def test_help_needs_no_asking(capt: Capt, arguments: list[str]) -> None:
     assert "Commands:" in out
 
 
+def test_the_list_of_commands_cuts_no_sentence(capt: Capt) -> None:
+    listed = capt("--help")[1].partition("Commands:\n")[2].partition("\n\n")[0].splitlines()
+    assert len(listed) > 20
+    assert [line for line in listed if line.endswith("...")] == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -85,7 +91,7 @@ def test_help_needs_no_asking(capt: Capt, arguments: list[str]) -> None:
         (["pretrain", "capt_tiny", "--hostfile", "hosts"], "no hostfile hosts"),
         (["pretrain", "capt_tiny", "--nproc", "500"], "500 ranks"),
         (["resume", "nowhere"], "not a run folder"),
-        (["evaluate", "nowhere"], "neither a checkpoint"),
+        (["evaluate", "nowhere"], "nowhere: no such folder, so neither a checkpoint nor a run"),
         (["evaluate", "nowhere", "--text", "nowhere.txt"], "nowhere"),
         (["convert", "nowhere", "out", "--to", "hf"], "nowhere"),
         (["convert", "nowhere", "out"], "either --to"),
@@ -183,6 +189,16 @@ def test_config_commands(capt: Capt, tmp_path: Path) -> None:
     assert (code, "500 ranks" in err) == (2, True)
     schema = json.loads(capt("config", "schema")[1])
     assert {"run", "batch", "contrast", "validate"} <= set(schema["properties"])
+
+
+def test_a_tokenizer_of_another_column(capt: Capt, text: Path, tmp_path: Path) -> None:
+    rows = [json.dumps({"id": str(i), "body": line}) for i, line in enumerate(text.read_text().splitlines()) if line]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    code, _, err = capt("tokenizer", "train", "rows.jsonl", "--out", "tok", "--vocab-size", "370")
+    assert (code, "capt tokenizer train: --text-column" in err, "it has 'id', 'body'" in err) == (2, True, True)
+    train = ("tokenizer", "train", "rows.jsonl", "--out", "tok", "--vocab-size", "370", "--json")
+    code, out, _ = capt(*train, "--text-column", "body")
+    assert (code, json.loads(out)["vocab_size"]) == (0, 370)
 
 
 def test_from_text_to_shards(capt: Capt, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

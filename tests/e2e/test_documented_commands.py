@@ -70,6 +70,8 @@ NOT_RUN = {
     "capt plan": "takes most of a minute; tests/unit/plan",
     "capt evaluate exported-pairs --retrieval": "needs a BEIR folder; tests/unit/retrieval",
     "capt evaluate exported-st --retrieval": "needs a BEIR folder; tests/unit/retrieval",
+    "capt evaluate runs/first --retrieval": "needs a BEIR folder; tests/unit/retrieval",
+    "capt evaluate runs/pairs --retrieval": "needs a BEIR folder; tests/unit/retrieval",
     "capt evaluate other-model --retrieval": "needs another model; tests/unit/retrieval",
     "capt evaluate runs/small": "the same as of runs/first, which is run",
     "capt encode exported-st --text beir": "needs a BEIR folder; tests/unit/retrieval",
@@ -78,6 +80,7 @@ NOT_RUN = {
     "capt pretrain capt_pairs data.files=pairs.jsonl model.init=runs/first validate.retrieval": (
         "needs a BEIR folder; tests/unit/retrieval/test_validation.py"
     ),
+    "capt pretrain capt_pairs data.files=mined": "needs mined pairs; tests/unit/retrieval/test_mine.py",
     "capt compare": "needs the figures of an evaluation; tests/unit/retrieval",
     "capt mine": "needs pairs; tests/unit/retrieval",
     "capt evaluate runs/clvae": "the same as of runs/ptb_vae, which is run",

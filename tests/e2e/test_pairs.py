@@ -183,6 +183,19 @@ def test_a_share_that_comes_to_no_pair_is_said(tmp_path: Path, caplog: pytest.Lo
     assert "validation is off: data.validation_fraction 1e-09 of 60 pairs comes to no pair" in caplog.text
 
 
+@pytest.mark.parametrize("negatives", [0, 1])
+def test_negatives_that_are_not_used_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture, negatives: int) -> None:
+    from capt.pretrain.pairs.task import PairTask
+
+    mapping = pairs_mapping(tmp_path, data={"negatives": negatives, "validation_fraction": 0.0})
+    (tmp_path / "pairs.jsonl").write_text(_pairs(*({**row, "neg": [f"no {i}"]} for i, row in enumerate(_MANY))))
+    for run in ("one", "two"):  # the second one finds the rows in the cache
+        caplog.clear()
+        PairTask(job_from_mapping(mapping, "test"), tmp_path / run)
+        said = "source pairs: 20 hard negatives of the rows are not used; data.negatives is 0, and says" in caplog.text
+        assert said == (negatives == 0)
+
+
 def test_other_pairs_or_another_batch_of_sources_are_refused_at_a_resume(tmp_path: Path) -> None:
     job = pairs_mapping(tmp_path, data=two_sources(tmp_path), checkpoint={"every": 1})
     assert run_ranks(train_seen, 1, _stopped_at(job, 1))[0][0] == 75

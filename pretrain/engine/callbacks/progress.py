@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 _BAR, _LONGEST_BAR, _LONGEST_NAME = 10, 40, 24
 """Columns that a bar has at least and at most, and a run's name at most."""
+_SLOW = 5.0
+"""Seconds of a first step from which on a log without a display says that training has begun."""
 
 
 @dataclass
@@ -113,6 +115,7 @@ class ProgressDisplay(Callback):
 
     def on_start(self, run: Run) -> None:
         self._began, self._first = time.monotonic(), run.progress.step
+        self._ready: float | None = self._began
         self._told, self._before = run.validated_at, run.validation
         console = Console(stderr=True)
         if distributed.rank() == 0 and console.is_terminal:
@@ -122,12 +125,16 @@ class ProgressDisplay(Callback):
 
     def on_ready(self, run: Run) -> None:
         self._tell_validation(run)  # the baseline, before the figures of step 1
+        self._ready = time.monotonic()
 
     def after_step(self, run: Run, report: StepMetrics) -> None:
         if self._live is not None:
             self._view.done, self._view.left = run.progress.step, self._left(run)
         if is_logged(run.job, run.progress.step) and distributed.rank() == 0:
             self._tell_step(run)
+        elif self._ready is not None and self._live is None and distributed.rank() == 0:
+            self._tell_first(run, time.monotonic() - self._ready)
+        self._ready = None
         self._tell_validation(run)
 
     def next_due(self, run: Run) -> int:
@@ -138,6 +145,14 @@ class ProgressDisplay(Callback):
         done, first = samples_before(run.progress.step), samples_before(self._first)
         seconds = (time.monotonic() - self._began) / max(done - first, 1)
         return str(timedelta(seconds=round(seconds * (samples_before(run.job.schedule.max_steps) - done))))
+
+    def _tell_first(self, run: Run, seconds: float) -> None:
+        """Say how long the first step took, where the first figures are some way off."""
+        if seconds >= _SLOW:
+            logger.info(
+                "step %d/%d took %.1f s; figures come every %d steps (run.log_every)",
+                run.progress.step, run.job.schedule.max_steps, seconds, run.job.run.log_every,
+            )  # fmt: skip
 
     def _tell_step(self, run: Run) -> None:
         remarks = [text for text in (run.task.status, *run.remarks.values()) if text]

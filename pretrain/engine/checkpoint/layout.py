@@ -71,6 +71,8 @@ def find_checkpoint(path: Path) -> Path:
             f"{path}: a run without a complete checkpoint; capt resume {quoted(path)} continues, and writes one every "
             "checkpoint.every steps and at its end"
         )
+    if not complete and not path.exists():
+        raise CheckpointError(f"{path}: no such folder, so neither a checkpoint nor a run")
     if not complete:
         raise CheckpointError(f"{path}: neither a checkpoint (no {MANIFEST}) nor a run with complete checkpoints in it")
     return complete[-1]

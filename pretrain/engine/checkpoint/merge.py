@@ -133,9 +133,14 @@ def _require_alike(one: Path, first: Manifest, state: Mapping[str, Any], source:
         other = manifest.modules[name]
         for parameter in sorted(module.shapes.keys() | other.shapes.keys()):
             shapes = [each.shapes.get(parameter) for each in (other, module)]
+            if shapes[0] is None or shapes[1] is None:
+                has, lacks = (one, source) if shapes[0] is None else (source, one)
+                raise CheckpointError(f"{lacks}: no {parameter}, which {has} has; merge models of one architecture")
             if shapes[0] != shapes[1]:
-                told = [f"shape {shape}" if shape is not None else "no such parameter" for shape in shapes]
-                raise CheckpointError(f"{source}: {parameter} has {told[0]}, in {one} it has {told[1]}")
+                raise CheckpointError(
+                    f"{source}: {parameter} has shape {shapes[0]}, in {one} it has shape {shapes[1]}; merge models of "
+                    "one architecture"
+                )
         if other.ties != module.ties:
             raise CheckpointError(f"{source}: ties other parameters together than {one}")
     tokenizers = [str(each.get("tokenizer", "")) for each in (read_metadata(source).task, state)]

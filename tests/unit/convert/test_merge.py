@@ -89,7 +89,9 @@ def test_folders_of_other_releases_are_mixed(folders: list[Path], tmp_path: Path
 
 def _checkpoint(run: Path, seed: int, tokenizer: str = "0" * 32, **shape: int) -> Path:
     torch.manual_seed(seed)
-    module = torch.nn.Sequential(torch.nn.Embedding(7, shape.get("width", 4)), torch.nn.Linear(4, 7))
+    module = torch.nn.Sequential(
+        torch.nn.Embedding(7, shape.get("width", 4)), torch.nn.Linear(4, 7, bias=shape.get("bias", 1) > 0)
+    )
     if "width" not in shape:
         module[1].weight = module[0].weight
     target = step_folder(run, 0)
@@ -115,7 +117,8 @@ def test_checkpoints_become_a_run(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_is_refused(folders: list[Path], tmp_path: Path) -> None:
     one = _checkpoint(tmp_path / "one", 0)
-    out = tmp_path / "out"
+    bare, out = _checkpoint(tmp_path / "bare", 0, bias=0), tmp_path / "out"
+    lacks = r"bare/.*: no 1\.bias, which .*one/.* has; merge models of one architecture"
     cases: list[tuple[list[Path], dict[str, Any], str]] = [
         ([one, one], {"weights": [0.5]}, "names 1 shares of 2 models"),
         ([one, one], {"weights": [0.5, 0.6]}, "add up to 1.1, not to 1"),
@@ -124,6 +127,8 @@ def test_what_does_not_fit_is_refused(folders: list[Path], tmp_path: Path) -> No
         ([one, folders[0]], {}, "capt convert .* OUT --to hf"),
         ([one, _checkpoint(tmp_path / "words", 0, "1" * 32)], {}, "trained with tokenizer 111111111111"),
         ([one, _checkpoint(tmp_path / "wide", 0, width=8)], {}, r"0\.weight has shape \[7, 8\], in .* \[7, 4\]"),
+        ([one, bare], {}, lacks),
+        ([bare, one], {}, lacks),
     ]
     for sources, options, message in cases:
         with pytest.raises((CheckpointError, ConfigError), match=message):

@@ -351,7 +351,7 @@ def test_tables_of_text(tmp_path: Path) -> None:
     (tmp_path / "c.csv.gz").write_bytes(gzip.compress(b"text\nfive\n"))
     paths = [tmp_path / "a.csv", tmp_path / "b.tsv", tmp_path / "c.csv.gz"]
     assert read(*paths) == ['one, with "quotes"\nand a line', "three", 'four "4', "five"]
-    with pytest.raises(DataError, match=r"a\.csv: there is no 'body' \(data\.text_column\); it has 'id', 'text'"):
+    with pytest.raises(DataError, match=r"a\.csv: there is no 'body' \(data\.text_column; .*\); it has 'id', 'text'"):
         read(tmp_path / "a.csv", column="body")
 
 

@@ -76,6 +76,23 @@ def test_the_baseline_is_told_before_the_first_step(tmp_path: Path, caplog: pyte
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("seconds", "log_every", "said"), [(8.6, 10, True), (0.5, 10, False), (8.6, 1, False)])
+def test_a_slow_first_step_is_told_where_figures_are_far_off(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
+    seconds: float, log_every: int, said: bool,
+) -> None:  # fmt: skip
+    run, display = _run(tmp_path, run={"log_every": log_every}), ProgressDisplay(Metrics())
+    clock = iter([0.0, 100.0, *(100 + seconds * step for step in range(1, 9))])
+    monkeypatch.setattr("capt.pretrain.engine.callbacks.progress.time.monotonic", lambda: next(clock))
+    with caplog.at_level(logging.INFO):
+        display.on_start(run)
+        display.on_ready(run)  # the baseline took 100 seconds, which are none of the step
+        for run.progress.step in (1, 2):
+            display.after_step(run, {})
+    told = [each.getMessage() for each in caplog.records if "took" in each.getMessage()]
+    assert told == (["step 1/4 took 8.6 s; figures come every 10 steps (run.log_every)"] if said else [])
+
+
 def test_a_terminal_that_is_closed_ends_the_bar_and_not_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

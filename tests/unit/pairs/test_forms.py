@@ -521,7 +521,11 @@ def test_quotes_in_tsv_are_text(tmp_path: Path, name: str, caplog: pytest.LogCap
 @pytest.mark.parametrize(
     ("judgements", "split", "message"),
     [
-        ([("q1", "d1", 1)], "train", r"train\.tsv: no such file; split=train is chosen, and there are test"),
+        (
+            [("q1", "d1", 1)],
+            "train",
+            r"train\.tsv: no such file; there are qrels of: test \(capt data inspect: --split",
+        ),
         ([("q1", "d9", 1)], "test", "test.tsv:2: 'corpus-id' names 'd9', which the corpus does not have"),
         ([("q9", "d1", 1)], "test", r"test\.tsv:2: query-id 'q9' is not in .*queries\.jsonl"),
         ([("q1", "d1", "x")], "test", r"test\.tsv:2: 'score' must be a number"),
@@ -603,6 +607,7 @@ def test_a_first_line_that_may_be_a_pair_is_said(tmp_path: Path, caplog: pytest.
         path.write_text(f"{header}\ncat\tdog\nred\tblue\n")
         assert len(list(read_pairs([path]))) == 2
         assert ("the first line counts as names of columns" in caplog.text) == said
+        assert ("columns={query: NAME, positive: NAME} names them" in caplog.text) == said
 
 
 def test_the_index_that_pandas_writes_is_no_score(tmp_path: Path) -> None:
