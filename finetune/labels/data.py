@@ -22,6 +22,7 @@ from capt.finetune.labels.config import LabelsData
 from capt.finetune.labels.files import Columns, find_columns, open_table
 from capt.finetune.text_task import Kind
 from capt.pretrain.base.errors import ConfigError, DataError, counted, did_you_mean, shown
+from capt.pretrain.base.files import number_in
 from capt.pretrain.base.overlap import report_overlap, same_text, shared
 
 logger = logging.getLogger(__name__)
@@ -335,10 +336,10 @@ def _number(cell: Any) -> float | None:
     if isinstance(cell, bool):
         return None
     try:
-        value = float(cell)
+        value = number_in(cell) if isinstance(cell, str) else float(cell)
     except (TypeError, ValueError, OverflowError):
         return None
-    return value if math.isfinite(value) else None
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _name(cell: Any) -> str:

@@ -29,6 +29,7 @@ from capt.pretrain.pairs.tables import (
     read_table,
     score_of,
     text_of,
+    title_of,
     values,
 )
 
@@ -85,6 +86,7 @@ class Counts:
     query_is_positive: int = _count("rows whose query equals a document of theirs")
     negative_is_positive: int = _count("negatives left out, they equal a positive of their row")
     negative_is_query: int = _count("negatives left out, they equal their query")
+    contradictions: int = _count("judgements that contradict an earlier one, the last counts")
     first: dict[str, str] = field(default_factory=dict)
     """Name of a count -> the place of the first case."""
 
@@ -304,9 +306,8 @@ def _texts_by_id(table: Path, needed: set[str], what: str) -> dict[str, str]:
         name = id_of(place, name_column, row[name_column])
         if name not in needed:
             continue
-        columns = [column for column in ("title", text_column) if row.get(column) is not None]
-        parts = [text_of(place, column, row[column]).strip() for column in columns]
-        text = " ".join(part for part in parts if part)
+        parts = [title_of(place, row), *(value for value in [row.get(text_column)] if value is not None)]
+        text = " ".join(part for value in parts if (part := text_of(place, text_column, value).strip()))
         if found.setdefault(name, text) != text:
             raise DataError(f"{place}: the id {shown(name)} has another text above; an id has one")
     return found
@@ -327,18 +328,19 @@ def _beir(folder: Path, split: str, counts: Counts) -> Iterator[tuple[str, Pair]
     if not path.is_file():
         there = ", ".join(sorted(file.stem for file in path.parent.glob("*.tsv"))) or "none"
         raise DataError(f"{path}: no such file; split={split} is chosen, and there are {there}")
-    judged: dict[str, tuple[str, list[str], list[str]]] = {}
-    for place, query, document, score in read_qrels(path):
-        relevant = number_of(place, score, "score") > 0
-        _, positives, negatives = judged.setdefault(query, (place, [], []))
-        (positives if relevant else negatives).append(document)
-    texts = _texts_by_id(
-        corpus, {name for _, *lists in judged.values() for part in lists for name in part}, "a document"
-    )
+    judged: dict[str, tuple[str, dict[str, float]]] = {}
+    for place, query, document, grade in read_qrels(path):
+        _, grades = judged.setdefault(query, (place, {}))
+        if grades.setdefault(document, grade) != grade:
+            counts.add("contradictions", place)
+        grades[document] = grade
+    texts = _texts_by_id(corpus, {name for _, grades in judged.values() for name in grades}, "a document")
     asked = _texts_by_id(queries, set(judged), "a query")
     counts.columns[str(folder)] = f"the qrels of {split}"
     layout = Layout(query="query", positives=("corpus-id",), negatives=("not relevant",))
-    for name, (place, relevant_ids, others) in judged.items():
+    for name, (place, grades) in judged.items():
+        relevant_ids = [document for document, grade in grades.items() if grade > 0]
+        others = [document for document, grade in grades.items() if grade <= 0]
         counts.rows += 1
         if name not in asked:
             raise DataError(f"{place}: query-id {shown(name)} is not in {queries}; add it, or drop its judgements")
