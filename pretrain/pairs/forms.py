@@ -46,6 +46,7 @@ FORMS = {
 }
 """The forms that `read_pairs` knows."""
 
+_AS_MISSING = ("nan", "NaN", "None", "null", "NULL", "<NA>", "#N/A")
 _DOCUMENT_TEXTS = ("text", "document_text", "passage", "document", "contents", "content", "body")
 
 
@@ -86,6 +87,7 @@ class Counts:
     query_is_positive: int = _count("rows whose query equals a document of theirs")
     negative_is_positive: int = _count("negatives left out, they equal a positive of their row")
     negative_is_query: int = _count("negatives left out, they equal their query")
+    as_missing: int = _count("rows with a text that reads nan, None or null, as programs write a missing one")
     contradictions: int = _count("judgements that contradict an earlier one, the last counts")
     first: dict[str, str] = field(default_factory=dict)
     """Name of a count -> the place of the first case."""
@@ -201,6 +203,8 @@ def _pair(
         return None
     query = queries[0]
     positives = _not_empty(place, positives, counts)
+    if any(text.strip() in _AS_MISSING for text in (query, *(text for text, _ in (*positives, *negatives)))):
+        counts.add("as_missing", place)
     if layout.positives and not positives:
         counts.add("without_positive", place)
         return None
@@ -328,23 +332,25 @@ def _beir(folder: Path, split: str, counts: Counts) -> Iterator[tuple[str, Pair]
     if not path.is_file():
         there = ", ".join(sorted(file.stem for file in path.parent.glob("*.tsv"))) or "none"
         raise DataError(f"{path}: no such file; split={split} is chosen, and there are {there}")
-    judged: dict[str, tuple[str, dict[str, float]]] = {}
+    judged: dict[str, dict[str, tuple[str, float]]] = {}
     for place, query, document, grade in read_qrels(path):
-        _, grades = judged.setdefault(query, (place, {}))
-        if grades.setdefault(document, grade) != grade:
+        of_query = judged.setdefault(query, {})
+        first, earlier = of_query.get(document, (place, grade))
+        if earlier != grade:
             counts.add("contradictions", place)
-        grades[document] = grade
-    texts = _texts_by_id(corpus, {name for _, grades in judged.values() for name in grades}, "a document")
+        of_query[document] = first, grade
+    texts = _texts_by_id(corpus, {name for of_query in judged.values() for name in of_query}, "a document")
     asked = _texts_by_id(queries, set(judged), "a query")
     counts.columns[str(folder)] = f"the qrels of {split}"
     layout = Layout(query="query", positives=("corpus-id",), negatives=("not relevant",))
-    for name, (place, grades) in judged.items():
-        relevant_ids = [document for document, grade in grades.items() if grade > 0]
-        others = [document for document, grade in grades.items() if grade <= 0]
+    for name, of_query in judged.items():
+        place = next(place for place, _ in of_query.values())
         counts.rows += 1
         if name not in asked:
             raise DataError(f"{place}: query-id {shown(name)} is not in {queries}; add it, or drop its judgements")
-        documents = [_documents(place, {"corpus-id": part}, ("corpus-id",), texts) for part in (relevant_ids, others)]
+        documents: tuple[list[str], list[str]] = ([], [])
+        for document, (at, grade) in of_query.items():
+            documents[grade <= 0].extend(_documents(at, {"corpus-id": document}, ("corpus-id",), texts))
         row = {"query": asked[name], "corpus-id": documents[0], "not relevant": documents[1]}
         if (pair := _pair(place, row, layout, None, counts)) is not None:
             yield place, pair

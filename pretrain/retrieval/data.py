@@ -195,7 +195,7 @@ def _unique(documents: Iterable[Document], source: Path) -> list[Document]:
     kept = []
     for name, text in documents:
         if name in seen:
-            raise DataError(f"{source}: the id {shown(name)} is there twice")
+            raise DataError(f"{source}: the id {shown(name)} is there twice; leave one of the two out")
         seen.add(name)
         kept.append((name, text))
     return kept

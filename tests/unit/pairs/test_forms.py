@@ -376,18 +376,21 @@ def test_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         {"query": "e\u0301 f", "pos": ["\u00e9  f"]},
         {"query": "g", "pos": ["h"], "neg": [" h ", "g", "i"], "neg_scores": [1, 2, 3]},
     ]
+    rows.append({"query": "k", "pos": ["nan"]})
     path, counts = write_json(tmp_path / "a.jsonl", rows), Counts()
     with caplog.at_level(logging.WARNING):
         found = read(path, counts=counts)
+    assert found.pop() == Pair("k", ("nan",))
+    assert counts.as_missing == 1
     assert found[1] == Pair("a", ("b",), ("d",), negative_scores=(2.0,))
     assert found[-1] == Pair("g", ("h",), ("i",), negative_scores=(3.0,))
-    assert (counts.rows, counts.used, len(found)) == (9, 5, 5)
+    assert (counts.rows, counts.used, len(found)) == (10, 6, 5)
     assert (counts.without_query, counts.without_positive, counts.empty_texts) == (2, 2, 4)
     assert (counts.duplicates, counts.query_is_positive) == (1, 1)
     assert (counts.negative_is_positive, counts.negative_is_query) == (1, 1)
     assert f"rows left out, the query is empty: 2, the first at {path}:2" in caplog.text
     assert all(remark in caplog.text for remark in counts.remarks())
-    assert len(counts.remarks()) == 7
+    assert len(counts.remarks()) == 8
 
 
 # ---- what is refused

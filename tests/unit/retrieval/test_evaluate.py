@@ -192,6 +192,7 @@ def test_a_query_that_is_a_document_does_not_find_itself(sentences: Path, tmp_pa
         ("q1\td1\t1\nq1\td1\t1\nq2\td2\t1\nq2\td2\t2\n", "12", "1 judgements contradict an earlier one"),
         ("q1\td1\t1e3\nq2\td2\t+1.\n", "12", ""),
         ("q0\td1\t1\n", "0", "1 queries have no text"),
+        ("q1\td1\t1\n", "11", "the id 'q1' is there twice; leave one of the two out"),
         ("q1\td3\t1\nq2\td1\t0\n", "12", "none of the relevant documents is in the corpus"),
         ("query-id\tcorpus-id\tscore\nq1\td1\t1\nq2\td2\t1\n", "12", ""),
     ],
