@@ -240,6 +240,15 @@ def _from_tokenizer_json(path: Path, folder: _Folder) -> Tokenizer:
         for token in spec["added_tokens"]:
             if token["special"] and token["id"] < len(vocabulary) and vocabulary[token["id"]][0] == token["content"]:
                 vocabulary[token["id"]][1] = NEVER_IN_TEXT
+    elif spec["model"]["type"] == "BPE" and not spec["model"].get("merges") and not spec["model"].get("ignore_merges"):
+        begin, end = (spec["model"].get(key) or "" for key in ("continuing_subword_prefix", "end_of_word_suffix"))
+        names = {token["content"] for token in spec["added_tokens"]}
+        whole = (token.removeprefix(begin).removesuffix(end) for token in spec["model"]["vocab"] if token not in names)
+        if longer := [token for token in whole if len(token) > 1 and not _SPECIAL.fullmatch(token)]:
+            raise DataError(
+                f"{path}: has no merges, without which no text gets {shown(longer[0])} and {len(longer) - 1:,} other "
+                "tokens of model.vocab; fetch the file again"
+            )
     for token in spec["added_tokens"]:
         if token["special"] and folder.is_text(token["content"]):
             token["special"] = False

@@ -121,9 +121,9 @@ def read_qrels(path: Path) -> Iterator[tuple[str, str, str, float]]:
             raise DataError(f"{path}, line {number}: query-id, corpus-id and a whole number as score are expected")
         query, document, score = (cells[i] for i in order or ((0, 1, 2) if len(cells) == 3 else (0, 2, 3)))
         if not (query and document and _GRADE.fullmatch(score)):
-            found = ", ".join(shown(cell, 40) for cell in (query, document, score))
+            has = ", ".join(shown(cell, 40) for cell in (query, document, score))
             raise DataError(
-                f"{path}:{number}: query-id, corpus-id and a whole number as score are expected, found {found}"
+                f"{path}:{number}: query-id, corpus-id and a whole number as score are expected, found {has}"
             )
         yield f"{path}:{number}", query, document, float(score)
 

@@ -257,6 +257,15 @@ def test_a_token_twice_in_tokenizer_json(bert: Path) -> None:
         load_tokenizer(bert)
 
 
+def test_merges_that_tokenizer_json_lacks(byte_level: Path) -> None:
+    load_tokenizer(byte_level, add_missing=True).save(byte_level)
+    path = byte_level / "tokenizer.json"
+    spec = json.loads(path.read_text())
+    path.write_text(json.dumps({**spec, "model": {**spec["model"], "merges": []}}))
+    with pytest.raises(DataError, match=r"tokenizer.json: has no merges, .* no text gets 'th' and 1 other tokens"):
+        load_tokenizer(byte_level)
+
+
 def test_ids_without_a_token_are_said_and_stay(byte_level: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = byte_level / "vocab.json"
     path.write_text(path.read_text().replace('"the": 257', '"the": 290'))
