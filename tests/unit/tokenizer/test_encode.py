@@ -208,7 +208,7 @@ def test_declared_special_tokens_win(byte_level: Path) -> None:
         ({"vocab.txt": "a\nb\n"}, "no bos and no pad and no eos and no unk and no mask token"),
         ({"vocab.json": '{"a</w>": 0}', "merges.txt": ""}, "vocab.json is not a byte-level BPE vocabulary"),
         ({"vocab.json": "nonsense", "merges.txt": ""}, "vocab.json: not valid JSON"),
-        ({"vocab.txt": "\n".join([*WORDS, "x", "the "])}, r"line 15: the token 'the', as on line 13, .* \[unused13\]"),
+        ({"vocab.txt": "\n".join([*WORDS, "x", "the "])}, r"line 16: the token 'the', as on line 13, .* \[unused13\]"),
         ({"vocab.txt": "\ufeff" + "\n".join(WORDS)}, "line 1: begins with a byte order mark"),
     ],
 )
@@ -282,7 +282,7 @@ def test_empty_lines_of_a_vocabulary_count_as_ids(bert: Path, caplog: pytest.Log
 
 
 def test_merges_that_do_not_fit(byte_level: Path) -> None:
-    (byte_level / "merges.txt").write_text("#version: 0.2\nq q\n")
+    (byte_level / "merges.txt").write_text("#version: 0.2\nt h\nth e\nq q\n")
     with pytest.raises(DataError, match="damaged tokenizer"):
         load_tokenizer(byte_level, add_missing=True)
 
