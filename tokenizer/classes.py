@@ -54,10 +54,18 @@ def check_pipeline(spec: dict[str, Any], where: Path) -> None:
 
 
 def check_ids(tokenizer: Tokenizer, where: Path) -> None:
-    """Raise ``DataError`` when the ids have gaps that would make tables of a hostile size."""
+    """Raise ``DataError`` when two tokens have one id, or gaps between the ids would make tables of a hostile size."""
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     if not vocabulary:
         raise DataError(f"{where}: the vocabulary is empty")
+    tokens = {number: token for token, number in vocabulary.items()}
+    if len(tokens) < len(vocabulary):
+        number = next(number for token, number in vocabulary.items() if tokens[number] != token)
+        names = " and ".join(shown(token) for token in sorted(vocabulary) if vocabulary[token] == number)
+        raise DataError(
+            f"{where}: the tokens {names} have the same id, {number}; give each token an id of its own, from 0 on and "
+            "without gaps, into which appended tokens fall"
+        )
     largest = max(vocabulary.values())
     if largest >= 4 * len(vocabulary) + 10_000:
         raise DataError(f"{where}: the largest id is {largest}, the vocabulary has {len(vocabulary)} tokens")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from capt.pretrain.base.atomic import new_file
-from capt.tokenizer.classes import rust_errors
+from capt.tokenizer.classes import check_ids, rust_errors
 from capt.tokenizer.formats import open_folder
 from capt.tokenizer.special import SpecialIds, is_bert_like, resolve_special_ids
 
@@ -140,6 +140,7 @@ def load_tokenizer(path: Path, *, add_missing: bool = False) -> TextTokenizer:
     opened = open_folder(path)
     with rust_errors(path, "damaged tokenizer"):
         special = resolve_special_ids(opened.tokenizer, opened.declared, path, add_missing=add_missing)
+        check_ids(opened.tokenizer, path)
     return TextTokenizer(opened.tokenizer, special, model_max_length=opened.model_max_length)
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +18,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from capt.pretrain.base.errors import DataError, quoted, shown
-from capt.pretrain.base.files import file_in, read_json, read_text
+from capt.pretrain.base.files import file_in, parse_row, printable, read_bytes, read_json, read_text
 from capt.pretrain.base.records import Record, read_record
 from capt.tokenizer.classes import (
     BYTE_LEVEL,
@@ -46,6 +48,8 @@ _DECLARED = (
 
 
 _DEBERTA = "spm.model"
+_SPECIAL = re.compile(r"[<\[].*[>\]]")
+"""A token that is special by its looks, which no merge makes."""
 _SENTENCE_CONFIGS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 """What ``sentence_*_config.json`` is called, in the order in which sentence-transformers looks for it."""
 
@@ -156,6 +160,9 @@ def open_folder(path: Path) -> Opened:
         check_ids(tokenizer, path)
     longest = folder.config.model_max_length or 512
     # transformers writes 1e30 for "no limit"
+    ids = set(tokenizer.get_vocab(with_added_tokens=True).values())
+    if (gap := next((number for number in range(max(ids)) if number not in ids), None)) is not None:
+        logger.warning("%s: ids that belong to no token, the first is %d", path, gap)
     return Opened(tokenizer, folder.declared, int(longest) if longest < 1_000_000_000 else 512)
 
 
@@ -221,9 +228,7 @@ def _object(path: Path, name: str) -> dict[str, Any]:
 
 
 def _from_tokenizer_json(path: Path, folder: _Folder) -> Tokenizer:
-    spec = read_json(path)
-    if not isinstance(spec, dict):
-        raise DataError(f"{path}: a JSON object was expected, found {type(spec).__name__}")
+    spec = _each_key_once(path)
     check_pipeline(spec, path)
     conform(spec, folder.kind, folder.keys, path)
     for part, key in (("truncation", "direction"), ("padding", "direction")):
@@ -235,6 +240,15 @@ def _from_tokenizer_json(path: Path, folder: _Folder) -> Tokenizer:
         for token in spec["added_tokens"]:
             if token["special"] and token["id"] < len(vocabulary) and vocabulary[token["id"]][0] == token["content"]:
                 vocabulary[token["id"]][1] = NEVER_IN_TEXT
+    elif spec["model"]["type"] == "BPE" and not spec["model"].get("merges") and not spec["model"].get("ignore_merges"):
+        begin, end = (spec["model"].get(key) or "" for key in ("continuing_subword_prefix", "end_of_word_suffix"))
+        names = {token["content"] for token in spec["added_tokens"]}
+        whole = (token.removeprefix(begin).removesuffix(end) for token in spec["model"]["vocab"] if token not in names)
+        if longer := [token for token in whole if len(token) > 1 and not _SPECIAL.fullmatch(token)]:
+            raise DataError(
+                f"{path}: has no merges, without which no text gets {shown(longer[0])} and {len(longer) - 1:,} other "
+                "tokens of model.vocab; fetch the file again"
+            )
     for token in spec["added_tokens"]:
         if token["special"] and folder.is_text(token["content"]):
             token["special"] = False
@@ -243,11 +257,18 @@ def _from_tokenizer_json(path: Path, folder: _Folder) -> Tokenizer:
 
 def _byte_level_bpe(path: Path, folder: _Folder) -> Tokenizer:
     require_class(folder.kind, BYTE_LEVEL, "vocab.json", path)
-    vocabulary = _object(path, "vocab.json")
-    read_text(path / "merges.txt")  # for its size and its encoding
+    vocabulary = _each_key_once(path / "vocab.json")
+    merges = [line for line in read_text(path / "merges.txt").splitlines() if not line.startswith("#version")]
     letters = set(pre_tokenizers.ByteLevel.alphabet())
     if not letters <= vocabulary.keys() or any(token.endswith("</w>") for token in vocabulary):
         raise DataError(f"{path}: vocab.json is not a byte-level BPE vocabulary as GPT-2's and RoBERTa's are")
+    made = {"".join(line.split(" ")) for line in merges}
+    longer = {token for token in vocabulary if len(token) > 1 and not _SPECIAL.fullmatch(token)}
+    if 10 * len(longer - made) > len(longer):
+        raise DataError(
+            f"{path / 'merges.txt'}: makes {len(longer & made):,} of the {len(longer):,} longer tokens of vocab.json, "
+            "and no text would get the others; it is cut off, or of another vocabulary: fetch both files again"
+        )
     tokenizer = Tokenizer(models.BPE.from_file(str(path / "vocab.json"), str(path / "merges.txt")))
     prefix = bool(folder.config.add_prefix_space)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
@@ -255,9 +276,39 @@ def _byte_level_bpe(path: Path, folder: _Folder) -> Tokenizer:
     return tokenizer
 
 
+def _each_key_once(path: Path) -> dict[str, Any]:
+    """A JSON object. Raises ``DataError`` for one with a key twice: of a token with two ids one would be lost."""
+    text = read_text(path)
+    try:
+        vocabulary = parse_row(text)
+    except (ValueError, RecursionError) as problem:
+        hint = "" if isinstance(problem, json.JSONDecodeError) else "; keep one of them"
+        raise DataError(f"{path}: not valid JSON: {printable(str(problem))}{hint}") from None
+    if not isinstance(vocabulary, dict):
+        raise DataError(f"{path}: a JSON object was expected, found {type(vocabulary).__name__}")
+    return vocabulary
+
+
+def _require_each_once(path: Path, tokens: Sequence[str]) -> None:
+    """Refuse a line of ``vocab.txt`` that repeats another one; no text gets an empty one, of which several may be."""
+    lines: dict[str, int] = {}
+    for number, token in enumerate(tokens, start=1):
+        if token and (first := lines.setdefault(token, number)) != number:
+            raise DataError(
+                f"{path}, line {number}: the token {shown(token)}, as on line {first}, whose id no text would get; put "
+                f"another name on line {first}, such as [unused{first}]"
+            )
+
+
 def _word_piece(path: Path, folder: _Folder) -> Tokenizer:
     require_class(folder.kind, WORD_PIECE, "vocab.txt", path.parent)
-    tokens = read_text(path).splitlines()
+    if read_bytes(path).startswith(b"\xef\xbb\xbf"):
+        raise DataError(
+            f"{path}, line 1: begins with a byte order mark, which would be a part of the first token; remove it: "
+            r"sed -i '1s/^\xef\xbb\xbf//' FILE"
+        )
+    tokens = [line.rstrip() for line in read_text(path).removesuffix("\n").split("\n")]
+    _require_each_once(path, tokens)
     config = folder.config
     lower_case = config.do_lower_case
     if lower_case is None and folder.kind is not None:

@@ -22,6 +22,7 @@ from capt.finetune.labels.config import LabelsData
 from capt.finetune.labels.files import Columns, find_columns, open_table
 from capt.finetune.text_task import Kind
 from capt.pretrain.base.errors import ConfigError, DataError, counted, did_you_mean, shown
+from capt.pretrain.base.files import number_in
 from capt.pretrain.base.overlap import report_overlap, same_text, shared
 
 logger = logging.getLogger(__name__)
@@ -30,9 +31,10 @@ _LARGEST = 1e18
 """What fp32 can hold the square of."""
 _LIST = re.compile(r"\[\s*(['\"].*)?\]", re.DOTALL)
 """A list as Python writes it."""
+_VECTOR = "Of a vector of 0 and 1 make a column for each label: data.label=[NAME,NAME]"
 _COMMA = re.compile(r"[+-]?\d+(,\d+)+")
-_NO_LABEL = ("nan", "<na>", "#n/a")
-"""How programs write a missing cell. None, NA and null are names of classes as well."""
+_NO_LABEL = ("nan", "<na>", "#n/a", "#ref!", "#div/0!", "#value!", "#name?", "#num!", "#null!")
+"""How programs write a cell that is missing or has no value. None, NA and null are names of classes as well."""
 _MANY_CLASSES = 20
 """More different whole numbers than that may be classes or scores: the user has to say which."""
 
@@ -78,6 +80,8 @@ def read_splits(data: LabelsData) -> Splits:
     data = resolved(data, rows)
     held_out = None if data.validation is None else read_rows(data.validation, data)
     labels = [_parsed(rows, i, data) for i in range(len(rows))]
+    if data.kind != "regression":
+        _report_contradictions(rows, labels)
     if held_out is None:
         chosen = held_out_rows(rows, labels, data.validation_share, data.split_seed)
         taken = set(chosen)
@@ -176,6 +180,10 @@ def _classes(rows: Labelled, labels: Sequence[Any], kind: Kind) -> list[str]:
         )
     if not counts:
         raise DataError(f"{rows.path}: no row has a label; there is nothing to learn")
+    if kind == "multi_label" and len(rows) > 1 and len(set(labels)) == 1:
+        raise DataError(
+            f"{rows.path}: every row has the labels {shown(', '.join(labels[0]))}; there is nothing to learn. {_VECTOR}"
+        )
     spellings: dict[str, str] = {}
     for name in counts:
         number = _number({"true": 1, "false": 0}.get(name.lower(), name))
@@ -251,6 +259,8 @@ def _parsed(rows: Labelled, i: int, data: LabelsData) -> Label:
     # An empty list is a row without labels, and a missing cell a row that nobody has labelled.
     if data.kind == "multi_label":
         names = _list_of(cell)
+        if _is_vector(cell):
+            raise DataError(f"{place}: {column!r} is {shown(cell)}, numbers and no names of labels. {_VECTOR}")
         if names is None and isinstance(cell, str) and _LIST.fullmatch(cell.strip()):
             raise DataError(f'{place}: {column!r} is {shown(cell)}, no JSON list; write it as ["a", "b"]')
         if names is None and isinstance(cell, str):
@@ -330,15 +340,27 @@ def _list_of(cell: Any) -> list[str] | None:
     return [_name(each) for each in cell]
 
 
+def _is_vector(cell: Any) -> bool:
+    """Whether a list has a number for each label there is, and not those of the row."""
+    if isinstance(cell, str) and cell.strip().startswith("["):
+        try:
+            cell = json.loads(cell)
+        except (ValueError, RecursionError):
+            return False
+    if not isinstance(cell, list) or not all(isinstance(each, int | float) for each in cell):
+        return False
+    return any(each % 1 for each in cell) or (set(cell) <= {0, 1} and len(set(cell)) < len(cell))
+
+
 def _number(cell: Any) -> float | None:
     """A finite number; None for anything else."""
     if isinstance(cell, bool):
         return None
     try:
-        value = float(cell)
+        value = number_in(cell) if isinstance(cell, str) else float(cell)
     except (TypeError, ValueError, OverflowError):
         return None
-    return value if math.isfinite(value) else None
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _name(cell: Any) -> str:
@@ -371,6 +393,18 @@ def _digest(*parts: Labelled | None) -> str:
         content = None if rows is None else [rows.first, rows.second, rows.cells]
         digest.update(json.dumps(content, default=str).encode())
     return digest.hexdigest()[:32]
+
+
+def _report_contradictions(rows: Labelled, labels: Sequence[Any]) -> None:
+    """Warn of texts that have several labels in different rows: no model can have both right."""
+    seen: dict[tuple[str, ...], Any] = {}
+    places = [
+        place
+        for text, label, place in zip(_texts(rows), labels, rows.places, strict=True)
+        if seen.setdefault(text, label) != label
+    ]
+    if places:
+        logger.warning("rows whose text has another label above: %d, the first is %s", len(places), places[0])
 
 
 def _report(splits: Splits) -> None:

@@ -144,6 +144,19 @@ def is_utf8(text: str) -> bool:
     return True
 
 
+def number_in(text: str) -> float | None:
+    """The number that a text is, as files have it; None for any other text.
+
+    Also for the underscores and the digits of other scripts that Python allows: ``1_0`` is a name.
+    """
+    if not text.isascii() or "_" in text:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
 def printable(text: str, limit: int = 300) -> str:
     """A text in one line of at most ``limit`` characters, without what cannot be shown."""
     return " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * limit]).split())[:limit]

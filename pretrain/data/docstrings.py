@@ -16,6 +16,8 @@ import sys
 import sysconfig
 import warnings
 from collections.abc import Iterator, Sequence
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 from capt.pretrain.base.atomic import new_file
@@ -43,9 +45,34 @@ _WORD = re.compile(r"[(\"']*[A-Za-z]+(?:['-][A-Za-z]+)*[)\"'.,;:!?]*")
 
 
 def python_folders() -> list[Path]:
-    """The standard library and the site-packages of this interpreter."""
-    paths = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")}
+    """The standard library and the site-packages of this interpreter, and the folders of packages that these link to.
+
+    Links are the lines of ``.pth`` files and the finders that editable installs put in their place.
+    """
+    own = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")}
+    linked = {path.resolve() for folder in own for path in _linked(folder)}
+    linked |= {path.resolve() for path in _editable()}
+    # one below another is read with it
+    paths = own | {path for path in linked if not (own | linked).intersection(path.parents)}
     return sorted(path for path in paths if path.is_dir())
+
+
+def _linked(folder: Path) -> Iterator[Path]:
+    """The folders that the ``.pth`` files of ``folder`` add to the search path, as ``site`` reads these files."""
+    for file in sorted(folder.glob("*.pth")):
+        for line in file.read_text(encoding="utf-8-sig", errors="surrogateescape").splitlines():
+            if line.strip() and not line.startswith(("#", "import ", "import\t")):
+                yield folder / line.rstrip()
+
+
+def _editable() -> Iterator[Path]:
+    """The folders of the packages of editable installs, wherever a finder has them."""
+    for distribution in metadata.distributions():
+        origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+        if origin.get("dir_info", {}).get("editable"):
+            for name in (distribution.read_text("top_level.txt") or "").split():
+                spec = find_spec(name) if name.isidentifier() else None
+                yield from map(Path, (spec and spec.submodule_search_locations) or ())
 
 
 def docstring_file(

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.base.files import read_lines
+from capt.pretrain.base.files import number_in, read_lines
 from capt.pretrain.data.csv_rows import require_one_of_each
 
 SUBSETS = {
@@ -152,10 +152,9 @@ def _sentences(cells: Sequence[str], path: Path, number: int) -> tuple[str, str]
 
 def read_score(text: str, path: Path, number: int) -> float:
     """The similarity in a cell of line ``number``. Raises ``DataError`` unless it is a number from 0 to 5."""
-    try:
-        value = float(text)
-    except ValueError:
-        raise DataError(f"{path}, line {number}: score {text[:80]!r} is not a number from 0 to 5") from None
+    value = number_in(text)
+    if value is None:
+        raise DataError(f"{path}, line {number}: score {text[:80]!r} is not a number from 0 to 5")
     if not 0 <= value <= MAX_SCORE:
         raise DataError(f"{path}, line {number}: score {text.strip()} is outside 0 to 5")
     return value

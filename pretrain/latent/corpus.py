@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Int, Int64
 from torch import Tensor
 
-from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.errors import DataError, shown
 from capt.pretrain.base.files import read_lines, write_text
 from capt.pretrain.latent.text_files import DataSection, file_of
 
@@ -101,11 +101,19 @@ class Vocabulary:
             DataError: the file cannot be read, or is not a vocabulary.
         """
         try:
-            unknown, *words = path.read_text(encoding="utf-8").split("\n")[:-1]
+            unknown, *words = path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
         except (OSError, ValueError) as error:
             raise DataError(f"{path}: no vocabulary: {error}") from None
         if tuple(words[:4]) != SPECIAL:
             raise DataError(f"{path}: no vocabulary: lines 2 to 5 must be {' '.join(SPECIAL)}")
+        lines: dict[str, int] = {}
+        for number, word in enumerate(words, start=2):
+            if word.split() != [word]:
+                raise DataError(f"{path}, line {number}: {shown(word)} is not one word; remove the line")
+            if (first := lines.setdefault(word, number)) != number:
+                raise DataError(
+                    f"{path}, line {number}: {shown(word)} is on line {first} as well; remove one of the two"
+                )
         return cls(words[4:], unknown)
 
 

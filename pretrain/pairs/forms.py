@@ -29,6 +29,7 @@ from capt.pretrain.pairs.tables import (
     read_table,
     score_of,
     text_of,
+    title_of,
     values,
 )
 
@@ -45,6 +46,7 @@ FORMS = {
 }
 """The forms that `read_pairs` knows."""
 
+_AS_MISSING = ("nan", "NaN", "None", "null", "NULL", "<NA>", "#N/A")
 _DOCUMENT_TEXTS = ("text", "document_text", "passage", "document", "contents", "content", "body")
 
 
@@ -85,6 +87,8 @@ class Counts:
     query_is_positive: int = _count("rows whose query equals a document of theirs")
     negative_is_positive: int = _count("negatives left out, they equal a positive of their row")
     negative_is_query: int = _count("negatives left out, they equal their query")
+    as_missing: int = _count("rows with a text that reads nan, None or null, as programs write a missing one")
+    contradictions: int = _count("judgements that contradict an earlier one, the last counts")
     first: dict[str, str] = field(default_factory=dict)
     """Name of a count -> the place of the first case."""
 
@@ -200,6 +204,8 @@ def _pair(
         return None
     query = queries[0]
     positives = _not_empty(place, positives, counts)
+    if any(text.strip() in _AS_MISSING for text in (query, *(text for text, _ in (*positives, *negatives)))):
+        counts.add("as_missing", place)
     if layout.positives and not positives:
         counts.add("without_positive", place)
         return None
@@ -305,9 +311,8 @@ def _texts_by_id(table: Path, needed: set[str], what: str) -> dict[str, str]:
         name = id_of(place, name_column, row[name_column])
         if name not in needed:
             continue
-        columns = [column for column in ("title", text_column) if row.get(column) is not None]
-        parts = [text_of(place, column, row[column]).strip() for column in columns]
-        text = " ".join(part for part in parts if part)
+        parts = [title_of(place, row), *(value for value in [row.get(text_column)] if value is not None)]
+        text = " ".join(part for value in parts if (part := text_of(place, text_column, value).strip()))
         if found.setdefault(name, text) != text:
             raise DataError(f"{place}: the id {shown(name)} has another text above; an id has one")
     return found
@@ -328,24 +333,27 @@ def _beir(folder: Path, split: str, counts: Counts) -> Iterator[tuple[str, Pair]
     if not path.is_file():
         there = ", ".join(sorted(file.stem for file in path.parent.glob("*.tsv"))) or "none"
         raise DataError(
-            f"{path}: no such file; there are qrels of: {there} (capt data inspect: --split NAME; a job reads train)"
+            f"{path}: no such file; there are qrels of: {there}; choose by data.split (capt data inspect: --split NAME)"
         )
-    judged: dict[str, tuple[str, list[str], list[str]]] = {}
-    for place, query, document, score in read_qrels(path):
-        relevant = number_of(place, score, "score") > 0
-        _, positives, negatives = judged.setdefault(query, (place, [], []))
-        (positives if relevant else negatives).append(document)
-    texts = _texts_by_id(
-        corpus, {name for _, *lists in judged.values() for part in lists for name in part}, "a document"
-    )
+    judged: dict[str, dict[str, tuple[str, float]]] = {}
+    for place, query, document, grade in read_qrels(path):
+        of_query = judged.setdefault(query, {})
+        first, earlier = of_query.get(document, (place, grade))
+        if earlier != grade:
+            counts.add("contradictions", place)
+        of_query[document] = first, grade
+    texts = _texts_by_id(corpus, {name for of_query in judged.values() for name in of_query}, "a document")
     asked = _texts_by_id(queries, set(judged), "a query")
     counts.columns[str(folder)] = f"the qrels of {split}"
     layout = Layout(query="query", positives=("corpus-id",), negatives=("not relevant",))
-    for name, (place, relevant_ids, others) in judged.items():
+    for name, of_query in judged.items():
+        place = next(place for place, _ in of_query.values())
         counts.rows += 1
         if name not in asked:
             raise DataError(f"{place}: query-id {shown(name)} is not in {queries}; add it, or drop its judgements")
-        documents = [_documents(place, {"corpus-id": part}, ("corpus-id",), texts) for part in (relevant_ids, others)]
+        documents: tuple[list[str], list[str]] = ([], [])
+        for document, (at, grade) in of_query.items():
+            documents[grade <= 0].extend(_documents(at, {"corpus-id": document}, ("corpus-id",), texts))
         row = {"query": asked[name], "corpus-id": documents[0], "not relevant": documents[1]}
         if (pair := _pair(place, row, layout, None, counts)) is not None:
             yield place, pair

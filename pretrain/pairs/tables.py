@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from capt.pretrain.base.errors import DataError, shown
-from capt.pretrain.base.files import PACKED, is_utf8, open_regular, read_lines
+from capt.pretrain.base.files import PACKED, is_utf8, number_in, open_regular, read_lines
 from capt.pretrain.data.csv_rows import Row, csv_rows, tsv_rows
 from capt.pretrain.data.files import json_object, parquet_batches
 from capt.pretrain.data.paths import why_missing
@@ -92,13 +92,17 @@ _HEADER_END = re.compile(r"(?!(nan|inf|null|none|na)$)[A-Za-z][A-Za-z _-]*", re.
 """The last cell of a header of qrels."""
 
 
-def read_qrels(path: Path) -> Iterator[tuple[str, str, str, str]]:
-    """The judgements of a file of qrels: its place, the query, the document, and the score as it is written.
+_GRADE = re.compile(r"[+-]?[0-9]{1,9}(\.[0-9]{0,20})?([eE][+-]?[0-9])?")
 
-    ``query-id <tab> corpus-id <tab> score`` in this order, or as a header names them; trec's four columns as well.
+
+def read_qrels(path: Path) -> Iterator[tuple[str, str, str, float]]:
+    """The judgements of a file of qrels: its place, the query, the document, and the score.
+
+    ``query-id <tab> corpus-id <tab> score`` in this order, or as a header names them; trec's four columns as well. Of
+    two judgements of one document for one query the last counts.
 
     Raises:
-        DataError: a line has other columns.
+        DataError: a line has other columns, an empty id, or a score that is no number.
     """
     order: tuple[int, ...] | None = None
     for number, line in enumerate(read_lines([path]), start=1):
@@ -116,7 +120,12 @@ def read_qrels(path: Path) -> Iterator[tuple[str, str, str, str]]:
         if order is None and len(cells) not in (3, 4):
             raise DataError(f"{path}, line {number}: query-id, corpus-id and a whole number as score are expected")
         query, document, score = (cells[i] for i in order or ((0, 1, 2) if len(cells) == 3 else (0, 2, 3)))
-        yield f"{path}:{number}", query, document, score
+        if not (query and document and _GRADE.fullmatch(score)):
+            has = ", ".join(shown(cell, 40) for cell in (query, document, score))
+            raise DataError(
+                f"{path}:{number}: query-id, corpus-id and a whole number as score are expected, found {has}"
+            )
+        yield f"{path}:{number}", query, document, float(score)
 
 
 def _data_set(name: str, subset: str | None, split: str, choose: Choose) -> Iterator[Row]:
@@ -173,8 +182,18 @@ def _passage(place: str, column: str, value: Mapping[str, Any]) -> Any:
     if "text" not in value:
         keys = ", ".join(map(str, value)) or "no key"
         raise DataError(f"{place}: {column!r} holds an object without 'text' ({keys}); texts of ids come by corpus")
-    title = value.get("title")
-    return f"{title} {value['text']}" if isinstance(title, str) and title.strip() else value["text"]
+    title = title_of(place, value)
+    return f"{title} {value['text']}" if title.strip() else value["text"]
+
+
+def title_of(place: str, row: Mapping[str, Any]) -> str:
+    """The title of a document, empty where it has none. Raises ``DataError`` for one that is not a text."""
+    title = row.get("title")
+    if title is None or title != title:
+        return ""
+    if not isinstance(title, str):
+        raise DataError(f"{place}: 'title' should be a text, it is {shown(title, 40)}; put quotes around it, or null")
+    return title
 
 
 def score_of(place: str, value: Any, column: str, is_label: bool) -> float:
@@ -203,11 +222,7 @@ def score_of(place: str, value: Any, column: str, is_label: bool) -> float:
 def is_number(value: Any) -> bool:
     """Whether a value is a number, or a text that reads as one."""
     if isinstance(value, str):
-        try:
-            float(value)
-        except ValueError:
-            return False
-        return True
+        return number_in(value) is not None
     return isinstance(value, int | float | Decimal)
 
 
@@ -228,4 +243,6 @@ def id_of(place: str, column: str, value: Any) -> str:
         value = next((value[name] for name in DOCUMENT_IDS if name in value), value)
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise DataError(f"{place}: {column!r} must be the id of a document, it holds {shown(value, 40)}")
-    return str(value).strip()
+    if not (name := str(value).strip()):
+        raise DataError(f"{place}: {column!r} is empty; give the row an id, or remove it")
+    return name

@@ -16,7 +16,16 @@ from capt.pretrain.base.errors import ConfigError, DataError, shown
 from capt.pretrain.base.files import is_utf8, printable, read_lines
 from capt.pretrain.data.files import json_object
 from capt.pretrain.pairs.layout import Layouts
-from capt.pretrain.pairs.tables import DOCUMENT_IDS, QUERY_IDS, has_header, read_qrels, read_table, text_of, values
+from capt.pretrain.pairs.tables import (
+    DOCUMENT_IDS,
+    QUERY_IDS,
+    has_header,
+    read_qrels,
+    read_table,
+    text_of,
+    title_of,
+    values,
+)
 from capt.pretrain.retrieval.store import text_hash
 
 Document = tuple[str, str]
@@ -160,10 +169,10 @@ def _documents(path: Path, *, titles: bool = True, judged: bool = False) -> Iter
     Rows without an id have their number, but not where they are ``judged`` by their ids.
     """
     for where, row in read_json_lines(path):
-        text, title = row.get("text"), row.get("title") or ""
-        if not isinstance(text, str) or not isinstance(title, str):
+        text, title = row.get("text"), title_of(where, row)
+        if not isinstance(text, str):
             has = ", ".join(shown(key, 40) for key in list(row)[:10]) or "nothing"
-            raise DataError(f'{where}: "text" should be a text, and "title", where there is one; the row has {has}')
+            raise DataError(f'{where}: "text" should be a text, it is {shown(text)}; the row has {has}')
         _require_no_nul(where, title, text)
         key = next((key for key in (*DOCUMENT_IDS, *QUERY_IDS) if key in row), None)
         if key is None and judged:
@@ -171,6 +180,8 @@ def _documents(path: Path, *, titles: bool = True, judged: bool = False) -> Iter
         name = where.rpartition(":")[2] if key is None else row[key]
         if isinstance(name, bool) or not isinstance(name, str | int):
             raise DataError(f'{where}: "{key}" should be a text, not {shown(name)}')
+        if not str(name).strip():
+            raise DataError(f'{where}: "{key}" is empty; give the row an id, or remove it')
         yield str(name).strip(), f"{title} {text}".strip() if title and titles else text
 
 
@@ -184,7 +195,7 @@ def _unique(documents: Iterable[Document], source: Path) -> list[Document]:
     kept = []
     for name, text in documents:
         if name in seen:
-            raise DataError(f"{source}: the id {shown(name)} is there twice")
+            raise DataError(f"{source}: the id {shown(name)} is there twice; leave one of the two out")
         seen.add(name)
         kept.append((name, text))
     return kept
@@ -204,19 +215,15 @@ def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{path}:{number}", row
 
 
-_GRADE = re.compile(r"-?[0-9]{1,9}(\.0+)?")
-
-
 def _qrels(path: Path) -> tuple[dict[str, dict[str, int]], int]:
     """The judgements of each query, and the number of those that contradict an earlier one."""
     judged: dict[str, dict[str, int]] = {}
     contradictions = 0
     for place, query, document, grade in read_qrels(path):
-        if not _GRADE.fullmatch(grade):
-            raise DataError(f"{place}: query-id, corpus-id and a whole number as score are expected")
-        number_of_grade = int(float(grade))
-        contradictions += judged.setdefault(query, {}).setdefault(document, number_of_grade) != number_of_grade
-        judged[query][document] = number_of_grade
+        if grade % 1:
+            raise DataError(f"{place}: query-id, corpus-id and a whole number as score are expected, not {grade:g}")
+        contradictions += judged.setdefault(query, {}).setdefault(document, int(grade)) != grade
+        judged[query][document] = int(grade)
     if not judged:
         raise DataError(f"{path}: no judgements")
     return judged, contradictions
@@ -247,8 +254,10 @@ def _nano(folder: Path, name: str) -> Collection:
             if not isinstance(row.get("_id"), str | int) or not isinstance(row.get("text"), str):
                 has = ", ".join(f"{key} {shown(value, 20)}" for key, value in row.items())
                 raise DataError(f'{where}: columns "_id" and "text" are expected, with a text; it has {has}')
-            title = row.get("title") or ""
-            _require_no_nul(where, row["text"])
+            title = title_of(where, row)
+            _require_no_nul(where, title, row["text"])
+            if not str(row["_id"]).strip():
+                raise DataError(f'{where}: "_id" is empty; give the row an id, or remove it')
             yield str(row["_id"]), f"{title} {row['text']}".strip() if title else row["text"]
 
     judged: dict[str, dict[str, int]] = {}

@@ -231,11 +231,13 @@ class Corpus:
     def of(cls, collection: Collection) -> Corpus:
         """Read the corpus once. Raises ``DataError``: it is empty, has an id twice, or nothing relevant."""
         queries = {name: " ".join(text.split()) for name, text in collection.queries}
-        names, selves, seen = [], set(), set()
-        for name, text in collection.documents():
-            if name in seen:
-                raise DataError(f"{collection.name}: the document {name!r} is there twice")
-            seen.add(name)
+        names, selves, seen = [], set(), dict[str, int]()
+        for number, (name, text) in enumerate(collection.documents(), start=1):
+            if (first := seen.setdefault(name, number)) != number:
+                raise DataError(
+                    f"{collection.name}: the document {shown(name)} is there twice, as number {first:,} and as number "
+                    f"{number:,} of the corpus; leave one of the two out"
+                )
             names.append(name)
             relevant = collection.judged.get(name, {}).get(name, 0) > 0
             if queries.get(name) and not relevant and queries[name] in " ".join(text.split()):

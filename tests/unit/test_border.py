@@ -103,7 +103,7 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "pretrain/convert/huggingface.py": (".write_text", OUT),
     "pretrain/convert/onnx.py": (".write_text", OUT),
     "pretrain/convert/sentence_transformers.py": (".write_text", OUT),
-    "pretrain/data/docstrings.py": (".read_bytes", "installed packages, parsed and not run"),
+    "pretrain/data/docstrings.py": (".read_bytes .read_text", "installed packages and their records, not run"),
     "pretrain/base/leases.py": (".read_text .write_text", "words that are compared, in the user's own folder"),
     "pretrain/data/bulk.py": (".open np.load np.memmap", WORK),
     "pretrain/data/card.py": ("np.fromfile np.memmap", WORK),

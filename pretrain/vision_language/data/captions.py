@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -69,7 +70,10 @@ def read_annotations(document: Document) -> list[Example]:
     """
     files = {}
     if document.table.get("images"):
-        files = {row.id: file_stem(row.file_name) for _, row in checked(_Image, parts(document, "images"))}
+        unique, stems = Unique("id"), _Stems()
+        for place, row in checked(_Image, parts(document, "images")):
+            unique.add(row.id, place)
+            files[row.id] = stems.of(row.file_name, place)
     return _examples(document, list(checked(_Caption, parts(document, "annotations"))), files)
 
 
@@ -122,11 +126,29 @@ def read_table(document: Document) -> list[Example]:
 
 def _own_examples(rows: Iterable[tuple[str, _OwnCaption]]) -> list[Example]:
     examples: list[Example] = []
-    for _, row in rows:
-        picture = file_stem(row.image) if isinstance(row.image, str) else str(row.image)
+    stems = _Stems()
+    for place, row in rows:
+        picture = stems.of(row.image, place) if isinstance(row.image, str) else str(row.image)
         for caption in [row.caption] if isinstance(row.caption, str) else row.caption:
             examples.append(Example(len(examples), (picture,), caption))
     return examples
+
+
+class _Stems:
+    """The pictures by the names of their files, which are all that a region store has of them."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, str] = {}
+
+    def of(self, file: str, place: str) -> str:
+        """The name of a picture. Raises ``DataError`` where another picture above has it too."""
+        stem = file_stem(file)
+        if Path(first := self._files.setdefault(stem, file)) != Path(file):
+            raise DataError(
+                f"{place}: {shown(file)} and {shown(first)} above are both called {shown(stem)}, without folder and "
+                "ending; give each picture a name of its own, here and in the region store"
+            )
+        return stem
 
 
 _QUOTES = """write a cell that begins with a double quote as "..." with each quote in it doubled"""

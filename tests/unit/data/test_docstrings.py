@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import json
+import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
 
 import pytest
 
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.data.docstrings import docstring_file, prose, write_pairs
+from capt.pretrain.data.docstrings import docstring_file, prose, python_folders, write_pairs
 
 NUMPY = """
     Return the union of the indexes that are given by the user.
@@ -129,6 +132,33 @@ def test_result_does_not_depend_on_the_number_of_workers(tmp_path: Path) -> None
     one, two = (docstring_file(tmp_path / str(n), n, [folder]) for n in (1, 2))
     assert one.read_bytes() == two.read_bytes()
     assert one.stat().st_size > 10_000
+
+
+def test_packages_outside_of_site_packages_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the paths in ``.pth`` files, and of the finders that setuptools writes for an editable install."""
+    site, info = tmp_path / "site", tmp_path / "site" / "c-1.dist-info"
+    for folder in (info, site / "inner", tmp_path / "a", tmp_path / "b" / "deeper", tmp_path / "c"):
+        folder.mkdir(parents=True)
+    (site / "a.pth").write_text(f"# {tmp_path}\nimport os; os.sep\n\n{tmp_path / 'a'}  \ninner\n../b\nnowhere\n")
+    (site / "b.pth").write_text(f"{tmp_path / 'b' / 'deeper'}\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: c\nVersion: 1\n")
+    (info / "direct_url.json").write_text('{"url": "file:///x", "dir_info": {"editable": true}}')
+    (info / "top_level.txt").write_text("editable_c\nnot-a-name\nnowhere_at_all\n")
+
+    class Finder:
+        @staticmethod
+        def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+            if name != "editable_c":
+                return None
+            return spec_from_file_location(
+                name, tmp_path / "c/__init__.py", submodule_search_locations=[f"{tmp_path}/c"]
+            )
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
+    monkeypatch.setattr(sys, "path", [*sys.path, str(site)])
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path if name == "x" else site))
+    found = [path for path in python_folders() if tmp_path in path.parents]
+    assert found == [*(tmp_path / name for name in "abc"), site]
 
 
 def test_folder_without_docstrings(tmp_path: Path) -> None:

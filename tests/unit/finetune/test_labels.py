@@ -254,6 +254,12 @@ def test_a_bad_row_is_named_wherever_it_is(form: str, at: int, tmp_path: Path) -
         ("a.csv", "text,label\na,x\nb,#N/A\nc,x\nd,y\n", {}, "line 3: 'label' is '#N/A', as a missing"),
         ("a.jsonl", '{"text": "a", "label": ["x", "y"]}\n{"text": "b", "label": ["NaN"]}\n', {},
          "line 2: 'label' is 'NaN', as a missing"),
+        ("a.csv", "text,label\na,x\nb,#REF!\nc,x\nd,y\n", {}, "line 3: 'label' is '#REF!', as a missing"),
+        ("a.jsonl", '{"text": "a", "label": [1, 3]}\n{"text": "b", "label": [0, 1, 0]}\n', {},
+         r"line 2: 'label' is \[0, 1, 0\], numbers and no names of labels. .* data.label=\[NAME,NAME\]"),
+        ("a.csv", 'text,label\na,"[0.25, 0.75]"\nb,"[0.5, 0.5]"\n', {}, r"line 2: .*0.75.*, numbers and no names"),
+        ("a.jsonl", '{"text": "a", "label": [0, 1]}\n{"text": "b", "label": [1, 0]}\n', {},
+         r"every row has the labels '0, 1'; there is nothing to learn. .* data.label=\[NAME,NAME\]"),
         ("a.jsonl", "".join(f'{{"text": "a", "label": {cell}}}\n' for cell in ("true", "false", "1", "0") * 2), {},
          "line 3: label '1' reads as 'true' above"),
         ("a.csv", "text,label\na,x\nb,x\u200b\nc,y\nd,y\n", {}, "one class written in two ways"),
@@ -298,6 +304,13 @@ def test_a_decimal_and_a_whole_number_are_one_class(tmp_path: Path) -> None:
     rows = [{"text": f"t {i}", "label": Decimal(f"{i % 2}.00")} for i in range(8)]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
     assert read_splits(_data(tmp_path / "rows.parquet")).data.labels == ["0", "1"]
+
+
+def test_a_text_with_two_labels_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("text,label\na,x\nb,y\nA ,y\na,x\nc,x\nc,y\n")
+    read_splits(_data(path))
+    assert f"rows whose text has another label above: 2, the first is {path}, line 4" in caplog.text
 
 
 def test_validation_on_texts_that_are_trained_on_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -71,6 +71,27 @@ def test_words_by_frequency_after_the_special_ones(folder: Path, tmp_path: Path)
     assert build_vocabulary(_data(folder, vocabulary=1)).fingerprint != vocabulary.fingerprint
 
 
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("<unk>\n<pad>\n<unk>\n<s>\n</s>\nb\na\nb\n", "line 8: 'b' is on line 6 as well; remove one of the two"),
+        ("<unk>\n<pad>\n<unk>\n<s>\n</s>\nb\n\na\n", "line 7: '' is not one word; remove the line"),
+        ("<unk>\n<pad>\n<unk>\n<s>\n</s>\na b\n", "line 6: 'a b' is not one word; remove the line"),
+        ("a\nb\n", r"lines 2 to 5 must be <pad> <unk> <s> </s>"),
+    ],
+)
+def test_words_that_no_text_gets_are_refused(content: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text(content)
+    with pytest.raises(DataError, match=says):
+        Vocabulary.load(tmp_path / "words.txt")
+
+
+def test_the_last_word_needs_no_line_end(tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("\ufeff_UNK\n<pad>\n<unk>\n<s>\n</s>\na\nb")
+    vocabulary = Vocabulary.load(tmp_path / "words.txt")
+    assert (vocabulary.unknown, vocabulary.words[4:]) == ("_UNK", ("a", "b"))
+
+
 def test_words_that_occur_once_stand_for_the_unknown_ones(tmp_path: Path) -> None:
     """In text without a word for unknown ones; PTB's, which has one, keeps its words."""
     (tmp_path / "train.txt").write_text("a b a\na once b\n")

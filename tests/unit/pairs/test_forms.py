@@ -227,6 +227,9 @@ def test_passages_as_objects(tmp_path: Path) -> None:
     corpus = write_json(tmp_path / "corpus.jsonl", [{"id": 7, "text": "seven"}, {"id": 8, "text": "eight"}])
     rows = [{"question_id": "q", "question": "x", "pos_doc": [{"id": "7"}], "neg_doc": [{"id": "8"}]}]
     assert read(write_json(tmp_path / "b.jsonl", rows), corpus=corpus) == [Pair("x", ("seven",), ("eight",))]
+    rows = [{"query": "x", "positive_passages": [{"docid": "1", "title": 5, "text": "t"}]}]
+    with pytest.raises(DataError, match=r"c.jsonl:1: 'title' should be a text, it is 5; put quotes around it"):
+        read(write_json(tmp_path / "c.jsonl", rows))
 
 
 def beir(folder: Path, judgements: Sequence[tuple[str, str, object]], split: str = "test") -> Path:
@@ -257,6 +260,9 @@ def test_beir(tmp_path: Path) -> None:
         "query_id\tdoc_id\trelevance\r\nq1\td1\t1\r\nq1\td4\t0\r\n",
         "Corpus-ID\tQuery-ID\tScore\nd1\tq1\t1\nd4\tq1\t0\n",
         "corpus-id\tquery-id\tscore\tby\nd1\tq1\t1\tx\nd4\tq1\t0\ty\n",
+        "q1\td1\t1\nq1\td4\t0\nq1\td1\t1\n",
+        "q1\td1\t0\nq1\td4\t2\nq1\td1\t1\nq1\td4\t0\n",
+        "q1\td1\t0.1e1\nq1\td4\t0e3\n",
     ],
 )
 def test_qrels_of_other_tools_are_read_alike_for_training_and_for_evaluation(qrels: str, tmp_path: Path) -> None:
@@ -265,6 +271,59 @@ def test_qrels_of_other_tools_are_read_alike_for_training_and_for_evaluation(qre
     assert read(folder, split="test") == [Pair("query 1", ("T t1",), ("t4",))]
     (collection,) = read_collections(folder)
     assert collection.judged == {"q1": {"d1": 1, "d4": 0}}
+
+
+def test_judgements_that_contradict_each_other_are_counted(tmp_path: Path) -> None:
+    folder = beir(tmp_path / "set", [("q1", "d1", 1), ("q1", "d2", 1), ("q1", "d1", 0), ("q1", "d2", "1.0")])
+    list(read_pairs([folder], split="test", counts=(counts := Counts())))
+    place = folder / "qrels" / "test.tsv"
+    assert counts.remarks() == [
+        f"judgements that contradict an earlier one, the last counts: 1, the first at {place}:4"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        ("corpus.jsonl", {"_id": "d1", "title": 0, "text": "t"}, r"corpus.jsonl:1: 'title' should be a text, it is 0"),
+        (
+            "corpus.jsonl",
+            {"_id": "d1", "title": [], "text": "t"},
+            r"corpus.jsonl:1: 'title' should be a text, it is \[\]",
+        ),
+        (
+            "corpus.jsonl",
+            {"_id": " ", "text": "t"},
+            "corpus.jsonl:1: .?._id.? is empty; give the row an id, or remove it",
+        ),
+        (
+            "queries.jsonl",
+            {"_id": "", "text": "t"},
+            "queries.jsonl:1: .?._id.? is empty; give the row an id, or remove it",
+        ),
+        (
+            "qrels/test.tsv",
+            "q1\td1\t1_0",
+            "test.tsv:1: .* a whole number as score are expected, found 'q1', 'd1', '1_0'",
+        ),
+        (
+            "qrels/test.tsv",
+            "q1\td1\tnan",
+            "test.tsv:1: .* a whole number as score are expected, found 'q1', 'd1', 'nan'",
+        ),
+        ("qrels/test.tsv", "q1\t\t1", "test.tsv:1: query-id, corpus-id .* expected, found 'q1', '', '1'"),
+        ("qrels/test.tsv", "\td1\t1", "test.tsv:1: query-id, corpus-id .* expected, found '', 'd1', '1'"),
+    ],
+)
+def test_faults_of_beir_folders_are_refused_alike_for_training_and_for_evaluation(
+    file: str, content: dict[str, object] | str, says: str, tmp_path: Path
+) -> None:
+    folder = beir(tmp_path / "set", [("q1", "d1", 1)])
+    (folder / file).write_text((content if isinstance(content, str) else json.dumps(content)) + "\n")
+    with pytest.raises(DataError, match=says):
+        read(folder, split="test")
+    with pytest.raises(DataError, match=says):
+        [list(collection.documents()) for collection in read_collections(folder)]
 
 
 @pytest.mark.realdata
@@ -317,18 +376,21 @@ def test_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         {"query": "e\u0301 f", "pos": ["\u00e9  f"]},
         {"query": "g", "pos": ["h"], "neg": [" h ", "g", "i"], "neg_scores": [1, 2, 3]},
     ]
+    rows.append({"query": "k", "pos": ["nan"]})
     path, counts = write_json(tmp_path / "a.jsonl", rows), Counts()
     with caplog.at_level(logging.WARNING):
         found = read(path, counts=counts)
+    assert found.pop() == Pair("k", ("nan",))
+    assert counts.as_missing == 1
     assert found[1] == Pair("a", ("b",), ("d",), negative_scores=(2.0,))
     assert found[-1] == Pair("g", ("h",), ("i",), negative_scores=(3.0,))
-    assert (counts.rows, counts.used, len(found)) == (9, 5, 5)
+    assert (counts.rows, counts.used, len(found)) == (10, 6, 5)
     assert (counts.without_query, counts.without_positive, counts.empty_texts) == (2, 2, 4)
     assert (counts.duplicates, counts.query_is_positive) == (1, 1)
     assert (counts.negative_is_positive, counts.negative_is_query) == (1, 1)
     assert f"rows left out, the query is empty: 2, the first at {path}:2" in caplog.text
     assert all(remark in caplog.text for remark in counts.remarks())
-    assert len(counts.remarks()) == 7
+    assert len(counts.remarks()) == 8
 
 
 # ---- what is refused

@@ -190,7 +190,9 @@ def test_a_query_that_is_a_document_does_not_find_itself(sentences: Path, tmp_pa
         ("q1\td1\t\nq2\td2\t1\n", "12", ":1: query-id, corpus-id and a whole number"),
         ("q1\td1\t1\nq2\td2\t1\nq3\td2\t1\n", "12", "1 judged queries are not among the queries"),
         ("q1\td1\t1\nq1\td1\t1\nq2\td2\t1\nq2\td2\t2\n", "12", "1 judgements contradict an earlier one"),
+        ("q1\td1\t1e3\nq2\td2\t+1.\n", "12", ""),
         ("q0\td1\t1\n", "0", "1 queries have no text"),
+        ("q1\td1\t1\n", "11", "the id 'q1' is there twice; leave one of the two out"),
         ("q1\td3\t1\nq2\td1\t0\n", "12", "none of the relevant documents is in the corpus"),
         ("query-id\tcorpus-id\tscore\nq1\td1\t1\nq2\td2\t1\n", "12", ""),
     ],
@@ -220,6 +222,18 @@ def test_a_judgement_in_parquet_is_a_whole_number(score: object, tmp_path: Path)
         pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / name / "Nano.parquet")
     with pytest.raises(DataError, match=r'Nano.parquet:1: "score" is .*; a whole number is expected'):
         read_collections(tmp_path)
+
+
+@pytest.mark.parametrize(("column", "value"), [("_id", ""), ("title", 5)])
+def test_documents_in_parquet_have_ids_and_titles_that_are_texts(column: str, value: object, tmp_path: Path) -> None:
+    tables = {"corpus": {"_id": ["1"], "text": ["a"], "title": ["t"]} | {column: [value]}, "queries": {"_id": ["1"],
+              "text": ["b"]}, "qrels": {"query-id": ["1"], "corpus-id": ["1"]}}  # fmt: skip
+    for name, table in tables.items():
+        (tmp_path / name).mkdir()
+        pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / name / "Nano.parquet")
+    (collection,) = read_collections(tmp_path)
+    with pytest.raises(DataError, match=f"Nano.parquet:1: .{column}. (is empty|should be a text)"):
+        list(collection.documents())
 
 
 def test_bm25_of_texts_without_a_word() -> None:

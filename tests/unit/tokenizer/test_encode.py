@@ -208,6 +208,8 @@ def test_declared_special_tokens_win(byte_level: Path) -> None:
         ({"vocab.txt": "a\nb\n"}, "no bos and no pad and no eos and no unk and no mask token"),
         ({"vocab.json": '{"a</w>": 0}', "merges.txt": ""}, "vocab.json is not a byte-level BPE vocabulary"),
         ({"vocab.json": "nonsense", "merges.txt": ""}, "vocab.json: not valid JSON"),
+        ({"vocab.txt": "\n".join([*WORDS, "x", "the "])}, r"line 16: the token 'the', as on line 13, .* \[unused13\]"),
+        ({"vocab.txt": "\ufeff" + "\n".join(WORDS)}, "line 1: begins with a byte order mark"),
     ],
 )
 def test_bad_folders(tmp_path: Path, files: dict[str, str], message: str) -> None:
@@ -217,8 +219,70 @@ def test_bad_folders(tmp_path: Path, files: dict[str, str], message: str) -> Non
         load_tokenizer(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "merges", "message"),
+    [
+        ('"the": 257', '"the": 256', None, "the tokens 'th' and 'the' have the same id, 256"),
+        (
+            '"the": 257',
+            '"the": 257, "the": 9',
+            None,
+            "vocab.json: .* the key 'the' occurs twice in one object; keep one",
+        ),
+        ('"the": 257', '"the": 257, "<mask>": 300, "<pad>": 0', None, "'!' and '<pad>' have the same id, 0"),
+        ("", "", "#version: 0.2\n", "merges.txt: makes 0 of the 2 longer tokens of vocab.json"),
+        ("", "", "", "merges.txt: makes 0 of the 2 longer tokens of vocab.json"),
+        ("", "", "t h\n", "merges.txt: makes 1 of the 2 longer tokens of vocab.json"),
+    ],
+)
+def test_a_vocabulary_whose_tokens_texts_cannot_get(
+    old: str, new: str, merges: str | None, message: str, byte_level: Path
+) -> None:
+    path = byte_level / "vocab.json"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    if merges is not None:
+        (byte_level / "merges.txt").write_text(merges)
+    with pytest.raises(DataError, match=message):
+        load_tokenizer(byte_level, add_missing=True)
+
+
+def test_a_token_twice_in_tokenizer_json(bert: Path) -> None:
+    load_tokenizer(bert).save(bert)
+    path = bert / "tokenizer.json"
+    path.write_text(path.read_text().replace('"the": 12', '"the": 12, "the": 5'))
+    with pytest.raises(
+        DataError, match=r"tokenizer.json: .* the key 'the' occurs twice in one object; keep one of them"
+    ):
+        load_tokenizer(bert)
+
+
+def test_merges_that_tokenizer_json_lacks(byte_level: Path) -> None:
+    load_tokenizer(byte_level, add_missing=True).save(byte_level)
+    path = byte_level / "tokenizer.json"
+    spec = json.loads(path.read_text())
+    path.write_text(json.dumps({**spec, "model": {**spec["model"], "merges": []}}))
+    with pytest.raises(DataError, match=r"tokenizer.json: has no merges, .* no text gets 'th' and 1 other tokens"):
+        load_tokenizer(byte_level)
+
+
+def test_ids_without_a_token_are_said_and_stay(byte_level: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = byte_level / "vocab.json"
+    path.write_text(path.read_text().replace('"the": 257', '"the": 290'))
+    (ids,) = load_tokenizer(byte_level, add_missing=True).encode_batch(["the"])
+    assert ids.tolist() == [290]
+    assert "ids that belong to no token, the first is 257" in caplog.text
+
+
+def test_empty_lines_of_a_vocabulary_count_as_ids(bert: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (bert / "vocab.txt").write_text("\n".join([*WORDS, "", "\u2028", "last"]))
+    (ids,) = load_tokenizer(bert).encode_batch(["last"])
+    assert ids.tolist() == [len(WORDS) + 2]
+    assert f"ids that belong to no token, the first is {len(WORDS)}" in caplog.text
+
+
 def test_merges_that_do_not_fit(byte_level: Path) -> None:
-    (byte_level / "merges.txt").write_text("#version: 0.2\nq q\n")
+    (byte_level / "merges.txt").write_text("#version: 0.2\nt h\nth e\nq q\n")
     with pytest.raises(DataError, match="damaged tokenizer"):
         load_tokenizer(byte_level, add_missing=True)
 

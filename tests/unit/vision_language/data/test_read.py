@@ -171,6 +171,18 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a GQA key less": ({"201": _without(forms.gqa_question("no"), "question")}, "question '201': question: Field"),
     "no balance": ({"201": {**forms.gqa_question("no"), "isBalanced": "yes"}}, "question '201': isBalanced: Input"),
     "no token": (forms.FLICKR + "no number\tA cat.\n", "line 3: 'no number.* is not PICTURE.jpg#k TAB caption"),
+    "a picture twice": (
+        {**forms.COCO, "images": [*forms.COCO["images"], {"id": 42, "file_name": "other.jpg"}]},
+        r"images\[1\]: id 42 occurs twice",
+    ),
+    "two pictures of one name": (
+        {**forms.COCO, "images": [{"id": 42, "file_name": "a/1.jpg"}, {"id": 43, "file_name": "b/1.jpg"}]},
+        r"images\[1\]: 'b/1.jpg' and 'a/1.jpg' above are both called '1', .* a name of its own",
+    ),
+    "two pictures of one name in rows": (
+        [{"image": name, "caption": "a"} for name in ("x.jpg", "./x.jpg", "x.png")],
+        "row 3: 'x.png' and 'x.jpg' above are both called 'x'",
+    ),
     "no picture's file": ({**forms.COCO, "images": [{"id": 1}]}, r"images\[0\]: file_name: Field required"),
 }
 
