@@ -326,7 +326,7 @@ def _beir(folder: Path, split: str, counts: Counts) -> Iterator[tuple[str, Pair]
     path = folder / "qrels" / f"{split}.tsv"
     if not path.is_file():
         there = ", ".join(sorted(file.stem for file in path.parent.glob("*.tsv"))) or "none"
-        raise DataError(f"{path}: no such file; split={split} is chosen, and there are {there}")
+        raise DataError(f"{path}: no such file; split={split} is chosen, and there are {there}: choose another split")
     judged: dict[str, tuple[str, list[str], list[str]]] = {}
     for place, query, document, score in read_qrels(path):
         relevant = number_of(place, score, "score") > 0
