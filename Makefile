@@ -136,16 +136,21 @@ quickstart-vl: install
 	@echo "report: $(VL)/report/report.html   Hugging Face model: $(VL)/export/hf   figures on the synthetic test split: $(VL)/*_figures.json"
 
 # Pairs from a text's own structure: the docstring of each installed function, and the function's name and signature.
+# Searched are the functions of Python's own library, by docstrings of which none was trained on.
 quickstart-pairs: install
 	rm -rf $(PAIRS)
-	$(BIN)/python -c "from pathlib import Path; from capt.pretrain.data.docstrings import write_pairs; print(write_pairs(Path('$(PAIRS)/data')), 'pairs')"
-	$(BIN)/capt pretrain mlm_tiny --nproc 2 run.dir=$(PAIRS)/encoder data.source=docstrings
+	$(BIN)/python -c "from pathlib import Path; from capt.pretrain.retrieval.own_structure import write_library_search; \
+	    print(write_library_search(Path('$(PAIRS)/data')))"
+	$(BIN)/capt pretrain mlm_tiny --nproc 2 run.dir=$(PAIRS)/encoder data.files=$(PAIRS)/data/text.txt
 	$(BIN)/capt pretrain pairs_tiny --nproc 2 run.dir=$(PAIRS)/model model.init=$(PAIRS)/encoder \
-	    data.files=$(PAIRS)/data/pairs.jsonl schedule.stop_after=150 $(ARGS) || test $$? -eq 75
+	    data.files=$(PAIRS)/data/pairs.jsonl schedule.max_steps=600 validate.every=200 \
+	    validate.retrieval.folders=[$(PAIRS)/data/beir] schedule.stop_after=150 $(ARGS) || test $$? -eq 75
 	$(BIN)/capt resume $(PAIRS)/model
 	$(BIN)/capt convert $(PAIRS)/model $(PAIRS)/export --to sentence-transformers
-	$(BIN)/capt neighbors $(PAIRS)/export --text $(PAIRS)/data/signatures.txt --lines 50000 \
-	    "copy a file to another place" "read a table from a CSV file" "compute the inverse of a matrix" "start a new thread"
+	$(BIN)/capt evaluate $(PAIRS)/model --retrieval $(PAIRS)/data/beir --bm25
+	tr '\n' '\0' < $(PAIRS)/data/queries.txt | xargs -0 $(BIN)/capt neighbors $(PAIRS)/export \
+	    --text $(PAIRS)/data/library.txt --lines 50000
+	@echo "what the four describe:" && cat $(PAIRS)/data/answers.txt
 	$(BIN)/capt report $(PAIRS)/model --out $(PAIRS)/report
 	@echo "report: $(PAIRS)/report/report.html   sentence-transformers model: $(PAIRS)/export"
 

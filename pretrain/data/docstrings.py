@@ -111,43 +111,68 @@ def docstring_file(
 
 
 def write_pairs(folder: Path, folders: Sequence[Path] | None = None, workers: int = 2) -> int:
-    """Write pairs of what a function does and its name with its signature, and return how many.
+    """Write pairs of what a function does and its name with its arguments, and return how many.
 
-    ``folder/pairs.jsonl`` has a query (the first English paragraph of the docstring) and a positive on each line,
-    ``folder/signatures.txt`` each signature once, to search in. Functions whose names begin with an underscore, and
-    paragraphs that describe more than one function, are left out.
+    ``folder/pairs.jsonl`` has a query (the first English paragraph of the docstring) and a positive
+    (``shutil.copytree(src, dst, symlinks)``: module, name, and the names of the arguments) on each line. Left out are
+    functions of which any part of the name begins with an underscore, functions of tests, and paragraphs that describe
+    more than one function, where nothing but the function's own name tells them apart.
 
     Raises:
         DataError: no function has such a docstring.
     """
-    files = [path for each in (folders or python_folders()) for path in _python_files(each)]
+    files = [(each, path) for each in (folders or python_folders()) for path in _python_files(each)]
     tasks = [files[i : i + _FILES_A_TASK] for i in range(0, len(files), _FILES_A_TASK)]
-    signatures: dict[str, set[str]] = {}
+    described: dict[str, set[tuple[str, str]]] = {}
     for found in ordered_map(_read_signatures, tasks, workers):
         for paragraph, signature in found:
-            signatures.setdefault(paragraph, set()).add(signature)
-    pairs = [(paragraph, *named) for paragraph, named in signatures.items() if len(named) == 1]
+            described.setdefault(_without_name(paragraph, signature), set()).add((paragraph, signature))
+    pairs = [next(iter(alike)) for alike in described.values() if len(alike) == 1]
     if not pairs:
         raise DataError(f"no function in {len(files)} Python files has a docstring")
     folder.mkdir(parents=True, exist_ok=True)
     with new_file(folder / "pairs.jsonl") as out:
         for paragraph, signature in pairs:
             out.write(json.dumps({"query": paragraph, "pos": [signature]}, ensure_ascii=False) + "\n")
-    with new_file(folder / "signatures.txt") as out:
-        out.write("".join(f"{signature}\n" for signature in dict.fromkeys(signature for _, signature in pairs)))
     return len(pairs)
 
 
-def _read_signatures(paths: Sequence[Path]) -> list[tuple[str, str]]:
-    """The first English paragraph of every public function, and its name with its signature."""
+_HIDDEN = re.compile(r"(^|\.)_|(^|[._])tests?([._]|$)")
+"""Names of which a part begins with an underscore, or that are of tests."""
+
+
+def _read_signatures(files: Sequence[tuple[Path, Path]]) -> list[tuple[str, str]]:
+    """The first English paragraph of every public function, and its name with the names of its arguments.
+
+    ``files``: a folder of modules, and a file in it.
+    """
     found = []
-    for path in paths:
-        tree = _parsed(path)
+    for folder, path in files:
+        module = ".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
+        tree = None if _HIDDEN.search(module) else _parsed(path)
         for node, name in _functions(tree, "") if tree is not None else ():
             paragraph = next(prose(_docstring(node)), None)
-            if paragraph is not None and not node.name.startswith("_"):
-                found.append((paragraph, f"{name}({ast.unparse(node.args)})"[:200]))
+            if paragraph is not None and not _HIDDEN.search(name):
+                found.append((paragraph, f"{module}.{name}({_arguments(node, name)})"[:200]))
     return found
+
+
+def _arguments(node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> str:
+    """The names of the arguments as a call gives them: without that of the object or class of a method."""
+    given = node.args
+    names = [each.arg for each in (*given.posonlyargs, *given.args)]
+    if "." in name and names[:1] in (["self"], ["cls"]):
+        names = names[1:]
+    names += [f"*{given.vararg.arg}"] if given.vararg else []
+    names += [each.arg for each in given.kwonlyargs]
+    names += [f"**{given.kwarg.arg}"] if given.kwarg else []
+    return ", ".join(names)
+
+
+def _without_name(paragraph: str, signature: str) -> str:
+    """``paragraph`` with a blank for each word that is a part of the function's own name."""
+    own = set(signature.partition("(")[0].split("."))
+    return " ".join("" if word.strip("\"'.,;:()") in own else word for word in paragraph.split(" "))
 
 
 def _functions(node: Definition, prefix: str) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, str]]:

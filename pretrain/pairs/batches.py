@@ -30,6 +30,22 @@ class PaddedTexts(NamedTuple):
     padded: bool
 
 
+class GroupedTexts(NamedTuple):
+    """Texts of a micro-batch in groups, each padded to its own longest text.
+
+    Attributes:
+        groups: the groups.
+        places: row of each text among those of all groups, one group after another.
+    """
+
+    groups: list[PaddedTexts]
+    places: Int[Tensor, " texts"]
+
+    def in_order(self, rows: Sequence[Float[Tensor, "_ d"]]) -> Float[Tensor, "texts d"]:
+        """The rows of all groups in the order of the texts."""
+        return torch.cat(list(rows)).index_select(0, self.places)
+
+
 class MaskedTexts(NamedTuple):
     """Corrupted texts, and at ``positions`` of each what its tokens were; a label of -100 marks an unused place."""
 
@@ -78,13 +94,22 @@ class PairBatch:
     step_rows: tuple[int, ...]
     step_tokens: int
 
-    def texts(self, pad_id: int, device: torch.device) -> tuple[PaddedTexts, PaddedTexts]:
-        """The queries, and the positives with the negatives after them, on ``device``."""
-        n = len(self.ids)
-        bound = int(self.lengths[:n].sum())
-        return (
-            _rows(self.tokens[:bound], self.lengths[:n], pad_id, device),
-            _rows(self.tokens[bound:], self.lengths[n:], pad_id, device),
+    def texts(self, pad_id: int, device: torch.device, *, by_length: bool) -> GroupedTexts:
+        """The queries, the positives and the negatives on ``device``.
+
+        ``by_length``: in as many groups of texts of similar length as save padding; else queries and documents, a
+        group each.
+        """
+        n, texts = len(self.ids), self.tokens.split(self.lengths.tolist())
+        groups = (
+            groups_by_length(self.lengths) if by_length else list(torch.arange(len(texts)).split([n, len(texts) - n]))
+        )
+        return GroupedTexts(
+            [
+                _rows(torch.cat([texts[i] for i in group.tolist()]), self.lengths[group], pad_id, device)
+                for group in groups
+            ],
+            torch.cat(groups).argsort().to(device, non_blocking=True),
         )
 
     def masked_texts(self, pad_id: int, device: torch.device) -> MaskedTexts | None:
@@ -114,6 +139,26 @@ def _rows(tokens: Tensor, lengths: Tensor, pad_id: int, device: torch.device) ->
     rows = torch.full(real.shape, pad_id, dtype=torch.int64)
     rows[real] = tokens.long()
     return PaddedTexts(rows.to(device, non_blocking=True), not bool(real.all()))
+
+
+GROUP_TOKENS = 64
+"""Tokens of padding that a further group must save."""
+
+
+def groups_by_length(lengths: Int[Tensor, " n"]) -> list[Int[Tensor, " _"]]:
+    """Divide texts into groups of similar length, so that padded tokens and `GROUP_TOKENS` a group are fewest."""
+    sizes, of_text = np.unique(lengths.numpy(), return_inverse=True)
+    until = np.concatenate([[0], np.bincount(of_text).cumsum()])
+    least, first = np.zeros(len(sizes) + 1), np.zeros(len(sizes) + 1, dtype=np.int64)
+    for end, longest in enumerate(sizes, start=1):  # the best last group of the texts of the first `end` sizes
+        tokens = least[:end] + (until[end] - until[:end]) * longest + GROUP_TOKENS
+        first[end] = tokens.argmin()
+        least[end] = tokens[first[end]]
+    cuts, end = [], int(first[-1])
+    while end:
+        cuts.append(int(until[end]))
+        end = int(first[end])
+    return list(torch.from_numpy(of_text.argsort(kind="stable")).tensor_split(cuts[::-1]))
 
 
 class Drawn(NamedTuple):

@@ -51,6 +51,9 @@ class PairSource(Section):
     form: str = Field("auto", description="form of the rows; auto recognises it")
     corpus: PathField | None = Field(None, description="texts of the ids that the files name")
     columns: dict[str, str] = Field({}, description="role of a column -> its name in the files")
+    split: Name | None = Field(
+        None, description="split of a data set of the hub, or of the qrels of a BEIR folder; null = data.split"
+    )
     weight: NonNegativeFloat = Field(1.0, description="share of the global batches, relative to the other sources")
     prompts: Prompts | None = Field(None, description="text before queries and documents; null = data.prompts")
     query_length: PositiveInt | None = Field(
@@ -86,6 +89,7 @@ class PairData(Section):
     form: str = Field("auto", description="form of the rows of data.files; auto recognises it")
     corpus: PathField | None = Field(None, description="texts of the ids that data.files name")
     columns: dict[str, str] = Field({}, description="role of a column -> its name in data.files")
+    split: Name = Field("train", description="split of a data set of the hub, or of the qrels of a BEIR folder")
     validation_files: Patterns = Field([], description="held-out pairs; without them a fraction of the pairs")
     validation_fraction: float = Field(
         0.02, ge=0, lt=1, description="share of the queries to hold out, with all their pairs; 0 = none"
@@ -167,6 +171,7 @@ class PairData(Section):
                 )
             yield source.model_copy(
                 update={
+                    "split": source.split or self.split,
                     "prompts": source.prompts or self.prompts,
                     "query_length": source.query_length or self.query_length or self.sequence_length,
                     "document_length": source.document_length or self.sequence_length,

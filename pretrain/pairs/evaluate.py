@@ -51,7 +51,9 @@ def command(
     sections = []
     for path in data:
         held_out = sources[name].model_copy(update={**HELD_OUT, "loss": "auto", "view": "dropout", "name": path.name})
-        options: dict[str, Any] = {"corpus": held_out.corpus, "columns": held_out.columns}
+        options: dict[str, Any] = {
+            "corpus": held_out.corpus, "columns": held_out.columns, "split": held_out.split or "train"
+        }  # fmt: skip
         pairs = read_pairs([path], form=held_out.form, **options)
         rows = encode_source(held_out, pairs, trained.tokenizer, encoder.max_positions)
         temperature = trained.job.validate_.temperature

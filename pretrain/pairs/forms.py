@@ -333,7 +333,8 @@ def _beir(folder: Path, split: str, counts: Counts) -> Iterator[tuple[str, Pair]
     if not path.is_file():
         there = ", ".join(sorted(file.stem for file in path.parent.glob("*.tsv"))) or "none"
         raise DataError(
-            f"{path}: no such file; there are qrels of: {there}; choose by data.split (capt data inspect: --split NAME)"
+            f"{path}: no such file; split={split} is chosen, and there are {there}: choose another by data.split "
+            "(capt data inspect: --split NAME)"
         )
     judged: dict[str, dict[str, tuple[str, float]]] = {}
     for place, query, document, grade in read_qrels(path):

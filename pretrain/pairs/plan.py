@@ -15,7 +15,7 @@ from capt.pretrain.language.load import encoder_tokenizer
 from capt.pretrain.language.plan import described_encoder
 from capt.pretrain.models.encoder import Encoder
 from capt.pretrain.models.foreign.encoder import build_encoder
-from capt.pretrain.pairs.batches import MaskedTexts, PaddedTexts, PairBatch
+from capt.pretrain.pairs.batches import GroupedTexts, MaskedTexts, PaddedTexts, PairBatch
 from capt.pretrain.pairs.config import PairJob
 from capt.pretrain.pairs.loss import PairViews
 from capt.pretrain.pairs.module import PairModule
@@ -63,12 +63,14 @@ class _Batch(PairBatch):
         labels = self.labels.view(-1, self.predicted)
         return MaskedTexts(PaddedTexts(tokens, False), torch.zeros_like(labels), labels)
 
-    def texts(self, pad_id: int, device: torch.device) -> tuple[PaddedTexts, PaddedTexts]:
-        """Queries, and documents with the negatives after them."""
+    def texts(self, pad_id: int, device: torch.device, *, by_length: bool) -> GroupedTexts:
+        """Queries, and documents with the negatives after them: all of a length, whatever ``by_length``."""
         n = len(self.ids)
         queries = torch.zeros(n, self.shape.query, dtype=torch.int64)
         documents = torch.zeros(n * (1 + self.shape.negatives), self.shape.document, dtype=torch.int64)
-        return PaddedTexts(queries, False), PaddedTexts(documents, False)
+        return GroupedTexts(
+            [PaddedTexts(queries, False), PaddedTexts(documents, False)], torch.arange(len(queries) + len(documents))
+        )
 
 
 def _longest_row(job: PairJob, shape: _Shape) -> SourceRows:

@@ -454,7 +454,10 @@ def _write(
     folder: Path, launch: str,
 ) -> None:  # fmt: skip
     counts = Counts()
-    pairs = read_pairs(files, form=source.form, corpus=source.corpus, columns=source.columns, counts=counts)
+    pairs = read_pairs(
+        files, form=source.form, corpus=source.corpus, columns=source.columns, split=source.split or "train",
+        counts=counts,
+    )  # fmt: skip
     with new_folder(folder, replace=folder.exists()) as partial:
         writers: dict[str, RowsWriter] = {}
         for place, pair, is_held_out in split_pairs(pairs, fraction):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from capt.pretrain.base.overlap import same_text
-from capt.pretrain.retrieval.own_structure import write_docstring_data
+from capt.pretrain.retrieval.own_structure import write_docstring_data, write_library_search
 from tests.finetune import sentence
 from tests.support import run_capt
 from tests.unit.retrieval.toy import write_beir
@@ -90,3 +90,32 @@ def test_docstrings_stand_in_for_a_corpus(tmp_path: Path) -> None:
     assert not asked & {same_text(row["query"]) for row in read["pairs.jsonl"]}
     judged = [line.split("\t") for line in (tmp_path / "beir/qrels/test.tsv").read_text().splitlines()[1:]]
     assert {document for _, document, _ in judged} <= {row["_id"] for row in read["beir/corpus.jsonl"]}
+
+
+def test_pythons_own_library_is_searched_by_what_is_held_out(tmp_path: Path) -> None:
+    """In the tour's order, and nothing that is asked is trained on or read by the encoder."""
+    for module in ("mine", "abc", "csv", "shutil", "glob", "os", "statistics"):
+        functions = [
+            f'def part{i}(x, y=1):\n    """Return the part of {module} that has the number {i} in the list."""\n'
+            for i in range(40)
+        ]
+        (tmp_path / "code").mkdir(exist_ok=True)
+        (tmp_path / "code" / f"{module}.py").write_text("\n".join(functions))
+    out = tmp_path / "out"
+    said = write_library_search(out, [tmp_path / "code"])
+    for part in ("256 pairs", "24 of Python's own library are held out", "240 signatures"):
+        assert part in said
+    library, queries, answers = (
+        (out / f"{name}.txt").read_text().splitlines() for name in ("library", "queries", "answers")
+    )
+    assert len(library) == 240
+    assert not [line for line in library if line.startswith("mine.")]
+    assert [line.partition(".")[0] for line in answers] == ["os", "shutil", "glob", "statistics"]
+    for query, answer in zip(queries, answers, strict=True):
+        module, number = answer.removesuffix("(x, y)").split(".part")
+        assert query == f"Return the part of {module} that has the number {number} in the list."
+    asked = [json.loads(line)["text"] for line in (out / "beir/queries.jsonl").read_text().splitlines()]
+    assert set(queries) <= set(asked)
+    for name in ("pairs.jsonl", "text.txt"):
+        text = (out / name).read_text()
+        assert not [query for query in asked if query in text]

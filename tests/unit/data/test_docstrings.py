@@ -197,24 +197,38 @@ def test_control_characters_do_not_reach_the_corpus(tmp_path: Path) -> None:
 
 
 def test_pairs_are_what_a_public_function_does_and_its_signature(tmp_path: Path) -> None:
-    """A paragraph that two functions share tells neither from the other; tests and private functions are left out."""
+    """With its module and the names of its arguments, but not the object of a method; tests and what is private are
+    left out, and so are paragraphs in which the functions' own names alone tell them apart."""
     says = "Return the {} of the list that is given by the user."
-    functions = [("Table.mean", says.format("mean")), ("total", says.format("sum")), ("_hidden", says.format("end"))]
-    lines = ["class Table:", f'    def mean(self, rows: list = ()):\n        """{functions[0][1]}"""']
-    lines += [
-        f'def {name}(rows, /, *, start=0):\n    """{text}\n\n    :param rows: x"""' for name, text in functions[1:]
-    ]
-    lines += [f'def {name}(x):\n    """{says.format("copy")}"""' for name in ("first", "second")]
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "module.py").write_text("\n".join(lines) + "\n")
-    (tmp_path / "code" / "broken.py").write_text('"""not Python""" (')
-    assert write_pairs(tmp_path / "out", [tmp_path / "code"], workers=1) == 2
+
+    def function(name: str, arguments: str, what: str) -> str:
+        return f'def {name}({arguments}):\n    """{says.format(what)}\n\n    :param rows: x"""\n'
+
+    method = function("mean", "self, rows: list = ()", "mean").replace("\n", "\n    ").rstrip()
+    files = {
+        "module.py": f"class Table:\n    {method}\n\nclass _Table:\n    {method.replace('mean of', 'mode of')}\n"
+        + function("total", "rows, /, *args, start=0, **more", "sum")
+        + function("_hidden", "x", "end")
+        + function("first", "x", "copy")
+        + function("second", "x", "copy")
+        + function("Ant", "x", "Ant")
+        + function("Bee", "x", "Bee"),
+        "package/__init__.py": "async " + function("length", "", "length"),
+        "package/_private.py": function("size", "", "size"),
+        "package/idle_test/module.py": function("shape", "", "shape"),
+        "test_module.py": function("order", "", "order"),
+        "broken.py": '"""not Python""" (',
+    }
+    for name, text in files.items():
+        (tmp_path / "code" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "code" / name).write_text(text)
+    assert write_pairs(tmp_path / "out", [tmp_path / "code"], workers=1) == 3
     rows = [json.loads(line) for line in (tmp_path / "out" / "pairs.jsonl").read_text().splitlines()]
     assert rows == [
-        {"query": says.format("mean"), "pos": ["Table.mean(self, rows: list=())"]},
-        {"query": says.format("sum"), "pos": ["total(rows, /, *, start=0)"]},
+        {"query": says.format("mean"), "pos": ["module.Table.mean(rows)"]},
+        {"query": says.format("sum"), "pos": ["module.total(rows, *args, start, **more)"]},
+        {"query": says.format("length"), "pos": ["package.length()"]},
     ]
-    assert (tmp_path / "out" / "signatures.txt").read_text().splitlines() == [row["pos"][0] for row in rows]
 
 
 def test_files_without_a_described_function_are_refused(tmp_path: Path) -> None:

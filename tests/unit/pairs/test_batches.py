@@ -5,17 +5,28 @@ from __future__ import annotations
 import functools
 import random
 from collections import Counter
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from capt.pretrain.data.config import CorruptionConfig
 from capt.pretrain.data.corruption import CorruptionVocabulary, Corruptor
 from capt.pretrain.data.sampler import BlockMixtureSampler, Sampler
-from capt.pretrain.pairs.batches import Assembler, Noise, PairBatch, by_length, draw, shared_keys
+from capt.pretrain.pairs.batches import (
+    GROUP_TOKENS,
+    Assembler,
+    Noise,
+    PairBatch,
+    by_length,
+    draw,
+    groups_by_length,
+    shared_keys,
+)
 from capt.pretrain.pairs.config import PairSource
 from capt.pretrain.pairs.sources import EncodedTexts, Lists, SourceRows
 
@@ -238,13 +249,39 @@ def test_texts_are_padded_on_the_right_and_say_whether_they_are(sources: list[So
                       seed=0, bucketing=False)  # fmt: skip
     for step in range(4):
         (batch,) = maker(8 * step)
-        queries, documents = batch.texts(9, torch.device("cpu"))
-        rows = [*queries.tokens, *documents.tokens]
         texts = batch.tokens.split(batch.lengths.tolist())
-        for row, text in zip(rows, texts, strict=True):
-            assert row[: len(text)].tolist() == text.tolist()
-            assert (row[len(text) :] == 9).all()
-        assert queries.padded == (len({len(text) for text in texts[:8]}) > 1)
+        for sorted_ in (False, True):
+            grouped = batch.texts(9, torch.device("cpu"), by_length=sorted_)
+            width = int(batch.lengths.max())
+            wide = [F.pad(tokens, (0, width - tokens.shape[1]), value=9) for tokens, _ in grouped.groups]
+            rows = grouped.in_order([tokens.double() for tokens in wide]).long()
+            for row, text in zip(rows, texts, strict=True):
+                assert row[: len(text)].tolist() == text.tolist()
+                assert (row[len(text) :] == 9).all()
+            lengths = batch.lengths[grouped.places.argsort()].split([len(tokens) for tokens, _ in grouped.groups])
+            for (tokens, padded), each in zip(grouped.groups, lengths, strict=True):
+                assert tokens.shape[1] == each.max()
+                assert padded == (each.min() < each.max())
+            if not sorted_:
+                assert [len(group.tokens) for group in grouped.groups] == [8, len(texts) - 8]
+
+
+def test_groups_of_similar_length_have_the_fewest_padded_tokens_and_groups() -> None:
+    """Against all divisions of the sorted lengths."""
+    generator = np.random.default_rng(3)
+    for n, longest in ((1, 5), (7, 300), (9, 2000), (9, 40), (6, 1)):
+        lengths = torch.from_numpy(generator.integers(1, longest + 1, size=n))
+        groups = groups_by_length(lengths)
+        assert sorted(torch.cat(groups).tolist()) == list(range(n))
+        assert all(len(group) for group in groups)
+        ordered = sorted(lengths.tolist())
+
+        def cost(parts: Sequence[Sequence[int]]) -> int:
+            return sum(len(part) * max(part) + GROUP_TOKENS for part in parts)
+
+        bounds = [(0, *cuts, n) for k in range(n) for cuts in combinations(range(1, n), k)]
+        least = min(cost([ordered[a:b] for a, b in pairwise(each)]) for each in bounds)
+        assert cost([lengths[group].tolist() for group in groups]) == least
 
 
 def test_texts_are_corrupted_at_the_rate_of_the_step(sources: list[SourceRows]) -> None:

@@ -70,6 +70,28 @@ def test_rows_on_disk_are_those_in_memory(
         prepare_source(source, [path], 0.0, tokenizer, 64, Verifier(tmp_path / "cache"))
 
 
+def test_a_beir_folder_is_read_in_the_split_that_the_job_names(tmp_path: Path, tokenizer: TextTokenizer) -> None:
+    """``data.split`` for all sources, and a source's own; each split is a set of rows of its own in the cache."""
+    folder = tmp_path / "set"
+    (folder / "qrels").mkdir(parents=True)
+    for name in ("corpus", "queries"):
+        rows = [{"_id": str(i), "text": f"{name} {i}"} for i in range(6)]
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    for name, count in (("test", 6), ("dev", 1)):
+        judged = [f"{i}\t{i}\t1\n" for i in range(count)]
+        (folder / "qrels" / f"{name}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(judged))
+    cache = Verifier(tmp_path / "cache")
+    found = [
+        prepare_source(source, [folder], 0.0, tokenizer, 64, cache).train
+        for source in (_source(folder, split="test"), _source(folder, split="dev"))
+    ]
+    assert [None if rows is None else len(rows) for rows in found] == [6, 1]
+    (own,) = PairData(sources=[{"name": "a", "files": [str(folder)], "split": "dev"}], split="test").each()  # type: ignore[list-item]
+    assert own.split == "dev"
+    with pytest.raises(DataError, match=r"train\.tsv: no such file; split=train is chosen, and there are dev, test"):
+        prepare_source(_source(folder), [folder], 0.0, tokenizer, 64, cache)
+
+
 def test_a_prompt_of_a_row_stands_in_place_of_the_sources(tmp_path: Path, tokenizer: TextTokenizer) -> None:
     """Its tokens come on top of the length, as those of the source do; the key is that of the text alone."""
     path, text = tmp_path / "pairs.jsonl", "river stone house door child book letter night bird"
