@@ -16,13 +16,16 @@ STEPS = 3
 _TASKS = {"capt_language": "capt.pretrain.language.task", "capt_vl": "capt.pretrain.vision_language.task"}
 
 
-def gradients(mapping: dict[str, Any], *, seed: int | None = None, scale: float | None = None) -> dict[str, Any]:
-    """Gradients of each of three steps (before clipping), by parameter name, and the metrics of each step.
+def gradients(
+    mapping: dict[str, Any], *, seed: int | None = None, scale: float | None = None, steps: int = STEPS
+) -> dict[str, Any]:
+    """Gradients of each step (before clipping), by parameter name, and the metrics of each step.
 
     Args:
         mapping: the job.
         seed: of the random numbers that each step draws (dropout), on this rank; None leaves them as they are.
         scale: fp16's loss scale, which the gradients are divided by.
+        steps: how many.
     """
     from capt.pretrain.base.quiet import quiet_libraries
     from capt.pretrain.engine.engines.build import build_engines
@@ -43,7 +46,7 @@ def gradients(mapping: dict[str, Any], *, seed: int | None = None, scale: float 
     engine.step = step_and_keep_gradients  # type: ignore[method-assign]
     progress, losses = Progress(), []
     batches = task.build_batches(progress)
-    for step in range(STEPS):
+    for step in range(steps):
         if scale is not None:
             engine.load_loss_scale_state({"scale": scale})
         if seed is not None:

@@ -114,8 +114,8 @@ def _rank_solves(cases: list[Case]) -> list[dict[str, Any]]:
         if case.pushed:
             queue = ShardedQueue(K, D, dtype=case.dtype)
             queued, queued_ids = case.queued(), torch.arange(case.pushed) % 7
-            for start in range(0, case.pushed, 20 * world):
-                step = slice(start + rank, start + 20 * world, world)
+            for start in range(0, case.pushed, 40 * world):
+                step = slice(start + rank, start + 40 * world, world)
                 queue.enqueue(queued[step], ids=queued_ids[step] if case.with_ids else None)
         tau = torch.tensor(case.temperature, dtype=case.dtype, requires_grad=True)
         stats = ContrastStats() if case.stats else None

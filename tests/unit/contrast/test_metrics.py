@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from jaxtyping import TypeCheckError
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -275,3 +276,12 @@ def test_the_sample_of_a_step_does_not_grow_with_the_ranks(world: int, monkeypat
         sample.update(rows)
         sampled += len(sample._rows[0])
     assert sampled == 256
+
+
+def test_shapes_and_types_are_checked_in_tests() -> None:
+    """By the option --jaxtyping-packages of pyproject.toml; the checker is in tests/conftest.py."""
+    rows = torch.ones(3, D)
+    with pytest.raises(TypeCheckError, match="s_hat"):
+        alignment(rows, torch.ones(4, D))
+    with pytest.raises(TypeCheckError, match="temperature"):
+        contrastive_loss(rows, rows, "0.1")  # type: ignore[arg-type]

@@ -17,7 +17,9 @@ from capt.tokenizer.special import SpecialIds
 from capt.tokenizer.train import _cut, train
 from tests.unit.tokenizer.corpus import docstrings
 
-SMALL = docstrings()[:400]
+
+def small() -> tuple[str, ...]:
+    return docstrings()[:400]
 
 
 def test_the_folder_and_the_ids(trained: Path) -> None:
@@ -36,7 +38,7 @@ def test_the_folder_and_the_ids(trained: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
 def test_training_is_deterministic(tmp_path: Path, kind: Any) -> None:
-    reports = [train(SMALL, tmp_path / n, vocab_size=900, type=kind) for n in ("a", "b")]
+    reports = [train(small(), tmp_path / n, vocab_size=900, type=kind) for n in ("a", "b")]
     assert reports[0].lines == reports[1].lines > 1000
     assert reports[0].checked >= 1000
     for file in ("sentencepiece.model", "tokenizer.json", "tokenizer_config.json"):
@@ -45,7 +47,7 @@ def test_training_is_deterministic(tmp_path: Path, kind: Any) -> None:
 
 def test_a_sample_is_bounded_seeded_and_streamed(tmp_path: Path) -> None:
     def digest(name: str, seed: int) -> str:
-        corpus = itertools.chain.from_iterable(itertools.repeat(SMALL, 3))
+        corpus = itertools.chain.from_iterable(itertools.repeat(small(), 3))
         report = train(corpus, tmp_path / name, vocab_size=600, type="bpe", max_sentences=500, seed=seed)
         assert report.used == 500
         assert report.sentences >= report.lines > 2000
@@ -70,7 +72,7 @@ def test_a_sample_is_uniform() -> None:
 
 def test_long_lines_are_cut_and_not_dropped(tmp_path: Path) -> None:
     """SentencePiece drops a sentence over its limit in silence: with one line only, there would be nothing left."""
-    report = train([" ".join(SMALL).replace("\n", " ")], tmp_path / "t", vocab_size=600)
+    report = train([" ".join(small()).replace("\n", " ")], tmp_path / "t", vocab_size=600)
     assert report.lines == 1
     assert report.sentences > 50
 
@@ -88,7 +90,7 @@ def test_cut_keeps_every_word(line: str) -> None:
 
 
 def test_no_byte_fallback_means_unknowns(tmp_path: Path) -> None:
-    train(SMALL, tmp_path / "t", vocab_size=600, byte_fallback=False)
+    train(small(), tmp_path / "t", vocab_size=600, byte_fallback=False)
     tokenizer = load_tokenizer(tmp_path / "t")
     (ids,) = tokenizer.encode_batch(["snow ☃ man"])
     assert tokenizer.special.unk in ids.tolist()
@@ -109,7 +111,7 @@ def test_no_byte_fallback_means_unknowns(tmp_path: Path) -> None:
 )
 def test_bad_options(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        train(SMALL, tmp_path / "t", **{"vocab_size": 900, **options})
+        train(small(), tmp_path / "t", **{"vocab_size": 900, **options})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -118,8 +120,8 @@ def test_too_little_text_says_what_works(tmp_path: Path, kind: Any) -> None:
     with pytest.raises(
         DataError, match=r"too little text for vocab_size=50000; the largest that works is \d+"
     ) as error:
-        train(SMALL[:40], tmp_path / "t", vocab_size=50_000, type=kind)
-    train(SMALL[:40], tmp_path / "t", vocab_size=int(str(error.value).split()[-1]), type=kind)
+        train(small()[:40], tmp_path / "t", vocab_size=50_000, type=kind)
+    train(small()[:40], tmp_path / "t", vocab_size=int(str(error.value).split()[-1]), type=kind)
 
 
 @pytest.mark.parametrize("texts", [[], ["", " \n\t "]])
@@ -147,7 +149,7 @@ def test_an_error_of_the_corpus_comes_through(tmp_path: Path) -> None:
 def test_a_folder_in_use_is_left_alone(tmp_path: Path, trained: Path) -> None:
     before = (trained / "tokenizer.json").read_bytes()
     with pytest.raises(DataError, match="already exists"):
-        train(SMALL, trained, vocab_size=900)
+        train(small(), trained, vocab_size=900)
     assert (trained / "tokenizer.json").read_bytes() == before
 
 
@@ -156,14 +158,14 @@ def test_an_export_that_differs_is_refused(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(
         DataError, match=r"does not tokenize like SentencePiece, so nothing was written: \d of 2021 lines"
     ):
-        train(SMALL, tmp_path / "t", vocab_size=900)
+        train(small(), tmp_path / "t", vocab_size=900)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_scores_of_equal_segmentations_tie(tmp_path: Path) -> None:
     """Rows of one character have many segmentations of equal score; SentencePiece and the export take the same."""
     rows = [character * n for n in range(1, 90) for character in "=-#."]
-    train([*SMALL, *rows * 3], tmp_path / "t", vocab_size=900)
+    train([*small(), *rows * 3], tmp_path / "t", vocab_size=900)
     processor = SentencePieceProcessor(model_file=str(tmp_path / "t" / "sentencepiece.model"))
     texts = [a + " " + b for a, b in itertools.product(rows, ["", "=" * 41, "-" * 77])]
     for text, ids in zip(texts, load_tokenizer(tmp_path / "t").encode_batch(texts), strict=True):
