@@ -337,7 +337,7 @@ def test_a_contrast_is_simulated_once_for_all_encoders(monkeypatch: pytest.Monke
 
 
 def test_a_change_that_is_as_fast_without_one_of_its_keys_is_not_named() -> None:
-    prediction: Any = None
+    prediction = predict(load_job("capt_large", SMALL), cluster("8xh100"))
     speeds = {("a",): 1.3, ("a", "b"): 1.2, ("b",): 1.1, ("a", "c"): 1.4, ("c",): 1.4, ("a", "b", "c"): 1.5}
     tried = [Change(keys, prediction, speed) for keys, speed in speeds.items()]
     assert [change.keys for change in without_ballast(tried)] == [("a",), ("b",), ("c",), ("a", "b", "c")]
