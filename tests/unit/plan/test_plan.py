@@ -394,7 +394,9 @@ def test_devices_by_the_name_of_their_driver(name: str, kind: str | None) -> Non
 def test_a_run_on_a_gpu_without_peaks_is_no_run_on_a_processor(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hardware: str, kind: str | None
 ) -> None:
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(load_job("capt_tiny", SMALL).model_dump(by_alias=True)))
+    (tmp_path / "config.yaml").write_text(
+        yaml.safe_dump(load_job("capt_tiny", SMALL).model_dump(mode="json", by_alias=True))
+    )
     saved = SimpleNamespace(provenance={"hardware": hardware}, world_size=2)
     monkeypatch.setattr(
         "capt.pretrain.plan.calibrate.read_run",
