@@ -337,7 +337,7 @@ def test_a_contrast_is_simulated_once_for_all_encoders(monkeypatch: pytest.Monke
 
 
 def test_a_change_that_is_as_fast_without_one_of_its_keys_is_not_named() -> None:
-    prediction: Any = None
+    prediction = predict(load_job("capt_large", SMALL), cluster("8xh100"))
     speeds = {("a",): 1.3, ("a", "b"): 1.2, ("b",): 1.1, ("a", "c"): 1.4, ("c",): 1.4, ("a", "b", "c"): 1.5}
     tried = [Change(keys, prediction, speed) for keys, speed in speeds.items()]
     assert [change.keys for change in without_ballast(tried)] == [("a",), ("b",), ("c",), ("a", "b", "c")]
@@ -394,7 +394,9 @@ def test_devices_by_the_name_of_their_driver(name: str, kind: str | None) -> Non
 def test_a_run_on_a_gpu_without_peaks_is_no_run_on_a_processor(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hardware: str, kind: str | None
 ) -> None:
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(load_job("capt_tiny", SMALL).model_dump(by_alias=True)))
+    (tmp_path / "config.yaml").write_text(
+        yaml.safe_dump(load_job("capt_tiny", SMALL).model_dump(mode="json", by_alias=True))
+    )
     saved = SimpleNamespace(provenance={"hardware": hardware}, world_size=2)
     monkeypatch.setattr(
         "capt.pretrain.plan.calibrate.read_run",
