@@ -9,9 +9,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveFloat, ValidationError, field_validator, model_validator
 
 from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config import flatten
 from capt.pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
 from capt.pretrain.config.load import explain, load_mapping, resolve_path
 from capt.pretrain.config.reader import to_yaml
+from capt.pretrain.config.schema import less_is_better
 
 Value = bool | int | float | str | None | list[Any]
 Amount = Annotated[float, Field(gt=0, le=1e6)]
@@ -35,6 +37,11 @@ class Dimension(Section):
         bounds = self.bounds
         if bounds and not bounds[0] < bounds[1]:
             raise ValueError(f"{self.kind} {list(bounds)}: the first bound must be less than the second")
+        grid = [(isinstance(value, bool), value) for value in self.grid or []]  # True equals 1
+        if twice := [value for i, (_, value) in enumerate(grid) if grid[i] in grid[:i]]:
+            raise ValueError(
+                f"grid has {twice[0]!r} twice, which would run the same trials again; name each value once"
+            )
         return self
 
     @property
@@ -83,6 +90,12 @@ class StudySection(Section):
         {}, description="keys of this study's jobs, applied after the overrides of the sweep"
     )
     space: dict[str, Dimension] = Field({}, description="dimensions of this study, in addition to those of the sweep")
+
+    @model_validator(mode="after")
+    def _mode_fits(self) -> StudySection:
+        if self.mode == "max" and less_is_better(self.metric):
+            raise ValueError(f"metric {self.metric} is the better the less it is: set mode to min")
+        return self
 
 
 class SearchSection(Section):
@@ -201,6 +214,9 @@ class Sweep(Section):
                 raise ValueError(f"space {ranges[0]} is {kind}: search.type grid needs grid or choice; use random")
             if not space and (self.search.type != "grid" or self.scheduler.type == "pbt"):
                 raise ValueError(f"study {name!r} has no space to search in")
+            set_too = sorted({*flatten(self.overrides), *flatten(study.overrides)} & space.keys())
+            if set_too:
+                raise ValueError(f"space {set_too[0]}: is set in the overrides too, which would not count; remove one")
             fixed = sorted({"run.seed", "run.dir"} & space.keys())
             if fixed:
                 raise ValueError(f"space {fixed[0]}: set by the sweep (sweep.seeds, sweep.dir)")

@@ -164,6 +164,10 @@ def _checked_boxes(picture: Picture, name: str) -> Float[np.ndarray, "regions 4"
             f"picture {name}: box {first + 1} (left top right bottom = {box}) is not in the picture of "
             f"{picture.width} x {picture.height} pixels"
         )
+    if 0 < boxes.max() <= 1 and min(picture.width, picture.height) > 2:
+        raise DataError(
+            f"picture {name}: all boxes lie in its first pixel, as those in parts of a picture do; give them in pixels"
+        )
     return boxes
 
 

@@ -312,8 +312,8 @@ def _spread(samples: Sequence[_Sample], dtype: str) -> float:
     if len(values) >= _ENOUGH and all(not part[0::2].any() for part in finite) and values.any():
         return np.inf
     magnitudes = np.abs(values[values != 0])
-    if not len(magnitudes):
-        return 0.0
     if dtype != _FEATURES["fp32"] and len(magnitudes) < _ENOUGH:
         return np.inf
+    if not len(magnitudes):
+        return 0.0
     return float(np.log2(magnitudes).std())

@@ -41,6 +41,16 @@ def write(folder: Path, **parts: Any) -> str:
         ({"space": {"optimizer.lr": {"loguniform": [0, 1]}}}, "optimizer.lr"),
         ({"space": {"optimizer.lr": {"uniform": [0, 1]}}}, "search.type grid needs grid or choice"),
         ({"space": {"run.seed": {"grid": [1]}}}, "set by the sweep"),
+        ({"space": {"optimizer.lr": {"grid": [1e-4, 2e-4, 0.0001]}}}, "grid has 0.0001 twice"),
+        ({"space": {"contrast.weight": {"grid": [1, 1.0]}}}, "grid has 1.0 twice"),
+        (
+            {"space": {"optimizer.lr": {"grid": [1e-4]}}, "overrides": {"optimizer": {"lr": 1}}},
+            "set in the overrides too",
+        ),
+        (
+            {"studies": {"a": {"base": "capt_tiny", "metric": "loss/mlm"}}},
+            "metric loss/mlm is the better the less it is",
+        ),
         ({"search": {"type": "random"}}, "has no space"),
         ({"serach": {"type": "random"}}, "did you mean 'search'"),
         ({"trial": {"gpus": 2}}, "a rank drives one GPU"),

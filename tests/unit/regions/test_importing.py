@@ -156,6 +156,10 @@ BAD = {
     ),
     "no objects": (lambda row: _row(1, objects=None), "b.tsv, row 2: .*: 16 features a region and attributes, and 16"),
     "nan": (lambda row: _row(1, features=_pictures()[1].features * np.nan), "b.tsv, row 2: .*not finite"),
+    "in parts of the picture": (
+        lambda row: _row(1, boxes=np.array([[0.1, 0.2, 0.3, 0.4]] * len(_pictures()[1].boxes), np.float32)),
+        "b.tsv, row 2: picture 'p1': all boxes lie in its first pixel, .* give them in pixels",
+    ),
     "no name": (lambda row: _row(1, id=""), "b.tsv, row 2: '' is not a name"),
 }
 

@@ -176,6 +176,12 @@ def test_the_type_of_features_is_told_by_their_magnitudes(tmp_path: Path, kind: 
             assert told_layout(tmp_path / "f.tsv").types["features"] == TYPES[kind], (name, seed)
 
 
+def test_a_picture_without_a_feature_above_zero_tells_no_type(tmp_path: Path) -> None:
+    first, second = _pictures(2)
+    _write(tmp_path / "a.tsv", [first, second._replace(features=np.zeros_like(second.features))])
+    assert told_layout(tmp_path / "a.tsv").types["features"] == "<f4"
+
+
 @pytest.mark.parametrize("kind", TYPES)
 def test_a_type_that_is_named_is_taken(tmp_path: Path, kind: FileType) -> None:
     pictures = [picture._replace(features=np.ones((len(picture.features), 8))) for picture in _pictures()]
