@@ -136,14 +136,16 @@ quickstart-vl: install
 	@echo "report: $(VL)/report/report.html   Hugging Face model: $(VL)/export/hf   figures on the synthetic test split: $(VL)/*_figures.json"
 
 # Pairs from a text's own structure: the docstring of each installed function, and the function's name and signature.
-# Searched are the functions of Python's own library, by docstrings of which none was trained on.
+# Searched are the functions of Python's own library, by docstrings of which none was trained on. From random weights: one
+# step at a rate of nearly 0 makes the checkpoint.
 quickstart-pairs: install
 	rm -rf $(PAIRS)
 	$(BIN)/python -c "from pathlib import Path; from capt.pretrain.retrieval.own_structure import write_library_search; \
 	    print(write_library_search(Path('$(PAIRS)/data')))"
-	$(BIN)/capt pretrain mlm_tiny --nproc 2 run.dir=$(PAIRS)/encoder data.files=$(PAIRS)/data/text.txt
+	$(BIN)/capt pretrain mlm_tiny run.dir=$(PAIRS)/encoder data.files=$(PAIRS)/data/text.txt schedule.max_steps=1 \
+	    schedule.warmup_steps=0 optimizer.lr=1.0e-12 batch.global=8 batch.micro=8 validate.samples=8
 	$(BIN)/capt pretrain pairs_tiny --nproc 2 run.dir=$(PAIRS)/model model.init=$(PAIRS)/encoder \
-	    data.files=$(PAIRS)/data/pairs.jsonl schedule.max_steps=600 validate.every=200 \
+	    data.files=$(PAIRS)/data/pairs.jsonl batch.micro=128 optimizer.lr=2.0e-3 \
 	    validate.retrieval.folders=[$(PAIRS)/data/beir] schedule.stop_after=150 $(ARGS) || test $$? -eq 75
 	$(BIN)/capt resume $(PAIRS)/model
 	$(BIN)/capt convert $(PAIRS)/model $(PAIRS)/export --to sentence-transformers

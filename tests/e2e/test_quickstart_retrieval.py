@@ -94,9 +94,11 @@ def test_docstrings_stand_in_for_a_corpus(tmp_path: Path) -> None:
 
 def test_pythons_own_library_is_searched_by_what_is_held_out(tmp_path: Path) -> None:
     """In the tour's order, and nothing that is asked is trained on or read by the encoder."""
-    for module in ("mine", "abc", "csv", "shutil", "glob", "os", "statistics"):
+    words = {"mine": "river", "abc": "stone", "csv": "house", "shutil": "door", "glob": "child", "os": "book",
+             "statistics": "letter"}  # fmt: skip
+    for module, word in words.items():
         functions = [
-            f'def part{i}(x, y=1):\n    """Return the part of {module} that has the number {i} in the list."""\n'
+            f'def part{i}(x, y=1):\n    """Return the part of the {word} that has the number {i} in the list."""\n'
             for i in range(40)
         ]
         (tmp_path / "code").mkdir(exist_ok=True)
@@ -113,7 +115,7 @@ def test_pythons_own_library_is_searched_by_what_is_held_out(tmp_path: Path) -> 
     assert [line.partition(".")[0] for line in answers] == ["os", "shutil", "glob", "statistics"]
     for query, answer in zip(queries, answers, strict=True):
         module, number = answer.removesuffix("(x, y)").split(".part")
-        assert query == f"Return the part of {module} that has the number {number} in the list."
+        assert query == f"Return the part of the {words[module]} that has the number {number} in the list."
     asked = [json.loads(line)["text"] for line in (out / "beir/queries.jsonl").read_text().splitlines()]
     assert set(queries) <= set(asked)
     for name in ("pairs.jsonl", "text.txt"):

@@ -204,16 +204,16 @@ def test_pairs_are_what_a_public_function_does_and_its_signature(tmp_path: Path)
     def function(name: str, arguments: str, what: str) -> str:
         return f'def {name}({arguments}):\n    """{says.format(what)}\n\n    :param rows: x"""\n'
 
-    method = function("mean", "self, rows: list = ()", "mean").replace("\n", "\n    ").rstrip()
+    method = function("mean", "self, rows: list = ()", "average").replace("\n", "\n    ").rstrip()
     files = {
-        "module.py": f"class Table:\n    {method}\n\nclass _Table:\n    {method.replace('mean of', 'mode of')}\n"
+        "module.py": f"class Table:\n    {method}\n\nclass _Table:\n    {method.replace('average', 'mode')}\n"
         + function("total", "rows, /, *args, start=0, **more", "sum")
         + function("_hidden", "x", "end")
         + function("first", "x", "copy")
         + function("second", "x", "copy")
         + function("Ant", "x", "Ant")
         + function("Bee", "x", "Bee"),
-        "package/__init__.py": "async " + function("length", "", "length"),
+        "package/__init__.py": "async " + function("length", "", "count"),
         "package/_private.py": function("size", "", "size"),
         "package/idle_test/module.py": function("shape", "", "shape"),
         "test_module.py": function("order", "", "order"),
@@ -225,9 +225,9 @@ def test_pairs_are_what_a_public_function_does_and_its_signature(tmp_path: Path)
     assert write_pairs(tmp_path / "out", [tmp_path / "code"], workers=1) == 3
     rows = [json.loads(line) for line in (tmp_path / "out" / "pairs.jsonl").read_text().splitlines()]
     assert rows == [
-        {"query": says.format("mean"), "pos": ["module.Table.mean(rows)"]},
+        {"query": says.format("average"), "pos": ["module.Table.mean(rows)"]},
         {"query": says.format("sum"), "pos": ["module.total(rows, *args, start, **more)"]},
-        {"query": says.format("length"), "pos": ["package.length()"]},
+        {"query": says.format("count"), "pos": ["package.length()"]},
     ]
 
 
