@@ -18,8 +18,6 @@ from zlib import crc32
 
 import numpy as np
 from jaxtyping import Bool, Int64, UInt32, UInt64
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from capt.pretrain.data.filters import DocumentFilters
 
@@ -146,6 +144,9 @@ def _similar(
     kept: Kept, first: Int64[np.ndarray, " parts"], parts: Sequence[Path], threshold: float
 ) -> Iterator[Int64[np.ndarray, "2 documents"]]:
     """The first document of each group of similar ones with each later one."""
+    from scipy.sparse import coo_array  # a twentieth of the start of every rank, which compares no documents
+    from scipy.sparse.csgraph import connected_components
+
     links: list[Int64[np.ndarray, "2 links"]] = [np.zeros((2, 0), dtype=np.int64)]
     for band in range(Signatures(threshold).bands):
         for documents, begins in _groups(kept, first, partial(_band, parts, first, band)):

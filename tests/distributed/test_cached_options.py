@@ -26,6 +26,8 @@ from tests.support import emulate_fp16, run_ranks
 from tests.vision_language import vision_language_mapping
 
 _GLOBAL = 8
+_FEW = 2
+"""Steps where the first one shows what the others do; the second has a queue."""
 
 
 def _with_seeds(jobs: list[tuple[dict[str, Any], int]], steps: int = STEPS) -> list[dict[str, Any]]:
@@ -49,17 +51,16 @@ def _checkpointed(folder: Path, family: str, stage: int, kind: str) -> dict[str,
 
 @pytest.mark.parametrize(("family", "stages"), [("language", (0, 1, 3)), ("vision-language", (3,))])
 def test_activation_checkpointing_changes_no_gradient(tmp_path: Path, family: str, stages: tuple[int, ...]) -> None:
-    """The bound notices dropout that is drawn anew. The second of two steps has a queue."""
-    steps = 2
+    """The bound notices dropout that is drawn anew."""
     kinds = ("none", "full", "offload", *(["fairscale"] if find_spec("fairscale") else []))
     jobs = [(_checkpointed(tmp_path, family, stage, kind), 0) for stage in stages for kind in kinds]
     jobs.append((jobs[0][0], 1))
-    found = run_ranks(_with_seeds, 2, jobs, steps)[0]
+    found = run_ranks(_with_seeds, 2, jobs, _FEW)[0]
     for number, stage in enumerate(stages):
         of_stage = found[len(kinds) * number : len(kinds) * (number + 1)]
         plain, *others = (each["gradients"] for each in of_stage)
         for other in others:
-            assert max(relative(other[step], plain[step]) for step in range(steps)) < 1e-6, stage
+            assert max(relative(other[step], plain[step]) for step in range(_FEW)) < 1e-6, stage
     assert relative(found[-1]["gradients"][0], found[0]["gradients"][0]) > 1e-2
 
 
@@ -102,7 +103,7 @@ def _refusal(mapping: dict[str, Any]) -> str:
 
 def _scaled(jobs: list[tuple[dict[str, Any], float]]) -> list[dict[str, Any]]:
     emulate_fp16()
-    return [gradients(mapping, scale=scale) for mapping, scale in jobs]
+    return [gradients(mapping, scale=scale, steps=_FEW) for mapping, scale in jobs]
 
 
 def _fp16(folder: Path, world: int, stage: int, micro: int, **contrast: Any) -> dict[str, Any]:
@@ -133,7 +134,7 @@ def test_the_loss_scale_is_nothing_to_the_gradient(tmp_path: Path, whole: dict[s
         cases = [(stage, 2, scale) for stage in stages for scale in (16.0, 1024.0)]
         jobs = [(_fp16(tmp_path, world, stage, micro), scale) for stage, micro, scale in cases]
         for case, cut in zip(cases, run_ranks(_scaled, world, jobs)[0], strict=True):
-            for step in range(STEPS):
+            for step in range(_FEW):
                 assert relative(cut["gradients"][step], whole["gradients"][step]) < 1e-2, case
 
 
