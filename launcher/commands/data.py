@@ -30,10 +30,16 @@ def prepare(
     config: o.Config,
     overrides: o.Overrides = None,
     out: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder for the shards, or the address of one in a store, to be named by data.shards (default: the "
+            "cache). Work that was killed is continued there, and other hosts that run the same command help."
+        ),
+    ] = None,
+    work: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for the shards, to be named by data.shards (default: the cache). Work that was killed is "
-            "continued there, and other hosts that run the same command help."
+            help="Where --out is in a store: a folder for the work that is not finished, which hosts that help share."
         ),
     ] = None,
     workers: Annotated[
@@ -53,6 +59,7 @@ def prepare(
     """Tokenize a job's text into shards, training its tokenizer first if it has none."""
     o.quiet(context)
     from capt.pretrain.base.errors import ConfigError
+    from capt.pretrain.base.stores import is_url
     from capt.pretrain.data.prepare import prepare as prepare_cached
     from capt.pretrain.data.prepare import prepare_folder
     from capt.pretrain.data.sources import named
@@ -65,19 +72,30 @@ def prepare(
     declared = _filters(steps, filter or [])
     if out is None and (declared.names or license):
         raise ConfigError("--filter, --steps and --license belong to shards in a folder: name it by --out")
+    store = o.written_place(out) if out is not None and is_url(out) else None
+    if store is not None and work is None:
+        raise ConfigError(
+            f"--out {store} is in a store: name a folder of this host, or of a shared disk, for the work by --work; it "
+            "takes about half the bytes of the text"
+        )
+    if work is not None and store is None:
+        raise ConfigError("--work belongs to an address of a store as --out")
     with o.progress_bar("preparing") as progress:
         folder = tokenizer_folder(job, progress)
         loaded = load_tokenizer(folder)
         sets: list[ShardSet | None] = []
-        cards: list[Path] = []
+        cards: list[str | Path] = []
         for name, data in job.data.parts():
             with named(name):
                 if out is None:
                     sets += [prepare_cached(data, loaded, split, progress) for split in ("train", "validation")]
                 elif data.shards is None:
-                    made = prepare_folder(data, loaded, out / name, progress, filters=declared, license=license)
+                    place = f"{out.rstrip('/')}/{name}".rstrip("/") if store is not None else None
+                    made = prepare_folder(
+                        data, loaded, Path(work or out) / name, progress, filters=declared, license=license, store=place
+                    )
                     sets += made.values()
-                    cards += (out / name).glob("card.md")
+                    cards += [f"{place}/card.md"] if place is not None else (Path(out) / name).glob("card.md")
     for shards in sets:
         if shards is not None:
             without = shards.rows_without_text
@@ -85,10 +103,10 @@ def prepare(
             typer.echo(f"{shards.folder}: {shards.documents} documents, {shards.tokens} tokens{skipped}")
     for card in cards:
         typer.echo(f"{card}: what they are made of")
-    place = f"data.shards={out} " if out and not job.data.mixture else ""
+    use = f"data.shards={out} " if out and not job.data.mixture else ""
     if out and job.data.mixture:
-        place = f"shards: {out}/NAME in place of files in data.mixture, "
-    typer.echo(f"use them with: {place}tokenizer.path={folder}")
+        use = f"shards: {out}/NAME in place of files in data.mixture, "
+    typer.echo(f"use them with: {use}tokenizer.path={folder}")
 
 
 @app.command(

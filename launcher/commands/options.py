@@ -139,6 +139,34 @@ def explained(what: str) -> Iterator[None]:
         timer.cancel()
 
 
+def place(given: str) -> str:
+    """A folder as an absolute path (ranks on other hosts may have another working folder), or an address in a store.
+
+    Raises ``ConfigError``.
+    """
+    from capt.pretrain.base.errors import ConfigError
+    from capt.pretrain.base.stores import check_url, is_url, without_secrets
+
+    if not is_url(given):
+        return str(Path(given).absolute())
+    try:
+        return check_url(given)
+    except ValueError as error:
+        raise ConfigError(f"{without_secrets(given)} {error}") from None
+
+
+def written_place(given: str) -> str:
+    """What `place` gives, where it can be written to. Raises ``ConfigError``."""
+    from capt.pretrain.base.errors import ConfigError
+    from capt.pretrain.base.stores import WRITABLE, is_url
+
+    found = place(given)
+    if is_url(found) and found.partition("://")[0].lower() not in WRITABLE:
+        known = ", ".join(f"{name}://" for name in WRITABLE)
+        raise ConfigError(f"--out {found}: such a store is only read; known: {known}, or a folder")
+    return found
+
+
 @contextmanager
 def progress_bar(what: str) -> Iterator[ProgressCallback | None]:
     """Yield a function of (done, total) that draws a bar on stderr, or None where stderr is not a terminal."""

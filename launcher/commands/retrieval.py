@@ -96,7 +96,7 @@ def encode(
     After an interruption give the same command again.
     """
     o.quiet(context)
-    out = _written_place(out)
+    out = o.written_place(out)
     work = {
         "command": "encode", "model": str(model), "text": _paths(text), "role": role,
         "encoder": encoder_options(pooler, length, query_prompt, document_prompt),
@@ -225,37 +225,9 @@ def encoder_options(
 def store_options(store: str | None, dtype: str, tokens: int | None, cache_bytes: str | None) -> dict[str, Any]:
     """The values of `capt.pretrain.retrieval.encode.Options`. Raises ``ConfigError``."""
     return {
-        "store": _place(store) if store else None, "dtype": dtype, "tokens": tokens,
+        "store": o.place(store) if store else None, "dtype": dtype, "tokens": tokens,
         "cache_bytes": o.number_of_bytes(cache_bytes, "--cache-bytes") if cache_bytes else None,
     }  # fmt: skip
-
-
-def _place(given: str) -> str:
-    """A folder as an absolute path (ranks on other hosts may have another working folder), or an address in a store.
-
-    Raises ``ConfigError``.
-    """
-    from capt.pretrain.base.errors import ConfigError
-    from capt.pretrain.base.stores import check_url, is_url, without_secrets
-
-    if not is_url(given):
-        return str(Path(given).absolute())
-    try:
-        return check_url(given)
-    except ValueError as error:
-        raise ConfigError(f"{without_secrets(given)} {error}") from None
-
-
-def _written_place(given: str) -> str:
-    """What `_place` gives, where it can be written to. Raises ``ConfigError``."""
-    from capt.pretrain.base.errors import ConfigError
-    from capt.pretrain.base.stores import WRITABLE, is_url
-
-    place = _place(given)
-    if is_url(place) and place.partition("://")[0].lower() not in WRITABLE:
-        known = ", ".join(f"{name}://" for name in WRITABLE)
-        raise ConfigError(f"--out {place}: such a store is only read; known: {known}, or a folder")
-    return place
 
 
 def shared_folder(store: str) -> Path:

@@ -55,6 +55,8 @@ CHUNK = 8 << 20
 """Bytes of a request."""
 _AHEAD = 4
 """Requests at a time."""
+_MOST_PARTS = 10_000
+"""Parts of a file that S3 takes."""
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _AZURE = re.compile(r"(?<![\w+.-])(abfs|az)://([\w$-]+)@([a-z0-9]+\.dfs\.core\.windows\.net)(?![\w.@-])", re.IGNORECASE)
 """Azure's addresses name the container where those of others name a user."""
@@ -90,8 +92,8 @@ def check_url(url: str) -> str:
     names = [part.partition("=")[0] for part in query.split("&")]
     if "@" in rest.partition("/")[0] or any(map(says_secret, names)) or has_secret(url):
         raise ValueError(
-            "an address holds no user, password or signature, which would be written into the run folder: they belong "
-            "to the environment, a profile or a role of the host"
+            "holds a user, a password or a signature, which would be written into the run folder: they belong to the "
+            "environment, a profile or a role of the host"
         )
     if not rest.strip("/"):
         raise ValueError("names no file in the store")
@@ -250,8 +252,11 @@ def put_file(path: Path, url: str) -> None:
     """Write a local file to the address ``url``. Raises ``DataError`` where the store refuses it or keeps failing."""
     size = path.stat().st_size
     limit = TIMEOUT * (1 + size / CHUNK)
+    options = {}
+    if url.partition("://")[0].lower() == "s3":  # which would have 500 MB of the file in memory
+        options = {"chunksize": max(2 * CHUNK, -(-size // _MOST_PARTS)), "max_concurrency": _AHEAD}
     try:
-        _request(url, "written", lambda fs: fs.put_file(str(path), _inner(url, fs)), limit=limit)
+        _request(url, "written", lambda fs: fs.put_file(str(path), _inner(url, fs), **options), limit=limit)
     except MissingError:
         path.stat()  # it is the local file that is missing
         raise
@@ -397,7 +402,11 @@ def _file_system(url: str) -> Any:
         options |= fsspec.get_filesystem_class(scheme)._get_kwargs_from_urls(url)  # the account
     if scheme == "s3":
         options["config_kwargs"] = {"connect_timeout": 10, "read_timeout": TIMEOUT, "retries": {"max_attempts": 1}}
-    return fsspec.filesystem(scheme, **options)
+    found = fsspec.filesystem(scheme, **options)
+    if scheme in ("az", "abfs") and (config := getattr(found.service_client, "_config", None)) is not None:
+        # Azure's library would repeat a failed request for over `TIMEOUT`, so that its status were never seen
+        config.retry_policy.total_retries = 0
+    return found
 
 
 def _inner(url: str, fs: Any) -> str:

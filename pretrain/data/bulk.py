@@ -3,7 +3,7 @@
 The folder ``.work`` in the result holds what is done: the hashes of the files of text, a part for each unit
 (``capt.pretrain.data.parts``), the choice among duplicates, and the files of the shard sets. Each appears whole, by a
 rename, and is not made again. So a process that is killed loses the unit that it was at, and the result does not depend
-on who made what.
+on who made what. The files of shard sets for a store are uploaded one by one (``capt.pretrain.data.targets``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from capt.pretrain.base.atomic import new_folder, rename_to_new, require_new
+from capt.pretrain.base.atomic import new_folder
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.files import read_json, write_json, write_text
 from capt.pretrain.base.leases import Leases, Task
@@ -28,7 +28,7 @@ from capt.pretrain.base.parallel import ProgressCallback, run_alike
 from capt.pretrain.base.records import read_record
 from capt.pretrain.base.stores import StoreFile, require_unchanged
 from capt.pretrain.base.verification import Verifier, file_state, hash_file
-from capt.pretrain.data.card import CARD, Card, card_of, write_card
+from capt.pretrain.data.card import Card, card_of, write_card
 from capt.pretrain.data.corpus import Corpus, Piece
 from capt.pretrain.data.duplicates import Signatures, choose
 from capt.pretrain.data.files import FileCorpus, no_text, source_record
@@ -36,17 +36,10 @@ from capt.pretrain.data.filters import filters_of
 from capt.pretrain.data.join import ShardStream, write_file
 from capt.pretrain.data.parts import PART, PartRecord, write_part
 from capt.pretrain.data.paths import identity
-from capt.pretrain.data.shard_writer import source_records, trust_written
-from capt.pretrain.data.shards import (
-    DOCUMENTS,
-    MANIFEST,
-    FileRecord,
-    Manifest,
-    ShardSet,
-    TokenizerRecord,
-    token_dtype,
-)  # fmt: skip
+from capt.pretrain.data.shard_writer import source_records
+from capt.pretrain.data.shards import DOCUMENTS, MANIFEST, Manifest, ShardSet, TokenizerRecord, token_dtype
 from capt.pretrain.data.sources import Split, source_of
+from capt.pretrain.data.targets import WrittenFile, target_of
 from capt.pretrain.data.units import Plan, Unit, key_of, open_unit
 
 logger = logging.getLogger(__name__)
@@ -74,12 +67,8 @@ def prepare_plan(
         Signatures(plan.filters.near)
     worker = PreparationWorker(plan)
     for split in plan.splits:
-        try:
-            require_new(plan.out / split)
-        except DataError:
-            if not (plan.out / split / MANIFEST).is_file():
-                raise
-    if (plan.out / plan.splits[0] / MANIFEST).is_file():
+        worker.target.require_free(split)
+    if worker.target.manifest(plan.splits[0]) is not None:
         worker.load_hashes(verifier)
         is_there = worker.is_finished()
     else:
@@ -92,11 +81,8 @@ def prepare_plan(
             watch = (lambda: None) if progress is None else (lambda: progress(worker.bytes_done(), plan.size))
             run_alike(partial(_run, plan), workers, watch)
     shutil.rmtree(worker.folder, ignore_errors=True)
-    found = {split: plan.out / split for split in plan.splits if (plan.out / split / MANIFEST).is_file()}
-    for folder in found.values() if not is_there else ():
-        trust_written(folder, verifier)
-    check = plan.data.verify != "never"
-    return {split: ShardSet.open(folder, verifier, verify=check) for split, folder in found.items()}
+    found = [split for split in plan.splits if worker.target.manifest(split) is not None]
+    return {split: worker.target.open(split, verifier, is_new=not is_there) for split in found}
 
 
 def _run(plan: Plan) -> None:
@@ -108,6 +94,7 @@ class PreparationWorker:
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.folder = plan, plan.out / (WORK if plan.splits[0] == "train" else f"{WORK}-{plan.splits[0]}")
+        self.target = target_of(plan)
         self._contents: list[dict[str, str | int]] | None = None
 
     def run(self, progress: ProgressCallback | None = None) -> None:
@@ -201,12 +188,12 @@ class PreparationWorker:
         return self.folder / sha256(made_of.encode()).hexdigest()[:16]
 
     def _is_there(self, split: Split) -> bool:
-        folder = self.plan.out / split
-        if not (folder / MANIFEST).is_file():
-            return False
-        if Manifest.read(folder).key != self.key(split):
-            raise DataError(f"{folder} holds other shards than this job makes: take another folder, or remove it")
-        return True
+        manifest = self.target.manifest(split)
+        if manifest is not None and manifest.key != self.key(split):
+            raise DataError(
+                f"{self.target.place(split)} holds other shards than this job makes: take another folder, or remove it"
+            )
+        return manifest is not None
 
     def is_finished(self) -> bool:
         """Whether the shard sets are there. That of the first split is the last one that is put there.
@@ -318,21 +305,26 @@ class PreparationWorker:
     def _record_of(self, split: Split, name: str) -> Path:
         return self._place / "records" / f"{split}-{name}.json"
 
+    def _gathered(self, split: Split) -> Path:
+        return self._place / "sets" / split
+
     def _names(self, stream: ShardStream) -> list[str]:
         shards = -(-stream.total // self.plan.shard_tokens)
         return [*(f"shard-{number:05}.bin" for number in range(shards)), DOCUMENTS]
 
     def _file_tasks(self, split: Split) -> list[Task]:
         stream, _ = self._stream(split)
-        folder = self._place / "sets" / split
-        folder.mkdir(parents=True, exist_ok=True)
+        self._gathered(split).mkdir(parents=True, exist_ok=True)
 
         def task(name: str) -> Task:
             record = self._record_of(split, name)
 
             def run() -> None:
                 partial = self._place / "partial" / secrets.token_hex(8)
-                write_file(stream, name, self.plan.shard_tokens, folder, partial, record)
+                written = write_file(stream, name, self.plan.shard_tokens, partial)
+                taken = self.target.take(split, partial / name, written, self._gathered(split))
+                partial.rmdir()
+                write_json(record, taken.model_dump())
 
             return Task(f"{self._place.name}-{record.stem}", record.is_file, run)
 
@@ -352,10 +344,15 @@ class PreparationWorker:
             stream, documents = self._stream(split)
             if writes_card and split == self.plan.splits[0]:
                 write_card(made, self._card(counts))
-                for name in CARD:
-                    (made / name).replace(self.plan.out / name)
-            folder = self._place / "sets" / split
-            files = [read_record(FileRecord, self._record_of(split, name)) for name in self._names(stream)]
+                self.target.put_card(made)
+            files = {name: read_record(WrittenFile, self._record_of(split, name)) for name in self._names(stream)}
+            if lost := self.target.lost(split, files):
+                for name in lost:
+                    self._record_of(split, name).unlink()
+                raise DataError(
+                    f"{self.target.place(split)}/{lost[0]} was removed or replaced by something else; see to it that "
+                    "nothing but this command writes there, and run it again"
+                )
             manifest = Manifest(
                 key=self.key(split),
                 tokenizer=TokenizerRecord.from_tokenizer(self.plan.tokenizer),
@@ -364,11 +361,10 @@ class PreparationWorker:
                 documents=documents,
                 tokens=stream.total,
                 shard_tokens=self.plan.shard_tokens,
-                files=tuple(files),
+                files=tuple(written.file for written in files.values()),
             )
             write_text(made / MANIFEST, manifest.model_dump_json(indent=1))
-            (made / MANIFEST).replace(folder / MANIFEST)
-            rename_to_new(folder, self.plan.out / split)
+            self.target.finish(split, made / MANIFEST, self._gathered(split))
 
     def _card(self, counts: dict[Split, tuple[int, int]]) -> Card:
         compared = read_json(self._kept / "kept.json") if self.plan.filters.compares else {"removed": {}, "pairs": {}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +10,8 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from capt.pretrain.base.atomic import sync
-from capt.pretrain.base.files import write_json
 from capt.pretrain.data.shard_writer import HashedFile
-from capt.pretrain.data.shards import DOCUMENTS
+from capt.pretrain.data.shards import DOCUMENTS, FileRecord
 from capt.pretrain.data.sources import Split
 
 
@@ -106,17 +104,15 @@ def _lengths(ends: Int64[np.ndarray, " documents"]) -> Int64[np.ndarray, " docum
     return np.diff(ends, prepend=0)
 
 
-def write_file(stream: ShardStream, name: str, shard_tokens: int, folder: Path, partial: Path, record: Path) -> None:
-    """Write the file ``name`` of a shard set into ``folder``, by way of the new folder ``partial``; then its record."""
-    partial.mkdir(parents=True)
-    file = HashedFile(partial / name)
+def write_file(stream: ShardStream, name: str, shard_tokens: int, folder: Path) -> FileRecord:
+    """Write the file ``name`` of a shard set into the new folder ``folder``."""
+    folder.mkdir(parents=True)
+    file = HashedFile(folder / name)
     if name == DOCUMENTS:
         stream.write_documents(file)
     else:
         number = int(name.removeprefix("shard-").removesuffix(".bin"))
         stream.write_shard(number * shard_tokens, min((number + 1) * shard_tokens, stream.total), file)
     file.close()
-    sync(partial / name)
-    os.replace(partial / name, folder / name)
-    partial.rmdir()
-    write_json(record, file.record().model_dump())
+    sync(folder / name)
+    return file.record()

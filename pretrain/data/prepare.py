@@ -116,12 +116,14 @@ def prepare_folder(
     filters: DocumentFilters | None = None,
     license: str | None = None,
     unit_bytes: int | None = None,
+    store: str | None = None,
 ) -> dict[Split, ShardSet]:
     """Write the shard sets of a job to ``out/train`` and, where there is validation text, ``out/validation``.
 
     Any number of processes and hosts may call this with the same folder. What is finished when one is killed is kept.
     ``filters`` are applied to the training text before validation text is held out of it; validation text of its own
     stays as it is. ``license`` is written into the data card. Files are cut every ``unit_bytes`` (`unit_bytes_of`).
+    With ``store``, the address of a folder in a store, shard sets and card go there, and ``out`` holds the work alone.
 
     Shard sets that are there already are kept if they are the same; raises ``DataError`` if they are others, or if
     ``out`` is no folder.
@@ -129,7 +131,7 @@ def prepare_folder(
     if out.exists() and not out.is_dir():
         raise DataError(f"{out} is a file; name a new folder for the shards")
     verifier = verifier_of(data)
-    plans = _plans(data, tokenizer, out, filters or DocumentFilters(), license, unit_bytes)
+    plans = _plans(data, tokenizer, out, filters or DocumentFilters(), license, unit_bytes, store)
     if plans is not None:
         sets: dict[Split, ShardSet] = {}
         for plan in plans:
@@ -147,11 +149,12 @@ def _plans(
     filters: DocumentFilters,
     license: str | None,
     unit_bytes: int | None,
+    store: str | None,
 ) -> list[Plan] | None:
-    """The plans of the training text, and of validation text of its own; None for text that is not in files, and that
-    no filter is declared for: it is read by one process in any case."""
+    """The plans of the training text, and of validation text of its own; None for text that is not in files, for a
+    folder and without filters: it is read by one process in any case."""
     files = _files_of(data, "train")
-    if files is None and not filters.names:
+    if files is None and not filters.names and store is None:
         return None
     own = bool(data.validation_files or data.validation_split)
     splits: tuple[Split, ...] = ("train",) if own or data.validation_fraction == 0 else ("train", "validation")
@@ -168,6 +171,7 @@ def _plans(
             filters,
             license,
             size,
+            store=store,
         )
 
     found = [plan(files, splits, filters)]

@@ -58,7 +58,7 @@ class Plan:
     Attributes:
         data: the section of the job.
         tokenizer: gives the ids.
-        out: the folder of the shard sets.
+        out: the folder of the shard sets, or of the work alone where they go to ``store``.
         units: the units of the text; without any it is the one corpus that `source_of` opens.
         splits: the splits that are made of the text. Of two, the second one is held out of it.
         options: what the manifest of each split says of how it was made.
@@ -66,6 +66,7 @@ class Plan:
         license: what the data card says of the licence.
         unit_bytes: the bytes by which ``units`` were cut.
         shard_tokens: tokens of a shard.
+        store: the address of the folder of the shard sets in a store; None where they go to ``out``.
     """
 
     data: DataConfig
@@ -78,6 +79,7 @@ class Plan:
     license: str | None = None
     unit_bytes: int = LARGEST
     shard_tokens: int = SHARD_TOKENS
+    store: str | None = None
 
     @property
     def files(self) -> list[Unit]:

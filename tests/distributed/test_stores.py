@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -15,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from capt.pretrain.base.stores import tree
+from capt.pretrain.base.stores import chunks, tree
 from capt.pretrain.config.load import job_from_mapping
-from capt.pretrain.data.prepare import open_corpus, verifier_of
+from capt.pretrain.data.filters import DocumentFilters
+from capt.pretrain.data.prepare import open_corpus, prepare, prepare_folder, verifier_of
 from capt.pretrain.data.shard_writer import write_shards
 from capt.pretrain.language.prepare import tokenizer_folder
 from capt.pretrain.reliability.ledger.check import check
@@ -235,3 +237,30 @@ def test_a_run_whose_machine_is_gone_continues_from_the_bucket_alone(bucket: str
     assert (tmp_path / "lost/checkpoints/step-00000030/manifest.json").is_file()
     assert run_ranks(_train_toy, 1, _toy(tmp_path / "lost", f"{bucket}/runs/lost"), environment) == [0]
     assert 30 in _complete(f"{bucket}/runs/lost")
+
+
+def test_shards_are_prepared_into_the_bucket(bucket: str, tmp_path: Path) -> None:
+    """By two processes, from text in the bucket: the bytes of a folder, which a job then reads."""
+    put_tree(write_corpus(tmp_path / "text.txt", documents=120), f"{bucket}/raw/part.txt")
+    mapping = language_mapping(tmp_path, data={"files": [f"{bucket}/raw/*.txt"], "validation_fraction": 0.1})
+    job: Any = job_from_mapping(mapping, "test")
+    tokenizer = load_tokenizer(folder := tokenizer_folder(job))
+    prepare_folder(job.data, tokenizer, tmp_path / "folder", filters=DocumentFilters(exact=True))
+    (tmp_path / "job.yaml").write_text(json.dumps(mapping))
+    done = run_capt(
+        "data", "prepare", str(tmp_path / "job.yaml"), f"tokenizer.path={folder}", "--out", f"{bucket}/made", "--work",
+        "work", "--filter", "exact=true", "--workers", "2", cwd=tmp_path, env=dict(os.environ), warm=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert f"use them with: data.shards={bucket}/made tokenizer.path={folder}" in done.stdout
+    files = {file.url.removeprefix(f"{bucket}/made/"): b"".join(chunks(file)) for file in tree(f"{bucket}/made")}
+    here = [path for path in (tmp_path / "folder").rglob("*") if path.is_file()]
+    expected = {path.relative_to(tmp_path / "folder").as_posix(): path.read_bytes() for path in here}
+    assert files.keys() == expected.keys() >= {"card.md", "train/manifest.json", "validation/manifest.json"}
+    assert all(files[name] == content for name, content in expected.items() if not name.startswith("card."))
+    assert list((tmp_path / "work").iterdir()) == []
+    data = job.data.model_copy(update={"files": [], "shards": f"{bucket}/made"})
+    for split in ("train", "validation"):
+        shards = prepare(data, tokenizer, split)
+        assert shards is not None
+        assert f"{shards.documents} documents, {shards.tokens} tokens" in done.stdout

@@ -103,6 +103,8 @@ NOT_RUN = {
     "capt merge FOLDER adapted": "needs a run that was adapted; tests/unit/convert/test_merge.py",
     "capt pretrain capt_small data.name=Salesforce": "needs the hub; tests/unit/data",
     "capt data prepare capt_small data.files=[web": "needs text packed by zstd; tests/unit/data/test_bulk.py",
+    "capt data prepare capt_small data.files=s3": "needs a bucket; tests/distributed/test_stores.py",
+    "capt pretrain capt_small data.shards=s3": "needs a bucket; tests/distributed/test_stores.py",
     "capt sweep glue ": "the job's address is a Ray cluster, which is looked for first; tests/sweep/test_sweep.py",
     "capt sweep my_sweep.yaml --resume": "continues a sweep that has run; tests/sweep/test_sweep.py",
     "capt sweep my_sweep.yaml --address": "needs a Ray cluster; tests/sweep/test_sweep.py",

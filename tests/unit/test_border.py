@@ -111,6 +111,7 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "pretrain/data/join.py": ("np.fromfile np.memmap", WORK),
     "pretrain/data/parts.py": (".open .write_bytes", WORK),
     "pretrain/data/prepare.py": (".open", SHARDS),
+    "pretrain/data/targets.py": (".open", SHARDS),
     "pretrain/data/shard_cache.py": (".open np.memmap os.open", SHARDS + "; its files by hash"),
     "pretrain/reliability/uploads.py": (".read_bytes", OWN),
     "pretrain/data/shard_writer.py": (".open .write_text", "writes the cache"),

@@ -6,12 +6,15 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +27,13 @@ from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.leases import Leases
 from capt.pretrain.base.overlap import same_text
 from capt.pretrain.data import bulk, parts
+from capt.pretrain.data import prepare as prepare_module
 from capt.pretrain.data.config import DataConfig
 from capt.pretrain.data.filters import DocumentFilters, is_repetitive
 from capt.pretrain.data.prepare import prepare, prepare_folder
 from capt.pretrain.data.shards import ShardSet
 from tests.unit.data.doubles import ByteTokenizer
+from tests.unit.data.faulty import damaged, faulty_store
 
 WORDS = ("river", "stone", "light", "window", "garden", "bridge", "paper", "music", "winter", "letter", "ocean")
 
@@ -92,6 +97,17 @@ def content(folder: Path) -> dict[str, bytes]:
 def config(files: Path | list[Path], cache: Path, **keys: object) -> DataConfig:
     named = [str(path) for path in files] if isinstance(files, list) else str(files)
     return DataConfig(**({"files": named, "cache": cache, "workers": 1, "validation_fraction": 0.1} | keys))
+
+
+@contextmanager
+def small_shards() -> Iterator[None]:
+    """Plans with shards of 5,000 tokens."""
+    with pytest.MonkeyPatch.context() as patch:
+        prepare_plan = bulk.prepare_plan
+        patch.setattr(
+            prepare_module, "prepare_plan", lambda plan, *given: prepare_plan(replace(plan, shard_tokens=5000), *given)
+        )
+        yield
 
 
 @pytest.fixture
@@ -359,3 +375,89 @@ def test_the_hash_of_a_text_is_that_of_its_form(seed: int) -> None:
     for begin, end in itertools.pairwise(places):
         hashed.update(text[begin:end])
     assert hashed.digest() == whole
+
+
+def test_a_store_gets_the_bytes_of_a_folder_over_ten_kills(corpus: Path, tmp_path: Path) -> None:
+    """Killed at random moments and continued; half of the time a shard was cut while it went to the store."""
+    data = config(corpus / "*", tmp_path / "cache")
+    make = partial(prepare_folder, data, ByteTokenizer(), filters=DocumentFilters(exact=True), unit_bytes=20_000)
+    with faulty_store(), small_shards():
+        begin = time.monotonic()
+        make(tmp_path / "folder")
+        needed = time.monotonic() - begin
+        expected = content(tmp_path / "folder")
+        assert sum(name.startswith("train/shard-") for name in expected) > 5
+        draw, kills, box = random.Random(7), 0, tmp_path / "box"
+        while kills < 10:
+            if (pid := os.fork()) == 0:
+                try:
+                    make(tmp_path / "work", store=f"faulty:/{box}/set")
+                finally:
+                    os._exit(0)
+            time.sleep(draw.uniform(0.0, 0.4 * needed))
+            os.kill(pid, signal.SIGKILL)
+            kills += os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0
+            if (box / "set/train/manifest.json").exists():
+                assert content(box / "set") == expected
+                shutil.rmtree(box)
+                shutil.rmtree(tmp_path / "work")
+            for shard in (box / "set/train").glob("shard-*") if kills % 2 else ():
+                if not list((tmp_path / "work").glob(f".work/*/records/train-{shard.name}.json")):
+                    shard.write_bytes(shard.read_bytes()[:100])
+        made = make(tmp_path / "work", store=f"faulty:/{box}/set")
+        assert content(box / "set") == expected
+        assert {path.name for path in (box / "set").iterdir()} == {"card.json", "card.md", "train", "validation"}
+        assert list((tmp_path / "work").iterdir()) == []
+        assert made["train"].documents == json.loads(expected["train/manifest.json"])["documents"]
+        again = make(tmp_path / "work", store=f"faulty:/{box}/set")
+        assert again.keys() == made.keys()
+        with pytest.raises(DataError, match=r"train holds other shards than this job makes"):
+            prepare_folder(data, ByteTokenizer(), tmp_path / "work", store=f"faulty:/{box}/set")
+
+
+def test_what_becomes_of_files_in_the_store_is_noticed(corpus: Path, tmp_path: Path) -> None:
+    """A file that the store damages, loses, or that another command replaces, before the manifest is there."""
+    data, box = config(corpus / "*", tmp_path / "cache"), tmp_path / "box"
+    make = partial(
+        prepare_folder, data, ByteTokenizer(), tmp_path / "work", unit_bytes=20_000, store=f"faulty:/{box}/set"
+    )
+    with faulty_store() as store, small_shards(), pytest.MonkeyPatch.context() as patch:
+        store.faults.append(damaged)
+        with pytest.raises(DataError, match=r"validation/\S+\.bin: the store holds other bytes than were"):
+            make()
+        finish = bulk.PreparationWorker._finish
+        for change in (Path.unlink, lambda path: path.write_bytes(b"x" * path.stat().st_size)):
+
+            def spoiled(worker: bulk.PreparationWorker, change: Any = change) -> None:
+                change(box / "set/train/shard-00001.bin")
+                finish(worker)
+
+            patch.setattr(bulk.PreparationWorker, "_finish", spoiled)
+            with pytest.raises(DataError, match=r"set/train/shard-00001\.bin was removed or replaced"):
+                make()
+            assert not (box / "set/train/manifest.json").exists()
+        patch.undo()
+        (box / "set/train/shard-99999.bin").write_bytes(b"1")
+        with pytest.raises(DataError, match=r"shard-99999\.bin is of another preparation: remove it"):
+            make()
+        (box / "set/train/shard-99999.bin").rename(box / "set/train/notes.txt")
+        with pytest.raises(DataError, match=r"train/notes\.txt is where the shards go"):
+            make()
+        (box / "set/train/notes.txt").unlink()
+        made = make()
+        for name, record in made["train"].manifest.records().items():
+            assert sha256((box / "set/train" / name).read_bytes()).hexdigest() == record.sha256
+
+
+def test_a_store_that_cannot_be_written_is_told_before_the_work(corpus: Path, tmp_path: Path) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError("read only")
+
+    with faulty_store() as store, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "pipe_file", refuse)
+        with pytest.raises(DataError, match=r"box/set/\S+: the store refuses access \(PermissionError: read only\)"):
+            prepare_folder(
+                config(corpus / "*", tmp_path / "cache"), ByteTokenizer(), tmp_path / "work",
+                store=f"faulty:/{tmp_path}/box/set",
+            )  # fmt: skip
+    assert not (tmp_path / "work").exists()

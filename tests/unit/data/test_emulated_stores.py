@@ -13,14 +13,22 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from capt.pretrain.base import stores
 from capt.pretrain.base.errors import DataError
+from capt.pretrain.data.config import DataConfig
 from capt.pretrain.data.files import FileCorpus
 from capt.pretrain.data.paths import resolve_files
+from capt.pretrain.data.prepare import prepare_folder
+from capt.pretrain.regions.store import RegionStore
+from capt.pretrain.regions.writer import write_store
 from tests.support import free_port
+from tests.unit.data.doubles import ByteTokenizer
+from tests.unit.data.proxy import Proxy, proxy_of
+from tests.unit.regions.pictures import random_pictures
 
 pytestmark = pytest.mark.filterwarnings("default")  # those of the stores' packages are not ours
 
@@ -34,9 +42,16 @@ def _azure(port: int, key: str = _KEY) -> str:
     return f"DefaultEndpointsProtocol=http;AccountName={_ACCOUNT};AccountKey={key};BlobEndpoint={where};"
 
 
+class Bucket(NamedTuple):
+    """The address of a new bucket or container, and the proxy through which its server is reached."""
+
+    url: str
+    proxy: Proxy
+
+
 @pytest.fixture(scope="module", params=sorted(_PACKAGES))
-def bucket(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a new bucket or container; its server and credentials are in the environment."""
+def behind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
+    """A bucket; its server and credentials are in the environment."""
     scheme: str = request.param
     package, program = _PACKAGES[scheme]
     if importlib.util.find_spec(package) is None:
@@ -46,18 +61,18 @@ def bucket(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     port, data = free_port(), str(tmp_path_factory.mktemp("emulator"))
     if scheme == "az":
         command = ["--silent", "--skipApiVersionCheck", "--location", data, "--blobPort", str(port)]
-        variables = {"AZURE_STORAGE_CONNECTION_STRING": _azure(port)}
     else:
         command = ["-d", data, "start", "--host", "127.0.0.1", "--port", str(port), "--default-bucket", "box"]
-        variables = {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}"}
     server = subprocess.Popen([found, *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        with pytest.MonkeyPatch.context() as patch:
+        with proxy_of(port) as proxy, pytest.MonkeyPatch.context() as patch:
             patch.setattr(stores, "_FIRST_PAUSE", 0.01)
-            for name, value in variables.items():
-                patch.setenv(name, value)
+            patch.setenv("AZURE_STORAGE_CONNECTION_STRING", _azure(proxy.port))
+            patch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{proxy.port}")
             import fsspec
 
+            if scheme == "gs":
+                patch.setattr("gcsfs.retry.min", lambda *_: 0.01, raising=False)  # the pauses of its own repetitions
             until = time.monotonic() + 60
             while True:
                 try:
@@ -70,11 +85,17 @@ def bucket(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
                     if time.monotonic() > until:
                         raise
                     time.sleep(0.2)
-            yield f"{scheme}://box"
+            yield Bucket(f"{scheme}://box", proxy)
             fsspec.get_filesystem_class(scheme).clear_instance_cache()
     finally:
         server.kill()
         server.wait()
+
+
+@pytest.fixture
+def bucket(behind: Bucket) -> str:
+    """The address of the bucket."""
+    return behind.url
 
 
 def test_files(bucket: str, tmp_path: Path) -> None:
@@ -135,3 +156,61 @@ def test_a_wrong_key_is_refused_at_once(bucket: str, monkeypatch: pytest.MonkeyP
                 ask(f"{bucket}/*.x" if ask is stores.listed else f"{bucket}/x")
             assert key not in str(told.value)
     fsspec.get_filesystem_class("az").clear_instance_cache()
+
+
+def test_answers_that_fail_are_asked_for_again(
+    behind: Bucket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(stores, "TIMEOUT", 3.0)
+    content = os.urandom(1 << 20)
+    url = f"{behind.url}/faults/one"
+    faults: list[list[int | str | float]] = [[500], [503, 503], ["cut"], [4.0], [500, "cut", 429, 503]]
+    for number, several in enumerate(faults):
+        behind.proxy.faults[:] = several
+        stores.put_bytes(content, f"{url}{number}")
+        behind.proxy.faults[:] = several
+        assert b"".join(stores.chunks(stores.look_up(f"{url}{number}"))) == content
+        behind.proxy.faults[:] = several
+        assert len(stores.tree(f"{behind.url}/faults")) == number + 1
+        assert behind.proxy.faults == []
+    if behind.url.startswith("az"):  # the package of gs:// repeats some answers by itself
+        assert "Internal Server Error" in caplog.text
+
+
+def test_an_error_that_stays_is_named(behind: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And soon: Azure's library does not repeat it for minutes, so that nothing but a lack of answers were seen."""
+    if not behind.url.startswith("az"):
+        pytest.skip("the package of gs:// repeats a request six times by itself, which takes minutes")
+    monkeypatch.setattr(stores, "TIMEOUT", 10.0)
+    monkeypatch.setattr(stores, "ATTEMPTS", 2)
+    stores.put_bytes(b"0123456789", f"{behind.url}/one")
+    file = stores.look_up(f"{behind.url}/one")
+    for ask in (lambda: stores.read_range(file, 0, 10), lambda: stores.put_bytes(b"1", file.url)):
+        behind.proxy.faults[:] = [500] * 100
+        with pytest.raises(DataError, match=r"az://box/one could not be \w+ in 2 attempts: .*Internal Server Error"):
+            ask()
+        behind.proxy.faults.clear()
+
+
+def test_prepared_shards_and_regions_over_answers_that_fail(behind: Bucket, tmp_path: Path) -> None:
+    """Every third answer is a 503 or a body that is cut, and what is written and read has the same bytes."""
+    spoiled: list[int | str | float] = [0.0, 503, 0.0, 0.0, "cut", 0.0] * 50
+    (tmp_path / "a.txt").write_text("".join(f"Document {number} of some words.\n\n" for number in range(2000)))
+    data = DataConfig(files=[str(tmp_path / "a.txt")], cache=tmp_path / "cache", workers=1, validation_fraction=0.1)
+    prepare_folder(data, ByteTokenizer(), tmp_path / "folder")
+    behind.proxy.faults[:] = spoiled
+    prepare_folder(data, ByteTokenizer(), tmp_path / "work", store=f"{behind.url}/made")
+    made = {file.url.removeprefix(f"{behind.url}/made/"): file for file in stores.tree(f"{behind.url}/made")}
+    here = [path for path in (tmp_path / "folder").glob("*/*")]
+    assert len(here) == 6
+    for path in here:
+        assert b"".join(stores.chunks(made[path.relative_to(tmp_path / "folder").as_posix()])) == path.read_bytes()
+    write_store(tmp_path / "regions", list(random_pictures(12)), feature_dtype="fp32", features_of={"backend": "test"})
+    for path in (tmp_path / "regions").iterdir():
+        stores.put_file(path, f"{behind.url}/regions/{path.name}")
+    assert 0 < len(behind.proxy.faults) < len(spoiled) - 30
+    there = RegionStore.open(f"{behind.url}/regions", cache=tmp_path / "cache")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "regions").iterdir()}.items() <= {
+        path.name: path.read_bytes() for path in there.folder.iterdir()
+    }.items()
+    behind.proxy.faults.clear()

@@ -238,13 +238,13 @@ def test_an_upload_that_fails_is_said_and_no_block_is_promised(
     ("place", "says"),
     [
         ("https://host/vectors", "such a store is only read; known: s3://"),
-        ("s3://user:hunter2@bucket/x", "an address holds no user"),
+        ("s3://user:hunter2@bucket/x", "holds a user, a password or a signature"),
         ("ftp://host/x", "unknown store"),
     ],
 )
 def test_places_that_vectors_cannot_be_written_to(place: str, says: str) -> None:
-    from capt.launcher.commands.retrieval import _written_place
+    from capt.launcher.commands.options import written_place
 
     with pytest.raises(ConfigError, match=says) as error:
-        _written_place(place)
+        written_place(place)
     assert "hunter2" not in str(error.value)
