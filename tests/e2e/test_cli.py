@@ -96,7 +96,10 @@ def test_the_list_of_commands_cuts_no_sentence(capt: Capt) -> None:
         (["convert", "nowhere", "out", "--to", "hf"], "nowhere"),
         (["convert", "nowhere", "out"], "either --to"),
         (["convert", "nowhere", "out", "--to", "hf", "--from", "hf"], "either --to"),
-        (["convert", "nowhere", "out", "--to", "tensorflow"], "nowhere: neither a checkpoint"),
+        (
+            ["convert", "nowhere", "out", "--to", "tensorflow"],
+            "nowhere: no such folder, so neither a checkpoint nor a run",
+        ),
         (["convert", "nowhere", "out", "--from", "onnx"], "valid: hf"),
         (["convert", "nowhere", "out", "--from", "hf"], "nowhere"),
         (["report", "nowhere"], "nowhere"),
