@@ -86,7 +86,8 @@ def test_a_beir_folder_is_read_in_the_split_that_the_job_names(tmp_path: Path, t
         for source in (_source(folder, split="test"), _source(folder, split="dev"))
     ]
     assert [None if rows is None else len(rows) for rows in found] == [6, 1]
-    (own,) = PairData(sources=[{"name": "a", "files": [str(folder)], "split": "dev"}], split="test").each()  # type: ignore[list-item]
+    mixed = {"sources": [{"name": "a", "files": [str(folder)], "split": "dev"}], "split": "test"}
+    (own,) = PairData.model_validate(mixed).each()
     assert own.split == "dev"
     with pytest.raises(DataError, match=r"train\.tsv: no such file; split=train is chosen, and there are dev, test"):
         prepare_source(_source(folder), [folder], 0.0, tokenizer, 64, cache)
