@@ -30,3 +30,18 @@ def test_what_is_not_finite_is_never_the_best(mode: str, tmp_path: Path) -> None
             kept.append(value)
     assert kept == ([5.0, 4.0] if mode == "min" else [5.0, 6.0])
     assert json.loads((tmp_path / "best.json").read_text())["value"] == kept[-1]
+
+
+@pytest.mark.parametrize(
+    ("best", "mode", "is_said"), [("nelbo_iw", "max", True), ("nelbo_iw", "min", False), ("au", "max", False)]
+)
+def test_a_loss_of_which_more_would_be_the_best_is_said(
+    best: str, mode: str, is_said: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = object.__new__(Run)
+    run.job = load_job("ptb/vae", ["data.path=ptb", f"checkpoint.best={best}", f"checkpoint.best_mode={mode}"])
+    run.dir, run.progress = tmp_path, Progress()
+    BestCheckpoint(run)
+    assert (
+        f"checkpoint.best={best} keeps the worst checkpoint: set checkpoint.best_mode=min" in caplog.text
+    ) == is_said

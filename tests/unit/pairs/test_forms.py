@@ -586,7 +586,7 @@ def test_quotes_in_tsv_are_text(tmp_path: Path, name: str, caplog: pytest.LogCap
         ([("q1", "d1", 1)], "train", r"train\.tsv: no such file; split=train is chosen, and there are test"),
         ([("q1", "d9", 1)], "test", "test.tsv:2: 'corpus-id' names 'd9', which the corpus does not have"),
         ([("q9", "d1", 1)], "test", r"test\.tsv:2: query-id 'q9' is not in .*queries\.jsonl"),
-        ([("q1", "d1", "x")], "test", r"test\.tsv:2: 'score' must be a number"),
+        ([("q1", "d1", "x")], "test", r"test\.tsv:2: .* a whole number as score are expected, found 'q1', 'd1', 'x'"),
         ([("q1", "d1", 0)], "test", "no usable row of 1"),
     ],
 )
