@@ -15,6 +15,7 @@ from jaxtyping import Float
 from scipy.stats import spearmanr
 from torch.nn import functional as F
 
+from capt.pretrain.base.errors import DataError
 from capt.pretrain.contrast.metrics import alignment, uniformity
 from capt.pretrain.data.sts_files import Pairs
 from capt.pretrain.engine.run_folder import Figures
@@ -27,7 +28,8 @@ def encode_texts(texts: Sequence[str], encoder: Encoder, batch: int) -> Float[np
     """One row for each text, in float64. Distinct texts are encoded once, in batches of similar length.
 
     Raises:
-        ValueError: the encoder returned another number of rows, or a row that is not finite.
+        DataError: a row is not finite.
+        ValueError: the encoder returned another number of rows.
     """
     order = sorted(set(texts), key=lambda text: (len(text.split()), text))
     parts = []
@@ -38,7 +40,7 @@ def encode_texts(texts: Sequence[str], encoder: Encoder, batch: int) -> Float[np
             raise ValueError(f"the encoder returned shape {rows.shape} for {len(chunk)} texts; expected a row each")
         finite = np.isfinite(rows).all(axis=1)
         if not finite.all():
-            raise ValueError(f"the encoder returned a vector that is not finite for {chunk[int(finite.argmin())]!r}")
+            raise DataError(f"the encoder returned a vector that is not finite for {chunk[int(finite.argmin())]!r}")
         parts.append(rows)
     place = {text: row for row, text in enumerate(order)}
     return np.concatenate(parts)[[place[text] for text in texts]]
@@ -84,16 +86,18 @@ def score_rows(pairs: Pairs, rows: Float[np.ndarray, "m d"]) -> dict[str, float]
         rows: 2n vectors, of all first sentences, then of all second ones.
 
     Raises:
-        ValueError: a vector of zeros; all cosines equal (the encoder has collapsed, and rho is undefined).
+        DataError: a vector of zeros; all cosines or all scores equal, so that rho is undefined.
     """
     vectors = torch.from_numpy(rows).double()
     if not bool((vectors.norm(dim=1) > 0).all()):
-        raise ValueError(f"{pairs.name} {pairs.split}: the encoder returned a vector of zeros, which has no cosine")
+        raise DataError(f"{pairs.name} {pairs.split}: the encoder returned a vector of zeros, which has no cosine")
     vectors = F.normalize(vectors, dim=1)
     first, second = vectors.split(len(pairs.gold))
     cosines = (first * second).sum(dim=1).numpy()
     if np.ptp(cosines) < 1e-12:
-        raise ValueError(f"{pairs.name} {pairs.split}: all cosines are {cosines[0]:.6g}; the encoder has collapsed")
+        raise DataError(f"{pairs.name} {pairs.split}: all cosines are {cosines[0]:.6g}; the encoder has collapsed")
+    if np.ptp(pairs.gold) == 0:
+        raise DataError(f"{pairs.name} {pairs.split}: every score is {pairs.gold[0]:g}, with which nothing correlates")
     result = {"spearman": float(spearmanr(cosines, pairs.gold).statistic), "pairs": float(len(pairs.gold))}
     close = torch.from_numpy(pairs.gold > 4)
     if int(close.sum()) > 1:

@@ -12,7 +12,7 @@ from scipy.stats import rankdata
 
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.data.sts_files import SUBSETS, Pairs, find_sets
-from capt.pretrain.language.sts import encode_texts, score
+from capt.pretrain.language.sts import encode_texts, score, score_rows
 
 ROWS = [
     ("A man is  dancing .", "A man dances .", 5.0),
@@ -165,6 +165,19 @@ def test_a_broken_encoder_is_named(encoder, message: str) -> None:
     first, second, gold = zip(*ROWS, strict=True)
     with pytest.raises(ValueError, match=message):
         score(Pairs("STS-B", "dev", list(first), list(second), np.array(gold)), encoder)
+
+
+@pytest.mark.parametrize(
+    ("rows", "gold", "message"),
+    [
+        (np.ones((4, 3)), [1, 2], "STS-B dev: all cosines are 1; the encoder has collapsed"),
+        (np.zeros((4, 3)), [1, 2], "STS-B dev: the encoder returned a vector of zeros"),
+        (np.eye(4, 3) + 0.1, [3, 3], "STS-B dev: every score is 3, with which nothing correlates"),
+    ],
+)
+def test_what_has_no_correlation_is_said_in_a_line(rows: np.ndarray, gold: list[float], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        score_rows(Pairs("STS-B", "dev", ["a", "b"], ["c", "d"], np.array(gold)), rows)
 
 
 @pytest.mark.parametrize(
