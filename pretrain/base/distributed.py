@@ -219,7 +219,7 @@ def synchronize_errors(*, patient: bool = False) -> Iterator[None]:
 
 
 _LONGEST = 4000
-"""Characters of an error that travel: every rank receives as many bytes from each as the longest of them has."""
+"""Characters of an error that travel: all that a rank receives are as long as the longest of them."""
 
 
 def _verdict(error: Exception) -> tuple[str, bool, str, bool]:

@@ -97,7 +97,7 @@ class PairBatch:
     def texts(self, pad_id: int, device: torch.device, *, by_length: bool) -> GroupedTexts:
         """The queries, the positives and the negatives on ``device``.
 
-        ``by_length``: in as many groups of texts of similar length as save padding; else queries and documents, a
+        ``by_length``: in groups of texts of similar length, while that saves padding; else queries and documents, a
         group each.
         """
         n, texts = len(self.ids), self.tokens.split(self.lengths.tolist())
