@@ -177,7 +177,7 @@ def test_a_broken_encoder_is_named(encoder, message: str) -> None:
 )
 def test_what_has_no_correlation_is_said_in_a_line(rows: np.ndarray, gold: list[float], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        score_rows(Pairs("STS-B", "dev", ["a", "b"], ["c", "d"], np.array(gold)), rows)
+        score_rows(Pairs("STS-B", "dev", ["a", "b"], ["c", "d"], np.array(gold, dtype=float)), rows)
 
 
 @pytest.mark.parametrize(
