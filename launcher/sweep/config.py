@@ -13,7 +13,7 @@ from capt.pretrain.config import flatten
 from capt.pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
 from capt.pretrain.config.load import explain, load_mapping, resolve_path
 from capt.pretrain.config.reader import to_yaml
-from capt.pretrain.config.schema import less_is_better
+from capt.pretrain.engine.judgement import direction
 
 Value = bool | int | float | str | None | list[Any]
 Amount = Annotated[float, Field(gt=0, le=1e6)]
@@ -93,7 +93,7 @@ class StudySection(Section):
 
     @model_validator(mode="after")
     def _mode_fits(self) -> StudySection:
-        if self.mode == "max" and less_is_better(self.metric):
+        if self.mode == "max" and direction(self.metric) < 0:
             raise ValueError(f"metric {self.metric} is the better the less it is: set mode to min")
         return self
 

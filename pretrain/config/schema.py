@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -276,14 +275,6 @@ class LocalSection(Section):
         None,
         description="folder of each host for them; null = /dev/shm, or where that is missing the temporary files",
     )
-
-
-_LESS_IS_BETTER = re.compile(r"(loss|nelbo|ppl|perplexity)([/_].*)?")
-
-
-def less_is_better(metric: str) -> bool:
-    """Whether a validation metric is a loss, a bound of one or a perplexity, by its name."""
-    return _LESS_IS_BETTER.fullmatch(metric) is not None
 
 
 class CheckpointSection(Section):

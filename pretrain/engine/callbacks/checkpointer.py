@@ -14,12 +14,13 @@ from typing import Literal
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import CheckpointError, ConfigError, NoSpaceError, RunFailedError
 from capt.pretrain.base.locks import is_replaced
-from capt.pretrain.config.schema import CheckpointSection, less_is_better
+from capt.pretrain.config.schema import CheckpointSection
 from capt.pretrain.engine import heartbeat, interruption
 from capt.pretrain.engine.checkpoint import PendingSave, begin_save, checkpoints_of, read_exports
 from capt.pretrain.engine.checkpoint.layout import point, remove_checkpoint, remove_leftovers, set_aside, step_folder
 from capt.pretrain.engine.checkpoint.save import state_bytes
 from capt.pretrain.engine.durable import write_error
+from capt.pretrain.engine.judgement import direction
 from capt.pretrain.engine.loop import Callback, Run, next_multiple
 from capt.pretrain.engine.run_folder import LOCK, Best, check_is_own, read_best, write_best
 from capt.pretrain.engine.task import GuidedTask, StepMetrics
@@ -117,7 +118,7 @@ class BestCheckpoint:
         self._section: CheckpointSection = run.job.checkpoint
         self._value = -math.inf
         best = self._section.best
-        if best and self._section.best_mode == "max" and less_is_better(best) and distributed.rank() == 0:
+        if best and self._section.best_mode == "max" and direction(best) < 0 and distributed.rank() == 0:
             logger.warning("checkpoint.best=%s keeps the worst checkpoint: set checkpoint.best_mode=min", best)
         with distributed.synchronize_errors():
             record = read_best(run.dir) if self._section.best is not None else None
