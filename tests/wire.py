@@ -47,9 +47,9 @@ _SMALL_CLUSTERS = ("model.compile=false", "data.repeats=4")
 
 @dataclass
 class Traffic:
-    """A step's collectives; ``parameters`` counts those of each engine as often as it had an update.
+    """A step's collectives; ``parameters`` counts those of each engine once an update.
 
-    ``updating`` are the numbers of the collectives in backward passes and updates.
+    ``updating`` holds the numbers of the collectives in backward passes and updates.
     """
 
     sent: list[Sent]
@@ -58,7 +58,7 @@ class Traffic:
     updating: set[int] = field(default_factory=set)
 
     def updates(self) -> list[Sent]:
-        """Those of backward passes and updates: gradients, norms and weights."""
+        """Collectives of backward passes and updates: gradients, norms and weights."""
         return [sent for number, sent in enumerate(self.sent) if number in self.updating]
 
 

@@ -45,7 +45,7 @@ class Scenario:
 
     @property
     def overrides(self) -> list[str]:
-        """Of ``capt_large``."""
+        """Overrides of ``capt_large``."""
         return [f"batch.micro={self.micro}", f"contrast.queue={self.queue}", *self.options]
 
     def named(self) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def _fp16(folder: Path, world: int, stage: int, micro: int, **contrast: Any) -> 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Of one micro-batch with its graph, which another weight of the contrast changes."""
+    """The result of one micro-batch with its graph, which another weight of the contrast changes."""
     folder = tmp_path_factory.mktemp("whole")
     jobs = [(_fp16(folder, 1, 0, _GLOBAL, cached=False), 256.0), (_fp16(folder, 1, 0, 2, weight=0.9), 256.0)]
     whole, lighter = run_ranks(_scaled, 1, jobs)[0]

@@ -55,7 +55,7 @@ def _sharded(s: Tensor, s_hat: Tensor, queue: ShardedQueue) -> Tensor:
 
 
 def _whole_loss_on_every_rank(s: Tensor, s_hat: Tensor, queue: ShardedQueue) -> Tensor:
-    """As in SimCSE: gather, put the own rows back into their slot, take the loss of the whole batch."""
+    """Gather, put the own rows back into their slot, take the loss of the whole batch: SimCSE's way."""
     gathered = []
     for rows in (s, s_hat):
         parts = list(distributed.all_gather(rows))

@@ -82,7 +82,7 @@ def test_every_engine_updates_as_plain_torch_does(clip: float) -> None:
 
 
 def _norms(stage: int, extra: str) -> list[float]:
-    """Of three clipped updates of a module whose sizes are no multiples of anything."""
+    """Gradient norms of three clipped updates of a module with odd sizes."""
     quiet_libraries(debug=False)
     distributed.initialize(1)
     settings = ["batch.global=6", "batch.micro=3", f"engine.zero_stage={stage}", "optimizer.clip=0.1"]

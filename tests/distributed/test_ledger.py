@@ -157,7 +157,7 @@ def test_language_on_two_then_one_then_three_ranks(tmp_path: Path) -> None:
 
 
 def test_other_noise_in_a_repeated_step_is_found(tmp_path: Path) -> None:
-    """As if another version of the program corrupted otherwise: the ids are right, the contents are not."""
+    """Another version of the program may corrupt otherwise: the ids are right then, the contents are not."""
     mapping = language_mapping(tmp_path, checkpoint={"every": 2})
     _kill_at(mapping, 2, False, 3)
     assert run_ranks(_with_other_noise, 1, mapping) == [0]

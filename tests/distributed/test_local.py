@@ -113,7 +113,7 @@ def _resumed_at(run_dir: Path) -> int:
 
 @pytest.fixture(scope="module")
 def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
-    """Of three ranks, without a fault and without local checkpoints."""
+    """Losses of three ranks, without a fault and without local checkpoints."""
     folder = tmp_path_factory.mktemp("undisturbed")
     assert run_ranks(_run, 3, _mapping(folder / "run", folder / "memory", every=0)) == [0, 0, 0]
     assert not (folder / "memory").exists()
@@ -432,7 +432,7 @@ def test_hundreds_of_files_are_sent_with_few_descriptors(tmp_path: Path) -> None
 
 
 def test_buffers_of_a_rank_are_bounded_however_many_it_talks_with() -> None:
-    """As when each of 128 hosts of 8 ranks is given the files of all others."""
+    """Each of 128 hosts of 8 ranks is given the files of all others."""
     moves = [replicate.Transfer(8 * source, 8 * target, ()) for source in range(128) for target in range(128)]
     assert 256 * replicate.chunk_size(moves) <= replicate.BUFFERS
     assert replicate.chunk_size(moves[1:2]) == replicate.CHUNK

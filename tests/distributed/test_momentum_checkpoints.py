@@ -66,7 +66,7 @@ def _losses(ranks: list[tuple[list[float], np.ndarray]]) -> list[float]:
 
 
 def _rows(ranks: list[tuple[list[float], np.ndarray]]) -> np.ndarray:
-    """Of the global queue, oldest first: the j-th row of rank r is row j W + r (no rank has dropped any)."""
+    """Rows of the global queue, oldest first: the j-th row of rank r is row j W + r (no rank has dropped any)."""
     return np.stack([rows for _, rows in ranks], axis=1).reshape(-1, ranks[0][1].shape[1])
 
 

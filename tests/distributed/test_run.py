@@ -156,8 +156,8 @@ def test_a_branch_that_cannot_be_is_refused(
 
 @pytest.mark.parametrize("kind", ["average", "ema"])
 def test_the_average_of_the_weights_is_that_of_an_uninterrupted_run(tmp_path: Path, kind: str) -> None:
-    """Of the last three regular checkpoints, though one more was written when the run was killed and only one is kept;
-    or of every step, in float64."""
+    """The average of the last three regular checkpoints, though one more was written when the run was killed and only
+    one is kept; or the moving average over all steps, in float64."""
     section = {"every": 2, "keep": 1, "average": 3} if kind == "average" else {"every": 2, "keep": 1, "ema": 0.8}
     engine = {"zero_stage": 1}
     whole = _mapping(
@@ -414,7 +414,7 @@ def test_half_written_checkpoint_is_not_one(finished: Path, tmp_path: Path) -> N
 
 
 def test_a_run_does_not_begin_in_a_checkpoint(finished: Path, tmp_path: Path) -> None:
-    """As ``python -m capt.pretrain CONFIG --resume`` would."""
+    """``python -m capt.pretrain CONFIG --resume`` with a checkpoint for the run folder is refused."""
     run_dir = tmp_path / "run"
     shutil.copytree(finished, run_dir, symlinks=True)
     newest = find_checkpoint(run_dir)

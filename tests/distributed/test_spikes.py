@@ -41,7 +41,7 @@ BAD = 40
 """The spike is in the samples of this step."""
 SAMPLE = (BAD - 1) * BATCH + 3
 SOON, FEW = 18, 24
-"""As ``BAD`` and ``STEPS``, in runs that a past of ``PAST`` steps is enough for."""
+"""The bad step and the number of steps, in runs for which a past of ``PAST`` steps is enough."""
 PAST = 12
 
 

@@ -23,7 +23,7 @@ from tests.multihost.warm import command, warm_server
 
 INTERFACE = "eth0"
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
-"""Of the two hosts of most tests; a third one is ``SPARE``."""
+"""Addresses of the two hosts of most tests; a third one is ``SPARE``."""
 SPARE = "10.77.0.3"
 
 

@@ -65,7 +65,7 @@ class Encoder(nn.Sequential):
 
 
 def _columns(step: int) -> list[Tensor]:
-    """Of a step: queries, documents near them, and hard negatives."""
+    """Rows of a step: queries, documents near them, and hard negatives."""
     generator = torch.Generator().manual_seed(step)
     q = torch.randn(N, IN, generator=generator, dtype=torch.float64)
     others = [

@@ -1,6 +1,6 @@
 """A model of the local checkpoints: three hosts, each with the files of its rank and copies of another's.
 
-Every permanent checkpoint but that of step 0 is left out: the other model is of those.
+Permanent checkpoints after step 0 are left out: the other model has them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.proof.explore import Found, search
 HOSTS = (0, 1, 2)
 DOWN, GATHER, SAVE = "down", "gather", "save"
 FETCH, CLEAN, CLAIM, READY = range(4)  # where a host is while the job starts
-OF_ANOTHER, OF_THE_LAST, OF_THIS = range(3)  # of which life a folder says that it is; the last counts during a start
+OF_ANOTHER, OF_THE_LAST, OF_THIS = range(3)  # the incarnation that a folder names; the last one is valid during a start
 WRITE, PLACE, REMOVE, MADE = range(4)  # while it saves
 
 
@@ -29,16 +29,16 @@ class Kept(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Everything. ``kept`` and ``lives`` are the hosts' folders, ``at`` is where each host of the attempt is."""
+    """A state of the model. ``kept`` and ``lives`` are the hosts' folders, ``at`` is where each host of a start is."""
 
     phase: str = GATHER
     hosts: tuple[int, ...] = HOSTS
     at: tuple[int, ...] = (FETCH,) * len(HOSTS)
     kept: tuple[frozenset[Kept], ...] = (frozenset(),) * len(HOSTS)
     lives: tuple[int, ...] = (OF_ANOTHER,) * len(HOSTS)
-    """Of which life each folder says that it is (``owner.json`` beside ``RUN/incarnation.json``)."""
+    """The incarnation that each folder names (``owner.json`` beside ``RUN/incarnation.json``)."""
     source: tuple[int, int] = (0, 0)
-    """Step and writer of the checkpoint from which the attempt goes on."""
+    """Step and writer of the checkpoint from which the attempt continues."""
     step: int = 0
     gen: int = 1
     done: int = 0

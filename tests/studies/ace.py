@@ -39,7 +39,7 @@ REFERENCE = "noise+ace"
 STARTS = ("scratch", "fine-tuned")
 COMMON = ["run.threads=1", "run.tensorboard=false", "checkpoint.every=0", "checkpoint.keep=1", "data.workers=1"]
 DIMENSIONS, EPOCHS, BASE_EPOCHS = 100, 1, 1
-"""Of every arm, and of the vectors that fine-tuning starts from."""
+"""Settings of every arm, and of the vectors that fine-tuning starts from."""
 BASE_SEED = 1000
 """The vectors that fine-tuning starts from are the same for all arms and seeds."""
 FINE_TUNING = ["model.context_init=zeros", "model.freeze_input=200"]

@@ -48,7 +48,7 @@ COMMON = [
     "optimizer.lr=1e-3", "model.pooling=mean",
 ]  # fmt: skip
 RATE = 2e-4
-"""Of fine-tuning, fixed before the runs, the same for all tasks and arms."""
+"""The learning rate of fine-tuning, fixed before the runs, the same for all tasks and arms."""
 EPOCHS = 5
 TASKS = {"cola": "matthews", "mrpc": "accuracy", "stsb": "pearson", "rte": "accuracy", "sst2": "accuracy"}
 """Task -> the metric that is quoted. SST-2 is passed once, with five validations."""

@@ -177,7 +177,7 @@ def best_of(trial: Trial, path: Path) -> Sentences:
 
 
 COLUMNS = ("words", "exact", "q", "prior", "mixture", "refitted")
-"""Of a file of sentences; a row lacks the bounds that it does not have."""
+"""Columns of a file of sentences; the cells of bounds that a row does not have are empty."""
 
 
 def write_sentences(trials: Sequence[Trial], sentences: SentencesOf, out: Path) -> None:

@@ -46,7 +46,7 @@ TEMPERATURES = {"triangle": [], "constant": ["contrast.temperature={type: consta
 
 
 class Shape(NamedTuple):
-    """Of a part of the study; ``late`` of the steps are done before a queue starts that has no other guard."""
+    """What a part of the study runs; a queue without another guard starts after the share ``late`` of the steps."""
 
     pairs: int
     steps: int

@@ -40,11 +40,11 @@ SCENES = ["--pictures", "8000", "--seed", "1"]
 """Options of ``capt regions microworld``."""
 COMMON = ["run.threads=1", "run.tensorboard=false", "run.log_every=10", "checkpoint.keep=1"]
 STEPS, WARMUP = 1500, 200
-"""Of pretraining, for ``lxmert`` and ``capt``."""
+"""Steps of pretraining, for ``lxmert`` and ``capt``."""
 SIZES = ["size=micro", "initializer_range=0.12", "dropout=0", "attention_dropout=0"]
-"""Of the model in every arm."""
+"""Overrides of the model in every arm."""
 EXACT = ["model.dropout=0", "model.attention_dropout=0"]
-"""Of fine-tuning on the microworld, whose labels are exact and whose pictures are many."""
+"""Overrides of fine-tuning on the microworld, whose labels are exact and whose pictures are many."""
 CAPT = ["contrast.weight=1", "contrast.queue=512", "contrast.queue_start=500"]
 LXMERT = ["contrast.weight=0", "contrast.queue=0"]
 FINE_TUNING: dict[str, list[str]] = {

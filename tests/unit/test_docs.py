@@ -173,7 +173,7 @@ KEYS = OWN | {f"sweep.{key}" for key in keys(Sweep)}  # so written on the comman
 
 @pages
 def test_every_key_exists(page: Path) -> None:
-    """Of overrides (``a.b=c``), and of words in code style that begin with the name of a section."""
+    """Keys of overrides (``a.b=c``), and words in code style that begin with the name of a section."""
     text = page.read_text()
     sections = {key for key in KEYS if any(other.startswith(f"{key}.") for other in KEYS)}
     named = set(_OVERRIDE.findall(text)) | set(re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)`", text))

@@ -34,7 +34,7 @@ def _requirements() -> Iterator[Requirement]:
 
 @pytest.mark.parametrize("requirement", list(_requirements()), ids=lambda requirement: requirement.name)
 def test_a_range_begins_with_a_tested_release_and_ends_before_the_next_major_one(requirement: Requirement) -> None:
-    """Of the releases that `make test-floor` installs or, for a package that it does not, of `make install`."""
+    """The tested release is what `make test-floor` installs or, for a package that it does not, `make install`."""
     newest, lowest = _pins("constraints.txt"), _pins("constraints-floor.txt")
     name = canonicalize_name(requirement.name)
     bounds = {bound.operator: bound.version for bound in requirement.specifier}

@@ -328,7 +328,7 @@ def test_a_queue_of_rows_that_are_not_unit_is_refused(drift: str) -> None:
 
 
 class _Sentences(nn.Module):
-    """As a SentenceTransformer: features in, a mapping with the representations out."""
+    """The interface of a SentenceTransformer: features in, a mapping with the representations out."""
 
     def __init__(self) -> None:
         super().__init__()

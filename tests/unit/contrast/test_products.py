@@ -15,7 +15,7 @@ from capt.pretrain.contrast.kernels import RELATIVE_ERROR, Precision, Products, 
 from tests.unit.contrast.support import Problem, clustered, near, relative, unit
 
 HERE: tuple[Precision, ...] = ("bf16x6", "bf16x3", "bf16")
-"""Those that a CPU has; tests/gpu measures tf32."""
+"""The precisions that a CPU has; tests/gpu measures tf32."""
 
 N, D, K = 24, 96, 700
 

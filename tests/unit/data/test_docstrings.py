@@ -135,7 +135,7 @@ def test_result_does_not_depend_on_the_number_of_workers(tmp_path: Path) -> None
 
 
 def test_packages_outside_of_site_packages_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the paths in ``.pth`` files, and of the finders that setuptools writes for an editable install."""
+    """Paths in ``.pth`` files, and the finders that setuptools writes for an editable install, lead to packages."""
     site, info = tmp_path / "site", tmp_path / "site" / "c-1.dist-info"
     for folder in (info, site / "inner", tmp_path / "a", tmp_path / "b" / "deeper", tmp_path / "c"):
         folder.mkdir(parents=True)
@@ -169,7 +169,7 @@ def test_folder_without_docstrings(tmp_path: Path) -> None:
 
 
 def test_real_english_dominates(tmp_path: Path) -> None:
-    """Of the words in the standard library's docstrings, the commonest are those of English, at English rates."""
+    """The commonest words in the standard library's docstrings are those of English, at English rates."""
     library = Path(json.__file__).parent.parent
     path = docstring_file(tmp_path, 1, [library / name for name in ("asyncio", "email", "unittest", "http")])
     words = path.read_text().lower().split()

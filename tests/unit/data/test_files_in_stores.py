@@ -135,7 +135,7 @@ def test_checkpoints_are_not_copied_to_what_is_only_read(scheme: str) -> None:
 def test_a_folder_whose_first_file_comes_while_it_is_listed_is_empty(
     store: type[FaultyStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As s3fs answers: there was no file, and then it looks whether the folder is one."""
+    """s3fs answers so: there was no file, and then it looks whether the folder is one."""
     monkeypatch.setattr(
         store, "find", lambda self, path, detail: {path: {"name": path, "size": 0, "type": "directory"}}
     )
@@ -162,7 +162,7 @@ def test_tasks_that_read_no_store_refuse_its_addresses(job: str) -> None:
 
 
 def test_a_tree_that_is_one_file(store: type[FaultyStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As adlfs answers: a list of the name alone."""
+    """adlfs answers with a list of the name alone."""
     (tmp_path / "manifest.json").write_text("{}")
     url = f"faulty:/{tmp_path}/manifest.json"
     monkeypatch.setattr(store, "find", lambda self, path, detail: [path] if Path(path).exists() else [])

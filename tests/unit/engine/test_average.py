@@ -21,7 +21,7 @@ _DECAY = 0.9
 
 
 def _engine(module: nn.Module, **optimizer: Any) -> Any:
-    """That of one rank, which keeps averages."""
+    """Build the engine of one rank, which keeps averages."""
     overrides = [f"optimizer.{key}={value}" for key, value in {"lr": 0.05, "weight_decay": 0, **optimizer}.items()]
     sizes = ["engine.zero_stage=0", "engine.precision=fp32", "batch.global=4", "batch.micro=4"]
     job = load_job("capt_tiny", [*overrides, *sizes])
@@ -35,7 +35,7 @@ def _average(optimizer: torch.optim.Optimizer, p: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("kind", sorted(STATE_TENSORS.keys() - {"sparse_adam"}))
 def test_equals_a_loop(kind: str) -> None:
-    """Of ten updates, with each optimizer; the bias has no gradient in the first three, and none in the eighth."""
+    """Ten updates with each optimizer; the bias has no gradient in the first three, and none in the eighth."""
     torch.manual_seed(0)
     module = nn.Linear(5, 3)
     engine = _engine(nn.ModuleDict({"layers": nn.ModuleList([module])}), type=kind)  # Muon is for numbered layers
@@ -55,7 +55,7 @@ def test_equals_a_loop(kind: str) -> None:
 
 
 def test_a_step_that_was_skipped_is_none() -> None:
-    """As fp16's scaler skips one whose gradients have overflowed."""
+    """The scaler of fp16 skips a step whose gradients have overflowed; the average does not move then."""
     p = nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([p], lr=0.1)
     keep_average(optimizer, _DECAY)
@@ -96,7 +96,7 @@ def test_weights_and_averages_change_places_and_back() -> None:
 
 
 def test_partitions_that_another_optimizer_updates_are_refused() -> None:
-    """As with DeepSpeed's offloading of a share of the optimizer's state."""
+    """DeepSpeed has a second optimizer where it offloads a share of the optimizer's state."""
     flats = [torch.zeros(2), torch.zeros(3)]
     engine = _engine(nn.Linear(2, 2))
     engine.zero_stage = 2

@@ -72,7 +72,7 @@ def test_a_run_that_hangs_is_seen_by_the_age_of_its_section(
 
 
 def test_the_grafana_board_asks_for_figures_that_there_are() -> None:
-    """Of the metrics on the page of the run folder, under the names that the endpoint gives them."""
+    """The figures are the metrics on the page of the run folder, under the names that the endpoint gives them."""
     page = (ROOT / "docs/reference/run.md").read_text()
     callback = Prometheus()
     listed = {name for cell in re.findall(r"^\| (`.*?) \|", page, re.M) for name in re.findall(r"`([\w/]+)`", cell)}

@@ -87,7 +87,7 @@ def test_another_launch_into_the_folder_does_not_change_the_job_of_the_first(
 def test_a_launch_that_fails_leaves_the_job_that_an_earlier_one_is_going_to_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As of a Slurm job in the queue, whose user starts the same job again on the login node."""
+    """A Slurm job waits in the queue while its user starts the same job again on the login node."""
     first = launched(monkeypatch)
     ((path, text),) = first.files.items()
     queued = LaunchFiles(first.run_dir, first.files)

@@ -132,7 +132,7 @@ def test_a_killed_supervisor_takes_its_ranks_with_it_and_is_a_lost_host(
 def test_talkative_nodes_do_not_have_the_head_look_at_all_ranks_at_every_word(
     environment: dict[str, str], output: Output
 ) -> None:
-    """Of 128 nodes one says something every four milliseconds."""
+    """One of 128 nodes says something every four milliseconds."""
     links = connected(environment, output, "a")
     ranks = RemoteRanks(links, [1])
     talks = "import time\nfor _ in range(10000): print('word', flush=True); time.sleep(0.001)"

@@ -275,7 +275,7 @@ def test_a_failed_job_is_queued_again_while_it_makes_steps_and_not_too_often(tmp
 
 
 def test_a_second_host_that_is_lost_before_a_new_step_is_no_program_that_fails_there_for_ever(tmp_path: Path) -> None:
-    """As a spare host that dies while the job starts on it. What is lost is counted all the same."""
+    """A spare host may die while the job starts on it. The lost host is counted all the same."""
     progress(tmp_path, row=10)
     assert again(tmp_path, 1, 3, "7", lost_host=True)
     assert again(tmp_path, 1, 3, "7", lost_host=True)

@@ -135,7 +135,7 @@ def test_overrides_reach_the_sweep_or_the_jobs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("task", ["vqa", "gqa", "nlvr2"])
 def test_files_named_for_a_sweep_take_the_place_of_the_microworld(task: str) -> None:
-    """As on the command line of ``capt finetune``: the shipped jobs have a synthetic world where no file is named."""
+    """``capt finetune`` does the same: the shipped jobs have a synthetic world where no file is named."""
     sweep = load_sweep(task, ["data.regions=store", "data.train=[a.json]", "data.validation=[b.json]", "model.init=x"])
     job = make_plan(sweep, "capt.finetune").job(trial_specs(sweep, task)[0])
     assert isinstance(job, VisualJob)

@@ -64,7 +64,7 @@ def _texts_of(batch: PairBatch) -> list[list[int]]:
 
 
 def _row_contents(batch: PairBatch) -> list[tuple[int, int, tuple[int, ...]]]:
-    """Of each query: its row, the digest of its texts, and all of its tokens."""
+    """Row of each query, the digest of its texts, and all of its tokens."""
     texts = list(batch.tokens.split(batch.lengths.tolist()))
     n = len(batch.ids)
     negatives: list[list[int]] = [[] for _ in range(n)]

@@ -84,9 +84,9 @@ def test_an_incomplete_backbone_is_refused_by_name(backbone_of: Make, change: An
 
 
 def test_answers_are_transplanted_by_their_text(backbone_of: Make, caplog: pytest.LogCaptureFixture) -> None:
-    """As LXMERT's loadLXMERTQA: each answer is converted (article, number word, period); a new one begins at 0.
+    """Each answer is converted (article, number word, period), LXMERT's loadLXMERTQA; a new one begins at 0.
 
-    An answer that stands in both tables letter by letter comes first: "the dog" here, and "dog" for "a dog".
+    An answer that both tables spell alike comes first: "the dog" here, and "dog" for "a dog".
     """
     answers = ("a dog", "zebra", "yes", "3", "grey", "", "the dog")
     backbone, model = backbone_of(), _model(len(answers))

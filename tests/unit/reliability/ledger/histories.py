@@ -25,7 +25,7 @@ MIXED = Order(
     samples=53, seed=3, data="text", noise="", shuffle=True, sizes=(31, 7, 15), names=("a", "b", "c"),
     course=((0.0, 3.0, 1.0, 0.0), (200.0, 1.0, 1.0, 2.0)), limits=(0, 21, 0),
 )  # fmt: skip
-"""Of three sources, one of which grows, and one of which is left after three epochs."""
+"""Order of three sources, one of which grows, and one of which is left after three epochs."""
 BATCH = 12
 
 Feed = Callable[[int, int, np.ndarray], np.ndarray]

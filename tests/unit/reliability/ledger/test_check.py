@@ -251,7 +251,7 @@ def test_lost_files_are_found(tmp_path: Path) -> None:
 
 
 def test_the_beginning_may_be_taken_as_it_is(tmp_path: Path) -> None:
-    """Of a run that began without a ledger."""
+    """A run began without a ledger: ``since`` names the first step that is checked."""
     launch(tmp_path, 1, 5, [12])
     checkpoint(tmp_path, 12)
     fault = _first(tmp_path)
@@ -297,7 +297,7 @@ def test_steps_of_a_checkpoint_that_nobody_recorded_are_a_hole(tmp_path: Path) -
 
 @pytest.mark.parametrize("left", ["header", "nothing", "no file"])
 def test_where_all_rows_are_lost_nothing_is_right(tmp_path: Path, left: str) -> None:
-    """As a disk that was put back leaves it: without rows there is nothing wrong in any row either."""
+    """A disk that was restored may leave no rows: then there is nothing wrong in any row either."""
     launch(tmp_path, 2, 0, [7, 7])
     checkpoint(tmp_path, 7)
     for path in (file_of(tmp_path, 1, rank) for rank in (0, 1)):
@@ -404,7 +404,7 @@ def test_a_ledger_that_is_a_fifo_or_a_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_file_of_one_rank_after_the_other_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 1,024 ranks a million steps are 20 GB."""
+    """A million steps of 1,024 ranks are 20 GB."""
     launch(tmp_path, 4, 0, [9, 9, 9, 9])
     launch(tmp_path, 4, 6, [12, 12, 12, 12])
     checkpoint(tmp_path, 12)
@@ -426,7 +426,7 @@ def test_the_file_of_one_rank_after_the_other_is_read_once(tmp_path: Path, monke
 
 
 def test_a_row_that_cannot_be_written_waits_for_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a row that a full disk took half of, the other half comes later; and the error names the file."""
+    """A full disk took half of a row: the other half comes later; and the error names the file."""
     folder = tmp_path / "ledger" / "launch-0001"
     folder.mkdir(parents=True)
     head = Header(rank=0, world=1, step=0, samples=0, batch=BATCH, order=ORDER)
