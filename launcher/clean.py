@@ -8,14 +8,7 @@ from pathlib import Path
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.load import load_job
 from capt.pretrain.engine.run_folder import CONFIG, holds_run, is_active
-from capt.pretrain.reliability.local.storage import (
-    INCARNATION,
-    is_private,
-    location_of,
-    remove,
-    remove_stale,
-    storage_of,
-)
+from capt.pretrain.reliability.local import storage
 
 
 def clean(runs: Sequence[Path]) -> Iterator[tuple[Path, str]]:
@@ -25,14 +18,14 @@ def clean(runs: Sequence[Path]) -> Iterator[tuple[Path, str]]:
         ConfigError: a folder holds no run, or a process trains in it.
     """
     if not runs:
-        yield from remove_stale(location_of(None))
+        yield from storage.remove_stale(storage.location_of(None))
     for run in runs:
         if not holds_run(run):
             raise ConfigError(f"{run} holds no run")
         if is_active(run):
             raise ConfigError(f"{run}: a process is training in this folder; stop it first")
-        (run / INCARNATION).unlink(missing_ok=True)
-        location = location_of(load_job(run / CONFIG, resolved=True).checkpoint.local.dir)
-        if is_private(storage := storage_of(location, run)):
-            remove(storage)
-            yield storage, "as asked for"
+        (run / storage.INCARNATION).unlink(missing_ok=True)
+        job = load_job(run / CONFIG, resolved=True)
+        if storage.is_private(own := storage.storage_of(job.checkpoint.local.dir, run)):
+            storage.remove(own)
+            yield own, "as asked for"

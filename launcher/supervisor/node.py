@@ -15,13 +15,12 @@ import signal
 import socket
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from capt.launcher.supervisor import processes
 from capt.launcher.supervisor.messages import LEASE, MARK, REPORT
 from capt.launcher.supervisor.ranks import LocalRanks
-from capt.pretrain.base.process import born
+from capt.pretrain.base.process import boot_id, born
 
 _POLL = 0.05
 _ENDING = 5.0
@@ -78,7 +77,7 @@ class Supervisor:
         problem = ""
         try:
             pid = os.getpid()
-            self._say(up={"pid": pid, "born": born(pid) or 0, "started": started()})
+            self._say(up={"pid": pid, "born": born(pid) or 0, "started": boot_id()})
             while not self._over:
                 self._hear()
                 self._ranks.look(0.0)
@@ -190,11 +189,3 @@ def _call(address: str, port: int) -> int:
     """Connect to the rendezvous, as the ranks will. Raises ``OSError`` where that is not possible."""
     socket.create_connection((address, port), _CALL).close()
     return port
-
-
-def started() -> str:
-    """What is new with every start of this host."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.base.process import born
+from capt.pretrain.base.process import boot_id, born
 
 BEAT = 10.0
 """Seconds between two touches of a lease."""
@@ -152,8 +152,7 @@ def _read(path: Path) -> str | None:
 
 def _place() -> str:
     """Where process ids mean what they mean here: this host since its start, and its namespace of processes."""
-    parts = [socket.gethostname()]
+    parts = [socket.gethostname(), boot_id()]
     with suppress(OSError):
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
         parts.append(os.readlink("/proc/self/ns/pid"))
     return "/".join(parts).replace(" ", "_")

@@ -99,6 +99,14 @@ def born(pid: int) -> int | None:
         return None
 
 
+def boot_id() -> str:
+    """What is new with every start of this host; empty where the kernel does not say. Containers of a host share it."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
 def with_value_of_resume(words: Sequence[str]) -> list[str]:
     """A command line in which ``--resume`` has a value: ``auto`` where that follows it, else ``always``."""
     result: list[str] = []

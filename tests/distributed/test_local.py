@@ -76,13 +76,19 @@ def _run(
 
 
 def _break(fault: str, first: Path) -> None:
-    """No room, or the file system says so only when a file is written."""
+    """No room, or the file system says so only when a file is written or removed."""
     from capt.pretrain.engine import durable
 
+    if fault == "remove":
+
+        def refuse(path: Path) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+        checkpointer.remove_checkpoint = refuse  # type: ignore[assignment]
     if fault == "room":
-        checkpointer.free_bytes = lambda location: 1000
+        storage.free_bytes = lambda location: 1000
     if fault == "growing":
-        checkpointer.free_bytes = lambda location: 1 << 40
+        storage.free_bytes = lambda location: 1 << 40
         ToyTask.state_bytes = lambda self: 1 << 41  # type: ignore[attr-defined]
     if fault == "soon":
         saving._FIRST = 3
@@ -325,7 +331,8 @@ def test_until_all_hosts_have_the_new_incarnation_the_previous_counts(tmp_path: 
     """The job may die while it starts, when some hosts have the new incarnation already, and others have not."""
     run, memory = _crashed(tmp_path, hosts_of=1)
     (before,) = storage.incarnations_of(run)
-    new = storage.begin_incarnation(run, [before])
+    new = "1" * 32
+    storage.write_incarnations(run, new, before)
     storage.prepare(storage.storage_of(memory / "host-1", run), run, new, [before])
     assert run_ranks(_run, 3, _mapping(run, memory), True, 0, 1) == [0, 0, 0]
     assert _resumed_at(run) == 6
@@ -365,7 +372,8 @@ def test_a_run_below_a_folder_whose_name_is_no_utf8(tmp_path: Path) -> None:
     """JSON cannot hold the path: the job ended at its first local checkpoint, and at each restart."""
     run, memory = tmp_path / os.fsdecode(b"na\xefve") / "run", tmp_path / "memory"
     run.mkdir(parents=True)
-    life = storage.begin_incarnation(run)
+    life = "1" * 32
+    storage.write_incarnations(run, life)
     folder = storage.storage_of(memory, run)
     storage.prepare(folder, run, life)
     owner = storage.owner_of(folder)
@@ -388,6 +396,12 @@ def test_a_folder_that_stands_in_the_way_is_told_of_once(tmp_path: Path) -> None
     storage.storage_of(memory, run).symlink_to(tmp_path)
     assert run_ranks(_run, 1, _mapping(run, memory, every=1)) == [0]
     assert _log(run).count("could not be removed") == 1
+
+
+def test_an_older_one_that_cannot_be_removed_is_told_of_once(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert run_ranks(_run, 1, _mapping(run, tmp_path / "memory", every=1), False, 0, 0, "remove") == [0]
+    assert _log(run).count("could not be removed: [Errno 5] Input/output error") == 1
 
 
 def test_automatic_checkpoints_in_the_run_folder(tmp_path: Path, losses: dict[int, float]) -> None:

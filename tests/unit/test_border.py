@@ -92,7 +92,7 @@ REVIEWED: dict[str, tuple[str, str]] = {
     ),
     "launcher/supervisor/heartbeats.py": (".read_text mmap.mmap", "/proc; memory without a name, shared with a rank"),
     "launcher/supervisor/ranks.py": ("os.open", "our own temporary folders, no link followed"),
-    "launcher/supervisor/node.py": (".read_text os.open", "/proc; /dev/null"),
+    "launcher/supervisor/node.py": ("os.open", "/dev/null"),
     "pretrain/retrieval/store.py": (".open np.fromfile np.memmap", "numbers of ours, each row with a checksum"),
     "launcher/sweep/trial_log.py": (".open", OWN),
     "launcher/sweep/trial.py": (".open .read_text", TYPED + "; " + OWN),
@@ -122,7 +122,7 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "pretrain/engine/checkpoint/load.py": ("safe_open", TENSORS),
     "pretrain/engine/durable.py": (".open", "the safetensors file that was written just before"),
     "pretrain/reliability/local/storage.py": (".read_text", "/proc and /sys"),
-    "pretrain/reliability/local/replicate.py": (".open .read_text", "files of another host, private; /proc"),
+    "pretrain/reliability/local/replicate.py": (".open", "files of another host, private"),
     "pretrain/engine/heartbeat.py": ("mmap.mmap", "memory without a name, inherited from the launcher"),
     "pretrain/engine/provenance.py": (
         "subprocess.run .read_text", "git, in the source checkout; /proc/cpuinfo, of the kernel; " + TOOL,

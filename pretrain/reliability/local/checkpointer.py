@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,16 +21,12 @@ from capt.pretrain.engine.loop import NEVER, Callback, Run
 from capt.pretrain.engine.task import StepMetrics
 from capt.pretrain.reliability.local import storage
 from capt.pretrain.reliability.local.replicate import Hosts, Transfer, copy_files, find_hosts, newest_local
-from capt.pretrain.reliability.local.storage import INCARNATION, free_bytes, is_private, location_of, storage_of
 
 logger = logging.getLogger(__name__)
 
 
 class LocalSave(PendingSave):
-    """A checkpoint in the storage of each host, with replicas of the files of the previous host.
-
-    All hosts have the new checkpoint before any removes the previous one, so that one is complete at every moment.
-    """
+    """A checkpoint in the storage of each host, with replicas of the files of the previous host."""
 
     def __init__(self, *args: Any, hosts: Hosts) -> None:
         super().__init__(*args)
@@ -43,16 +40,7 @@ class LocalSave(PendingSave):
         files = [tuple((name, int(each["size"])) for name, each in sorted(own.items())) for own in by_rank]
         peers = [self._hosts.peer(rank) for rank in range(len(files))]
         copy_files(self.temporary, [Transfer(r, p, files[r]) for r, p in enumerate(peers) if p is not None])
-        both = ((rank, peers[rank]) for rank in range(len(files)))
-        self.held = sum(size for r, p in both for each in (r, p) if each in self._hosts.local for _, size in files[r])
-
-    def complete(self) -> None:
-        """Place the checkpoint on all hosts, then remove the previous one. Collective."""
-        super().complete()
-        if self.leads:
-            for old in checkpoints_of(self.target.parents[1]):
-                if old != self.target:
-                    remove_checkpoint(old)
+        self.held = self._hosts.held([sum(size for _, size in own) for own in files])
 
 
 class LocalCheckpointer(Callback):
@@ -71,23 +59,21 @@ class LocalCheckpointer(Callback):
         self._used = False
         self._off = True
         self._began = -1
-        self._said = False
-        self._need = self._estimate = 0
+        self._need = 0
         self.held = 0
-        """Bytes of the newest one on this host."""
+        """Bytes of the newest one on this host; 0 before the first."""
         self._warned = False
 
     def find_checkpoint(self, job: Job, after: int) -> Path | None:
         return newest_local(job, after)
 
     def give_up(self, run_dir: Path, source: Path) -> bool:
-        (run_dir / INCARNATION).unlink(missing_ok=True)
+        (run_dir / storage.INCARNATION).unlink(missing_ok=True)
         return True
 
     def on_start(self, run: Run) -> None:
         section = run.job.checkpoint.local
-        self._location = location_of(section.dir)
-        self._storage = storage_of(self._location, run.dir)
+        self._storage = storage.storage_of(section.dir, run.dir)
         valid = distributed.broadcast_object(storage.incarnations_of(run.dir))
         if not section.every and not valid:
             return
@@ -101,15 +87,14 @@ class LocalCheckpointer(Callback):
 
     def _begin_incarnation(self, run: Run, before: Sequence[str], source: Path | None) -> str:
         """Keep only ``source`` of the run on all hosts, and label it with a new incarnation. Collective."""
-        new = ""
+        new = distributed.broadcast_object(uuid.uuid4().hex)
         with distributed.synchronize_errors():
             if distributed.rank() == 0:
-                new = storage.begin_incarnation(run.dir, before)
-        new = distributed.broadcast_object(new)
+                storage.write_incarnations(run.dir, new, *before)
         with distributed.synchronize_errors():
             if self._hosts.leads:
                 self._clean(keep=source)
-                for folder, reason in storage.remove_stale(self._location):
+                for folder, reason in storage.remove_stale(self._storage.parent):
                     logger.info("removed %s: %s", folder, reason)
                 if source is not None:
                     try:
@@ -118,7 +103,7 @@ class LocalCheckpointer(Callback):
                         logger.warning("%s is not used again: %s", source.parents[1], error)
         with distributed.synchronize_errors():
             if distributed.rank() == 0:
-                storage.drop_previous(run.dir, new)
+                storage.write_incarnations(run.dir, new)
         return new
 
     def after_step(self, run: Run, report: StepMetrics) -> None:
@@ -141,7 +126,7 @@ class LocalCheckpointer(Callback):
             self._try(run, self._commit)
         if self._used:  # the run folder has a checkpoint of this step
             if distributed.rank() == 0:
-                (run.dir / INCARNATION).unlink(missing_ok=True)
+                (run.dir / storage.INCARNATION).unlink(missing_ok=True)
             if self._hosts.leads:
                 self._clean(keep=None)
 
@@ -177,26 +162,23 @@ class LocalCheckpointer(Callback):
             return
         pending, self._pending = self._pending, None
         path = pending.commit()
-        self.held = pending.held
-        self._need = max(self._estimate, self.held)
         if self._hosts.leads:
-            if not self._said:
+            if not self.held:
                 logger.info("local checkpoints in %s, %s each", path.parents[1], counted(pending.held, "byte"))
-            self._said = True
-            self._clean(keep=path)
+            self._clean(keep=path)  # all hosts have the new one: one is complete at every moment
+        self.held = pending.held
+        self._need = max(self._need, self.held)
 
     def _prepare_storage(self, run: Run) -> None:
         """Make the storage on every host. Collective. Raises ``CheckpointError``: a host has no room for it."""
         if not self._need:  # nothing was written yet that would tell; and the state of a task may grow
-            sizes = enumerate(distributed.gather_objects(state_bytes(run.engines, run.task)))
-            local, peer = self._hosts.local, self._hosts.peer
-            self._estimate = sum(size for rank, size in sizes for each in (rank, peer(rank)) if each in local)
-            self._need = self._estimate
+            self._need = self._hosts.held(distributed.gather_objects(state_bytes(run.engines, run.task)))
         with distributed.synchronize_errors():
             if self._hosts.leads:
-                if (free := free_bytes(self._location)) < self._need:
+                location = self._storage.parent
+                if (free := storage.free_bytes(location)) < self._need:
                     raise CheckpointError(
-                        f"no room for local checkpoints: {self._location} has {max(free, 0):,} bytes free and they "
+                        f"no room for local checkpoints: {location} has {max(free, 0):,} bytes free and they "
                         f"need {self._need:,}; set checkpoint.local.dir, or give the container more shared memory"
                     )
                 try:
@@ -207,7 +189,7 @@ class LocalCheckpointer(Callback):
     def _clean(self, keep: Path | None) -> None:
         """Remove what this host has of the run but ``keep``; what cannot be removed is said once."""
         try:
-            if not is_private(self._storage):
+            if not storage.is_private(self._storage):
                 return
             if keep is None or keep.parents[1] != self._storage:
                 storage.remove(self._storage)

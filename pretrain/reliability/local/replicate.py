@@ -8,7 +8,7 @@ import os
 import socket
 from bisect import bisect
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,13 +22,13 @@ from torch import Tensor
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import CheckpointError, counted
 from capt.pretrain.base.files import open_regular, read_bytes
+from capt.pretrain.base.process import boot_id
 from capt.pretrain.base.verification import sha256
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine.checkpoint import checkpoints_of, read_manifest
 from capt.pretrain.engine.checkpoint.layout import MANIFEST, step_folder
 from capt.pretrain.engine.durable import write_error
 from capt.pretrain.reliability.local import storage
-from capt.pretrain.reliability.local.storage import INCARNATION, free_bytes, is_private, location_of, storage_of
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +63,11 @@ class Hosts:
         there = self.ranks[(own + 1) % len(self.ranks)]
         return there[self.ranks[own].index(rank) % len(there)]
 
+    def held(self, sizes: Sequence[int]) -> int:
+        """Return the bytes on this host, replicas included, where the files of each rank have ``sizes`` bytes."""
+        places = ((size, each) for rank, size in enumerate(sizes) for each in (rank, self.peer(rank)))
+        return sum(size for size, each in places if each in self.local)
+
 
 def find_hosts() -> Hosts:
     """Ask all ranks on which host they are. Collective."""
@@ -74,10 +79,7 @@ def find_hosts() -> Hosts:
 
 def _this_host() -> tuple[str, str]:
     """Return the host's name and the id of its boot: containers may all have the same name."""
-    boot = ""
-    with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return socket.gethostname(), boot
+    return socket.gethostname(), boot_id()
 
 
 _Files = Mapping[str, tuple[int, str]]
@@ -104,31 +106,31 @@ def newest_local(job: Job, after: int) -> Path | None:
     """
     valid = distributed.broadcast_object(storage.incarnations_of(job.run.dir))
     if not valid:
-        if (job.run.dir / INCARNATION).exists():
-            _warn([f"{job.run.dir / INCARNATION} cannot be read: the run's local checkpoints are not used"])
+        if (record := job.run.dir / storage.INCARNATION).exists():
+            _warn(f"{record} cannot be read: the run's local checkpoints are not used")
         return None
     hosts = find_hosts()
     found, notes = _find(job, valid, after)
     answers = distributed.gather_objects(([each.key for each in found], notes) if hosts.leads else ([], []))
-    holders: dict[tuple[int, str], list[int]] = defaultdict(list)
+    holders: dict[tuple[int, str], int] = {}
     for rank, (keys, said) in enumerate(answers):
-        _warn(f"host of rank {rank}: {note}" if len(hosts.ranks) > 1 else note for note in said)
+        for note in said:
+            _warn(f"host of rank {rank}: {note}" if len(hosts.ranks) > 1 else note)
         for step, digest in keys:
-            holders[step, digest].append(rank)
+            holders.setdefault((step, digest), rank)
     for key in sorted(holders, reverse=True):
         mine = next((each for each in found if each.key == key), None)
-        files = distributed.broadcast_object(mine.files if mine else {}, src=holders[key][0])
+        files = distributed.broadcast_object(mine.files if mine else {}, src=holders[key])
         try:
             return _complete(job, valid, hosts, key[0], files, mine)
         except CheckpointError as error:
-            _warn([f"the local checkpoint of step {key[0]} is not used: {error}"])
+            _warn(f"the local checkpoint of step {key[0]} is not used: {error}")
     return None
 
 
-def _warn(notes: Iterable[str]) -> None:
+def _warn(note: str) -> None:
     if distributed.rank() == 0:
-        for note in notes:
-            logger.warning("%s", note)
+        logger.warning("%s", note)
 
 
 def _find(job: Job, valid: Sequence[str], after: int) -> tuple[list[_Found], list[str]]:
@@ -136,9 +138,9 @@ def _find(job: Job, valid: Sequence[str], after: int) -> tuple[list[_Found], lis
     found: list[_Found] = []
     notes: list[str] = []
     paths: list[Path] = []
-    own = storage_of(location_of(job.checkpoint.local.dir), job.run.dir)
+    own = storage.storage_of(job.checkpoint.local.dir, job.run.dir)
     try:
-        if is_private(own):
+        if storage.is_private(own):
             owner = storage.owner_of(own)
             if owner is None or owner.incarnation not in valid:
                 raise CheckpointError("it is of another run, or of an earlier incarnation of this one")
@@ -158,23 +160,21 @@ def _find(job: Job, valid: Sequence[str], after: int) -> tuple[list[_Found], lis
     return found, notes
 
 
-def _complete(
-    job: Job, valid: Sequence[str], hosts: Hosts, step: int, files: _Files, mine: _Found | None
-) -> Path:  # fmt: skip
+def _complete(job: Job, valid: Sequence[str], hosts: Hosts, step: int, files: _Files, mine: _Found | None) -> Path:
     """Give this host every file of a checkpoint. Collective. Raises ``CheckpointError`` on all ranks."""
     # Every host hashes its own files first, so that a damaged copy is never the one that is sent.
     good = _verify(hosts, files, mine)
     if lost := sorted(files.keys() - set().union(*good)):
         raise CheckpointError(f"{counted(len(lost), 'file')} lost or damaged on every host, such as {lost[0]}")
     missing = [sorted(files.keys() - each) for each in good]
+    folder = mine.folder if mine else step_folder(storage.storage_of(job.checkpoint.local.dir, job.run.dir), step)
+    need = sum(files[name][0] for name in missing[hosts.of[hosts.rank]])
     with distributed.synchronize_errors():
-        need = sum(files[name][0] for name in missing[hosts.of[hosts.rank]])
-        own = _make_room(job, valid, step, need, mine) if hosts.leads else None
-    folder = distributed.gather_objects(own)[hosts.local[0]]
-    assert folder is not None
+        if need and hosts.leads:
+            _make_room(folder, need, job.run.dir, valid)
     transfers = _plan(hosts, files, good, missing)
     if transfers:
-        _warn([f"{counted(sum(len(each.files) for each in transfers), 'file')} of step {step} from other hosts"])
+        _warn(f"{counted(sum(len(each.files) for each in transfers), 'file')} of step {step} from other hosts")
     copy_files(folder, transfers)
     with distributed.synchronize_errors(patient=True):
         for name in (name for each in transfers if each.target == hosts.rank for name, _ in each.files):
@@ -197,20 +197,16 @@ def _verify(hosts: Hosts, files: _Files, mine: _Found | None) -> list[set[str]]:
     return [set().union(*(by_rank[rank] for rank in ranks)) for ranks in hosts.ranks]
 
 
-def _make_room(job: Job, valid: Sequence[str], step: int, need: int, mine: _Found | None) -> Path:
-    """Return the folder of the checkpoint on this host, which has room for the ``need`` bytes that it lacks."""
-    location = location_of(job.checkpoint.local.dir)
-    if need and free_bytes(location) < need:
-        raise CheckpointError(f"no room for {need:,} bytes in {location} on this host")
-    own = storage_of(location, job.run.dir)
-    folder = mine.folder if mine else step_folder(own, step)
+def _make_room(folder: Path, need: int, run: Path, valid: Sequence[str]) -> None:
+    """Make the folder of a checkpoint on this host, if there is room for the ``need`` bytes that it lacks."""
+    own = folder.parents[1]
+    if storage.free_bytes(own.parent) < need:
+        raise CheckpointError(f"no room for {need:,} bytes in {own.parent} on this host")
     try:
-        if need:
-            storage.prepare(own, job.run.dir, valid[0], valid[1:])
-            folder.mkdir(parents=True, exist_ok=True)
+        storage.prepare(own, run, valid[0], valid[1:])
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CheckpointError(f"{folder}: {error.strerror}") from error
-    return folder
 
 
 def _plan(hosts: Hosts, files: _Files, good: Sequence[set[str]], missing: Sequence[Sequence[str]]) -> list[Transfer]:

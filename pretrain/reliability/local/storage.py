@@ -19,7 +19,6 @@ import shutil
 import stat
 import tempfile
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -73,10 +72,10 @@ def location_of(given: Path | None) -> Path:
     return given or (MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir()))
 
 
-def storage_of(location: Path, run: Path) -> Path:
-    """Return the storage of a run in a location."""
+def storage_of(given: Path | None, run: Path) -> Path:
+    """Return the storage of a run, a folder in the location."""
     name = hashlib.sha256(os.fsencode(os.path.realpath(run))).hexdigest()[:16]
-    return location / f"{_PREFIX}-{os.geteuid()}-{name}"
+    return location_of(given) / f"{_PREFIX}-{os.geteuid()}-{name}"
 
 
 def is_private(storage: Path) -> bool:
@@ -124,16 +123,9 @@ def incarnations_of(run: Path) -> tuple[str, ...]:
     return ()
 
 
-def begin_incarnation(run: Path, before: Sequence[str] = ()) -> str:
-    """Begin an incarnation and return it; those ``before`` stay valid until :func:`drop_previous`."""
-    incarnation = uuid.uuid4().hex
-    write_json(run / INCARNATION, Incarnation(incarnation=incarnation, before=list(before)[:_STARTS]).model_dump())
-    return incarnation
-
-
-def drop_previous(run: Path, incarnation: str) -> None:
-    """Make ``incarnation`` the only valid one."""
-    write_json(run / INCARNATION, Incarnation(incarnation=incarnation).model_dump())
+def write_incarnations(run: Path, incarnation: str, *before: str) -> None:
+    """Make ``incarnation`` that of a run; those ``before`` stay valid until the next call."""
+    write_json(run / INCARNATION, Incarnation(incarnation=incarnation, before=list(before[:_STARTS])).model_dump())
 
 
 def remove(storage: Path) -> None:
@@ -197,15 +189,13 @@ def free_bytes(location: Path) -> int:
 
 def _is_memory(location: Path) -> bool:
     """Return whether a folder is in main memory."""
-    best, kind = "", ""
+    device = location.stat().st_dev
     with suppress(OSError):
-        path = os.path.realpath(location)
-        for line in Path("/proc/self/mounts").read_text(errors="replace").splitlines():
-            _, where, what, *_ = line.split(" ")
-            inside = path == where or path.startswith(where.rstrip("/") + "/")
-            if inside and len(where) >= len(best):
-                best, kind = where, what
-    return kind in ("tmpfs", "ramfs")
+        for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
+            mount, _, kind = line.partition(" - ")
+            if mount.split(" ")[2] == f"{os.major(device)}:{os.minor(device)}":
+                return kind.split(" ")[0] in ("tmpfs", "ramfs")
+    return False
 
 
 def available_memory() -> int:
@@ -222,8 +212,7 @@ def available_memory() -> int:
         with suppress(OSError, KeyError, ValueError):  # no such limit, which is then the word "max"
             group = Path("/sys/fs/cgroup")
             most = int((group / limit).read_text())
-            figures = dict(
-                line.split(" ") for line in (group / limit).with_name("memory.stat").read_text().splitlines()
-            )
+            lines = (group / limit).with_name("memory.stat").read_text().splitlines()
+            figures = dict(line.split(" ") for line in lines)
             left.append(most - most // 10 - int((group / used).read_text()) + int(figures[given_back]))
     return min(left)

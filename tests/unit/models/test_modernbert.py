@@ -171,7 +171,7 @@ def test_a_gpu_is_asked_for_one_kernel_with_the_window() -> None:
 
 
 def test_runs_are_found_without_waiting() -> None:
-    """The host says how many offsets there are, for any number of rows with padding; a run that is absent has no rows."""
+    """The host says how many offsets there are, whatever rows of padding there are; an absent run has no rows."""
     real = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]]).bool()
     assert run_offsets(real, 6).tolist() == [0, 2, 4, 8, 9, 12, 12]
     assert run_offsets(real, None).tolist() == [0, 2, 4, 8, 9, 12]
