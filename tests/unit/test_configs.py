@@ -15,6 +15,7 @@ import yaml
 from transformers import LxmertConfig
 
 from capt.finetune.glue.tasks import GLUE
+from capt.finetune.visual.config import TASKS as VISUAL
 from capt.launcher.backends.slurm import load_cluster
 from capt.launcher.cli import main
 from capt.launcher.commands.config import _table
@@ -65,7 +66,7 @@ NEEDS = {
     "latent": ["data.path=@/ptb"],
     "capt_tiny_sweep": [],
     "glue_small": ["data.path=@/glue", "model.init=@/encoder"],
-    **dict.fromkeys(("vqa", "gqa", "nlvr2", "nlvr1"), PICTURES),
+    **dict.fromkeys(VISUAL, PICTURES),
     "latent_table1": ["data.path=@/ptb"],
 }
 

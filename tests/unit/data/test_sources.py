@@ -95,8 +95,7 @@ def test_what_is_no_source_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_every_built_in_source_is_whole() -> None:
-    sections = {"files": {"files": ["a.txt"]}, "hub": {"name": "x/y"}, "docstrings": {}}
-    assert set(sections) == set(SOURCES)
-    for name, section in sections.items():
-        source = source_of(DataConfig.model_validate({"source": name, **section}))
+    needed = {"files": {"files": ["a.txt"]}, "hub": {"name": "x/y"}}
+    for name in SOURCES:
+        source = source_of(DataConfig.model_validate({"source": name, **needed.get(name, {})}))
         assert all(callable(getattr(source, method)) for method in ("describe", "open"))
