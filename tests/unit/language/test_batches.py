@@ -199,5 +199,6 @@ def test_descriptors_do_not_grow_with_the_accumulation(prepared: Prepared) -> No
             open_files = max(open_files, len(os.listdir("/proc/self/fd")))
         return open_files
 
-    # How many batches lie in the queue at once is chance, and each holds a descriptor per tensor; a leak holds at least one per micro-batch.
+    # The number of batches in the queue is chance, and each holds a descriptor per tensor; a leak holds at least one
+    # per micro-batch.
     assert most(64) < most(2) + (64 - 2)
