@@ -157,6 +157,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=5, help="the last seed")
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--arms", nargs="*", default=list(ARMS), choices=list(ARMS))
+    parser.add_argument("--starts", nargs="*", default=[*STARTS, MINILM], choices=[*STARTS, MINILM])
     parser.add_argument("--parallel", type=int, default=1, help="runs at a time, each with one thread")
     parser.add_argument("--start-steps", type=int, default=START_STEPS)
     parser.add_argument("--steps", type=int, default=STEPS)
@@ -197,10 +198,10 @@ def main() -> int:
 
         return both
 
-    starts = ["capt", "mlm", "mlm-equal-compute", "random", *([MINILM] if study.minilm else [])]
+    longest_first = ["capt", "mlm", "mlm-equal-compute", "random", *([MINILM] if study.minilm else [])]
     for arm in options.arms:
         for seed in seeds:
-            together((run(name, arm, seed) for name in starts), options.parallel)
+            together((run(name, arm, seed) for name in longest_first if name in options.starts), options.parallel)
     return 0
 
 
