@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.studies.pairs_data import SOURCES, write_files
+from tests.studies.pairs_data import SOURCES, write_files, write_kept_back
 from tests.studies.pairs_tables import Trial, trial_of, write_tables
 from tests.studies.support import capt, finish, same_settings, steps_of_equal_compute, together, write_trials
 
@@ -41,6 +41,13 @@ ARMS: dict[str, list[str]] = {
 }
 """Arm -> what differs from the arm ``pairs``. ``simcse`` and ``capt`` see the texts of the pairs one by one."""
 ALONE = ("simcse", "capt")
+COMPARED_STARTS = (
+    ("capt", "mlm"), ("capt", "mlm-equal-compute"), ("capt", "random"), ("mlm", "random"), ("mlm-equal-compute", "mlm"),
+)  # fmt: skip
+COMPARED_ARMS = (
+    ("pairs", "none"), ("simcse", "none"), ("capt", "none"), ("capt", "simcse"), ("pairs", "simcse"), ("pairs", "capt"),
+    ("pairs-queue", "pairs"), ("pairs-matryoshka", "pairs"),
+)  # fmt: skip
 START_STEPS, STEPS, BATCH = 250, 200, 64
 
 
@@ -99,37 +106,48 @@ def train_and_measure(study: Study, start: str, arm: str, seed: int) -> None:
     exported = folder / "exported"
     if not exported.exists():
         capt("convert", folder, exported, "--to", "sentence-transformers")
-    measures = {
-        "held_out": (
-            folder,
-            "--data",
-            files / "stsb.jsonl",
-            "--data",
-            files / "qnli_held_out.jsonl",
-            "--samples",
-            "2000",
-        ),
-        "retrieval": (exported, "--retrieval", study.data / "retrieval" / "cranfield"),
-    }
-    for name, words in measures.items():
-        if not (folder / f"{name}.json").exists():
-            part = folder / f"{name}.json.part"
-            part.unlink(missing_ok=True)
-            capt("evaluate", *words, "--out", part)
-            part.rename(folder / f"{name}.json")
+    held_out = ("--data", files / "stsb.jsonl", "--data", files / "qnli_held_out.jsonl", "--samples", "2000")
+    _measure(folder, "held_out", folder, *held_out)
+    _measure(folder, "retrieval", exported, "--retrieval", study.data / "retrieval" / "cranfield")
+
+
+def _measure(folder: Path, name: str, *words: str | Path) -> None:
+    """Let ``capt evaluate`` write ``FOLDER/NAME.json``, unless it is there."""
+    if not (folder / f"{name}.json").exists():
+        part = folder / f"{name}.json.part"
+        part.unlink(missing_ok=True)
+        capt("evaluate", *words, "--out", part)
+        part.rename(folder / f"{name}.json")
+
+
+def measure_kept_back(study: Study, seeds: range) -> None:
+    """Measure what was kept back, for every run that is done."""
+    path = study.out / "files" / "mrpc.jsonl"
+    write_kept_back(study.data, path)
+    for start, arm, seed in expected_trials(study, seeds):
+        folder = study.run(start, arm, seed)
+        if trial_of(folder, start, arm, seed) is not None:
+            _measure(folder, "kept_back", folder, "--data", path, "--samples", "2000")
+
+
+def expected_trials(study: Study, seeds: range) -> list[tuple[str, str, int]]:
+    """Start, arm and seed of all runs of the study."""
+    starts = [*STARTS, *([MINILM] if study.minilm else [])]
+    return [(start, arm, seed) for arm in ARMS for seed in seeds for start in starts]
 
 
 def write_results(study: Study, seeds: range) -> None:
     """Write ``trials.csv`` and ``tables.md`` of the trials that there are."""
-    starts = [*STARTS, *([MINILM] if study.minilm else [])]
-    expected = [(start, arm, seed) for arm in ARMS for seed in seeds for start in starts]
+    expected = expected_trials(study, seeds)
     found = [trial_of(study.run(*each), *each) for each in expected]
     trials: list[Trial] = [trial for trial in found if trial is not None]
     if trials:
         write_trials(trials, study.out / "trials.csv")
-    compared = [("pairs", "capt", other) for other in ("mlm", "mlm-equal-compute", "random")]
-    compared += [("pairs", "mlm", "random"), ("pairs", "mlm-equal-compute", "mlm")]
-    write_tables(trials, expected, compared, study.out / "tables.md")
+    starts = [*STARTS, *([MINILM] if study.minilm else [])]
+    cells = {(each.start, each.arm) for each in trials}
+    compared = [((a, arm), (b, arm)) for arm in ARMS for a, b in COMPARED_STARTS]
+    compared += [((start, a), (start, b)) for start in starts for a, b in COMPARED_ARMS]
+    write_tables(trials, expected, [each for each in compared if cells.issuperset(each)], study.out / "tables.md")
 
 
 def main() -> int:
@@ -139,18 +157,22 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=5, help="the last seed")
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--arms", nargs="*", default=list(ARMS), choices=list(ARMS))
+    parser.add_argument("--starts", nargs="*", default=[*STARTS, MINILM], choices=[*STARTS, MINILM])
     parser.add_argument("--parallel", type=int, default=1, help="runs at a time, each with one thread")
     parser.add_argument("--start-steps", type=int, default=START_STEPS)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--minilm", type=Path, help="folder of the published encoder")
     parser.add_argument("--tables", action="store_true", help="write the tables of what there is")
+    parser.add_argument("--kept-back", action="store_true", help="measure MRPC, once the other tables are final")
     options = parser.parse_args()
     if "CAPT_DATA" not in os.environ:
         parser.error("CAPT_DATA must name the folder with corpus, glue, vl and retrieval")
     data = Path(os.environ["CAPT_DATA"])
     study = Study(options.out.resolve(), data, options.start_steps, options.steps, options.minilm)
     seeds = range(options.first_seed, options.seeds + 1)
-    if options.tables:
+    if options.kept_back:
+        measure_kept_back(study, seeds)
+    if options.tables or options.kept_back:
         write_results(study, seeds)
         return 0
     same_settings(study.out, {"start_steps": study.start_steps, "steps": study.steps})
@@ -176,10 +198,10 @@ def main() -> int:
 
         return both
 
-    starts = ["capt", "mlm", "mlm-equal-compute", "random", *([MINILM] if study.minilm else [])]
+    longest_first = ["capt", "mlm", "mlm-equal-compute", "random", *([MINILM] if study.minilm else [])]
     for arm in options.arms:
         for seed in seeds:
-            together((run(name, arm, seed) for name in starts), options.parallel)
+            together((run(name, arm, seed) for name in longest_first if name in options.starts), options.parallel)
     return 0
 
 

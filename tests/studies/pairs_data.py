@@ -53,6 +53,14 @@ def write_files(data: Path, out: Path) -> dict[str, int]:
     }
 
 
+def write_kept_back(data: Path, path: Path) -> None:
+    """Write the test pairs of MRPC, with 1 for a paraphrase and 0 for none."""
+    if not path.exists():
+        table = _table(data / "glue" / "MRPC" / "msr_paraphrase_test.txt", encoding="utf-8-sig")
+        rows = [(row["#1 String"], row["#2 String"], float(row["Quality"])) for row in table]
+        _write(path, [{"sentence1": first, "sentence2": second, "score": label} for first, second, label in rows])
+
+
 def _texts(row: Row) -> Iterator[str]:
     for value in row.values():
         if isinstance(value, str):
@@ -73,8 +81,8 @@ def _lines(path: Path) -> Iterator[str]:
         yield from (row["query"], *row["pos"])
 
 
-def _table(path: Path) -> Iterator[dict[str, str]]:
-    with path.open(encoding="utf-8", newline="") as file:
+def _table(path: Path, encoding: str = "utf-8") -> Iterator[dict[str, str]]:
+    with path.open(encoding=encoding, newline="") as file:
         yield from csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
 
 

@@ -9,11 +9,18 @@ from typing import NamedTuple
 
 from tests.studies.seeds import paired, spread
 
-FIGURES = {"stsb": "STS-B test, Spearman", "qnli": "QNLI held out, MRR", "cranfield": "Cranfield, nDCG@10"}
+FIGURES = {
+    "stsb": "STS-B test, Spearman",
+    "qnli": "QNLI held out, MRR",
+    "cranfield": "Cranfield, nDCG@10",
+    "mrpc": "MRPC test, Spearman with the label",
+}
+Cell = tuple[str, str]
+"""A start and an arm."""
 
 
 class Trial(NamedTuple):
-    """One run: what it started from, how it was trained, and what it reached."""
+    """One run: its start, how it was trained, and what it reached; ``mrpc`` is None until it is measured."""
 
     start: str
     arm: str
@@ -21,6 +28,7 @@ class Trial(NamedTuple):
     stsb: float
     qnli: float
     cranfield: float
+    mrpc: float | None = None
 
 
 def trial_of(folder: Path, start: str, arm: str, seed: int) -> Trial | None:
@@ -31,38 +39,47 @@ def trial_of(folder: Path, start: str, arm: str, seed: int) -> Trial | None:
     held_out, retrieval = (json.loads(path.read_text())["sections"] for path in measured)
     scored, qnli = (section["metrics"] for section in held_out)
     (system, *_) = retrieval[0]["poolers"].values()
-    return Trial(start, arm, seed, scored["spearman"], qnli["mrr/to_document"], system["ndcg@10"])
+    kept_back = folder / "kept_back.json"
+    mrpc = json.loads(kept_back.read_text())["sections"][0]["metrics"]["spearman"] if kept_back.exists() else None
+    return Trial(start, arm, seed, scored["spearman"], qnli["mrr/to_document"], system["ndcg@10"], mrpc)
 
 
 def write_tables(
-    trials: Sequence[Trial], expected: Sequence[tuple[str, str, int]], compared: Sequence[tuple[str, str, str]],
-    path: Path,
-) -> None:  # fmt: skip
-    """Write the tables of ``trials``, the differences ``(arm, start, other start)``, and the missing trials."""
+    trials: Sequence[Trial], expected: Sequence[tuple[str, str, int]], compared: Sequence[tuple[Cell, Cell]], path: Path
+) -> None:
+    """Write the tables of ``trials``, the differences of the two cells of each pair, and the missing trials."""
+    figures = {
+        name: title for name, title in FIGURES.items() if any(getattr(each, name) is not None for each in trials)
+    }
     cells = list(dict.fromkeys((each.start, each.arm) for each in trials))
-    lines = ["| start | arm | seeds | " + " | ".join(FIGURES.values()) + " |", "|---|---|---:|---:|---:|---:|"]
-    for start, arm in cells:
-        mine = [each for each in trials if (each.start, each.arm) == (start, arm)]
-        values = [spread([getattr(each, name) for each in mine], 100) for name in FIGURES]
-        lines.append(f"| {start} | {arm} | {len(mine)} | {' | '.join(values)} |")
+    lines = [f"| start | arm | seeds | {' | '.join(figures.values())} |", f"|---|---|---:|{'---:|' * len(figures)}"]
+    for cell in cells:
+        seeds, values = len(_by_seed(trials, cell, "seed")), [_by_seed(trials, cell, name) for name in figures]
+        shown = [spread(list(each.values()), 100) if each else "" for each in values]
+        lines.append(f"| {' | '.join(cell)} | {seeds} | {' | '.join(shown)} |")
     lines += [
         "",
-        "Differences of two starts with the same seeds, in points: mean, 95% bootstrap interval, exact p.",
+        "Differences by seed, in points: mean, 95% bootstrap interval, exact p, seeds for the first.",
         "",
     ]
-    lines += ["| arm | first | second | " + " | ".join(FIGURES.values()) + " |", "|---|---|---|---:|---:|---:|"]
-    for arm, first, second in compared:
+    lines += [f"| first | second | {' | '.join(figures.values())} |", f"|---|---|{'---:|' * len(figures)}"]
+    for first, second in compared:
         parts = []
-        for name in FIGURES:
-            a, b = ({t.seed: getattr(t, name) for t in trials if (t.start, t.arm) == (s, arm)} for s in (first, second))
-            found = paired(a, b)
+        for name in figures:
+            found = paired(_by_seed(trials, first, name), _by_seed(trials, second, name))
             parts.append(
                 "missing" if found is None else
                 f"{100 * found.mean:+.1f} [{100 * found.low:+.1f}, {100 * found.high:+.1f}], p {found.p:.3f}, "
                 f"{found.wins} of {found.seeds}"
             )  # fmt: skip
-        lines.append(f"| {arm} | {first} | {second} | {' | '.join(parts)} |")
+        lines.append(f"| {', '.join(first)} | {', '.join(second)} | {' | '.join(parts)} |")
     there = {(each.start, each.arm, each.seed) for each in trials}
     missing = [f"{start} {arm} {seed}" for start, arm, seed in expected if (start, arm, seed) not in there]
     lines += ["", f"Missing trials (start, arm, seed): {', '.join(missing) or 'none'}."]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _by_seed(trials: Sequence[Trial], cell: Cell, name: str) -> dict[int, float]:
+    """One figure of a cell, by seed; without the trials that lack it."""
+    values = {each.seed: getattr(each, name) for each in trials if (each.start, each.arm) == cell}
+    return {seed: value for seed, value in values.items() if value is not None}
