@@ -180,6 +180,9 @@ quickstart-retrieval: install
 	$(BIN)/capt report $(RETRIEVAL)/random $(RETRIEVAL)/pairs $(RETRIEVAL)/mined --out $(RETRIEVAL)/report
 	@echo "report: $(RETRIEVAL)/report/report.html   mined negatives: $(RETRIEVAL)/negatives/audit.html"
 
+# Each worker computes on one thread: with one a core, the threads of the workers would wait for one another.
+test slow test-floor faults: export OMP_NUM_THREADS ?= 1
+
 test: install
 	$(BIN)/python -m pytest -m "not gpu and not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
