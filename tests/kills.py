@@ -171,7 +171,8 @@ def parent_of(pid: int) -> int | None:
 def _newest_whole(run: Path) -> int:
     """The step of the newest checkpoint whose files all have the size and digest of its manifest."""
     from capt.pretrain.base.errors import CheckpointError
-    from capt.pretrain.engine.checkpoint.layout import checkpoints_of, verify
+    from capt.pretrain.engine.checkpoint.layout import verify
+    from capt.pretrain.engine.step_folders import checkpoints_of
 
     listed = checkpoints_of(run)
     for path in reversed(listed):

@@ -20,7 +20,7 @@ from capt.pretrain.base.errors import CheckpointError, DataError
 from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.data.sts_files import MAX_SCORE
 from capt.pretrain.engine.checkpoint import read_job
-from capt.pretrain.engine.checkpoint.layout import MANIFEST
+from capt.pretrain.engine.step_folders import MANIFEST
 from capt.pretrain.report.sweeps import Study, SweepRecord, read_sweep
 
 # From a sweep over GLUE to a submission's predictions: the best checkpoint of each task, and its test set.

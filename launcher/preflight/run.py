@@ -23,6 +23,7 @@ from capt.launcher.ssh import Host
 from capt.pretrain.base.errors import counted
 from capt.pretrain.config.load import load_job
 from capt.pretrain.config.schema import Job
+from capt.pretrain.engine.step_folders import checkpoints_of
 from capt.pretrain.registry import task_module
 
 _CLOCK_WARN, _CLOCK_FAIL = 0.5, 5.0
@@ -351,7 +352,7 @@ def needed(job: Job) -> tuple[int | None, int]:
     ``checkpoint.keep`` stay while the next one is written, and the best one may be a further one. Those that a resumed
     run has already are not counted again, but there is always one more to write.
     """
-    have = sorted(path.parent for path in (job.run.dir / "checkpoints").glob("step-*/manifest.json"))
+    have = checkpoints_of(job.run.dir)
     copies = job.checkpoint.keep + 1 + (job.checkpoint.best is not None) - len(have)
     one = sum(file.stat().st_size for file in have[-1].rglob("*") if file.is_file()) if have else job.checkpoint_bytes()
     return one, max(1, copies)

@@ -7,16 +7,13 @@ system has them), and the run then continues from it as any resumed run. So the 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from pathlib import Path
 
 from capt.pretrain.base.atomic import sync
 from capt.pretrain.base.errors import ConfigError, quoted
 from capt.pretrain.config.schema import Job
-
-_STEP = re.compile(r"step-(\d{8,18})", re.ASCII)
-_MANIFEST = "manifest.json"
+from capt.pretrain.engine.step_folders import MANIFEST, checkpoints_of, is_step, step_of
 
 
 def branch_point(source: Path) -> Path:
@@ -26,24 +23,16 @@ def branch_point(source: Path) -> Path:
         ConfigError: there is none.
     """
     found = source.resolve()
-    if not (found / _MANIFEST).is_file():
-        complete = [path.parent for path in found.glob(f"checkpoints/step-*/{_MANIFEST}")]
-        numbered = [path for path in complete if _STEP.fullmatch(path.name)]
-        if not numbered:
+    if not (found / MANIFEST).is_file():
+        complete = checkpoints_of(found)
+        if not complete:
             raise ConfigError(f"run.branch_from {source}: neither a run with a complete checkpoint nor a checkpoint")
-        found = max(numbered, key=step_of)
-    if not _STEP.fullmatch(found.name):
+        found = complete[-1]
+    if not is_step(found.name):
         raise ConfigError(
             f"run.branch_from {source}: a checkpoint's folder is called step-NUMBER, this one {found.name}"
         )
     return found
-
-
-def step_of(checkpoint: Path) -> int:
-    """Return the step of a checkpoint that `branch_point` has found."""
-    match = _STEP.fullmatch(checkpoint.name)
-    assert match is not None
-    return int(match[1])
 
 
 def chosen_branch(given: Path, run_dir: Path, before: Path | None) -> Path:
@@ -52,7 +41,7 @@ def chosen_branch(given: Path, run_dir: Path, before: Path | None) -> Path:
     Raises:
         ConfigError: ``given`` is not a checkpoint, one of this very run, or of another run than ``before``.
     """
-    if before is not None and _STEP.fullmatch(before.name):
+    if before is not None and is_step(before.name):
         run = before.parents[1]
         if given != before and run not in (given.resolve(), *given.resolve().parents):
             raise ConfigError(
@@ -60,9 +49,9 @@ def chosen_branch(given: Path, run_dir: Path, before: Path | None) -> Path:
             )
         return before
     found = branch_point(given)
-    planted = sorted(path.parent.name for path in run_dir.glob(f"checkpoints/step-*/{_MANIFEST}"))
+    planted = checkpoints_of(run_dir)
     if before is not None and planted:  # killed before the record named it; the other run may have gone on meanwhile
-        found = found.with_name(planted[0])
+        found = found.with_name(planted[0].name)
     if run_dir.resolve() in found.parents:
         raise ConfigError(
             f"run.branch_from {given} is a checkpoint of run.dir itself; name another run.dir, or go back in this one: "
@@ -78,7 +67,7 @@ def plant(checkpoint: Path, run_dir: Path) -> Path | None:
         ConfigError: it is gone, or was removed meanwhile.
     """
     folder = run_dir / "checkpoints"
-    if any(folder.glob(f"step-*/{_MANIFEST}")):
+    if checkpoints_of(run_dir):
         return None
     target, partial = folder / checkpoint.name, folder / f".{checkpoint.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
@@ -88,7 +77,7 @@ def plant(checkpoint: Path, run_dir: Path) -> Path | None:
         for path in sorted(checkpoint.rglob("*")):
             inner = partial / path.relative_to(checkpoint)
             inner.mkdir() if path.is_dir() else _link_or_copy(path, inner)
-        (partial / _MANIFEST).stat()
+        (partial / MANIFEST).stat()
     except FileNotFoundError:
         shutil.rmtree(partial, ignore_errors=True)
         raise ConfigError(

@@ -19,7 +19,6 @@ from capt.pretrain.engine.callbacks import default_callbacks, user_callbacks
 from capt.pretrain.engine.callbacks.agreement import TrainingDivergedError
 from capt.pretrain.engine.callbacks.averager import write_average
 from capt.pretrain.engine.checkpoint import (
-    checkpoints_of,
     find_checkpoint,
     load_engine,
     load_module_weights_together,
@@ -35,6 +34,7 @@ from capt.pretrain.engine.loop import NEVER, Callback, Run, train
 from capt.pretrain.engine.rank import check_precision, keep_freed_memory, with_precision
 from capt.pretrain.engine.run_folder import DONE, PATIENCE, STOPPED, changed_keys
 from capt.pretrain.engine.run_status import RunStatus, open_run_folder
+from capt.pretrain.engine.step_folders import checkpoints_of, step_of
 from capt.pretrain.engine.task import Progress, StepMetrics, Task
 from capt.pretrain.registry import task_class
 
@@ -270,7 +270,7 @@ def choose_checkpoint(
     while True:
         source = _newest_permanent(job.run.dir) if name is None else _named(job.run.dir, name)
         if name is None:
-            after = -1 if source is None else int(source.name[5:])
+            after = -1 if source is None else step_of(source)
             for callback in callbacks:
                 if (newer := callback.find_checkpoint(job, after)) is not None:
                     return newer

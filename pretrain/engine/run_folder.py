@@ -20,6 +20,7 @@ from capt.pretrain.base.verification import ALONE, Ranks
 from capt.pretrain.config.load import flatten, load_job
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine.metrics_file import METRICS, last_step_in
+from capt.pretrain.engine.step_folders import checkpoints_of
 
 DONE, FAILED, BAD_INPUT, STOPPED = 0, 1, 2, 75
 LOGGED = "capt_logged"
@@ -363,10 +364,7 @@ def kept_in_run(run_dir: Path, name: str, applies: Callable[[Job], bool], ranks:
         applies: whether what the job of the checkpoint has made is what the job of now would make.
         ranks: those that run the job.
     """
-    from capt.pretrain.engine.checkpoint import (  # DeepSpeed, which preparing alone does without
-        checkpoints_of,
-        read_job,
-    )
+    from capt.pretrain.engine.checkpoint import read_job  # DeepSpeed, which preparing alone does without
 
     with ranks.synchronize_errors():
         newest = [None, *checkpoints_of(run_dir)][-1]

@@ -12,8 +12,9 @@ from capt.pretrain.config.load import job_from_mapping, load_mapping
 from capt.pretrain.config.reader import job_to_yaml
 from capt.pretrain.convert.card import IMPORTED
 from capt.pretrain.convert.output import export_folder
-from capt.pretrain.engine.checkpoint.layout import CONFIG, step_folder
 from capt.pretrain.engine.checkpoint.save import partial_folder, write_weights_only
+from capt.pretrain.engine.run_folder import CONFIG
+from capt.pretrain.engine.step_folders import step_folder
 from capt.pretrain.language.config import LanguageJob
 from capt.pretrain.language.task import LanguageModule
 from capt.pretrain.models.architecture import EncoderConfig

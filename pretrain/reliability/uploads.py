@@ -29,11 +29,11 @@ from capt.pretrain.base.stores import (
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine import heartbeat, interruption
 from capt.pretrain.engine.callbacks.averager import FOLDER as AVERAGE
-from capt.pretrain.engine.checkpoint import checkpoints_of
-from capt.pretrain.engine.checkpoint.layout import MANIFEST, point, put_in_place
+from capt.pretrain.engine.checkpoint.layout import point, put_in_place
 from capt.pretrain.engine.loop import NEVER, Callback, Run
 from capt.pretrain.engine.metrics_file import METRICS
 from capt.pretrain.engine.run_folder import BEST, CONFIG, check_is_free, read_best
+from capt.pretrain.engine.step_folders import MANIFEST, steps_of
 from capt.pretrain.engine.task import StepMetrics
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Uploads(Callback):
         newest = max(there)
         # A run folder that is here wins, unless the store is ahead: then two machines have continued one run.
         if (run_dir / CONFIG).is_file() and resumes:
-            here = [int(path.name[5:]) for path in checkpoints_of(run_dir)]
+            here = steps_of(run_dir)
             if newest > max(here, default=-1):
                 raise ConfigError(
                     f"checkpoint.upload: {without_secrets(url)} has the run's step {newest}, {run_dir} only "
@@ -138,7 +138,7 @@ class Uploads(Callback):
                 raise UploadError(f"stopped while step {run.saved_at} was copied to the store")
             heartbeat.enter("save")
             time.sleep(_LOOK)
-        last = [_name(int(path.name[5:])) for path in checkpoints_of(run.dir)[-1:]]
+        last = [_name(step) for step in steps_of(run.dir)[-1:]]
         if run.finished and (run.dir / AVERAGE).is_dir():
             last.append(AVERAGE)
         if lost := distributed.broadcast_object([name for name in last if name not in self._uploaded]):
@@ -149,7 +149,7 @@ class Uploads(Callback):
 
     def _next(self, run_dir: Path, *, ended: bool = False) -> str | None:
         """Return what is copied next, by its name in the run folder."""
-        here = [int(path.name[5:]) for path in checkpoints_of(run_dir)]
+        here = steps_of(run_dir)
         wanted = [_name(step) for step in (*here[-1:], *(step for step in self._averaged if step in here))]
         if ended and (run_dir / AVERAGE).is_dir():
             wanted.append(AVERAGE)
@@ -157,7 +157,7 @@ class Uploads(Callback):
 
     def _begin(self, run_dir: Path, name: str) -> None:
         self._tried.add(name)
-        self._here |= {int(path.name[5:]) for path in checkpoints_of(run_dir)}  # it may be gone when the copy ends
+        self._here |= set(steps_of(run_dir))  # it may be gone when the copy ends
         records = [(record, path.read_bytes()) for record, path in _records(run_dir) if self._has_grown(record, path)]
         self._thread = threading.Thread(target=self._upload, args=(run_dir, name, records), daemon=True)
         self._thread.start()
@@ -177,7 +177,7 @@ class Uploads(Callback):
                 put_file(path, f"{self._url}/{path.relative_to(run_dir).as_posix()}")
             self._uploaded.add(name)
             logger.info("%s is in the store", name)
-            here = {int(path.name[5:]) for path in checkpoints_of(run_dir)}
+            here = set(steps_of(run_dir))
             gone, self._here = self._here - here, self._here | here
             for old, found in _listed(self._url).items():
                 if _name(old) != name and (old in gone or MANIFEST not in found):

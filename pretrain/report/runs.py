@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,12 +18,12 @@ from capt.pretrain.config.load import load_job
 from capt.pretrain.engine.judgement import Judgement, judge
 from capt.pretrain.engine.metrics_file import METRICS, Row, read_metrics
 from capt.pretrain.engine.run_folder import EVALUATION, Section, read_sections, read_status
+from capt.pretrain.engine.step_folders import MANIFEST, checkpoints_of, is_step
 from capt.pretrain.registry import task_module
 from capt.pretrain.report.document import ReportSection
 
 _NO_CURVE = frozenset({"validation_samples"})
 _MOST_CURVES = 500
-_STEP = re.compile(r"step-(\d{1,18})", re.ASCII)
 
 
 class NothingLoggedError(DataError):
@@ -187,10 +186,10 @@ def _plan(folder: Path, notes: list[str]) -> PlanFacts | None:
 
 
 def _newest_checkpoint(folder: Path, notes: list[str]) -> CheckpointFacts | None:
-    manifests = [path for path in folder.glob("checkpoints/step-*/manifest.json") if _STEP.fullmatch(path.parent.name)]
-    if not manifests:
+    complete = checkpoints_of(folder)
+    if not complete:
         return None
-    newest = max(manifests, key=lambda path: int(path.parent.name.removeprefix("step-")))
+    newest = complete[-1] / MANIFEST
     try:
         return read_record(CheckpointFacts, newest, error=DataError)
     except (DataError, OSError):
@@ -204,7 +203,7 @@ def _evaluations(folder: Path, notes: list[str]) -> Iterator[tuple[str, list[Sec
         checkpoint = path.stem.removeprefix("evaluation-")
         try:
             content = read_json(path)
-            if _STEP.fullmatch(checkpoint) and isinstance(content, dict) and "sections" in content:
+            if is_step(checkpoint) and isinstance(content, dict) and "sections" in content:
                 yield checkpoint, read_sections(path)
         except (DataError, OSError):
             notes.append(f"{path.name} is not what capt evaluate writes and was left out")

@@ -12,8 +12,8 @@ from capt.pretrain.base import distributed
 from capt.pretrain.base.quiet import quiet_libraries
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.engine.callbacks.agreement import LAG
-from capt.pretrain.engine.checkpoint import checkpoints_of
 from capt.pretrain.engine.run import run_job
+from capt.pretrain.engine.step_folders import checkpoints_of
 from capt.pretrain.registry import TASKS
 from tests.support import run_ranks
 

@@ -10,8 +10,9 @@ import pytest
 
 from capt.pretrain.base.quiet import quiet_libraries
 from capt.pretrain.config.load import job_from_mapping
-from capt.pretrain.engine.checkpoint import checkpoints_of, read_manifest, read_metadata
+from capt.pretrain.engine.checkpoint import read_manifest, read_metadata
 from capt.pretrain.engine.run import run_job
+from capt.pretrain.engine.step_folders import checkpoints_of
 from capt.pretrain.registry import TASKS
 from tests.support import run_ranks
 

@@ -20,8 +20,8 @@ from capt.pretrain.base.locks import file_lock
 from capt.pretrain.base.quiet import quiet_libraries
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.engine.callbacks import checkpointer as saving
-from capt.pretrain.engine.checkpoint import checkpoints_of
 from capt.pretrain.engine.run import run_job
+from capt.pretrain.engine.step_folders import checkpoints_of
 from capt.pretrain.registry import TASKS
 from capt.pretrain.reliability.local import checkpointer, replicate, storage
 from tests.support import run_ranks

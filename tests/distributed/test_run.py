@@ -18,9 +18,10 @@ from capt.pretrain.base.errors import CheckpointError, ConfigError, UserError
 from capt.pretrain.base.locks import file_lock
 from capt.pretrain.base.quiet import quiet_libraries
 from capt.pretrain.config.load import job_from_mapping
-from capt.pretrain.engine.checkpoint import checkpoints_of, find_checkpoint, read_weights
+from capt.pretrain.engine.checkpoint import find_checkpoint, read_weights
 from capt.pretrain.engine.checkpoint.load import stored_weights
 from capt.pretrain.engine.run import run_job
+from capt.pretrain.engine.step_folders import checkpoints_of
 from capt.pretrain.registry import TASKS
 from capt.pretrain.reliability.ledger.check import check
 from tests.support import free_port, run_ranks

@@ -19,12 +19,13 @@ from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.quiet import quiet_libraries
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.engine.callbacks import default_callbacks
-from capt.pretrain.engine.checkpoint import checkpoints_of, read_metadata
+from capt.pretrain.engine.checkpoint import read_metadata
 from capt.pretrain.engine.checkpoint.fragments import fragments, optimizer_step_count
 from capt.pretrain.engine.engines.build import build_engines
 from capt.pretrain.engine.loop import Callback, Run, train
 from capt.pretrain.engine.run import run_job
 from capt.pretrain.engine.run_folder import read_status
+from capt.pretrain.engine.step_folders import checkpoints_of
 from capt.pretrain.engine.task import Progress
 from capt.pretrain.registry import TASKS, task_class
 from capt.pretrain.reliability import spikes as spikes

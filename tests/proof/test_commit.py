@@ -17,9 +17,10 @@ from capt.pretrain.base.errors import CheckpointError
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.engine.callbacks import checkpointer
 from capt.pretrain.engine.callbacks.checkpointer import Checkpointer
-from capt.pretrain.engine.checkpoint import PendingSave, begin_save, checkpoints_of, layout, read_metadata, save, verify
+from capt.pretrain.engine.checkpoint import PendingSave, begin_save, layout, read_metadata, save, verify
 from capt.pretrain.engine.engines.build import build_engines
 from capt.pretrain.engine.loop import Run
+from capt.pretrain.engine.step_folders import checkpoints_of
 from capt.pretrain.engine.task import Progress
 from capt.pretrain.registry import TASKS
 from tests.proof.calls import Calls, Death

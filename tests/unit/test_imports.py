@@ -52,19 +52,18 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "pretrain.engine.checkpoint": (
         *(*BASE, "pretrain.config"),
-        *_in("pretrain.engine", "durable", "engines", "optim", "provenance", "task"),
-        "pretrain.engine.verification",
+        *_in("pretrain.engine", "durable", "engines", "optim", "provenance", "step_folders", "task", "verification"),
     ),
     "pretrain.engine.callbacks": (
         *(*BASE, "pretrain.config", "pretrain.registry"),
         *_in("pretrain.engine", "checkpoint", "durable", "engines", "heartbeat", "interruption"),
-        *_in("pretrain.engine", "judgement", "loop", "metrics_file", "run_folder", "task"),
+        *_in("pretrain.engine", "judgement", "loop", "metrics_file", "run_folder", "step_folders", "task"),
     ),
     "pretrain.engine": (*BASE, "pretrain.config", "pretrain.registry", "pretrain.engine"),
     # ---- fault tolerance: callbacks that the engine finds in the registry, so that no arrow leads back
     "pretrain.reliability.ledger": (
         *(*BASE, "pretrain.config.ramp", "pretrain.data.mixture", "pretrain.data.sampler"),
-        *_in("pretrain.engine", "checkpoint", "durable", "task"),
+        *_in("pretrain.engine", "checkpoint", "durable", "step_folders", "task"),
     ),
     "pretrain.reliability": (*BASE, "pretrain.config", "pretrain.engine", "pretrain.reliability"),
     # ---- what tasks are built of
@@ -174,7 +173,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "launcher.watch",
     ),
     "launcher.preflight": (
-        *(*BASE, "pretrain.config", "pretrain.plan", "pretrain.registry"),
+        *(*BASE, "pretrain.config", "pretrain.engine.step_folders", "pretrain.plan", "pretrain.registry"),
         *_in("launcher", "environment", "hostfile", "plan", "ssh"),
     ),
     "launcher.sweep": (

@@ -7,10 +7,10 @@ import logging
 from capt.pretrain.base import distributed
 from capt.pretrain.base.atomic import new_folder
 from capt.pretrain.base.errors import CheckpointError, ConfigError, counted, quoted
-from capt.pretrain.engine.checkpoint.layout import step_folder
 from capt.pretrain.engine.checkpoint.merge import merge_checkpoints
 from capt.pretrain.engine.durable import write_error
 from capt.pretrain.engine.loop import NEVER, Callback, Run
+from capt.pretrain.engine.step_folders import step_folder, step_of
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +58,8 @@ def _write(run: Run) -> None:
     section, steps = run.job.checkpoint, run.job.schedule.max_steps
     chosen = [step_folder(run.dir, step) for step in section.averaged_steps(steps) or [steps]]
     branch = run.job.run.branch_from
-    begun = -1 if branch is None else int(branch.name[5:])  # the checkpoint of the other run is not of this one
-    chosen = [path for path in chosen if int(path.name[5:]) > begun]
+    begun = -1 if branch is None else step_of(branch)  # the checkpoint of the other run is not of this one
+    chosen = [path for path in chosen if step_of(path) > begun]
     there = [path for path in chosen if (path / "manifest.json").is_file()]
     if lost := [path.name for path in chosen if path not in there]:
         logger.warning("checkpoint.average: %s could not be written; the average is without", ", ".join(lost))

@@ -16,13 +16,14 @@ from capt.pretrain.base.errors import CheckpointError, ConfigError, NoSpaceError
 from capt.pretrain.base.locks import is_replaced
 from capt.pretrain.config.schema import CheckpointSection
 from capt.pretrain.engine import heartbeat, interruption
-from capt.pretrain.engine.checkpoint import PendingSave, begin_save, checkpoints_of, read_exports
-from capt.pretrain.engine.checkpoint.layout import point, remove_checkpoint, remove_leftovers, set_aside, step_folder
+from capt.pretrain.engine.checkpoint import PendingSave, begin_save, read_exports
+from capt.pretrain.engine.checkpoint.layout import point, remove_checkpoint, remove_leftovers, set_aside
 from capt.pretrain.engine.checkpoint.save import state_bytes
 from capt.pretrain.engine.durable import write_error
 from capt.pretrain.engine.judgement import direction
 from capt.pretrain.engine.loop import Callback, Run, next_multiple
 from capt.pretrain.engine.run_folder import LOCK, Best, check_is_own, read_best, write_best
+from capt.pretrain.engine.step_folders import checkpoints_of, step_folder, step_of
 from capt.pretrain.engine.task import GuidedTask, StepMetrics
 
 logger = logging.getLogger(__name__)
@@ -364,7 +365,7 @@ class Checkpointer(Callback):
         keep, keep_every = run.job.checkpoint.keep, run.job.checkpoint.keep_every
         best, averaged = best_checkpoint(run.dir), run.job.checkpoint.averaged_steps(run.job.schedule.max_steps)
         for path in checkpoints_of(run.dir)[:-keep]:
-            step = int(path.name[5:])
+            step = step_of(path)
             if path.resolve() != best and step not in averaged and not (keep_every and step % keep_every == 0):
                 try:
                     remove_checkpoint(path)
@@ -378,7 +379,7 @@ def _guidance(run: Run) -> object:
 
 def _set_aside_later_ones(run_dir: Path, step: int) -> None:
     """Resuming from an older checkpoint starts another future: the newer ones must not be taken for it."""
-    later = [path for path in checkpoints_of(run_dir) if int(path.name[5:]) > step]
+    later = [path for path in checkpoints_of(run_dir) if step_of(path) > step]
     for path in later:
         logger.warning("%s is of the run's earlier future; kept as %s", path.name, set_aside(path, "abandoned").name)
     left = checkpoints_of(run_dir)

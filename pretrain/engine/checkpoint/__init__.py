@@ -1,7 +1,6 @@
 """One checkpoint format: safetensors fragments and JSON, the same for any world size and ZeRO stage."""
 
 from capt.pretrain.engine.checkpoint.layout import (
-    checkpoints_of,
     find_best,
     find_checkpoint,
     open_checkpoint,
@@ -24,7 +23,6 @@ from capt.pretrain.engine.checkpoint.save import PendingSave, begin_save, read_e
 __all__ = [
     "PendingSave",
     "begin_save",
-    "checkpoints_of",
     "find_best",
     "find_checkpoint",
     "load_engine",

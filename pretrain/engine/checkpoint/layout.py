@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import shutil
 import stat
 import time
@@ -35,22 +34,10 @@ from capt.pretrain.base.records import Count, Record, parse_record, read_record
 from capt.pretrain.base.verification import ExpectedFile, Verifier
 from capt.pretrain.config.load import load_job
 from capt.pretrain.config.schema import Job
+from capt.pretrain.engine.step_folders import MANIFEST, checkpoints_of, is_step
 from capt.pretrain.engine.verification import verify_files
 
 _J = TypeVar("_J", bound=Job)
-_STEP = re.compile(r"^step-(\d{8,18})$", re.ASCII)
-
-
-def step_folder(run_dir: Path, step: int) -> Path:
-    """Return the folder of the checkpoint of ``step``."""
-    return run_dir / "checkpoints" / f"step-{step:08d}"
-
-
-def checkpoints_of(run_dir: Path) -> list[Path]:
-    """Return the complete checkpoints of a run, oldest first (those whose manifest has been written)."""
-    folder = run_dir / "checkpoints"
-    found = [path for path in folder.iterdir() if _STEP.match(path.name)] if folder.is_dir() else []
-    return sorted((path for path in found if (path / MANIFEST).is_file()), key=lambda path: int(path.name[5:]))
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -61,7 +48,7 @@ def find_checkpoint(path: Path) -> Path:
     """
     if (path / MANIFEST).is_file():
         return path
-    if _STEP.match(path.name) and path.is_dir():
+    if is_step(path.name) and path.is_dir():
         others = checkpoints_of(path.parent.parent)
         offer = f"; the newest complete one is {others[-1].name}" if others else ""
         raise CheckpointError(f"{path}: no {MANIFEST}: the checkpoint is half-written{offer}")
@@ -184,7 +171,6 @@ def _offer(checkpoint: Path) -> str:
 # Reads ``manifest.json`` and ``state.json`` of a checkpoint as typed records.
 
 
-MANIFEST = "manifest.json"
 STATE = "state.json"
 CONFIG = "config.yaml"
 FORMAT_VERSION = 1

@@ -14,18 +14,10 @@ from torch import Tensor
 from capt.pretrain.base.errors import CheckpointError, ConfigError
 from capt.pretrain.base.files import write_text
 from capt.pretrain.config.reader import job_to_yaml
-from capt.pretrain.engine.checkpoint.layout import (
-    CONFIG,
-    MANIFEST,
-    STATE,
-    Manifest,
-    read_job,
-    read_metadata,
-    step_folder,
-    verify,
-)
+from capt.pretrain.engine.checkpoint.layout import CONFIG, STATE, Manifest, read_job, read_metadata, verify
 from capt.pretrain.engine.checkpoint.load import stored_weights
 from capt.pretrain.engine.checkpoint.save import partial_folder, write_weights
+from capt.pretrain.engine.step_folders import MANIFEST, step_folder
 
 Method = Literal["average", "slerp"]
 

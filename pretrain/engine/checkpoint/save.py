@@ -30,18 +30,17 @@ from capt.pretrain.engine.checkpoint.fragments import (
 from capt.pretrain.engine.checkpoint.layout import (
     CONFIG,
     FORMAT_VERSION,
-    MANIFEST,
     STATE,
     SpikeState,
     point,
     put_in_place,
-    step_folder,
     sync_tree,
 )
 from capt.pretrain.engine.durable import write_error, write_tensors
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.engines.places import global_shape
 from capt.pretrain.engine.provenance import hardware, provenance
+from capt.pretrain.engine.step_folders import MANIFEST, step_folder
 from capt.pretrain.engine.task import Progress, SizedTask, Task
 
 # A checkpoint that is being written: it is either complete, or it is not there.

@@ -9,7 +9,6 @@ newest checkpoint.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,7 +19,8 @@ from typing import Literal
 import numpy as np
 
 from capt.pretrain.base.errors import UserError, quoted
-from capt.pretrain.engine.checkpoint import checkpoints_of, read_job_of_run, read_manifest
+from capt.pretrain.engine.checkpoint import read_job_of_run, read_manifest
+from capt.pretrain.engine.step_folders import checkpoints_of, is_step, step_of
 from capt.pretrain.reliability.ledger.files import Header, LedgerHead, launch_folder, launches_of, read_heads
 
 Kind = Literal["hole", "damaged", "steps", "position", "ids", "order", "contents"]
@@ -108,8 +108,7 @@ def first_step(run: Path) -> int:
     branch = None
     with suppress(UserError, FileNotFoundError):  # the ledger alone has been copied
         branch = read_job_of_run(run).run.branch_from
-    name = "" if branch is None else branch.name
-    return int(name[5:]) if re.fullmatch(r"step-\d{8,18}", name, re.ASCII) else 0
+    return 0 if branch is None or not is_step(branch.name) else step_of(branch)
 
 
 def read_history(run: Path, newest: Newest, since: int = 1) -> tuple[list[Launch], list[Fault]]:

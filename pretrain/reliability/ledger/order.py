@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from capt.pretrain.base.errors import quoted
-from capt.pretrain.engine.checkpoint import checkpoints_of
+from capt.pretrain.engine.step_folders import checkpoints_of, step_of
 from capt.pretrain.reliability.ledger.files import Header, LedgerFile, find_exchange, hash_ids, read_launch
 from capt.pretrain.reliability.ledger.history import Fault, Launch, remedy_for_files
 
@@ -140,6 +140,6 @@ def _several(rows: int, planned: int) -> str:
 
 def go_back(run: Path, step: int) -> str:
     """How to train the steps from ``step`` on again."""
-    before = [path.name for path in checkpoints_of(run) if int(path.name[5:]) < step]
+    before = [path.name for path in checkpoints_of(run) if step_of(path) < step]
     way = f"capt resume {quoted(run)} --checkpoint {quoted(before[-1])}" if before else "a new run"
     return f"the model has learnt from it: {way} does these steps again; tell the maintainers how it came about"

@@ -14,10 +14,11 @@ from capt.pretrain.base.errors import CheckpointError, counted
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine import heartbeat
 from capt.pretrain.engine.callbacks.checkpointer import Pace
-from capt.pretrain.engine.checkpoint import PendingSave, begin_save, checkpoints_of
+from capt.pretrain.engine.checkpoint import PendingSave, begin_save
 from capt.pretrain.engine.checkpoint.layout import remove_checkpoint, remove_leftovers
 from capt.pretrain.engine.checkpoint.save import state_bytes
 from capt.pretrain.engine.loop import NEVER, Callback, Run
+from capt.pretrain.engine.step_folders import checkpoints_of
 from capt.pretrain.engine.task import StepMetrics
 from capt.pretrain.reliability.local import storage
 from capt.pretrain.reliability.local.replicate import Hosts, Transfer, copy_files, find_hosts, newest_local

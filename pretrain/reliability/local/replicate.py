@@ -25,9 +25,9 @@ from capt.pretrain.base.files import open_regular, read_bytes
 from capt.pretrain.base.process import boot_id
 from capt.pretrain.base.verification import sha256
 from capt.pretrain.config.schema import Job
-from capt.pretrain.engine.checkpoint import checkpoints_of, read_manifest
-from capt.pretrain.engine.checkpoint.layout import MANIFEST, step_folder
+from capt.pretrain.engine.checkpoint import read_manifest
 from capt.pretrain.engine.durable import write_error
+from capt.pretrain.engine.step_folders import MANIFEST, checkpoints_of, step_folder, step_of
 from capt.pretrain.reliability.local import storage
 
 logger = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class _Found(NamedTuple):
     @property
     def key(self) -> tuple[int, str]:
         """The step and the digest of the manifest, which are the same on all hosts."""
-        return int(self.folder.name[5:]), self.files[MANIFEST][1]
+        return step_of(self.folder), self.files[MANIFEST][1]
 
 
 def newest_local(job: Job, after: int) -> Path | None:
@@ -149,7 +149,7 @@ def _find(job: Job, valid: Sequence[str], after: int) -> tuple[list[_Found], lis
         notes.append(f"{own} is not used: {error}")
     for path in paths:
         try:
-            if int(path.name[5:]) <= after:
+            if step_of(path) <= after:
                 raise CheckpointError(f"the run has a checkpoint of step {after}")
             files = {name: (file.size, file.sha256) for name, file in read_manifest(path).files.items()}
             content = read_bytes(path / MANIFEST, error=CheckpointError)

@@ -30,6 +30,7 @@ from capt.pretrain.base.errors import CheckpointError, UserError
 from capt.pretrain.base.files import is_utf8, write_json
 from capt.pretrain.base.records import Record, read_record
 from capt.pretrain.engine.run_folder import is_active
+from capt.pretrain.engine.step_folders import MANIFEST, checkpoints_of, steps_of
 
 INCARNATION, OWNER = "incarnation.json", "owner.json"
 _PREFIX = "capt-local"
@@ -158,25 +159,17 @@ def _stale(storage: Path) -> str:
         return ""
     if owner.incarnation not in incarnations_of(run):
         return f"{run} went on without it"
-    if max(_steps(run), default=-1) >= max(_steps(storage), default=-1):
+    if max(steps_of(run), default=-1) >= max(steps_of(storage), default=-1):
         return f"{run} has a checkpoint that is as new"
     if time.time() - newest_change(storage) > KEPT:
         return f"{run} was not continued for a day"
     return ""
 
 
-def _manifests(folder: Path) -> list[Path]:
-    return list((folder / "checkpoints").glob("step-*/manifest.json"))
-
-
-def _steps(folder: Path) -> list[int]:
-    names = [path.parent.name for path in _manifests(folder)]
-    return [int(name[5:]) for name in names if name[5:].isdecimal()]
-
-
 def newest_change(storage: Path) -> float:
     """Return when the newest checkpoint of a storage was completed (seconds since the epoch)."""
-    return max((path.stat().st_mtime for path in _manifests(storage)), default=storage.stat().st_mtime)
+    written = ((path / MANIFEST).stat().st_mtime for path in checkpoints_of(storage))
+    return max(written, default=storage.stat().st_mtime)
 
 
 def free_bytes(location: Path) -> int:

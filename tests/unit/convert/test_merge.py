@@ -15,9 +15,9 @@ from capt.pretrain.base.errors import CheckpointError, ConfigError
 from capt.pretrain.config.load import load_job
 from capt.pretrain.convert.merge import command
 from capt.pretrain.engine.checkpoint import find_checkpoint, read_weights
-from capt.pretrain.engine.checkpoint.layout import step_folder
 from capt.pretrain.engine.checkpoint.merge import mix
 from capt.pretrain.engine.checkpoint.save import partial_folder, write_weights_only
+from capt.pretrain.engine.step_folders import step_folder
 from tests.finetune import write_encoder
 
 
