@@ -167,8 +167,8 @@ def _check_devices(run: Measured, first: Measured, kind: str) -> None:
 
 def _times(parts: np.ndarray, overlaps: bool) -> np.ndarray:
     """The time of each row of products, bytes and starts by the host, which a GPU does not wait for."""
-    device = parts[:, 0] + parts[:, 1]
-    return np.maximum(device, parts[:, 2]) if overlaps else device + parts[:, 2]
+    device, host = parts[:, 0] + parts[:, 1], parts[:, 2]
+    return np.where(device > host, device, host) if overlaps else device + host
 
 
 def _one_factor(relative: np.ndarray, overlaps: bool) -> np.ndarray:
@@ -181,7 +181,7 @@ def _rates(relative: np.ndarray, overlaps: bool) -> np.ndarray:
     if not overlaps:
         return _not_negative(relative)
     found = [_settled(relative, by_host) for by_host in (np.zeros(len(relative), bool), np.ones(len(relative), bool))]
-    return min(found, key=lambda factors: np.square(_times(relative * factors, overlaps) - 1).sum())
+    return min(found, key=lambda factors: float(np.square(_times(relative * factors, overlaps) - 1).sum()))
 
 
 def _settled(relative: np.ndarray, by_host: np.ndarray) -> np.ndarray:
