@@ -85,6 +85,11 @@ def test_a_kept_graph_saves_a_pass() -> None:
     assert every.seconds < two.seconds < one.seconds
     room = RESERVE + (one.memory.total - RESERVE + 1.5 * found.graph) / (1 - MARGIN)
     assert predict(job, replace(devices, device=replace(devices.device, memory=room)), CASES, found).kept == 2
+    large = replace(found, contrast_peak=found.peak + found.graph)  # all kept graphs are there in the contrast
+    none, kept = (
+        predict(load_job("capt_large", [*sizes, f"contrast.keep={n}"]), devices, CASES, large) for n in (0, 2)
+    )
+    assert kept.memory.total - none.memory.total == 2 * found.graph
 
 
 def test_products_are_those_of_the_flop_count() -> None:
