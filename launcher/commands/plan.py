@@ -14,6 +14,7 @@ from capt.launcher.commands import options as o
 
 if TYPE_CHECKING:
     from capt.pretrain.plan.advice import Change
+    from capt.pretrain.plan.calibrate import Measured
     from capt.pretrain.plan.devices import Assumptions, Case
     from capt.pretrain.plan.predict import Prediction
     from capt.pretrain.plan.step import Known
@@ -71,10 +72,12 @@ def plan(
         from capt.pretrain.plan.predict import PLAN, predict, require_fit
 
         assumptions: Mapping[Case, Assumptions] = CASES
+        runs: Sequence[Measured] = ()
         if calibrate:
-            from capt.pretrain.plan.calibrate import cases  # reports are read with matplotlib
+            from capt.pretrain.plan.calibrate import calibrated, measured  # reports are read with matplotlib
 
-            assumptions = cases(calibrate, devices.device.name)
+            runs = [measured(folder) for folder in calibrate]
+            assumptions = calibrated(runs, devices.device.name, job.task.type)
         known: Known = {}
         found = predict(job, devices, assumptions, known=known)
     tried = []
@@ -83,12 +86,13 @@ def plan(
         with silent, o.explained("simulating changes of the job (--no-advice leaves them out)"):
             tried = changes(job, found, assumptions, known)
     require_fit(found, job, [" ".join(change.keys) for change in tried])
+    values = {**found.to_json(), "rates_from": [str(run) for run in runs]}
     if save is not None:
-        write_json(save / PLAN, found.to_json())
+        write_json(save / PLAN, values)
     if json:
-        o.echo_json({**found.to_json(), "changes": [change.to_json() for change in tried]})
+        o.echo_json({**values, "changes": [change.to_json() for change in tried]})
     else:
-        o.say("\n".join(_lines(config, found, tried, bool(calibrate))))
+        o.say("\n".join(_lines(config, found, tried, runs)))
     return 0
 
 
@@ -104,7 +108,7 @@ def _errors_alone() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _lines(config: str, found: Prediction, tried: Sequence[Change], calibrated: bool) -> Iterator[str]:
+def _lines(config: str, found: Prediction, tried: Sequence[Change], runs: Sequence[Measured]) -> Iterator[str]:
     step, memory, device = found.step, found.memory, found.cluster.device
     least, most = found.bracket
     yield f"{config} on {found.cluster}: {step.weights:,} parameters, {found.samples:,} samples a step"
@@ -140,7 +144,8 @@ def _lines(config: str, found: Prediction, tried: Sequence[Change], calibrated: 
         yield f"{unit:<23} {_three(*(hours * s for s in (found.seconds, least, most)))}"
     if step.assumed:
         yield f"assumed: {'; '.join(step.assumed)}"
-    if not device.is_gpu and not calibrated:
+    yield from (f"rates from {run}" for run in runs)
+    if not device.is_gpu and not runs:
         yield "the rates of a CPU are a guess: --calibrate RUN takes them from runs on this machine"
     if tried:
         yield ""

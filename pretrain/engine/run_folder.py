@@ -209,7 +209,7 @@ def check_is_own(folder: Path) -> None:
 def require_run(folder: Path) -> None:
     """Refuse a folder in which no run has begun, and a checkpoint. Raises ``ConfigError``."""
     if not (folder / CONFIG).is_file():
-        raise ConfigError(f"{folder} is not a run folder: it has no {CONFIG}")
+        raise ConfigError(f"{folder} is not a run folder: it has no {CONFIG}; name a folder that a job wrote (run.dir)")
     check_is_no_checkpoint(folder)
 
 

@@ -158,7 +158,7 @@ def time_rows(rounds: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     least = [min(busy for busy, _ in taken) for taken in times]
     one = cluster("cpu")
     runs = [Measured(_name(o), job_of(o), one, seconds) for o, seconds in zip(FITTED, least, strict=False)]
-    cases = calibrated(runs, "cpu")
+    cases = calibrated(runs, "cpu", "capt_language")
     rows = []
     for overrides, own, taken in zip(TIMED, least[len(FITTED) :], times[len(FITTED) :], strict=True):
         predicted = predict(job_of(overrides), one, cases).seconds

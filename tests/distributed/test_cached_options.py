@@ -6,10 +6,12 @@ multiplies what flows back from the second pass alone: the gradient of the contr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.contrast import capt_loss
 from capt.pretrain.contrast.cached import cached_backward
+from capt.pretrain.contrastive.views import KeptGraphs
 from tests.gradients import STEPS, gradients, relative
 from tests.language import language_mapping
 from tests.support import emulate_fp16, run_ranks
@@ -87,6 +90,29 @@ def test_kept_graphs_change_no_gradient(tmp_path: Path, world: int, family: str,
         for step in range(STEPS):
             for name, gradient in none["gradients"][step].items():
                 np.testing.assert_array_equal(found["gradients"][step][name], gradient)
+
+
+def _calls(mapping: dict[str, Any]) -> list[tuple[str, Any]]:
+    """What `KeptGraphs` is told in two steps: their sequences, and whether their update was left out."""
+    told: list[tuple[str, Any]] = []
+    begin, end = KeptGraphs.begin_step, KeptGraphs.end_step
+
+    def begun(self: KeptGraphs, sequences: int) -> None:
+        told.append(("begun", sequences))
+        begin(self, sequences)
+
+    def ended(self: KeptGraphs, was_skipped: Callable[[], bool]) -> None:
+        told.append(("ended", was_skipped()))
+        end(self, was_skipped)
+
+    with mock.patch.multiple(KeptGraphs, begin_step=begun, end_step=ended):
+        gradients(mapping, steps=_FEW)
+    return told
+
+
+def test_the_room_for_graphs_is_looked_at_in_every_step(tmp_path: Path) -> None:
+    mapping = _checkpointed(tmp_path, "language", 0, "none")
+    assert run_ranks(_calls, 1, mapping)[0] == [("begun", _GLOBAL), ("ended", False)] * _FEW
 
 
 def test_zero_3_keeps_no_graph(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from capt.pretrain.base.randomness import derive
+from capt.pretrain.contrastive.term import ContrastTerm
 from tests.gradients import STEPS, gradients, relative
 from tests.language import language_mapping
 from tests.support import run_ranks
@@ -209,6 +210,21 @@ def test_any_number_of_ranks_gives_the_gradient_of_one(folder: Path) -> None:
                 for name in ("loss", "loss/mlm", "loss/capt", "accuracy/mlm"):
                     mean = np.mean([rank[number]["losses"][step][name] for rank in ranks])
                     assert mean == pytest.approx(whole["losses"][step][name], rel=1e-5), (world, case, name)
+
+
+def _of_single_samples(mappings: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Jobs whose contrast is a mean of what each sample is alone."""
+    ContrastTerm.loss = lambda self, views, **_: (views.s * views.s_hat).sum(1).mean()  # type: ignore[method-assign]
+    return _all_gradients(mappings)
+
+
+def test_without_the_cache_unlike_micro_batches_count_by_their_samples(folder: Path) -> None:
+    """16 samples in micro-batches of 6, 5 and 5."""
+    jobs = [_mapping(folder, 1, 0, "fp32", micro, cached=False, queue=0) for micro in (16, 6)]
+    whole, cut = run_ranks(_of_single_samples, 1, jobs)[0]
+    for step in range(STEPS):
+        assert relative(cut["gradients"][step], whole["gradients"][step]) < 1e-6
+        assert cut["losses"][step]["loss"] == pytest.approx(whole["losses"][step]["loss"], rel=1e-6)
 
 
 def test_without_a_contrast_the_accumulation_is_nothing_to_the_gradient(folder: Path) -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config.load import load_job
 from capt.pretrain.contrast import capt_loss
 from capt.pretrain.contrast.cached import cached_backward
 from capt.pretrain.contrast.queue import ShardedQueue
 from capt.pretrain.contrastive import views as module
+from capt.pretrain.contrastive.task import ContrastTask
 from capt.pretrain.contrastive.views import CachedContrast, KeptGraphs, Losses, Views
 
 ROWS, WIDTH = 3, 5
@@ -102,11 +107,14 @@ def test_no_micro_batch_is_refused() -> None:
 
 @pytest.mark.parametrize(("chosen", "keep"), [(False, 0), (True, 0), (True, 2)])
 def test_a_learned_temperature_and_left_out_samples(chosen: bool, keep: int) -> None:
-    """Where an engine takes the mean over micro-batches, the surrogates have the gradient of the whole step."""
-    whole, cached, batches = Encoder(), Encoder(), _batches(3)
+    """Where an engine takes the mean over unlike micro-batches, the surrogates have the gradient of the whole step."""
+    whole, cached = Encoder(), Encoder()
+    batches, starts = list(torch.cat(_batches(3)).split([4, 2, 3])), [0, 4, 6]
     tau, tau_cached = (torch.tensor(0.2, dtype=torch.float64, requires_grad=True) for _ in range(2))
     only = [torch.tensor([0, 2]), torch.tensor([], dtype=torch.int64), torch.tensor([1])] if chosen else [None] * 3
-    rows = torch.cat([each + 3 * n for n, each in enumerate(only) if each is not None]) if chosen else torch.arange(9)
+    rows = torch.arange(9)
+    if chosen:
+        rows = torch.cat([each + start for start, each in zip(starts, only, strict=True) if each is not None])
     torch.manual_seed(0)
     s, s_hat = (torch.cat(parts) for parts in zip(*[whole(batch) for batch in batches], strict=True))
     expected = capt_loss(s[rows], s_hat[rows], _queue(), temperature=tau)
@@ -114,7 +122,7 @@ def test_a_learned_temperature_and_left_out_samples(chosen: bool, keep: int) -> 
 
     def views(number: int) -> Views:
         s, s_hat = cached(batches[number])
-        return Views(s, s_hat, torch.arange(3) + 3 * number, tau_cached * 1.0, only[number])
+        return Views(s, s_hat, torch.arange(len(s)) + starts[number], tau_cached * 1.0, only[number])
 
     def contrast(all_views: Views) -> Tensor:
         assert torch.equal(all_views.ids, torch.arange(9))
@@ -176,3 +184,15 @@ def test_graphs_are_kept_as_far_as_a_gpu_has_memory(monkeypatch: pytest.MonkeyPa
     peak[0] = 88
     assert step([15] * 18, sequences=18, at_most=55) == 1, "a larger step has a larger contrast: measured again"
     assert step([15] * 18, sequences=18) == (90 - 55) // 15 + 1
+
+
+@pytest.mark.parametrize(("stage", "keeps"), [(2, True), (3, False)])
+def test_on_a_gpu_zero_3_keeps_no_graph(stage: int, keeps: bool) -> None:
+    task: Any = SimpleNamespace(job=load_job("capt_tiny"), _kept=None)
+    engine = mock.MagicMock(zero_stage=stage, device=torch.device("cuda"))
+    assert ContrastTask._kept_graphs(task, engine, 8).has_room_for(0) == keeps
+
+
+def test_the_number_of_kept_graphs_is_the_one_that_is_asked_for() -> None:
+    kept = KeptGraphs(2, torch.device("cpu"))
+    assert [kept.has_room_for(number) for number in range(4)] == [True, True, False, False]

@@ -9,20 +9,26 @@ from torch import Tensor
 
 from capt.pretrain.models.capt import CaptModel
 from capt.pretrain.models.config import RobertaConfig
+from capt.pretrain.models.modernbert.config import ModernBertConfig
 
 VOCABULARY, LENGTH = 97, 13
 
 
-def small_config(**fields: Any) -> RobertaConfig:
+Family = type[RobertaConfig] | type[ModernBertConfig]
+
+
+def small_config(family: Family = RobertaConfig, **fields: Any) -> Any:
     """Two layers of 32, with odd sizes elsewhere so that no alignment hides a mistake."""
     sizes = {"size": "custom", "layers": 2, "hidden": 32, "heads": 2, "ffn": 56}
-    return RobertaConfig.model_validate({**sizes, "vocab_size": VOCABULARY, "max_positions": LENGTH, **fields})
+    return family.model_validate({**sizes, "vocab_size": VOCABULARY, "max_positions": LENGTH, **fields})
 
 
-def small_model(contrast: bool = True, dtype: torch.dtype = torch.float64, **fields: Any) -> CaptModel:
+def small_model(
+    contrast: bool = True, dtype: torch.dtype = torch.float64, family: Family = RobertaConfig, **fields: Any
+) -> CaptModel:
     """A model with every parameter away from its symmetric start (biases 0, LayerNorm 1)."""
     torch.manual_seed(0)
-    model = CaptModel(small_config(**fields), contrast).to(dtype)
+    model = CaptModel(small_config(family, **fields), contrast).to(dtype)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))

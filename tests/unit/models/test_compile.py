@@ -11,16 +11,21 @@ import torch
 import torch.nn.functional as F
 
 from capt.pretrain.models import layers, roberta
+from capt.pretrain.models.config import RobertaConfig
 from capt.pretrain.models.layers import dropout
+from capt.pretrain.models.modernbert.config import ModernBertConfig
 from tests.support import run_ranks
-from tests.unit.models.support import assert_same, small_config, small_model, train_step
+from tests.unit.models.support import Family, assert_same, small_config, small_model, train_step
+
+FAMILIES = pytest.mark.parametrize("family", [RobertaConfig, ModernBertConfig])
 
 TRACED = functools.partial(torch.compile, backend="aot_eager")
 """Dynamo and AOT autograd without code generation, which takes minutes and is torch's business."""
 
 
-def _compare_with_eager(checkpointing: str, autocast: bool) -> None:
+def _compare_with_eager(checkpointing: str, autocast: bool, family: Family) -> None:
     fields = {"dropout": 0.0, "attention_dropout": 0.0, "dtype": torch.float32 if autocast else torch.float64}
+    fields["family"] = family
     expected = train_step(small_model(**fields), autocast, padded=True)
     with mock.patch.object(torch, "compile", TRACED):
         model = small_model(compile=True, activation_checkpointing=checkpointing, **fields)
@@ -29,8 +34,9 @@ def _compare_with_eager(checkpointing: str, autocast: bool) -> None:
 
 
 @pytest.mark.parametrize(("checkpointing", "autocast"), [("none", False), ("full", False), ("full", True)])
-def test_compiled_layers_equal_eager_ones(checkpointing: str, autocast: bool) -> None:
-    run_ranks(_compare_with_eager, 1, checkpointing, autocast)
+@FAMILIES
+def test_compiled_layers_equal_eager_ones(checkpointing: str, autocast: bool, family: Family) -> None:
+    run_ranks(_compare_with_eager, 1, checkpointing, autocast, family)
 
 
 def _compare_dropout_with_torch() -> None:
@@ -51,14 +57,14 @@ def _compare_recomputation() -> None:
     assert_same(train_step(small_model(activation_checkpointing="full", **fields)), plain, 1e-5)
 
 
-def _pass_in_every_mode(limit: int) -> list[float]:
+def _pass_in_every_mode(limit: int, family: Family) -> list[float]:
     """The difference of each pair of passes, without and with a graph, that draw the same random numbers."""
     from tests.unit.models.support import batch
 
     differences = []
     captured = functools.partial(torch.compile, backend="eager")
     with mock.patch.object(torch, "compile", captured), mock.patch.object(layers, "_GRAPHS", limit):
-        model = small_model(dtype=torch.float32, dropout=0.2, attention_dropout=0.2, compile=True)
+        model = small_model(family=family, dtype=torch.float32, dropout=0.2, attention_dropout=0.2, compile=True)
     for n, padded, length in ((5, False, 13), (5, True, 13), (3, False, 13), (2, True, 11)):
         for training in (True, False):
             model.train(training)
@@ -74,9 +80,10 @@ def _pass_in_every_mode(limit: int) -> list[float]:
     return differences
 
 
-def test_both_passes_of_the_cached_contrast_drop_the_same() -> None:
+@FAMILIES
+def test_both_passes_of_the_cached_contrast_drop_the_same(family: Family) -> None:
     """Over training, validation, padded windows and other sizes, as an epoch has them: all of it stays compiled."""
-    (differences,) = run_ranks(_pass_in_every_mode, 1, 64)
+    (differences,) = run_ranks(_pass_in_every_mode, 1, layers._GRAPHS, family)
     assert differences == [0.0] * len(differences)
 
 
@@ -99,19 +106,20 @@ def test_attention_within_documents_is_one_graph_for_any_number_of_runs() -> Non
     assert run_ranks(_trace_the_kernels_of_a_gpu, 1)[0] <= 4
 
 
-def _beyond_the_limit() -> str:
+def _beyond_the_limit(family: Family) -> str:
     from torch._dynamo.exc import FailOnRecompileLimitHit
 
     try:
-        _pass_in_every_mode(3)
+        _pass_in_every_mode(2, family)
     except FailOnRecompileLimitHit as error:
         return str(error)
     return ""
 
 
-def test_a_graph_too_many_is_an_error() -> None:
+@FAMILIES
+def test_a_graph_too_many_is_an_error(family: Family) -> None:
     """Eager code in its place would draw other dropout masks than the compiled pass before it."""
-    assert "fullgraph" in run_ranks(_beyond_the_limit, 1)[0]
+    assert "fullgraph" in run_ranks(_beyond_the_limit, 1, family)[0]
 
 
 @pytest.mark.slow

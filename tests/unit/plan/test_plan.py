@@ -7,32 +7,27 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from capt.launcher.cli import main
 from capt.launcher.commands import options
 from capt.launcher.plan import Launch, Options
 from capt.launcher.preflight.run import predicted
 from capt.pretrain.base import distributed
-from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.load import load_job
 from capt.pretrain.contrastive.views import MARGIN
 from capt.pretrain.models.config import RobertaConfig
 from capt.pretrain.plan import step
 from capt.pretrain.plan.advice import Change, changes, without_ballast
-from capt.pretrain.plan.calibrate import Measured, calibrated, measured
 from capt.pretrain.plan.devices import CASES, CENTRAL, FAST, SLOW, cluster, device_named
 from capt.pretrain.plan.predict import PLAN, RESERVE, collective_seconds, predict, require_fit
 from capt.pretrain.report import report
-from capt.pretrain.report.runs import read_run
 from tests.benchmarks.bench_plan import MEMORY, job_of, tracked_peak
 from tests.support import run_ranks
 
@@ -40,22 +35,6 @@ SMALL = [
     "model.size=custom", "model.layers=2", "model.hidden=32", "model.heads=2", "model.ffn=48", "model.max_positions=16",
     "data.sequence_length=16", "tokenizer.vocab_size=300", "batch.micro=4", "batch.global=64",
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _simulated_once() -> Iterator[None]:
-    """Equal steps of this file are simulated once: those of jobs that differ in their folder and schedule alone."""
-    simulate, known = step._rank_step, dict[str, step.RankStep]()
-
-    def once(job: Any, world: int, *, gpu: bool, **contrasts: Any) -> step.RankStep:
-        key = f"{world} {gpu} {job.model_copy(update={'run': None, 'schedule': None})!r}"
-        if key not in known:
-            known[key] = simulate(job, world, gpu=gpu, **contrasts)
-        return known[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(step, "_rank_step", once)
-        yield
 
 
 @pytest.mark.parametrize(
@@ -106,6 +85,11 @@ def test_a_kept_graph_saves_a_pass() -> None:
     assert every.seconds < two.seconds < one.seconds
     room = RESERVE + (one.memory.total - RESERVE + 1.5 * found.graph) / (1 - MARGIN)
     assert predict(job, replace(devices, device=replace(devices.device, memory=room)), CASES, found).kept == 2
+    large = replace(found, contrast_peak=found.peak + found.graph)  # all kept graphs are there in the contrast
+    none, kept = (
+        predict(load_job("capt_large", [*sizes, f"contrast.keep={n}"]), devices, CASES, large) for n in (0, 2)
+    )
+    assert kept.memory.total - none.memory.total == 2 * found.graph
 
 
 def test_products_are_those_of_the_flop_count() -> None:
@@ -139,14 +123,14 @@ def test_a_step_of_texts_with_negatives_is_planned(monkeypatch: pytest.MonkeyPat
     assert found.sent
 
 
-def _tiny_encoder(init: Path, positions: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+def tiny_encoder(init: Path, positions: int) -> tuple[dict[str, Any], tuple[str, ...]]:
     tiny = RobertaConfig(size="custom", vocab_size=300, layers=2, hidden=64, heads=2, ffn=128, max_positions=64)
     return tiny.to_hf(bos_id=0, eos_id=2), ("a tiny encoder",)
 
 
 def test_fine_tuning_is_planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Steps follow from what is known of GLUE, and from a table that is here; else they are not told."""
-    monkeypatch.setattr("capt.finetune.plan.described_encoder", _tiny_encoder)
+    monkeypatch.setattr("capt.finetune.plan.described_encoder", tiny_encoder)
     rte = predict(load_job("rte", ["data.path=none", "model.init=none", "batch.micro=4"]), cluster("2xh100"))
     assert rte.steps == -(-10 * 2490 // 16)
     assert rte.tokens == 16 * 64
@@ -164,7 +148,7 @@ def test_fine_tuning_is_planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_what_is_frozen_has_no_gradient_and_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("capt.finetune.plan.described_encoder", _tiny_encoder)
+    monkeypatch.setattr("capt.finetune.plan.described_encoder", tiny_encoder)
     job = ["data.path=none", "model.init=none", "batch.micro=8", "engine.zero_stage=1", "engine.precision=fp32"]
     plain, frozen, adapted = (
         predict(load_job("rte", [*job, *more]), cluster("2xh100"))
@@ -224,7 +208,7 @@ def test_an_encoder_that_is_not_here_has_the_positions_that_the_job_needs() -> N
 
 
 def test_a_prompt_is_part_of_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("capt.pretrain.pairs.plan.described_encoder", _tiny_encoder)
+    monkeypatch.setattr("capt.pretrain.pairs.plan.described_encoder", tiny_encoder)
     job = ["data.files=[none]", "data.sequence_length=32", "batch.global=8", "batch.micro=8"]
     plain, prompted = (
         predict(load_job("capt_pairs", [*job, *more]), cluster("h100")).tokens
@@ -343,33 +327,6 @@ def test_a_change_that_is_as_fast_without_one_of_its_keys_is_not_named() -> None
     assert [change.keys for change in without_ballast(tried)] == [("a",), ("b",), ("c",), ("a", "b", "c")]
 
 
-def _measured(job: Any, products: float, between: float, launches: float) -> Measured:
-    run = Measured("run", job, cluster("cpu"), 1.0)
-    time = run.prediction.times["central"]
-    seconds = products * time.products + between * (time.between + time.update) + launches * time.launches
-    return replace(run, seconds=seconds)
-
-
-def test_rates_are_found_in_runs() -> None:
-    jobs = [
-        load_job("capt_tiny", [*SMALL, *more, "batch.global=8", "engine.zero_stage=0"])
-        for more in ([], ["model.hidden=64"], ["model.layers=4"], ["batch.micro=2"])
-    ]
-    given = calibrated([_measured(job, 3.0, 2.0, 5.0) for job in jobs], "cpu")["central"]
-    rates = (CENTRAL.products / given.products, CENTRAL.memory / given.memory, given.launch / CENTRAL.launch)
-    assert rates == pytest.approx((3.0, 2.0, 5.0), rel=1e-3)
-    one = calibrated([_measured(jobs[0], 4.0, 4.0, 4.0)], "cpu")["central"]
-    assert predict(jobs[1], cluster("cpu"), {"central": one, "slow": one, "fast": one}).seconds == pytest.approx(
-        4 * predict(jobs[1], cluster("cpu")).seconds, rel=1e-6
-    )
-
-
-def test_rates_of_another_device_are_refused() -> None:
-    job = load_job("capt_tiny", [*SMALL, "batch.global=8", "engine.zero_stage=0"])
-    with pytest.raises(ConfigError, match="a run on cpu, not on h100"):
-        calibrated([Measured("run", job, cluster("cpu"), 1.0)], "h100")
-
-
 @pytest.mark.parametrize("text", ["8", "x", "0xh100", "8xh10", "-1xh100", "8 x h100", ""])
 def test_devices_that_are_none(text: str) -> None:
     with pytest.raises(ConfigError, match="--gpus"):
@@ -386,27 +343,6 @@ def test_devices_that_are_none(text: str) -> None:
 def test_devices_by_the_name_of_their_driver(name: str, kind: str | None) -> None:
     found = device_named(name)
     assert (None if found is None else found.name) == kind
-
-
-@pytest.mark.parametrize(
-    ("hardware", "kind"), [("NVIDIA H200", "h200"), ("AMD EPYC, 2 cores", "cpu"), ("NVIDIA L40S", None)]
-)
-def test_a_run_on_a_gpu_without_peaks_is_no_run_on_a_processor(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hardware: str, kind: str | None
-) -> None:
-    (tmp_path / "config.yaml").write_text(
-        yaml.safe_dump(load_job("capt_tiny", SMALL).model_dump(mode="json", by_alias=True))
-    )
-    saved = SimpleNamespace(provenance={"hardware": hardware}, world_size=2)
-    monkeypatch.setattr(
-        "capt.pretrain.plan.calibrate.read_run",
-        lambda _: SimpleNamespace(checkpoint=saved, of_whole_steps=lambda _: [1.0]),
-    )
-    if kind is None:
-        with pytest.raises(ConfigError, match=r"the run was on 'NVIDIA L40S', which .* no peaks of; name runs on a100"):
-            measured(tmp_path)
-    else:
-        assert str(measured(tmp_path).cluster) == f"2 x {kind}"
 
 
 def test_what_takes_long_is_said_on_stderr(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -473,21 +409,6 @@ def test_a_launch_on_gpus_is_planned(tmp_path: Path) -> None:
     assert predicted(launch, 8, []) == predicted(launch, 8, [["NVIDIA T4", "15360 MiB", "550"]]) == {}
     with pytest.raises(ConfigError, match="GiB too much"):
         predicted(launch, 8, [["NVIDIA H100 80GB HBM3", "1024 MiB", "550"]])
-
-
-def test_steps_of_a_ramp_are_no_measure(tmp_path: Path) -> None:
-    """10 steps of 16 sequences, and then of 64: the row of step 12 holds both."""
-    (tmp_path / "run").mkdir()
-    job = load_job("capt_tiny", [*SMALL, f"batch.ramp=[[{10 * 16 * 16},16]]", "run.dir=run"])
-    config = yaml.safe_dump(job.model_dump(mode="json", by_alias=True))
-    (tmp_path / "run" / "config.yaml").write_text(config)
-    seconds = {4: 1.0, 8: 1.0, 12: 3.0, 16: 4.0, 20: 4.0}
-    rows = [{"step": n, "samples": n, "tokens": n, "seconds_per_step": s} for n, s in seconds.items()]
-    (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert read_run(tmp_path / "run").of_whole_steps("seconds_per_step") == [4.0, 4.0]
-    (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:3]))
-    with pytest.raises(DataError, match=r"no row .* after batch\.ramp"):
-        measured(tmp_path / "run")
 
 
 def test_the_report_shows_predicted_and_measured(tmp_path: Path) -> None:
