@@ -14,10 +14,11 @@ import numpy as np
 from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, counted, quoted, shown
 from capt.pretrain.config.load import load_job
 from capt.pretrain.config.schema import Job
-from capt.pretrain.engine.checkpoint import checkpoints_of, read_manifest
+from capt.pretrain.engine.checkpoint import read_manifest
 from capt.pretrain.engine.metrics_file import METRICS
 from capt.pretrain.engine.provenance import is_processor
 from capt.pretrain.engine.run_folder import CONFIG, require_run
+from capt.pretrain.engine.step_folders import checkpoints_of
 from capt.pretrain.plan.devices import CENTRAL, DEVICES, Assumptions, Case, Cluster, cluster, device_named
 from capt.pretrain.plan.predict import Prediction, predict
 from capt.pretrain.report.runs import NothingLoggedError, read_run
