@@ -160,7 +160,7 @@ class Prediction:
         cluster: the devices.
         step: what the simulation has found.
         memory: of a rank.
-        wire: name -> bytes that a rank receives in a step.
+        wire: name -> bytes that a rank receives in a step, by a ring.
         times: of a step, in each case of the assumptions.
         samples: of a step over all ranks.
         tokens: of a step over all ranks; 0 for a task without.
@@ -256,7 +256,8 @@ def predict(
     for name, sent in (("ZeRO", zero), ("contrast", parts_of(step.sent))):
         for collective, received in sent:
             key = f"{name}, {_WORDS.get(collective, collective)}"
-            wire[key] = wire.get(key, 0) + received
+            twice = collective == "allreduce_"  # given by the size of the whole
+            wire[key] = wire.get(key, 0) + (2 * received * (cluster.count - 1) // cluster.count if twice else received)
     kept, memory = _kept(job, cluster, step)
     step_of = replace(step, encoder=step.encoder - step.again * kept)
     return Prediction(

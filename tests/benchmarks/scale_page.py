@@ -77,11 +77,11 @@ _REFUTE = """1. **Bytes.** `Wire` of `capt.pretrain.plan.simulated` around a ste
    which constant or assumption was wrong: rates of the products in every precision; nccl-tests (`all_gather_perf`,
    `reduce_scatter_perf`) at the sizes of the first table says it of the wire.
 
-
-
 ```sh
-capt pretrain capt_large contrast.queue=1048576 schedule.max_steps=200 schedule.warmup_steps=100
-capt pretrain capt_large contrast.queue=0 schedule.max_steps=200 schedule.warmup_steps=100
+capt pretrain capt_large data.files='[text/*.txt.gz]' run.dir=runs/queue contrast.queue=1048576 schedule.max_steps=200 \
+    schedule.warmup_steps=100
+capt pretrain capt_large data.files='[text/*.txt.gz]' run.dir=runs/none contrast.queue=0 schedule.max_steps=200 \
+    schedule.warmup_steps=100
 ```
 
 To predict other sizes: `Scenario(world, samples, queue, options)` in `tests/benchmarks/scale_tables.py`, and `capt

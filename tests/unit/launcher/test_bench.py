@@ -46,6 +46,20 @@ def test_a_missed_bound_is_a_failure_and_its_output_is_kept(checkout: Path) -> N
     assert (checkout / "docs" / "good.md").is_file()
 
 
+def test_a_failure_without_a_result_leaves_the_page_of_another_machine(
+    checkout: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as `capt bench gpu` where there is no GPU."""
+    out, path = checkout / "docs", checkout / "tests/benchmarks/bench_card.py"
+    path.write_text('print("fast")\n')
+    assert run_benchmarks(find_benchmarks(["card"], checkout), out) == 0
+    kept = (out / "card.md").read_bytes(), (out / "card.json").read_bytes()
+    path.write_text("raise SystemExit(1)\n")
+    assert run_benchmarks(find_benchmarks(["card"], checkout), out) == 1
+    assert ((out / "card.md").read_bytes(), (out / "card.json").read_bytes()) == kept
+    assert f"card: exit code 1 and no result; {out / 'card.md'} is not written" in caplog.text
+
+
 def test_unknown_names_and_missing_checkouts_are_refused(checkout: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'good'"):
         find_benchmarks(["god"], checkout)
