@@ -66,8 +66,10 @@ _TAGS = ("ETag", "generation", "etag", "md5Hash", "blob_id", "Last-Modified", "l
 _STATUS = ("status", "status_code", "code")
 """Where an error of a store's library holds the status of the answer: aiohttp, azure, gcsfs."""
 _REFUSALS = ("Credential", "Authentication", "SigningError")
-_CHATTER = {"azure": logging.WARNING, "gcsfs": logging.CRITICAL}
-"""Libraries that log every request, or a stack trace of each failed one, and the level that they are kept to."""
+_QUIET = ("azure", "botocore", "aiobotocore", "google", "urllib3", "httpx", "httpx2", "httpcore", "httpcore2")
+_CHATTER = {**dict.fromkeys(_QUIET, logging.WARNING), "gcsfs": logging.CRITICAL}
+"""Libraries that log every request, with its headers or its signed address, or a stack trace of each failed one, and
+the level that they are kept to."""
 _CLIENT_ERRORS = (400, 404, 405, 410, 416)
 
 
