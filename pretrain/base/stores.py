@@ -20,9 +20,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from capt.pretrain.base.errors import DataError, how_to_install
 from capt.pretrain.base.files import SMALL
@@ -43,6 +46,7 @@ STORES: dict[str, tuple[str, str]] = {
     "http": ("aiohttp", "https"),
 }
 """The beginning of an address -> the package that reads such a store, and the extra that installs it."""
+_WEB = ("http", "https")
 WRITABLE = ("s3", "gs", "gcs", "az", "abfs")
 """Stores that can be written to."""
 
@@ -55,6 +59,8 @@ CHUNK = 8 << 20
 """Bytes of a request."""
 _AHEAD = 4
 """Requests at a time."""
+_MOST_WHOLE = 8 * CHUNK
+"""Bytes of a file that is read from a server which sends it whole for each request."""
 _MOST_PARTS = 10_000
 """Parts of a file that S3 takes."""
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
@@ -64,11 +70,15 @@ _USER = re.compile(r"(?<=://)(?![\w$-]+@[a-z0-9]+\.dfs\.core\.windows\.net(?![\w
 _QUERY = re.compile(r"(https?://[^\s?'\"]*)\?[^\s'\"]*", re.IGNORECASE)
 _TAGS = ("ETag", "generation", "etag", "md5Hash", "blob_id", "Last-Modified", "last_modified", "mtime", "created")
 _STATUS = ("status", "status_code", "code")
-"""Where an error of a store's library holds the status of the answer: aiohttp, azure, gcsfs."""
+"""Where an error of a store's library holds the status of the answer: aiohttp, azure, gcsfs; or its ``response``."""
 _REFUSALS = ("Credential", "Authentication", "SigningError")
-_CHATTER = {"azure": logging.WARNING, "gcsfs": logging.CRITICAL}
-"""Libraries that log every request, or a stack trace of each failed one, and the level that they are kept to."""
+_QUIET = ("azure", "botocore", "aiobotocore", "google", "urllib3", "httpx", "httpx2", "httpcore", "httpcore2")
+_CHATTER = {**dict.fromkeys(_QUIET, logging.WARNING), "gcsfs": logging.CRITICAL}
+"""Libraries that log every request, with its headers or its signed address, or a stack trace of each failed one, and
+the level that they are kept to."""
 _CLIENT_ERRORS = (400, 404, 405, 410, 416)
+_LASTING = ("HfUriError", "HFValidationError", "InvalidURL", "ParamValidationError", "TooManyRedirects")
+"""Errors of libraries that another attempt meets again: an address that cannot be one, or that leads to itself."""
 
 
 def is_url(text: str | os.PathLike[str]) -> bool:
@@ -88,7 +98,7 @@ def check_url(url: str) -> str:
     if scheme not in STORES:
         raise ValueError(f"is a URL of an unknown store; known: {', '.join(f'{name}://' for name in STORES)}")
     rest = _AZURE.sub(r"\1://\3", url)[found.end() :]
-    query = rest.partition("?")[2] if scheme in ("http", "https") else ""
+    query = rest.partition("?")[2] if scheme in _WEB else ""
     names = [part.partition("=")[0] for part in query.split("&")]
     if "@" in rest.partition("/")[0] or any(map(says_secret, names)) or has_secret(url):
         raise ValueError(
@@ -97,7 +107,9 @@ def check_url(url: str) -> str:
         )
     if not rest.strip("/"):
         raise ValueError("names no file in the store")
-    return url
+    if "?versionId=" in rest:
+        raise ValueError("names a version of an object: only the newest one is read; copy the one that is meant")
+    return f"{scheme}{url[len(scheme) :]}"
 
 
 def without_secrets(text: str) -> str:
@@ -126,7 +138,9 @@ class StoreFile:
 
 def look_up(url: str) -> StoreFile:
     """The file at ``url``. Raises ``DataError`` where there is none, or the store does not answer."""
-    info = _request(url, "looked up", lambda fs: fs.info(_inner(url, fs)))
+    # the hub's file system would answer from its memory, and by listing a whole folder
+    options = {"refresh": True, "expand_info": True} if _scheme(url) == "hf" else {}
+    info = _request(url, "looked up", lambda fs: fs.info(_inner(url, fs), **options))
     return _store_file(url, info)
 
 
@@ -143,16 +157,17 @@ def listed(pattern: str) -> list[StoreFile]:
 
     Raises ``DataError`` where there are none, or the store does not answer.
     """
-    scheme = pattern.partition("://")[0].lower()
-    magic = "*[" if scheme in ("http", "https") else "*?["
-    if not any(sign in pattern for sign in magic):
+    on_web = _scheme(pattern) in _WEB
+    if not any(sign in pattern for sign in ("*[" if on_web else "*?[")):
         return [look_up(pattern)]
-    found = _request(pattern, "listed", lambda fs: fs.glob(_inner(pattern, fs), detail=True))
-    files = [
-        _store_file(_address(pattern, name), info)
-        for name, info in sorted(found.items())
-        if info.get("type") != "directory"
-    ]
+    if "*" not in pattern:  # the name of a file may have such signs
+        with suppress(DataError):
+            return [look_up(pattern)]
+    # without folders: one of the name of a file would be listed in its place
+    options = {} if on_web else {"withdirs": False, **_fresh(pattern)}
+    found = _request(pattern, "listed", lambda fs: fs.glob(_inner(pattern, fs), detail=True, **options))
+    names = {_address(pattern, name): info for name, info in sorted(found.items()) if not _is_folder(name, info)}
+    files = [look_up(url) if on_web else _store_file(url, info) for url, info in names.items()]
     if not files:
         raise MissingError(f"{without_secrets(pattern)}: no file of the store matches")
     return files
@@ -196,10 +211,17 @@ def chunks(file: StoreFile) -> Iterator[bytes]:
 
 def read_range(file: StoreFile, begin: int, end: int) -> bytes:
     """Bytes ``begin .. end-1`` of a file. Raises ``DataError``, also where the store gives another number of bytes."""
+    # the hub's file system would look the file up, and read ahead, for each request
+    options = {"size": file.size, "cache_type": "none"} if _scheme(file.url) == "hf" else {}
 
     def read(fs: Any) -> bytes:
-        content: bytes = fs.cat_file(_inner(file.url, fs), start=begin, end=end)
+        content: bytes = fs.cat_file(_inner(file.url, fs), start=begin, end=end, **options)
         if len(content) == file.size > end - begin:  # a web server without ranges sends the whole file
+            if file.size > _MOST_WHOLE:
+                raise DataError(
+                    f"{file}: the server sends no parts of a file, and {file.size:,} bytes are too many to be sent for "
+                    "each of them; download it, or use a server that answers ranges"
+                )
             return content[begin:end]
         if len(content) != end - begin:
             raise _TruncatedError(f"it gave {len(content):,} bytes, and not the {end - begin:,} asked for")
@@ -217,12 +239,15 @@ def require_unchanged(file: StoreFile) -> None:
 
 def reader(file: StoreFile) -> io.BufferedReader:
     """The file as a seekable binary stream. Reading raises ``DataError``, as `read_range`."""
-    return io.BufferedReader(_Ranges(file), buffer_size=CHUNK)
+    return io.BufferedReader(_Ranges(file))
 
 
 class _Ranges(io.RawIOBase):
+    """Requests of `CHUNK` bytes, whatever is asked for at a time: a reader of lines asks for 8 KiB."""
+
     def __init__(self, file: StoreFile) -> None:
         self._file, self._at = file, 0
+        self._begin, self._held = 0, b""
         self.name, self.mode = str(file), "rb"
 
     def readable(self) -> bool:
@@ -239,12 +264,14 @@ class _Ranges(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        end = min(self._at + min(len(buffer), CHUNK), self._file.size)
-        if self._at >= end:
+        if self._at >= self._file.size:
             return 0
-        content = read_range(self._file, self._at, end)
+        if not self._begin <= self._at < self._begin + len(self._held):
+            self._begin, self._held = self._at, b""  # no two chunks are held
+            self._held = read_range(self._file, self._at, min(self._at + CHUNK, self._file.size))
+        content = memoryview(self._held)[self._at - self._begin :][: len(buffer)]
         buffer[: len(content)] = content
-        self._at = end
+        self._at += len(content)
         return len(content)
 
 
@@ -253,7 +280,7 @@ def put_file(path: Path, url: str) -> None:
     size = path.stat().st_size
     limit = TIMEOUT * (1 + size / CHUNK)
     options = {}
-    if url.partition("://")[0].lower() == "s3":  # which would have 500 MB of the file in memory
+    if _scheme(url) == "s3":  # which would have 500 MB of the file in memory
         options = {"chunksize": max(2 * CHUNK, -(-size // _MOST_PARTS)), "max_concurrency": _AHEAD}
     try:
         _request(url, "written", lambda fs: fs.put_file(str(path), _inner(url, fs), **options), limit=limit)
@@ -278,20 +305,25 @@ def _require_written(url: str, size: int) -> None:
 def tree(url: str) -> list[StoreFile]:
     """All files under the address ``url``, sorted; none where nothing is there. Raises ``DataError``."""
     try:
-        found = _request(url, "listed", lambda fs: fs.find(_inner(url, fs), detail=True))
+        found = _request(url, "listed", lambda fs: fs.find(_inner(url, fs), detail=True, **_fresh(url)))
     except MissingError:
         return []
     if isinstance(found, list):  # adlfs gives the names alone where the address is a file's
         return [look_up(_address(url, name)) for name in found]
     # s3fs gives the folder itself where its first file comes while it is listed
-    files = [(name, info) for name, info in sorted(found.items()) if info.get("type") != "directory"]
+    files = [(name, info) for name, info in sorted(found.items()) if not _is_folder(name, info)]
     return [_store_file(_address(url, name), info) for name, info in files]
 
 
 def remove_tree(url: str) -> None:
     """Remove all files under the address ``url``. Raises ``DataError``."""
-    if tree(url):
-        _request(url, "removed", lambda fs: fs.rm(_inner(url, fs), recursive=True))
+
+    def remove(file: StoreFile) -> None:
+        with suppress(MissingError):
+            _request(file.url, "removed", lambda fs: fs.rm_file(_inner(file.url, fs)))
+
+    with ThreadPoolExecutor(_AHEAD) as pool:  # not by `rm`, which takes ? and [ of a name for a pattern
+        list(pool.map(remove, tree(url)))
 
 
 class MissingError(DataError):
@@ -315,7 +347,7 @@ def _request(url: str, done: str, ask: Callable[[Any], T], *, limit: float | Non
             raise _not_installed(name, error) from error
         except Exception as raised:
             failure = _cause(raised)
-            status = next((value for key in _STATUS if isinstance(value := getattr(failure, key, None), int)), None)
+            status = _status(failure)
             if isinstance(failure, FileNotFoundError) or (done == "written" and status == 404):
                 if done == "written":
                     raise MissingError(
@@ -328,7 +360,7 @@ def _request(url: str, done: str, ask: Callable[[Any], T], *, limit: float | Non
                     f"{name}: the store refuses access ({text}); the credentials of this host (environment, profile "
                     "or role) lack, have expired, or do not allow it"
                 ) from None
-            if status in _CLIENT_ERRORS or isinstance(failure, ssl.CertificateError) or type(failure) is ValueError:
+            if status in _CLIENT_ERRORS or isinstance(failure, ssl.CertificateError) or _is_lasting(failure):
                 raise DataError(f"{name} could not be {done}: {text}") from None
             if isinstance(failure, (AssertionError, AttributeError, NameError, TypeError)):
                 raise
@@ -349,6 +381,16 @@ def _cause(error: Exception) -> BaseException:
     if isinstance(error, FileNotFoundError) and cause is not None and (of_client or isinstance(cause, TimeoutError)):
         return cause
     return error
+
+
+def _status(error: BaseException) -> int | None:
+    """The status of the answer that an error is of, as its library says it."""
+    values = (getattr(part, key, None) for part in (error, getattr(error, "response", None)) for key in _STATUS)
+    return next((value for value in values if isinstance(value, int)), None)
+
+
+def _is_lasting(error: BaseException) -> bool:
+    return type(error) is ValueError or any(kind.__name__ in _LASTING for kind in type(error).__mro__)
 
 
 def _is_refusal(error: BaseException) -> bool:
@@ -396,7 +438,9 @@ def _file_system(url: str) -> Any:
     for name, level in _CHATTER.items():
         if (library := logging.getLogger(name)).level == logging.NOTSET:
             library.setLevel(level)
-    scheme = url.partition("://")[0].lower()
+    scheme = _scheme(url)
+    if scheme == "hf":
+        return _hub()
     options: dict[str, Any] = {"use_listings_cache": False}
     if _AZURE.match(url):
         options |= fsspec.get_filesystem_class(scheme)._get_kwargs_from_urls(url)  # the account
@@ -409,7 +453,26 @@ def _file_system(url: str) -> Any:
     return found
 
 
+@cache
+def _hub() -> Any:
+    """The file system of ``hf://``: one for all threads, each of which would ask anew whether a repository exists."""
+    import fsspec
+
+    return fsspec.filesystem("hf", skip_instance_cache=True)
+
+
+def _fresh(url: str) -> dict[str, bool]:
+    """The option by which a file system lists anew what it has listed before."""
+    return {"refresh": True} if _scheme(url) == "hf" else {}
+
+
+def _scheme(url: str) -> str:
+    return url.partition("://")[0].lower()
+
+
 def _inner(url: str, fs: Any) -> str:
+    if _scheme(url) in _WEB:  # what follows # would not be sent
+        url = url.replace("#", "%23")
     return str(fs._strip_protocol(url))
 
 
@@ -423,9 +486,22 @@ def _address(asked: str, name: str) -> str:
     return f"{asked.partition('://')[0]}://{name}"
 
 
+def _is_folder(name: str, info: dict[str, Any]) -> bool:
+    """Whether what a store lists is a folder, or the empty object by which a bucket has one."""
+    return info.get("type") == "directory" or (name.endswith("/") and not info.get("size"))
+
+
 def _store_file(url: str, info: dict[str, Any]) -> StoreFile:
-    if info.get("type") == "directory":
-        raise DataError(f"{without_secrets(url)} is a folder of the store; name its files, for example {url}/*.txt")
+    if _is_folder(str(info.get("name", "")), info):
+        raise DataError(
+            f"{without_secrets(url)} is a folder of the store; name its files, for example {url.rstrip('/')}/*.txt"
+        )
+    end = urlsplit(str(info.get("url", url)))
+    if info.get("mimetype") == "text/html" and end.path.rpartition("/")[2] != urlsplit(url).path.rpartition("/")[2]:
+        raise DataError(
+            f"{without_secrets(url)} leads to a web page, {without_secrets(end.geturl())}, as where a login is needed: "
+            "download the file"
+        )
     if info.get("size") is None:
         raise DataError(f"{without_secrets(url)}: the server does not say how long the file is; download it")
     tag = next((str(info[key]) for key in _TAGS if info.get(key) is not None), "")
@@ -433,5 +509,5 @@ def _store_file(url: str, info: dict[str, Any]) -> StoreFile:
 
 
 def _not_installed(name: str, error: ImportError) -> DataError:
-    package, extra = STORES.get(name.partition("://")[0].lower(), (str(error.name or error), ""))
+    package, extra = STORES.get(_scheme(name), (str(error.name or error), ""))
     return DataError(f"{name}: the package {package} is not installed: {how_to_install(extra) if extra else error}")

@@ -73,7 +73,7 @@ class FileCorpus(Corpus):
         self._start = re.compile(document_start) if document_start else None
         for path in paths:
             if size_of(path) == 0:
-                raise DataError(f"{path} is empty")
+                raise empty(path)
         self.size = sum(map(size_of, paths))
 
     def pieces(self) -> Iterator[Piece]:
@@ -302,6 +302,11 @@ def source_record(path: TextFile, sha256: str) -> dict[str, str | int]:
     return {"name": str(path), "format": suffix_of(path), "bytes": size_of(path), "sha256": sha256}
 
 
+def empty(path: TextFile) -> DataError:
+    """The error of a file without a byte."""
+    return DataError(f"{path} is empty: remove it, or name the others")
+
+
 def no_text(path: TextFile) -> DataError:
     """The error of a file without text."""
     return DataError(f"{path} holds no text: every line or row is blank or has none")
@@ -391,7 +396,11 @@ def _whole_archive(path: TextFile) -> Iterator[None]:
     try:
         yield
     except DAMAGED as error:
-        raise DataError(f"{path} is not a whole {PACKED[Path(path.name).suffix]} file: {error}") from None
+        suffix = Path(path.name).suffix
+        raise DataError(
+            f"{path} is not a whole {PACKED[suffix]} file: {error}; fetch or pack it again, or name it without "
+            f"{suffix} if it is not packed"
+        ) from None
 
 
 def _diagnose(path: TextFile) -> str:

@@ -22,7 +22,7 @@ from capt.pretrain.base.files import PACKED, printable
 from capt.pretrain.base.stores import StoreFile
 from capt.pretrain.data.config import DataConfig
 from capt.pretrain.data.corpus import PASSAGE
-from capt.pretrain.data.files import WIKITEXT_START, FileCorpus, Span
+from capt.pretrain.data.files import WIKITEXT_START, FileCorpus, Span, empty
 from capt.pretrain.data.filters import DocumentFilters
 from capt.pretrain.data.paths import PLAIN, TextFile, opened, size_of, suffix_of
 from capt.pretrain.data.shard_writer import SHARD_TOKENS, Options
@@ -113,7 +113,7 @@ def units_of(files: Sequence[TextFile], document_start: str | None, unit_bytes: 
     for file in files:
         size = size_of(file)
         if size == 0:
-            raise DataError(f"{file} is empty")
+            raise empty(file)
         whole = Unit(file, size, None if isinstance(file, StoreFile) else file.stat().st_mtime_ns)
         spans = _spans(file, size, document_start, unit_bytes) if size > unit_bytes else []
         if len(spans) < 2:

@@ -28,6 +28,7 @@ from capt.pretrain.regions.writer import write_store
 from tests.support import free_port
 from tests.unit.data.doubles import ByteTokenizer
 from tests.unit.data.proxy import Proxy, proxy_of
+from tests.unit.data.test_object_names import check_names
 from tests.unit.regions.pictures import random_pictures
 
 pytestmark = pytest.mark.filterwarnings("default")  # those of the stores' packages are not ours
@@ -116,6 +117,10 @@ def test_files(bucket: str, tmp_path: Path) -> None:
     stores.remove_tree(url)
     assert not stores.exists(empty.url)
     assert stores.tree(url) == []
+
+
+def test_names(bucket: str) -> None:
+    check_names(f"{bucket}/odd")
 
 
 def test_text(bucket: str) -> None:

@@ -56,6 +56,10 @@ def test_text_in_a_store_reads_as_on_disk(
     corpus, local = FileCorpus(there, "text", None), FileCorpus(here, "text", None)
     store.faults = [faulty.server_error]
     assert list(corpus) == list(local)
+    sizes = {file.name: file.stat().st_size for file in here if isinstance(file, Path)}
+    for name in ("a.txt", "b.jsonl.gz"):  # a reader of lines asks for less at a time
+        asked = store.requests.count(name) - (name == "a.txt")  # once more for the fault
+        assert asked == -(-sizes[name] // 3000)
     assert corpus.size == local.size
     contents = corpus.contents()
     assert [part["format"] for part in contents] == [".txt", ".jsonl", ".parquet"]

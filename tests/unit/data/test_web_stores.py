@@ -96,6 +96,60 @@ def test_text_reads_as_on_disk(server: WebServer, tmp_path: Path) -> None:
     assert list(FileCorpus(there, "text", None)) == list(FileCorpus(here, "text", None))
 
 
+NAMES = {name: name for name in ("a b", "c#1", "[x]", "x", "\u00fc\u65e5")}
+NAMES |= {"a%20b": "a b", "what%3F": "what?", "50%25": "50%", "d%2520e": "d%20e"}
+"""Addresses, and the names of their files."""
+
+
+def texts(*urls: str) -> list[str]:
+    return [passage.text for passage in FileCorpus(resolve_files(urls, "data.files"), "text", None)]
+
+
+def test_names_in_addresses(server: WebServer, tmp_path: Path) -> None:
+    for name in {*NAMES.values()}:
+        (tmp_path / f"{name}.txt").write_text(f"This is {name}.\n")
+    for address, name in NAMES.items():
+        assert texts(f"{server.url}/{address}.txt") == [f"This is {name}."]
+    assert texts(f"{server.url}/x.txt?download=true") == ["This is x."]
+    assert sorted(texts(f"{server.url}/*.txt")) == sorted(f"This is {name}." for name in {*NAMES.values()})
+
+
+def test_a_redirection_is_followed_and_its_signature_not_shown(
+    server: WebServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a.txt").write_text("This is a.\n")
+    (tmp_path / "login.html").write_text("Who are you?\n")
+    server.moved = {f"/{name}.txt": "/a.txt?X-Amz-Signature=hunter2" for name in ("moved", "refused", "failing")}
+    server.moved |= {"/again.txt": "/again.txt?sig=hunter2", "/secret.txt": "/login.html"}
+    assert texts(f"{server.url}/moved.txt") == ["This is a."]
+    for name, faults, told in (
+        ("refused", [403] * 20, "the store refuses access"),
+        ("failing", [500] * 20, "in 3 attempts: .*Internal Server Error"),
+        ("again", [], "again.txt could not be looked up: TooManyRedirects"),
+        ("secret", [], r"secret\.txt leads to a web page, \S+/login\.html, as where a login is needed: download"),
+    ):
+        server.faults = [*faults]
+        with pytest.raises(DataError, match=told) as caught:
+            texts(f"{server.url}/{name}.txt")
+        assert "hunter2" not in str(caught.value)
+    assert "hunter2" not in caplog.text
+
+
+def test_a_server_that_says_or_gives_too_little(
+    server: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("Some words.\n\n" * 4000)
+    monkeypatch.setattr(stores, "_MOST_WHOLE", 60_000)
+    server.ranges = False
+    assert len(texts(f"{server.url}/a.txt")) == 4000
+    monkeypatch.setattr(stores, "_MOST_WHOLE", 40_000)
+    with pytest.raises(DataError, match=r"the server sends no parts of a file, and 52,000 bytes .*download it, or use"):
+        texts(f"{server.url}/a.txt")
+    server.lengths = False
+    with pytest.raises(DataError, match=r"a\.txt: the server does not say how long the file is; download it"):
+        texts(f"{server.url}/a.txt")
+
+
 def test_shards_read_as_on_disk_and_other_bytes_are_refused(
     server: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 import pytest
 
@@ -27,18 +28,22 @@ class WebServer:
         url: its address.
         faults: what becomes of the next answers: a status, or ``"cut"`` for half of the body.
         ranges: whether it answers ranges; else it sends whole files.
+        lengths: whether it says how long a file is.
+        moved: where the paths lead that are answered by a redirection.
         requests: method and range of each request.
     """
 
     url: str = ""
     faults: list[int | str] = field(default_factory=list)
     ranges: bool = True
+    lengths: bool = True
+    moved: dict[str, str] = field(default_factory=dict)
     requests: list[tuple[str, str]] = field(default_factory=list)
 
 
 @contextmanager
 def web_server(folder: Path, *, certificate: Path | None = None) -> Iterator[WebServer]:
-    """Serve a folder; over TLS where ``certificate`` names a file with a certificate and its key."""
+    """Serve a folder, and a page of its files; over TLS where ``certificate`` names one with its key."""
     made = WebServer()
 
     class Handler(BaseHTTPRequestHandler):
@@ -55,16 +60,29 @@ def web_server(folder: Path, *, certificate: Path | None = None) -> Iterator[Web
             wanted = self.headers.get("Range", "")
             made.requests.append((self.command, wanted))
             fault = made.faults.pop(0) if made.faults else None
-            path = folder / self.path.lstrip("/")
-            if isinstance(fault, int) or not path.is_file():
+            name = unquote(self.path.partition("?")[0])
+            path = folder / name.lstrip("/")
+            if name in made.moved:
+                self.send_response(302)
+                self.send_header("Location", made.moved[name])
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            page = "".join(f'<a href="{quote(file.name)}">x</a>' for file in folder.iterdir()) if name == "/" else ""
+            if isinstance(fault, int) or not (page or path.is_file()):
                 self.send_response(fault if isinstance(fault, int) else 404)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
                 return
-            content, found = path.read_bytes(), re.fullmatch(r"bytes=(\d+)-(\d+)", wanted)
+            content, found = page.encode() or path.read_bytes(), re.fullmatch(r"bytes=(\d+)-(\d+)", wanted)
             part = content[int(found[1]) : int(found[2]) + 1] if found and made.ranges else content
             self.send_response(206 if found and made.ranges else 200)
-            self.send_header("Content-Length", str(len(part)))
+            if made.lengths:
+                self.send_header("Content-Length", str(len(part)))
+            else:
+                self.close_connection = True
+            if page or path.suffix == ".html":
+                self.send_header("Content-Type", "text/html")
             self.send_header("ETag", f'"{path.stat().st_mtime_ns}"')
             self.end_headers()
             if self.command == "GET":
