@@ -74,8 +74,12 @@ def write_tables(
             )  # fmt: skip
         lines.append(f"| {', '.join(first)} | {', '.join(second)} | {' | '.join(parts)} |")
     there = {(each.start, each.arm, each.seed) for each in trials}
-    missing = [f"{start} {arm} {seed}" for start, arm, seed in expected if (start, arm, seed) not in there]
-    lines += ["", f"Missing trials (start, arm, seed): {', '.join(missing) or 'none'}."]
+    missing: dict[Cell, list[str]] = {}
+    for start, arm, seed in expected:
+        if (start, arm, seed) not in there:
+            missing.setdefault((start, arm), []).append(str(seed))
+    named = [f"{', '.join(cell)} (seeds {', '.join(seeds)})" for cell, seeds in missing.items()]
+    lines += ["", f"Missing: {'; '.join(named) or 'nothing'}."]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
