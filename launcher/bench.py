@@ -49,7 +49,7 @@ def find_benchmarks(names: Sequence[str], root: Path = _CHECKOUT) -> dict[str, P
 def run_benchmarks(benchmarks: dict[str, Path], out: Path, options: Sequence[str] = ()) -> int:
     """Run benchmarks one after the other and write ``out/NAME.json`` and ``out/NAME.md``; 1 if any failed, else 0.
 
-    ``options`` are of the benchmark itself. One that fails without a result leaves the files of an earlier one.
+    ``options`` are of the benchmark itself. One that fails without a result leaves earlier files.
 
     Raises:
         ConfigError: there are options, and not exactly one benchmark that they could be of.
@@ -64,8 +64,8 @@ def run_benchmarks(benchmarks: dict[str, Path], out: Path, options: Sequence[str
         if record["exit_code"] != 0:
             failed.append(name)
         page = out / f"{name}.md"
-        if record["exit_code"] != 0 and not any(record["result"].values()):
-            log.error("%s: exit code %d and no result; %s is not written", name, record["exit_code"], page)
+        if record["exit_code"] != 0 and record["result"].keys() == {"output"} and page.exists():
+            log.error("%s: exit code %d and no result; %s stays as it is", name, record["exit_code"], page)
             continue
         (out / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         page.write_text(markdown(record), encoding="utf-8")

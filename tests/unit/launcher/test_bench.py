@@ -51,13 +51,13 @@ def test_a_failure_without_a_result_leaves_the_page_of_another_machine(
 ) -> None:
     """Such as `capt bench gpu` where there is no GPU."""
     out, path = checkout / "docs", checkout / "tests/benchmarks/bench_card.py"
-    path.write_text('print("fast")\n')
+    path.write_text("print('{\"ms\": 1}')\n")
     assert run_benchmarks(find_benchmarks(["card"], checkout), out) == 0
     kept = (out / "card.md").read_bytes(), (out / "card.json").read_bytes()
-    path.write_text("raise SystemExit(1)\n")
+    path.write_text('print("a warning")\nraise SystemExit(1)\n')
     assert run_benchmarks(find_benchmarks(["card"], checkout), out) == 1
     assert ((out / "card.md").read_bytes(), (out / "card.json").read_bytes()) == kept
-    assert f"card: exit code 1 and no result; {out / 'card.md'} is not written" in caplog.text
+    assert f"card: exit code 1 and no result; {out / 'card.md'} stays as it is" in caplog.text
 
 
 def test_unknown_names_and_missing_checkouts_are_refused(checkout: Path) -> None:
