@@ -241,10 +241,11 @@ def test_headers_of_requests_are_not_logged(
 def test_a_checkpoint_that_goes_while_it_is_copied_goes_from_the_store_too(
     store: type[FaultyStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put_file = uploads.put_file
+    put_file, order = uploads.put_file, []
 
     def put(path: Path, url: str) -> None:
         put_file(path, url)
+        order.append(path.name)
         if url.endswith("step-00000003/manifest.json"):
             shutil.rmtree(path.parent)
 
@@ -254,8 +255,10 @@ def test_a_checkpoint_that_goes_while_it_is_copied_goes_from_the_store_too(
     for step in (3, 6):
         folder = tmp_path / "run" / uploads._name(step)
         folder.mkdir(parents=True)
-        (folder / "manifest.json").write_text("{}")
+        for name in ("manifest.json", "weights.bin"):
+            (folder / name).write_text("{}")
         copier._begin(tmp_path / "run", uploads._name(step))
         assert copier._thread is not None
         copier._thread.join()
     assert list(uploads._complete(copier._url)) == [6]
+    assert order == 2 * ["weights.bin", "manifest.json"], "what has a manifest is whole"
