@@ -78,10 +78,10 @@ _REFUTE = """1. **Bytes.** `Wire` of `capt.pretrain.plan.simulated` around a ste
    `reduce_scatter_perf`) at the sizes of the first table says it of the wire.
 
 ```sh
-capt pretrain capt_large data.files='[text/*.txt.gz]' run.dir=runs/queue contrast.queue=1048576 schedule.max_steps=200 \
-    schedule.warmup_steps=100
-capt pretrain capt_large data.files='[text/*.txt.gz]' run.dir=runs/none contrast.queue=0 schedule.max_steps=200 \
-    schedule.warmup_steps=100
+capt pretrain capt_large data.files='[text/*.txt.gz]' run.dir=runs/queue contrast.queue=1048576 \\
+    schedule.max_steps=200 schedule.warmup_steps=100
+capt pretrain capt_large data.files='[text/*.txt.gz]' run.dir=runs/none contrast.queue=0 \\
+    schedule.max_steps=200 schedule.warmup_steps=100
 ```
 
 To predict other sizes: `Scenario(world, samples, queue, options)` in `tests/benchmarks/scale_tables.py`, and `capt
