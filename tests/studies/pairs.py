@@ -61,6 +61,11 @@ class Study:
     steps: int
     minilm: Path | None
 
+    @property
+    def starts(self) -> list[str]:
+        """The names of all starts."""
+        return [*STARTS, *([MINILM] if self.minilm else [])]
+
     def start(self, start: str, seed: int) -> Path:
         """The folder of a start."""
         return self.minilm if start == MINILM and self.minilm else self.out / f"start-{start}-seed{seed}"
@@ -132,8 +137,7 @@ def measure_kept_back(study: Study, seeds: range) -> None:
 
 def expected_trials(study: Study, seeds: range) -> list[tuple[str, str, int]]:
     """Start, arm and seed of all runs of the study."""
-    starts = [*STARTS, *([MINILM] if study.minilm else [])]
-    return [(start, arm, seed) for arm in ARMS for seed in seeds for start in starts]
+    return [(start, arm, seed) for arm in ARMS for seed in seeds for start in study.starts]
 
 
 def write_results(study: Study, seeds: range) -> None:
@@ -143,10 +147,9 @@ def write_results(study: Study, seeds: range) -> None:
     trials: list[Trial] = [trial for trial in found if trial is not None]
     if trials:
         write_trials(trials, study.out / "trials.csv")
-    starts = [*STARTS, *([MINILM] if study.minilm else [])]
     cells = {(each.start, each.arm) for each in trials}
     compared = [((a, arm), (b, arm)) for arm in ARMS for a, b in COMPARED_STARTS]
-    compared += [((start, a), (start, b)) for start in starts for a, b in COMPARED_ARMS]
+    compared += [((start, a), (start, b)) for start in study.starts for a, b in COMPARED_ARMS]
     write_tables(trials, expected, [each for each in compared if cells.issuperset(each)], study.out / "tables.md")
 
 
