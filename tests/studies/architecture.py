@@ -16,12 +16,11 @@ import argparse
 import functools
 import json
 import os
-import statistics
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.studies.seeds import Paired, paired
+from tests.studies.seeds import Paired, paired, spread
 from tests.studies.support import capt, finish, rows_of, same_settings, steps_of_equal_compute, together, write_trials
 
 ARMS = {
@@ -79,8 +78,7 @@ def tables(trials: list[Trial]) -> str:
     for arm, own in by_arm.items():
         cells = [[getattr(trial, name) for trial in own] for name in MEASURES]
         if own:
-            means = (f"{statistics.mean(c):.3f} ± {statistics.stdev(c) if len(c) > 1 else 0:.3f}" for c in cells)
-            lines.append(f"| {arm} | {len(own)} | {own[0].steps} | {' | '.join(means)} |")
+            lines.append(f"| {arm} | {len(own)} | {own[0].steps} | {' | '.join(spread(c, digits=3) for c in cells)} |")
     lines += ["", "Differences by seed: mean, 95% bootstrap interval, exact p; below 0 the first is better.", ""]
     lines += ["| first | second | books, loss | WikiText-2, loss |", "|---|---|---:|---:|"]
     for first, second in PAIRS:
