@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.studies.pairs_data import SOURCES, write_files, write_kept_back
+from tests.studies.pairs_data import SOURCES, counting_words, write_files, write_kept_back
 from tests.studies.pairs_tables import Trial, trial_of, write_tables
 from tests.studies.support import capt, finish, same_settings, steps_of_equal_compute, together, write_trials
 
@@ -167,6 +167,7 @@ def main() -> int:
     parser.add_argument("--minilm", type=Path, help="folder of the published encoder")
     parser.add_argument("--tables", action="store_true", help="write the tables of what there is")
     parser.add_argument("--kept-back", action="store_true", help="measure MRPC, once the other tables are final")
+    parser.add_argument("--words", action="store_true", help="show what counting words gives, and train nothing")
     options = parser.parse_args()
     if "CAPT_DATA" not in os.environ:
         parser.error("CAPT_DATA must name the folder with corpus, glue, vl and retrieval")
@@ -179,9 +180,13 @@ def main() -> int:
         write_results(study, seeds)
         return 0
     same_settings(study.out, {"start_steps": study.start_steps, "steps": study.steps})
-    if not (study.out / "files" / "counts.json").exists():
-        counts = write_files(data, study.out / "files")
-        (study.out / "files" / "counts.json").write_text(json.dumps(counts) + "\n")
+    files = study.out / "files"
+    if not (files / "counts.json").exists():
+        (files / "counts.json").write_text(json.dumps(write_files(data, files)) + "\n")
+    if options.words:
+        write_kept_back(data, files / "mrpc.jsonl")
+        sys.stdout.write(json.dumps(counting_words(files)) + "\n")
+        return 0
     first = options.first_seed
 
     def start(name: str, seed: int, steps: int) -> Callable[[], None]:

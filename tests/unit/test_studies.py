@@ -1,4 +1,4 @@
-"""What the studies share: the steps of equal compute, and the refusal to go on with something else; queues compared."""
+"""What the studies share, queues compared, the held-out texts of pairs, and tables of a single seed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.studies import architecture
+from tests.studies.pairs_data import counting_words, without, words_of
 from tests.studies.queue_tables import Trial, write_tables
 from tests.studies.support import same_settings, steps_of_equal_compute
 
@@ -54,3 +56,32 @@ def test_a_longer_queue_is_compared_with_shorter_ones_of_its_guard(tmp_path: Pat
     assert text.count("| share | 256 | 64 | loss |") == 1
     write_tables([one for one in trials if one.queue == 64], tmp_path / "tables.md")
     assert "\n\n" not in (tmp_path / "tables.md").read_text(), "no table without rows"
+
+
+def test_pairs_are_not_trained_on_held_out_texts_of_another_punctuation() -> None:
+    held_out = {words_of(text) for text in ("A boy pushes another boy on the swings.", "Who was it?")}
+    rows = [
+        {"query": "a boy pushes another boy on the swings .", "pos": ["Two boys play ."]},
+        {"query": "Two boys play .", "pos": ["One of them swings ."], "neg": ["who was it"]},
+        {"query": "Two boys play .", "pos": ["A boy on the swings ."]},
+    ]
+    assert without(held_out, rows) == rows[2:]
+
+
+def test_counting_words_ranks_the_sentence_that_shares_them(tmp_path: Path) -> None:
+    scored = [("a cat sat", "a cat sat", 5.0), ("a cat sat", "a cat ran", 2.0), ("a cat sat", "birds sing", 0.0)]
+    lines = [json.dumps({"sentence1": a, "sentence2": b, "score": score}) for a, b, score in scored]
+    for name in ("stsb", "mrpc"):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines[:: 1 if name == "stsb" else -1]))
+    sentences = {"who saw rome": "rome burned", "when": "paris slept", "is it": "it is"}
+    rows = [json.dumps({"query": query, "pos": [sentence]}) for query, sentence in sentences.items()]
+    (tmp_path / "qnli_held_out.jsonl").write_text("\n".join(rows))
+    # The second query shares no word with any of the three sentences, so that its own counts as the last.
+    assert counting_words(tmp_path) == pytest.approx({"stsb": 1, "mrpc": 1, "qnli": (1 + 1 / 3 + 1) / 3})
+
+
+def test_a_single_seed_has_no_deviation() -> None:
+    trials = [architecture.Trial("roberta", seed, 10, 2.0 * seed, 5.0) for seed in (1, 2)]
+    table = architecture.tables([*trials, architecture.Trial("roberta-5e-4", 1, 10, 4.0, 5.0)])
+    assert "| roberta | 2 | 10 | 3.000 ± 1.414 | 5.000 ± 0.000 |" in table
+    assert "| roberta-5e-4 | 1 | 10 | 4.000 | 5.000 |" in table
