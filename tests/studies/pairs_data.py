@@ -73,7 +73,7 @@ def without(kept_back: Set[tuple[str, ...]], rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if kept_back.isdisjoint(map(words_of, _texts(row)))]
 
 
-def counting_words(files: Path) -> dict[str, float]:
+def counting_words(files: Path) -> dict[str, float | None]:
     """What counting words gives, without any model: Spearman by TF-IDF on STS-B and MRPC, MRR by BM25 on held-out QNLI.
 
     The distinct sentences of the held-out rows are ranked; those of an equal score count as before the right one.
