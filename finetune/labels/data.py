@@ -277,9 +277,13 @@ def _parsed(rows: Labelled, i: int, data: LabelsData) -> Label:
     if data.kind == "regression":
         number = _number(cell)
         if number is None:
-            raise DataError(f"{place}: {column!r} is {shown(cell)}; a score must be a finite number")
+            raise DataError(
+                f"{place}: {column!r} is {shown(cell)}; a score must be a finite number; correct it, or remove the row"
+            )
         if abs(number) > _LARGEST:
-            raise DataError(f"{place}: {column!r} is {shown(cell)}; a score is between -1e18 and 1e18")
+            raise DataError(
+                f"{place}: {column!r} is {shown(cell)}; a score is between -1e18 and 1e18; divide all scores"
+            )
         return number
     if isinstance(cell, list | dict | bytes):
         raise DataError(f"{place}: {column!r} is {shown(cell)}; a class is a text or a whole number")

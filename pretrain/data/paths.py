@@ -129,7 +129,7 @@ def require_form(path: TextFile) -> None:
 
 
 def why_missing(path: Path) -> str:
-    """Say why a path or pattern names no file, with the nearest name that exists."""
+    """Say why a path or pattern names no file, with the nearest name that exists, or what else to do."""
     if path.is_dir():
         known = Counter(
             suffix for name in glob.glob(f"{glob.escape(str(path))}/*") if (suffix := suffix_of(Path(name))) in SUFFIXES
@@ -139,8 +139,12 @@ def why_missing(path: Path) -> str:
     if path.exists():
         return f"{path} is not a regular file"
     if not path.parent.is_dir() and not glob.has_magic(str(path.parent)):
-        return f"{path} does not exist: there is no folder {path.parent}"
+        begins = "" if path.is_absolute() else f", which begins at {Path.cwd()}"
+        return f"{path} does not exist: there is no folder {path.parent}; correct the path{begins}"
     if glob.has_magic(str(path)):
-        return f"{path} does not exist: the pattern matches no file"
-    near = get_close_matches(path.name, [p.name for p in path.parent.iterdir() if p.is_file()], n=1)
-    return f"{path} does not exist" + (f"; did you mean {path.with_name(near[0])}?" if near else "")
+        return f"{path} does not exist: the pattern matches no file; change it, or name the files"
+    there = sorted(p.name for p in path.parent.iterdir() if p.is_file())
+    if near := get_close_matches(path.name, there, n=1):
+        return f"{path} does not exist; did you mean {path.with_name(near[0])}?"
+    some = f"has {', '.join(there[:3])}{', ...' if there[3:] else ''}" if there else "has no files"
+    return f"{path} does not exist; the folder {path.parent.resolve()} {some}: correct the path"

@@ -233,7 +233,9 @@ def number_of(place: str, value: Any, column: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise DataError(f"{place}: {column!r} must be a number, it holds {shown(value, 40)}; are the columns mixed up?")
     if (isinstance(value, int) and value.bit_length() > 64) or not math.isfinite(value):
-        raise DataError(f"{place}: {column!r} is {shown(value, 40)}, and not a finite number")
+        raise DataError(
+            f"{place}: {column!r} is {shown(value, 40)}, and not a finite number; correct it, or remove the row"
+        )
     return float(value)
 
 

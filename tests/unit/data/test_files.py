@@ -271,14 +271,16 @@ def test_patterns_name_files(tmp_path: Path) -> None:
     ("name", "message"),
     [
         ("books.tx", "data.files: .*books.tx does not exist; did you mean .*books.txt?"),
-        ("zzz.txt", "zzz.txt does not exist$"),
-        ("no/books.txt", "books.txt does not exist: there is no folder .*no$"),
-        ("*.jsonl", r"\*.jsonl does not exist: the pattern matches no file$"),
-        ("boo*.csv", r"boo\*.csv does not exist: the pattern matches no file$"),
+        ("zzz.txt", "zzz.txt does not exist; the folder .* has books.txt: correct the path$"),
+        ("empty/zzz.txt", "zzz.txt does not exist; the folder .*empty has no files: correct the path$"),
+        ("no/books.txt", "books.txt does not exist: there is no folder .*no; correct the path$"),
+        ("*.jsonl", r"\*.jsonl does not exist: the pattern matches no file; change it, or name the files$"),
+        ("boo*.csv", r"boo\*.csv does not exist: the pattern matches no file; change it, or name the files$"),
     ],
 )
-def test_missing_files_come_with_the_nearest_name(tmp_path: Path, name: str, message: str) -> None:
+def test_missing_files_come_with_a_remedy(tmp_path: Path, name: str, message: str) -> None:
     write(tmp_path / "books.txt", "text")
+    (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=message):
         resolve_paths([str(tmp_path / name)], "data.files")
 
