@@ -404,7 +404,7 @@ def read_lines(files: Iterable[Path], progress: Callable[[int], None] | None = N
             there = "a link that leads to no file" if path.is_symlink() else "no such file"
             raise DataError(f"{path}: {'not a file' if path.exists() else there}; give UTF-8 text, or .gz of it")
         if path.stat().st_size == 0:
-            raise DataError(f"{path}: the file is empty")
+            raise DataError(f"{path}: the file is empty; give UTF-8 text, or .gz of it")
         done = 0
         try:
             with open_regular(path) as raw:

@@ -141,7 +141,7 @@ def _cells(path: object, number: int, header: list[str], cells: list[str]) -> di
     if len(cells) != len(header):
         raise DataError(
             f"{path}, line {number}: {len(cells)} columns; the header has {len(header)} "
-            f"({', '.join(shown(name, 40) for name in header[:10])})"
+            f"({', '.join(shown(name, 40) for name in header[:10])}); give the row a cell for each, or remove it"
         )
     require_no_header(path, number, header, cells)
     return dict(zip(header, cells, strict=True))

@@ -238,10 +238,14 @@ def json_object(path: TextFile, number: int, line: str, after: str = "") -> dict
         row = parse_row(line)
     except json.JSONDecodeError as error:
         is_part = error.msg == "Extra data" or line.strip() in ("{", "[{")
-        hint = _LIST if line.lstrip().startswith("[") else _ONE_A_LINE if is_part else ""
+        hint = (
+            _LIST if line.lstrip().startswith("[") else _ONE_A_LINE if is_part else "; correct the line, or remove it"
+        )
         raise DataError(f"{path}, line {number}{after}, column {error.colno}: not JSON ({error.msg}){hint}") from None
     except (ValueError, RecursionError) as error:  # a key twice, a number of thousands of digits, a thousand brackets
-        raise DataError(f"{path}, line {number}{after}: not JSON that can be read ({error})") from None
+        raise DataError(
+            f"{path}, line {number}{after}: not JSON that can be read ({error}); correct the line, or remove it"
+        ) from None
     if not isinstance(row, dict):
         hint = _LIST if isinstance(row, list) else ""
         raise DataError(f"{path}, line {number}{after}: a JSON object is needed, this is a {type(row).__name__}{hint}")

@@ -145,7 +145,8 @@ class Layouts:
                 return first
             raise DataError(
                 f"{place}: the columns are {_listed(names)}, and those at {first_place} are {_listed(first_names)}; "
-                "rows of a file have the same columns, of which negatives and scores may be absent"
+                "rows of a file have the same columns, of which negatives and scores may be absent: complete the row, "
+                "or remove it"
             )
         # Names decide, and the order of columns only where they say nothing, as in sentence-transformers.
         layout = layout or self._by_order(place, row)
@@ -165,7 +166,8 @@ class Layouts:
         elif layout.kind != self._first[1].kind:
             raise DataError(
                 f"{place}: a row of {layout.kind} ({_listed(names)}), and the row at {self._first[0]} is one of "
-                f"{self._first[1].kind} ({_listed(self._first[2])}); a file has one form"
+                f"{self._first[1].kind} ({_listed(self._first[2])}); a file has one form: complete the "
+                "row, or give rows of another form a file of their own"
             )
         return layout
 

@@ -116,7 +116,7 @@ def read_qrels(path: Path) -> Iterator[tuple[str, str, str, float]]:
             width = len(cells)
             continue
         if order is not None and len(cells) != width:
-            raise DataError(f"{path}, line {number}: {len(cells)} columns; the header has {width}")
+            raise DataError(f"{path}, line {number}: {len(cells)} columns; the header has {width}: complete the row")
         if order is None and len(cells) not in (3, 4):
             raise DataError(f"{path}, line {number}: query-id, corpus-id and a whole number as score are expected")
         query, document, score = (cells[i] for i in order or ((0, 1, 2) if len(cells) == 3 else (0, 2, 3)))
@@ -214,7 +214,7 @@ def score_of(place: str, value: Any, column: str, is_label: bool) -> float:
     if not _LOWEST <= number <= _HIGHEST:
         raise DataError(
             f"{place}: score {number:g} in {column!r} is out of range; a score is a cosine from -1 to 1, or a "
-            "similarity from 0 to 5"
+            "similarity from 0 to 5: divide all scores, or correct this one"
         )
     return number
 
