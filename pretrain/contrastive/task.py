@@ -222,8 +222,7 @@ class ContrastTask(ABC, Generic[BatchT]):
         With ``contrast.momentum`` the averaged encoder sees the step first, and its rows are queued at the end.
         """
         engine, step, sequences = engines["model"], progress.step, self.batch_sizes.size(progress.step)
-        if self.job.batch.ramp:
-            engine.accumulate(len(batch))
+        engine.accumulate(len(batch))  # batch.ramp and batch.micro_tokens change their number
         assert self._module is not None
         temperature = self._module.temperature(step)
         diagnostics = StepDiagnostics() if self.contrasts and is_logged(self.job, step + 1) else None

@@ -262,7 +262,8 @@ class Noise:
 class Step(NamedTuple):
     """The rows of a step, of all ranks: where each comes from, and what was drawn of it.
 
-    Texts of source ``s`` that are at ``places[s]`` of the step, as ``drawn[s]`` has them.
+    Texts of source ``s`` that are at ``places[s]`` of the step, as ``drawn[s]`` has them. ``lengths`` are the tokens of
+    all texts of a row; ``shapes`` are those of its query, those of its longest document, and how many documents it has.
     """
 
     ids: Int64[np.ndarray, " n"]
@@ -274,6 +275,7 @@ class Step(NamedTuple):
     negative_keys: Int64[np.ndarray, " k"]
     owners: Int64[np.ndarray, " k"]
     lengths: Int64[np.ndarray, " n"]
+    shapes: Int64[np.ndarray, "n 3"]
 
 
 class Assembler:
@@ -288,27 +290,44 @@ class Assembler:
         rank: this one.
         seed: of the draws of positives and negatives.
         bucketing: whether micro-batches hold texts of similar length; their sizes differ then.
+        budget: most tokens of a micro-batch, padding counted; a step then has as many as that takes, and ``parts`` is
+            not read. None: ``parts`` micro-batches.
         noise: corrupts texts of one column alone, and those of the masked-language-model loss; None: neither is asked.
         masks: whether there is that loss.
     """
 
     def __init__(
         self, sources: Sequence[SourceRows], sampler: Sampler | BlockMixtureSampler, *, batch: int, parts: int,
-        world: int, rank: int, seed: int, bucketing: bool, noise: Noise | None = None, masks: bool = False,
+        world: int, rank: int, seed: int, bucketing: bool, budget: int | None = None, noise: Noise | None = None,
+        masks: bool = False,
     ) -> None:  # fmt: skip
         self._sources, self._sampler = sources, sampler
         self._firsts = np.cumsum([0, *map(len, sources)])
         self._shape = (batch, parts, world, rank)
-        self._seed, self._bucketing = seed, bucketing
+        self._seed, self._bucketing, self._budget = seed, bucketing, budget
         self._noise, self._masks = noise, masks
 
     def __call__(self, start: int, rate: float | None = None) -> list[PairBatch]:
         """The micro-batches of the step whose first sample is ``start``, corrupted at its ``rate``."""
         step = self._step(start)
+        if self._budget is not None:
+            return [self._batch(step, part, rate) for part in self._within(self._budget, step, start)]
         parts = [part - start for part in micro_batches(start, *self._shape)]
         if self._bucketing:
             parts = by_length(np.concatenate(parts), step.lengths, len(parts))
         return [self._batch(step, part, rate) for part in parts]
+
+    def _within(self, budget: int, step: Step, start: int) -> list[Int64[np.ndarray, " _"]]:
+        """The places of this rank's micro-batches, each within ``budget``; the same number of them on every rank."""
+        batch, _, world, rank = self._shape
+        of_ranks = []
+        for each in range(world):
+            (places,) = micro_batches(start, batch, 1, world, each)
+            places = places - start
+            if self._bucketing:
+                places = places[np.argsort(-step.lengths[places], kind="stable")]
+            of_ranks.append(within_budget(places, step.shapes, budget))
+        return divided(of_ranks[rank], max(map(len, of_ranks)))
 
     def _step(self, start: int) -> Step:
         """What all ranks together see."""
@@ -316,6 +335,7 @@ class Assembler:
         visits, ids = self._sampler.locate(samples)
         sources = np.searchsorted(self._firsts, ids, side="right") - 1
         query_keys, positive_keys, lengths = (np.zeros(len(ids), dtype=np.int64) for _ in range(3))
+        shapes = np.ones((len(ids), 3), dtype=np.int64)
         negative_keys, owners = [], []
         places, drawn = {}, {}
         for number in np.unique(sources).tolist():
@@ -324,12 +344,17 @@ class Assembler:
             places[number], drawn[number] = here, each
             query_keys[here] = source.queries.keys[each.queries]
             positive_keys[here] = source.documents.keys[each.positives]
-            lengths[here] = source.queries.lengths(each.queries) + source.documents.lengths(each.positives)
-            np.add.at(lengths, here[each.owners], source.documents.lengths(each.negatives))
+            shapes[here, 0] = source.queries.lengths(each.queries)
+            shapes[here, 1] = source.documents.lengths(each.positives)
+            lengths[here] = shapes[here, 0] + shapes[here, 1]
+            negatives, owned = source.documents.lengths(each.negatives), here[each.owners]
+            np.add.at(lengths, owned, negatives)
+            np.maximum.at(shapes[:, 1], owned, negatives)
+            np.add.at(shapes[:, 2], owned, 1)
             negative_keys.append(source.documents.keys[each.negatives])
             owners.append(here[each.owners])
         keys, others = shared_keys(query_keys, positive_keys, np.concatenate(negative_keys))
-        return Step(ids, visits, sources, places, drawn, keys, others, np.concatenate(owners), lengths)
+        return Step(ids, visits, sources, places, drawn, keys, others, np.concatenate(owners), lengths, shapes)
 
     def _batch(self, step: Step, part: Int64[np.ndarray, " m"], rate: float | None) -> PairBatch:
         """The micro-batch of the samples at the places ``part`` of a step."""
@@ -427,6 +452,32 @@ def by_length(
     for number, cut in enumerate(cuts.tolist()):  # none is empty
         earlier = cuts[number] = min(max(cut, earlier + 1), n - (parts - 1 - number))
     return np.split(ordered, cuts)
+
+
+def within_budget(
+    samples: Int64[np.ndarray, " n"], shapes: Int64[np.ndarray, "step 3"], budget: int
+) -> list[Int64[np.ndarray, " _"]]:
+    """Divide ``samples``, in their order, into parts of at most ``budget`` tokens, or of one sample that has more.
+
+    A part of ``n`` queries and ``m`` documents counts ``n`` times its longest query and ``m`` times its longest
+    document; ``shapes`` are those of `Step`.
+    """
+    cuts, first, longest, widest, documents = [], 0, 0, 0, 0
+    for place, (query, document, number) in enumerate(shapes[samples].tolist()):
+        longest, widest, documents = max(longest, query), max(widest, document), documents + number
+        if place > first and (place + 1 - first) * longest + documents * widest > budget:
+            cuts.append(place)
+            first, longest, widest, documents = place, query, document, number
+    return np.split(samples, cuts)
+
+
+def divided(parts: Sequence[Int64[np.ndarray, " _"]], count: int) -> list[Int64[np.ndarray, " _"]]:
+    """Halve the part with most samples until there are ``count``, which the samples suffice for."""
+    found = list(parts)
+    while len(found) < count:
+        most = max(range(len(found)), key=lambda number: len(found[number]))
+        found[most : most + 1] = np.array_split(found[most], 2)
+    return found
 
 
 def _digests(texts: Sequence[np.ndarray], n: int, owners: Int64[np.ndarray, " k"]) -> Int64[np.ndarray, " n"]:

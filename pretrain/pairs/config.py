@@ -14,7 +14,7 @@ from capt.pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Se
 from capt.pretrain.config.contrast import ContrastSection, TemperatureSection, check_validation_samples
 from capt.pretrain.config.lora import LoraSection
 from capt.pretrain.config.retrieval import RetrievalSection
-from capt.pretrain.config.schema import Job, LoaderSection, OptimizerSection, ValidateSection
+from capt.pretrain.config.schema import BatchSection, Job, LoaderSection, OptimizerSection, ValidateSection
 from capt.pretrain.data.config import CorruptionConfig, Patterns
 from capt.pretrain.models.hf_config import Source, hub_id
 
@@ -277,6 +277,20 @@ class PairValidate(ValidateSection):
     retrieval: RetrievalSection = RetrievalSection()
 
 
+class PairBatching(BatchSection):
+    """Pairs of an optimizer step (``global``), and what a forward pass on one rank takes of them.
+
+    With ``micro_tokens`` the number of micro-batches follows from the texts of each step, on all ranks together.
+    """
+
+    micro_tokens: PositiveInt | None = Field(
+        None,
+        le=2**31 - 1,
+        description="most tokens of queries and documents in a forward pass on one rank, padding counted, in place of "
+        "batch.micro: a step has as many micro-batches as that takes, and the loss is the same; null = batch.micro",
+    )
+
+
 class PairOptimizer(OptimizerSection):
     """Adam as embedding models are trained."""
 
@@ -290,6 +304,7 @@ class PairJob(Job):
 
     data: PairData
     model: PairModel
+    batch: PairBatching = PairBatching()
     contrast: PairContrast = PairContrast()
     mlm: PairMasked = PairMasked()
     distillation: PairDistillation = PairDistillation()
@@ -317,6 +332,11 @@ class PairJob(Job):
         if self.data.batches == "mixed" and self.contrast.cached is False:
             raise ValueError(
                 "data.batches mixed has one contrast over the whole step: it needs contrast.cached=auto or true"
+            )
+        if self.batch.micro_tokens and self.contrast.cached is False:
+            raise ValueError(
+                "batch.micro_tokens divides a step by its texts, which leaves the loss as it is where the step has one "
+                "contrast: it needs contrast.cached=auto or true"
             )
         hardness = self.contrast.hardness or self.contrast.hardness_in_batch or self.contrast.hardness_own
         if self.data.batches == "mixed" and hardness and (own := [s.name for s in sources if s.temperature]):

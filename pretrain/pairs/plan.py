@@ -139,6 +139,8 @@ def rehearse(job: PairJob, world: int) -> Rehearsal:
     masked = round(job.corruption.highest_rate * shape.document) if job.mlm.weight else 0
     tokens = job.batch.global_ * (shape.query + (1 + shape.negatives) * shape.document)
     lengths = f"every query of {shape.query} tokens and document of {shape.document}, the longest that the job allows"
+    if job.batch.micro_tokens is not None:
+        assumed = (*assumed, f"micro-batches of {n} pairs (batch.micro), for batch.micro_tokens depends on the texts")
     batch = _Batch.of(n, shape, masked, tokens, job.batch.global_)
     return Rehearsal(task, batch, (*assumed, lengths), longest=True)
 

@@ -155,6 +155,13 @@ class SourceRows:
         return self.positive_scores is not None and bool(self.source.negatives)
 
     @property
+    def most_tokens(self) -> int:
+        """Tokens of a row in a step at most, of the longest texts there are."""
+        rows = np.arange(len(self), dtype=np.int64)
+        negatives = min(self.source.negatives or 0, int(self.negatives.counts(rows).max(initial=0)))
+        return self.queries.longest + (1 + negatives) * self.documents.longest
+
+    @property
     def flops_shape(self) -> tuple[float, float, float]:
         """Tokens of a query and of a document, and hard negatives of a row in a step, in the mean."""
         negatives = float(min(self.source.negatives or 0, len(self.negatives.values) / max(1, len(self))))

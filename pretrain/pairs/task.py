@@ -127,6 +127,12 @@ class PairTask(ContrastTask[PairBatch]):
                 "source %s: %s of the rows are not used; data.negatives is 0, and says how many a query takes a step",
                 source.name, counted(record.unused, "hard negative"),
             )  # fmt: skip
+        most = pairs.most_tokens
+        if (budget := self.job.batch.micro_tokens) is not None and most > budget:
+            raise DataError(
+                f"source {source.name}: a row may have {most:,} tokens, and batch.micro_tokens is {budget:,}: set "
+                f"batch.micro_tokens={most} or more, or allow shorter texts (data.sequence_length) or fewer negatives"
+            )
         alike = source.view != "corrupted" and not (section.dropout or section.attention_dropout)
         if alike and pairs.scores is None and pairs.is_one_column:
             raise ConfigError(
@@ -221,11 +227,13 @@ class PairTask(ContrastTask[PairBatch]):
         return BlockMixtureSampler(sizes, weights, self.job.batch.global_, self.job.run.seed, mixed)
 
     def step_assembler(self, batch: int, parts: int, world: int, rank: int) -> Callable[[int, int], list[PairBatch]]:
-        """What makes the ``parts`` micro-batches of ``rank`` of the step that begins at a sample."""
-        cached = self.job.contrast.is_cached(parts)
+        """What makes the micro-batches of ``rank``: ``parts``, or what ``batch.micro_tokens`` takes in each step."""
+        budget = self.job.batch.micro_tokens
+        cached = budget is not None or self.job.contrast.is_cached(parts)
         assembler = Assembler(
             self.sources, self._sampler(), batch=batch, parts=parts, world=world, rank=rank, seed=self.job.run.seed,
-            bucketing=self.job.data.bucketing and cached, noise=self._noise(), masks=self.job.mlm.weight > 0,
+            bucketing=self.job.data.bucketing and cached, budget=budget, noise=self._noise(),
+            masks=self.job.mlm.weight > 0,
         )  # fmt: skip
         rate_at, steps = self.job.corruption.rate_at, self.job.schedule.max_steps
         return lambda start, step: assembler(start, rate_at(step / steps))

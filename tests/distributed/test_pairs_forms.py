@@ -73,6 +73,50 @@ def test_two_ranks_under_every_stage_are_one_process(tmp_path: Path, mixed: bool
         assert not check(tmp_path / f"stage-{stage}").faults
 
 
+def test_micro_batches_by_a_budget_of_tokens_leave_the_training_as_it_is(tmp_path: Path) -> None:
+    """Losses and gradient norms are those of undivided steps, on 1 and 2 ranks, at every stage."""
+    assert run_ranks(_run, 1, _job(tmp_path, "whole", mixed=False, batch={"global": 8, "micro": 8})) == [0]
+    expected = _rows(tmp_path / "whole")
+    cases = {1: [0], 2: [0, 1, 2, 3]}
+    for world, stages in cases.items():
+        batch = {"global": 8, "micro": None, "micro_tokens": 160}
+        jobs = [
+            _job(tmp_path, f"budget-{world}-{stage}", mixed=False, stage=stage, world=world, batch=batch)
+            for stage in stages
+        ]
+        parts = run_ranks(_parts_of_each, world, jobs)
+        assert parts == [parts[0]] * world
+        assert all(len(set(numbers)) > 1 for numbers in parts[0]), "steps have different numbers of micro-batches"
+        for stage in stages:
+            rows = _rows(tmp_path / f"budget-{world}-{stage}")
+            assert [row.keys() for row in rows] == [row.keys() for row in expected]
+            for ours, theirs in zip(rows, expected, strict=True):
+                assert ours.pop("split", None) == theirs.get("split")
+                assert ours == pytest.approx({k: v for k, v in theirs.items() if k != "split"}, rel=2e-3, abs=2e-5)
+            assert not check(tmp_path / f"budget-{world}-{stage}").faults
+
+
+def _parts_of_each(mappings: list[dict[str, Any]]) -> list[list[int]]:
+    """The number of micro-batches of every step of each job, which it runs."""
+    from capt.pretrain.pairs.task import PairTask
+
+    step, found = PairTask.step, []
+
+    def counted(self: PairTask, engines: Any, batch: Any, progress: Any) -> Any:
+        numbers.append(len(batch))
+        return step(self, engines, batch, progress)
+
+    for mapping in mappings:
+        numbers: list[int] = []
+        PairTask.step = counted  # type: ignore[method-assign]
+        try:
+            assert _run(mapping) == 0
+        finally:
+            PairTask.step = step  # type: ignore[method-assign]
+        found.append(numbers)
+    return found
+
+
 @pytest.mark.parametrize("mixed", [False, True])
 def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path: Path, mixed: bool) -> None:
     changes: dict[str, Any] = {"model": {"dropout": 0.1}, "checkpoint": {"every": 2}, "schedule": {"max_steps": 6}}

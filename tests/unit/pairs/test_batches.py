@@ -23,9 +23,11 @@ from capt.pretrain.pairs.batches import (
     Noise,
     PairBatch,
     by_length,
+    divided,
     draw,
     groups_by_length,
     shared_keys,
+    within_budget,
 )
 from capt.pretrain.pairs.config import PairSource
 from capt.pretrain.pairs.sources import EncodedTexts, Lists, SourceRows
@@ -124,6 +126,61 @@ def test_a_step_is_the_same_for_any_ranks_and_micro_batches(
                 assert tuple(t if label < 0 else label for t, label in zip(text, labels, strict=True)) in plain
             assert any(label >= 0 for _, labels in masked for label in labels)
             assert seen.setdefault(step, content) == content
+
+
+def _cost(batch: PairBatch) -> int:
+    """Tokens of queries and of documents, each side padded to its longest text."""
+    n, lengths = len(batch.ids), batch.lengths
+    return int(n * lengths[:n].max() + (len(lengths) - n) * lengths[n:].max())
+
+
+@pytest.mark.parametrize(("budget", "bucketing"), [(70, True), (70, False), (200, True), (10_000, True)])
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_a_budget_of_tokens_divides_a_step_without_changing_it(
+    sources: list[SourceRows], budget: int, bucketing: bool, world: int
+) -> None:
+    """Every micro-batch fits, all ranks have the same number, none is needless, and no row is lost or comes twice."""
+    sampler = BlockMixtureSampler((41, 23), (2.0, 1.0), 16, seed=3)
+
+    def makers(**changes: Any) -> list[Assembler]:
+        return [
+            Assembler(sources, sampler, batch=16, parts=1, world=world, rank=rank, seed=3, **changes)
+            for rank in range(world)
+        ]
+
+    numbers = set()
+    for step in range(9):
+        of_ranks = [maker(16 * step) for maker in makers(bucketing=bucketing, budget=budget)]
+        whole = [maker(16 * step) for maker in makers(bucketing=False)]
+        assert len({len(batches) for batches in of_ranks}) == 1
+        numbers.add(len(of_ranks[0]))
+        for batches, (plain,) in zip(of_ranks, whole, strict=True):
+            assert all(_cost(batch) <= budget for batch in batches)
+            assert sorted(row for batch in batches for row in _row_contents(batch)) == sorted(_row_contents(plain))
+            assert {batch.step_tokens for batch in batches} == {plain.step_tokens}
+            if bucketing:
+                totals = [max(len(row) for _, _, row in _row_contents(batch)) for batch in batches]
+                assert totals == sorted(totals, reverse=True), "texts of similar length are together"
+        # The rank that needs most has no neighbours that would have fitted together.
+        assert any(all(_together(a, b) > budget for a, b in pairwise(batches)) for batches in of_ranks)
+    if budget != 200:
+        assert (numbers == {1}) == (budget == 10_000)
+
+
+def _together(first: PairBatch, second: PairBatch) -> int:
+    """What two micro-batches would cost as one, with the first row alone of the second."""
+    n, m = len(first.ids), len(second.ids)
+    mine = second.lengths[2 * m :][second.owners == 0]
+    queries = torch.cat([first.lengths[:n], second.lengths[:1]])
+    documents = torch.cat([first.lengths[n:], second.lengths[m : m + 1], mine])
+    return int(len(queries) * queries.max() + len(documents) * documents.max())
+
+
+def test_a_part_is_halved_until_all_ranks_have_the_same_number() -> None:
+    parts = divided([np.arange(5), np.array([9])], 4)
+    assert [part.tolist() for part in parts] == [[0, 1], [2], [3, 4], [9]]
+    alone = within_budget(np.arange(3), np.array([[9, 9, 1], [1, 1, 1], [1, 1, 1]]), 4)
+    assert [part.tolist() for part in alone] == [[0], [1, 2]], "a row that has more than the budget is alone"
 
 
 @pytest.mark.parametrize("seed", range(3))
