@@ -36,8 +36,10 @@ from sentence_transformers import SentenceTransformer
 model = SentenceTransformer("{location}")
 queries = model.encode_query(["what is asked"])
 documents = model.encode_document(["one text", "another text"])
-print(queries @ documents.T)  # unit rows: a dot product is a cosine
+{shown}
 ```"""
+_UNIT = "print(queries @ documents.T)  # unit rows: a dot product is a cosine"
+_CUT = "print(model.similarity(queries, documents))  # cosines; rows of {width} columns are no unit rows"
 
 _KEYS = (
     ("model.init", "started from"),
@@ -112,7 +114,9 @@ def command(
             prompts=named,
             truncate_dim=truncate_dim,
         )
-        (folder / "README.md").write_text(_card(trained, about or About(), named, max(lengths)), encoding="utf-8")
+        (folder / "README.md").write_text(
+            _card(trained, about or About(), named, max(lengths), truncate_dim), encoding="utf-8"
+        )
         difference = _check(trained, folder, named, max(lengths), truncate_dim)
     logger.info("%s: sentence-transformers gives our vectors within %.1e", out, difference)
     return out
@@ -162,7 +166,9 @@ def _check(
     return worst
 
 
-def _card(trained: LoadedModel, about: About, prompts: Mapping[str, str], max_length: int) -> str:
+def _card(
+    trained: LoadedModel, about: About, prompts: Mapping[str, str], max_length: int, truncate_dim: int | None
+) -> str:
     job, run = trained.job, trained.checkpoint.resolve().parent.parent
     progress = read_metadata(trained.checkpoint).progress.model_dump()
     model = trained.model
@@ -182,10 +188,11 @@ def _card(trained: LoadedModel, about: About, prompts: Mapping[str, str], max_le
         about.head(fields, run.name, results),
         run.name,
         "An embedding model trained on pairs of texts: queries and the documents that belong to them.",
-        _USE.format(location=about.location),
+        _USE.format(location=about.location, shown=_UNIT if truncate_dim is None else _CUT.format(width=truncate_dim)),
         model={
             "sentence embedding": model.encoder.pooling + ("" if model.projection is None else ", linear projection"),
             "columns": model.width,
+            **({} if truncate_dim is None else {"columns that encode returns (truncate_dim)": truncate_dim}),
             "longest input": max_length,
             **{f"prompt of a {name}": repr(prompt) for name, prompt in prompts.items() if prompt},
             "parameters": sum(parameter.numel() for parameter in model.parameters()),

@@ -107,6 +107,36 @@ def test_the_export_is_read_by_sentence_transformers_and_starts_another_job(tmp_
         assert "pooling: last" in (tmp_path / f"second-{init}" / "config.yaml").read_text()
 
 
+def test_the_card_of_a_cut_export_has_its_columns_their_scores_and_a_use_that_is_right(tmp_path: Path) -> None:
+    """Rows of fewer columns are no unit rows, so that a dot product of them is no cosine."""
+    pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    from capt.pretrain.convert.card import About
+    from capt.pretrain.convert.dispatch import convert
+
+    job = pairs_mapping(tmp_path, contrast={"matryoshka": [32, 8]}, schedule={"max_steps": 3})
+    assert run_ranks(train_seen, 1, job)[0][0] == 0
+    uses = {}
+    for name, assignments in (("whole", []), ("cut", ["truncate_dim=8"])):
+        out = tmp_path / name
+        convert(
+            tmp_path / "run", out, to="sentence-transformers", assignments=assignments, about=About(location=str(out))
+        )
+        card = (out / "README.md").read_text()
+        assert re.search(r"recall/to_document/8\W+0\.\d{4} \(before training 0\.\d{4}\)", card)
+        assert ("columns that encode returns (truncate_dim)" in card) == (name == "cut")
+        (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+        shown: list[Any] = []
+        values: dict[str, Any] = {"print": shown.append}
+        exec(code, values)
+        uses[name] = values["queries"], values["documents"], np.asarray(shown[0])
+    queries, documents, cosines = uses["cut"]
+    assert queries.shape == (1, 8)
+    rows = [matrix / np.linalg.norm(matrix, axis=1, keepdims=True) for matrix in (queries, documents)]
+    assert np.allclose(cosines, rows[0] @ rows[1].T, atol=1e-6)
+    assert np.allclose(queries, uses["whole"][0][:, :8], atol=1e-6)
+    assert not np.allclose(cosines, queries @ documents.T, atol=1e-3)
+
+
 def _pairs(*rows: dict[str, Any]) -> str:
     return "\n".join(json.dumps(row) for row in rows) + "\n"
 
@@ -131,6 +161,8 @@ _MANY = [{"query": f"question {i}", "pos": [f"answer {i}"]} for i in range(20)]
          "all of its .* pairs share queries or documents with each other, so that none is a negative"),
         (_pairs(*({**row, "neg": [f"no {i}"]} for i, row in enumerate(_MANY))),
          {"data": {"negatives": 1}, "distillation": {"weight": 1.0}}, "no source has a teacher's scores"),
+        (_pairs(*_MANY), {"batch": {"global": 8, "micro_tokens": 9}, "data": {"validation_fraction": 0.0}},
+         r"a row may have (\d+) tokens, and batch.micro_tokens is 9: set batch.micro_tokens=\1 or more"),
         (_pairs({**_MANY[0], "neg": ["no"], "pos_scores": [1], "neg_scores": [0]},
                 *({**row, "neg": [f"no {i}"]} for i, row in enumerate(_MANY[1:]))),
          {"data": {"negatives": 1, "validation_fraction": 0.0}, "distillation": {"weight": 1.0}},
@@ -163,6 +195,10 @@ def test_pairs_that_teach_nothing_are_refused_with_the_remedy(
         (
             {"batches": "mixed", "@contrast": {"cached": False}},
             "data.batches mixed has one contrast over the whole step",
+        ),
+        (
+            {"@batch": {"global": 8, "micro_tokens": 100}, "@contrast": {"cached": False}},
+            "batch.micro_tokens divides a step by its texts",
         ),
         ({"@distillation": {"weight": 1.0}}, "set data.negatives above 0"),
     ],
