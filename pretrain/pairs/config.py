@@ -373,10 +373,17 @@ class PairJob(Job):
         """
         check_validation_samples(self.validate_.samples)
         from capt.pretrain.language.inputs import describe_initial_model
+        from capt.pretrain.pairs.forms import check_form
 
         lines = []
         for source in self.data.each():
             files = source.paths()
+            try:
+                check_form(source.form, source.corpus)
+            except ConfigError as error:
+                raise ConfigError(f"source {source.name}: {error}") from None
+            if source.corpus is not None:
+                _paths([str(source.corpus)], f"source {source.name}: corpus")
             size = sum(file.stat().st_size for file in files if file.is_file())
             lines.append(f"source {source.name}: {len(files)} files, {size:,} bytes, weight {source.weight:g}")
         if self.data.validation_files:

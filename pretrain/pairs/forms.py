@@ -104,6 +104,16 @@ class Counts:
         return [f"{says}: {number:,}{where.get(name, '')}" for name, number, says in found if number]
 
 
+def check_form(form: str, corpus: Path | None) -> None:
+    """Raise ``ConfigError`` for an unknown form, and for one that does not go with ``corpus``; no row is read."""
+    if form not in FORMS:
+        raise ConfigError(f"form: there is no form {form!r}; {did_you_mean(form, list(FORMS))}")
+    if form == "ids" and corpus is None:
+        raise ConfigError("form=ids needs the texts of the documents: name them by corpus")
+    if form in ("scores", "texts", "beir") and corpus is not None:
+        raise ConfigError(f"corpus: form={form} has no ids of documents to look up; leave corpus out, or form=ids")
+
+
 def read_pairs(
     files: Sequence[Path],
     *,
@@ -129,12 +139,7 @@ def read_pairs(
             one score throughout, texts that are numbers, queries that all equal their documents).
         ConfigError: unknown form, or a role that does not exist.
     """
-    if form not in FORMS:
-        raise ConfigError(f"form: there is no form {form!r}; {did_you_mean(form, list(FORMS))}")
-    if form == "ids" and corpus is None:
-        raise ConfigError("form=ids needs the texts of the documents: name them by corpus")
-    if form in ("scores", "texts", "beir") and corpus is not None:
-        raise ConfigError(f"corpus: form={form} has no ids of documents to look up; leave corpus out, or form=ids")
+    check_form(form, corpus)
     counts = Counts() if counts is None else counts
     state = _Meaning(counts)
     for path in _expanded(files):

@@ -191,6 +191,9 @@ def test_pairs_that_teach_nothing_are_refused_with_the_remedy(
         ({"files": [], "sources": [{"name": "a", "files": ["x"], "weight": 0}]}, "all weights are 0"),
         ({"files": [], "sources": [{"name": "a", "files": ["x"]}] * 2}, "name of several sources"),
         ({"files": ["nowhere.jsonl"]}, "nowhere.jsonl does not exist"),
+        ({"corpus": "nowhere.tsv"}, "source pairs: corpus: nowhere.tsv does not exist"),
+        ({"form": "idz"}, "source pairs: form: there is no form 'idz'; did you mean 'ids'"),
+        ({"form": "ids"}, "source pairs: form=ids needs the texts of the documents"),
         ({"files": [], "sources": [{"name": "a", "files": ["x"], "in_batch": False}]}, "in_batch false leaves no neg"),
         (
             {"batches": "mixed", "@contrast": {"cached": False}},
