@@ -109,8 +109,8 @@ _NOT_OF_THE_MODEL = {
     "memory/peak", "memory/reserved", "memory/retries",
 }  # fmt: skip
 """Figures that describe the machine or a setting and not the model."""
-_MARKUP = re.compile(r"[&<>\[\]|`*\\~$!]|\b_|_\b|(?<=\w):(?=//)|^([#+-]|\d+[.)])|(?<=www)\.")
-"""What is or begins markup. An underscore within a word, as in names of metrics, does not."""
+_MARKUP = re.compile(r"[&<>\[\]|`*\\~$!]|\b_|_\b|(?<=\w):(?=//)|^(#|[+-](?!\d)|\d+[.)](?=\s|$))|(?<=www)\.")
+"""What is or begins markup. An underscore within a word, as in names of metrics, and a number at the start do not."""
 _PATHS = {"model.init", "data.name", "data.files", "data.train", "data.regions"}
 """Keys of jobs that name files, folders or models of the hub."""
 

@@ -6,7 +6,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 from capt.pretrain.base.errors import ConfigError
-from capt.pretrain.convert.card import About, final_metrics
+from capt.pretrain.convert.card import About, final_metrics, plain_text
 from capt.pretrain.engine.run_folder import Section
 from capt.pretrain.language.export import model_card
 
@@ -43,6 +43,14 @@ def test_card_has_a_head_a_loading_example_and_the_facts(form):
     assert "inverted_triangle" in body
     for line in body.split("```python\n")[1].split("```")[0].splitlines():
         compile(line, "card", "exec")
+
+
+def test_a_number_is_no_markup_and_an_item_of_a_list_is():
+    """A reader of the file itself sees figures and releases as they are."""
+    for text in ("1.0000 (before training 0.5)", "0.2.0", "-0.94", "+1"):
+        assert plain_text(text) == text
+    for text in ("1. item", "12) item", "3.", "- item", "-", "# h", "---"):
+        assert plain_text(text).startswith("&#")
 
 
 def test_nothing_of_a_home_folder_and_no_token_stands_in_a_card():
