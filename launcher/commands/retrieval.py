@@ -181,10 +181,15 @@ def mine(
     o.say(f"{out}: {audit['rows_written']:,} of {audit['rows_read']:,} rows; {out / 'audit.html'} shows examples")
     for name, removed in audit["removed"].items():
         o.say(f"  removed, {name}: {removed['count']:,} ({removed['share']:.1%})")
+    if few := audit["rows_with_too_few_negatives"]:
+        o.say(f"  rows with fewer than {number} negatives: {few:,}")
+    found = audit["negative_scores"]["count"]
+    if number and not found:
+        o.say("  no document passed the rules as a negative; loosen them")
     from capt.pretrain.base.errors import quoted
 
     train = f"capt pretrain capt_pairs model.init=MODEL data.files={quoted(out / 'pairs.jsonl')}"
-    o.say(f"next: {train}" + (f" data.negatives={number}" if number else ""))
+    o.say(f"next: {train}" + (f" data.negatives={number}" if found else ""))
 
 
 def compare(
