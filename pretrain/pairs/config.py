@@ -388,6 +388,8 @@ class PairJob(Job):
             lines.append(f"source {source.name}: {len(files)} files, {size:,} bytes, weight {source.weight:g}")
         if self.data.validation_files:
             lines.append(f"held-out pairs: {len(self.data.held_out_paths())} files")
+        if self.batch.micro_tokens is not None:
+            lines.append(f"micro-batches: of at most {self.batch.micro_tokens:,} tokens, in place of batch.micro")
         lines += self.validate_.retrieval.describe()
         return [*lines, f"model.init: {describe_initial_model(self.model.init)}"]
 

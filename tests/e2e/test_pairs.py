@@ -215,6 +215,11 @@ def test_sources_that_cannot_be_meant_are_refused_before_the_start(
         job_from_mapping(pairs_mapping(tmp_path, data=data, **sections), "test").check_inputs()
 
 
+def test_the_lines_before_a_start_say_that_tokens_divide_a_step(tmp_path: Path) -> None:
+    job = job_from_mapping(pairs_mapping(tmp_path, batch={"global": 8, "micro_tokens": 4096}), "test")
+    assert "micro-batches: of at most 4,096 tokens, in place of batch.micro" in job.check_inputs()
+
+
 def test_a_share_that_comes_to_no_pair_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     from capt.pretrain.pairs.task import PairTask
 
