@@ -322,7 +322,9 @@ def _texts(rows: Labelled) -> Iterator[tuple[str, ...]]:
 
 def _cell(cells: dict[str, Any], column: str, place: str) -> Any:
     if column not in cells:
-        raise DataError(f"{place}: no {column!r}; {did_you_mean(column, list(cells), 'it has')}")
+        raise DataError(
+            f"{place}: no {column!r}; {did_you_mean(column, list(cells), 'it has')}: complete the row, or remove it"
+        )
     if isinstance(cells[column], str) and "\0" in cells[column]:
         raise DataError(f"{place}: {column!r} is binary, not text: it holds a NUL")
     return cells[column]

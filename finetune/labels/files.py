@@ -17,6 +17,7 @@ from capt.pretrain.data.csv_rows import (
     require_no_header,
     require_one_of_each,
 )
+from capt.pretrain.data.paths import why_missing
 
 KNOWN = ".csv, .tsv, .jsonl (each also .gz or .zst), .parquet"
 
@@ -67,6 +68,8 @@ def open_table(path: Path, *, quotes: bool | None = None) -> Table:
     Raises:
         DataError: there is no such file, it has another ending, it holds no row, or a column twice.
     """
+    if not path.is_file() and not path.is_symlink():
+        raise DataError(why_missing(path))
     suffix = (path.with_suffix("") if path.suffix in PACKED else path).suffix.lower()
     if suffix == ".parquet" and path.suffix not in PACKED:
         table = _parquet(path)

@@ -290,8 +290,8 @@ class Assembler:
         rank: this one.
         seed: of the draws of positives and negatives.
         bucketing: whether micro-batches hold texts of similar length; their sizes differ then.
-        budget: most tokens of a micro-batch, padding counted; a step then has as many as that takes, and ``parts`` is
-            not read. None: ``parts`` micro-batches.
+        budget: most tokens of a micro-batch, padding counted; the texts of a step then decide how many it has, and
+            ``parts`` is not read. None: ``parts`` micro-batches.
         noise: corrupts texts of one column alone, and those of the masked-language-model loss; None: neither is asked.
         masks: whether there is that loss.
     """

@@ -155,7 +155,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "finetune.labels": (
         *("finetune", "tokenizer"),
-        *_in("pretrain", "base", "config", "data.csv_rows", "engine", "models", "convert", "plan"),
+        *_in("pretrain", "base", "config", "data.csv_rows", "data.paths", "engine", "models", "convert", "plan"),
     ),
     "finetune.visual": (
         *("finetune", "tokenizer"),

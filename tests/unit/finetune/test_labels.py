@@ -223,7 +223,8 @@ def test_a_bad_row_is_named_wherever_it_is(form: str, at: int, tmp_path: Path) -
         ("a.csv", "text,label\na,x\nb,y\n", {}, "has a label of its own"),
         ("a.csv", "text,label\na,1.5\nb,1.5\nc,1.5\n", {}, "every score is 1.5"),
         ("a.csv", "text,label\na,1.5\nb,2\nc,n/a\n", {}, "line 4: label 'n/a' is not a number, as most labels are"),
-        ("a.csv", "text,label\na,1.5\nb,inf\nc,2\n", {"kind": "regression"}, "line 3: 'label' is 'inf'; a score must"),
+        ("a.csv", "text,label\na,1.5\nb,inf\nc,2\n", {"kind": "regression"},
+         "line 3: 'label' is 'inf'; a score must .*; correct it"),
         ("a.csv", "text,label\na,.7\nb,.7\n" + "c,.7\n" * 11, {}, "every score is 0.7"),
         ("a.csv", "text,label\na,1.5\nb,-1e300\nc,2\n", {}, "line 3: 'label' is '-1e300'; a score is between"),
         ("a.csv", "text,label\na,1\nb,1.0\nc,0\nd,0\n", {}, "line 3: label '1.0' reads as '1' above"),
@@ -238,7 +239,8 @@ def test_a_bad_row_is_named_wherever_it_is(form: str, at: int, tmp_path: Path) -
         ("a.csv", "text,label\na,x\na,y\na,x\n", {}, "1 different text; name held-out rows in data.validation"),
         ("a.csv", "text,label\na,x\nb,y\nc,z\nd,x\n", {"labels": ["x", "y"]}, "line 4: label 'z' is none of 'x', 'y'"),
         ("a.csv", "text,a,b\nt,0,1\nu,1,2\n", {"label": ["a", "b"]}, "line 3: 'b' is '2'; a column of a label holds"),
-        ("a.jsonl", '{"text": "a", "label": "x"}\n{"text": "b"}\n', {}, "line 2: no 'label'"),
+        ("a.jsonl", '{"text": "a", "label": "x"}\n{"text": "b"}\n', {},
+         "line 2: no 'label'.*: complete the row, or remove it"),
         ("a.jsonl", '{"text": "a", "label": "x"}\n{"text": }\n', {}, "line 2: not JSON"),
         ("a.jsonl", '[{"text": "a", "label": "x"}]\n', {}, "line 1: not a JSON object; write one a line"),
         ("a.jsonl", '{"text": "a", "label": ["x"]}\n{"text": "b", "label": null}\n', {"kind": "multi_label"},
@@ -277,6 +279,20 @@ def test_what_is_wrong_is_said_with_its_place_and_remedy(
         read_splits(_data(tmp_path / name, **keys))
     assert str(error.value).startswith(str(tmp_path / name))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("row.csv", "row.csv does not exist; did you mean .*rows.csv"),
+        ("none.parquet", "none.parquet does not exist; the folder .* has rows.csv: correct the path"),
+        ("", "is a folder; name its files, for example .*csv"),
+    ],
+)
+def test_a_file_that_is_not_there_comes_with_a_remedy(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "rows.csv").write_text("text,label\na,x\n")
+    with pytest.raises(DataError, match=message):
+        read_splits(_data(tmp_path / name))
 
 
 def test_a_label_that_was_never_trained_on_is_refused_in_validation(tmp_path: Path) -> None:
