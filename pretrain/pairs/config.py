@@ -287,7 +287,7 @@ class PairBatching(BatchSection):
         None,
         le=2**31 - 1,
         description="most tokens of queries and documents in a forward pass on one rank, padding counted, in place of "
-        "batch.micro: the texts of a step decide its number of micro-batches, and the loss is the same; null = batch.micro",
+        "batch.micro; the texts of a step decide how many passes it has, and its loss is the same; null = batch.micro",
     )
 
 
