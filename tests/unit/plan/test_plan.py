@@ -46,6 +46,9 @@ SMALL = [
 ]  # fmt: skip
 
 
+PLAIN_QUEUE = ["contrast.drift=none", "contrast.queue_share=null"]
+
+
 @pytest.mark.parametrize(
     "overrides",
     [MEMORY[3], MEMORY[4], MEMORY[5], [*MEMORY[3], "optimizer.freeze=1", "optimizer.type=muon"]],
@@ -317,12 +320,16 @@ def test_what_does_not_fit_is_refused_and_told_what_would() -> None:
     ("keys", "needs", "remedy"),
     [
         (["batch.micro=4"], "activations", "batch.micro=4: .* of them for activations; .* too much; lower it, or"),
-        (["contrast.queue=1048576"], "queue", "contrast.queue=1048576: .* of them for the queue; .*; lower it, or"),
+        (
+            ["contrast.queue=1048576", *PLAIN_QUEUE],
+            "queue",
+            "contrast.queue=1048576: .* of them for the queue; .*; lower it, or",
+        ),
         (["batch.micro=4"], "of_weights", "engine.zero_stage=1: .* of them for weights and .*; take more devices with"),
     ],
 )
 def test_the_remedy_is_for_what_takes_the_memory(keys: list[str], needs: str, remedy: str) -> None:
-    job, devices = load_job("capt_large", [*SMALL, *keys]), cluster("8xh100")
+    job, devices = load_job("capt_large", [*SMALL, "contrast.keep=0", *keys]), cluster("8xh100")
     memory = predict(job, devices).memory
     have = memory.of_weights - 1 if needs == "of_weights" else memory.total - 1
     found = predict(job, replace(devices, device=replace(devices.device, memory=float(have))))
