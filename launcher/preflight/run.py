@@ -291,7 +291,7 @@ def before_launch(launch: Launch, plan: Plan, switch: str = SWITCH) -> dict[Path
 
 
 def predicted(launch: Launch, world: int, cards: Sequence[Sequence[str]]) -> dict[Path, str]:
-    """The prediction for ``world`` GPUs like the first of ``cards``; nothing where there are none of a known kind.
+    """The prediction for ``world`` GPUs like the first of ``cards``; nothing of an unknown kind or an unplanned job.
 
     Raises:
         ConfigError: the job needs more memory than such a GPU has.
@@ -303,11 +303,15 @@ def predicted(launch: Launch, world: int, cards: Sequence[Sequence[str]]) -> dic
     quiet_libraries(debug=False)
     from capt.pretrain.plan.devices import Cluster, device_named
     from capt.pretrain.plan.predict import PLAN, predict, require_fit
+    from capt.pretrain.plan.step import UnplannedError
 
     device = device_named(cards[0][0])
     if device is None or task_module(launch.job.task.type, "plan") is None:
         return {}
-    found = predict(launch.job, Cluster(world, replace(device, memory=float(int(memory[1]) << 20))))
+    try:
+        found = predict(launch.job, Cluster(world, replace(device, memory=float(int(memory[1]) << 20))))
+    except UnplannedError:
+        return {}
     if not found.step.longest:  # else most batches need less
         require_fit(found, launch.job)
     return {launch.run_dir / PLAN: json.dumps(found.to_json(), indent=1) + "\n"}

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from capt.pretrain.base import distributed
-from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import Progress, StepMetrics
 from capt.pretrain.latent import training
@@ -19,7 +18,7 @@ from capt.pretrain.latent.batches import Batch, SampledBatch, StepNoise, sample_
 from capt.pretrain.latent.config import LatentJob
 from capt.pretrain.latent.corpus import END, Vocabulary
 from capt.pretrain.latent.task import LatentTask
-from capt.pretrain.plan.step import Rehearsal
+from capt.pretrain.plan.step import Rehearsal, UnplannedError
 
 
 class RehearsedTask(LatentTask):
@@ -54,11 +53,11 @@ def rehearse(job: LatentJob, world: int) -> Rehearsal:
     """The task, and this rank's part of a batch in which every sentence is as long as it may be.
 
     Raises:
-        ConfigError: what a step does depends on values, as with LagVAE and SaVAE.
+        UnplannedError: what a step does depends on values, as with LagVAE and SaVAE.
     """
     for key in ("svi_steps", "aggressive_updates"):
         if getattr(job.objective, key):
-            raise ConfigError(f"objective.{key}: what such a step computes depends on its values; it cannot be planned")
+            raise UnplannedError(f"objective.{key}: what such a step computes depends on its values")
     rows = -(-job.batch.global_ // world)
     assumed: tuple[str, ...] = ()
     if job.data.clusters is not None:

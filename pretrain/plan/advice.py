@@ -10,8 +10,8 @@ from typing import Any
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.schema import Job
 from capt.pretrain.plan.devices import CASES, Assumptions, Case
-from capt.pretrain.plan.predict import Prediction, predict
-from capt.pretrain.plan.step import Known, RankStep
+from capt.pretrain.plan.predict import Prediction, compiles, predict
+from capt.pretrain.plan.step import Known, RankStep, contrast_of
 
 _MOST = 16
 """Changes that are simulated, at most."""
@@ -19,6 +19,8 @@ _ENOUGH = 2
 """Changes that are looked for where the job itself does not fit."""
 _WORTH = 1.02
 """A change that brings less is not named."""
+_NOT_SIMULATED = ("model.compile=", "engine.zero_stage=")
+"""Keys that leave the simulated step as it is: what they change is predicted from it."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ def changes(
         if not found.fits and len(tried) == _ENOUGH:
             break
         try:
-            alike = tuple(key for key in keys if not key.startswith("model.compile="))
+            alike = tuple(key for key in keys if not key.startswith(_NOT_SIMULATED))
             prediction = predict(changed, found.cluster, cases, simulated.get(alike), known)
         except ConfigError:
             continue
@@ -75,7 +77,10 @@ def without_ballast(tried: Sequence[Change]) -> list[Change]:
 
 
 def _candidates(job: Any, found: Prediction) -> Iterator[tuple[tuple[str, ...], Job]]:
-    """Jobs that compute the same: other micro-batches, recomputation and compilation, alone and together."""
+    """Jobs that compute the same: other micro-batches, recomputation and compilation, alone and together.
+
+    For a job that does not fit also higher stages of ZeRO, the lowest first, without those at which no batch would fit.
+    """
     world = found.cluster.count
     model: Any = getattr(job, "model", None)
     per_rank = -(-job.batch.global_ // world)
@@ -92,13 +97,28 @@ def _candidates(job: Any, found: Prediction) -> Iterator[tuple[tuple[str, ...], 
     switches: list[dict[str, Any]] = [{}]
     if recompute is not None:
         switches.append({"activation_checkpointing": "none" if recompute != "none" else "full"})
-    if hasattr(model, "compile") and not model.compile:
+    if found.fits and hasattr(model, "compile") and not compiles(job, found.cluster.device):
         switches += [{**each, "compile": True} for each in switches]
-    for size, change in itertools.product(sizes, switches):
+    for sharded, size, change in itertools.product(_stages(job, found), sizes, switches):
         keys = [f"model.{name}={str(value).lower()}" for name, value in change.items()]
         keys += [f"batch.micro={size}"] if size != micro else []
+        if sharded.engine.zero_stage != job.engine.zero_stage:
+            keys.append(f"engine.zero_stage={sharded.engine.zero_stage}")
         if keys:
-            yield tuple(keys), job.model_copy(update={
+            yield tuple(keys), sharded.model_copy(update={
                 "batch": job.batch.model_copy(update={"micro": size}),
                 **({"model": model.model_copy(update=change)} if model is not None and change else {}),
             })  # fmt: skip
+
+
+def _stages(job: Any, found: Prediction) -> list[Any]:
+    """The job, and for one that does not fit those with higher stages of ZeRO, as far as weights and states fit."""
+    stage = job.engine.zero_stage
+    if found.fits or found.cluster.count == 1 or stage == 0:  # ZeRO 0 has optimizers that the others refuse
+        return [job]
+    section = contrast_of(job)
+    highest = 3 if section is None or section.keep in ("auto", 0) else 2
+    engines = (job.engine.model_copy(update={"zero_stage": each}) for each in range(stage, highest + 1))
+    jobs = [job.model_copy(update={"engine": engine}) for engine in engines]
+    have = found.cluster.device.memory
+    return [each for each in jobs if predict(each, found.cluster, step=found.step).memory.of_weights <= have]

@@ -97,6 +97,10 @@ PLAN = "plan.json"
 """The file of a run folder that holds its prediction."""
 RESERVE = 2 * GIB
 """Bytes of a GPU that torch does not get: the context of CUDA, the buffers of NCCL. An assumption."""
+STAGE_3_BUCKET = 500_000_000
+"""Elements of the buffer of gradients that DeepSpeed makes at ZeRO 3, whatever the size of the model."""
+STAGE_3_LIVE = 1_000_000_000 + 50_000_000
+"""Weights that DeepSpeed gathers at ZeRO 3 before it gives some back, at most, with those that it fetches ahead."""
 _BF16 = frozenset(("bfloat16", "float16"))
 
 
@@ -116,6 +120,11 @@ class Memory:
     def total(self) -> int:
         """Bytes of all parts."""
         return sum(asdict(self).values())
+
+    @property
+    def of_weights(self) -> int:
+        """Bytes that a batch of any size needs: all but activations and queue."""
+        return self.total - self.activations - self.queue
 
 
 @dataclass(frozen=True)
@@ -317,7 +326,8 @@ def _memory(job: Job, cluster: Cluster, step: RankStep) -> Memory:
     stage = engine.zero_stage
     plain = world == 1 and stage == 0 and engine.precision != "fp16"
     size = 2 if engine.casts_weights else 4
-    weights = whole = size * p
+    whole = size * p
+    weights = size * (min(p, STAGE_3_LIVE) + p // world) if stage == 3 else whole
     gradients = size * trained if stage < 2 else 4 * trained // world
     section = contrast_of(job)
     momentum = section is not None and section.momentum is not None
@@ -327,7 +337,10 @@ def _memory(job: Job, cluster: Cluster, step: RankStep) -> Memory:
         optimizer = average
     if engine.offload_param:
         weights = min(weights, size * BUCKET)
-    buckets = 0 if plain else 2 * 4 * min(BUCKET, trained) if stage in (1, 2) else 4 * trained * (world > 1)
+    if stage == 3:
+        buckets = _bytes_of_gradients(engine) * STAGE_3_BUCKET
+    else:
+        buckets = 0 if plain else 2 * 4 * min(BUCKET, trained) if stage else 4 * trained * (world > 1)
     kept = weights + gradients + step.queue
     # In the simulation whole weights are there from the beginning, and whole gradients before the last backward pass
     # ends; where the engine keeps parts of them, the rest is not there.
@@ -337,11 +350,17 @@ def _memory(job: Job, cluster: Cluster, step: RankStep) -> Memory:
                   RESERVE if cluster.device.is_gpu else 0)  # fmt: skip
 
 
+def compiles(job: Any, device: Device) -> bool:
+    """Whether the layers are compiled on ``device``: ``model.compile=auto`` compiles on GPUs alone."""
+    compile_: bool | str = getattr(getattr(job, "model", None), "compile", False)
+    return device.is_gpu if compile_ == "auto" else bool(compile_)
+
+
 def _time(job: Any, cluster: Cluster, step: RankStep, zero: Sequence[tuple[str, int]], given: Assumptions) -> StepTime:
     device, world = cluster.device, cluster.count
     encoder = step.encoder
     # The simulated step is eager: a compiler moves fewer bytes and starts fewer operators, and computes the same.
-    if getattr(getattr(job, "model", None), "compile", False):
+    if compiles(job, device):
         moved, operators = encoder.moved * given.fused_bytes, encoder.operators * given.fused_operators
         encoder = Work(encoder.flops_of, moved, operators)
     work = encoder + step.contrast
@@ -374,16 +393,21 @@ def require_fit(found: Prediction, job: Job, advice: Sequence[str] = ()) -> None
     if found.fits:
         return
     memory, device = found.memory, found.cluster.device
-    largest = max(("activations", "queue", "optimizer"), key=lambda name: getattr(memory, name))
-    key = {
-        "activations": f"batch.micro={job.micro_batch(found.cluster.count)}",
-        "queue": f"contrast.queue={getattr(getattr(job, 'contrast', None), 'queue', 0)}",
-        "optimizer": f"engine.zero_stage={job.engine.zero_stage}",
-    }[largest]
+    section = contrast_of(job)
+    alone = memory.of_weights > device.memory  # no smaller batch and no shorter queue would help
+    if alone:
+        key, part, size = f"engine.zero_stage={job.engine.zero_stage}", "weights and their states", memory.of_weights
+        lower = "take more devices with engine.zero_stage=3, which share them"
+    elif section is None or memory.activations >= memory.queue:
+        key, part, size = f"batch.micro={job.micro_batch(found.cluster.count)}", "activations", memory.activations
+        lower = "lower it"
+    else:
+        key, part, size = f"contrast.queue={section.queue}", "the queue", memory.queue
+        lower = "lower it"
     need, have = memory.total / GIB, device.memory / GIB
-    remedy = f"; it fits with {advice[0]}" if advice else "; lower it, or take smaller model.* sizes"
+    remedy = f"it fits with {advice[0]}" if advice else f"{lower}, or take smaller model.* sizes"
     most = "where all rows are as long as they may be, " if found.step.longest else ""
     raise ConfigError(
-        f"{key}: {most}a rank needs {need:,.1f} GiB, {device.name} has {have:,.1f}: {need - have:,.1f} GiB too much, "
-        f"{getattr(memory, largest) / GIB:,.1f} of them {largest}{remedy}"
+        f"{key}: {most}a rank needs {need:,.1f} GiB, {size / GIB:,.1f} of them for {part}; "
+        f"{device.name} has {have:,.1f}: {need - have:,.1f} GiB too much; {remedy}"
     )

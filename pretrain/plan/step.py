@@ -34,6 +34,13 @@ LAYERS = 2
 _NEVER = 2**31 - 1
 
 
+class UnplannedError(ConfigError):
+    """A job that may well run, but of which nothing can be told before, for the ``reason``."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}: it cannot be planned; a run of a few steps tells its time (schedule.stop_after)")
+
+
 class Rehearsal(NamedTuple):
     """A task without its data, as the module ``plan`` of its package makes it (``rehearse(job, world)``).
 
@@ -294,12 +301,10 @@ def _rank_step(job: Any, world: int, *, gpu: bool, known: Known) -> RankStep:
 
 
 def _planner(job: Job) -> Any:
-    """The module ``plan`` of a task's package. Raises ``ConfigError`` where it has none."""
+    """The module ``plan`` of a task's package. Raises `UnplannedError` where it has none."""
     module = task_module(job.task.type, "plan")
     if module is None:
-        raise ConfigError(
-            f"task.type {job.task.type}: its package has no module plan, so that its jobs cannot be planned"
-        )
+        raise UnplannedError(f"task.type {job.task.type}: its package has no module plan")
     return module
 
 

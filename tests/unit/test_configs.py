@@ -176,6 +176,13 @@ def test_batches_fit_the_world_or_are_refused(path: Path, world: int) -> None:
 
 
 @jobs
+def test_precision_is_chosen(path: Path) -> None:
+    """The default, fp32, is many times slower on a GPU than the products of an encoder need to be."""
+    job = _job(path)
+    assert "precision" in job.engine.model_fields_set or job.task.type in ("ace", "latent")
+
+
+@jobs
 def test_job_can_be_launched(path: Path, tmp_path: Path, here: Path) -> None:
     shown: list[str] = []
     job = load_job(path, _needs(path, here))

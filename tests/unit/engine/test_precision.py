@@ -15,7 +15,12 @@ from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config import load_job
 from capt.pretrain.engine.rank import check_precision, with_precision
 
-NEEDS = {"rte": ["data.path=unread", "model.init=unread"], "vqa": ["model.init=scratch"]}
+NEEDS = {
+    "mine": ["data.train=unread.csv", "model.init=unread"],
+    "simcse_unsup": ["data.files=unread.jsonl"],
+    "rte": ["data.path=unread", "model.init=unread"],
+    "vqa": ["model.init=scratch"],
+}
 
 
 def _on_gpu(monkeypatch: pytest.MonkeyPatch, *, capability: int, bf16: bool) -> None:
@@ -49,7 +54,7 @@ def test_a_gpu_that_emulates_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
         check_precision("fp16")
 
 
-@pytest.mark.parametrize("name", ["capt_continue", "rte", "vqa"])
+@pytest.mark.parametrize("name", ["capt_continue", "rte", "vqa", "mine", "simcse_unsup"])
 def test_auto_is_bf16_where_a_gpu_has_it(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     job = load_job(name, NEEDS.get(name, []))
     assert job.engine.precision == "auto"

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
 from capt.launcher.cli import main
 from capt.launcher.commands import options
@@ -26,7 +27,15 @@ from capt.pretrain.models.config import RobertaConfig
 from capt.pretrain.plan import step
 from capt.pretrain.plan.advice import Change, changes, without_ballast
 from capt.pretrain.plan.devices import CASES, CENTRAL, FAST, SLOW, cluster, device_named
-from capt.pretrain.plan.predict import PLAN, RESERVE, collective_seconds, predict, require_fit
+from capt.pretrain.plan.predict import (
+    PLAN,
+    RESERVE,
+    STAGE_3_BUCKET,
+    STAGE_3_LIVE,
+    collective_seconds,
+    predict,
+    require_fit,
+)
 from capt.pretrain.report import report
 from tests.benchmarks.bench_plan import MEMORY, job_of, tracked_peak
 from tests.support import run_ranks
@@ -35,6 +44,9 @@ SMALL = [
     "model.size=custom", "model.layers=2", "model.hidden=32", "model.heads=2", "model.ffn=48", "model.max_positions=16",
     "data.sequence_length=16", "tokenizer.vocab_size=300", "batch.micro=4", "batch.global=64",
 ]  # fmt: skip
+
+
+PLAIN_QUEUE = ["contrast.drift=none", "contrast.queue_share=null"]
 
 
 @pytest.mark.parametrize(
@@ -265,6 +277,20 @@ def test_what_is_kept_of_a_parameter_at_each_stage(stage: int, states: float) ->
     assert kept / parameters == pytest.approx(states, rel=0.01)
 
 
+def test_weights_are_shared_at_the_last_stage() -> None:
+    """But for those that DeepSpeed keeps gathered."""
+    theirs = DeepSpeedZeroConfig(stage=3)
+    assert theirs.reduce_bucket_size == STAGE_3_BUCKET
+    assert theirs.max_live_parameters + theirs.prefetch_bucket_size == STAGE_3_LIVE
+    job = load_job("capt_large", [*SMALL, "engine.zero_stage=3"])
+    found = predict(job, cluster("8xh100"))
+    p = found.step.weights
+    assert found.memory.weights == 4 * (p + p // 8)
+    large = predict(job, cluster("64xh100"), step=replace(found.step, weights=16 * 10**9)).memory
+    assert large.weights == 4 * (STAGE_3_LIVE + 10**9 // 4)
+    assert large.buckets == found.memory.buckets == 4 * STAGE_3_BUCKET
+
+
 def test_pure_bf16_halves_what_is_kept_and_sent() -> None:
     plain, pure = (
         predict(load_job("capt_large", [*SMALL, f"engine.precision={name}"]), cluster("8xh100"))
@@ -288,6 +314,51 @@ def test_what_does_not_fit_is_refused_and_told_what_would() -> None:
     with pytest.raises(ConfigError, match=r"batch\.micro=8: a rank needs .* too much.*it fits with .*"):
         require_fit(found, job, [" ".join(fitting[0].keys)])
     require_fit(predict(job, replace(tight, device=replace(tight.device, memory=need))), job)
+
+
+@pytest.mark.parametrize(
+    ("keys", "needs", "remedy"),
+    [
+        (["batch.micro=4"], "activations", "batch.micro=4: .* of them for activations; .* too much; lower it, or"),
+        (
+            ["contrast.queue=1048576", *PLAIN_QUEUE],
+            "queue",
+            "contrast.queue=1048576: .* of them for the queue; .*; lower it, or",
+        ),
+        (["batch.micro=4"], "of_weights", "engine.zero_stage=1: .* of them for weights and .*; take more devices with"),
+    ],
+)
+def test_the_remedy_is_for_what_takes_the_memory(keys: list[str], needs: str, remedy: str) -> None:
+    job, devices = load_job("capt_large", [*SMALL, "contrast.keep=0", *keys]), cluster("8xh100")
+    memory = predict(job, devices).memory
+    have = memory.of_weights - 1 if needs == "of_weights" else memory.total - 1
+    found = predict(job, replace(devices, device=replace(devices.device, memory=float(have))))
+    with pytest.raises(ConfigError, match=remedy):
+        require_fit(found, job)
+
+
+def test_weights_that_do_not_fit_are_shared_by_a_higher_stage() -> None:
+    wide = ["model.hidden=512", "contrast.queue=0", "batch.micro=1", "batch.global=8"]
+    job, devices = load_job("capt_large", [*SMALL, *wide]), cluster("8xh100")
+    states = predict(job.model_copy(update={"engine": job.engine.model_copy(update={"zero_stage": 2})}), devices).memory
+    tight = replace(devices, device=replace(devices.device, memory=float(states.total)))
+    found = predict(job, tight)
+    assert found.memory.of_weights > tight.device.memory
+    tried = changes(job, found)
+    assert ("engine.zero_stage=2",) in [each.keys for each in tried]
+    assert all("engine.zero_stage=2" in each.keys and each.prediction.fits for each in tried)
+
+
+def test_auto_compiles_on_gpus_alone() -> None:
+    auto, plain, compiled = (
+        load_job("capt_large", [*SMALL, f"model.compile={value}"]) for value in ("auto", "false", "true")
+    )
+    for name, same in (("1xcpu", plain), ("1xh100", compiled)):
+        devices = cluster(name)
+        devices = replace(devices, device=replace(devices.device, memory=80e9))
+        times = [predict(job, devices).times["central"].between for job in (auto, same)]
+        assert times[0] == times[1]
+        assert predict(plain, devices).times["central"].between > predict(compiled, devices).times["central"].between
 
 
 def test_changes_are_ranked_and_compute_the_same() -> None:
@@ -328,7 +399,7 @@ def test_a_change_that_is_as_fast_without_one_of_its_keys_is_not_named() -> None
     assert [change.keys for change in without_ballast(tried)] == [("a",), ("b",), ("c",), ("a", "b", "c")]
 
 
-@pytest.mark.parametrize("text", ["8", "x", "0xh100", "8xh10", "-1xh100", "8 x h100", ""])
+@pytest.mark.parametrize("text", ["8", "x", "0xh100", "00xh100", "8xh10", "-1xh100", "8 x h100", ""])
 def test_devices_that_are_none(text: str) -> None:
     with pytest.raises(ConfigError, match="--gpus"):
         cluster(text)
@@ -410,6 +481,9 @@ def test_a_launch_on_gpus_is_planned(tmp_path: Path) -> None:
     assert predicted(launch, 8, []) == predicted(launch, 8, [["NVIDIA T4", "15360 MiB", "550"]]) == {}
     with pytest.raises(ConfigError, match="GiB too much"):
         predicted(launch, 8, [["NVIDIA H100 80GB HBM3", "1024 MiB", "550"]])
+    for name in ("ptb/lag_vae", "ptb/sa_vae"):  # whose steps cannot be planned, which is no reason not to run them
+        launch = Launch("capt.pretrain", (), load_job(name, ["data.path=none"]), Options())
+        assert predicted(launch, 1, [["NVIDIA H100 80GB HBM3", "81559 MiB", "550"]]) == {}
 
 
 def test_the_report_shows_predicted_and_measured(tmp_path: Path) -> None:
