@@ -150,7 +150,7 @@ def object_name(cluster: KubernetesCluster, folder: str) -> str:
 
 
 def to_manifest(objects: Sequence[Mapping[str, Any]]) -> str:
-    """Objects as one text for ``kubectl apply -f -``."""
+    """Objects as one text for ``kubectl apply --server-side -f -``."""
     return yaml.dump_all(
         objects, Dumper=_Dumper, sort_keys=False, allow_unicode=True, explicit_start=True, width=10_000
     )

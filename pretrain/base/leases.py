@@ -90,11 +90,13 @@ class Leases:
                 path.unlink(missing_ok=True)
 
     def _take(self, path: Path, owner: str) -> bool:
+        if (found := _read(path)) is not None:
+            if not self._is_abandoned(path, found):
+                return False
+            _remove(path, found)
         own = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         own.write_text(owner)  # a lease has its owner from its first moment on
         try:
-            if (found := _read(path)) is not None and self._is_abandoned(path, found):
-                _remove(path, found)
             try:
                 os.link(own, path)
             except FileExistsError:

@@ -18,11 +18,12 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -59,6 +60,9 @@ CHUNK = 8 << 20
 """Bytes of a request."""
 _AHEAD = 4
 """Requests at a time."""
+_SMALL, _SMALL_AHEAD = CHUNK // 4, 16
+"""Bytes of a file that is fetched as a whole ahead of those who read it, and how many are: what they wait for is the
+store's answer, not the bytes."""
 _MOST_WHOLE = 8 * CHUNK
 """Bytes of a file that is read from a server which sends it whole for each request."""
 _MOST_PARTS = 10_000
@@ -135,6 +139,11 @@ class StoreFile:
         """The last part of the address."""
         return str(self).rstrip("/").rpartition("/")[2]
 
+    @property
+    def is_small(self) -> bool:
+        """Whether `contents_of` takes the file."""
+        return self.size <= _SMALL
+
 
 def look_up(url: str) -> StoreFile:
     """The file at ``url``. Raises ``DataError`` where there is none, or the store does not answer."""
@@ -188,25 +197,36 @@ def chunks(file: StoreFile) -> Iterator[bytes]:
         DataError: the file is gone, shorter than it was said to be, or another one by now; the store refuses it, or
             keeps failing.
     """
+    begins = range(0, file.size, CHUNK)
+    yield from _in_turn((partial(read_range, file, begin, min(begin + CHUNK, file.size)) for begin in begins), _AHEAD)
+    require_unchanged(file)
+
+
+def contents_of(files: Sequence[StoreFile]) -> Generator[bytes]:
+    """The content of each of some small files, in order, fetched some files ahead. Raises ``DataError`` as `chunks`."""
+    assert all(file.is_small for file in files)
+    return _in_turn((partial(_whole, file) for file in files), min(_SMALL_AHEAD, len(files)))
+
+
+def _whole(file: StoreFile) -> bytes:
+    content = read_range(file, 0, file.size)
+    require_unchanged(file)
+    return content
+
+
+def _in_turn(requests: Iterator[Callable[[], bytes]], at_once: int) -> Generator[bytes]:
+    """What the requests give, in their order; at most ``at_once`` run, or wait to be taken."""
     waiting: deque[Future[bytes]] = deque()
-    with ThreadPoolExecutor(_AHEAD) as pool:
-        begins = iter(range(0, file.size, CHUNK))
-
-        def ask() -> None:
-            if (begin := next(begins, None)) is not None:
-                waiting.append(pool.submit(read_range, file, begin, min(begin + CHUNK, file.size)))
-
+    with ThreadPoolExecutor(max(1, at_once)) as pool:
         try:
-            for _ in range(_AHEAD):
-                ask()
+            waiting.extend(map(pool.submit, islice(requests, at_once)))
             while waiting:
                 content = waiting.popleft().result()
-                ask()
+                waiting.extend(map(pool.submit, islice(requests, 1)))
                 yield content
         finally:
             for request in waiting:
                 request.cancel()
-    require_unchanged(file)
 
 
 def read_range(file: StoreFile, begin: int, end: int) -> bytes:
@@ -237,17 +257,20 @@ def require_unchanged(file: StoreFile) -> None:
         raise DataError(f"{file}: the file was replaced in the store while it was read; start again")
 
 
-def reader(file: StoreFile) -> io.BufferedReader:
-    """The file as a seekable binary stream. Reading raises ``DataError``, as `read_range`."""
-    return io.BufferedReader(_Ranges(file))
+def reader(file: StoreFile, content: bytes = b"") -> io.BufferedReader:
+    """The file as a seekable binary stream; ``content`` is given where it was fetched already.
+
+    Reading raises ``DataError``, as `read_range`.
+    """
+    return io.BufferedReader(_Ranges(file, content))
 
 
 class _Ranges(io.RawIOBase):
     """Requests of `CHUNK` bytes, whatever is asked for at a time: a reader of lines asks for 8 KiB."""
 
-    def __init__(self, file: StoreFile) -> None:
+    def __init__(self, file: StoreFile, held: bytes) -> None:
         self._file, self._at = file, 0
-        self._begin, self._held = 0, b""
+        self._begin, self._held = 0, held
         self.name, self.mode = str(file), "rb"
 
     def readable(self) -> bool:

@@ -12,7 +12,7 @@ import json
 import logging
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from hashlib import sha256
@@ -26,7 +26,7 @@ from capt.pretrain.base.files import read_json, write_json, write_text
 from capt.pretrain.base.leases import Leases, Task
 from capt.pretrain.base.parallel import ProgressCallback, run_alike
 from capt.pretrain.base.records import read_record
-from capt.pretrain.base.stores import StoreFile, require_unchanged
+from capt.pretrain.base.stores import StoreFile
 from capt.pretrain.base.verification import Verifier, file_state, hash_file
 from capt.pretrain.data.card import Card, card_of, write_card
 from capt.pretrain.data.corpus import Corpus, Piece
@@ -34,17 +34,19 @@ from capt.pretrain.data.duplicates import Signatures, choose
 from capt.pretrain.data.files import FileCorpus, no_text, source_record
 from capt.pretrain.data.filters import filters_of
 from capt.pretrain.data.join import ShardStream, write_file
-from capt.pretrain.data.parts import PART, PartRecord, write_part
-from capt.pretrain.data.paths import identity
+from capt.pretrain.data.parts import PART, PartRecord, SourceCounts, write_part
+from capt.pretrain.data.paths import TextFile, identity
 from capt.pretrain.data.shard_writer import source_records
 from capt.pretrain.data.shards import DOCUMENTS, MANIFEST, Manifest, ShardSet, TokenizerRecord, token_dtype
 from capt.pretrain.data.sources import Split, source_of
 from capt.pretrain.data.targets import WrittenFile, target_of
-from capt.pretrain.data.units import Plan, Unit, key_of, open_unit
+from capt.pretrain.data.units import Plan, Source, Unit, key_of, open_unit
 
 logger = logging.getLogger(__name__)
 
 WORK = ".work"
+_FORM = 2
+"""Changes with what a part holds and how units are cut: the unfinished work of another release is not continued."""
 NO_VALIDATION = (
     "validation is off: the text is too short to hold out %s of it, by whole documents (in .txt a blank line ends one) "
     "or pieces of long ones; set data.validation_files, or a larger data.validation_fraction"
@@ -103,7 +105,7 @@ class PreparationWorker:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             leases = Leases(self.folder / "leases")
-            leases.share([self._hash_task(unit) for unit in plan.files])
+            leases.share([self._hash_task(sources) for sources in self._hashed])
             if self.is_finished():
                 return
             done = (lambda: None) if progress is None else (lambda: progress(self.bytes_done(), plan.size))
@@ -131,23 +133,26 @@ class PreparationWorker:
     def load_hashes(self, verifier: Verifier) -> None:
         """Ask ``verifier``, which may remember them, for the hashes of the files."""
         if self.plan.units:
-            data, files = self.plan.data, [unit.file for unit in self.plan.files]
+            data, files = self.plan.data, [source.file for source in self.plan.sources]
             corpus = FileCorpus(files, data.text_column, data.document_start, verifier)
             self._contents = corpus.contents()
 
-    def _hash_record(self, unit: Unit) -> Path:
-        state = json.dumps([str(unit.file), unit.file.tag if isinstance(unit.file, StoreFile) else unit.modified])
+    @property
+    def _hashed(self) -> list[tuple[Source, ...]]:
+        """The files of this host, in groups that are hashed by one process; of those in a store the store tells."""
+        found = (tuple(each for each in unit.sources if each.modified is not None) for unit in self.plan.units)
+        return list(dict.fromkeys(sources for sources in found if sources))
+
+    def _hash_record(self, sources: Sequence[Source]) -> Path:
+        state = json.dumps([[str(source.file), source.modified] for source in sources])
         return self.folder / "hashes" / f"{sha256(state.encode()).hexdigest()[:32]}.json"
 
-    def _hash_task(self, unit: Unit) -> Task:
-        record = self._hash_record(unit)
+    def _hash_task(self, sources: Sequence[Source]) -> Task:
+        record = self._hash_record(sources)
 
         def run() -> None:
-            if isinstance(unit.file, StoreFile):
-                digest = identity(unit.file)
-            else:
-                digest = hash_file(unit.file, file_state(unit.file.stat()), None, None, DataError, "")
-            write_json(record, {"name": str(unit.file), "sha256": digest})
+            files = [source.file for source in sources if isinstance(source.file, Path)]
+            write_json(record, [hash_file(file, file_state(file.stat()), None, None, DataError, "") for file in files])
 
         return Task(f"hash-{record.stem}", record.is_file, run)
 
@@ -156,10 +161,12 @@ class PreparationWorker:
         """What is recorded of each file."""
         if self._contents is None:
             if self.plan.units:
-                found = [read_json(self._hash_record(unit)) for unit in self.plan.files]
-                self._contents = [
-                    source_record(unit.file, each["sha256"]) for unit, each in zip(self.plan.files, found, strict=True)
-                ]
+                files = [source.file for source in self.plan.sources]
+                digests: dict[TextFile, str] = {file: identity(file) for file in files if isinstance(file, StoreFile)}
+                for sources in self._hashed:
+                    found = read_json(self._hash_record(sources))
+                    digests |= zip((source.file for source in sources), found, strict=True)
+                self._contents = [source_record(file, digests[file]) for file in files]
             else:
                 self._contents = self._other_corpus.contents()
         return self._contents
@@ -184,7 +191,7 @@ class PreparationWorker:
     @cached_property
     def _place(self) -> Path:
         keys = [self.key(split) for split in self.plan.splits]
-        made_of = json.dumps([keys, self.plan.unit_bytes, self.plan.shard_tokens])
+        made_of = json.dumps([_FORM, keys, self.plan.unit_bytes, self.plan.shard_tokens])
         return self.folder / sha256(made_of.encode()).hexdigest()[:16]
 
     def _is_there(self, split: Split) -> bool:
@@ -251,10 +258,10 @@ class PreparationWorker:
     def _write_kept(self) -> None:
         """Decide which documents stay, and write for each split the tokens and documents of each part that do."""
         records, steps = self._records, self.plan.filters
-        with_text = {str(unit.file) for unit, record in self._by_unit() if record.documents}
-        for unit in self.plan.files:
-            if str(unit.file) not in with_text:
-                raise no_text(unit.file)
+        with_text = {source for source, counts in self._by_source() if counts.documents}
+        for source in self.plan.sources:
+            if source not in with_text:
+                raise no_text(source.file)
         with new_folder(self._kept) as folder:
             kept = choose(self._parts, [record.kept for record in records], steps) if steps.compares else None
             if kept is not None:
@@ -269,8 +276,10 @@ class PreparationWorker:
                     rows = list(np.array([stream.counts(part) for part in range(len(counts))]).T)
                 np.save(folder / f"{split}.npy", np.stack(rows))
 
-    def _by_unit(self) -> Iterable[tuple[Unit, PartRecord]]:
-        return zip(self.plan.units, self._records, strict=True) if self.plan.units else ()
+    def _by_source(self) -> Iterator[tuple[Source, SourceCounts]]:
+        if self.plan.units:
+            for unit, record in zip(self.plan.units, self._records, strict=True):
+                yield from zip(unit.sources, record.sources, strict=True)
 
     def _by_part(self, mask: np.ndarray) -> list[np.ndarray]:
         ends = np.cumsum([record.kept for record in self._records])
@@ -373,10 +382,10 @@ class PreparationWorker:
     def _described(self) -> list[dict[str, str | int]]:
         """The records of the sources, with the rows without text that were found."""
         without: dict[str, int] = {}
-        for unit, record in self._by_unit():
-            without[str(unit.file)] = without.get(str(unit.file), 0) + record.rows_without_text
+        for source, counts in self._by_source():
+            without[str(source.file)] = without.get(str(source.file), 0) + counts.rows_without_text
         if not self.plan.units:
-            without[str(self.contents[0]["name"])] = self._records[0].rows_without_text
+            without[str(self.contents[0]["name"])] = self._records[0].sources[0].rows_without_text
         return [
             {**part, "rows_without_text": count} if (count := without.get(str(part["name"]), 0)) else part
             for part in self.contents
@@ -399,7 +408,8 @@ class _Nothing(Corpus):
 
 def _require_same(unit: Unit) -> None:
     """Raise ``DataError`` if a file was written while it was prepared."""
-    if isinstance(unit.file, StoreFile):
-        require_unchanged(unit.file)
-    elif unit.file.stat().st_mtime_ns != unit.modified:
-        raise DataError(f"{unit.file} changed while it was read: see to it that nothing writes it, and start again")
+    for source in unit.sources:  # the reader of those in a store has asked the store
+        if isinstance(source.file, Path) and source.file.stat().st_mtime_ns != source.modified:
+            raise DataError(
+                f"{source.file} changed while it was read: see to it that nothing writes it, and start again"
+            )

@@ -97,7 +97,10 @@ def _compared_text(plan: Plan, parts: Sequence[Path], records: Sequence[PartReco
     part = int(np.searchsorted(ends, number, side="right"))
     document = number - int(ends[part] - records[part].kept)
     folder = parts[part]
-    where = f"unit {part}" if not plan.units else str(plan.units[part].file)
+    where = "unit 0"
+    if plan.units:
+        of_files = np.cumsum([source.kept for source in records[part].sources])
+        where = str(plan.units[part].sources[int(np.searchsorted(of_files, document, side="right"))].file)
     for split in plan.splits:
         found = np.flatnonzero(np.fromfile(folder / f"{split}.of", dtype="<i8") == document)
         if len(found):

@@ -96,7 +96,11 @@ class Corpus(ABC):
         """The sources of the text, each with a hash (``sha256`` of a file) that changes when the text does."""
 
     def __iter__(self) -> Iterator[Passage]:
-        return _assemble(self.pieces())
+        return passages_of(self.pieces())
+
+    def by_source(self) -> Iterator[Iterator[Passage]]:
+        """The passages of each source in turn, each to be read to its end; here all are of one."""
+        yield iter(self)
 
 
 class Part(Corpus):
@@ -143,7 +147,7 @@ def row_pieces(rows: Iterable[str], document_start: re.Pattern[str] | None) -> I
             yield text.rstrip() + "\n", document_start is None or document_start.match(text) is not None
 
 
-def _assemble(pieces: Iterable[Piece]) -> Iterator[Passage]:
+def passages_of(pieces: Iterable[Piece]) -> Iterator[Passage]:
     """Collect pieces into passages, cut where a line ends if possible, else at a space."""
     text, starts = "", True
     for piece, begins_document in pieces:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property, partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,11 @@ import pyarrow.parquet
 
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.files import DAMAGED, PACKED, other_form, parse_row, printable, require_ratio, unpacked
-from capt.pretrain.base.stores import StoreFile, require_unchanged
+from capt.pretrain.base.stores import StoreFile
 from capt.pretrain.base.verification import Verifier
-from capt.pretrain.data.corpus import PASSAGE, Corpus, Missing, Piece, TextColumn, row_pieces
+from capt.pretrain.data.corpus import PASSAGE, Corpus, Missing, Passage, Piece, TextColumn, passages_of, row_pieces
 from capt.pretrain.data.csv_rows import Row, csv_rows, require_one_of_each, tsv_rows
-from capt.pretrain.data.paths import TextFile, identity, opened, require_form, size_of, suffix_of
+from capt.pretrain.data.paths import TextFile, identity, opened, opened_in_turn, require_form, size_of, suffix_of
 
 _CHUNK = 1 << 20
 _ROWS_WITHOUT_COLUMN = 1000
@@ -78,19 +78,30 @@ class FileCorpus(Corpus):
 
     def pieces(self) -> Iterator[Piece]:
         """The lines or rows of all files."""
+        return chain.from_iterable(self._by_file())
+
+    def by_source(self) -> Iterator[Iterator[Passage]]:
+        """The passages of each file in turn."""
+        return map(passages_of, self._by_file())
+
+    def _by_file(self) -> Iterator[Iterator[Piece]]:
         before = 0
-        for path, read in self._readers:
-            with self._opened(path) as raw:
-                blank = True
-                for text, begins_document in read(self, path, raw):
-                    self.position = before + raw.tell()
-                    yield text, begins_document or blank
-                    blank = False
-            if blank and self._span is None:
-                raise no_text(path)
-            if isinstance(path, StoreFile):
-                require_unchanged(path)
-            before += size_of(path)
+        with closing(self._opened()) as files:
+            for (path, read), file in zip(self._readers, files, strict=True):
+                yield self._pieces(path, read, file, before)
+                before += size_of(path)
+
+    def _pieces(
+        self, path: TextFile, read: FileReader, file: AbstractContextManager[io.BufferedReader], before: int
+    ) -> Iterator[Piece]:
+        with file as raw:
+            blank = True
+            for text, begins_document in read(self, path, raw):
+                self.position = before + raw.tell()
+                yield text, begins_document or blank
+                blank = False
+        if blank and self._span is None:
+            raise no_text(path)
 
     def contents(self) -> list[dict[str, str | int]]:
         """Name, format, size and SHA-256 of every file; the first call is collective over the verifier's ranks.
@@ -104,13 +115,18 @@ class FileCorpus(Corpus):
             for part, count in zip(self._contents, counted, strict=True)
         ]
 
+    def _opened(self) -> Generator[AbstractContextManager[io.BufferedReader]]:
+        paths = [path for path, _ in self._readers]
+        if self._span is None or suffix_of(paths[0]) == ".parquet":
+            yield from opened_in_turn(paths)
+        else:
+            yield self._part(paths[0], self._span)
+
     @contextmanager
-    def _opened(self, path: TextFile) -> Iterator[io.BufferedReader]:
-        with opened(path) as raw:
-            if self._span is None or suffix_of(path) == ".parquet":
-                yield raw
-            else:
-                yield io.BufferedReader(_Window(raw, self._span))
+    def _part(self, path: TextFile, span: Span) -> Iterator[io.BufferedReader]:
+        for file in opened_in_turn([path]):
+            with file as raw:
+                yield io.BufferedReader(_Window(raw, span))
 
     @property
     def rows_without_text(self) -> int:

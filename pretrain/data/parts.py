@@ -56,6 +56,14 @@ class SplitCounts(Record, extra="forbid"):
     documents: int = 0
 
 
+class SourceCounts(Record, extra="forbid"):
+    """What a part holds of a file, or of another source."""
+
+    documents: int
+    kept: int
+    rows_without_text: int
+
+
 class PartRecord(Record, extra="forbid", frozen=False):
     """What is known of a part. ``documents`` are those that were read, ``kept`` those that the filters have
     left; ``seconds`` is time of the processor."""
@@ -66,7 +74,7 @@ class PartRecord(Record, extra="forbid", frozen=False):
     removed: dict[str, int] = Field(default_factory=dict)
     examples: dict[str, Example] = Field(default_factory=dict)
     splits: dict[str, SplitCounts] = Field(default_factory=dict)
-    rows_without_text: int = 0
+    sources: list[SourceCounts] = Field(default_factory=list)
     seconds: float = 0.0
 
 
@@ -159,15 +167,24 @@ def write_part(
 
         def passages() -> Iterator[tuple[Split, int, Passage]]:
             before: Split | None = None  # the split of the passage before
-            for piece, begins in judge.kept_passages(corpus):
-                if compared is not None:
-                    compared.add(piece, begins)
-                for passage in piece:
-                    first = has_first and before is None
-                    apart = len(splits) == 2 and not first and is_held_out(passage.text, held_out)
-                    split = splits[apart]
-                    yield split, record.kept - 1, replace(passage, starts=passage.starts or before != split)
-                    before = split
+            for source in corpus.by_source():
+                documents, kept, without = record.documents, record.kept, getattr(corpus, "rows_without_text", 0)
+                for piece, begins in judge.kept_passages(source):
+                    if compared is not None:
+                        compared.add(piece, begins)
+                    for passage in piece:
+                        first = has_first and before is None
+                        apart = len(splits) == 2 and not first and is_held_out(passage.text, held_out)
+                        split = splits[apart]
+                        yield split, record.kept - 1, replace(passage, starts=passage.starts or before != split)
+                        before = split
+                record.sources.append(
+                    SourceCounts(
+                        documents=record.documents - documents,
+                        kept=record.kept - kept,
+                        rows_without_text=getattr(corpus, "rows_without_text", 0) - without,
+                    )
+                )
 
         left = passages()
         while some := list(islice(left, PASSAGES_AT_ONCE)):
@@ -178,12 +195,7 @@ def write_part(
             record.splits[split] = stream.finish()
         if compared is not None:
             compared.finish()
-    record = record.model_copy(
-        update={
-            "rows_without_text": getattr(corpus, "rows_without_text", 0),
-            "seconds": time.process_time() - began,
-        }
-    )
+    record.seconds = time.process_time() - began
     write_json(folder / PART, record.model_dump())
     return record
 

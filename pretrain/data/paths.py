@@ -7,14 +7,14 @@ import hashlib
 import io
 import json
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.files import PACKED, open_regular
-from capt.pretrain.base.stores import StoreFile, is_url, listed, reader
+from capt.pretrain.base.stores import StoreFile, contents_of, is_url, listed, reader, require_unchanged
 from capt.pretrain.base.verification import ALONE, Ranks
 
 PLAIN = (".txt", ".md")
@@ -97,6 +97,28 @@ def held_out_files(patterns: Sequence[str], train: Sequence[TextFile], ranks: Ra
 def opened(path: TextFile) -> AbstractContextManager[io.BufferedReader]:
     """The bytes of a file, here or in a store."""
     return reader(path) if isinstance(path, StoreFile) else open_regular(path)
+
+
+def opened_in_turn(paths: Sequence[TextFile]) -> Generator[AbstractContextManager[io.BufferedReader]]:
+    """The bytes of each file, in order. Small ones of a store are fetched while those before them are read.
+
+    A file in a store is whole and unchanged when its block ends, or that raises ``DataError``.
+    """
+    with closing(contents_of([path for path in paths if isinstance(path, StoreFile) and path.is_small])) as fetched:
+        for path in paths:
+            if not isinstance(path, StoreFile):
+                yield open_regular(path)
+            elif path.is_small:
+                yield reader(path, next(fetched))
+            else:
+                yield _unchanged(path)
+
+
+@contextmanager
+def _unchanged(file: StoreFile) -> Iterator[io.BufferedReader]:
+    with reader(file) as raw:
+        yield raw
+    require_unchanged(file)
 
 
 def size_of(path: TextFile) -> int:

@@ -1,4 +1,4 @@
-"""Plan a preparation: what is made, and the units of work, which are files and parts of large ones.
+"""Plan a preparation: what is made, and the units of work, which are files, some small ones, and parts of large ones.
 
 Units are cut where documents begin, so that the documents of all units in their order are those of the files, whichever
 process reads them.
@@ -10,7 +10,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
@@ -32,22 +32,31 @@ from capt.pretrain.data.sources import Split
 LARGEST, SMALLEST = 64 << 20, 4 << 20
 """Bytes of the parts into which files are cut, of much text and of little."""
 _UNITS = 64
+_FEW_FILES, _MANY_FILES = 64, 1000
+"""Files of a unit at most, of some files and of many."""
 _LONGEST_BLANK = 1000
 """Bytes of a blank line at which a text is cut. The reader passes over such lines; it takes longer ones for text."""
 _LINE = 1 << 20
 
 
 @dataclass(frozen=True)
-class Unit:
-    """The documents of ``file`` that begin in ``span``, or all of them; ``bytes`` is its size, for the progress.
-
-    Text is cut at the first place in the span where that is possible, so a unit may hold nothing, and the one before it
-    more. ``modified``, of a file on a disk, is its time of modification in nanoseconds.
-    """
+class Source:
+    """A file of text; ``modified``, of one on a disk, is its time of modification in nanoseconds when it was found."""
 
     file: TextFile
-    bytes: int
     modified: int | None
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The documents of some files, or those of one that begin in ``span``; ``bytes`` is its size, for the progress.
+
+    Text is cut at the first place in the span where that is possible, so a unit may hold nothing, and the one before it
+    more.
+    """
+
+    sources: tuple[Source, ...]
+    bytes: int
     span: Span | None = None
 
 
@@ -82,9 +91,9 @@ class Plan:
     store: str | None = None
 
     @property
-    def files(self) -> list[Unit]:
-        """The first unit of each file."""
-        return list({unit.file: unit for unit in reversed(self.units)}.values())[::-1]
+    def sources(self) -> list[Source]:
+        """The files, each once."""
+        return list(dict.fromkeys(source for unit in self.units for source in unit.sources))
 
     @property
     def size(self) -> int:
@@ -104,23 +113,28 @@ def unit_bytes_of(files: Sequence[TextFile]) -> int:
 
 
 def units_of(files: Sequence[TextFile], document_start: str | None, unit_bytes: int) -> list[Unit]:
-    """The units of some files, in order. Of a parquet file its footer is read, of others nothing.
+    """The units of some files, in order. Of a large parquet file its footer is read, of others nothing.
+
+    What a unit costs does not depend on its size, so small files that follow each other share one.
 
     Raises:
         DataError: a file is empty, or a parquet file is damaged.
     """
-    units = []
+    units: list[Unit] = []
+    most = min(_MANY_FILES, max(_FEW_FILES, len(files) // _UNITS))
     for file in files:
         size = size_of(file)
         if size == 0:
             raise empty(file)
-        whole = Unit(file, size, None if isinstance(file, StoreFile) else file.stat().st_mtime_ns)
+        source = Source(file, None if isinstance(file, StoreFile) else file.stat().st_mtime_ns)
         spans = _spans(file, size, document_start, unit_bytes) if size > unit_bytes else []
-        if len(spans) < 2:
-            units.append(whole)
+        last = units[-1] if units else None
+        if len(spans) > 1:
+            units += [Unit((source,), size // len(spans), span) for span in spans]
+        elif last and last.span is None and len(last.sources) < most and last.bytes + size <= unit_bytes:
+            units[-1] = Unit((*last.sources, source), last.bytes + size)
         else:
-            share = size // len(spans)
-            units += [replace(whole, span=span, bytes=share) for span in spans]
+            units.append(Unit((source,), size))
     return units
 
 
@@ -152,12 +166,12 @@ def _row_groups(file: TextFile, unit_bytes: int) -> list[Span]:
 
 def open_unit(unit: Unit, data: DataConfig, unit_bytes: int) -> FileCorpus | None:
     """The text of a unit; None where nothing begins in it. Reading raises ``DataError`` as `FileCorpus`."""
-    span = unit.span
-    if span is not None and suffix_of(unit.file) != ".parquet":
-        span = _settled(unit.file, span, data.document_start, unit_bytes)
+    span, files = unit.span, [source.file for source in unit.sources]
+    if span is not None and suffix_of(files[0]) != ".parquet":
+        span = _settled(files[0], span, data.document_start, unit_bytes)
         if span is None or span.begin == span.end:
             return None
-    return FileCorpus([unit.file], data.text_column, data.document_start, missing=data.missing, span=span)
+    return FileCorpus(files, data.text_column, data.document_start, missing=data.missing, span=span)
 
 
 def _settled(file: TextFile, span: Span, document_start: str | None, unit_bytes: int) -> Span | None:

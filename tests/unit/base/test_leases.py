@@ -128,3 +128,14 @@ def test_a_file_system_without_hard_links_is_refused(tmp_path: Path, monkeypatch
     with pytest.raises(DataError, match=r"leases: this file system has no hard links \(Operation not permitted\)"):
         Leases(tmp_path / "leases").share(tasks(tmp_path / "done", 1))
     assert list((tmp_path / "leases").iterdir()) == []
+
+
+def test_a_lease_that_another_one_holds_is_only_read(tmp_path: Path) -> None:
+    """Every process meets the leases of all others: that must not cost each of them writes to a shared disk."""
+    folder = tmp_path / "leases"
+    with Leases(folder)._held("0") as mine:
+        assert mine
+        os.utime(folder, (1, 1))
+        with Leases(folder)._held("0") as theirs:
+            assert not theirs
+        assert folder.stat().st_mtime == 1

@@ -30,8 +30,10 @@ from capt.pretrain.data import bulk, parts
 from capt.pretrain.data import prepare as prepare_module
 from capt.pretrain.data.config import DataConfig
 from capt.pretrain.data.filters import DocumentFilters, is_repetitive
+from capt.pretrain.data.paths import resolve_files
 from capt.pretrain.data.prepare import prepare, prepare_folder
 from capt.pretrain.data.shards import ShardSet
+from capt.pretrain.data.units import units_of
 from tests.unit.data.doubles import ByteTokenizer
 from tests.unit.data.faulty import damaged, faulty_store
 
@@ -330,6 +332,79 @@ def test_a_vanished_file_is_said_at_once(corpus: Path, tmp_path: Path, monkeypat
     )
     with pytest.raises(FileNotFoundError, match=r"a\.txt"):
         prepare_folder(config(corpus / "a.txt", tmp_path / "cache"), ByteTokenizer(), tmp_path / "out")
+
+
+def small_files(folder: Path, count: int) -> list[str]:
+    """Files of a few lines, every eleventh with rows without text; the texts."""
+    folder.mkdir()
+    made = []
+    for number, text in enumerate(texts(count, 11)):
+        rows: list[str | None] = [text, *([None] * 2 if number % 11 == 0 else []), f"the end of {number}"]
+        (folder / f"{number:04}.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+        made += [row.rstrip() for row in rows if row is not None]
+    return made
+
+
+def test_small_files_share_a_unit(tmp_path: Path) -> None:
+    """A unit costs files, syncs and a lease, whatever its size. Each file keeps its own record."""
+    expected = small_files(tmp_path / "text", 300)
+    (tmp_path / "text" / "0150.txt").write_text("a large file between small ones\n\n" * 2000)
+    files = resolve_files([str(tmp_path / "text" / "*")], "data.files")
+    units = units_of(files, None, 20_000)
+    assert [source.file for unit in units for source in unit.sources if unit.span is None] == [
+        file for file in files if file.name != "0150.txt"
+    ]
+    assert all(unit.bytes <= 20_000 and len(unit.sources) <= 64 for unit in units)
+    assert sum(unit.span is None for unit in units) <= 10
+    (tmp_path / "text" / "0150.txt").unlink()
+    data = config(tmp_path / "text" / "*", tmp_path / "cache", validation_fraction=0)
+    made = prepare_folder(data, ByteTokenizer(), tmp_path / "out", unit_bytes=20_000)
+    assert documents(made["train"]) == expected
+    without = {part["name"]: part.get("rows_without_text", 0) for part in made["train"].manifest.source}
+    assert without == {
+        str(file): 2 * (number % 11 == 0) for number, file in enumerate(sorted((tmp_path / "text").iterdir()))
+    }
+    once = prepare(data, ByteTokenizer(), "train")
+    assert once is not None
+    assert content(tmp_path / "out") == {f"train/{path.name}": path.read_bytes() for path in once.folder.iterdir()}
+
+
+def test_of_small_files_in_a_unit_the_right_one_is_named(tmp_path: Path) -> None:
+    small_files(tmp_path / "text", 40)
+    twice = "a document that is in two files, word by word"
+    for name in ("0007.jsonl", "0031.jsonl"):
+        with (tmp_path / "text" / name).open("a") as file:
+            file.write(json.dumps({"text": twice}) + "\n")
+    data = config(tmp_path / "text" / "*", tmp_path / "cache", validation_fraction=0)
+    prepare_folder(data, ByteTokenizer(), tmp_path / "out", filters=DocumentFilters(exact=True))
+    (step,) = json.loads((tmp_path / "out" / "card.json").read_text())["steps"]
+    assert step["removed"] == 1
+    assert [text.partition(": ")[0].rpartition("/")[2] for text in step["example"]] == ["0031.jsonl", "0007.jsonl"]
+    (tmp_path / "text" / "0020.jsonl").write_text('{"text": " "}\n')
+    with pytest.raises(DataError, match=r"0020\.jsonl holds no text"):
+        prepare_folder(data, ByteTokenizer(), tmp_path / "again")
+    (tmp_path / "text" / "0020.jsonl").write_text("no json\n")
+    with pytest.raises(DataError, match=r"0020\.jsonl, line 1, column 1: not JSON"):
+        prepare_folder(data, ByteTokenizer(), tmp_path / "again")
+
+
+@pytest.mark.parametrize("when", ["hash", "part"])
+def test_a_small_file_that_changes_while_it_is_prepared_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    small_files(tmp_path / "text", 9)
+    name = {"hash": "hash_file", "part": "write_part"}[when]
+    original, changed = getattr(bulk, name), tmp_path / "text" / "0005.jsonl"
+
+    def changing(*given: Any, **keys: Any) -> Any:
+        result = original(*given, **keys)
+        os.utime(changed, (1, 1))
+        return result
+
+    monkeypatch.setattr(bulk, name, changing)
+    data = config(tmp_path / "text" / "*", tmp_path / "cache", validation_fraction=0)
+    with pytest.raises(DataError, match=r"0005\.jsonl changed while it was read"):
+        prepare_folder(data, ByteTokenizer(), tmp_path / "out")
 
 
 @pytest.mark.parametrize(("first", "is_taken"), [(700, True), (1000, True), (1001, False), (None, False)])

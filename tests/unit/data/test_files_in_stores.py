@@ -7,9 +7,12 @@ import json
 import logging
 import shutil
 import sys
+import threading
+import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -50,6 +53,7 @@ def test_text_in_a_store_reads_as_on_disk(
     folder: Path, store: type[FaultyStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stores, "CHUNK", 3000)
+    monkeypatch.setattr(stores, "_SMALL", 2000)
     here = resolve_files([f"{folder}/*.*"], "data.files")
     there = resolve_files([f"faulty:/{folder}/*.*"], "data.files")
     assert [file.name for file in there] == ["a.txt", "b.jsonl.gz", "c.parquet"]
@@ -67,6 +71,57 @@ def test_text_in_a_store_reads_as_on_disk(
     again = FileCorpus(resolve_files([f"faulty:/{folder}/*.*"], "data.files"), "text", None).contents()
     assert [x["sha256"] == y["sha256"] for x, y in zip(contents, again, strict=True)] == [False, True, True]
     with pytest.raises(DataError, match=r"a\.txt: the file was replaced in the store while it was read; start again"):
+        list(corpus)
+
+
+def test_small_files_of_a_store_are_fetched_ahead_in_their_order(
+    tmp_path: Path, store: type[FaultyStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several requests run at a time, at most the number of files that may wait for their reader."""
+    for number in range(40):
+        (tmp_path / f"{number:02}.txt").write_text(f"text of {number}\n")
+    running, most, lock = 0, 0, threading.Lock()
+    read = FaultyStore.cat_file
+
+    def slow(self: FaultyStore, path: str, **options: Any) -> bytes:
+        nonlocal running, most
+        with lock:
+            running, most = running + 1, max(most, running + 1)
+        time.sleep(0.01)
+        content = read(self, path, **options)
+        with lock:
+            running -= 1
+        return content
+
+    monkeypatch.setattr(store, "cat_file", slow)
+    monkeypatch.setattr(stores, "_SMALL_AHEAD", 5)
+    files = resolve_files([f"faulty:/{tmp_path}/*.txt"], "data.files")
+    passages = iter(FileCorpus(files, "text", None))
+    assert next(passages).text == "text of 0"
+    time.sleep(0.2)
+    assert len(store.requests) <= 7, "more is fetched than may wait"
+    assert [passage.text for passage in passages] == [f"text of {number}" for number in range(1, 40)]
+    assert 1 < most <= 5
+    assert sorted(store.requests) == sorted(file.name for file in files), "a file was fetched twice"
+
+
+@pytest.mark.parametrize("small", [0, 1 << 20])
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (faulty.truncated, r"it gave [\d,]+ bytes, and not the [\d,]+ asked for"),
+        (faulty.expired, "the store refuses access"),
+        (faulty.replaced, "the file was replaced in the store while it was read"),
+    ],
+)
+def test_a_store_that_lies_about_a_file_of_text_is_named(
+    folder: Path, store: type[FaultyStore], monkeypatch: pytest.MonkeyPatch, small: int, fault: faulty.Fault, told: str
+) -> None:
+    """Files that are fetched ahead as a whole, and those that are read as they come."""
+    monkeypatch.setattr(stores, "_SMALL", small)
+    corpus = FileCorpus(resolve_files([f"faulty:/{folder}/a.txt"], "data.files"), "text", None)
+    store.faults = [fault] * 9
+    with pytest.raises(DataError, match=rf"a\.txt.*{told}"):
         list(corpus)
 
 

@@ -70,13 +70,17 @@ def test_what_is_not_there_is_told_in_one_attempt(
     assert "trying again" not in caplog.text
 
 
-def test_no_byte_is_fetched_twice(hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("parts", [1, 4])
+def test_no_byte_is_fetched_twice(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, parts: int
+) -> None:
     """The hub's own file system reads 5 MB ahead in each request, which the next one does not use."""
-    monkeypatch.setattr(stores, "CHUNK", len(LONG) // 4)
+    monkeypatch.setattr(stores, "CHUNK", len(LONG) // parts)
+    monkeypatch.setattr(stores, "_SMALL", len(LONG) if parts == 1 else 0)
     caplog.set_level("INFO")
     assert "".join(texts(f"{SET}/long.txt")).count("words") == 2000
     given = [size for method, path, size in hub.requests if "/resolve/" in path]
-    assert given == [len(LONG) // 4] * 4
+    assert given == [len(LONG) // parts] * parts
     assert len(hub.requests) - len(given) <= 4
     assert caplog.text == "", "a request is answered by a signed address, which is not logged"
 

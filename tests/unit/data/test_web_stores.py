@@ -36,6 +36,7 @@ def server(tmp_path: Path) -> Iterator[WebServer]:
     (tmp_path / "file").write_bytes(CONTENT)
     with web_server(tmp_path) as made, pytest.MonkeyPatch.context() as patch:
         patch.setattr(stores, "CHUNK", 9000)
+        patch.setattr(stores, "_SMALL", 3000)
         yield made
 
 
