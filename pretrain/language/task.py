@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import CheckpointError, ConfigError, quoted
+from capt.pretrain.base.verification import all_ranks
 from capt.pretrain.config.schema import Job
 from capt.pretrain.contrast.temperature import Schedule
 from capt.pretrain.contrastive.task import Assemble, ContrastState, ContrastTask, HeldOut, Scales
@@ -28,7 +29,6 @@ from capt.pretrain.data.corruption import IGNORE
 from capt.pretrain.data.mixture_dataset import MixtureDataset, held_out_samples
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import Progress, Role, Rows, SampleOrder, StepMetrics
-from capt.pretrain.engine.verification import all_ranks
 from capt.pretrain.language.batches import Assembler, LanguageBatch, Windows
 from capt.pretrain.language.config import LanguageJob
 from capt.pretrain.language.prepare import Prepared, prepare

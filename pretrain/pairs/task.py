@@ -22,7 +22,7 @@ from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, c
 from capt.pretrain.base.overlap import Shared, report_overlap
 from capt.pretrain.base.randomness import derive
 from capt.pretrain.base.records import Count
-from capt.pretrain.base.verification import Verifier
+from capt.pretrain.base.verification import Verifier, all_ranks
 from capt.pretrain.config.schema import Job
 from capt.pretrain.contrastive.collapse import Figures
 from capt.pretrain.contrastive.task import Assemble, ContrastState, ContrastTask, Scales
@@ -31,7 +31,6 @@ from capt.pretrain.data.corruption import IGNORE, CorruptionVocabulary, Corrupto
 from capt.pretrain.data.sampler import BlockMixtureSampler, Sampler
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import Progress, Role, Rows, SampleOrder, StepMetrics
-from capt.pretrain.engine.verification import all_ranks
 from capt.pretrain.language.load import Backbone, load_backbone
 from capt.pretrain.pairs.batches import Assembler, MaskedTexts, Noise, PairBatch, padded, shared_keys
 from capt.pretrain.pairs.config import PairJob, Pooling
