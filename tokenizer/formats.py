@@ -290,7 +290,7 @@ def _each_key_once(path: Path) -> dict[str, Any]:
 
 
 def _require_each_once(path: Path, tokens: Sequence[str]) -> None:
-    """Refuse a line of ``vocab.txt`` that repeats another one; no text gets an empty one, of which several may be."""
+    """Refuse a line of ``vocab.txt`` that repeats another one. Empty lines may repeat: no text is encoded as one."""
     lines: dict[str, int] = {}
     for number, token in enumerate(tokens, start=1):
         if token and (first := lines.setdefault(token, number)) != number:

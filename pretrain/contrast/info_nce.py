@@ -321,7 +321,7 @@ def _at_widths(
 
 
 def _weight_of_queue(rows: float, queued: Tensor, group: distributed.Group) -> Tensor:
-    """How often each queued row counts where all of them together may count as ``rows`` at most."""
+    """The weight of each queued row: 1, or less where all of them together would weigh more than ``rows`` rows."""
     held = distributed.all_reduce_sum(
         torch.full((), float(len(queued)), dtype=torch.float64, device=queued.device), group
     )

@@ -56,7 +56,7 @@ class BestValue(Record):
 
 
 class BestFigures(Record):
-    """`Figures` at their best, each for itself."""
+    """The best value of each of the `Figures`, and its step."""
 
     retrieval: BestValue
     uniformity: BestValue

@@ -146,7 +146,7 @@ class _Side:
         content = f"{prompt}\0{text}".encode(errors="surrogatepass")
         name = hashlib.blake2b(content, digest_size=16).digest()
         number = self._numbers.setdefault(name, len(self._numbers))
-        if number == self.keys.length + len(self._waiting):  # a new one
+        if number == self.keys.length + len(self._waiting):  # it is new
             self.longest(prompt, place)
             self._waiting.append((prompt, text))
             if len(self._waiting) >= _AT_ONCE:

@@ -50,7 +50,7 @@ class Device:
 
     @property
     def is_gpu(self) -> bool:
-        """Whether it is not a processor of a host."""
+        """Whether it is a GPU, and not a processor of a host."""
         return self.name != "cpu"
 
     def peak(self, precision: str) -> float:
@@ -100,7 +100,7 @@ class Cluster:
 
 
 def hosts(count: int, device: Device) -> int:
-    """Hosts that hold ``count`` devices, the last of them perhaps not all that it has room for."""
+    """The number of hosts that ``count`` devices need; the last one may not be full."""
     return -(-count // int(GPUS_OF_HOST.value)) if device.is_gpu else 1
 
 

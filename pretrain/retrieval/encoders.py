@@ -406,7 +406,7 @@ def _check(folder: Path) -> None:
     modules_of(folder)
     for number, path in enumerate(folder.rglob("*")):
         if number > _MAX_FILES:
-            raise CheckpointError(f"{folder}: over {_MAX_FILES} files")
+            raise CheckpointError(f"{folder}: over {_MAX_FILES} files; name the folder of one model")
         if path.suffix in PICKLES:
             raise CheckpointError(f"{path}: a pickle, which could run code when it is opened; remove it")
         if not path.is_dir() or path.is_symlink():
