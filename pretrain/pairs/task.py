@@ -25,7 +25,7 @@ from capt.pretrain.base.records import Count
 from capt.pretrain.base.verification import Verifier, all_ranks
 from capt.pretrain.config.schema import Job
 from capt.pretrain.contrastive.collapse import Figures
-from capt.pretrain.contrastive.task import Assemble, ContrastState, ContrastTask, Scales
+from capt.pretrain.contrastive.task import Assemble, ContrastState, ContrastTask, Scales, masked_scale
 from capt.pretrain.contrastive.views import Views
 from capt.pretrain.data.corruption import IGNORE, CorruptionVocabulary, Corruptor
 from capt.pretrain.data.sampler import BlockMixtureSampler, Sampler
@@ -271,9 +271,7 @@ class PairTask(ContrastTask[PairBatch]):
         if not self.job.mlm.weight:
             return {}
         masked_here = sum(int((part.labels != IGNORE).sum()) for part in batch)
-        masked = distributed.all_reduce_sum(torch.full((), masked_here, dtype=torch.float64, device=device))
-        masked = torch.where(masked > 0, masked, torch.inf)  # the factor of no token is 0, which says so
-        return {"mlm": distributed.world_size() * len(batch) / masked}
+        return {"mlm": masked_scale(masked_here, len(batch), device)}
 
     def losses(
         self, engine: Engine, batch: PairBatch, scales: Scales, step: int
