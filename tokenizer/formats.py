@@ -127,7 +127,7 @@ class _Folder:
     special: list[_Token]
 
     def is_text(self, token: str) -> bool:
-        """Whether a special token is one that texts hold on purpose, and none that surrounds, fills or hides them."""
+        """Whether a special token belongs to the texts themselves, and does not surround, pad or mask them."""
         never = {*self.declared.values(), *ROLE_NAMES, *(self.config.control_symbols or ())}
         return not self.config.split_special_tokens and token not in never
 

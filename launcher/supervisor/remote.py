@@ -151,7 +151,7 @@ _ENDING = 8.0
 
 
 class Left(NamedTuple):
-    """Processes on a host that were not seen to end: which start of the host they belong to, number and beginning."""
+    """Processes on a host that were not seen to end: the boot of the host, and the id and start of each."""
 
     started: str
     processes: tuple[tuple[int, int], ...]

@@ -195,7 +195,7 @@ def read_verified(path: Path) -> list[VerifiedFile]:
 
 
 def write_verified(path: Path, new: Sequence[VerifiedFile]) -> None:
-    """Add files to the memory, as read now. Of two processes that add at the same time, one may lose what it adds.
+    """Add files to the memory as it is on disk now. If two processes add at the same time, one addition may be lost.
 
     A path that is not UTF-8 is left out, for JSON cannot hold it: such files are hashed again.
     """

@@ -45,7 +45,7 @@ def check_temperature(temperature: float | Tensor) -> None:
 
 
 def _check_row_temperatures(anchors: Tensor, temperature: Tensor, options: ContrastOptions) -> None:
-    """Raise where temperatures of rows are asked for what a loss has with one temperature alone."""
+    """Raise for temperatures of rows that have another number or an option that needs one temperature for all."""
     if temperature.shape != anchors.shape[:1]:
         raise ConfigError(
             f"temperature is a number, or one for each of {len(anchors)} anchors, got {tuple(temperature.shape)}"

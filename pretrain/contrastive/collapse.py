@@ -149,7 +149,7 @@ class CollapseWatch:
 
 
 def remedies(section: ContrastSection) -> str:
-    """What keeps a job with these settings from a collapse, of what it does not do yet."""
+    """The settings that keep a job from a collapse and that this one does not have yet."""
     ways = []
     if section.queue and section.in_batch == "none":
         ways.append("contrast.in_batch=global")

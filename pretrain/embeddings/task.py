@@ -56,7 +56,7 @@ class EmbeddingTask:
 
     @property
     def status(self) -> str:
-        """What the rule has to say: a generator that has collapsed."""
+        """The warning of the rule, that its generator has collapsed; else empty."""
         return self._rule.status
 
     def build_modules(self) -> Mapping[str, nn.Module]:

@@ -108,7 +108,7 @@ class _Column:
                 file.write(values.tobytes())
 
     def finish(self) -> np.ndarray:
-        """Write what waits; the array, where it is in memory."""
+        """Write what waits; return the array if it is in memory, else an empty one."""
         self._flush()
         return np.zeros(0, self.dtype) if self._path is not None else np.concatenate(self._parts)
 

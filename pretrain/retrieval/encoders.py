@@ -156,7 +156,7 @@ class OwnEncoder(TextEncoder):
         self.require_room()
 
     def limit(self, role: Role) -> int:
-        """Tokens of a text at most; where there is one for each role, the document's is that of a text without one."""
+        """The most tokens of a text. Where each role has a limit, a text without a role has the document's."""
         return self._limits.get("document" if role == "text" else role, super().limit(role))
 
     def lengths(self, texts: Sequence[str], role: Role) -> list[int]:
