@@ -158,7 +158,7 @@ def clean(runs: Sequence[Path]) -> Iterator[tuple[Path, str]]:
         yield from remove_stale(location_of(None))
     for run in runs:
         if not holds_run(run):
-            raise ConfigError(f"{run} holds no run")
+            raise ConfigError(f"{run} holds no run; name a run folder")
         if is_active(run):
             raise ConfigError(f"{run}: a process is training in this folder; stop it first")
         (run / INCARNATION).unlink(missing_ok=True)
