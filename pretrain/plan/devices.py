@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from capt.pretrain.base.errors import ConfigError, did_you_mean
+from capt.pretrain.engine.provenance import gpu_kind
 
 TUNING = "NCCL, `src/graph/tuning.cc`, commit 01afd20"
 GIB = 2**30
@@ -128,8 +129,8 @@ def cluster(text: str) -> Cluster:
 
 def device_named(name: str) -> Device | None:
     """The device whose name is part of what a driver reports, such as ``NVIDIA H100 80GB HBM3``."""
-    words = re.findall(r"[a-z]+\d+", name.lower())  # an RTX A1000 is no A100
-    return next((each for key, each in DEVICES.items() if each.is_gpu and any(w.endswith(key) for w in words)), None)
+    kind = gpu_kind(name, (key for key, each in DEVICES.items() if each.is_gpu))
+    return DEVICES[kind] if kind else None
 
 
 @dataclass(frozen=True)
