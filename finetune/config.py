@@ -117,7 +117,7 @@ class FineTuningJob(Job):
 
 
 class TextData(Section):
-    """How labelled texts are read and put into batches. A task adds which they are."""
+    """How labelled texts are read and put into batches. A task adds where the texts are."""
 
     sequence_length: PositiveInt | None = Field(
         None, ge=8, le=2**20, description="longest input in tokens; if unset 512, or the positions of the encoder"

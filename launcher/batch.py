@@ -43,9 +43,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _newest_once_gone_back(words: list[str]) -> list[str]:
-    """Arguments of a job that was queued again: once it has gone back to a checkpoint it continues from its newest.
+    """The arguments of a requeued job without ``--checkpoint``, if the run has gone back to that checkpoint already.
 
-    It has where no later checkpoint is left that is older than the batch script, which was written as it was submitted.
+    It has when no later checkpoint is older than the batch script, which was written when the job was submitted.
     """
     given = parse(words)
     if given.checkpoint is None:

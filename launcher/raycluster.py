@@ -68,7 +68,7 @@ def check_here(need: Mapping[str, float], count: int, remedy: str) -> None:
 
 
 def check_cluster(need: Mapping[str, float], count: int) -> None:
-    """Refuse ``count`` ranks that the nodes of the cluster can never hold together, with those that it may add.
+    """Refuse ``count`` ranks that the cluster cannot hold, even with the nodes that it may add.
 
     Raises:
         ConfigError: they do not fit.

@@ -1,4 +1,4 @@
-"""Starts a job again that lost a process or hung, from its newest checkpoint, as often as it may."""
+"""Restarts a job that lost a process or hung, from its newest checkpoint, as often as ``supervise.restarts`` allows."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from capt.launcher.supervisor.processes import stop_asked, stop_signals
 from capt.pretrain.base.errors import ConfigError, UserError, is_passing, user_text
 from capt.pretrain.base.files import read_bytes
 from capt.pretrain.engine.run_folder import CONFIG, FAILED, STATUS, STOPPED
+from capt.pretrain.engine.step_folders import MANIFEST, checkpoints_of
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ def _ahead(launch: Launch) -> set[tuple[str, int, int]]:
 
 def _manifests(run: Path) -> set[tuple[str, int, int]]:
     """Name, inode and time of each checkpoint's manifest: a later checkpoint of the same step has others."""
-    found = [(path.parent.name, path.stat()) for path in (run / "checkpoints").glob("step-*/manifest.json")]
+    found = [(path.name, (path / MANIFEST).stat()) for path in checkpoints_of(run)]
     return {(name, facts.st_ino, facts.st_mtime_ns) for name, facts in found}
 
 

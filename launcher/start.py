@@ -196,7 +196,7 @@ def _attempt(chosen: Backend, launch: Launch, plan: Plan) -> End:
 
 
 def _named_checkpoint(folder: Path, name: str) -> str:
-    """The name of the checkpoint that is called so, also by a link (``best``), which may lead elsewhere at a restart.
+    """The name of the checkpoint. A link (``best``) is resolved, for it may lead elsewhere at a restart.
 
     Raises ``ConfigError`` where the run has none of that name.
     """

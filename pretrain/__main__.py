@@ -118,7 +118,7 @@ def _report(error: Exception, rank: int, *, debug: bool) -> int:
 
 
 def _is_of_another_rank(error: Exception) -> bool:
-    """Whether a rank fell over a connection, which ended with the rank that failed first."""
+    """Whether a rank failed only because its connection to a rank that had failed was lost."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
     return "DistError" in kinds or any(text in str(error) for text in ("gloo/transport", "Connection closed by peer"))
 

@@ -127,7 +127,7 @@ class _Folder:
     special: list[_Token]
 
     def is_text(self, token: str) -> bool:
-        """Whether a special token is one that texts hold on purpose, and none that surrounds, fills or hides them."""
+        """Whether a special token belongs to the texts themselves, and does not surround, pad or mask them."""
         never = {*self.declared.values(), *ROLE_NAMES, *(self.config.control_symbols or ())}
         return not self.config.split_special_tokens and token not in never
 
@@ -290,7 +290,7 @@ def _each_key_once(path: Path) -> dict[str, Any]:
 
 
 def _require_each_once(path: Path, tokens: Sequence[str]) -> None:
-    """Refuse a line of ``vocab.txt`` that repeats another one; no text gets an empty one, of which several may be."""
+    """Refuse a line of ``vocab.txt`` that repeats another one. Empty lines may repeat: no text is encoded as one."""
     lines: dict[str, int] = {}
     for number, token in enumerate(tokens, start=1):
         if token and (first := lines.setdefault(token, number)) != number:

@@ -67,7 +67,7 @@ class GlueJob(TextJob):
         task, path = self.data.text_task, self.data.path
         if self.data.source == "hub":
             if path is not None and not path.is_dir():
-                raise DataError(f"data.path: no folder {path} with what datasets saved")
+                raise DataError(f"data.path: no folder {path}; name one that `datasets` saved, or leave data.path out")
             return f"{task.folder} of {path or 'the hub'}"
         assert path is not None, "GlueData lets no job through without it"
         files = [find_split(path, task, split) for split in task.splits if not split.startswith("test")]

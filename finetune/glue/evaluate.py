@@ -39,8 +39,9 @@ def predict(
     trained = checkpoint if isinstance(checkpoint, FineTuned) else load_classifier(checkpoint)
     section, task = trained.job.data, trained.job.data.text_task
     if task.pair != (examples.second is not None):
-        kind = "pairs of texts" if task.pair else "single texts"
-        raise ConfigError(f"{examples.source}: {task.folder} is a task of {kind}")
+        kinds = ("pairs of texts", "single texts")
+        wanted, there = kinds if task.pair else kinds[::-1]
+        raise ConfigError(f"{examples.source}: {task.folder} is a task of {wanted}, these are {there}")
     assert section.sequence_length is not None, "TextJob.with_encoder fills it in"
     model, objective = trained.model.to(device()), TextObjective(task)
     types = model.reads_types

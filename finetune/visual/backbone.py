@@ -67,7 +67,7 @@ def _pretrained(path: Path, job: VisualJob) -> Backbone:
 
 
 def _answers(job: VisualJob, start: Start) -> tuple[str, ...] | None:
-    """What the classes of the answer head are, if the task, of one picture a row, can take it over."""
+    """The classes of the answer head, if the task has one picture a row and can take the head over."""
     if job.data.visual_task.pictures != 1 and job.model.init_answers is None:
         return start.pretrained.answers
     return named_answers(start, job.model.init_answers)

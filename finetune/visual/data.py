@@ -172,7 +172,7 @@ def answer_table(data: VisualData, splits: Splits) -> AnswerTable | None:
 
 
 def data_digest(splits: Splits, store: RegionStore, answers: AnswerTable | None) -> str:
-    """Equal for jobs that train and validate on the same rows, regions and answers."""
+    """A digest of what a job trains and validates on: rows, regions and answers."""
     digest = sha256(store.manifest.key.encode())
     for part in (*splits, () if answers is None else answers.answers):
         digest.update(f"{len(part)}\n".encode())

@@ -15,9 +15,8 @@ from capt.finetune.visual.module import ANSWERS, PictureClassifier, classifier, 
 from capt.finetune.visual.nlvr import Permute, require_scenes
 from capt.finetune.visual.objective import objective_of
 from capt.pretrain.base.errors import ConfigError
-from capt.pretrain.base.verification import Verifier
+from capt.pretrain.base.verification import Verifier, all_ranks
 from capt.pretrain.config.schema import Job
-from capt.pretrain.engine.verification import all_ranks
 from capt.pretrain.models.lxmert.config import LxmertConfig, encoder_flops
 from capt.pretrain.regions.store import RegionStore
 from capt.pretrain.vision_language.inputs import require

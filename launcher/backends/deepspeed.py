@@ -55,7 +55,9 @@ def plan(launch: Launch) -> Plan:
     }
     for what, text in unquoted.items():
         if not _PLAIN.fullmatch(text):
-            raise ConfigError(f"{what} {text!r} goes unquoted through a remote shell and holds a special character")
+            raise ConfigError(
+                f"{what} {text!r} holds a special character, and DeepSpeed sends it unquoted: use another path"
+            )
     env_file = (launch.run_dir / "launch.env").resolve()
     port = options.master_port or DEFAULT_PORT
     argv = (

@@ -105,7 +105,7 @@ def _gathering(
 
 
 def _meet(launch: Launch, plan: Plan, hosts: Sequence[Host], lines: Mapping[Host, Link]) -> dict[Host, str]:
-    """Open the rendezvous on the first host, and have the others call it; those that cannot, and why.
+    """Open the rendezvous on the first host and have the others call it; return those that cannot, and why.
 
     Raises:
         ConfigError: the port is taken when the job is started for the first time.

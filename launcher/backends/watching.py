@@ -150,7 +150,7 @@ class Watcher:
         return stalled.pulse.section in ("save", "local") or now - self._waited < _DOUBT
 
     def _pulses(self) -> dict[int, Pulse]:
-        """What the ranks do that run."""
+        """The pulses of the ranks that run."""
         pulses = {rank: self._ranks.pulse(rank) for rank, code in enumerate(self._ranks.codes) if code is None}
         seen = {rank: pulse for rank, pulse in pulses.items() if pulse is not None}
         awake = time.monotonic() - self._awake

@@ -258,7 +258,7 @@ def _show_store(summary: StoreSummary, verified: bool) -> None:
 
 
 def _show_figures(summary: StoreSummary) -> None:
-    """What a person needs to see whether files were read rightly."""
+    """Print the figures by which a person sees whether files were read rightly."""
     for source in summary.sources:
         if source["read_as"]:
             typer.echo(f"{source['name']}: read as {source['read_as']}")

@@ -236,7 +236,7 @@ def store_options(store: str | None, dtype: str, tokens: int | None, cache_bytes
 
 
 def shared_folder(store: str) -> Path:
-    """Where work is handed to ranks: the folder of the vectors, or this one where they are in an object store."""
+    """The folder in which ranks are given work: that of the vectors, or the working folder if they are in a store."""
     from capt.pretrain.base.stores import is_url
 
     return Path.cwd() if is_url(store) else Path(store)

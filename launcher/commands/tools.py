@@ -72,7 +72,7 @@ def clean(
 
     Never those of a run that is training.
     """
-    from capt.launcher.clean import clean as remove
+    from capt.pretrain.reliability.local.storage import clean as remove
 
     removed = 0
     for folder, reason in remove(runs or []):

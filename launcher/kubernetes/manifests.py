@@ -201,7 +201,7 @@ def _files(cluster: KubernetesCluster, name: str, files: Mapping[str, str], *, l
 
 
 def _own_network(cluster: KubernetesCluster, name: str, metrics_port: int | None) -> list[dict[str, Any]]:
-    """What lets pods of the job alone connect to its pods: the rendezvous, gloo and NCCL ask nobody who calls."""
+    """A policy that lets only pods of the job connect to its pods: rendezvous, gloo and NCCL do not authenticate."""
     if not cluster.network_policy:
         return []
     own = {"matchLabels": {_INSTANCE: name}}

@@ -85,7 +85,7 @@ class Findings:
 
 @dataclass
 class Survey:
-    """What asking all hosts has shown; ``here`` is the host that asks, the rendezvous is on the first of ``hosts``."""
+    """The answers of all hosts; ``here`` is the host that asks, and the rendezvous is on the first of ``hosts``."""
 
     here: Facts
     hosts: list[Findings]

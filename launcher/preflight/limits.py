@@ -114,7 +114,7 @@ def rendezvous(survey: Survey) -> Iterator[Check]:
 
 
 def interfaces(survey: Survey) -> Iterator[Check]:
-    """The interfaces that gloo and NCCL are told exist everywhere; without one, gloo takes the host name's address."""
+    """Check that the interfaces set for gloo and NCCL exist on all hosts; gloo's default is the host name's address."""
     gloo = [name for name in survey.environment.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
     nccl = survey.environment.get("NCCL_SOCKET_IFNAME", "")
     for one in survey.hosts:

@@ -35,7 +35,7 @@ _NO_SSH = re.compile(r"^ssh cannot be started")
 
 
 def compare(survey: Survey) -> list[Check]:
-    """All checks of the hosts together, each fault with its remedy; nothing is good that no host has answered."""
+    """All checks of the hosts together, each fault with its remedy; what no host has answered does not pass."""
     groups: tuple[tuple[str, Callable[[Survey], Iterator[Check]]], ...] = (
         ("reachable", reach),
         ("versions", versions),

@@ -241,7 +241,7 @@ def _clock(session: Session) -> Clock:
 
 
 def _share(found: Survey, each: Callable[[Callable[[Session, Findings], None]], None]) -> None:
-    """This host and every other one write a file into the folder and look for the other's."""
+    """Write a file into the folder from this host and from every other one, and look for each other's."""
     folder = Path(found.folder)
     mine = folder / f".preflight-{found.token}"
     try:

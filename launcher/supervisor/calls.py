@@ -30,7 +30,7 @@ _KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPC
 
 
 class Door:
-    """Takes the calls of nodes, in a thread; each waits until somebody is ready to hear it."""
+    """Accepts the calls of nodes in a thread; each call waits until it is answered."""
 
     def __init__(self, port: int, nodes: int) -> None:
         """Listen. Raises ``OSError`` where the port is taken."""

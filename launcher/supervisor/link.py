@@ -35,7 +35,7 @@ class Client(Protocol):
     stderr: Any
 
     def poll(self) -> int | None:
-        """How it ended (0: the node has seen all its ranks end), None while it is there."""
+        """The exit code (0: the node has seen all its ranks end); None while the line is open."""
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end. Raises ``subprocess.TimeoutExpired``."""

@@ -175,7 +175,7 @@ class Supervisor:
         self._flush(0.0)
 
     def _flush(self, seconds: float) -> None:
-        """Write what the line takes. Raises ``OSError`` where it has ended."""
+        """Write as much as the line takes. Raises ``OSError`` where it has ended."""
         until = time.monotonic() + seconds
         while self._unsaid:
             with suppress(BlockingIOError):

@@ -99,7 +99,7 @@ class LocalRanks:
         self._door: socket.socket | None = None
 
     def listen(self, port: int, *, alone: bool, again: bool) -> int:
-        """Open the socket of the rendezvous, which rank 0 inherits, so that nobody can be faster; return its port.
+        """Open the socket of the rendezvous, which rank 0 inherits, so that no other process takes its port; return it.
 
         ``alone``: all ranks are on this host, so the socket is not open to others. A job that is started ``again``
         takes another port where another program has taken its own. Raises ``OSError``.

@@ -151,7 +151,7 @@ _ENDING = 8.0
 
 
 class Left(NamedTuple):
-    """Processes on a host that were not seen to end: which start of the host they belong to, number and beginning."""
+    """Processes on a host that were not seen to end: the boot of the host, and the id and start of each."""
 
     started: str
     processes: tuple[tuple[int, int], ...]
@@ -185,9 +185,9 @@ class RemoteRanks:
             self.send(self._asked)
 
     def look(self, seconds: float) -> None:
-        """Take the news of this number of seconds. A stop signal that a node was sent is sent to this process as well.
+        """Wait for these seconds, read what the nodes have reported, and pass a node's stop signal to this process.
 
-        All in one pass: hundreds of nodes say something all the time, and after each look all ranks are judged.
+        The reports are read in one pass: hundreds of nodes report all the time, and all ranks are judged afterwards.
         """
         time.sleep(seconds)
         pump(self._links, 0.0)

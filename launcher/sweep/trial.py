@@ -32,20 +32,11 @@ from capt.pretrain.base.locks import file_lock
 from capt.pretrain.config.load import load_mapping
 from capt.pretrain.config.reader import to_yaml
 from capt.pretrain.engine.metrics_file import METRICS, Row, drop_rows_after
-from capt.pretrain.engine.run_folder import BAD_INPUT, DONE, STOPPED, read_status
+from capt.pretrain.engine.run_folder import BAD_INPUT, CONFIG, DONE, STATUS, STOPPED, read_status
+from capt.pretrain.engine.step_folders import MANIFEST, checkpoints_of, is_step, step_folder, step_of
 from capt.pretrain.report.sweeps import ParameterChange
 
-_OF_A_RUN = ("config.yaml", METRICS, "status.json", "best.json")
-
-
-def checkpoint_of(run_dir: Path, step: int) -> Path:
-    """Where the checkpoint of a step lies."""
-    return run_dir / "checkpoints" / f"step-{step:08d}"
-
-
-def is_complete(path: Path) -> bool:
-    """Whether a checkpoint has been written whole (its manifest comes last)."""
-    return (path / "manifest.json").is_file()
+_OF_A_RUN = (CONFIG, METRICS, STATUS, "best.json")
 
 
 def prepare_restart(run_dir: Path, source: Mapping[str, Any] | None) -> tuple[tuple[str, ...], int]:
@@ -60,14 +51,14 @@ def prepare_restart(run_dir: Path, source: Mapping[str, Any] | None) -> tuple[tu
     """
     if source is not None:
         _adopt(run_dir, Path(source["checkpoint"]), int(source["step"]))
-    steps = [step for step in _steps(run_dir) if is_complete(checkpoint_of(run_dir, step))]
-    if not steps:
+    complete = checkpoints_of(run_dir)
+    if not complete:
         _clear(run_dir)
         return (), 0
-    step = steps[-1]
+    newest, step = complete[-1].name, step_of(complete[-1])
     drop_rows_after(run_dir / METRICS, step)
-    (run_dir / "status.json").unlink(missing_ok=True)
-    return ("--resume", "--checkpoint", checkpoint_of(run_dir, step).name), step
+    (run_dir / STATUS).unlink(missing_ok=True)
+    return ("--resume", "--checkpoint", newest), step
 
 
 def what_went_wrong(run_dir: Path, code: int) -> str:
@@ -86,9 +77,9 @@ def what_went_wrong(run_dir: Path, code: int) -> str:
 
 def _adopt(run_dir: Path, source: Path, step: int) -> None:
     """Make ``source`` the newest checkpoint of the run."""
-    own = checkpoint_of(run_dir, step)
-    later = [s for s in _steps(run_dir) if s > step or (s == step and own != source)]
-    remove_checkpoints(run_dir, [checkpoint_of(run_dir, s).name for s in later])
+    own = step_folder(run_dir, step)
+    there = [path for path in (run_dir / "checkpoints").glob("*") if is_step(path.name)]  # whole or not
+    remove_checkpoints(run_dir, [path.name for path in there if step_of(path) > step or path == own != source])
     for link in ("latest", "best"):
         path = run_dir / "checkpoints" / link
         if path.is_symlink() and not path.exists():
@@ -101,10 +92,6 @@ def _adopt(run_dir: Path, source: Path, step: int) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(source, partial)
     partial.rename(own)
-
-
-def _steps(run_dir: Path) -> list[int]:
-    return sorted(int(path.name[5:]) for path in (run_dir / "checkpoints").glob("step-*") if path.name[5:].isdecimal())
 
 
 def _clear(run_dir: Path) -> None:
@@ -192,11 +179,11 @@ class SweepTrial(tune.Trainable):
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
         """Where the checkpoint of the last validation lies; the ranks end, because a pause follows."""
         del checkpoint_dir  # only the path travels
-        checkpoint = checkpoint_of(self._run, self._step)
-        while not is_complete(checkpoint) and not self._over and self._ranks.poll() is None:
+        checkpoint = step_folder(self._run, self._step)
+        while not (checkpoint / MANIFEST).is_file() and not self._over and self._ranks.poll() is None:
             time.sleep(_POLL)
         self.cleanup(keep_lock=True)
-        if not is_complete(checkpoint):
+        if not (checkpoint / MANIFEST).is_file():
             raise RuntimeError(f"{checkpoint}: the validation of this step left no checkpoint, which pbt copies")
         prepare_restart(self._run, {"checkpoint": checkpoint, "step": self._step})  # the ranks continued meanwhile
         return {"checkpoint": str(checkpoint), "step": self._step, "run": self._run.name}
@@ -320,10 +307,10 @@ class SweepTrial(tune.Trainable):
 
     def _max_steps(self) -> int:
         """Read the number of steps from the run, since a task may work it out from its data."""
-        return int(load_mapping(self._run / "config.yaml", resolved=True)["schedule"]["max_steps"])
+        return int(load_mapping(self._run / CONFIG, resolved=True)["schedule"]["max_steps"])
 
     def _stops_early(self) -> bool:
-        return load_mapping(self._run / "config.yaml", resolved=True)["schedule"].get("stop_after") is not None
+        return load_mapping(self._run / CONFIG, resolved=True)["schedule"].get("stop_after") is not None
 
 
 def _trial_lock(run_dir: Path) -> AbstractContextManager[None]:

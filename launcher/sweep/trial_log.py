@@ -19,6 +19,7 @@ from capt.pretrain.base.files import open_for_append, open_regular, require_own_
 from capt.pretrain.base.records import Count, Record, read_record
 from capt.pretrain.engine.metrics_file import LINE, METRICS, Row, parse_row, read_metrics
 from capt.pretrain.engine.run_folder import read_status
+from capt.pretrain.engine.step_folders import MANIFEST
 from capt.pretrain.report.compare import from_the_median, ranked
 from capt.pretrain.report.sweeps import TRIALS, ParameterChange, State, TrialRecord, read_trials
 
@@ -276,7 +277,7 @@ def remove_checkpoints(run_dir: Path, names: Sequence[str] = ("*",)) -> None:
             if path.is_symlink():
                 path.unlink()
             elif path.is_dir():
-                (path / "manifest.json").unlink(missing_ok=True)
+                (path / MANIFEST).unlink(missing_ok=True)
                 shutil.rmtree(path)
 
 

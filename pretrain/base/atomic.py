@@ -37,7 +37,7 @@ def require_new(out: Path) -> None:
 
 
 def rename_to_new(folder: Path, out: Path) -> None:
-    """Rename ``folder`` to ``out``, which `require_new` has let pass. Raises ``DataError`` if that is no longer so."""
+    """Rename ``folder`` to ``out``, which `require_new` has checked. Raises ``DataError`` if ``out`` is now taken."""
     try:
         os.replace(folder, out)
     except OSError as problem:

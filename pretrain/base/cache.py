@@ -1,4 +1,4 @@
-"""Where a host keeps what it can make again."""
+"""The cache folders of a host: files that can be made again."""
 
 from __future__ import annotations
 

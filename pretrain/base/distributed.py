@@ -109,16 +109,16 @@ def reduce_scatter_sum(x: Tensor, group: Group = None) -> Tensor:
     return out.view(x.shape[1:])
 
 
-def all_to_all(x: Tensor, receive: Sequence[int], send: Sequence[int], group: Group = None) -> Tensor:
+def all_to_all(x: Tensor, receive: Sequence[int], send: Sequence[int]) -> Tensor:
     """Send ``send[r]`` consecutive rows of ``x`` to each rank r; return the ``receive[r]`` rows of each, in rank order.
 
     No gradient.
     """
     x = x.detach().contiguous()
-    if world_size(group) == 1:
+    if world_size() == 1:
         return x
     out = x.new_empty((sum(receive), *x.shape[1:]))
-    dist.all_to_all_single(out, x, list(receive), list(send), group=group)
+    dist.all_to_all_single(out, x, list(receive), list(send))
     return out
 
 

@@ -55,22 +55,22 @@ def open_regular(path: Path, *, error: type[UserError] = DataError) -> Iterator[
         yield file
 
 
-def file_in(folder: Path, name: str, *, error: type[UserError] = DataError) -> Path | None:
+def file_in(folder: Path, name: str) -> Path | None:
     """The file ``name`` of a folder that may come from somebody else; None where there is none.
 
     The hub client's cache is made of links, from ``snapshots/<revision>/<file>`` to ``blobs/<hash>``: these are
     followed, others are not, since they could show any file of this host.
 
     Raises:
-        UserError: of the class ``error``: it is not a regular file, or a link to somewhere else.
+        DataError: it is not a regular file, or a link to somewhere else.
     """
     path = folder / name
     try:
         linked = stat.S_ISLNK(path.lstat().st_mode)
         if linked and not is_in_hub_cache(path):
-            raise error(f"{path}: a link; only those of the hub's cache are followed, put the file itself there")
+            raise DataError(f"{path}: a link; only those of the hub's cache are followed, put the file itself there")
         if not stat.S_ISREG(path.stat().st_mode):
-            raise error(f"{path}: not a regular file")
+            raise DataError(f"{path}: not a regular file")
     except (FileNotFoundError, NotADirectoryError):
         return None
     return path

@@ -113,7 +113,7 @@ def is_locked(path: Path) -> bool:
 
 
 def is_replaced(path: Path) -> bool:
-    """Whether the file at ``path`` is gone or another one, and not that which this process holds locked.
+    """Whether the file at ``path`` is no longer the one that this process holds locked: it is gone or another one.
 
     What a file server cannot tell just now is not an answer.
     """

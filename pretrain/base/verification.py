@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -194,7 +195,7 @@ def read_verified(path: Path) -> list[VerifiedFile]:
 
 
 def write_verified(path: Path, new: Sequence[VerifiedFile]) -> None:
-    """Add files to the memory, as read now. Of two processes that add at the same time, one may lose what it adds.
+    """Add files to the memory as it is on disk now. If two processes add at the same time, one addition may be lost.
 
     A path that is not UTF-8 is left out, for JSON cannot hold it: such files are hashed again.
     """
@@ -229,6 +230,13 @@ class Ranks:
 ALONE = Ranks()
 
 
+def all_ranks() -> Ranks:
+    """The ranks of the process group; this process alone without one."""
+    from capt.pretrain.base import distributed  # imports torch, which a login node does without
+
+    return Ranks(distributed.rank(), distributed.gather_objects, partial(distributed.synchronize_errors, patient=True))
+
+
 @dataclass
 class Verifier:
     """Hashes files, dividing them over ``ranks``; every method is called by all of them alike.
@@ -255,13 +263,13 @@ class Verifier:
         host = re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())[:100]
         return self.cache / f"verified-{os.geteuid()}-{host}.json"
 
-    def digests(self, paths: Sequence[Path], *, error: type[UserError] = DataError) -> list[str]:
+    def digests(self, paths: Sequence[Path]) -> list[str]:
         """The SHA-256 of each file, in hexadecimal; where ranks see other files, of those that this rank sees.
 
         Raises:
-            UserError: of the class ``error``, on all ranks: a file cannot be read, or changes while it is read.
+            DataError: on all ranks: a file cannot be read, or changes while it is read.
         """
-        return self._digests(paths, [None] * len(paths), [None] * len(paths), error, "")
+        return self._digests(paths, [None] * len(paths), [None] * len(paths), DataError, "")
 
     def verify(
         self, folder: Path, files: Mapping[str, ExpectedFile], *, error: type[UserError] = DataError, hint: str = "",

@@ -135,7 +135,7 @@ def _with_bases(path: Path, chain: tuple[Path, ...] = ()) -> list[dict[str, Any]
         beside = path.parent / base
         layers += _with_bases(beside if _is_file(beside) else resolve_path(base), (*chain, path))
         if len(layers) > _MAX_FILES:
-            raise ConfigError(f"{path}: over {_MAX_FILES} files are read through base:")
+            raise ConfigError(f"{path}: over {_MAX_FILES} files are read through base:; name fewer of them")
     return [*layers, content]
 
 

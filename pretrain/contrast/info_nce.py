@@ -45,7 +45,7 @@ def check_temperature(temperature: float | Tensor) -> None:
 
 
 def _check_row_temperatures(anchors: Tensor, temperature: Tensor, options: ContrastOptions) -> None:
-    """Raise where temperatures of rows are asked for what a loss has with one temperature alone."""
+    """Raise for temperatures of rows that have another number or an option that needs one temperature for all."""
     if temperature.shape != anchors.shape[:1]:
         raise ConfigError(
             f"temperature is a number, or one for each of {len(anchors)} anchors, got {tuple(temperature.shape)}"
@@ -321,7 +321,7 @@ def _at_widths(
 
 
 def _weight_of_queue(rows: float, queued: Tensor, group: distributed.Group) -> Tensor:
-    """How often each queued row counts where all of them together may count as ``rows`` at most."""
+    """The weight of each queued row: 1, or less where all of them together would weigh more than ``rows`` rows."""
     held = distributed.all_reduce_sum(
         torch.full((), float(len(queued)), dtype=torch.float64, device=queued.device), group
     )

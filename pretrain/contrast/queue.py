@@ -239,7 +239,7 @@ class ShardedQueue:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of this rank's rows and ids, once it holds all that it may."""
+        """Bytes of this rank's rows and ids when its shard is full."""
         return self._rows.nbytes + self._ids.nbytes
 
     @property

@@ -56,7 +56,7 @@ class BestValue(Record):
 
 
 class BestFigures(Record):
-    """`Figures` at their best, each for itself."""
+    """The best value of each of the `Figures`, and its step."""
 
     retrieval: BestValue
     uniformity: BestValue
@@ -149,7 +149,7 @@ class CollapseWatch:
 
 
 def remedies(section: ContrastSection) -> str:
-    """What keeps a job with these settings from a collapse, of what it does not do yet."""
+    """The settings that keep a job from a collapse and that this one does not have yet."""
     ways = []
     if section.queue and section.in_batch == "none":
         ways.append("contrast.in_batch=global")

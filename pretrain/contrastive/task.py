@@ -52,6 +52,14 @@ that makes a mean over what the whole step holds, on all ranks and in all micro-
 which the step holds nothing is 0."""
 
 
+def masked_scale(masked_here: int, micro_batches: int, device: torch.device) -> Tensor:
+    """The factor of a sum over masked tokens (`Scales`); this rank's step has ``masked_here`` of them. Collective."""
+    # Counted on the host and filled in on the device: to copy a number to a device would mean to wait for it.
+    masked = distributed.all_reduce_sum(torch.full((), masked_here, dtype=torch.float64, device=device))
+    masked = torch.where(masked > 0, masked, torch.inf)  # the factor of no token is 0, which says so
+    return distributed.world_size() * micro_batches / masked
+
+
 class ContrastState(Record):
     """The part of ``state.json`` that `ContrastTask.save_state` writes: the tokenizer's digest, the queue's length, and
     what a collapse is measured by.

@@ -214,7 +214,7 @@ def _vocabulary(path: Path) -> object:
         tokenizer = json.loads(content)
         return tokenizer["model"]["vocab"], [(each["id"], each["content"]) for each in tokenizer["added_tokens"]]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise CheckpointError(f"{path}: is not a tokenizer of Hugging Face") from None
+        raise CheckpointError(f"{path}: not a tokenizer of Hugging Face") from None
 
 
 def validate_checkpoint(checkpoint: Path) -> dict[str, float]:

@@ -52,7 +52,7 @@ def python_folders() -> list[Path]:
     own = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")}
     linked = {path.resolve() for folder in own for path in _linked(folder)}
     linked |= {path.resolve() for path in _editable()}
-    # one below another is read with it
+    # a folder inside another one is read with that one
     paths = own | {path for path in linked if not (own | linked).intersection(path.parents)}
     return sorted(path for path in paths if path.is_dir())
 

@@ -81,7 +81,7 @@ class FolderTarget:
         return ShardSet.open(folder, verifier, verify=self._check)
 
     def take(self, split: Split, path: Path, record: FileRecord, gathered: Path) -> WrittenFile:
-        """Move a file, of which no other process knows, to its set."""
+        """Move a file that no other process knows of into its set."""
         os.replace(path, gathered / path.name)
         return WrittenFile(file=record)
 

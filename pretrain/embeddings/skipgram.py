@@ -57,7 +57,7 @@ class UpdateRule(Protocol):
         ...
 
     def batches(self, read: Callable[[int], Segments], step: int) -> Iterator[Any]:
-        """What the updates from ``step`` (from 0) on are given; ``read`` returns this rank's segments of an update."""
+        """Yield the batches from update ``step`` (0-based) on; ``read`` returns this rank's segments of an update."""
         ...
 
     def update(self, engines: Mapping[str, Engine], batch: Any, step: int, *, measure: bool) -> StepMetrics | None:

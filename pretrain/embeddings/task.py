@@ -15,6 +15,7 @@ from torch import nn
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, quoted
 from capt.pretrain.base.records import Record, parse_record
+from capt.pretrain.base.verification import all_ranks
 from capt.pretrain.config.schema import Job
 from capt.pretrain.embeddings.adversarial import Adversarial
 from capt.pretrain.embeddings.config import SEGMENT, EmbeddingJob
@@ -25,7 +26,6 @@ from capt.pretrain.embeddings.skipgram import SkipGram, UpdateRule
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
 from capt.pretrain.engine.task import Progress, StepMetrics, Updates
-from capt.pretrain.engine.verification import all_ranks
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class EmbeddingTask:
 
     @property
     def status(self) -> str:
-        """What the rule has to say: a generator that has collapsed."""
+        """The warning of the rule, that its generator has collapsed; else empty."""
         return self._rule.status
 
     def build_modules(self) -> Mapping[str, nn.Module]:

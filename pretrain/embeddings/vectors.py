@@ -6,7 +6,7 @@ import gzip
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -444,12 +444,8 @@ def _checked_rows(path: Path, layout: Layout) -> Iterator[Row]:
         )
 
 
-def read_vectors(path: Path, progress: Callable[[int], None] | None = None) -> WordVectors:
-    """Read a whole file of word vectors.
-
-    Args:
-        path: the file, of any form that `stream_vectors` reads.
-        progress: called after every 10,000 words with their number so far.
+def read_vectors(path: Path) -> WordVectors:
+    """Read a whole file of word vectors, of any form that `stream_vectors` reads.
 
     Raises:
         DataError: as `stream_vectors`.
@@ -463,7 +459,5 @@ def read_vectors(path: Path, progress: Callable[[int], None] | None = None) -> W
             matrix.resize((len(matrix) + len(matrix) // 2 + 1, layout.width), refcheck=False)
         matrix[len(words)] = row
         words.append(word)
-        if progress is not None and len(words) % 10_000 == 0:
-            progress(len(words))
     matrix.resize((len(words), layout.width), refcheck=False)
     return WordVectors(tuple(words), matrix)

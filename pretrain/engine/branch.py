@@ -90,7 +90,7 @@ def plant(checkpoint: Path, run_dir: Path) -> Path | None:
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
-    """Link a file, which nothing changes in place; copy it where that is another file system, or another user's."""
+    """Hard-link a file, for nothing changes it in place; copy it where it cannot be linked."""
     try:
         os.link(source, target, follow_symlinks=False)
     except FileNotFoundError:

@@ -160,7 +160,7 @@ class Callback:
         """
 
     def before_end(self, run: Run) -> None:
-        """Called after the last step and before any ``on_end``: what must not be lost is saved, whatever comes then."""
+        """Called after the last step and before any ``on_end``, to save what must not be lost if one of these fails."""
 
     def on_end(self, run: Run) -> None:
         """Called after the last step, also when the run is stopping early; not after an exception."""

@@ -115,7 +115,7 @@ def last_step_in(path: Path) -> int:
 
 
 def drop_rows_after(path: Path, step: int) -> None:
-    """Cut off the rows of later steps, which will be done again, and what is no row after the last that is kept.
+    """Cut off the rows of later steps, which will be done again, and what follows the last kept row and is no row.
 
     Steps grow from row to row, for every resume does this, so that only the end is read of a file of any size.
 
@@ -188,7 +188,7 @@ def _is_figure(name: str, value: Any) -> bool:
 
 
 def _number(value: int | float | None) -> float:
-    """Null is nan; what no figure reaches is infinite, so that nothing overflows that is made of figures."""
+    """Read a figure: null is nan, and a number beyond any real figure is infinite, so that no sum overflows."""
     if value is None:
         return math.nan
     return float(value) if -_LARGEST < value < _LARGEST or value != value else math.inf if value > 0 else -math.inf

@@ -23,7 +23,7 @@ class _Own:
 
 
 def measure(on: bool) -> None:
-    """Begin, or cease, to measure."""
+    """Switch the measurement on or off, and forget what was measured."""
     _Own.on, _Own.seconds, _Own.events = on, 0.0, []
 
 

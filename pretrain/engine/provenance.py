@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import subprocess
+from collections.abc import Iterable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -42,6 +43,12 @@ def hardware(gpu: str | None) -> str:
         names = re.findall(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(errors="replace"), re.MULTILINE)
         name = names[0].strip() if names else name
     return f"{name}, {os.cpu_count()}{_CORES}"
+
+
+def gpu_kind(name: str, kinds: Iterable[str]) -> str | None:
+    """The one of ``kinds`` (``h100``) that a driver's name of a device, such as ``NVIDIA H100 80GB HBM3``, holds."""
+    # An RTX A1000 is no A100.
+    return next((kind for kind in kinds if re.search(rf"{kind}(?!\d)", name, re.IGNORECASE)), None)
 
 
 def is_processor(hardware: str) -> bool:

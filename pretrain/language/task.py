@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import CheckpointError, ConfigError, quoted
+from capt.pretrain.base.verification import all_ranks
 from capt.pretrain.config.schema import Job
 from capt.pretrain.contrast.temperature import Schedule
-from capt.pretrain.contrastive.task import Assemble, ContrastState, ContrastTask, HeldOut, Scales
+from capt.pretrain.contrastive.task import Assemble, ContrastState, ContrastTask, HeldOut, Scales, masked_scale
 from capt.pretrain.contrastive.term import build_schedule
 from capt.pretrain.contrastive.views import Views
 from capt.pretrain.convert.reference import Pooling, embed
@@ -28,7 +29,6 @@ from capt.pretrain.data.corruption import IGNORE
 from capt.pretrain.data.mixture_dataset import MixtureDataset, held_out_samples
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import Progress, Role, Rows, SampleOrder, StepMetrics
-from capt.pretrain.engine.verification import all_ranks
 from capt.pretrain.language.batches import Assembler, LanguageBatch, Windows
 from capt.pretrain.language.config import LanguageJob
 from capt.pretrain.language.prepare import Prepared, prepare
@@ -191,11 +191,8 @@ class LanguageTask(ContrastTask[LanguageBatch]):
 
     def scales(self, batch: list[LanguageBatch], device: torch.device) -> Scales:
         """MLM is the sum over masked tokens divided by their number in the whole step."""
-        # Counted on the host and filled in on the device: to copy a number to a device would mean to wait for it.
         masked_here = sum(int(np.count_nonzero(micro_batch.labels.numpy() != IGNORE)) for micro_batch in batch)
-        masked = distributed.all_reduce_sum(torch.full((), masked_here, dtype=torch.float64, device=device))
-        masked = torch.where(masked > 0, masked, torch.inf)  # the factor of no token is 0, which says so
-        return {"mlm": distributed.world_size() * len(batch) / masked}
+        return {"mlm": masked_scale(masked_here, len(batch), device)}
 
     def losses(
         self, engine: Engine, batch: LanguageBatch, scales: Scales, step: int

@@ -224,7 +224,7 @@ The optimum :math:`f = \\log q/p` has :math:`E_p e^f = 1`: at draws of the prior
 
 
 class CriticDivergedError(RunFailedError):
-    """The critics have run away: nothing that is made of their values means anything. Raised on all ranks alike."""
+    """The critics have diverged, so that nothing computed from their values means anything. Raised on all ranks."""
 
     def __init__(self, what: str, lr: float) -> None:
         super().__init__(

@@ -361,7 +361,7 @@ class EncoderConfig(Section):
         return completed
 
     def fixed_by_weights(self) -> dict[str, Any]:
-        """The fields that weights of this model belong to, and their values: those of ``init``, whatever its rows."""
+        """The fields that ``model.init`` decides, with their values; the size of the vocabulary is not among them."""
         return {name: getattr(self, name) for name in self.decided_by_init if name != "vocab_size"}
 
     def unused_positions(self) -> str | None:

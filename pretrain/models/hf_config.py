@@ -107,7 +107,7 @@ def _snapshot(repo: str, revision: str | None, files: tuple[str, ...], cache: st
     )
 
     path = repo if revision is None else f"{repo}@{revision}"
-    offline = constants.HF_HUB_OFFLINE  # releases of the client before 2 ask for the list of a pinned revision even so
+    offline = constants.HF_HUB_OFFLINE  # before release 2 the client lists the files even of a pinned revision
     try:
         folder = Path(snapshot_download(repo, revision=revision, allow_patterns=list(files), local_files_only=offline))
     except GatedRepoError:

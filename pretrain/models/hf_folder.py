@@ -260,4 +260,4 @@ def require_regular(path: Path) -> None:
             raise CheckpointError(f"{path}: is a link out of the folder; copy the file it means into the folder")
         mode = path.stat().st_mode if path.exists() else 0
     if not stat.S_ISREG(mode):
-        raise CheckpointError(f"{path}: is not a regular file")
+        raise CheckpointError(f"{path}: not a regular file")

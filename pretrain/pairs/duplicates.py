@@ -69,7 +69,7 @@ def find_duplicates(
         else:
             texts.setdefault(same_text(text), (place, text))
     if not texts:
-        raise DataError(f"{against[0]}: no evaluation text has {words} words or more")
+        raise DataError(f"{against[0]}: no evaluation text has {words} words or more; lower --words")
     found.compared = len(texts)
     index = None if threshold is None else _Index(texts, threshold)
     # The best match of each evaluation text: an equal text ends the search, a near one gives way to a nearer one.
@@ -88,7 +88,7 @@ def find_duplicates(
                 if known is None or (similarity > known.similarity and not known.is_equal):
                     best[other] = Match(*texts[other], place, text, similarity)
     if not found.trained:
-        raise DataError(f"{train[0]}: no training text has {words} words or more")
+        raise DataError(f"{train[0]}: no training text has {words} words or more; lower --words")
     for match in (best[key] for key in texts if key in best):
         (found.equal if match.is_equal else found.near).append(match)
     return found

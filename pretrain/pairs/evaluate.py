@@ -11,10 +11,9 @@ from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.files import write_json
 from capt.pretrain.engine.provenance import used_versions
 from capt.pretrain.pairs.config import PairSource
-from capt.pretrain.pairs.forms import read_pairs
 from capt.pretrain.pairs.load import LoadedModel, load_model
 from capt.pretrain.pairs.sources import longest_text
-from capt.pretrain.pairs.store import HELD_OUT, encode_source
+from capt.pretrain.pairs.store import HELD_OUT, encode_source, pairs_of
 from capt.pretrain.pairs.validation import Pools, pools_of, validate
 
 
@@ -51,11 +50,7 @@ def command(
     sections = []
     for path in data:
         held_out = sources[name].model_copy(update={**HELD_OUT, "loss": "auto", "view": "dropout", "name": path.name})
-        options: dict[str, Any] = {
-            "corpus": held_out.corpus, "columns": held_out.columns, "split": held_out.split or "train"
-        }  # fmt: skip
-        pairs = read_pairs([path], form=held_out.form, **options)
-        rows = encode_source(held_out, pairs, trained.tokenizer, encoder.max_positions)
+        rows = encode_source(held_out, pairs_of(held_out, [path]), trained.tokenizer, encoder.max_positions)
         temperature = trained.job.validate_.temperature
         pools, widths = pools_of([rows], samples), trained.job.contrast.matryoshka
         figures = validate(model, pools, temperature, batch, encoder.pad_id, widths)

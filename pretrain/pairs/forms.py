@@ -156,7 +156,7 @@ def read_pairs(
 
 def _expanded(files: Sequence[Path]) -> Iterator[Path]:
     if not files:
-        raise DataError("no file of pairs is named")
+        raise DataError("no file of pairs is named; name one (data.files)")
     for path in files:
         if glob.has_magic(str(path)) and not path.exists():
             yield from [Path(name) for name in sorted(glob.glob(str(path), recursive=True))] or [path]

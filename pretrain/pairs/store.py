@@ -108,7 +108,7 @@ class _Column:
                 file.write(values.tobytes())
 
     def finish(self) -> np.ndarray:
-        """Write what waits; the array, where it is in memory."""
+        """Write what waits; return the array if it is in memory, else an empty one."""
         self._flush()
         return np.zeros(0, self.dtype) if self._path is not None else np.concatenate(self._parts)
 
@@ -146,7 +146,7 @@ class _Side:
         content = f"{prompt}\0{text}".encode(errors="surrogatepass")
         name = hashlib.blake2b(content, digest_size=16).digest()
         number = self._numbers.setdefault(name, len(self._numbers))
-        if number == self.keys.length + len(self._waiting):  # a new one
+        if number == self.keys.length + len(self._waiting):  # it is new
             self.longest(prompt, place)
             self._waiting.append((prompt, text))
             if len(self._waiting) >= _AT_ONCE:
@@ -454,10 +454,7 @@ def _write(
     folder: Path, launch: str,
 ) -> None:  # fmt: skip
     counts = Counts()
-    pairs = read_pairs(
-        files, form=source.form, corpus=source.corpus, columns=source.columns, split=source.split or "train",
-        counts=counts,
-    )  # fmt: skip
+    pairs = pairs_of(source, files, counts)
     with new_folder(folder, replace=folder.exists()) as partial:
         writers: dict[str, RowsWriter] = {}
         for place, pair, is_held_out in split_pairs(pairs, fraction):
@@ -473,6 +470,12 @@ def _write(
 
 HELD_OUT = {"negatives": 0, "in_batch": True}
 """Settings of the rows that are held out: their negatives are the documents of the others."""
+
+
+def pairs_of(source: PairSource, files: Sequence[Path], counts: Counts | None = None) -> Iterator[tuple[str, Pair]]:
+    """Read ``files`` with the options of ``source``; see `read_pairs`."""
+    split = source.split or "train"  # of a job without a source of its own
+    return read_pairs(files, form=source.form, corpus=source.corpus, columns=source.columns, split=split, counts=counts)
 
 
 def split_pairs(pairs: Pairs, fraction: float) -> Iterator[tuple[str, Pair, bool]]:

@@ -22,16 +22,15 @@ from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, c
 from capt.pretrain.base.overlap import Shared, report_overlap
 from capt.pretrain.base.randomness import derive
 from capt.pretrain.base.records import Count
-from capt.pretrain.base.verification import Verifier
+from capt.pretrain.base.verification import Verifier, all_ranks
 from capt.pretrain.config.schema import Job
 from capt.pretrain.contrastive.collapse import Figures
-from capt.pretrain.contrastive.task import Assemble, ContrastState, ContrastTask, Scales
+from capt.pretrain.contrastive.task import Assemble, ContrastState, ContrastTask, Scales, masked_scale
 from capt.pretrain.contrastive.views import Views
 from capt.pretrain.data.corruption import IGNORE, CorruptionVocabulary, Corruptor
 from capt.pretrain.data.sampler import BlockMixtureSampler, Sampler
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import Progress, Role, Rows, SampleOrder, StepMetrics
-from capt.pretrain.engine.verification import all_ranks
 from capt.pretrain.language.load import Backbone, load_backbone
 from capt.pretrain.pairs.batches import Assembler, MaskedTexts, Noise, PairBatch, padded, shared_keys
 from capt.pretrain.pairs.config import PairJob, Pooling
@@ -272,9 +271,7 @@ class PairTask(ContrastTask[PairBatch]):
         if not self.job.mlm.weight:
             return {}
         masked_here = sum(int((part.labels != IGNORE).sum()) for part in batch)
-        masked = distributed.all_reduce_sum(torch.full((), masked_here, dtype=torch.float64, device=device))
-        masked = torch.where(masked > 0, masked, torch.inf)  # the factor of no token is 0, which says so
-        return {"mlm": distributed.world_size() * len(batch) / masked}
+        return {"mlm": masked_scale(masked_here, len(batch), device)}
 
     def losses(
         self, engine: Engine, batch: PairBatch, scales: Scales, step: int

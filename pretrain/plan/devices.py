@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from capt.pretrain.base.errors import ConfigError, did_you_mean
+from capt.pretrain.engine.provenance import gpu_kind
 
 TUNING = "NCCL, `src/graph/tuning.cc`, commit 01afd20"
 GIB = 2**30
@@ -50,7 +51,7 @@ class Device:
 
     @property
     def is_gpu(self) -> bool:
-        """Whether it is not a processor of a host."""
+        """Whether it is a GPU, and not a processor of a host."""
         return self.name != "cpu"
 
     def peak(self, precision: str) -> float:
@@ -100,7 +101,7 @@ class Cluster:
 
 
 def hosts(count: int, device: Device) -> int:
-    """Hosts that hold ``count`` devices, the last of them perhaps not all that it has room for."""
+    """The number of hosts that ``count`` devices need; the last one may not be full."""
     return -(-count // int(GPUS_OF_HOST.value)) if device.is_gpu else 1
 
 
@@ -128,8 +129,8 @@ def cluster(text: str) -> Cluster:
 
 def device_named(name: str) -> Device | None:
     """The device whose name is part of what a driver reports, such as ``NVIDIA H100 80GB HBM3``."""
-    words = re.findall(r"[a-z]+\d+", name.lower())  # an RTX A1000 is no A100
-    return next((each for key, each in DEVICES.items() if each.is_gpu and any(w.endswith(key) for w in words)), None)
+    kind = gpu_kind(name, (key for key, each in DEVICES.items() if each.is_gpu))
+    return DEVICES[kind] if kind else None
 
 
 @dataclass(frozen=True)

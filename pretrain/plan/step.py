@@ -475,7 +475,7 @@ def leaf_rows(count: int, width: int) -> Tensor:
 
 @contextmanager
 def _marked(term: ContrastTerm | None, tracer: OpTracer, marks: dict[str, int]) -> Iterator[None]:
-    """Write down what lives before the contrast of the step, at most, and what at most while it is computed."""
+    """Record the peak of bytes before the contrast of the step, and the peak while it is computed."""
     if term is None:
         yield
         return

@@ -193,7 +193,7 @@ logger = logging.getLogger(__name__)
 
 
 class Damage:
-    """What becomes of pictures that cannot be used.
+    """Pictures that cannot be used: counted, or refused.
 
     Args:
         skip: continue without them. Otherwise the first one stops the extraction.

@@ -245,7 +245,7 @@ def _fits(sample: _Sample, reading: Layout, layout: Layout) -> bool:
 
 
 def _with_labels(layout: Layout, samples: Sequence[_Sample]) -> Layout:
-    """The layout with the types of classes and scores; what fits none is left, and named by the pass over all rows."""
+    """The layout with the types of classes and scores; the pass over all rows names what fits none."""
     types = dict(layout.types)
     for name in LABELS:
         if name not in layout.fields:

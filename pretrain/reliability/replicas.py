@@ -209,7 +209,7 @@ def _first(names: Sequence[str], values: str = "") -> str:
 
 
 def _with_others(told: list[str], odd: Sequence[int]) -> str:
-    """The ranks that are described, and the numbers of further ones."""
+    """Join the descriptions of the first ranks, and the numbers of the others that differ."""
     if len(odd) > _SHOWN:
         told.append(f"{counted(len(odd) - _SHOWN, 'further rank')}: {', '.join(map(str, odd[_SHOWN : _SHOWN + 50]))}")
     return "; ".join(told)

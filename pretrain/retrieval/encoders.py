@@ -156,7 +156,7 @@ class OwnEncoder(TextEncoder):
         self.require_room()
 
     def limit(self, role: Role) -> int:
-        """Tokens of a text at most; where there is one for each role, the document's is that of a text without one."""
+        """The most tokens of a text. Where each role has a limit, a text without a role has the document's."""
         return self._limits.get("document" if role == "text" else role, super().limit(role))
 
     def lengths(self, texts: Sequence[str], role: Role) -> list[int]:
@@ -406,7 +406,7 @@ def _check(folder: Path) -> None:
     modules_of(folder)
     for number, path in enumerate(folder.rglob("*")):
         if number > _MAX_FILES:
-            raise CheckpointError(f"{folder}: over {_MAX_FILES} files")
+            raise CheckpointError(f"{folder}: over {_MAX_FILES} files; name the folder of one model")
         if path.suffix in PICKLES:
             raise CheckpointError(f"{path}: a pickle, which could run code when it is opened; remove it")
         if not path.is_dir() or path.is_symlink():

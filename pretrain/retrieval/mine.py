@@ -80,7 +80,7 @@ class Rules:
             raise ConfigError(f"--max-score {self.max_score}: a number is expected")
         for name, value in (("margin", self.margin), ("relative-margin", self.relative_margin)):
             if value is not None and not 0 <= value < float("inf"):
-                raise ConfigError(f"--{name} {value}: 0 or more")
+                raise ConfigError(f"--{name} {value}: give a number of 0 or more")
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ def candidates(run: Path | None, text: Sequence[Path], limit: int) -> list[str]:
         raise DataError("nothing to search in: give --text FILE or --run RUN")
     first = list(islice(_long_enough(lines), limit + 1))
     if not first:
-        raise DataError(f"no line of {_MIN_CHARACTERS} characters or more to search in")
+        raise DataError(f"no line of {_MIN_CHARACTERS} characters or more to search in; give other texts")
     texts = list(dict.fromkeys(first[:limit]))
     more = f", of the first {limit:,} only: --lines takes more" if len(first) > limit else ""
     logger.info("searching %s different lines of %d characters or more%s", f"{len(texts):,}", _MIN_CHARACTERS, more)

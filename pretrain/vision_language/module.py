@@ -60,7 +60,7 @@ class LossSum(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What the losses of an optimizer step are means over.
+    """The numbers by which the sums of losses of an optimizer step are divided.
 
     Attributes:
         words: masked words.

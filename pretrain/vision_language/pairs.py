@@ -89,7 +89,7 @@ def located(data: _D, use: str | None = None) -> _D:
 
 
 class Split:
-    """The examples of some files: their content's name immediately, and themselves when somebody needs them.
+    """The examples of some files: the digest of their content first, the examples themselves when they are needed.
 
     Args:
         sources: the files of each source.

@@ -47,7 +47,7 @@ class RehearsedTask(VisionLanguageTask):
         return dict.fromkeys(OBJECTIVES, torch.ones((), dtype=torch.float64, device=device))
 
     def _contrasted(self, batch: PairBatch, device: torch.device) -> Tensor | None:
-        """All rows, for which ones match is a matter of values."""
+        """All rows: which ones match depends on values, which there are none of."""
         return None
 
 

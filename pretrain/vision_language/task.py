@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import quoted
+from capt.pretrain.base.verification import all_ranks
 from capt.pretrain.config.reader import as_override
 from capt.pretrain.config.schema import Job
 from capt.pretrain.contrastive.task import ContrastState, ContrastTask, HeldOut, Scales
@@ -23,7 +24,6 @@ from capt.pretrain.data.mixture import MixtureSampler
 from capt.pretrain.data.mixture_dataset import held_out_samples
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import Progress, Rows, SampleOrder, StepMetrics
-from capt.pretrain.engine.verification import all_ranks
 from capt.pretrain.models.lxmert.config import step_flops
 from capt.pretrain.vision_language.batches import Assembler, PairBatch
 from capt.pretrain.vision_language.config import VisionLanguageJob

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from capt.launcher.clean import clean
 from capt.pretrain.base.errors import CheckpointError, ConfigError, UserError
 from capt.pretrain.base.locks import file_lock
 from capt.pretrain.base.quiet import quiet_libraries
@@ -303,11 +302,11 @@ def test_stale_folders_of_other_runs_are_removed_and_others_stay(tmp_path: Path)
 def test_capt_clean_gives_up_what_a_run_has_in_memory(tmp_path: Path) -> None:
     run, memory = _crashed(tmp_path, world=1)
     with file_lock(run / ".training"), pytest.raises(ConfigError, match="is training"):
-        list(clean([run]))
-    assert [folder.parent for folder, _ in clean([run])] == [memory]
+        list(storage.clean([run]))
+    assert [folder.parent for folder, _ in storage.clean([run])] == [memory]
     assert list(memory.iterdir()) == []
     with pytest.raises(ConfigError, match="holds no run"):
-        list(clean([memory]))
+        list(storage.clean([memory]))
     assert run_ranks(_run, 1, _mapping(run, memory), True) == [0]
     assert _resumed_at(run) == 4
 

@@ -14,7 +14,7 @@ def _prepare(mapping: dict[str, Any], warm: bool) -> tuple[list[str], str, str]:
     """Files that this rank hashed, the key of its shards, the error."""
     from capt.pretrain.base import verification
     from capt.pretrain.base.errors import DataError
-    from capt.pretrain.engine.verification import all_ranks
+    from capt.pretrain.base.verification import all_ranks
     from capt.pretrain.language.prepare import prepare
 
     read: list[str] = []

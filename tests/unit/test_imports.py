@@ -56,7 +56,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "pretrain.engine.callbacks": (
         *(*BASE, "pretrain.config", "pretrain.registry"),
-        *_in("pretrain.engine", "checkpoint", "durable", "engines", "heartbeat", "interruption"),
+        *_in("pretrain.engine", "checkpoint", "durable", "engines", "heartbeat", "interruption", "provenance"),
         *_in("pretrain.engine", "judgement", "loop", "metrics_file", "run_folder", "step_folders", "task"),
     ),
     "pretrain.engine": (*BASE, "pretrain.config", "pretrain.registry", "pretrain.engine"),

@@ -10,7 +10,7 @@ from capt.pretrain.base.errors import CheckpointError, ConfigError, counted, quo
 from capt.pretrain.engine.checkpoint.merge import merge_checkpoints
 from capt.pretrain.engine.durable import write_error
 from capt.pretrain.engine.loop import NEVER, Callback, Run
-from capt.pretrain.engine.step_folders import step_folder, step_of
+from capt.pretrain.engine.step_folders import MANIFEST, step_folder, step_of
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def _write(run: Run) -> None:
     branch = run.job.run.branch_from
     begun = -1 if branch is None else step_of(branch)  # the checkpoint of the other run is not of this one
     chosen = [path for path in chosen if step_of(path) > begun]
-    there = [path for path in chosen if (path / "manifest.json").is_file()]
+    there = [path for path in chosen if (path / MANIFEST).is_file()]
     if lost := [path.name for path in chosen if path not in there]:
         logger.warning("checkpoint.average: %s could not be written; the average is without", ", ".join(lost))
     if not there:

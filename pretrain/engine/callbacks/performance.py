@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import re
 import tempfile
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.files import require_own_folder, write_bytes, write_text
 from capt.pretrain.engine.loop import NEVER, Callback, Run
+from capt.pretrain.engine.provenance import gpu_kind
 from capt.pretrain.engine.task import Progress, StepMetrics, is_logged
 
 _PEAK_BF16 = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "V100": 125e12}
@@ -25,9 +25,8 @@ def peak_flops() -> float | None:
     """Return the peak dense half-precision FLOP/s of all ranks' GPUs together; None where it is not known (CPUs)."""
     if not torch.cuda.is_available():
         return None
-    name = torch.cuda.get_device_name()
-    each = next((peak for key, peak in _PEAK_BF16.items() if re.search(rf"{key}(?!\d)", name)), None)
-    return each * distributed.world_size() if each else None
+    kind = gpu_kind(torch.cuda.get_device_name(), _PEAK_BF16)
+    return _PEAK_BF16[kind] * distributed.world_size() if kind else None
 
 
 def memory_report() -> dict[str, float]:

@@ -180,7 +180,7 @@ class ProgressDisplay(Callback):
         self._show(Live.stop)
 
     def _show(self, action: Callable[[Live], object]) -> bool:
-        """Do it with the display, and return whether there is one: none is left where the terminal is gone."""
+        """Do it with the display; return whether there is one, for it goes when the terminal is gone."""
         if self._live is None:
             return False
         try:

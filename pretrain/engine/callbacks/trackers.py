@@ -74,7 +74,7 @@ class Tracker(Callback):
             self._tell(lambda: self.finish(done=done, stopped=stopped))
 
     def _tell(self, call: Callable[[], None]) -> None:
-        """Nothing that goes wrong at the tracker ends the run, whose rows are in ``metrics.jsonl``."""
+        """Call the tracker. An error is logged and does not end the run, whose rows are in ``metrics.jsonl``."""
         try:
             call()
         except Exception as error:

@@ -68,7 +68,7 @@ def fragments(engine: Engine, *, whole: bool = False) -> Iterator[Fragment]:
 
 
 def differing_masters(engine: Engine) -> list[str]:
-    """Names of the parameters whose fp32 master weights of this rank are not, bit for bit, the weights that it uses.
+    """Names of the parameters whose fp32 master weights on this rank differ in any bit from the weights that it uses.
 
     Each update of ZeRO 1 to 3 rounds its shard of the master weights to the working precision and shares it, so both
     are equal until the next update. At ZeRO 0 there is one copy, and nothing to compare. The host waits for the device

@@ -31,11 +31,10 @@ from capt.pretrain.base.atomic import sync
 from capt.pretrain.base.errors import CheckpointError, quoted
 from capt.pretrain.base.files import read_json
 from capt.pretrain.base.records import Count, Record, parse_record, read_record
-from capt.pretrain.base.verification import ExpectedFile, Verifier
+from capt.pretrain.base.verification import ExpectedFile, Verifier, all_ranks
 from capt.pretrain.config.load import load_job
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine.step_folders import MANIFEST, checkpoints_of, is_step
-from capt.pretrain.engine.verification import verify_files
 
 _J = TypeVar("_J", bound=Job)
 
@@ -119,7 +118,9 @@ def verify_together(checkpoint: Path) -> Manifest:
     """Do `verify` on all ranks, which divide the files among them. Collective."""
     with distributed.synchronize_errors():
         manifest = check_listing(checkpoint) if distributed.rank() == 0 else read_manifest(checkpoint)
-    verify_files(checkpoint, _recorded(manifest), error=CheckpointError, hint=_offer(checkpoint))
+    # again: whatever this host remembers of the files
+    verifier = Verifier(ranks=all_ranks(), again=True)
+    verifier.verify(checkpoint, _recorded(manifest), error=CheckpointError, hint=_offer(checkpoint))
     return manifest
 
 

@@ -268,7 +268,7 @@ def stored_weights(
 
 
 def _require_finite(checkpoint: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Refuse weights that are not numbers: whatever is measured or made with them is none either."""
+    """Refuse weights that are not finite: nothing that is measured or made with them would be."""
     for name, tensor in weights:
         if not tensor.isfinite().all():
             raise CheckpointError(f"{checkpoint}: {name} holds weights that are not finite; name another checkpoint")

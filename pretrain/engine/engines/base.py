@@ -9,7 +9,9 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config.schema import Job
 from capt.pretrain.engine.optim.optimizers import AVERAGE
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
 
@@ -201,6 +203,39 @@ class UpdateGuard:
         return self.vetoed
 
 
+class EngineBase:
+    """What the engines share: the learning rate, the count of micro-batches, and the guard of updates."""
+
+    def __init__(self, name: str, job: Job, settings: ModuleOptimizer) -> None:
+        self.name = name
+        self.optimizer_settings = settings
+        self._rate = settings.section.lr
+        self._accumulation = job.accumulation(distributed.world_size())
+        self._guard = UpdateGuard(self._accumulation)
+        self._micro_steps = 0
+
+    @property
+    def at_boundary(self) -> bool:
+        """Whether this micro-batch is the last of its optimizer step."""
+        return (self._micro_steps + 1) % self._accumulation == 0
+
+    def guard(self, judge: Judge) -> None:
+        """Ask ``judge`` before each update whether it is to be left out."""
+        self._guard.judge = judge
+
+    def before_update(self, check: Callable[[], None]) -> None:
+        """Call ``check`` at the end of the backward pass of each update."""
+        self._guard.check = check
+
+    def update_was_vetoed(self) -> bool:
+        """Whether the last update was left out because its judge said so."""
+        return self._guard.vetoed
+
+    def learning_rate(self) -> float:
+        """Learning rate of the next update."""
+        return self._rate
+
+
 @contextmanager
 def without_update(zero: Any) -> Iterator[None]:
     """Let ``step`` of DeepSpeed's ZeRO 1 to 3 end as after an overflow: no update, no gradients left.
@@ -270,7 +305,7 @@ def averaged_weights(engine: Engine) -> Iterator[None]:
 
 
 def _exchange_whole(engine: Engine) -> dict[Tensor, Tensor]:
-    """Let every parameter that has an average be it; returns what each was."""
+    """Replace the data of every parameter that has an average by it, and return the former data."""
     state, live = engine.base_optimizer.state, dict[Tensor, Tensor]()
     for p in engine.module.parameters():
         if AVERAGE in state.get(p, {}):

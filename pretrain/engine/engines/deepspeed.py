@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.schema import Job
-from capt.pretrain.engine.engines.base import Judge, UpdateGuard, clip_gradients, measure_gradients, without_update
+from capt.pretrain.engine.engines.base import EngineBase, Judge, clip_gradients, measure_gradients, without_update
 from capt.pretrain.engine.engines.deepspeed_config import clips_here, deepspeed_config
 from capt.pretrain.engine.engines.places import global_shape, places, trainable
 from capt.pretrain.engine.optim.build import build_optimizer
@@ -26,13 +26,11 @@ from capt.pretrain.engine.optim.optimizers import Part, StableAdamW, keep_averag
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
 from capt.pretrain.engine.own_time import own_section
 
-# Keeps DeepSpeed from what it does at the start of every rank, seconds of a core, and training has no use for.
-
 
 def keep_deepspeed_lean() -> None:
-    """Be called before the first engine is built. No number depends on it.
+    """Spare every rank seconds of start-up for which training has no use; call it before the first engine is built.
 
-    What another release of DeepSpeed does not have is left alone.
+    No number depends on it. What another release of DeepSpeed does not have is left alone.
 
     To find out which of its operators a machine could build, DeepSpeed runs a compiler, unless somebody has said so
     before. It asks for one of them alone, which it would build with g++ in the first run on CPUs (minutes) and load in
@@ -61,22 +59,17 @@ _SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 _WIRE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class DeepSpeedEngine:
+class DeepSpeedEngine(EngineBase):
     """A module under DeepSpeed, behind the calls of :class:`capt.pretrain.engine.engines.base.Engine`."""
 
     def __init__(self, name: str, module: nn.Module, job: Job, settings: ModuleOptimizer) -> None:
-        self.name = name
+        super().__init__(name, job, settings)
         self.zero_stage = job.engine.zero_stage
-        self.optimizer_settings = settings
-        self._rate = settings.section.lr
         self._fp16 = job.engine.precision == "fp16"
         self._clips = clips_here(job.engine)
         self._parameters = list(module.parameters())
         self._norm: Tensor | None = None
         self._updated = True
-        self._accumulation = job.accumulation(distributed.world_size())
-        self._guard = UpdateGuard(self._accumulation)
-        self._micro_steps = 0
         _name_wire_type(module, job)
         optimizer = build_optimizer(settings.section, job.engine, module)
         if settings.section.type in ("stable_adamw", "muon"):
@@ -132,11 +125,6 @@ class DeepSpeedEngine:
         """The module's forward pass, under the engine's precision."""
         with own_section():
             return self.deepspeed(*args, **kwargs)
-
-    @property
-    def at_boundary(self) -> bool:
-        """Whether this micro-batch is the last of its optimizer step."""
-        return (self._micro_steps + 1) % self._accumulation == 0
 
     @property
     def module(self) -> nn.Module:
@@ -211,7 +199,7 @@ class DeepSpeedEngine:
 
         The gradient norm is not known before an update at ZeRO 3, with offloading, and in fp16 at ZeRO 1 and 2.
         """
-        self._guard.judge = judge
+        super().guard(judge)
         if self.zero_stage == 0:  # where a gradient scaler has unscaled the gradients only when it calls this
             optimizer = self.base_optimizer
             update = optimizer.step
@@ -222,14 +210,6 @@ class DeepSpeedEngine:
                 return None if self._guard.vetoes(self._norm) else update()
 
             optimizer.step = update_unless_vetoed  # type: ignore[assignment]
-
-    def before_update(self, check: Callable[[], None]) -> None:
-        """Call ``check`` at the end of the backward pass of each update."""
-        self._guard.check = check
-
-    def update_was_vetoed(self) -> bool:
-        """Whether the last update was left out because its judge said so."""
-        return self._guard.vetoed
 
     def train(self) -> None:
         """Switch to training mode (dropout on)."""
@@ -244,10 +224,6 @@ class DeepSpeedEngine:
         self._rate = value
         for group in self.zero_optimizer.param_groups:
             group["lr"] = value * group.get("lr_scale", 1.0)
-
-    def learning_rate(self) -> float:
-        """Learning rate of the next update."""
-        return self._rate
 
     def gradient_norm(self) -> Tensor:
         """Global gradient norm of the last update, before clipping: a scalar that the host has not waited for."""

@@ -1,8 +1,8 @@
-"""An engine of plain PyTorch: of one rank, or of modules that share their rows out over the ranks; fp32 or bf16."""
+"""An engine of plain PyTorch, for one rank or for modules with sharded rows, in fp32 or bf16."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from capt.pretrain.base import distributed
 from capt.pretrain.config.schema import Job
-from capt.pretrain.engine.engines.base import Judge, UpdateGuard, clip_gradients, measure_gradients
+from capt.pretrain.engine.engines.base import EngineBase, clip_gradients, measure_gradients
 from capt.pretrain.engine.engines.places import is_row_sharded
 from capt.pretrain.engine.optim.build import build_optimizer
 from capt.pretrain.engine.optim.optimizers import keep_average
@@ -19,7 +19,7 @@ from capt.pretrain.engine.optim.settings import ModuleOptimizer
 from capt.pretrain.engine.own_time import own_section
 
 
-class LocalEngine:
+class LocalEngine(EngineBase):
     """Forward, backward and update of a module on one rank, as one would write them by hand.
 
     DeepSpeed would add a millisecond to each update, half of its time where modules are small. A row-sharded module
@@ -30,9 +30,7 @@ class LocalEngine:
     zero_stage = 0
 
     def __init__(self, name: str, module: nn.Module, job: Job, settings: ModuleOptimizer) -> None:
-        self.name = name
-        self.optimizer_settings = settings
-        self._rate = settings.section.lr
+        super().__init__(name, job, settings)
         self.device = distributed.device()
         self.module = module.to(self.device)
         self.base_optimizer = self.zero_optimizer = build_optimizer(settings.section, job.engine, module)
@@ -41,20 +39,12 @@ class LocalEngine:
         self._parameters = list(module.parameters())
         self._bf16 = job.engine.precision == "bf16"
         self._sharded = is_row_sharded(module)
-        self._accumulation = job.accumulation(distributed.world_size())
-        self._guard = UpdateGuard(self._accumulation)
-        self._micro_steps = 0
         self._norm = torch.full((), float("nan"))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward pass, under autocast in bf16."""
         with own_section(), torch.autocast(self.device.type, torch.bfloat16) if self._bf16 else nullcontext():
             return self.module(*args, **kwargs)
-
-    @property
-    def at_boundary(self) -> bool:
-        """Whether this micro-batch is the last of its optimizer step."""
-        return (self._micro_steps + 1) % self._accumulation == 0
 
     def backward(self, loss: Tensor, *, last: bool = True) -> None:
         """Add the gradient of ``loss``, divided by the number of micro-batches, to that of the parameters."""
@@ -82,18 +72,6 @@ class LocalEngine:
         self._accumulation = self._guard.accumulation = micro_batches
         self._micro_steps = 0
 
-    def guard(self, judge: Judge) -> None:
-        """Ask ``judge`` before each update whether it is to be left out."""
-        self._guard.judge = judge
-
-    def before_update(self, check: Callable[[], None]) -> None:
-        """Call ``check`` at the end of the backward pass of each update."""
-        self._guard.check = check
-
-    def update_was_vetoed(self) -> bool:
-        """Whether the last update was left out because its judge said so."""
-        return self._guard.vetoed
-
     def train(self) -> None:
         """Switch to training mode (dropout on)."""
         self.module.train()
@@ -107,10 +85,6 @@ class LocalEngine:
         self._rate = value
         for group in self.base_optimizer.param_groups:
             group["lr"] = value * group.get("lr_scale", 1.0)
-
-    def learning_rate(self) -> float:
-        """Learning rate of the next update."""
-        return self._rate
 
     def gradient_norm(self) -> Tensor:
         """Gradient norm of the last update, before clipping."""

@@ -151,7 +151,7 @@ def layer_depths(module: nn.Module, key: str) -> dict[str, int]:
 
 
 def freeze(module: nn.Module, section: OptimizerSection) -> None:
-    """Let the parameters that ``optimizer.freeze`` names keep their values, for good: they get no gradient.
+    """Freeze the parameters that ``optimizer.freeze`` names: they get no gradient.
 
     Raises:
         ConfigError: the module has not that number of layers, or nothing above them.

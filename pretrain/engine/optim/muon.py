@@ -87,8 +87,7 @@ def orthogonalize_flops(rows: int, columns: int) -> int:
 
 @dataclass(frozen=True)
 class Piece:
-    """Elements of the flat tensor from ``offset`` on that are ``numel`` elements from ``start`` on of matrix
-    ``number``."""
+    """A run of ``numel`` elements, at ``offset`` in the flat tensor and at ``start`` in matrix ``number``."""
 
     number: int
     offset: int

@@ -77,7 +77,7 @@ def _paint_bounds(axis: Axes, rows: Sequence[ModelRow], language_model: Sequence
         errors = [2 * ((row.estimate(name) or {}).get("standard_error") or 0.0) for row in rows]
         axis.errorbar(values, places, xerr=errors if name == "ppl_best" else None, fmt=mark, color=colour(i, theme))
     for row, style in zip(language_model, ("-", "--", ":") * len(language_model), strict=False):
-        value = row.get("ppl_best") or row.get("ppl_rec") or 0.0  # of the sentences that the diamonds are of
+        value = row.get("ppl_best") or row.get("ppl_rec") or 0.0  # over the same sentences as the diamonds
         axis.axvline(value, color=colour(3, theme), linewidth=1.2, linestyle=style)
     style_axis(axis, "Perplexity, by convention", "perplexity (logarithmic)", "", theme)
     axis.set_xscale("log")

@@ -121,7 +121,7 @@ _LIMIT = 64 << 20
 
 
 class Read(NamedTuple):
-    """A picture's file that was read."""
+    """A picture read from its file."""
 
     place: str
     name: str

@@ -31,7 +31,7 @@ samples than were its turn; the order was changed within an epoch; a step was do
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that must not be: where, what, and what to do."""
+    """A violation that the check has found: where, what, and the remedy."""
 
     kind: Kind
     text: str

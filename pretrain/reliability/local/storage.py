@@ -26,10 +26,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from capt.pretrain.base.errors import CheckpointError, UserError
+from capt.pretrain.base.errors import CheckpointError, ConfigError, UserError
 from capt.pretrain.base.files import is_utf8, write_json
 from capt.pretrain.base.records import Record, read_record
-from capt.pretrain.engine.run_folder import is_active
+from capt.pretrain.config.load import load_job
+from capt.pretrain.engine.run_folder import CONFIG, holds_run, is_active
 from capt.pretrain.engine.step_folders import MANIFEST, checkpoints_of, steps_of
 
 INCARNATION, OWNER = "incarnation.json", "owner.json"
@@ -145,6 +146,26 @@ def remove_stale(location: Path) -> Iterator[tuple[Path, str]]:
             if is_private(storage) and (reason := _stale(storage)):
                 remove(storage)
                 yield storage, reason
+
+
+def clean(runs: Sequence[Path]) -> Iterator[tuple[Path, str]]:
+    """Remove the local checkpoints of ``runs``, or without runs all that are of no more use, and yield each.
+
+    Raises:
+        ConfigError: a folder holds no run, or a process trains in it.
+    """
+    if not runs:
+        yield from remove_stale(location_of(None))
+    for run in runs:
+        if not holds_run(run):
+            raise ConfigError(f"{run} holds no run; name a run folder")
+        if is_active(run):
+            raise ConfigError(f"{run}: a process is training in this folder; stop it first")
+        (run / INCARNATION).unlink(missing_ok=True)
+        own = storage_of(load_job(run / CONFIG, resolved=True).checkpoint.local.dir, run)
+        if is_private(own):
+            remove(own)
+            yield own, "as asked for"
 
 
 def _stale(storage: Path) -> str:

@@ -23,7 +23,7 @@ class _Question(Record):
 
 
 def _texts(answers: Any) -> Any:
-    """The answers of annotators; whatever is none stays, for the check to find."""
+    """The annotators' answers; what is not an answer stays as it is, for the check to find."""
     if not isinstance(answers, list):
         return answers
     return [given["answer"] if isinstance(given, dict) and "answer" in given else given for given in answers]

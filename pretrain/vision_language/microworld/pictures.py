@@ -39,7 +39,7 @@ class JsonWriter:
         self._empty = True
 
     def add(self, entry: Any, key: str | None = None) -> None:
-        """One more entry; ``key`` in an object."""
+        """Append an entry, in an object under ``key``."""
         self._file.write("\n" if self._empty else ",\n")
         self._file.write(json.dumps(entry) if key is None else f"{json.dumps(key)}: {json.dumps(entry)}")
         self._empty = False

@@ -212,7 +212,7 @@ class Statement(NamedTuple):
 
 
 def draw_statement(rng: Random) -> Statement:
-    """A statement of any sort; whether it is true of something is not its matter."""
+    """A statement of any sort, true or not."""
     kind, colour = rng.randrange(len(CLASSES)), rng.randrange(len(COLOURS))
     (what,) = rng.choices((Described(kind), Described(None, colour), Described(kind, colour)), (5, 2, 3))
     wheres: tuple[Literal["left", "right", "one", "both", "neither", "total"], ...]

@@ -15,6 +15,7 @@ from capt.launcher.sweep.trial_log import TrialLog, TrialState, ValidationRows, 
 from capt.launcher.sweep.trials import StudyPlan, SweepPlan, TrialSpec
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.engine.metrics_file import Row
+from capt.pretrain.engine.step_folders import step_folder
 from capt.pretrain.report.sweeps import TrialRecord
 
 
@@ -31,7 +32,7 @@ def make_run(plan: SweepPlan, seed: int, *values: float, lr: float = 0.1) -> Tri
     spec = TrialSpec("s", {"optimizer.lr": lr}, seed)
     run = plan.run_dir(spec)
     for step in range(1, len(values) + 1):
-        folder = trial.checkpoint_of(run, step)
+        folder = step_folder(run, step)
         folder.mkdir(parents=True)
         (folder / "manifest.json").write_text("{}")
     rows = [row(step, accuracy=value, samples=8) for step, value in enumerate(values, start=1)]
@@ -63,22 +64,22 @@ def test_rows_are_read_while_they_are_written(tmp_path: Path) -> None:
 def test_a_run_begins_anew_continues_or_adopts(tmp_path: Path) -> None:
     plan = make_plan(tmp_path)
     run, other = (plan.run_dir(make_run(plan, seed, 0.1, 0.2, 0.3)) for seed in (1, 2))
-    (trial.checkpoint_of(run, 3) / "manifest.json").unlink()
+    (step_folder(run, 3) / "manifest.json").unlink()
     (run / "checkpoints" / "step-\u00b2").mkdir()  # a digit that is not a number
     assert trial.prepare_restart(run, None) == (("--resume", "--checkpoint", "step-00000002"), 2)
     assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [1, 2]
 
-    source = trial.checkpoint_of(other, 2)
+    source = step_folder(other, 2)
     (source / "weights").write_text("theirs")
     (run / "checkpoints" / "best").symlink_to("step-00000003")
     (run / "best.json").write_text("{}")
     assert trial.prepare_restart(run, {"checkpoint": str(source), "step": 2})[1] == 2
-    assert (trial.checkpoint_of(run, 2) / "weights").read_text() == "theirs"
+    assert (step_folder(run, 2) / "weights").read_text() == "theirs"
     assert not (run / "best.json").exists(), "the best checkpoint was of a future that is gone"
-    assert not trial.checkpoint_of(run, 3).exists()
+    assert not step_folder(run, 3).exists()
 
     for step in (1, 2):
-        (trial.checkpoint_of(run, step) / "manifest.json").unlink()
+        (step_folder(run, step) / "manifest.json").unlink()
     assert trial.prepare_restart(run, None) == ((), 0)
     assert not (run / "metrics.jsonl").exists()
 
@@ -138,7 +139,7 @@ def test_the_median_seed_of_the_best_setting_keeps_its_checkpoint(tmp_path: Path
             (lr, seed)
             for lr in (0.1, 0.2)
             for seed in seeds
-            if trial.checkpoint_of(plan.run_dir(TrialSpec("s", {"optimizer.lr": lr}, seed)), 1).exists()
+            if step_folder(plan.run_dir(TrialSpec("s", {"optimizer.lr": lr}, seed)), 1).exists()
         }
 
     for lr, values in ((0.1, lucky), (0.2, steady)):
@@ -162,7 +163,7 @@ def test_a_seed_that_failed_costs_no_other_its_checkpoint(tmp_path: Path) -> Non
         trial_log.add(make_run(plan, seed, value), "done")
     (best, *_) = trial_log.best("s")
     assert (best.seed, best.score) == (3, 0.7)
-    assert trial.checkpoint_of(tmp_path / best.run, 1).exists()
+    assert step_folder(tmp_path / best.run, 1).exists()
 
 
 def test_a_setting_that_lost_seeds_is_never_before_a_whole_one(tmp_path: Path) -> None:
