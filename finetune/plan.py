@@ -17,7 +17,7 @@ from capt.pretrain.engine.task import Progress, StepMetrics
 from capt.pretrain.language.plan import described_encoder
 from capt.pretrain.models.encoder import Encoder
 from capt.pretrain.models.foreign.encoder import build_encoder
-from capt.pretrain.plan.step import Rehearsal
+from capt.pretrain.plan.rehearsal import Rehearsal
 from capt.tokenizer.encode import TextTokenizer
 
 

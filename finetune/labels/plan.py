@@ -6,7 +6,7 @@ from capt.finetune.labels.config import LabelsJob
 from capt.finetune.labels.data import read_splits
 from capt.finetune.plan import in_steps
 from capt.finetune.plan import rehearse as rehearse_texts
-from capt.pretrain.plan.step import Rehearsal
+from capt.pretrain.plan.rehearsal import Rehearsal
 
 
 def completed(job: LabelsJob) -> LabelsJob:

@@ -303,7 +303,7 @@ def predicted(launch: Launch, world: int, cards: Sequence[Sequence[str]]) -> dic
     quiet_libraries(debug=False)
     from capt.pretrain.plan.devices import Cluster, device_named
     from capt.pretrain.plan.predict import PLAN, predict, require_fit
-    from capt.pretrain.plan.step import UnplannedError
+    from capt.pretrain.plan.rehearsal import UnplannedError
 
     device = device_named(cards[0][0])
     if device is None or task_module(launch.job.task.type, "plan") is None:

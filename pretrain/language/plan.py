@@ -18,7 +18,7 @@ from capt.pretrain.models.architecture import EncoderConfig
 from capt.pretrain.models.config import RobertaConfig
 from capt.pretrain.models.hf_config import hub_id
 from capt.pretrain.models.hf_folder import read_description
-from capt.pretrain.plan.step import Rehearsal
+from capt.pretrain.plan.rehearsal import Rehearsal
 from capt.tokenizer.encode import load_tokenizer
 
 VOCABULARY = 50_265

@@ -18,7 +18,7 @@ from capt.pretrain.latent.batches import Batch, SampledBatch, StepNoise, sample_
 from capt.pretrain.latent.config import LatentJob
 from capt.pretrain.latent.corpus import END, Vocabulary
 from capt.pretrain.latent.task import LatentTask
-from capt.pretrain.plan.step import Rehearsal, UnplannedError
+from capt.pretrain.plan.rehearsal import Rehearsal, UnplannedError
 
 
 class RehearsedTask(LatentTask):

@@ -21,7 +21,7 @@ from capt.pretrain.pairs.loss import PairViews
 from capt.pretrain.pairs.module import PairModule
 from capt.pretrain.pairs.sources import EncodedTexts, Lists, SourceRows, longest_behind
 from capt.pretrain.pairs.task import PairTask
-from capt.pretrain.plan.step import TEMPERATURE, Rehearsal, leaf_rows
+from capt.pretrain.plan.rehearsal import TEMPERATURE, Rehearsal, leaf_rows
 
 _LENGTH = 128
 """Tokens of a text where neither the job says how many nor the encoder is here."""

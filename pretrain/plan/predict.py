@@ -26,7 +26,8 @@ from capt.pretrain.plan.devices import (
     Device,
     hosts,
 )
-from capt.pretrain.plan.step import Known, RankStep, Work, completed, contrast_of, parts_of, rank_step
+from capt.pretrain.plan.rehearsal import completed
+from capt.pretrain.plan.step import Known, RankStep, Work, contrast_of, parts_of, rank_step
 
 Stage = Literal[0, 1, 2, 3]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from capt.pretrain.base import distributed
 from capt.pretrain.contrastive.task import ContrastTask, Scales
-from capt.pretrain.plan.step import Rehearsal
+from capt.pretrain.plan.rehearsal import Rehearsal
 from capt.pretrain.regions.manifest import read_manifest
 from capt.pretrain.vision_language.batches import PairBatch
 from capt.pretrain.vision_language.config import VisionLanguageJob

@@ -35,7 +35,7 @@ from capt.pretrain.language.batches import LanguageBatch
 from capt.pretrain.language.task import LanguageTask
 from capt.pretrain.plan.devices import Cluster, device_named
 from capt.pretrain.plan.predict import Prediction, predict
-from capt.pretrain.plan.step import fill_queue, rehearse
+from capt.pretrain.plan.rehearsal import fill_queue, rehearse
 
 D, ANCHORS, QUEUES, TAU = 1024, (32, 2048), (8192, 65536), 0.05  # anchors: both views of 16 samples on 1 and 64 ranks
 FIXED = ("engine.zero_stage=0", "run.log_every=1000000", "schedule.max_steps=1000000", "schedule.warmup_steps=0")

@@ -25,7 +25,7 @@ from capt.pretrain.engine.task import Progress
 from capt.pretrain.plan.calibrate import Measured, calibrated
 from capt.pretrain.plan.devices import cluster
 from capt.pretrain.plan.predict import predict
-from capt.pretrain.plan.step import fill_queue, rehearse
+from capt.pretrain.plan.rehearsal import fill_queue, rehearse
 from tests.support import run_ranks
 
 _SMALL = (

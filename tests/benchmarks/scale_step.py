@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from capt.pretrain.config.load import load_job
 from capt.pretrain.language.config import LanguageJob
-from capt.pretrain.plan import step
-from capt.pretrain.plan.step import Simulated
+from capt.pretrain.plan import rehearsal
+from capt.pretrain.plan.rehearsal import Simulated
 
 VOCABULARY = 50_265
 
@@ -22,17 +22,17 @@ def job_at(world: int, samples: int, overrides: Sequence[str] = (), config: str 
 
 def simulate_contrast(job: LanguageJob, world: int, rank: int = 0) -> Simulated:
     """`contrast_step` of one simulated rank."""
-    return step.simulate_contrast(job, _width(job), world, rank)
+    return rehearsal.simulate_contrast(job, _width(job), world, rank)
 
 
 def contrast_step(job: LanguageJob) -> Simulated:
     """The contrast of a step of this rank, simulated or real."""
-    return step.contrast_step(job, _width(job))
+    return rehearsal.contrast_step(job, _width(job))
 
 
 def simulate_step(job: LanguageJob, world: int, rank: int = 0) -> tuple[Simulated, dict[str, int]]:
     """A whole step of the language task but for the update; and bytes that lived when, and those of the weights."""
-    found, marks, _ = step.simulate_step(job, world, rank)
+    found, marks, _ = rehearsal.simulate_step(job, world, rank)
     return found, marks
 
 

@@ -25,7 +25,8 @@ from capt.pretrain.plan.devices import (
     Constant,
 )
 from capt.pretrain.plan.predict import traffic_seconds
-from capt.pretrain.plan.step import Simulated, Work
+from capt.pretrain.plan.rehearsal import Simulated
+from capt.pretrain.plan.step import Work
 
 H100 = DEVICES["h100"]
 

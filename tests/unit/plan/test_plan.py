@@ -24,7 +24,7 @@ from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.load import load_job
 from capt.pretrain.contrastive.views import MARGIN
 from capt.pretrain.models.config import RobertaConfig
-from capt.pretrain.plan import step
+from capt.pretrain.plan import rehearsal, step
 from capt.pretrain.plan.advice import Change, changes, without_ballast
 from capt.pretrain.plan.devices import CASES, CENTRAL, FAST, SLOW, cluster, device_named
 from capt.pretrain.plan.predict import (
@@ -371,9 +371,9 @@ def test_changes_are_ranked_and_compute_the_same() -> None:
 
 def test_a_contrast_is_simulated_once_for_all_encoders(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a rank cuts its part of the step otherwise; another queue, or another part of the step, is another."""
-    simulate, asked = step.simulate_contrast, []
+    simulate, asked = rehearsal.simulate_contrast, []
 
-    def counted(job: Any, *args: Any, **kwargs: Any) -> step.Simulated:
+    def counted(job: Any, *args: Any, **kwargs: Any) -> rehearsal.Simulated:
         asked.append(1)
         return simulate(job, *args, **kwargs)
 
