@@ -19,6 +19,7 @@ from capt.pretrain.latent.config import LatentJob, ModelSection
 from capt.pretrain.latent.corpus import END, PAD, START, VOCABULARY, Vocabulary, ends_of, predicted
 from capt.pretrain.latent.posterior import Critics, EncoderOutput, GaussianHead, build_head, mlp
 from capt.pretrain.models.cross_entropy import UNUSED, masked_cross_entropy
+from capt.pretrain.models.lstm import LSTM
 
 # The LSTM encoder and decoder of sentences (Bowman et al. 2016; sizes and wiring of the released code).
 #
@@ -46,7 +47,7 @@ class TextEncoder(nn.Module):
     def __init__(self, vocabulary: int, section: ModelSection) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, section.embedding)
-        self.lstm = nn.LSTM(section.embedding, section.hidden)
+        self.lstm = LSTM(section.embedding, section.hidden)
         self.head = build_head(section, section.hidden)
         _initialise(self, section.init_range)
 
@@ -78,7 +79,7 @@ class TextDecoder(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, section.embedding)
         self.start = nn.Linear(section.latent, section.hidden)
-        self.lstm = nn.LSTM(section.embedding + section.latent, section.hidden)
+        self.lstm = LSTM(section.embedding + section.latent, section.hidden)
         self.output = nn.Linear(section.hidden, vocabulary)
         _initialise(self, section.init_range)
 

@@ -35,7 +35,7 @@ from torch.utils._pytree import tree_leaves
 from capt.pretrain.base import distributed
 from capt.pretrain.base.distributed import GATHER, REDUCE_SCATTER
 from capt.pretrain.contrast import kernels, masks
-from capt.pretrain.models import cross_entropy, heads, layers
+from capt.pretrain.models import cross_entropy, heads, layers, lstm
 from capt.pretrain.models.modernbert import attention
 
 _PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1}
@@ -107,6 +107,7 @@ def as_on_a_gpu() -> Iterator[None]:
         mock.patch.object(layers, "draws_own_masks", _no),
         mock.patch.object(attention, "prefers_kernel", _yes),
         mock.patch.object(layers, "prefers_one_product", _yes),
+        mock.patch.object(lstm, "lacks_bf16", _no),
         mock.patch.object(_module("info_nce"), "check_precision", _nothing),  # tf32
         *(mock.patch.object(dist, name, _settled(getattr(dist, name))) for name in _COLLECTIVES),
         mock.patch.object(dist, REDUCE_SCATTER, _settled(_unseen(getattr(dist, REDUCE_SCATTER)))),

@@ -118,7 +118,7 @@ def test_the_micro_batch_is_nothing_to_the_gradient(folder: Path, references: An
     for number, case in enumerate(_CASES[world]):
         reference = references[0] if case[2] else references[1]
         for step in range(STEPS):
-            assert relative(ranks[0][number]["gradients"][step], reference["gradients"][step]) < 1e-6, (case, step)
+            assert relative(ranks[0][number]["gradients"][step], reference["gradients"][step]) < 3e-6, (case, step)
             for name in ("loss", "loss/mlm", "loss/matching", "loss/objects", "loss/answers", "loss/capt"):
                 measured = {name in rank[number]["losses"][step] for rank in ranks}
                 assert measured == {name in reference["losses"][step]}, (case, step, name)

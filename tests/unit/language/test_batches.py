@@ -183,7 +183,7 @@ def test_a_stop_signal_ends_the_wait_for_data(prepared: Prepared, monkeypatch: p
         begin = time.monotonic()
         with pytest.raises(interruption.Interrupted, match="SIGTERM received while no data came"):
             _all(prepared, "hangs")
-        assert time.monotonic() - begin < 10
+        assert time.monotonic() - begin < 60  # the loader itself would wait for minutes
     finally:
         signals.received = 0
         signals.restore()
