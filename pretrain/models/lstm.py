@@ -19,7 +19,7 @@ class LSTM(nn.LSTM):
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The hidden states of all time steps, and the last hidden state and cell."""
         if not (torch.is_autocast_enabled("cpu") and lacks_bf16(inputs.device)):
-            return super().forward(inputs, state)  # type: ignore[no-any-return]
+            return super().forward(inputs, state)
         with torch.autocast("cpu", enabled=False):
             begin = None if state is None else (state[0].float(), state[1].float())
-            return super().forward(inputs.float(), begin)  # type: ignore[no-any-return]
+            return super().forward(inputs.float(), begin)
