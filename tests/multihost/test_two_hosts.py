@@ -137,18 +137,19 @@ def test_an_unknown_host_key_is_an_error_and_not_a_question(hosts: Hosts, workpl
 def test_nothing_is_left_of_the_hosts(tmp_path: Path) -> None:
     if reason := missing():
         pytest.skip(reason)
-    before = network()
     with two_hosts(tmp_path) as both:
+        tag = both.names[0].split("-")[1]  # other tests may make hosts of their own at the same time
         sleeper = both.popen(["sleep", "60"], cwd=tmp_path, log=tmp_path / "log")
         answer = both.popen(["ssh", ADDRESSES[1], "echo", "hello"], cwd=tmp_path, log=tmp_path / "answer")
         assert answer.wait(timeout=20) == 0
         assert (tmp_path / "answer").read_text() == "hello\n"
-        assert network() != before
+        assert network(tag) == {*both.names, f"br-{tag}", f"v0-{tag}", f"v1-{tag}"}
     assert sleeper.wait(timeout=5) == -9
-    assert network() == before
+    assert network(tag) == set()
 
 
-def network() -> tuple[str, set[str]]:
-    """Namespaces and interfaces of this machine."""
+def network(tag: str) -> set[str]:
+    """Namespaces and interfaces of this machine whose names hold ``tag``."""
     namespaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
-    return namespaces, set(os.listdir("/sys/class/net"))
+    names = [line.split()[0] for line in namespaces.splitlines()]
+    return {name for name in (*names, *os.listdir("/sys/class/net")) if tag in name}
