@@ -95,6 +95,11 @@ class Corpus(ABC):
     def contents(self) -> list[dict[str, str | int]]:
         """The sources of the text, each with a hash (``sha256`` of a file) that changes when the text does."""
 
+    @property
+    def rows_without_text(self) -> int:
+        """The rows that had no text and were left out, of what has been read."""
+        return 0
+
     def __iter__(self) -> Iterator[Passage]:
         return passages_of(self.pieces())
 

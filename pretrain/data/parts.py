@@ -168,7 +168,7 @@ def write_part(
         def passages() -> Iterator[tuple[Split, int, Passage]]:
             before: Split | None = None  # the split of the passage before
             for source in corpus.by_source():
-                documents, kept, without = record.documents, record.kept, getattr(corpus, "rows_without_text", 0)
+                documents, kept, without = record.documents, record.kept, corpus.rows_without_text
                 for piece, begins in judge.kept_passages(source):
                     if compared is not None:
                         compared.add(piece, begins)
@@ -182,7 +182,7 @@ def write_part(
                     SourceCounts(
                         documents=record.documents - documents,
                         kept=record.kept - kept,
-                        rows_without_text=getattr(corpus, "rows_without_text", 0) - without,
+                        rows_without_text=corpus.rows_without_text - without,
                     )
                 )
 
