@@ -154,8 +154,9 @@ def test_real_jobs_run_through_the_engine(folder: Folder) -> None:
     folder.sweep(studies=studies, sweep=sweep, space={}, trial={"gpus": 0, "workers": 2})
     folder.run(capt=(sys.executable, "-P", "-m", "capt.launcher.cli"))
     (line,) = folder.lines()
-    assert (line["state"], line["score"], line["attempts"]) == ("done", 1.0, 1)
     run = folder.out / line["run"]
+    said = "".join(path.read_text(errors="replace") for path in sorted((run / "log").iterdir()))
+    assert (line["state"], line["score"], line["attempts"]) == ("done", 1.0, 1), said
     assert {"rank-0.log", "rank-1.log", "trial.log"} <= {path.name for path in (run / "log").iterdir()}
     assert json.loads((run / "status.json").read_text())["state"] == "done"
     assert (run / "checkpoints" / "best").exists()
