@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from capt.pretrain.base.locks import cache_lock
+from capt.pretrain.base.locks import make_once
 from capt.tokenizer.encode import TextTokenizer
 from capt.tokenizer.special import is_bert_like
 
@@ -69,10 +69,12 @@ def encode_texts(
         encoded = _encode(first, second, tokenizer, max_length)
     else:
         path = cache / f"{_key(first, second, tokenizer, max_length)}.npz"
-        with cache_lock(path.with_suffix(".lock")):
-            if not path.exists():
-                logger.info("%s: tokenizing %s rows into %s", source, f"{len(first):,}", path)
-                _write(path, _encode(first, second, tokenizer, max_length))
+
+        def make() -> None:
+            logger.info("%s: tokenizing %s rows into %s", source, f"{len(first):,}", path)
+            _write(path, _encode(first, second, tokenizer, max_length))
+
+        make_once(path.with_suffix(".lock"), path.exists, make)
         with np.load(path, allow_pickle=False) as file:
             encoded = EncodedTexts(file["ids"], file["starts"], file["seconds"], int(file["cut"]))
     if encoded.cut:

@@ -18,10 +18,10 @@ from capt.launcher.plan import Command, End, Launch, Plan
 from capt.launcher.ssh import Host, allow_hosts
 from capt.launcher.supervisor import processes
 from capt.launcher.supervisor.activity import Crash
-from capt.launcher.supervisor.link import Link, ask
+from capt.launcher.supervisor.link import Link, ask, ask_for_gpus
 from capt.launcher.supervisor.output import Output
 from capt.launcher.supervisor.remote import Gathering, NotReachedError, RemoteRanks, end
-from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.errors import ConfigError, counted
 from capt.pretrain.base.process import SECRET
 from capt.pretrain.engine.engines.deepspeed_config import deepspeed_config
 from capt.pretrain.engine.run_folder import BAD_INPUT, FAILED, STOPPED
@@ -107,10 +107,14 @@ def _gathering(
 def _meet(launch: Launch, plan: Plan, hosts: Sequence[Host], lines: Mapping[Host, Link]) -> dict[Host, str]:
     """Open the rendezvous on the first host and have the others call it; return those that cannot, and why.
 
+    A job that is started again does without hosts that have lost GPUs meanwhile.
+
     Raises:
         ConfigError: the port is taken when the job is started for the first time.
     """
     assert plan.master_port is not None
+    if launch.again and (broken := _without_gpus(hosts, lines)):
+        return broken
     first, *others = hosts
     where = {"port": plan.master_port, "alone": not others, "again": launch.again}
     (opened,) = ask([lines[first]], lines.values(), "listen", **where).values()
@@ -126,6 +130,21 @@ def _meet(launch: Launch, plan: Plan, hosts: Sequence[Host], lines: Mapping[Host
         called[link]: f"it does not reach {first.name}, port {opened.port}: {answer.problem}"
         for link, answer in answers.items()
         if answer.problem
+    }
+
+
+def _without_gpus(hosts: Sequence[Host], lines: Mapping[Host, Link]) -> dict[Host, str]:
+    """Hosts that have fewer GPUs than ranks where another one has enough, and what is known of them."""
+    ask_for_gpus(lines[host] for host in hosts)
+    found = {host: gpus for host in hosts if (gpus := lines[host].gpus) is not None}
+    if not any(gpus.count is not None and gpus.count >= host.slots for host, gpus in found.items()):
+        return {}  # a job on processors
+    return {
+        host: f"nvidia-smi: {gpus.problem}"
+        if gpus.problem
+        else f"{counted(gpus.count or 0, 'GPU')} for {host.slots} ranks"
+        for host, gpus in found.items()
+        if gpus.problem or (gpus.count is not None and gpus.count < host.slots)
     }
 
 

@@ -15,12 +15,14 @@ from capt.launcher.backends import hosts as on_hosts
 from capt.launcher.backends.slurm import SlurmCluster, load_cluster
 from capt.launcher.plan import End, Launch, Plan
 from capt.launcher.ssh import Host, python_reading
-from capt.launcher.supervisor.link import Link
+from capt.launcher.supervisor.link import ANSWER, Link
 from capt.launcher.supervisor.node import PROGRAM
 from capt.launcher.supervisor.output import Output
 from capt.pretrain.base.errors import ConfigError
 
 _FIRST_PORT, _PORTS = 20000, 10000
+_UNPACKING = 600.0
+"""Seconds for a node to answer out of a container: pyxis unpacks an image of gigabytes for each job step."""
 
 SPARES = True
 """Hosts beyond ``--nodes`` are spares."""
@@ -57,9 +59,12 @@ def start(launch: Launch, plan: Plan) -> End:
     """Run the job on the nodes that can be reached; Slurm's signals and those of this process reach every rank."""
     inherited, cluster = environment.inherited(), _cluster(launch)
     path = [entry for entry in inherited.get("PYTHONPATH", "").split(":") if entry]
+    contained = bool(cluster.container) or any(word.startswith("--container") for word in cluster.srun)
+    answer = _UNPACKING if contained else ANSWER
 
     def connect(host: Host, output: Output) -> Link:
-        return Link.through(host.name, srun_command(host, inherited, cluster), inherited, path, output, signalled=True)
+        command = srun_command(host, inherited, cluster)
+        return Link.through(host.name, command, inherited, path, output, signalled=True, answer=answer)
 
     return on_hosts.run(launch, plan, connect, {}, cluster.python)
 

@@ -16,14 +16,26 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 
 from capt.launcher.supervisor import processes
-from capt.launcher.supervisor.messages import LONGEST, MARK, REPORT, SILENCE, Met, News, RankNews, Stacks, Up, packed
+from capt.launcher.supervisor.messages import (
+    LONGEST,
+    MARK,
+    REPORT,
+    SILENCE,
+    GPUs,
+    Met,
+    News,
+    RankNews,
+    Stacks,
+    Up,
+    packed,
+)
 from capt.launcher.supervisor.node import PROGRAM
 from capt.launcher.supervisor.output import Output
 from capt.pretrain.base.files import printable
 
 _MARK = MARK.encode()
 _SUSPENDED = 2.0
-_ANSWER = 30.0
+ANSWER = 30.0
 """Seconds for ssh, which itself gives up a connection after 10, or srun, the login shell and the start of Python."""
 
 
@@ -44,10 +56,13 @@ class Client(Protocol):
 class Link:
     """The way to one host, and the supervisor at its end."""
 
-    def __init__(self, host: str, client: Client, output: Output, greeting: bytes) -> None:
-        """Say the greeting; whether it arrives shows when ``up`` is there, or ``lost`` says why not."""
+    def __init__(self, host: str, client: Client, output: Output, greeting: bytes, answer: float = ANSWER) -> None:
+        """Say the greeting; whether it arrives shows when ``up`` is there, or ``lost`` says why not.
+
+        A host is lost that has said nothing after ``answer`` seconds.
+        """
         self.host, self._output = host, output
-        self._client = client
+        self._client, self._answer = client, answer
         self._process: subprocess.Popen[bytes] | None = None
         for pipe in self._pipes():
             if not pipe.closed:
@@ -62,6 +77,7 @@ class Link:
         """The stop signal that the supervisor was sent."""
         self.stacks: Stacks | None = None
         self.met: Met | None = None
+        self.gpus: GPUs | None = None
         self.lost = ""
         """Why nothing is to be heard of this node any more."""
         self.in_order = False
@@ -76,6 +92,7 @@ class Link:
         output: Output,
         *,
         signalled: bool = False,
+        answer: float = ANSWER,
     ) -> Link:
         """Run a command, such as ssh, which starts on the host a Python that executes ``PROGRAM``, given on its stdin.
 
@@ -84,7 +101,7 @@ class Link:
         """
         client = processes.start(command, environment, on_parent_death=signal.SIGKILL, piped=True)
         told = packed({"folder": str(Path.cwd()), "path": path, "signalled": signalled})
-        link = cls(host, client, output, PROGRAM + told)
+        link = cls(host, client, output, PROGRAM + told, answer)
         link._process = client
         return link
 
@@ -137,8 +154,8 @@ class Link:
         if now - self._looked > _SUSPENDED:
             self._awake = now
         self._looked = now
-        if self.up is None and now - max(self._begun, self._awake) > _ANSWER:
-            self._give_up(f"no answer in {_ANSWER:g} s")
+        if self.up is None and now - max(self._begun, self._awake) > self._answer:
+            self._give_up(f"no answer in {self._answer:g} s")
         elif self.up is not None and now - max(self.heard, self._awake) > SILENCE:
             self._give_up(f"nothing heard for {SILENCE:g} s")
 
@@ -192,7 +209,7 @@ class Link:
         self.ranks = news.ranks if news.ranks is not None else self.ranks
         self.idle, self.stacks = news.idle, news.stacks or self.stacks
         self.asked = news.asked or self.asked
-        self.met = news.met or self.met
+        self.met, self.gpus = news.met or self.met, news.gpus or self.gpus
         if news.problem:
             self._give_up(printable(news.problem))
 
@@ -220,6 +237,16 @@ def ask(asked: Iterable[Link], lines: Iterable[Link], what: str, **where: Any) -
     while any(link.met is None and not link.lost for link in asked):  # bounded: a silent host is lost
         pump(lines, REPORT / 10)
     return {link: link.met or Met(problem=link.lost) for link in asked}
+
+
+def ask_for_gpus(links: Iterable[Link]) -> None:
+    """Have nodes say which GPUs they have; ``gpus`` of a link that is lost stays None."""
+    links = list(links)
+    for link in links:
+        link.gpus = None
+        link.send("gpus")
+    while any(link.gpus is None and not link.lost for link in links):  # bounded: a silent host is lost
+        pump(links, REPORT / 10)
 
 
 def pump(links: Iterable[Link], seconds: float) -> None:

@@ -65,6 +65,13 @@ class Met(Record):
     problem: _Text = ""
 
 
+class GPUs(Record):
+    """The answer of a node that was asked for its GPUs: how many there are, or what is wrong; neither is not known."""
+
+    count: Count | None = None
+    problem: _Text = ""
+
+
 class News(Record):
     """A word of a node."""
 
@@ -76,6 +83,7 @@ class News(Record):
     """The stop signal that the node was sent, not by the head."""
     stacks: Stacks | None = None
     met: Met | None = None
+    gpus: GPUs | None = None
     problem: _Text = ""
     """Why the node ends."""
 

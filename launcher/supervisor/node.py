@@ -11,8 +11,10 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import signal
 import socket
+import subprocess
 import time
 from contextlib import suppress
 from typing import Any
@@ -29,6 +31,8 @@ _LONG = 1.0
 _LAST_WORDS = 1.0
 _CALL = 4.0
 """Seconds for a connection to the first host: less than a lease."""
+_GPUS = 4.0
+"""Seconds for nvidia-smi: the same."""
 _PROGRAM = """\
 import json, os, sys
 told = json.loads(sys.stdin.buffer.readline())
@@ -130,6 +134,8 @@ class Supervisor:
             case "stacks":
                 text, suspended = self._ranks.stacks(told["rank"])
                 self._say(stacks={"text": text, "suspended": suspended})
+            case "gpus":
+                self._say(gpus=_gpus())
             case "listen" | "call" as what:
                 try:
                     port = self._ranks.listen(**told["where"]) if what == "listen" else _call(**told["where"])
@@ -183,6 +189,23 @@ class Supervisor:
             if time.monotonic() >= until:
                 return
             time.sleep(_POLL if self._unsaid else 0)
+
+
+def _gpus() -> dict[str, Any]:
+    """How many GPUs nvidia-smi lists, or what is wrong with them (`GPUs`); nothing where it is absent or slow."""
+    if shutil.which("nvidia-smi") is None:
+        return {"count": 0}
+    asked = subprocess.Popen(
+        ["nvidia-smi", "--list-gpus"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    try:
+        said = asked.communicate(timeout=_GPUS)[0].decode(errors="replace")
+    except subprocess.TimeoutExpired:
+        asked.kill()  # and not waited for: in a driver that hangs it cannot end
+        return {}
+    if asked.returncode:
+        return {"problem": " ".join(said.split())[:500] or f"exit code {asked.returncode}"}
+    return {"count": sum(line.startswith("GPU ") for line in said.splitlines())}
 
 
 def _call(address: str, port: int) -> int:

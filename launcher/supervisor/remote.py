@@ -68,7 +68,7 @@ class Gathering:
     def _gather(self, hosts: list[Host], lines: dict[Host, Link]) -> tuple[list[Host], list[Link]]:
         spares, until = list(self.spares), time.monotonic() + self.patience
         while missing := self._reach(hosts, lines):
-            told = "; ".join(f"{host.name} cannot be reached: {reason}" for host, reason in missing.items())
+            told = "; ".join(f"{host.name} cannot be used: {reason}" for host, reason in missing.items())
             if self.policy is None:
                 raise NotReachedError(told)
             log.warning("%s", told)
@@ -111,7 +111,7 @@ class Gathering:
                 spares.remove(spare)
                 taken = Host(spare.name, host.slots)
                 if reason := self._call([taken], lines):
-                    log.warning("the spare host %s cannot be reached: %s", spare.name, reason[taken])
+                    log.warning("the spare host %s cannot be used: %s", spare.name, reason[taken])
                     continue
                 log.warning("%s takes the place of %s", spare.name, host.name)
                 hosts[index] = taken

@@ -139,8 +139,21 @@ def all_reduce_max(x: Tensor, group: Group = None) -> Tensor:
 
 
 def broadcast_object(value: T, src: int = 0) -> T:
-    """Return the value of rank ``src`` on every rank (small: verdicts, names, steps), as `gather_objects` does."""
-    return gather_objects(value if rank() == src else None)[src]  # type: ignore[return-value]
+    """Return the value of rank ``src`` on every rank, as JSON brings it (`gather_objects`).
+
+    Only that rank's bytes travel, once to each rank. In a gather all ranks' parts are as long as the longest: a list of
+    a megabyte would be a gigabyte on each of a thousand ranks.
+    """
+    line = _packed(value) if rank() == src else b""
+    if world_size() > 1:
+        size = torch.tensor(len(line))
+        dist.broadcast(size, src, group=_control_group)
+        content = (
+            torch.frombuffer(bytearray(line), dtype=torch.uint8) if line else torch.empty(int(size), dtype=torch.uint8)
+        )
+        dist.broadcast(content, src, group=_control_group)
+        line = content.numpy().tobytes()
+    return json.loads(line, object_hook=_typed)  # type: ignore[no-any-return]
 
 
 def broadcast_tensor(x: Tensor) -> None:
@@ -156,9 +169,13 @@ def gather_objects(value: T) -> list[T]:
 
     Bytes, paths and arrays of numbers travel as well. Nothing that a rank sends is executed, as a pickle would be.
     """
-    line = json.dumps(value, default=_plain).encode() + b"\n"
+    line = _packed(value) + b"\n"
     rows, _ = gather_ragged(torch.frombuffer(bytearray(line), dtype=torch.uint8), _control_group)
     return [json.loads(each, object_hook=_typed) for each in rows.numpy().tobytes().splitlines()]
+
+
+def _packed(value: Any) -> bytes:
+    return json.dumps(value, default=_plain).encode()
 
 
 def _plain(value: Any) -> Any:
@@ -352,14 +369,38 @@ def _join(backend: str, world: int, timeout: datetime.timedelta) -> None:
     each attempt, and may count their attempts differently.
     """
     store = _own_store(world, timeout)
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    if store is None and attempt != "0" and os.environ.get("GROUP_WORLD_SIZE") == "1":
-        shared, _, _ = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]  # public, not marked
-        store = PrefixStore(f"attempt-{attempt}", shared)
     if store is None:
-        dist.init_process_group(backend, timeout=timeout)
-    else:
-        dist.init_process_group(backend, store=store, rank=int(os.environ["RANK"]), world_size=world, timeout=timeout)
+        shared, _, _ = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]  # public, not marked
+        shared.set_timeout(timeout)
+        attempt, alone = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), os.environ.get("GROUP_WORLD_SIZE") == "1"
+        store = PrefixStore(f"attempt-{attempt}" if alone else "default_pg", shared)
+    number = int(os.environ["RANK"])
+    _require_one_backend(store, backend, number)
+    dist.init_process_group(backend, store=store, rank=number, world_size=world, timeout=timeout)
+
+
+def _require_one_backend(store: dist.Store, backend: str, number: int) -> None:
+    """Refuse to be a rank on a host whose GPUs are gone where rank 0 has one, and the other way round.
+
+    The ranks would wait for each other, in two kinds of process groups, until their time is over.
+
+    Raises:
+        RunFailedError: both hosts are named.
+    """
+    key, here = "capt/backend", socket.gethostname()
+    if number == 0:
+        store.set(key, f"{backend} {here}")
+        return
+    theirs, _, there = store.get(key).decode().partition(" ")
+    if theirs == backend:
+        return
+    without, having = (here, there) if backend == "gloo" else (there, here)
+    error = RunFailedError(
+        f"rank {number} on {here} and rank 0 on {there} cannot train together: CUDA finds no GPU on {without}, and one "
+        f"on {having}; nvidia-smi on {without} says more: mend its driver, or leave the host out"
+    )
+    error.everywhere, error.passing = False, True
+    raise error
 
 
 _FILES = 66

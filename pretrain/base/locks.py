@@ -7,8 +7,8 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 _SHORTEST_WAIT = 0.5
 """Seconds. `is_locked` of another process holds the lock for a moment, which must not look like an owner."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+
+_CACHE_REMEDY = "set data.cache to a local folder"
 
 _held: set[IO[str]] = set()
 """The locked files of this process."""
@@ -42,7 +44,6 @@ def file_lock(
     refusal: str = "",
     wait: float | None = 0.0,
     remove: bool = False,
-    remedy: str | None = None,
     error: type[UserError] = ConfigError,
 ) -> Iterator[None]:
     """Hold an exclusive lock on the file ``path``, which the kernel frees when this process dies.
@@ -54,20 +55,20 @@ def file_lock(
         refusal: the message of the error when another process holds the lock.
         wait: seconds to wait for another process; None waits without end.
         remove: remove the file at the end of the block.
-        remedy: what a user can do about a file system that has no locks. With it this is an error; without it a warning
-            is logged, and the block runs unprotected.
         error: the class of the errors.
 
+    On a file system that has no locks a warning is logged, and the block runs unprotected.
+
     Raises:
-        UserError: of the class ``error``: another process still holds the lock after ``wait`` seconds; the file system
-            has no locks and there is a ``remedy``; or ``path`` is a link.
+        UserError: of the class ``error``: another process still holds the lock after ``wait`` seconds, or ``path`` is a
+            link.
     """
     deadline = None if wait is None else time.monotonic() + max(wait, _SHORTEST_WAIT)
     pause = _FIRST_PAUSE
     while True:
         with open_lock(path, error=error) as file:
             try:
-                is_current = _lock(file, path, remedy, error, blocking=deadline is None) and _is_open_at(file, path)
+                is_current = _lock(file, path, None, error, blocking=deadline is None) and _is_open_at(file, path)
             except BlockingIOError:
                 assert deadline is not None
                 if time.monotonic() > deadline:
@@ -89,13 +90,33 @@ def file_lock(
             return
 
 
-def cache_lock(path: Path) -> AbstractContextManager[None]:
-    """The lock of a file or folder of the cache that several processes may be about to make; removed at the end.
+def make_once(lock: Path, is_made: Callable[[], bool], make: Callable[[], None]) -> None:
+    """Make something of the cache, unless it is there: of several processes one does, and the others wait for it.
 
-    The folder of the lock is made if need be. Raises ``DataError`` where that cannot be written.
+    What is there is found without the lock, and so is what another process has made meanwhile: a thousand ranks would
+    else take the lock in turn, each in a new file.
+
+    Args:
+        lock: a file, whose folder is made if need be; it is removed at the end.
+        is_made: whether it is there.
+        make: makes it; called with the lock held, and never where it is there.
+
+    Raises:
+        DataError: the folder of the lock cannot be written, or has no locks.
     """
-    require_cache(path.parent)
-    return file_lock(path, wait=None, remove=True, remedy="set data.cache to a local folder", error=DataError)
+    while not is_made():
+        require_cache(lock.parent)
+        with open_lock(lock, error=DataError) as file:
+            if not (_lock(file, lock, _CACHE_REMEDY, DataError, blocking=True) and _is_open_at(file, lock)):
+                continue  # its last owner has removed the file, and may have made what it was for
+            _held.add(file)
+            try:
+                if not is_made():
+                    make()
+            finally:
+                _held.discard(file)
+                lock.unlink()
+            return
 
 
 def is_locked(path: Path) -> bool:

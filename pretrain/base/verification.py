@@ -218,13 +218,14 @@ _SETTLED = 1.0
 class Ranks:
     """The processes that verify together: this one's number, and how they exchange values and verdicts.
 
-    ``gather`` gives every rank's value to every rank, in rank order. A block under ``synchronize_errors`` that fails on
-    one rank fails on all. The default is a process alone.
+    ``gather`` gives every rank's value to every rank, in rank order, and ``broadcast`` rank 0's to every rank. A block
+    under ``synchronize_errors`` that fails on one rank fails on all. The default is a process alone.
     """
 
     rank: int = 0
     gather: Callable[[Any], list[Any]] = lambda value: [value]
     synchronize_errors: Callable[[], AbstractContextManager[None]] = nullcontext
+    broadcast: Callable[[Any], Any] = lambda value: value
 
 
 ALONE = Ranks()
@@ -234,7 +235,8 @@ def all_ranks() -> Ranks:
     """The ranks of the process group; this process alone without one."""
     from capt.pretrain.base import distributed  # imports torch, which a login node does without
 
-    return Ranks(distributed.rank(), distributed.gather_objects, partial(distributed.synchronize_errors, patient=True))
+    agreed = partial(distributed.synchronize_errors, patient=True)
+    return Ranks(distributed.rank(), distributed.gather_objects, agreed, distributed.broadcast_object)
 
 
 @dataclass

@@ -354,8 +354,9 @@ class SuperviseSection(Section):
         "not end is a hang; null = only the time-out of the process group",
     )
     on_lost_node: Literal["wait", "spare", "shrink"] = Field(
-        "wait", description="when a host of several cannot be reached at a restart: wait for it, take a spare host of "
-        "the hostfile (--nodes), or continue with those that are left, where batch.global can be shared among them"
+        "wait", description="when a host of several cannot be reached, or has lost GPUs, at a restart: wait for it, "
+        "take a spare host of the hostfile (--nodes), or continue with those that are left, where batch.global can be "
+        "shared among them"
     )  # fmt: skip
     wait_minutes: PositiveFloat = Field(30.0, description="minutes for which a host is waited for")
 

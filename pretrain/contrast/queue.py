@@ -387,14 +387,32 @@ class ShardedQueue:
         return shards.write_shard(folder, **self.state_dict())
 
     def load_shards(self, folder: str | Path) -> None:
-        """Fill this rank's shard from what any number of ranks saved in ``folder``, reading only the rows it keeps.
+        """Fill this rank's shard from what any number of ranks saved in ``folder``. All ranks of the queue call this.
+
+        Where another number of ranks has saved it, each file is read by one rank, which tells the others its rows; in a
+        queue of a ``group`` of its own each rank reads the rows that it keeps from all files.
 
         Raises:
             CheckpointError: a missing or damaged shard, shards of several saves, rows of another width or drift.
         """
         folder = Path(folder)
-        self._check_drift(shards.read_drift(folder, self.dim), str(folder))
-        self._fill(*shards.read_shards(folder, self.capacity, self.dim, self.rank, self.world))
+        self._check_drift(self.stored_drift(folder), str(folder))
+        if self._is_of_all_ranks():
+            self._fill(*shards.read_shards_together(folder, self.capacity, self.dim, self.device))
+        else:
+            self._fill(*shards.read_shards(folder, self.capacity, self.dim, self.rank, self.world))
+
+    def stored_drift(self, folder: Path) -> str:
+        """What the rows that were saved in ``folder`` are corrected for. All ranks of the queue call this.
+
+        Raises:
+            CheckpointError: a missing or damaged shard.
+        """
+        read = shards.read_drift_together if self._is_of_all_ranks() else shards.read_drift
+        return read(folder, self.dim)
+
+    def _is_of_all_ranks(self) -> bool:
+        return self._group is None and 1 < self.world == distributed.world_size()
 
 
 def check_ids(views: Sequence[Tensor], ids: Tensor | None) -> None:

@@ -17,7 +17,6 @@ from capt.pretrain.contrast.info_nce import capt_loss
 from capt.pretrain.contrast.metrics import ContrastStats, RowSample
 from capt.pretrain.contrast.options import ContrastOptions
 from capt.pretrain.contrast.queue import ShardedQueue
-from capt.pretrain.contrast.shards import read_drift
 from capt.pretrain.contrast.temperature import Schedule, build_temperature
 from capt.pretrain.contrastive.views import Views
 
@@ -108,7 +107,7 @@ class ContrastTerm:
         """
         if self.queue is None:
             return
-        if (stored := read_drift(folder, self.queue.dim)) != self.queue.drift:
+        if (stored := self.queue.stored_drift(folder)) != self.queue.drift:
             if self.queue.rank == 0:
                 log.warning(
                     "the queue begins empty: its rows in %s are of contrast.drift=%s, this job has %s",

@@ -60,7 +60,7 @@ def resolve_files(patterns: Sequence[str], key: str, ranks: Ranks = ALONE) -> li
         with ranks.synchronize_errors():
             if ranks.rank == 0:
                 found = {url: [(file.url, file.size, file.tag) for file in listed(url)] for url in urls}
-        found = ranks.gather(found)[0]
+        found = ranks.broadcast(found)
     files: dict[TextFile, None] = {}
     real: dict[Path, Path] = {}
     for pattern in patterns:

@@ -98,7 +98,7 @@ def _open_in_store(
         found = False
         with verifier.ranks.synchronize_errors():
             found = verifier.ranks.rank == 0 and exists(f"{url}/{MANIFEST}")
-        if not verifier.ranks.gather(found)[0]:
+        if not verifier.ranks.broadcast(found):
             return None
     shards = ShardSet.open_url(
         url, data.cache, data.cache_bytes, verifier.ranks, at_once=data.shards_at_once, check=data.verify != "never"

@@ -26,7 +26,7 @@ import numpy as np
 
 from capt.pretrain.base.cache import require_cache
 from capt.pretrain.base.errors import ConfigError, DataError, counted
-from capt.pretrain.base.locks import cache_lock, file_lock, is_locked
+from capt.pretrain.base.locks import file_lock, is_locked, make_once
 from capt.pretrain.base.stores import chunks, look_up, without_secrets
 from capt.pretrain.base.verification import ExpectedFile, Inspection, check_size, hash_file
 from capt.pretrain.data.sampler import GroupedSampler
@@ -136,13 +136,14 @@ class ShardCache:
         """
         record = self.files[name]
         path = self.folder / f"{record.sha256}.bin"
-        if self._is_good(path, record):
-            return path
-        with cache_lock(self.folder / f".{record.sha256}.lock"):
-            if path.is_file() and not self._is_good(path, record):
+
+        def make() -> None:
+            if path.is_file():
                 self._recheck(name, path, record)
             if not path.is_file():
                 self._fetch(name, path, record)
+
+        make_once(self.folder / f".{record.sha256}.lock", lambda: self._is_good(path, record), make)
         return path
 
     def _is_good(self, path: Path, record: ExpectedFile) -> bool:

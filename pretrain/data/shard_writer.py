@@ -16,7 +16,7 @@ from jaxtyping import Shaped
 
 from capt.pretrain.base.atomic import new_folder
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.base.locks import cache_lock
+from capt.pretrain.base.locks import make_once
 from capt.pretrain.base.parallel import ProgressCallback, ordered_map
 from capt.pretrain.base.verification import Verifier
 from capt.pretrain.data.corpus import Corpus, Passage
@@ -66,12 +66,13 @@ def write_shards(
     """
     corpus.contents()  # all ranks together; the one that writes will only look it up
     manifest = folder / MANIFEST
+
+    def make() -> None:
+        _tokenize(corpus, tokenizer, folder, key, options, workers, shard_tokens, progress)
+        trust_written(folder, verifier)
+
     with verifier.ranks.synchronize_errors():
-        if not manifest.is_file():
-            with cache_lock(folder.with_name(f".{folder.name}.lock")):
-                if not manifest.is_file():
-                    _tokenize(corpus, tokenizer, folder, key, options, workers, shard_tokens, progress)
-                    trust_written(folder, verifier)
+        make_once(folder.with_name(f".{folder.name}.lock"), manifest.is_file, make)
         if Manifest.read(folder).key != key:
             raise DataError(f"{folder} holds other shards than this job makes: take another folder, or remove it")
     return ShardSet.open(folder, verifier, verify=verify)

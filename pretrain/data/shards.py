@@ -266,7 +266,7 @@ class ShardSet:
         with ranks.synchronize_errors():
             if ranks.rank == 0:
                 found = Manifest.read_url(url).model_dump_json()
-        manifest = Manifest.model_validate_json(ranks.gather(found)[0])
+        manifest = Manifest.model_validate_json(ranks.broadcast(found))
         cache = ShardCache(
             url, manifest.shards, manifest.records(), manifest.inspections(), folder / "stored", limit, check=check
         )

@@ -26,7 +26,7 @@ from pydantic import Field
 from capt.pretrain.base.atomic import new_file, new_folder
 from capt.pretrain.base.errors import CheckpointError, DataError
 from capt.pretrain.base.files import printable, read_lines, write_text
-from capt.pretrain.base.locks import cache_lock
+from capt.pretrain.base.locks import make_once
 from capt.pretrain.base.parallel import ProgressCallback, ordered_map, usable_cores
 from capt.pretrain.base.records import Count, Record, read_record
 from capt.pretrain.base.verification import ALONE, Ranks, Verifier
@@ -211,10 +211,11 @@ def open_corpus(data: DataSection, progress: ProgressCallback | None = None, ran
     key = hashlib.sha256(json.dumps([text, options]).encode()).hexdigest()[:32]
     folder = data.cache / "embeddings" / key
     with ranks.synchronize_errors():
-        if not (folder / _RECORD).is_file():
-            with cache_lock(folder.with_name(f".{folder.name}.lock")):
-                if not (folder / _RECORD).is_file():
-                    _encode(source, data, folder, progress)
+        make_once(
+            folder.with_name(f".{folder.name}.lock"),
+            (folder / _RECORD).is_file,
+            lambda: _encode(source, data, folder, progress),
+        )
     with ranks.synchronize_errors():
         return _open(folder)
 

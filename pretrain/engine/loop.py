@@ -60,6 +60,8 @@ class Run:
 
     saved_at: int = -1
     """The newest step whose checkpoint was begun in the run folder."""
+    committed: int = 0
+    """Checkpoints of this launch that are complete in the run folder, those that were pruned since included."""
     failed_saves: int = 0
     """Periodic checkpoints that could not be written; the run continues without them."""
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from capt.pretrain.base.locks import cache_lock
+from capt.pretrain.base.locks import make_once
 from capt.pretrain.base.verification import ALONE, Ranks
 from capt.pretrain.config.base import PositiveInt, Section
 from capt.pretrain.models.hf_config import Source
@@ -66,18 +66,21 @@ def trained_tokenizer(
     folder = cache / "tokenizers" / name
     if not folder.exists():  # said by every rank: the one that trains may be one whose log is not shown
         logger.info("no tokenizer.path: one is trained on the text, and kept in %s", folder)
-    with ranks.synchronize_errors(), cache_lock(folder.with_suffix(".lock")):
-        if not folder.exists():
-            from capt.tokenizer.train import train
 
-            train(
-                texts(),
-                folder,
-                vocab_size=section.vocab_size,
-                type=section.type,
-                byte_fallback=section.byte_fallback,
-                normalization=section.normalization,
-                model_max_length=longest,
-                max_sentences=section.max_sentences,
-            )
+    def make() -> None:
+        from capt.tokenizer.train import train
+
+        train(
+            texts(),
+            folder,
+            vocab_size=section.vocab_size,
+            type=section.type,
+            byte_fallback=section.byte_fallback,
+            normalization=section.normalization,
+            model_max_length=longest,
+            max_sentences=section.max_sentences,
+        )
+
+    with ranks.synchronize_errors():
+        make_once(folder.with_suffix(".lock"), folder.exists, make)
     return folder

@@ -22,7 +22,7 @@ from pydantic import Field
 from capt.pretrain.base.atomic import new_folder
 from capt.pretrain.base.errors import DataError, counted
 from capt.pretrain.base.files import write_json
-from capt.pretrain.base.locks import cache_lock
+from capt.pretrain.base.locks import make_once
 from capt.pretrain.base.randomness import mix64
 from capt.pretrain.base.records import Count, Record, read_record
 from capt.pretrain.base.verification import Verifier
@@ -413,18 +413,20 @@ def prepare_source(
     inputs = [*files, *([] if source.corpus is None else [source.corpus])]
     is_known = all(path.exists() for path in inputs)
     content = verifier.digests([part for path in inputs for part in _files_of(path)]) if is_known else []
-    launch = "" if is_known else ranks.gather(uuid.uuid4().hex)[0]
+    launch = "" if is_known else ranks.broadcast(uuid.uuid4().hex)
     settings = source.model_dump(mode="json", exclude={"name", "files", "weight", "temperature", "corpus"})
     recipe = [_VERSION, content, [str(path) for path in inputs], settings, fraction, tokenizer.fingerprint]
     name = hashlib.sha256(json.dumps([*recipe, max_positions]).encode()).hexdigest()[:32]
     folder = verifier.cache / "pairs" / name
     wrote = False
+
+    def make() -> None:
+        nonlocal wrote
+        _write(source, files, fraction, tokenizer, max_positions, folder, launch)
+        wrote = True
+
     with ranks.synchronize_errors():
-        if not _is_written(folder, launch):
-            with cache_lock(folder.with_name(f".{folder.name}.lock")):
-                if not _is_written(folder, launch):
-                    _write(source, files, fraction, tokenizer, max_positions, folder, launch)
-                    wrote = True
+        make_once(folder.with_name(f".{folder.name}.lock"), lambda: _is_written(folder, launch), make)
         opened = {split: open_rows(folder / split, source) for split in _SPLITS if (folder / split).is_dir()}
     train, held_out = (opened.get(split) for split in _SPLITS)
     record = next(each[1] for each in (train, held_out) if each is not None)

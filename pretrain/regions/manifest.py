@@ -14,7 +14,7 @@ from pydantic import Field
 from capt.pretrain.base.atomic import new_folder
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.files import file_in, open_regular, write_bytes
-from capt.pretrain.base.locks import cache_lock
+from capt.pretrain.base.locks import make_once
 from capt.pretrain.base.records import Count, Record, read_record
 from capt.pretrain.base.stores import chunks, look_up, read_small, without_secrets
 from capt.pretrain.base.verification import ExpectedFile, check_size
@@ -228,9 +228,8 @@ def fetched(url: str, cache: Path) -> Path:
     url = url.rstrip("/")
     content = read_small(f"{url}/{MANIFEST}", limit=_LARGEST_MANIFEST)
     copy = cache / "regions" / sha256(content).hexdigest()
-    with cache_lock(copy.with_name(f".{copy.name}.lock")):
-        if copy.is_dir():
-            return copy
+
+    def make() -> None:
         with new_folder(copy) as partial:
             write_bytes(partial / MANIFEST, content)
             records = read_manifest(partial).records()
@@ -248,4 +247,6 @@ def fetched(url: str, cache: Path) -> Path:
                         f"{file.size:,} of {digest.hexdigest()}: it was changed or damaged; copy the region store "
                         "there again"
                     )
+
+    make_once(copy.with_name(f".{copy.name}.lock"), copy.is_dir, make)
     return copy

@@ -69,6 +69,8 @@ class Uploads(Callback):
         self._sizes: dict[str, int] = {}
         self._here: set[int] = set()
         """Steps whose checkpoints the run folder has had."""
+        self._seen = -1
+        """`Run.committed` at the last look that found nothing to copy."""
 
     def before_folder(self, job: Job, *, resumes: bool) -> None:
         """Fetch the run from the store where the run folder has none. Raises ``ConfigError`` and ``DataError``."""
@@ -117,8 +119,12 @@ class Uploads(Callback):
         self.on_end(run)
 
     def after_step(self, run: Run, report: StepMetrics) -> None:
-        if self._url and distributed.rank() == 0 and not self._is_busy() and (name := self._next(run.dir)):
+        if not self._url or distributed.rank() != 0 or self._seen == run.committed or self._is_busy():
+            return  # a listing of a shared folder in every step would have all ranks wait for it
+        if name := self._next(run.dir):
             self._begin(run.dir, name)
+        else:
+            self._seen = run.committed
 
     def next_due(self, run: Run) -> int:
         return NEVER
@@ -158,8 +164,7 @@ class Uploads(Callback):
     def _begin(self, run_dir: Path, name: str) -> None:
         self._tried.add(name)
         self._here |= set(steps_of(run_dir))  # it may be gone when the copy ends
-        records = [(record, path.read_bytes()) for record, path in _records(run_dir) if self._has_grown(record, path)]
-        self._thread = threading.Thread(target=self._upload, args=(run_dir, name, records), daemon=True)
+        self._thread = threading.Thread(target=self._upload, args=(run_dir, name), daemon=True)
         self._thread.start()
 
     def _has_grown(self, name: str, path: Path) -> bool:
@@ -168,10 +173,11 @@ class Uploads(Callback):
         self._sizes[name] = size
         return grown
 
-    def _upload(self, run_dir: Path, name: str, records: list[tuple[str, bytes]]) -> None:
+    def _upload(self, run_dir: Path, name: str) -> None:
         try:
-            for record, content in records:
-                put_bytes(content, f"{self._url}/{record}")
+            for record, path in _records(run_dir):  # one at a time: the ledgers of a thousand ranks are gigabytes
+                if self._has_grown(record, path):
+                    put_bytes(path.read_bytes(), f"{self._url}/{record}")
             files = [path for path in sorted((run_dir / name).rglob("*")) if path.is_file()]
             for path in sorted(files, key=lambda path: path.name == MANIFEST):
                 put_file(path, f"{self._url}/{path.relative_to(run_dir).as_posix()}")

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from capt.pretrain.base.errors import ConfigError, DataError, counted, shown
-from capt.pretrain.base.locks import cache_lock
+from capt.pretrain.base.locks import make_once
 from capt.pretrain.base.overlap import Shared, report_overlap, shared
 from capt.pretrain.base.verification import ALONE, Ranks, Verifier
 from capt.pretrain.config.schema import Job
@@ -232,11 +232,14 @@ def _answers_file(
         return kept
     minimum = job.data.minimum_answers
     path = job.data.cache / "answers" / f"{digest_of([train.content, minimum])}.json"
-    with verifier.ranks.synchronize_errors(), cache_lock(path.with_suffix(".lock")):
-        if not path.exists():
-            table = build_table(train.examples, minimum)
-            logger.info("answers: %s that occur with %d questions or more", f"{len(table):,}", minimum)
-            table.save(path)
+
+    def make() -> None:
+        table = build_table(train.examples, minimum)
+        logger.info("answers: %s that occur with %d questions or more", f"{len(table):,}", minimum)
+        table.save(path)
+
+    with verifier.ranks.synchronize_errors():
+        make_once(path.with_suffix(".lock"), path.exists, make)
     return path
 
 
@@ -249,10 +252,11 @@ def encoded_pairs(
     content = [_VERSION, split.content, store.manifest.key, tokenizer.fingerprint, length, table]
     key = digest_of([*content, *(["without missing pictures"] if skip else [])])
     folder = job.data.cache / "pairs" / key
-    if not folder.exists():  # it appears whole: ranks of a thousand hosts need not queue for a lock to read it
-        with cache_lock(folder.with_suffix(".lock")):
-            if not folder.exists():
-                _encode(split, folder, length, store, tokenizer, answers, skip=skip)
+    make_once(
+        folder.with_suffix(".lock"),
+        folder.exists,  # it appears whole
+        lambda: _encode(split, folder, length, store, tokenizer, answers, skip=skip),
+    )
     pairs = EncodedPairs(folder)
     pairs.require_within(pictures=len(store), ids=tokenizer.vocab_size, answers=len(table))
     if pairs.record.cut:

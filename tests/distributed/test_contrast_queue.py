@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from capt.pretrain.base import distributed
-from capt.pretrain.base.errors import ConfigError
-from capt.pretrain.contrast import ShardedQueue, capt_loss
+from capt.pretrain.base.errors import CheckpointError, ConfigError
+from capt.pretrain.contrast import ShardedQueue, capt_loss, shards
 from tests.support import run_ranks
 from tests.unit.contrast.reference import capt_loss_dense, drifted_queue_by_terms
 from tests.unit.contrast.support import unit
@@ -109,3 +109,66 @@ def test_a_queue_may_be_made_before_the_process_group(tmp_path: Path) -> None:
     for rank, size, error in run_ranks(_made_early, 2, tmp_path / "used", True):
         assert (rank, size) == (0, 7)
         assert "use the queue only after torch.distributed.init_process_group" in error
+
+
+_COUNTS = (5, 0, 9, 9, 2)
+"""Rows of the files of five ranks that pushed different numbers."""
+
+
+def _write_shards(folder: Path, dtype: torch.dtype) -> None:
+    for rank, count in enumerate(_COUNTS):
+        rows = unit(max(count, 1), D, seed=rank)[:count].to(dtype)
+        shards.write_shard(folder, rows, torch.arange(count) + 100 * rank, 0, rank, len(_COUNTS), "mean")
+
+
+def _read_together(folder: Path, capacity: int, dtype: torch.dtype) -> list[str]:
+    """Read the queue that another number of ranks has saved; the files that this rank has opened for it."""
+    opened, open_shard = list[str](), shards._open_shard
+
+    def noted(path: Path) -> Any:
+        opened.append(path.name)
+        return open_shard(path)
+
+    queue = ShardedQueue(capacity, D, dtype=dtype, drift="mean")
+    shards._AT_ONCE = distributed.world_size() * 2 * D * dtype.itemsize  # two rows of each rank at a time
+    shards._open_shard = noted
+    queue.load_shards(folder)
+    shards._open_shard = open_shard
+    rows, ids, _ = shards.read_shards(folder, capacity, D, queue.rank, queue.world)
+    assert torch.equal(queue.rows, rows.to(dtype))
+    assert torch.equal(queue.ids, ids)
+    return opened
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("world", [2, 3, 6])
+def test_each_file_of_another_number_of_ranks_is_opened_by_one(tmp_path: Path, world: int, dtype: torch.dtype) -> None:
+    """A thousand ranks that each open the files of a thousand ask a file server for a million."""
+    _write_shards(tmp_path, dtype)
+    for capacity in (1000, 11, 1):
+        opened = run_ranks(_read_together, world, tmp_path, capacity, dtype)
+        names = sorted(path.name for path in tmp_path.iterdir())
+        for name in names:
+            of_file = [each.count(name) for each in opened]
+            # rank 0 looks into the first one for the drift
+            assert sum(times > 0 for times in of_file) == 1
+            assert sum(of_file) <= 2 + 2 * (name == names[0])
+
+
+def _refused(folder: Path) -> str:
+    try:
+        ShardedQueue(20, D, drift="mean").load_shards(folder)
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def test_what_one_rank_finds_damaged_is_told_by_all(tmp_path: Path) -> None:
+    _write_shards(tmp_path, torch.float32)
+    path = tmp_path / "queue-00003-of-00005.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    for told in run_ranks(_refused, 2, tmp_path):
+        assert told.startswith(f"rank 1: {path} is damaged")
+    path.unlink()
+    for told in run_ranks(_refused, 2, tmp_path):
+        assert f"lacks {path.name}" in told

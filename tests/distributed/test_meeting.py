@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from capt.pretrain.base.files import write_text
 from capt.pretrain.config.load import job_from_mapping, load_job
 from capt.pretrain.config.reader import job_to_yaml
 from capt.pretrain.registry import TASKS
-from tests.support import run_head, run_ranks
+from tests.support import free_port, run_head, run_ranks, start_forked
 from tests.toy.config import ToyJob
 
 LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
@@ -123,6 +124,25 @@ def _gathered() -> list[list[Any]]:
     return errors
 
 
+def _broadcast() -> tuple[bool, int]:
+    """Whether a long value of rank 1 arrives, and the bytes that this rank has gathered for it."""
+    gathered, gather = [], distributed.all_gather
+
+    def noted(x: Any, group: Any = None) -> Any:
+        gathered.append(distributed.world_size() * x.nbytes)
+        return gather(x, group)
+
+    distributed.all_gather = noted  # type: ignore[assignment]
+    value = {"files": ["\u2028" * 1000] * 100}
+    arrived = distributed.broadcast_object(value if distributed.rank() == 1 else os, src=1)
+    return arrived == value, sum(gathered)
+
+
+def test_a_value_of_one_rank_is_not_as_long_on_each() -> None:
+    """A list of the files of a large corpus, gathered, is a gigabyte on each of a thousand ranks."""
+    assert run_ranks(_broadcast, 3) == [(True, 0)] * 3
+
+
 def test_values_travel_between_ranks_as_they_are_and_no_code_does() -> None:
     expected = [[kind, "rank 1: no"] for kind in ("ConfigError", "DataError", "UserError")]
     assert run_ranks(_gathered, 2) == [[*expected, ["RuntimeError", "rank 1: KeyError: 'no'"]]] * 2
@@ -186,3 +206,32 @@ def test_a_job_on_one_host_is_open_to_this_host_alone(tmp_path: Path, world: int
     found = set((tmp_path / "listens").read_text().split())
     assert found <= LOOPBACK, found
     assert found or world == 1
+
+
+def _join_as(rank: int, port: int, told: Path) -> None:
+    """Be one of two ranks, of which the first has a GPU."""
+    import torch
+
+    os.environ.update(RANK=str(rank), LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", WORLD_SIZE="2")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    if rank == 0:
+        torch.cuda.is_available = lambda: True
+        torch.cuda.set_device = lambda device: None
+        distributed.dist.init_process_group = lambda *_, **__: time.sleep(60)
+    try:
+        distributed.initialize(0.5)
+    except RunFailedError as error:
+        told.write_text(f"{error} {error.everywhere} {error.passing}")
+
+
+def test_a_rank_whose_host_has_lost_its_gpus_says_so_and_waits_for_nobody(tmp_path: Path) -> None:
+    """It would wait for the others in a group of its own kind, and they for it in theirs, for ten minutes."""
+    port = free_port()
+    ranks = [start_forked(_join_as, rank, port, tmp_path / "told") for rank in (0, 1)]
+    ranks[1].join(20)
+    ranks[0].kill()
+    assert ranks[1].exitcode == 0
+    host = os.uname().nodename
+    told = (tmp_path / "told").read_text()
+    assert told.startswith(f"rank 1 on {host} and rank 0 on {host} cannot train together: CUDA finds no GPU on {host}")
+    assert told.endswith(" False True")

@@ -203,7 +203,7 @@ def test_hosts_that_do_not_reach_each_other_are_no_host_of_one_job(hosts: Hosts,
         hosts.cut(2, 1)  # the last test of these hosts
         assert process.wait(timeout=90) == 0
     log = (work / "apart.log").read_text()
-    assert f"{SPARE} cannot be reached: it does not reach {OTHER}, port 29500" in log
+    assert f"{SPARE} cannot be used: it does not reach {OTHER}, port 29500" in log
     assert f"the job continues with 1 ranks on {OTHER}" in log
     assert sorted(losses(run)) == list(range(1, 41))
     check_ledger(hosts, work, "apart")

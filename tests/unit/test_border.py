@@ -92,7 +92,7 @@ REVIEWED: dict[str, tuple[str, str]] = {
     ),
     "launcher/supervisor/heartbeats.py": (".read_text mmap.mmap", "/proc; memory without a name, shared with a rank"),
     "launcher/supervisor/ranks.py": ("os.open", "our own temporary folders, no link followed"),
-    "launcher/supervisor/node.py": ("os.open", "/dev/null"),
+    "launcher/supervisor/node.py": ("os.open subprocess.Popen", "/dev/null; nvidia-smi; " + TOOL),
     "pretrain/retrieval/store.py": (".open np.fromfile np.memmap", "numbers of ours, each row with a checksum"),
     "launcher/sweep/trial_log.py": (".open", OWN),
     "launcher/sweep/trial.py": (".open .read_text", TYPED + "; " + OWN),

@@ -350,6 +350,7 @@ class Checkpointer(Callback):
         except CheckpointError:
             self._saved = -1
             raise
+        run.committed += 1
         if distributed.rank() == 0:
             logger.info("checkpoint %s", path)
         self._prune(run)

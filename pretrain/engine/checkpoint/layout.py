@@ -318,10 +318,12 @@ def point(name: str, target: Path) -> None:
 
 def sync_tree(folder: Path) -> None:
     """Make the entries of a folder and of all folders in it durable."""
-    for inner in folder.rglob("*"):
-        if inner.is_dir() and not inner.is_symlink():
-            sync(inner)
-    sync(folder)
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for base, _, _ in os.walk(folder, topdown=False, onerror=fail):  # it asks nothing of each of thousands of files
+        sync(Path(base))
 
 
 def set_aside(path: Path, why: str) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from capt.pretrain.base.atomic import new_folder
-from capt.pretrain.base.locks import cache_lock
+from capt.pretrain.base.locks import make_once
 from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.regions.importing import import_regions
 from capt.pretrain.regions.manifest import MANIFEST
@@ -163,13 +163,19 @@ def ensure_microworld(world: World, cache: Path) -> Microworld:
     key = sha256(json.dumps([FORMAT, asdict(world)], sort_keys=True).encode()).hexdigest()[:32]
     root = cache / "microworld"
     made = Microworld(root / key / "world", root / key / "store")
-    with cache_lock(root / f".{key}.lock"):
+
+    def is_made() -> bool:
+        return made.folder.is_dir() and (made.regions / MANIFEST).is_file()
+
+    def make() -> None:
         if not made.folder.is_dir():
             logger.info("drawing the synthetic microworld: %s", world)
             write_world(made.folder, world)
         if not (made.regions / MANIFEST).is_file():
             files = [path for kind in ("pictures", "nlvr2") for path in sorted(made.folder.glob(f"{kind}/*.tsv"))]
             import_regions(made.regions, files, workers=1)
+
+    make_once(root / f".{key}.lock", is_made, make)
     return made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import threading
 import time
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import IO, Any
 import pytest
 
 from capt.pretrain.base import locks
-from capt.pretrain.base.locks import file_lock, is_locked, is_replaced
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.locks import file_lock, is_locked, is_replaced, make_once
 
 
 def _outlive(started: Event) -> None:
@@ -70,3 +72,52 @@ def test_a_file_that_its_last_owner_has_removed_is_not_the_lock(
     assert len(opened) == 2
     assert all(file.closed for file in opened)
     assert not path.exists()
+
+
+def test_what_is_there_is_found_without_its_lock(tmp_path: Path) -> None:
+    with file_lock(tmp_path / "lock"):
+        make_once(tmp_path / "lock", lambda: True, lambda: pytest.fail("it is made again"))
+
+
+def test_one_makes_what_many_wait_for_and_none_takes_the_lock_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would else take it in turn, each in a new file."""
+    waiting, opened, made = 40, list[Path](), list[int]()
+    locks_open = locks.open_lock
+
+    def count(path: Path, **options: Any) -> IO[str]:
+        opened.append(path)
+        return locks_open(path, **options)
+
+    def make() -> None:
+        until = time.monotonic() + 60
+        while len(opened) < waiting and time.monotonic() < until:
+            time.sleep(0.01)
+        made.append(len(opened))
+
+    def need() -> None:
+        make_once(tmp_path / "lock", lambda: bool(made), make)
+
+    monkeypatch.setattr(locks, "open_lock", count)
+    threads = [threading.Thread(target=need) for _ in range(waiting)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert made == [waiting]
+    assert len(opened) == waiting
+    assert not (tmp_path / "lock").exists()
+
+
+def test_what_could_not_be_made_is_made_by_the_next_one(tmp_path: Path) -> None:
+    made = list[int]()
+
+    def fail() -> None:
+        raise DataError("no text")
+
+    with pytest.raises(DataError, match="no text"):
+        make_once(tmp_path / "lock", lambda: bool(made), fail)
+    make_once(tmp_path / "lock", lambda: bool(made), lambda: made.append(1))
+    assert made == [1]
+    assert not (tmp_path / "lock").exists()

@@ -14,7 +14,7 @@ from capt.launcher.cli import main
 from capt.launcher.commands.cache import cache_entries, remove_entry
 from capt.pretrain.base.cache import require_cache
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.base.locks import cache_lock
+from capt.pretrain.base.locks import file_lock, make_once
 from capt.pretrain.data.docstrings import docstring_file
 
 KEY = "0123456789abcdef" * 2
@@ -86,7 +86,7 @@ def test_pruning_says_what(cache: Path, words: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("lock", [f"shards/.{KEY}.lock", f"pairs/{KEY}.lock"])
 def test_what_a_job_makes_stays(cache: Path, lock: str, capsys: pytest.CaptureFixture[str]) -> None:
     kind = lock.split("/")[0]
-    with cache_lock(cache / lock):
+    with file_lock(cache / lock, remove=True):
         assert _capt("prune", "--all", "--cache", str(cache)) == 0
     assert f"{cache / kind / KEY}: in use by a job, not removed" in capsys.readouterr().out
     assert [entry.kind for entry in cache_entries(cache)] == [kind]
@@ -126,7 +126,7 @@ def test_a_cache_that_cannot_be_written_is_named_with_the_remedy(folder: str, tm
     (tmp_path / "a.py").write_text('"""Words."""')
     for use in (
         lambda: require_cache(Path(folder)),
-        lambda: cache_lock(Path(folder, "tokenizers", "x.lock")),
+        lambda: make_once(Path(folder, "tokenizers", "x.lock"), lambda: False, lambda: None),
         lambda: docstring_file(Path(folder, "docstrings"), 1, [tmp_path]),
     ):
         with pytest.raises(DataError, match=message):

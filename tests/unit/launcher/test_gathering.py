@@ -92,7 +92,7 @@ def test_hosts_that_answer_run_the_job(policy: Policy | None) -> None:
 
 def test_at_the_first_start_a_host_that_does_not_answer_is_an_error() -> None:
     cluster = Cluster(B)
-    with pytest.raises(NotReachedError, match="b cannot be reached: No route to host"):
+    with pytest.raises(NotReachedError, match="b cannot be used: No route to host"):
         cluster.gather(None, spares=(C,))
     assert cluster.open() == []
 
@@ -161,5 +161,5 @@ def test_a_host_that_does_not_reach_the_first_is_waited_for_until_it_does_or_tim
     with pytest.raises(NotReachedError, match=r"not reached in .* minutes: b: no way"):
         cluster.gather("wait", patience=0.1)
     assert cluster.open() == []
-    with pytest.raises(NotReachedError, match="b cannot be reached: no way"):
+    with pytest.raises(NotReachedError, match="b cannot be used: no way"):
         cluster.gather(None)

@@ -13,15 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from capt.launcher.backends import hosts as on_hosts
 from capt.launcher.backends.watching import Watcher
-from capt.launcher.plan import End
-from capt.launcher.ssh import ssh_command
+from capt.launcher.plan import End, Launch, Options, Plan
+from capt.launcher.ssh import Host, ssh_command
 from capt.launcher.supervisor import node, processes
 from capt.launcher.supervisor.link import Link, pump
 from capt.launcher.supervisor.messages import MARK, SILENCE
 from capt.launcher.supervisor.output import Output
 from capt.launcher.supervisor.remote import RemoteRanks, end
 from capt.pretrain.base.process import born
+from capt.pretrain.config.load import load_job
 
 ROOT = Path(__file__).parents[3]
 SSH = r"""#!/bin/sh
@@ -68,6 +70,17 @@ def wait_for_ranks(ranks: RemoteRanks, links: list[Link]) -> list[int]:
         ranks.look(0.1)
     assert all(link.ranks for link in links), [f"{link.host}: {link.lost}" for link in links]
     return [rank.pid for link in links for rank in link.ranks]
+
+
+def test_a_host_that_says_nothing_is_lost_after_its_time(environment: dict[str, str], output: Output) -> None:
+    slow = Link.through("slow", ["sleep", "30"], environment, [], output, answer=0.3)
+    usual = Link.through("usual", ["sleep", "30"], environment, [], output)
+    until = time.monotonic() + 10
+    while not slow.lost and time.monotonic() < until:
+        pump([slow, usual], 0.1)
+    assert (slow.lost, usual.lost) == ("no answer in 0.3 s", "")
+    slow.close()
+    usual.close()
 
 
 def run(links: list[Link], programs: list[str], fault: str = "") -> tuple[End, RemoteRanks, list[int]]:
@@ -225,3 +238,38 @@ def test_a_process_is_left_until_its_last_thread_has_ended() -> None:
         process.stdin.close()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert born(process.pid) is None
+
+
+_SMI = {
+    "whole": "printf 'GPU 0: NVIDIA H100 (UUID: a)\\nGPU 1: NVIDIA H100 (UUID: b)\\n'",
+    "short": "echo 'GPU 0: NVIDIA H100 (UUID: a)'",
+    "fallen": "echo 'Unable to determine the device handle for GPU0000:C3:00.0: Unknown Error'; exit 255",
+    "stuck": "exec sleep 60",
+}
+"""What nvidia-smi does on each host."""
+
+
+def test_a_job_that_is_started_again_does_without_hosts_that_have_lost_gpus(
+    environment: dict[str, str], output: Output, tmp_path: Path
+) -> None:
+    """They answer, and their ranks would end the job at the same step again, spare hosts or not."""
+    links = []
+    for name, words in _SMI.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "nvidia-smi").write_text(f"#!/bin/sh\n{words}\n")
+        (tmp_path / name / "nvidia-smi").chmod(0o755)
+        links += connected({**environment, "PATH": f"{tmp_path / name}:{environment['PATH']}"}, output, name)
+    lines = {Host(link.host, 2): link for link in links}
+    job = load_job("capt_tiny", [f"run.dir={tmp_path / 'run'}"])
+    launch = Launch("capt.pretrain", ("job.yaml",), job, Options(), again=True)
+    plan = Plan("ssh", tuple(lines), (), master_port=29500)
+    try:
+        found = on_hosts._meet(launch, plan, list(lines), lines)
+        assert {host.name: why for host, why in found.items()} == {
+            "short": "1 GPU for 2 ranks",
+            "fallen": "nvidia-smi: Unable to determine the device handle for GPU0000:C3:00.0: Unknown Error",
+        }
+        without = [host for host in lines if host.name in ("short", "fallen")]
+        assert on_hosts._without_gpus(without, lines) == {}, "a job on processors"
+    finally:
+        end(links)

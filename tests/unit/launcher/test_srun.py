@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from capt.launcher.backends import slurm, srun
 from capt.launcher.backends.slurm import SlurmCluster, load_cluster
-from capt.launcher.plan import Launch, Options
+from capt.launcher.plan import End, Launch, Options, Plan
 from capt.launcher.ssh import Host
+from capt.launcher.supervisor.link import Link
+from capt.launcher.supervisor.output import Output
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.load import load_job
 
@@ -75,6 +78,34 @@ def test_ranks_and_their_supervisors_run_in_the_container(allocation: None, tmp_
     at = words.index("apptainer")
     assert words[at - 1 : at + 5] == ["--mpi=none", "apptainer", "exec", "--nv", "my image.sif", "/opt/python"]
     assert words[at + 5 :] == srun.srun_command(Host("n2", 8), {}, SlurmCluster())[-4:]
+
+
+@pytest.mark.parametrize(
+    ("lines", "seconds"),
+    [
+        ("srun: [--mpi=none]", 30.0),
+        ("container: [apptainer, exec, capt.sif]", 600.0),
+        ('srun: ["--container-image=/images/capt.sqsh"]', 600.0),
+    ],
+)
+def test_a_node_that_unpacks_an_image_has_longer_to_answer(
+    allocation: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str, seconds: float
+) -> None:
+    (tmp_path / "cluster.yaml").write_text(f"{lines}\n")
+    waits: list[float] = []
+
+    def run(launch: Launch, plan: Plan, connect: Callable[..., Link], *_: object) -> End:
+        output = Output()
+        link = connect(Host("n2", 8), output)
+        waits.append(link._answer)
+        link.close()
+        output.close(1.0)
+        return End(0)
+
+    monkeypatch.setattr(srun.on_hosts, "run", run)
+    started = launch(tmp_path, cluster=tmp_path / "cluster.yaml")
+    srun.start(started, srun.plan(started))
+    assert waits == [seconds]
 
 
 def test_an_allocation_outlives_a_lost_node_only_where_the_job_does(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from capt.pretrain.base import locks
 from capt.pretrain.base.errors import ConfigError, DataError, UserError
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.vision_language import prepare as prepare_module
@@ -220,15 +221,13 @@ def test_damaged_arrays_in_the_cache_are_not_trained_on(tmp_path: Path, name: st
         prepare(_job(tmp_path))
 
 
-def test_pairs_that_are_there_are_read_without_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = prepare(_job(tmp_path, tokenizer={"path": str(_tokenizer(tmp_path))}, objectives={"answers": 0.0}))
+def test_what_is_in_the_cache_is_read_without_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokenizer, the table of answers and the pairs: a thousand ranks would take each lock in turn."""
+    first = prepare(_job(tmp_path))
 
-    def fail(path: Path) -> None:
+    def fail(path: Path, **options: Any) -> None:
         raise AssertionError(f"{path} is locked")
 
-    monkeypatch.setattr(prepare_module, "cache_lock", fail)
-    assert prepare(first.job).train.folder == first.train.folder
-
-
-def _tokenizer(folder: Path) -> Path:
-    return prepare(_job(folder)).tokenizer_folder
+    monkeypatch.setattr(locks, "open_lock", fail)
+    again = prepare(_job(tmp_path))
+    assert (again.train.folder, again.tokenizer_folder) == (first.train.folder, first.tokenizer_folder)
