@@ -52,7 +52,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "pretrain.engine.checkpoint": (
         *(*BASE, "pretrain.config"),
-        *_in("pretrain.engine", "durable", "engines", "optim", "provenance", "step_folders", "task", "verification"),
+        *_in("pretrain.engine", "durable", "engines", "optim", "provenance", "step_folders", "task"),
     ),
     "pretrain.engine.callbacks": (
         *(*BASE, "pretrain.config", "pretrain.registry"),
@@ -169,12 +169,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "launcher.backends": (
         *(*BASE, *_in("pretrain.config", "base", "load", "reader"), "pretrain.engine", "pretrain.registry"),
-        *_in("launcher", "environment", "hostfile", "kubernetes", "plan", "raycluster", "ssh", "supervisor"),
+        *_in("launcher", "environment", "kubernetes", "plan", "raycluster", "ssh", "supervisor"),
         "launcher.watch",
     ),
     "launcher.preflight": (
         *(*BASE, "pretrain.config", "pretrain.engine.step_folders", "pretrain.plan", "pretrain.registry"),
-        *_in("launcher", "environment", "hostfile", "plan", "ssh"),
+        *_in("launcher", "environment", "plan", "ssh"),
     ),
     "launcher.sweep": (
         *_in("pretrain", "base", "config", "engine", "report"),
