@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 
 from capt.pretrain.base.errors import UserError
 from capt.pretrain.config.load import job_from_mapping
+from tests.runs import rows_of
 from tests.support import run_ranks
 from tests.visual import visual_mapping
 
@@ -97,8 +97,7 @@ def _run(mapping: dict[str, Any], resume: bool = False) -> int | str:
 
 
 def _rows(run: Path) -> list[tuple[Any, ...]]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [(row["step"], row["loss"], row.get("accuracy")) for row in rows]
+    return [(row["step"], row["loss"], row.get("accuracy")) for row in rows_of(run)]
 
 
 @pytest.mark.parametrize("world", [1, 2])

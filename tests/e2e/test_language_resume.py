@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from itertools import chain
 from pathlib import Path
@@ -13,6 +12,7 @@ from safetensors import safe_open
 
 from capt.pretrain.engine.checkpoint import find_checkpoint
 from tests.language import language_mapping, write_corpus
+from tests.runs import training_rows, validations
 from tests.support import run_ranks, train_seen
 
 RAMP = {"ramp": [[200, 4], [500, 6]]}
@@ -21,9 +21,8 @@ them with a window less."""
 
 
 def _losses(run_dir: str) -> list[dict[str, float]]:
-    rows = [json.loads(line) for line in (Path(run_dir) / "metrics.jsonl").read_text().splitlines()]
     keys = ("step", "loss", "loss/mlm", "loss/capt", "grad_norm", "temperature")
-    return [{key: row[key] for key in keys} for row in rows if "split" not in row]
+    return [{key: row[key] for key in keys} for row in training_rows(run_dir)]
 
 
 def _stopped_at(mapping: dict[str, Any], step: int | None) -> dict[str, Any]:
@@ -50,8 +49,7 @@ def test_resume_equals_the_uninterrupted_run_to_the_last_digit(tmp_path: Path, m
 
 def _check_merge(runs: list[Path], out: Path) -> None:
     """``capt merge`` validates what it mixes, here twice the same, and the mixture as the runs did on two ranks."""
-    rows = [json.loads(line) for line in (runs[0] / "metrics.jsonl").read_text().splitlines()]
-    last = [row for row in rows if row.get("split") == "validation"][-1]
+    last = validations(runs[0])[-1]
     head, *lines = run_ranks(_merge, 1, [str(run) for run in runs], str(out))[0].splitlines()
     assert head.split() == ["before:", "whole", "before:", "run", "after:", "merged"]
     found = {line.split()[0]: line.split()[1:] for line in lines}

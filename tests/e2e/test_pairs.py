@@ -15,13 +15,13 @@ from capt.pretrain.base.errors import UserError
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.reliability.ledger.check import check
 from tests.pairs import pairs_mapping, two_sources, write_pairs
+from tests.runs import rows_of
 from tests.support import run_ranks, train_seen
 
 
 def _rows(run_dir: Path, split: str | None = None) -> list[dict[str, float]]:
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     keys = ("step", "loss", "loss/pairs", "grad_norm", "tokens", "recall/to_document", "mrr/to_query")
-    return [{key: row[key] for key in keys if key in row} for row in rows if row.get("split") == split]
+    return [{key: row[key] for key in keys if key in row} for row in rows_of(run_dir) if row.get("split") == split]
 
 
 def _stopped_at(mapping: dict[str, Any], step: int) -> dict[str, Any]:

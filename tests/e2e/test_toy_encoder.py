@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from capt.pretrain.models.capt import CaptModel
 from capt.pretrain.models.config import RobertaConfig
 from capt.pretrain.models.hf_map import HEAD, TIED, from_hf, to_hf
 from tests.language import language_mapping, write_corpus
+from tests.runs import rows_of
 from tests.support import run_ranks
 
 ENTRIES = """[capt.encoders]
@@ -88,8 +88,7 @@ def run(request: pytest.FixtureRequest, distribution: Path, tmp_path_factory: py
 
 
 def test_it_is_pretrained_and_resumed(run: Path) -> None:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows if "loss/capt" in row] == [1, 2]
+    assert [row["step"] for row in rows_of(run) if "loss/capt" in row] == [1, 2]
     written = yaml.safe_load((run / "config.yaml").read_text())["model"]
     assert written.items() >= OWN[written["arch"]].items()
     config = load_model(run).model.config

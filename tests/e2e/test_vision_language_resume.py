@@ -16,14 +16,14 @@ from safetensors import safe_open
 from capt.pretrain.config.load import load_mapping
 from capt.pretrain.engine.checkpoint import find_checkpoint
 from capt.pretrain.vision_language.sections import OBJECTIVES
+from tests.runs import rows_of, training_rows
 from tests.support import run_ranks, train_seen
 from tests.vision_language import vision_language_mapping, write_sentences, write_small_store
 
 
 def _losses(run_dir: str) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (Path(run_dir) / "metrics.jsonl").read_text().splitlines()]
     keys = ("step", "loss", "grad_norm", *(f"loss/{name}" for name in (*OBJECTIVES, "capt")), "temperature")
-    return [{key: row.get(key) for key in keys} for row in rows if "split" not in row]
+    return [{key: row.get(key) for key in keys} for row in training_rows(run_dir)]
 
 
 def _stopped_at(mapping: dict[str, Any], step: int | None) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def test_without_contrast_it_is_lxmert_to_the_last_digit(tmp_path: Path) -> None
         run = {**small["run"], "dir": str(tmp_path / preset)}
         layers = [load_mapping(preset), {**small, "run": run, "contrast": off}]
         assert [code for code, _ in run_ranks(train_seen, 2, _over(*layers))] == [0, 0]
-        rows = [json.loads(line) for line in (tmp_path / preset / "metrics.jsonl").read_text().splitlines()]
+        rows = rows_of(tmp_path / preset)
         times = ("second", "own_time")
         losses.append([{k: v for k, v in row.items() if not any(word in k for word in times)} for row in rows])
     assert losses[0] == losses[1]

@@ -22,6 +22,7 @@ from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.engine.run import run_job
 from capt.pretrain.regions.store import RegionStore
 from capt.pretrain.vision_language.load import load_model
+from tests.runs import training_rows
 from tests.support import run_ranks
 from tests.vision_language import make_pictures, vision_language_mapping
 from tests.visual import visual_mapping, write_scene_store, write_scenes, write_small_store
@@ -52,8 +53,7 @@ def _best(run: Path) -> dict[str, Any]:
 
 def test_questions_are_learnt_evaluated_and_dumped(folder: Path, tmp_path: Path) -> None:
     run, files = folder / "run-vqa", [folder / "vqa" / "validation.json"]
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    losses = [row["loss"] for row in rows if "split" not in row]
+    losses = [row["loss"] for row in training_rows(run)]
     assert losses[-1] < 0.8 * losses[0]
     figures = tmp_path / "figures.json"
     result = evaluate(run, data=files, predictions=tmp_path / "answers.json", out=figures)

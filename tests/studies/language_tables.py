@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.runs import rows_of
 from tests.studies.seeds import paired, spread
-from tests.studies.support import rows_of, usual
+from tests.studies.support import usual
 
 PAIRS = (
     ("capt-queue", "mlm", "equal tokens"),

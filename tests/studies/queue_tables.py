@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from tests.runs import rows_of
 from tests.studies.seeds import paired, spread
-from tests.studies.support import rows_of, usual
+from tests.studies.support import usual
 
 if TYPE_CHECKING:
     from tests.studies.queue import Key

@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.runs import rows_of
+
 
 def capt(*words: str | Path) -> None:
     """Run the command line, and stop the study where it fails."""
@@ -52,11 +54,6 @@ def together(jobs: Iterable[Callable[[], None]], parallel: int) -> None:
     with ThreadPoolExecutor(parallel) as pool:
         for done in [pool.submit(job) for job in jobs]:
             done.result()
-
-
-def rows_of(run: Path) -> list[dict[str, Any]]:
-    """What a run has logged."""
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def usual(run: Path, metric: str) -> float:
