@@ -155,7 +155,18 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "finetune.labels": (
         *("finetune", "tokenizer"),
-        *_in("pretrain", "base", "config", "data.csv_rows", "data.paths", "engine", "models", "convert", "plan"),
+        *_in(
+            "pretrain",
+            "base",
+            "config",
+            "data.csv_rows",
+            "data.files",
+            "data.paths",
+            "engine",
+            "models",
+            "convert",
+            "plan",
+        ),
     ),
     "finetune.visual": (
         *("finetune", "tokenizer"),
