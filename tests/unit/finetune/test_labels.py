@@ -242,7 +242,7 @@ def test_a_bad_row_is_named_wherever_it_is(form: str, at: int, tmp_path: Path) -
         ("a.jsonl", '{"text": "a", "label": "x"}\n{"text": "b"}\n', {},
          "line 2: no 'label'.*: complete the row, or remove it"),
         ("a.jsonl", '{"text": "a", "label": "x"}\n{"text": }\n', {}, "line 2, column 25: not JSON"),
-        ("a.jsonl", '[{"text": "a", "label": "x"}]\n', {}, "line 1: a JSON object is needed, this is a list; write one object"),
+        ("a.jsonl", '[{"text": "a", "label": "x"}]\n', {}, "line 1: a JSON object is needed, .* a list; write one"),
         ("a.jsonl", '{"text": "a", "label": ["x"]}\n{"text": "b", "label": null}\n', {"kind": "multi_label"},
          "line 2: 'label' is missing; a row without labels has an empty list"),
         ("a.jsonl", '{"text": "a", "label": []}\n{"text": "b", "label": []}\n', {}, "no row has a label"),
