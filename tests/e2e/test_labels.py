@@ -26,7 +26,7 @@ from capt.pretrain.engine.checkpoint import find_best, read_job
 from capt.pretrain.models.hf_folder import read_tensors
 from tests.finetune import glue_mapping, sentence, write_encoder
 from tests.runs import training_rows, validations
-from tests.support import run_ranks, train_job
+from tests.support import run_ranks, stopped_at, train_job
 
 KINDS = ("classification", "regression", "multi_label")
 
@@ -142,7 +142,7 @@ def test_a_run_resumed_on_two_ranks_is_the_uninterrupted_one(folder: Path, tmp_p
     shutil.copytree(folder / "encoder", tmp_path / "encoder")
     mapping = _mapping(tmp_path, "multi_label", "run")
     mapping["batch"] = {"global": 8, "micro": 4}
-    stopped = {**mapping, "schedule": {**mapping["schedule"], "stop_after": 30}}
+    stopped = stopped_at(mapping, 30)
     assert run_ranks(train_job, 2, stopped) == [75, 75]
     assert run_ranks(train_job, 2, mapping, True) == [0, 0]
     whole = folder / "run_multi_label"
@@ -167,7 +167,7 @@ def test_adapters_on_modernbert_resume_and_are_merged(tmp_path: Path) -> None:
     mapping["validate"] = {"per_epoch": None, "every": 0}
     whole = {**mapping, "run": {**mapping["run"], "dir": str(tmp_path / "whole")}}
     assert run_ranks(train_job, 1, whole) == [0]
-    stopped = {**mapping, "schedule": {**mapping["schedule"], "stop_after": 10}}
+    stopped = stopped_at(mapping, 10)
     assert run_ranks(train_job, 1, stopped) == [75]
     assert run_ranks(train_job, 1, mapping, True) == [0]
     assert _losses(tmp_path / "run") == _losses(tmp_path / "whole")

@@ -20,7 +20,7 @@ from tests.gradients import gradients, relative
 from tests.language import language_mapping, write_corpus
 from tests.pairs import pairs_mapping, write_pairs
 from tests.runs import rows_of
-from tests.support import run_ranks, train_job
+from tests.support import run_ranks, stopped_at, train_job
 
 _MODEL = {"arch": "modernbert", "layers": 4, "local_attention": 8, "global_rope_theta": 10_000.0}
 
@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(folder: Path) -> Path:
     """A run on two ranks: CAPT in windows of documents, and from step 3 on in longer ones with another base."""
     job = _mapping(folder)
-    first = {**job, "schedule": {**job["schedule"], "stop_after": 3}}
+    first = stopped_at(job, 3)
     assert run_ranks(train_job, 2, first) == [75, 75]
     longer = {**job, "model": {**job["model"], "max_positions": 64, "global_rope_theta": 160_000.0}}
     longer["data"] = {**job["data"], "sequence_length": 64}

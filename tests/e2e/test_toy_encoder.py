@@ -28,7 +28,7 @@ from capt.pretrain.models.config import RobertaConfig
 from capt.pretrain.models.hf_map import HEAD, TIED, from_hf, to_hf
 from tests.language import language_mapping, write_corpus
 from tests.runs import rows_of
-from tests.support import run_ranks
+from tests.support import run_ranks, stopped_at
 
 ENTRIES = """[capt.encoders]
 toy = tests.toy_encoder.config:ToyConfig
@@ -81,7 +81,7 @@ def run(request: pytest.FixtureRequest, distribution: Path, tmp_path_factory: py
     """A run on two ranks that was interrupted after its first step."""
     folder = tmp_path_factory.mktemp(request.param)
     mapping = _mapping(folder, request.param)
-    stopped = {**mapping, "schedule": {**mapping["schedule"], "stop_after": 1}}
+    stopped = stopped_at(mapping, 1)
     assert run_ranks(_run, 2, distribution, stopped, False) == [75, 75]
     assert run_ranks(_run, 2, distribution, mapping, True) == [0, 0]
     return folder / "run"

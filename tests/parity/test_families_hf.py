@@ -25,7 +25,7 @@ from capt.pretrain.models.hf_map import renamed
 from capt.pretrain.plan.step import rank_step
 from tests.finetune import sentence, write_encoder
 from tests.language import language_mapping
-from tests.support import run_ranks
+from tests.support import run_ranks, stopped_at
 
 _DEBERTA = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "type_vocab_size": 0, "position_buckets": 16}
 SOURCES: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -106,7 +106,7 @@ def test_it_is_continued_evaluated_and_given_back(source: tuple[str, Path], tmp_
     job = _continued(tmp_path, folder)
     ranks = 2 if name in RESUMED else 1
     if ranks == 2:
-        stopped = {**job, "schedule": {**job["schedule"], "stop_after": 1}}
+        stopped = stopped_at(job, 1)
         assert run_ranks(_run, 2, stopped, False) == [75, 75]
     assert run_ranks(_run, ranks, job, ranks == 2) == [0] * ranks
     run = tmp_path / "run"
