@@ -151,7 +151,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "finetune.text_export": ("finetune", "tokenizer", *_in("pretrain", "base", "convert", "engine", "models")),
     "finetune.glue": (
         *("finetune", "tokenizer"),
-        *_in("pretrain", "base", "config", "data.sts_files", "engine", "models", "convert", "report", "plan"),
+        *_in(
+            "pretrain", "base", "config", "data.hub", "data.sts_files", "engine", "models", "convert", "report", "plan"
+        ),
     ),
     "finetune.labels": (
         *("finetune", "tokenizer"),
