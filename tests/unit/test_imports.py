@@ -150,25 +150,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "finetune": ("tokenizer", *_in("pretrain", "base", "config", "engine", "models", "language", "plan")),
     "finetune.text_export": ("finetune", "tokenizer", *_in("pretrain", "base", "convert", "engine", "models")),
     "finetune.glue": (
-        *("finetune", "tokenizer"),
-        *_in(
-            "pretrain", "base", "config", "data.hub", "data.sts_files", "engine", "models", "convert", "report", "plan"
-        ),
+        *("finetune", "tokenizer", *_in("pretrain.data", "hub", "sts_files")),
+        *_in("pretrain", "base", "config", "engine", "models", "convert", "report", "plan"),
     ),
     "finetune.labels": (
-        *("finetune", "tokenizer"),
-        *_in(
-            "pretrain",
-            "base",
-            "config",
-            "data.csv_rows",
-            "data.files",
-            "data.paths",
-            "engine",
-            "models",
-            "convert",
-            "plan",
-        ),
+        *("finetune", "tokenizer", *_in("pretrain.data", "csv_rows", "files", "paths")),
+        *_in("pretrain", "base", "config", "engine", "models", "convert", "plan"),
     ),
     "finetune.visual": (
         *("finetune", "tokenizer"),
