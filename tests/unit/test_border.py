@@ -61,7 +61,6 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "pretrain/vision_language/pairs.py": ("np.load", "a cache of ours, allow_pickle=False"),
     "finetune/encoding.py": ("np.load", "a cache of ours, allow_pickle=False"),
     "finetune/text_export.py": (".write_text", OUT),
-    "finetune/glue/files.py": (".open gzip.open", TEXT),
     "finetune/glue/submission.py": ("zipfile.ZipFile zipfile.ZipInfo", "extracts nothing; " + OUT),
     "launcher/backends/__init__.py": ("importlib.import_module", REGISTRY),
     "launcher/supervisor/activity.py": (".read_text", "/proc"),

@@ -241,7 +241,7 @@ def test_a_bad_row_is_named_wherever_it_is(form: str, at: int, tmp_path: Path) -
         ("a.csv", "text,a,b\nt,0,1\nu,1,2\n", {"label": ["a", "b"]}, "line 3: 'b' is '2'; a column of a label holds"),
         ("a.jsonl", '{"text": "a", "label": "x"}\n{"text": "b"}\n', {},
          "line 2: no 'label'.*: complete the row, or remove it"),
-        ("a.jsonl", '{"text": "a", "label": "x"}\n{"text": }\n', {}, "line 2, column 25: not JSON"),
+        ("a.jsonl", '{"text": "a", "label": "x"}\n{"text": }\n', {}, "line 2, column 10: not JSON"),
         ("a.jsonl", '[{"text": "a", "label": "x"}]\n', {}, "line 1: a JSON object is needed, .* a list; write one"),
         ("a.jsonl", '{"text": "a", "label": ["x"]}\n{"text": "b", "label": null}\n', {"kind": "multi_label"},
          "line 2: 'label' is missing; a row without labels has an empty list"),
