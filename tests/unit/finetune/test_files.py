@@ -166,7 +166,7 @@ def test_bad_files(tmp_path: Path) -> None:
         read_split(tmp_path, rte, "dev")
     path.unlink()
     path.with_suffix(".tsv.gz").write_bytes(gzip.compress(b"index\tsentence1\tsentence2\tlabel\n" * 99)[:30])
-    with pytest.raises(DataError, match="damaged gzip file .*; fetch or pack it again"):
+    with pytest.raises(DataError, match=r"damaged gzip file .*; fetch or pack it again"):
         read_split(tmp_path, rte, "dev")
 
 
