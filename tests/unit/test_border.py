@@ -55,7 +55,6 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "pretrain/regions/extract/find.py": ("tarfile.open", "only the table of a tar, of which nothing is extracted"),
     "pretrain/regions/importing.py": (".open", OWN),
     "pretrain/regions/writer.py": (".open os.open", "arrays of ours, no link" + "; " + "writes a store"),
-    "pretrain/vision_language/data/files.py": ("gzip.open", TEXT),
     "pretrain/vision_language/microworld/generate.py": (".open .write_text", OUT),
     "pretrain/vision_language/microworld/pictures.py": (".open .write_text", OUT),
     "pretrain/vision_language/pairs.py": ("np.load", "a cache of ours, allow_pickle=False"),
