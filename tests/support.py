@@ -28,6 +28,9 @@ from typing import Any
 
 import pytest
 
+Capt = Callable[..., tuple[int, str, str]]
+"""The fixture ``capt``: it runs a command in this process, and returns its exit code and what is on both streams."""
+
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.preloaded"])
 
