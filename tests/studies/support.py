@@ -81,6 +81,12 @@ def newest_checkpoint(run: Path) -> Path:
     return sorted((run / "checkpoints").glob("step-*"))[-1]
 
 
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown; empty without rows."""
+    lines = ["| " + " | ".join(line) + " |" for line in (heads, *rows)]
+    return "\n".join([lines[0], "|---" * len(heads) + "|", *lines[1:]]) if lines[1:] else ""
+
+
 def write_trials(trials: Sequence[NamedTuple], path: Path) -> None:
     """Write a CSV file with a row for each trial."""
     with path.open("w", newline="") as file:
