@@ -97,6 +97,20 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     assert not left, f"{item.nodeid} left {', '.join(left)} in the environment: run the job in a process of its own"
 
 
+@pytest.fixture
+def capt(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run ``capt ARGUMENTS`` in this process: its exit code, and what it prints and logs."""
+    from capt.launcher.cli import main
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            main([str(argument) for argument in arguments])
+        said = capsys.readouterr()
+        return int(end.value.code or 0), said.out, said.err
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
     """The folder that CAPT_DATA names (only for tests marked ``realdata``)."""

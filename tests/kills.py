@@ -31,7 +31,7 @@ from typing import Any
 
 from capt.launcher.supervisor.processes import descendants
 from capt.pretrain.base.process import born
-from tests import small_job
+from tests import runs, small_job
 from tests.support import run_capt, start_capt
 
 STEPS = 60
@@ -96,7 +96,7 @@ class Job:
                 break
             assert process.exitcode in (1, -signal.SIGKILL), self._told(f"exit code {process.exitcode}")
             process = self._start()
-        assert small_job.step(self.run) == STEPS, self._told("ended with 0 before its last step")
+        assert runs.step(self.run) == STEPS, self._told("ended with 0 before its last step")
         self._check_end(losses)
 
     def _start(self) -> Any:
@@ -108,10 +108,10 @@ class Job:
     def _wait(self, process: Any) -> bool:
         """Wait for a moment of a start, a step or a save; False where the job ends before."""
         kind, until = self.draw.choice(("start", "step", "save", "save")), time.monotonic() + 20
-        checkpoints, memory, begun = self.run / "checkpoints", self.folder / "memory", small_job.step(self.run)
+        checkpoints, memory, begun = self.run / "checkpoints", self.folder / "memory", runs.step(self.run)
         pause = self.draw.uniform(0, {"start": 1.5, "step": 0.1, "save": 0.01}[kind])
         while kind != "start" and time.monotonic() < until and process.is_alive():
-            if kind == "step" and small_job.step(self.run) != begun:
+            if kind == "step" and runs.step(self.run) != begun:
                 break
             places = (checkpoints, *_found(memory, "*/check*")) if kind == "save" else ()
             if any(_names(place, ".partial") for place in places):
@@ -130,7 +130,7 @@ class Job:
         victim = process.pid if kind == "capt" else self.draw.choice(ranks if kind == "rank" else others)
         everything = {pid: born(pid) for pid in (process.pid, *below)}
         saved = max(map(int, _SAVED.findall(_text(self.log))), default=0)
-        self.history.append(f"{kind} at step {small_job.step(self.run)}, {saved} saved")
+        self.history.append(f"{kind} at step {runs.step(self.run)}, {saved} saved")
         with suppress(ProcessLookupError):
             os.kill(victim, signal.SIGKILL)
         if kind == "capt":
@@ -146,7 +146,7 @@ class Job:
             time.sleep(0.02)
 
     def _check_end(self, losses: dict[int, float]) -> None:
-        assert small_job.losses(self.run) == losses, self._told("other losses than the undisturbed run")
+        assert runs.losses(self.run) == losses, self._told("other losses than the undisturbed run")
         checked = run_capt("ledger", "check", str(self.run), cwd=self.folder, env=self.environment())
         assert checked.returncode == 0, self._told(checked.stdout + checked.stderr)
         name = self.run.name
@@ -211,7 +211,7 @@ def undisturbed(folder: Path, world: int) -> dict[int, float]:
     start = start_capt(*words, cwd=folder, env=environment, log=folder / f"{run.name}.log")
     start.join()
     assert start.exitcode == 0, _text(folder / f"{run.name}.log")
-    return small_job.losses(run)
+    return runs.losses(run)
 
 
 def kill_at_random(

@@ -1,8 +1,7 @@
-"""The text and the job of tests that break jobs, on one host or several, and what they read of its runs."""
+"""The text and the job of tests that break jobs, on one host or several."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +30,3 @@ def write_job(folder: Path, **changes: Any) -> Path:
     }
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     return folder
-
-
-def losses(run: Path) -> dict[int, float]:
-    """The loss of each step of a run; the last line of its metrics may be half written."""
-    path = run / "metrics.jsonl"
-    lines = path.read_text().split("\n")[:-1] if path.exists() else []
-    return {row["step"]: row["loss"] for row in map(json.loads, lines) if "loss" in row and "split" not in row}
-
-
-def step(run: Path) -> int:
-    """The last step in the metrics."""
-    return max(losses(run), default=0)
-
-
-def crashes(run: Path) -> list[dict[str, Any]]:
-    """The reports of crashes, oldest first."""
-    return [json.loads(path.read_text()) for path in sorted((run / "crashes").glob("*.json"))]

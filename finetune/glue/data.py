@@ -92,7 +92,7 @@ def read_hub(task: GlueTask, split: str, name: str = HUB) -> Examples:
     split = task.split(split)
     hub_split = split.replace("dev", "validation")
     where = f"{name}/{task.name} ({hub_split})"
-    rows = _load(name, task.name, hub_split, where)
+    rows = _load(name, task.name, hub_split)
     wanted = (*task.hub_columns, *(() if split.startswith("test") else ("label",)))
     missing = [repr(column) for column in wanted if column not in rows.column_names]
     if missing:
@@ -107,22 +107,16 @@ def read_hub(task: GlueTask, split: str, name: str = HUB) -> Examples:
     return Examples(texts[0], texts[1] if task.pair else None, labels, index, where)
 
 
-def _load(name: str, subset: str, split: str, where: str) -> datasets.Dataset:
-    import datasets  # which takes a second
+def _load(name: str, subset: str, split: str) -> datasets.Dataset:
+    from capt.pretrain.data.hub import is_saved, load_split  # which takes a second
 
     saved = Path(name, subset)
+    if is_saved(saved):
+        return load_split(str(saved), None, split, "data.path")
     try:
-        if (saved / "dataset_dict.json").is_file():
-            splits = datasets.load_from_disk(str(saved))
-            if split not in splits:
-                raise DataError(f"{saved} has no split {split!r}; it has {', '.join(splits)}")
-            return splits[split]
-        return datasets.load_dataset(name, subset, split=split)
-    except DataError:
-        raise
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(f"cannot load {where}: {reason}; without a hub use data.source: files") from error
+        return load_split(name, subset, split, "data.path")
+    except DataError as error:
+        raise DataError(f"{error}; without a hub use data.source: files") from error
 
 
 def _texts(rows: datasets.Dataset, column: str, where: str) -> list[str]:

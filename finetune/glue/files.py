@@ -7,9 +7,7 @@ are dropped, as everyone does; a row of a test file never is, because the leader
 
 from __future__ import annotations
 
-import gzip
 import logging
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +17,10 @@ import numpy as np
 from capt.finetune.glue.tasks import Columns, GlueTask
 from capt.finetune.order import RowNumbers
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.base.files import open_regular
+from capt.pretrain.base.files import read_lines
 from capt.pretrain.data.sts_files import read_score
 
 logger = logging.getLogger(__name__)
-
-_LONGEST, _LARGEST = 1 << 24, 1 << 29
-"""The largest number of bytes of a line and of an unpacked file; MNLI's training set has 75 MB."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +60,7 @@ def read_split(folder: Path, task: GlueTask, split: str) -> Examples:
     """
     split = task.split(split)
     path = find_split(folder, task, split)
-    lines = _lines(path)
+    lines = enumerate(read_lines([path]), start=1)
     columns = task.columns[split]
     header = None if columns.width else _header(path, lines)
     places = _places(path, columns, header)
@@ -122,24 +117,6 @@ def warn_of_row_count(task: GlueTask, split: str, count: int, source: str) -> No
             "%s: %s %s has %s rows, the official one has %s (%s): numbers on it do not compare with published ones",
             *(source, task.folder, split, f"{count:,}", f"{official:,}", difference),
         )
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a file with their numbers, without their ends; only line feeds end a line."""
-    with open_regular(path) as raw_file, gzip.open(raw_file) if path.suffix == ".gz" else raw_file as file:
-        number, read = 1, 0
-        try:
-            for number, raw in enumerate(iter(lambda: file.readline(_LONGEST), b""), start=1):
-                read += len(raw)
-                if len(raw) == _LONGEST or read > _LARGEST:
-                    raise DataError(f"{path}, line {number}: no file of GLUE is so large or has so long a line")
-                line = raw.decode("utf-8-sig")
-                yield number, line.removesuffix("\n").removesuffix("\r")
-        except UnicodeDecodeError as error:
-            where = f"byte 0x{error.object[error.start]:02x} at column {error.start + 1}"
-            raise DataError(f"{path}, line {number}: not UTF-8 text ({where})") from None
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise DataError(f"{path}: not a whole gzip file: {error}") from None
 
 
 def _header(path: Path, lines: Iterator[tuple[int, str]]) -> list[str]:

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from capt.pretrain.base.errors import DataError, did_you_mean
-from capt.pretrain.base.files import PACKED, open_regular, parse_row, printable, read_lines, require_ratio
-from capt.pretrain.data.csv_rows import (
-    QuotedCells,
-    csv_problem,
-    require_names,
-    require_no_header,
-    require_one_of_each,
-)
+from capt.pretrain.base.files import PACKED, open_regular, read_lines
+from capt.pretrain.data.csv_rows import records, require_names, require_no_header, require_one_of_each
 from capt.pretrain.data.paths import why_missing
 
 KNOWN = ".csv, .tsv, .jsonl (each also .gz or .zst), .parquet"
@@ -122,12 +115,13 @@ def _delimited(path: Path, *, tabs: bool, quotes: bool) -> Table:
     lines = read_lines([path])
     first = next(lines, "")
     separator = "\t" if tabs else next((s for s in (",", ";", "\t") if s in first), ",")
-    records = _records(path, chain([first], lines), separator, quotes=quotes)
-    _, header = next(records, (1, [""]))
+    found = records(path, chain([first], lines), separator, quotes=quotes, remedy="set data.quotes=true")
+    rows_of_cells = (each for each in found if each[1])
+    _, header = next(rows_of_cells, (1, [""]))
     columns = require_names(path, header)
 
     def rows() -> Iterator[Row]:
-        for number, cells in records:
+        for number, cells in rows_of_cells:
             if len(cells) != len(columns):
                 counts = f"{len(cells)} cells, and {len(columns)} in the first line"
                 raise DataError(f"{path}, line {number}: {counts}; {_advice(quotes)}")
@@ -135,30 +129,6 @@ def _delimited(path: Path, *, tabs: bool, quotes: bool) -> Table:
             yield Row(f"{path}, line {number}", dict(zip(columns, cells, strict=True)))
 
     return Table(path, columns, rows())
-
-
-def _records(path: Path, lines: Iterator[str], separator: str, *, quotes: bool) -> Iterator[tuple[int, list[str]]]:
-    """The cells of each row that is not an empty line, with the number of its first line."""
-    if not quotes:
-        quoted = QuotedCells(path, "set data.quotes=true")
-        for number, line in enumerate(lines, start=1):
-            if line:
-                yield number, quoted.seen(number, line.split(separator))
-        quoted.report()
-        return
-    reader = csv.reader((f"{line}\n" for line in lines), delimiter=separator, strict=True)
-    quoted = QuotedCells(path, "write no space before the quotes", behind=" ")
-    first = 1
-    try:
-        for cells in reader:
-            if cells:
-                yield first, quoted.seen(first, cells)
-            first = reader.line_num + 1
-    except csv.Error as problem:
-        raise DataError(
-            f"{path}, line {first}: not a row of a table: {csv_problem(problem)}; {_advice(quotes)}"
-        ) from None
-    quoted.report()
 
 
 def _advice(quotes: bool) -> str:
@@ -170,42 +140,21 @@ def _advice(quotes: bool) -> str:
 
 
 def _json_lines(path: Path) -> Table:
-    def rows() -> Iterator[Row]:
-        for number, line in enumerate(read_lines([path]), start=1):
-            if not line.strip():
-                continue
-            place = f"{path}, line {number}"
-            try:
-                row = parse_row(line)
-            except (ValueError, RecursionError) as error:
-                raise DataError(f"{place}: not JSON ({printable(str(error))}); write one object a line") from None
-            if not isinstance(row, dict):
-                raise DataError(f'{place}: not a JSON object; write one a line, such as {{"text": "...", "label": 1}}')
-            yield Row(place, row)
+    from capt.pretrain.data.files import json_object  # which imports pyarrow
 
-    return _peeked(path, rows())
+    lines = enumerate(read_lines([path]), start=1)
+    rows = (Row(f"{path}, line {i}", json_object(path, i, line)) for i, line in lines if line.strip())
+    return _peeked(path, rows)
 
 
 def _parquet(path: Path) -> Table:
-    import pyarrow
-    import pyarrow.parquet
+    from capt.pretrain.data.files import parquet_batches
 
     def rows() -> Iterator[Row]:
         with open_regular(path) as raw:
-            try:
-                table = pyarrow.parquet.ParquetFile(raw)
-                require_one_of_each(path, table.schema_arrow.names)
-                groups = (table.metadata.row_group(i) for i in range(table.metadata.num_row_groups))
-                require_ratio(path, sum(group.total_byte_size for group in groups), path.stat().st_size)
-                number = 0
-                for batch in table.iter_batches(batch_size=256):
-                    for cells in batch.to_pylist():
-                        number += 1
-                        yield Row(f"{path}, row {number}", cells)
-            except DataError:
-                raise
-            except (pyarrow.ArrowException, OSError, ValueError) as error:
-                raise DataError(f"{path}: not a readable parquet file: {printable(str(error))}") from None
+            for before, batch in parquet_batches(path, raw, list):
+                for number, cells in enumerate(zip(*batch.values(), strict=True), start=before + 1):
+                    yield Row(f"{path}, row {number}", dict(zip(batch, cells, strict=True)))
 
     return _peeked(path, rows())
 

@@ -17,47 +17,60 @@ Row = tuple[str, dict[str, Any]]
 
 def csv_rows(path: object, lines: Iterable[str]) -> Iterator[Row]:
     """The rows of a file with a header, commas, and quotes as in RFC 4180, so that a cell may have line breaks."""
+    return _rows(path, lines, ",", quotes=True)
+
+
+def tsv_rows(path: object, lines: Iterable[str]) -> Iterator[Row]:
+    """The rows of a file with a header and tabs. There is no quoting, as in GLUE: a quotation mark is text."""
+    return _rows(path, lines, "\t", quotes=False)
+
+
+def records(
+    path: object, lines: Iterable[str], separator: str, *, quotes: bool, remedy: str = "write the file as .csv"
+) -> Iterator[tuple[int, list[str]]]:
+    """The cells of the header and of every row, none of a blank line, with the number of the first line.
+
+    ``remedy`` is for cells between quotes that do not count as such, for there are no ``quotes``.
+    """
+    if not quotes:
+        quoted = _QuotedCells(path, remedy)
+        for number, line in enumerate(lines, start=1):
+            yield number, quoted.seen(number, line.split(separator) if line else [])
+        quoted.report()
+        return
     csv.field_size_limit(LONGEST_LINE)
-    reader = csv.reader((line + "\n" for line in lines), strict=True)
-    header: list[str] | None = None
-    quoted = QuotedCells(path, "write no space before the quotes", behind=" ")
+    reader = csv.reader((f"{line}\n" for line in lines), delimiter=separator, strict=True)
+    quoted = _QuotedCells(path, "write no space before the quotes", behind=" ")
     begin = 1
     try:
         for cells in reader:
-            if header is None:
-                header = _header(path, cells, ",")
-            elif cells or len(header) == 1:
-                yield f"{path}:{begin}", _cells(path, begin, header, quoted.seen(begin, cells or [""]))
+            yield begin, quoted.seen(begin, cells)
             begin = reader.line_num + 1
     except csv.Error as error:
         raise DataError(
-            f"{path}, line {begin}: not CSV ({csv_problem(error)}); a cell with commas, quotes or line breaks has "
+            f"{path}, line {begin}: not CSV ({_problem(error)}); a cell with separators, quotes or line breaks has "
             "quotes around it, and a quote in it is doubled"
         ) from None
     quoted.report()
 
 
-def csv_problem(error: csv.Error) -> str:
+def _rows(path: object, lines: Iterable[str], separator: str, *, quotes: bool) -> Iterator[Row]:
+    header: list[str] | None = None
+    for number, cells in records(path, lines, separator, quotes=quotes):
+        if header is None:
+            header = _header(path, cells, separator)
+        elif cells or len(header) == 1:
+            yield f"{path}:{number}", _cells(path, number, header, cells or [""])
+
+
+def _problem(error: csv.Error) -> str:
     """What is wrong with a row, where Python's words are about its own functions."""
     if "new-line character" in str(error):
         return r"a carriage return alone: if all lines end so, tr '\r' '\n' < FILE converts them"
     return str(error)
 
 
-def tsv_rows(path: object, lines: Iterable[str]) -> Iterator[Row]:
-    """The rows of a file with a header and tabs. There is no quoting, as in GLUE: a quotation mark is text."""
-    header: list[str] | None = None
-    quoted = QuotedCells(path, "write the file as .csv")
-    for number, line in enumerate(lines, start=1):
-        cells = quoted.seen(number, line.split("\t"))
-        if header is None:
-            header = _header(path, cells, "\t")
-        elif line or len(header) == 1:
-            yield f"{path}:{number}", _cells(path, number, header, cells)
-    quoted.report()
-
-
-class QuotedCells:
+class _QuotedCells:
     """Cells between double quotes that do not count as quotes: a program wrote them, or they belong to the text.
 
     No quotes count in a file without quoting, and in csv not those ``behind`` a space.
@@ -70,7 +83,7 @@ class QuotedCells:
     def seen(self, number: int, cells: list[str]) -> list[str]:
         """Count a row and return it. Raises ``DataError`` for a first row that is quoted throughout."""
         quoted = [len(cell) > 1 and cell.startswith(self._start) and cell[-1] == '"' for cell in cells]
-        if number == 1 and all(quoted):
+        if number == 1 and quoted and all(quoted):
             raise DataError(
                 f"{self._path}, line 1: the names of the columns are between double quotes, which belong to the text "
                 f"here; {self._remedy}"

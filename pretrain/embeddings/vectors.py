@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ import numpy as np
 from jaxtyping import Float, Float32, Float64
 
 from capt.pretrain.base.errors import DataError, shown
-from capt.pretrain.base.files import open_regular, replacing, unpacked
+from capt.pretrain.base.files import DAMAGED, open_regular, replacing, unpacked
 
 
 @dataclass(frozen=True)
@@ -151,9 +150,6 @@ MOST_NUMBERS = 1 << 32
 LONGEST_WORD = 16_384
 """Bytes of a word, at most."""
 
-DAMAGED_GZIP = (EOFError, gzip.BadGzipFile, zlib.error)
-"""What Python raises for a packed file that is cut off or changed."""
-
 PIECE = 1 << 14
 """Bytes that are read at a time: what a damaged archive holds before the damage is lost to this many."""
 
@@ -240,7 +236,7 @@ def _head(path: Path) -> bytes:
         try:
             while len(head) < _HEAD and (piece := file.read(PIECE)):
                 head += piece
-        except DAMAGED_GZIP as error:
+        except DAMAGED as error:
             if not head:
                 raise DataError(f"{path}, after line 0: damaged gzip file ({error})") from error
     return head
@@ -434,7 +430,7 @@ def _checked_rows(path: Path, layout: Layout) -> Iterator[Row]:
                 if number == MOST_WORDS or (number + 1) * layout.width > MOST_NUMBERS:
                     raise DataError(f"{where}: more than {MOST_WORDS:,} words or {MOST_NUMBERS:,} numbers")
                 yield word, row
-        except DAMAGED_GZIP as error:
+        except DAMAGED as error:
             before = f"after word {len(seen):,}" if layout.binary else f"after {place(len(seen) - 1)}"
             raise DataError(f"{path}, {before}: damaged gzip file ({error})") from error
     if not layout.binary and layout.words is not None and len(seen) < layout.words:

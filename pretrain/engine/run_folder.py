@@ -302,6 +302,20 @@ class Section(BaseModel):
     scores: Histograms | None = None
 
 
+def sections_as_text(result: Mapping[str, Any], of: str = "checkpoint", number: str = ".4g") -> str:
+    """A result of ``capt evaluate`` for people: under each heading the protocol and the figures, a column a pooler."""
+    lines = [f"{of} {result['checkpoint']}"]
+    for section in result["sections"]:
+        lines += ["", section["name"], f"  protocol: {section['protocol']}"]
+        lines += [f"  {name:<28}{value:>12{number}}" for name, value in section["metrics"].items()]
+        poolers = section["poolers"]
+        if poolers:
+            lines.append(f"  {'':<28}" + "".join(f"{pooler:>12}" for pooler in poolers))
+        for name in dict.fromkeys(name for values in poolers.values() for name in values):
+            lines.append(f"  {name:<28}" + "".join(f"{values[name]:>12{number}}" for values in poolers.values()))
+    return "\n".join(lines)
+
+
 class _StoredEvaluation(BaseModel):
     sections: list[Section]
 

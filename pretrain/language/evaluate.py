@@ -25,7 +25,7 @@ from capt.pretrain.data.prepare import prepare
 from capt.pretrain.data.shards import PackedDataset
 from capt.pretrain.data.sts_files import Pairs, find_sets
 from capt.pretrain.engine.provenance import provenance, used_versions
-from capt.pretrain.engine.run_folder import EVALUATION, Figures, Section, save_artifact, write_result
+from capt.pretrain.engine.run_folder import EVALUATION, Figures, Section, save_artifact, sections_as_text, write_result
 from capt.pretrain.language.batches import Assembler, LanguageBatch, validation_batches
 from capt.pretrain.language.load import LoadedModel, load_hf, load_model
 from capt.pretrain.language.prepare import vocabulary_of
@@ -208,17 +208,8 @@ def command(
 
 
 def as_text(result: dict[str, Any]) -> str:
-    """The result of `evaluate` as plain text: under each heading the protocol line and the numbers."""
-    lines = [f"checkpoint {result['checkpoint']}"]
-    for section in result["sections"]:
-        lines += ["", section["name"], f"  protocol: {section['protocol']}"]
-        lines += [f"  {name:<24}{value:>12.4g}" for name, value in section["metrics"].items()]
-        lines.append(f"  {'':<24}" + "".join(f"{pooler:>12}" for pooler in section["poolers"]))
-        names = dict.fromkeys(name for values in section["poolers"].values() for name in values)
-        for name in names:
-            cells = (f"{values[name]:>12.4g}" for values in section["poolers"].values())
-            lines.append(f"  {name:<24}" + "".join(cells))
-    return "\n".join([*lines, *_changes(result.get("before", ()), result["sections"])])
+    """The result of `evaluate` for people, and what the run has changed where that was measured."""
+    return "\n".join([sections_as_text(result), *_changes(result.get("before", ()), result["sections"])])
 
 
 def _changes(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -28,6 +28,7 @@ from capt.pretrain.engine.run_folder import (
     Section,
     run_of,
     save_artifact,
+    sections_as_text,
     write_result,
 )
 from capt.pretrain.retrieval.data import Collection, read_collections, read_json_lines
@@ -360,14 +361,7 @@ def _protocol(encoder: TextEncoder, collection: Collection, corpus: Corpus, syst
 
 def as_text(result: dict[str, Any]) -> str:
     """The result of `evaluate` for people: a row for each figure, a column for each system."""
-    lines = [f"model {result['checkpoint']}"]
-    for section in result["sections"]:
-        lines += ["", section["name"], f"  protocol: {section['protocol']}"]
-        lines.append(f"  {'':<14}" + "".join(f"{system:>10}" for system in section["poolers"]))
-        for name in METRICS:
-            cells = (f"{values[name]:>10.4f}" for values in section["poolers"].values())
-            lines.append(f"  {name:<14}" + "".join(cells))
-    return "\n".join(lines)
+    return sections_as_text(result, "model", ".4f")
 
 
 def compare(first: str, second: str, *, samples: int = 10_000, seed: int = 1) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from capt.pretrain.base.distributed import device
 from capt.pretrain.base.errors import ConfigError, DataError, did_you_mean
 from capt.pretrain.engine.provenance import provenance
-from capt.pretrain.engine.run_folder import Section, write_result
+from capt.pretrain.engine.run_folder import Section, sections_as_text, write_result
 from capt.pretrain.engine.task import Role
 from capt.pretrain.retrieval.encode import TOKENS, batches
 from capt.pretrain.retrieval.encoders import EncoderOptions, TextEncoder, load_text_encoder
@@ -120,8 +120,4 @@ def _task(name: str) -> Any:
 
 def as_text(result: Mapping[str, Any]) -> str:
     """The result of `evaluate_mteb` for people."""
-    lines = [f"model {result['checkpoint']}"]
-    for section in result["sections"]:
-        lines += ["", section["name"], f"  protocol: {section['protocol']}"]
-        lines += [f"  {name:<24}{value:>10.4f}" for name, value in section["metrics"].items()]
-    return "\n".join(lines)
+    return sections_as_text(result, "model", ".4f")

@@ -18,7 +18,7 @@ from capt.pretrain.contrastive.metrics import noise_metrics
 from capt.pretrain.contrastive.task import HeldOut
 from capt.pretrain.convert.card import with_earlier
 from capt.pretrain.engine.provenance import provenance
-from capt.pretrain.engine.run_folder import EVALUATION, Section, save_artifact, write_result
+from capt.pretrain.engine.run_folder import EVALUATION, Section, save_artifact, sections_as_text, write_result
 from capt.pretrain.regions.store import RegionStore
 from capt.pretrain.vision_language.batches import Assembler, PairBatch
 from capt.pretrain.vision_language.config import VisionLanguageJob
@@ -116,12 +116,8 @@ def command(
 
 
 def as_text(result: dict[str, Any]) -> str:
-    """The result of `evaluate` as plain text: under each heading the protocol line and the numbers."""
-    lines = [f"checkpoint {result['checkpoint']}"]
-    for section in result["sections"]:
-        lines += ["", section["name"], f"  protocol: {section['protocol']}"]
-        lines += [f"  {name:<28}{value:>12.4g}" for name, value in section["metrics"].items()]
-    return "\n".join(lines)
+    """The result of `evaluate` for people."""
+    return sections_as_text(result)
 
 
 class _Module:

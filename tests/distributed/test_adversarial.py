@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from capt.pretrain.engine.checkpoint import find_checkpoint, read_weights
 from capt.pretrain.engine.engines.build import build_engines
 from capt.pretrain.engine.run import run_job
 from capt.pretrain.engine.task import Progress, to_float
+from tests.runs import rows_of
 from tests.support import run_ranks
 
 PRESETS = Path(__file__).parents[2] / "configs" / "pretrain" / "ace"
@@ -57,10 +57,6 @@ def _runs(folder: Path, runs: list[tuple[str, bool, tuple[str, ...]]]) -> list[i
     return codes
 
 
-def _rows(run: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 def _assert_same(one: Path, other: Path, tolerance: float, steps: int = 8) -> None:
     """Every figure of every step and every number of both modules, relative to the scale of its kind.
 
@@ -70,7 +66,7 @@ def _assert_same(one: Path, other: Path, tolerance: float, steps: int = 8) -> No
         "loss": 0.0, "generator_loss": np.log(96), "generator_reward": 1.0, "penalty": 1.0, "generator_entropy": 0.0,
         "distinct_rate": 0.0,
     }  # fmt: skip
-    rows, others = _rows(one), _rows(other)
+    rows, others = rows_of(one), rows_of(other)
     assert len(rows) == len(others) == steps
     for name, scale in scales.items():
         figures = ([row[name] for row in part] for part in (rows, others))
@@ -94,7 +90,7 @@ def test_two_and_four_ranks_learn_what_one_learns(tmp_path: Path) -> None:
         assert run_ranks(_runs, world, tmp_path, runs, timeout=240) == [[0] * len(runs)] * world
     for name, world in ranks.items():
         _assert_same(tmp_path / f"{name}1", tmp_path / f"{name}{world}", 1e-6)
-        first, last = _rows(tmp_path / f"{name}1")[0], _rows(tmp_path / f"{name}1")[-1]
+        first, last = rows_of(tmp_path / f"{name}1")[0], rows_of(tmp_path / f"{name}1")[-1]
         assert last["loss"] < first["loss"], "there was something to learn"
 
 

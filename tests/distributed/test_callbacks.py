@@ -18,6 +18,7 @@ from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.engine.callbacks import user_callbacks
 from capt.pretrain.engine.run import run_job
 from capt.pretrain.registry import CALLBACKS, TASKS
+from tests.runs import rows_of
 from tests.support import run_ranks
 
 TASKS["toy"] = "tests.toy"
@@ -144,7 +145,7 @@ def test_trackers_see_every_row_from_rank_0_and_a_resumed_run_goes_on_there(tmp_
     assert params["batch.global"] == 8
     metrics = [(values["step"], values["metrics"]) for name, values in ours if name == "log_metrics"]
     assert [step for step, _ in metrics] == [2, 4, 6, 6]
-    rows = [json.loads(line) for line in (tmp_path / "first" / "metrics.jsonl").read_text().splitlines()]
+    rows = rows_of(tmp_path / "first")
     assert [values["loss"] for _, values in metrics[:3]] == [row["loss"] for row in rows[:3]]
     assert [values["status"] for name, values in ours if name == "end_run"] == ["KILLED", "FINISHED"]
     assert json.loads((tmp_path / "first" / "wandb.json").read_text()) == {"id": "w1"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from capt.pretrain.engine.checkpoint import read_manifest, read_metadata
 from capt.pretrain.engine.run import run_job
 from capt.pretrain.engine.step_folders import checkpoints_of
 from capt.pretrain.registry import TASKS
+from tests.runs import rows_of
 from tests.support import run_ranks
 
 TASKS |= {"toy": "tests.toy", "toy_chunks": "tests.toy_chunks"}
@@ -41,13 +41,12 @@ def _codes(*runs: tuple[dict[str, Any], bool]) -> list[int]:
 
 def _left(run_dir: Path) -> tuple[list[Any], dict[str, Any]]:
     """Rows of metrics without timing; per checkpoint its progress and the hashes of its tensors."""
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     kept = {}
     for path in checkpoints_of(run_dir):
         files = read_manifest(path).files
         tensors = {name: record.sha256 for name, record in files.items() if name.endswith(".safetensors")}
         kept[path.name] = read_metadata(path).progress, tensors
-    return [{name: value for name, value in row.items() if name not in _TIMES} for row in rows], kept
+    return [{name: value for name, value in row.items() if name not in _TIMES} for row in rows_of(run_dir)], kept
 
 
 def _ends(run_dir: Path, rank: int = 0) -> list[int]:

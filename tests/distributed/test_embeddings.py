@@ -16,6 +16,7 @@ from capt.pretrain.embeddings.tables import EmbeddingTables, RowExchange
 from capt.pretrain.engine.checkpoint import find_checkpoint, read_weights
 from capt.pretrain.engine.run import run_job
 from tests.embeddings import small_job, write_text
+from tests.runs import rows_of
 from tests.support import run_ranks
 
 
@@ -30,8 +31,7 @@ def _runs(folder: Path, runs: list[tuple[str, bool, tuple[str, ...]]]) -> list[i
 
 
 def _losses(run: Path) -> list[float]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [row["loss"] for row in rows]
+    return [row["loss"] for row in rows_of(run)]
 
 
 def _tables(run: Path) -> dict[str, np.ndarray]:
@@ -72,7 +72,7 @@ def test_a_chunk_of_updates_is_the_same_as_one_by_one(tmp_path: Path) -> None:
 
 def test_metrics_carry_words_a_second_and_epochs_end_with_the_text(tmp_path: Path) -> None:
     run_ranks(_runs, 1, tmp_path, [("run", False, ("schedule.epochs=2", "schedule.max_steps=1000000"))])
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rows = rows_of(tmp_path / "run")
     (record,) = (tmp_path / "cache" / "embeddings").glob("*/corpus.json")
     words = json.loads(record.read_text())["words"]
     assert rows[-1]["tokens"] == 2 * words

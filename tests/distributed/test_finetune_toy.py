@@ -17,6 +17,7 @@ from capt.finetune.load import load_fine_tuned
 from capt.pretrain.base.errors import CheckpointError, DataError
 from capt.pretrain.engine.checkpoint import find_best
 from capt.pretrain.registry import TASKS
+from tests.runs import training_rows, validations
 from tests.support import run_ranks, train_job
 from tests.toy_finetune.config import ToyJob
 from tests.toy_finetune.task import Inputs, Pair, Rows, SoftTargets, dump
@@ -43,8 +44,7 @@ def _mapping(run: Path, **changes: Any) -> dict[str, Any]:
 
 
 def _losses(run: Path) -> list[tuple[float, ...]]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [(row["step"], row["loss"], row["tokens"]) for row in rows if "split" not in row]
+    return [(row["step"], row["loss"], row["tokens"]) for row in training_rows(run)]
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +58,9 @@ def test_it_learns_in_the_steps_of_its_epochs_and_keeps_its_best(whole: Path) ->
     losses = _losses(whole)
     assert len(losses) == 28  # 6 epochs of 37 rows in batches of 8
     assert losses[-1][1] < 0.8 * losses[0][1]
-    rows = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
-    rates = [row["lr"] for row in rows if "split" not in row]
+    rates = [row["lr"] for row in training_rows(whole)]
     assert np.argmax(rates) == 3, "an epoch of warmup is 4 steps"
-    values = {row["step"]: row["accuracy"] for row in rows if row.get("split") == "validation"}
+    values = {row["step"]: row["accuracy"] for row in validations(whole)}
     assert list(values) == [*range(3, 28, 3), 28], "every half of an epoch, and the end"
     best = json.loads((whole / "best.json").read_text())
     assert best["value"] == max(values.values()) == values[best["step"]] > 0.5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from capt.pretrain.latent.objectives import circle_loss
 from capt.pretrain.latent.task import LatentTask
 from capt.pretrain.latent.training import CriticDivergedError
 from tests.latent import plain, small_job, write_text
+from tests.runs import rows_of
 from tests.support import run_ranks
 
 # Batches of 7 do not divide over two ranks, and small ones leave a rank without a row of its own.
@@ -170,8 +170,7 @@ def _run(preset: str, folder: Path, run_dir: Path, more: tuple[str, ...], resume
 
 
 def _losses(run_dir: Path, split: str | None = None) -> list[float]:
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [row["loss"] for row in rows if row.get("split") == split]
+    return [row["loss"] for row in rows_of(run_dir) if row.get("split") == split]
 
 
 @pytest.mark.parametrize("preset", ["clvae_plus_mi"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import random
 import signal
@@ -27,6 +26,7 @@ from capt.pretrain.reliability.ledger.check import Report, check
 from capt.pretrain.reliability.ledger.files import launches_of, read_launch
 from capt.pretrain.reliability.sample_ledger import SampleLedger
 from tests.language import language_mapping, write_corpus
+from tests.runs import losses, rows_of
 from tests.support import run_ranks, start_ranks
 from tests.toy.task import EPOCH
 from tests.vision_language import vision_language_mapping
@@ -250,9 +250,8 @@ def test_a_full_disk_costs_checkpoints_and_no_row(tmp_path: Path) -> None:
     report = check(tmp_path / "run")
     assert report.faults == []
     assert report.recorded_to == 12
-    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows if "split" not in row] == list(range(1, 13))
-    assert "failed_saves" in rows[-1]
+    assert [*losses(tmp_path / "run")] == list(range(1, 13))
+    assert "failed_saves" in rows_of(tmp_path / "run")[-1]
 
 
 @pytest.mark.parametrize("changes", [{"run": {"ledger": False}}, {"task": {"type": "toy_chunks"}}])

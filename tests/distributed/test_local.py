@@ -23,6 +23,7 @@ from capt.pretrain.engine.run import run_job
 from capt.pretrain.engine.step_folders import checkpoints_of
 from capt.pretrain.registry import TASKS
 from capt.pretrain.reliability.local import checkpointer, replicate, storage
+from tests import runs
 from tests.support import run_ranks
 from tests.toy.task import ToyTask
 
@@ -102,11 +103,6 @@ def _break(fault: str, first: Path) -> None:
         durable.save_file = full  # type: ignore[assignment]
 
 
-def _losses(run_dir: Path) -> dict[int, float]:
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return {row["step"]: row["loss"] for row in rows}
-
-
 def _log(run_dir: Path) -> str:
     return (run_dir / "log" / "rank-0.log").read_text()
 
@@ -122,7 +118,7 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     folder = tmp_path_factory.mktemp("undisturbed")
     assert run_ranks(_run, 3, _mapping(folder / "run", folder / "memory", every=0)) == [0, 0, 0]
     assert not (folder / "memory").exists()
-    return _losses(folder / "run")
+    return runs.losses(folder / "run")
 
 
 def _crashed(tmp_path: Path, world: int = 3, hosts_of: int = 0, crash: int = CRASH) -> tuple[Path, Path]:
@@ -145,7 +141,7 @@ def test_a_job_continues_from_memory_as_if_nothing_had_happened(tmp_path: Path, 
     assert [path.name for path in checkpoints_of(folder)] == ["step-00000006"]  # only the newest
     assert run_ranks(_run, 3, _mapping(run, memory), True) == [0, 0, 0]
     assert _resumed_at(run) == 6
-    assert _losses(run) == losses
+    assert runs.losses(run) == losses
     assert list(memory.iterdir()) == []
     assert not (run / "incarnation.json").exists()
     assert [path.name for path in checkpoints_of(run)][-1] == "step-00000009"
@@ -156,7 +152,7 @@ def test_another_number_of_ranks_continues_from_it(tmp_path: Path, losses: dict[
     run, memory = _crashed(tmp_path)
     assert run_ranks(_run, world, {**_mapping(run, memory), "batch": {"global": 12, "micro": 2}}, True) == [0] * world
     assert _resumed_at(run) == 6
-    assert _losses(run) == pytest.approx(losses, rel=1e-5)
+    assert runs.losses(run) == pytest.approx(losses, rel=1e-5)
 
 
 def test_a_lost_host_is_replaced_from_its_neighbour(tmp_path: Path, losses: dict[int, float]) -> None:
@@ -169,7 +165,7 @@ def test_a_lost_host_is_replaced_from_its_neighbour(tmp_path: Path, losses: dict
     shutil.rmtree(memory / "host-2")
     assert run_ranks(_run, 3, _mapping(run, memory), True, 0, 1) == [0, 0, 0]
     assert _resumed_at(run) == 6
-    assert _losses(run) == losses
+    assert runs.losses(run) == losses
     assert [list(host.iterdir()) for host in memory.iterdir()] == [[], [], []]
 
 
@@ -191,7 +187,7 @@ def test_with_two_neighbours_lost_the_permanent_one_serves(tmp_path: Path, losse
     assert run_ranks(_run, 3, _mapping(run, memory), True, 0, 1) == [0, 0, 0]
     assert "lost or damaged on every host" in _log(run)
     assert _resumed_at(run) == 4
-    assert _losses(run) == losses
+    assert runs.losses(run) == losses
 
 
 @pytest.mark.parametrize("hosts_of", [pytest.param(0, marks=pytest.mark.slow), 1])
@@ -206,7 +202,7 @@ def test_a_damaged_file_is_found_and_comes_from_a_neighbour_if_there_is_one(
     assert run_ranks(_run, 3, _mapping(run, memory), True, 0, hosts_of) == [0, 0, 0]
     assert _resumed_at(run) == (6 if hosts_of else 4)
     assert ("model-optimizer-00001" in _log(run)) == (not hosts_of)
-    assert _losses(run) == losses
+    assert runs.losses(run) == losses
 
 
 @pytest.mark.slow
@@ -224,7 +220,7 @@ def test_a_run_that_was_moved_begins_from_its_permanent_checkpoint(tmp_path: Pat
     moved = run.rename(tmp_path / "moved")
     assert run_ranks(_run, 3, _mapping(moved, memory), True) == [0, 0, 0]
     assert _resumed_at(moved) == 4
-    assert _losses(moved) == losses
+    assert runs.losses(moved) == losses
     assert list(memory.iterdir()) == []
 
 
@@ -238,11 +234,11 @@ def test_what_is_of_another_run_or_another_future_is_not_taken(tmp_path: Path, l
     assert run_ranks(_run, 3, _mapping(run, memory), True) == [0, 0, 0]
     assert "an earlier incarnation" in _log(run)
     assert _resumed_at(run) == 4
-    assert _losses(run) == losses
+    assert runs.losses(run) == losses
     shutil.rmtree(run)  # a new run under the old name
     shutil.copytree(kept, memory, dirs_exist_ok=True)
     assert run_ranks(_run, 3, _mapping(run, memory), False, CRASH) == ["crash"] * 3
-    assert _losses(run) == {step: loss for step, loss in losses.items() if step < CRASH}
+    assert runs.losses(run) == {step: loss for step, loss in losses.items() if step < CRASH}
 
 
 @pytest.mark.slow
@@ -280,7 +276,7 @@ def test_full_memory_costs_no_training(tmp_path: Path, losses: dict[int, float],
     assert run_ranks(_run, 3, mapping, True, 0, 0, fault) == [0, 0, 0]
     assert _resumed_at(run) == 4
     assert not memory.exists() or list(memory.iterdir()) == []
-    assert _losses(run) == losses
+    assert runs.losses(run) == losses
 
 
 def test_stale_folders_of_other_runs_are_removed_and_others_stay(tmp_path: Path) -> None:
@@ -322,7 +318,7 @@ def test_what_was_left_out_while_the_job_went_on_is_of_no_use(tmp_path: Path, lo
     shutil.copytree(tmp_path / "left-out", memory)
     assert run_ranks(_run, 3, _mapping(run, memory), True, 0, 1) == [0, 0, 0]
     assert _resumed_at(run) == 4
-    assert _losses(run) == losses
+    assert runs.losses(run) == losses
 
 
 @pytest.mark.slow
@@ -335,7 +331,7 @@ def test_until_all_hosts_have_the_new_incarnation_the_previous_counts(tmp_path: 
     storage.prepare(storage.storage_of(memory / "host-1", run), run, new, [before])
     assert run_ranks(_run, 3, _mapping(run, memory), True, 0, 1) == [0, 0, 0]
     assert _resumed_at(run) == 6
-    assert _losses(run) == losses
+    assert runs.losses(run) == losses
 
 
 def test_a_folder_of_another_incarnation_is_emptied_before_it_is_used(tmp_path: Path) -> None:
@@ -411,7 +407,7 @@ def test_automatic_checkpoints_in_the_run_folder(tmp_path: Path, losses: dict[in
     assert path.name == "step-00000003"
     assert run_ranks(_run, 3, mapping, True) == [0, 0, 0]
     assert _resumed_at(tmp_path / "run") == 3
-    assert _losses(tmp_path / "run") == losses
+    assert runs.losses(tmp_path / "run") == losses
 
 
 def test_automatic_distance_keeps_the_share() -> None:

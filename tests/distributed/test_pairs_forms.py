@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.reliability.ledger.check import check
 from tests.pairs import every_form, pairs_mapping
+from tests.runs import rows_of
 from tests.support import run_ranks, start_ranks
 
 
@@ -42,9 +42,8 @@ def _run_each(mappings: list[dict[str, Any]]) -> list[int]:
 
 
 def _rows(run: Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     kept = ("step", "split", "loss", "grad_norm", "spearman", "accuracy/mlm", "tokens", "recall/to_document/8")
-    return [{key: row[key] for key in row if key in kept or key.startswith("loss/")} for row in rows]
+    return [{key: row[key] for key in row if key in kept or key.startswith("loss/")} for row in rows_of(run)]
 
 
 def _job(folder: Path, run: str, *, mixed: bool, stage: int = 0, world: int = 1, **changes: Any) -> dict[str, Any]:

@@ -16,7 +16,8 @@ import yaml
 from capt.launcher.plan import Options
 from capt.launcher.start import begin
 from tests.kubernetes import Kubelet
-from tests.small_job import ROOT, losses, step, write_job
+from tests.runs import losses, step
+from tests.small_job import ROOT, write_job
 from tests.support import free_port, run_capt
 
 pytestmark = pytest.mark.timeout(240)

@@ -24,6 +24,7 @@ from capt.pretrain.engine.run import run_job
 from capt.pretrain.engine.step_folders import checkpoints_of
 from capt.pretrain.registry import TASKS
 from capt.pretrain.reliability.ledger.check import check
+from tests.runs import rows_of
 from tests.support import free_port, run_ranks
 
 TASKS["toy"] = "tests.toy"
@@ -62,8 +63,7 @@ def _run_and_signal_again(mapping: dict[str, Any]) -> int | str:
 
 
 def _rows(run_dir: Path, split: str | None = None) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if row.get("split") == split]
+    return [row for row in rows_of(run_dir) if row.get("split") == split]
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,7 @@ from capt.pretrain.reliability import spikes as spikes
 from capt.pretrain.reliability.ledger.check import Report, as_json, as_text, check
 from capt.pretrain.reliability.rollbacks import read_rollbacks, resume_after
 from capt.pretrain.reliability.spikes import Spike, SpikeWatch
+from tests import runs
 from tests.language import language_mapping
 from tests.support import emulate_fp16, run_ranks
 
@@ -59,11 +60,6 @@ def _mapping(folder: Path, **changes: Any) -> dict[str, Any]:
         **changes,
         "run": run,
     }
-
-
-def _losses(run: Path) -> dict[int, float]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return {row["step"]: row["loss"] for row in rows if "split" not in row}
 
 
 class _States(Callback):
@@ -190,7 +186,7 @@ def test_gradients_of_a_skipped_step_do_not_reach_the_next_one(tmp_path: Path) -
         ]
     assert run_ranks(_run_all, 2, mappings, PAST, timeout=300) == [[0] * 8] * 2
     for stage in (0, 1, 2, 3):
-        skip, never = _losses(tmp_path / f"skip-{stage}"), _losses(tmp_path / f"never-{stage}")
+        skip, never = runs.losses(tmp_path / f"skip-{stage}"), runs.losses(tmp_path / f"never-{stage}")
         assert skip[SOON] > 10 * never[SOON]
         assert [skip[step + 1] for step in range(SOON, FEW)] == [never[step] for step in range(SOON, FEW)]
 
@@ -226,7 +222,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 def test_a_warning_changes_no_number(outcomes: Any) -> None:
     folder, codes = outcomes
     assert codes["warn"] == codes["off"] == codes["no band"] == 0
-    assert _losses(folder / "warn") == _losses(folder / "off") == _losses(folder / "no band")
+    assert runs.losses(folder / "warn") == runs.losses(folder / "off") == runs.losses(folder / "no band")
     log = (folder / "warn/log/rank-0.log").read_text()
     (line,) = [line for line in log.splitlines() if "is a spike" in line]
     assert f"at step {BAD} is a spike: its median was" in line
@@ -244,7 +240,9 @@ def test_no_spike_no_change(outcomes: Any) -> None:
 
 def test_stop_saves_nothing_behind_the_spike(outcomes: Any) -> None:
     folder, codes = outcomes
-    assert codes["stop"].startswith(f"SpikeError: loss {_losses(folder / 'stop')[BAD]:.4g} at step {BAD} is a spike")
+    assert codes["stop"].startswith(
+        f"SpikeError: loss {runs.losses(folder / 'stop')[BAD]:.4g} at step {BAD} is a spike"
+    )
     assert [path.name for path in checkpoints_of(folder / "stop")][-1] == "step-00000036"
     status = read_status(folder / "stop")
     assert status is not None
@@ -302,7 +300,7 @@ def test_a_rollback_ends_as_if_the_samples_had_never_been(tmp_path: Path, world:
     assert (rollback.step, rollback.start, rollback.end) == (BAD, begin, end)
     never = _mapping(tmp_path / "never", avoid=[begin, end], engine={"zero_stage": 1})
     assert run_ranks(_run, world, never) == [0] * world
-    assert _losses(run) == _losses(tmp_path / "never")
+    assert runs.losses(run) == runs.losses(tmp_path / "never")
     report = _sound(run)
     assert report.left_out == as_json(report)["left_out"] == end - begin
     assert f"samples {begin} to {end - 1} are left out before step 37" in as_text(report)
@@ -339,7 +337,7 @@ def test_a_resumed_run_skips_the_same_step(tmp_path: Path) -> None:
     stopped = _mapping(tmp_path / "parts", guard=guard, schedule={"max_steps": STEPS, "stop_after": 36})
     assert run_ranks(_run, 2, stopped) == [75, 75]
     assert run_ranks(_run, 2, _mapping(tmp_path / "parts", guard=guard), True) == [0, 0]
-    assert _losses(tmp_path / "whole") == _losses(tmp_path / "parts")
+    assert runs.losses(tmp_path / "whole") == runs.losses(tmp_path / "parts")
     states = [read_metadata(checkpoints_of(tmp_path / name)[-1]).spikes for name in ("whole", "parts")]
     assert states[0] == states[1]
     assert (states[0].count, states[0].last, len(states[0].past["loss"])) == (1, BAD, STEPS)
@@ -395,7 +393,7 @@ def test_the_past_is_alike_with_and_without_resume_where_ranks_hear_late(tmp_pat
     assert run_ranks(_run, 2, _mapping(tmp_path / "parts", bad_samples=[]), True) == [0, 0]
     whole, parts = (read_metadata(checkpoints_of(tmp_path / name)[-1]).spikes for name in ("whole", "parts"))
     assert whole == parts
-    losses = _losses(tmp_path / "whole")
+    losses = runs.losses(tmp_path / "whole")
     assert whole.past["loss"] == pytest.approx([losses[step] for step in range(1, STEPS + 1)], rel=1e-6)
 
 
@@ -430,8 +428,7 @@ def test_the_language_task_tells_the_guard_its_loss(tmp_path: Path, contrast: di
     rows are in the queue."""
     mapping = language_mapping(tmp_path, contrast={"queue": 41, **contrast}, guard={"spike": "skip"})
     for told, changed, pushed, forgotten in run_ranks(_language, 2, mapping, 4):
-        rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-        losses = {row["step"]: row["loss"] for row in rows if "split" not in row}
+        losses = runs.losses(tmp_path / "run")
         assert forgotten == [contrast.get("queue_start", 0) + 1], "the loss is another one once the queue joins it"
         assert told == pytest.approx(losses, rel=1e-6)
         assert changed == [True, True, False, True, True]

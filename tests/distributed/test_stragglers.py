@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.engine.run import run_job
 from capt.pretrain.registry import TASKS
 from capt.pretrain.reliability.stragglers import slow_ranks
+from tests.runs import training_rows
 from tests.support import run_ranks
 
 TASKS["toy"] = "tests.toy"
@@ -59,8 +59,7 @@ def _lines(run: Path) -> tuple[list[str], list[str]]:
 
 
 def _ratios(run: Path) -> list[float]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [row["own_time_ratio"] for row in rows if "split" not in row]
+    return [row["own_time_ratio"] for row in training_rows(run)]
 
 
 @pytest.mark.parametrize("name", ["data", "forward"])

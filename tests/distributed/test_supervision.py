@@ -37,6 +37,7 @@ from capt.pretrain.engine.run_folder import Status, read_status, write_status
 from capt.pretrain.registry import TASKS
 from capt.pretrain.reliability.ledger.check import check
 from capt.pretrain.reliability.rollbacks import read_rollbacks
+from tests import runs
 from tests.support import free_port, run_head
 
 TASKS["toy"] = "tests.toy"
@@ -129,20 +130,11 @@ def _supervise(path: Path, world: int, after: Callable[[], None], before: Callab
     return supervise(launch, attempt).code, ends
 
 
-def _losses(run_dir: Path) -> dict[int, float]:
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return {row["step"]: row["loss"] for row in rows if "loss" in row}
-
-
-def _crashes(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted((run_dir / "crashes").glob("*.json"))]
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     run = tmp_path_factory.mktemp("undisturbed") / "run"
     assert _supervised(_mapping(run)) == (0, [End(0)])
-    return _losses(run)
+    return runs.losses(run)
 
 
 @pytest.mark.slow
@@ -154,7 +146,7 @@ def test_a_rank_whose_weights_differ_ends_the_attempt_and_the_next_one_goes_on(
     code, ends = _supervised(_mapping(run, fault=fault, engine={"zero_stage": 0}))
     assert (code, [end.code for end in ends]) == (0, [1, 0])
     assert "differs in model.norm.weight" in capfd.readouterr().err
-    assert _losses(run) == pytest.approx(undisturbed, rel=1e-6)  # of ZeRO 1: sums in another order
+    assert runs.losses(run) == pytest.approx(undisturbed, rel=1e-6)  # of ZeRO 1: sums in another order
 
 
 @pytest.mark.slow
@@ -189,12 +181,12 @@ def test_a_fault_of_a_rank_costs_the_steps_since_the_last_checkpoint(
     code, ends = _supervised(_mapping(run, fault=fault))
     assert (code, [end.code for end in ends]) == (0, [1, 0])
     assert time.monotonic() - begin < 120  # far less than the time-out of the process group
-    assert _losses(run) == undisturbed
+    assert runs.losses(run) == undisturbed
     assert check(run).faults == []
     status = read_status(run)
     assert status is not None
     assert (status.state, status.step) == ("done", STEPS)
-    (crash,) = _crashes(run)
+    (crash,) = runs.crashes(run)
     assert (crash["step"], crash["section"]) == (6, "step")  # six were done
     assert (
         crash["rank"] == 1 or kind == "hang"
@@ -230,7 +222,7 @@ def test_a_job_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(
     fault = {"kind": "kill", "step": 7, "rank": 1, "once": str(tmp_path / "struck")}
     code, ends = _supervised(_mapping(run, fault=fault), after=partial(_cut_short, checkpoints, name))
     assert (code, [end.code for end in ends]) == (0, [1, 0])
-    assert _losses(run) == undisturbed
+    assert runs.losses(run) == undisturbed
     assert check(run).faults == []
     assert [path.name for path in checkpoints.glob("damaged-*/manifest.json")]
     said = capfd.readouterr().err
@@ -260,7 +252,7 @@ def test_a_file_that_this_host_remembers_is_read_before_it_is_loaded(
     fault = {"kind": "kill", "step": 7, "rank": 1, "once": str(tmp_path / "struck")}
     code, ends = _supervised(_mapping(run, fault=fault), after=partial(_rot, run / "checkpoints"))
     assert (code, [end.code for end in ends]) == (0, [1, 0])
-    assert _losses(run) == undisturbed
+    assert runs.losses(run) == undisturbed
     assert "is damaged: expected SHA-256" in capfd.readouterr().err
 
 
@@ -300,7 +292,7 @@ def test_a_job_whose_loss_is_no_number_right_after_a_resume_goes_one_checkpoint_
     changes = {"fault": fault, "supervise": {"restarts": 1, "stall": 2.0}}
     code, ends = _supervised(_mapping(run, **changes), after=partial(_spoil, run / "checkpoints"))
     assert (code, [end.code for end in ends]) == (0, [1, 1, 0])
-    assert _losses(run) == undisturbed
+    assert runs.losses(run) == undisturbed
     assert "step-00000006 is set aside as diverged-step-00000006" in capfd.readouterr().err
 
 
@@ -322,7 +314,7 @@ def test_with_local_checkpoints_a_killed_rank_costs_the_step_it_was_in(
     code, ends = _supervised(_mapping(run, fault=fault, checkpoint=checkpoint))
     assert (code, [end.code for end in ends]) == (0, [1, 0])
     assert "at step 7" in (run / "log" / "rank-0.log").read_text()
-    assert _losses(run) == undisturbed
+    assert runs.losses(run) == undisturbed
     report = check(run)
     assert report.faults == []
     assert [(each.head.step, each.kept) for each in report.launches] == [(0, 7), (7, 5)]
@@ -338,7 +330,7 @@ def test_a_file_system_that_is_away_for_seconds_is_waited_for(
     mapping = _mapping(run, fault=fault, supervise={"restarts": 1, "stall": 2.0})
     code, ends = _supervised(mapping, before=partial(_take_away, run, once, errno.ESTALE))
     assert (code, [end.code for end in ends]) == (0, [1, 0])
-    assert _losses(run) == undisturbed
+    assert runs.losses(run) == undisturbed
     assert check(run).faults == []
     assert "Stale file handle; the network file system has lost the file; waiting up to 30 minutes" in (
         capfd.readouterr().err
@@ -417,7 +409,7 @@ def test_without_restarts_the_first_fault_is_the_end(tmp_path: Path) -> None:
     mapping = _mapping(tmp_path / "run", fault={"kind": "kill", "step": 5}, supervise={"restarts": 0})
     code, ends = _supervised(mapping, world=1)
     assert (code, len(ends)) == (1, 1)
-    assert len(_crashes(tmp_path / "run")) == 1
+    assert len(runs.crashes(tmp_path / "run")) == 1
 
 
 @pytest.mark.parametrize("inside", [True, False])

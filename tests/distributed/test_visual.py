@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from capt.pretrain.base.errors import UserError
 from capt.pretrain.config.load import job_from_mapping
-from tests.support import run_ranks
+from tests.runs import rows_of
+from tests.support import run_ranks, train_job
 from tests.visual import visual_mapping
 
 _STEPS = 2
@@ -87,18 +86,8 @@ def test_gradients_of_two_ranks_are_those_of_one(folder: Path) -> None:
             assert mean == pytest.approx(alone[i]["losses"][step], rel=1e-5)
 
 
-def _run(mapping: dict[str, Any], resume: bool = False) -> int | str:
-    from capt.pretrain.engine.run import run_job
-
-    try:
-        return run_job(job_from_mapping(mapping, "test"), resume=resume)
-    except UserError as error:
-        return f"{type(error).__name__}: {error}"
-
-
 def _rows(run: Path) -> list[tuple[Any, ...]]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [(row["step"], row["loss"], row.get("accuracy")) for row in rows]
+    return [(row["step"], row["loss"], row.get("accuracy")) for row in rows_of(run)]
 
 
 @pytest.mark.parametrize("world", [1, 2])
@@ -114,9 +103,9 @@ def test_a_resumed_run_is_the_uninterrupted_one(folder: Path, world: int) -> Non
         mapping["run"]["dir"] = str(folder / f"{name}{world}")
         return mapping
 
-    assert run_ranks(_run, world, job("whole")) == [0] * world
-    assert run_ranks(_run, world, job("parts", schedule={"stop_after": 6})) == [75] * world
+    assert run_ranks(train_job, world, job("whole")) == [0] * world
+    assert run_ranks(train_job, world, job("parts", schedule={"stop_after": 6})) == [75] * world
     other = job("parts", data={"max_train": 30})
-    assert "this job's data is" in str(run_ranks(_run, 1, other, True)[0])
-    assert run_ranks(_run, world, job("parts"), True) == [0] * world
+    assert "this job's data is" in str(run_ranks(train_job, 1, other, True)[0])
+    assert run_ranks(train_job, world, job("parts"), True) == [0] * world
     assert _rows(folder / f"parts{world}") == _rows(folder / f"whole{world}")

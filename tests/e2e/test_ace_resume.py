@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 from tests.embeddings import write_text
+from tests.runs import rows_of
 from tests.support import run_capt
 
 
@@ -22,7 +22,7 @@ def test_a_run_that_is_done_goes_on_with_more_epochs(tmp_path: Path) -> None:
         return done.stdout + done.stderr
 
     def steps() -> list[int]:
-        return [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+        return [row["step"] for row in rows_of(tmp_path / "run")]
 
     capt("pretrain", "ace/skipgram", *settings, "schedule.epochs=1")
     assert steps() == [1, 2, 3]

@@ -4,16 +4,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
-from capt.launcher.cli import main
+from tests.support import Capt
 
 ROOT = Path(__file__).parents[2]
-Capt = Callable[..., tuple[int, str, str]]
 COMMANDS = [
     ["pretrain"],
     ["resume"],
@@ -30,18 +28,10 @@ COMMANDS = [
 
 
 @pytest.fixture
-def capt(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Capt:
-    """Run a command in a folder of its own: (exit code, stdout, stderr)."""
+def capt(capt: Capt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Capt:
+    """Commands run in a folder of their own."""
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as end:
-            main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        assert isinstance(end.value.code, int)
-        return end.value.code, captured.out, captured.err
-
-    return run
+    return capt
 
 
 @pytest.fixture(scope="module")

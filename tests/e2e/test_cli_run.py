@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.runs import training_rows
 from tests.support import run_capt
 from tests.unit.retrieval.toy import write_beir
 
@@ -58,8 +59,7 @@ class Folder:
 
     def steps(self) -> list[int]:
         """The steps that the run has logged."""
-        rows = [json.loads(line) for line in (self.path / "r" / "metrics.jsonl").read_text().splitlines()]
-        return [row["step"] for row in rows if row.get("split") != "validation"]
+        return [row["step"] for row in training_rows(self.path / "r")]
 
 
 @pytest.fixture(scope="module")

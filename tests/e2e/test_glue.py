@@ -23,12 +23,12 @@ from capt.launcher.cli import app
 from capt.pretrain.base.errors import CheckpointError, ConfigError
 from capt.pretrain.engine.checkpoint import find_best, read_job
 from tests.finetune import glue_mapping, write_encoder, write_task
+from tests.runs import rows_of
 from tests.support import run_ranks, train_job
 
 
 def _rows(run_dir: Path | str, split: str | None = None) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (Path(run_dir) / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if row.get("split") == split]
+    return [row for row in rows_of(run_dir) if row.get("split") == split]
 
 
 def _losses(run_dir: Path | str) -> list[tuple[float, ...]]:

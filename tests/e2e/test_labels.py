@@ -25,7 +25,8 @@ from capt.launcher.cli import app
 from capt.pretrain.engine.checkpoint import find_best, read_job
 from capt.pretrain.models.hf_folder import read_tensors
 from tests.finetune import glue_mapping, sentence, write_encoder
-from tests.support import run_ranks, train_job
+from tests.runs import training_rows, validations
+from tests.support import run_ranks, stopped_at, train_job
 
 KINDS = ("classification", "regression", "multi_label")
 
@@ -70,14 +71,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _validations(run: Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if row.get("split") == "validation"]
-
-
 def _losses(run: Path) -> list[Any]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [(row["step"], row["loss"]) for row in rows if row.get("split") is None]
+    return [(row["step"], row["loss"]) for row in training_rows(run)]
 
 
 def _reference(kind: str, logits: np.ndarray, job: LabelsJob, labels: np.ndarray) -> dict[str, float]:
@@ -106,7 +101,7 @@ def test_it_learns_and_the_stock_class_of_the_export_computes_the_same(kind: str
     assert best["value"] > 0.8
     runner = CliRunner()
     measured = json.loads(runner.invoke(app, ["evaluate", str(run), "--json"]).stdout)
-    row = next(row for row in _validations(run) if row["step"] == best["step"])
+    row = next(row for row in validations(run) if row["step"] == best["step"])
     assert measured["metrics"] == pytest.approx({name: row[name] for name in measured["metrics"]}, abs=1e-6)
 
     assert runner.invoke(app, ["convert", str(run), str(out), "--to", "hf"]).exit_code == 0
@@ -147,7 +142,7 @@ def test_a_run_resumed_on_two_ranks_is_the_uninterrupted_one(folder: Path, tmp_p
     shutil.copytree(folder / "encoder", tmp_path / "encoder")
     mapping = _mapping(tmp_path, "multi_label", "run")
     mapping["batch"] = {"global": 8, "micro": 4}
-    stopped = {**mapping, "schedule": {**mapping["schedule"], "stop_after": 30}}
+    stopped = stopped_at(mapping, 30)
     assert run_ranks(train_job, 2, stopped) == [75, 75]
     assert run_ranks(train_job, 2, mapping, True) == [0, 0]
     whole = folder / "run_multi_label"
@@ -172,7 +167,7 @@ def test_adapters_on_modernbert_resume_and_are_merged(tmp_path: Path) -> None:
     mapping["validate"] = {"per_epoch": None, "every": 0}
     whole = {**mapping, "run": {**mapping["run"], "dir": str(tmp_path / "whole")}}
     assert run_ranks(train_job, 1, whole) == [0]
-    stopped = {**mapping, "schedule": {**mapping["schedule"], "stop_after": 10}}
+    stopped = stopped_at(mapping, 10)
     assert run_ranks(train_job, 1, stopped) == [75]
     assert run_ranks(train_job, 1, mapping, True) == [0]
     assert _losses(tmp_path / "run") == _losses(tmp_path / "whole")
@@ -180,7 +175,7 @@ def test_adapters_on_modernbert_resume_and_are_merged(tmp_path: Path) -> None:
 
     runner, out = CliRunner(), tmp_path / "out"
     measured = json.loads(runner.invoke(app, ["evaluate", str(tmp_path / "run"), "--json"]).stdout)
-    (row,) = _validations(tmp_path / "run")
+    (row,) = validations(tmp_path / "run")
     assert measured["metrics"] == pytest.approx({name: row[name] for name in measured["metrics"]}, abs=1e-5)
     done = runner.invoke(app, ["convert", str(tmp_path / "run"), str(out), "--to", "hf"])
     assert done.exit_code == 0, done.output

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import pytest
-from safetensors import safe_open
 
 from capt.pretrain.engine.checkpoint import find_checkpoint
 from tests.language import language_mapping, write_corpus
-from tests.support import run_ranks, train_seen
+from tests.runs import training_rows, validations
+from tests.support import run_ranks, stopped_at, train_in_parts, train_seen
 
 RAMP = {"ramp": [[200, 4], [500, 6]]}
 """Two steps of 4 windows of 32 tokens, two of 6, the rest of 8: one micro-batch of 2 on two ranks, then two, one of
@@ -21,13 +18,8 @@ them with a window less."""
 
 
 def _losses(run_dir: str) -> list[dict[str, float]]:
-    rows = [json.loads(line) for line in (Path(run_dir) / "metrics.jsonl").read_text().splitlines()]
     keys = ("step", "loss", "loss/mlm", "loss/capt", "grad_norm", "temperature")
-    return [{key: row[key] for key in keys} for row in rows if "split" not in row]
-
-
-def _stopped_at(mapping: dict[str, Any], step: int | None) -> dict[str, Any]:
-    return {**mapping, "schedule": {**mapping["schedule"], "stop_after": step}}
+    return [{key: row[key] for key in keys} for row in training_rows(run_dir)]
 
 
 @pytest.mark.parametrize("mixed", [False, True])
@@ -41,7 +33,7 @@ def test_resume_equals_the_uninterrupted_run_to_the_last_digit(tmp_path: Path, m
         job["data"]["mixture"] = [text, other]
     whole = {**job, "run": {**job["run"], "dir": str(tmp_path / "whole")}}
     assert [code for code, _ in run_ranks(train_seen, 2, whole)] == [0, 0]
-    assert [code for code, _ in run_ranks(train_seen, 2, _stopped_at(job, 4))] == [75, 75]
+    assert [code for code, _ in run_ranks(train_seen, 2, stopped_at(job, 4))] == [75, 75]
     assert [code for code, _ in run_ranks(train_seen, 2, job, True)] == [0, 0]
     assert len(_losses(whole["run"]["dir"])) == 6
     assert _losses(job["run"]["dir"]) == _losses(whole["run"]["dir"])
@@ -50,8 +42,7 @@ def test_resume_equals_the_uninterrupted_run_to_the_last_digit(tmp_path: Path, m
 
 def _check_merge(runs: list[Path], out: Path) -> None:
     """``capt merge`` validates what it mixes, here twice the same, and the mixture as the runs did on two ranks."""
-    rows = [json.loads(line) for line in (runs[0] / "metrics.jsonl").read_text().splitlines()]
-    last = [row for row in rows if row.get("split") == "validation"][-1]
+    last = validations(runs[0])[-1]
     head, *lines = run_ranks(_merge, 1, [str(run) for run in runs], str(out))[0].splitlines()
     assert head.split() == ["before:", "whole", "before:", "run", "after:", "merged"]
     found = {line.split()[0]: line.split()[1:] for line in lines}
@@ -77,34 +68,15 @@ def test_resume_on_other_world_sizes_and_stages(tmp_path: Path) -> None:
     job = language_mapping(tmp_path, model=model, optimizer=optimizer, corruption=masks, batch=RAMP)
     whole = {**job, "run": {**job["run"], "dir": str(tmp_path / "whole")}}
     reference = [ids for _, ids in run_ranks(train_seen, 2, whole)]
-    reference_steps = [sorted(a + b) for a, b in zip(*reference, strict=True)]
-    steps: list[list[int]] = []
-    for world, stage, stop in ((2, 1, 2), (1, 3, 4), (4, 2, None)):
-        engine, batch = {**job["engine"], "zero_stage": stage}, {**job["batch"], "micro": max(2, 4 // world)}
-        part = _stopped_at({**job, "engine": engine, "batch": batch}, stop)
-        outcomes = run_ranks(train_seen, world, part, stop != 2)
-        assert [code for code, _ in outcomes] == [0 if stop is None else 75] * world
-        steps += [sorted(chain(*ranks)) for ranks in zip(*(ids for _, ids in outcomes), strict=True)]
-        if stop is not None:
-            _check_queue(tmp_path / "run", world)
-    assert steps == reference_steps
+    assert train_in_parts(job, 2) == [sorted(a + b) for a, b in zip(*reference, strict=True)]
     for ours, theirs in zip(_losses(job["run"]["dir"]), _losses(whole["run"]["dir"]), strict=True):
         for key in ("loss", "loss/mlm", "loss/capt"):
             assert ours[key] == pytest.approx(theirs[key], rel=1e-5), (ours["step"], key)
 
 
-def _check_queue(run_dir: Path, world: int) -> None:
-    """No rank stores more than its share of the 41 rows."""
-    shards = sorted(find_checkpoint(run_dir).glob("queue-*"))
-    assert len(shards) == world
-    for shard in shards:
-        with safe_open(shard, "pt") as file:
-            assert file.get_slice("rows").get_shape()[0] <= -(-41 // world)
-
-
 def test_a_checkpoint_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
     job = language_mapping(tmp_path)
-    assert run_ranks(train_seen, 1, _stopped_at(job, 1))[0][0] == 75
+    assert run_ranks(train_seen, 1, stopped_at(job, 1))[0][0] == 75
     other = {**job, "tokenizer": {**job["tokenizer"], "type": "unigram", "vocab_size": 420}}
     outcome = run_ranks(train_seen, 1, other, True)[0][0]
     assert "trained with tokenizer" in str(outcome)
@@ -114,7 +86,7 @@ def test_a_checkpoint_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
 def test_a_run_keeps_the_tokenizer_that_it_has_trained(tmp_path: Path) -> None:
     """Where the text changes, and with the cache gone; a tokenizer of the new text would be another one."""
     job = language_mapping(tmp_path)
-    assert run_ranks(train_seen, 1, _stopped_at(job, 1))[0][0] == 75
+    assert run_ranks(train_seen, 1, stopped_at(job, 1))[0][0] == 75
     write_corpus(tmp_path / "text.txt", seed=1)
     shutil.rmtree(job["data"]["cache"])
     config = (Path(job["run"]["dir"]) / "config.yaml").read_text()

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import pytest
 
 from tests.latent import write_text
+from tests.runs import validations
 from tests.support import run_capt
 
 STEPS, EVERY = 120, 20
@@ -42,16 +43,11 @@ def _train(folder: Path, lr: str) -> CompletedProcess[str]:
     return done
 
 
-def _validations(run: Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if row.get("split") == "validation"]
-
-
 def test_a_broken_estimate_chooses_nothing(tmp_path: Path) -> None:
     """At 1e-3 the dual estimate falls far below any entropy of this text; the bound chooses another step."""
     done = _train(tmp_path, "1e-3")
     assert done.returncode == 0, done.stderr
-    rows, best = _validations(tmp_path / "run"), _json(tmp_path / "run" / "best.json")
+    rows, best = validations(tmp_path / "run"), _json(tmp_path / "run" / "best.json")
     chosen = min(rows, key=lambda row: row["nelbo_iw"])
     assert (best["metric"], best["step"], best["value"]) == ("nelbo_iw", chosen["step"], chosen["nelbo_iw"])
     assert min(rows, key=lambda row: row["nelbo_dual"])["step"] != best["step"]
@@ -71,5 +67,5 @@ def test_a_critic_that_diverges_ends_the_run_and_says_so(lr: str, cause: str, tm
     assert (status["state"], status["exit_code"]) == ("failed", 1)
     assert "the critics have diverged" in status["reason"]
     assert status["step"] < STEPS
-    for row in _validations(tmp_path / "run"):
+    for row in validations(tmp_path / "run"):
         assert row["nelbo_dual"] is not None

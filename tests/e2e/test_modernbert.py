@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,8 @@ from tests.finetune import glue_mapping, write_task
 from tests.gradients import gradients, relative
 from tests.language import language_mapping, write_corpus
 from tests.pairs import pairs_mapping, write_pairs
-from tests.support import run_ranks, train_job
+from tests.runs import rows_of
+from tests.support import run_ranks, stopped_at, train_job
 
 _MODEL = {"arch": "modernbert", "layers": 4, "local_attention": 8, "global_rope_theta": 10_000.0}
 
@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(folder: Path) -> Path:
     """A run on two ranks: CAPT in windows of documents, and from step 3 on in longer ones with another base."""
     job = _mapping(folder)
-    first = {**job, "schedule": {**job["schedule"], "stop_after": 3}}
+    first = stopped_at(job, 3)
     assert run_ranks(train_job, 2, first) == [75, 75]
     longer = {**job, "model": {**job["model"], "max_positions": 64, "global_rope_theta": 160_000.0}}
     longer["data"] = {**job["data"], "sequence_length": 64}
@@ -56,8 +56,7 @@ def run(folder: Path) -> Path:
 
 
 def test_a_run_goes_on_with_longer_windows_and_another_base(run: Path) -> None:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows if "loss/capt" in row] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in rows_of(run) if "loss/capt" in row] == [1, 2, 3, 4, 5, 6]
     config = load_model(run).model.config
     assert config.fixed_by_weights().items() >= {"max_positions": 64, "global_rope_theta": 160_000.0}.items()
 

@@ -15,17 +15,13 @@ from capt.pretrain.base.errors import UserError
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.reliability.ledger.check import check
 from tests.pairs import pairs_mapping, two_sources, write_pairs
-from tests.support import run_ranks, train_seen
+from tests.runs import rows_of
+from tests.support import run_ranks, stopped_at, train_seen
 
 
 def _rows(run_dir: Path, split: str | None = None) -> list[dict[str, float]]:
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     keys = ("step", "loss", "loss/pairs", "grad_norm", "tokens", "recall/to_document", "mrr/to_query")
-    return [{key: row[key] for key in keys if key in row} for row in rows if row.get("split") == split]
-
-
-def _stopped_at(mapping: dict[str, Any], step: int) -> dict[str, Any]:
-    return {**mapping, "schedule": {**mapping["schedule"], "stop_after": step}}
+    return [{key: row[key] for key in keys if key in row} for row in rows_of(run_dir) if row.get("split") == split]
 
 
 def test_resume_equals_the_uninterrupted_run_and_the_ledger_is_right(tmp_path: Path) -> None:
@@ -36,7 +32,7 @@ def test_resume_equals_the_uninterrupted_run_and_the_ledger_is_right(tmp_path: P
     )  # fmt: skip
     whole = {**job, "run": {**job["run"], "dir": str(tmp_path / "whole")}}
     assert [code for code, _ in run_ranks(train_seen, 2, whole)] == [0, 0]
-    assert [code for code, _ in run_ranks(train_seen, 2, _stopped_at(job, 5))] == [75, 75]
+    assert [code for code, _ in run_ranks(train_seen, 2, stopped_at(job, 5))] == [75, 75]
     assert [code for code, _ in run_ranks(train_seen, 2, job, True)] == [0, 0]
     assert len(_rows(tmp_path / "whole")) == 9
     assert [row["step"] for row in _rows(tmp_path / "whole", "validation")] == [0, 3, 6, 9], "the baseline comes first"
@@ -57,7 +53,7 @@ def test_another_world_size_uses_the_same_rows_and_learns_the_same(tmp_path: Pat
     steps: list[list[int]] = []
     for world, stage, stop in ((2, 1, 3), (1, 3, 6)):
         part = {**job, "engine": {"zero_stage": stage}, "batch": {"global": 8, "micro": 4 // world}}
-        outcomes = run_ranks(train_seen, world, _stopped_at(part, stop) if stop < 6 else part, stop != 3)
+        outcomes = run_ranks(train_seen, world, stopped_at(part, stop) if stop < 6 else part, stop != 3)
         assert [code for code, _ in outcomes] == [75 if stop < 6 else 0] * world
         steps += [sorted(chain(*ranks)) for ranks in zip(*(ids for _, ids in outcomes), strict=True)]
     assert steps == reference
@@ -242,7 +238,7 @@ def test_negatives_that_are_not_used_are_said(tmp_path: Path, caplog: pytest.Log
 
 def test_other_pairs_or_another_batch_of_sources_are_refused_at_a_resume(tmp_path: Path) -> None:
     job = pairs_mapping(tmp_path, data=two_sources(tmp_path), checkpoint={"every": 1})
-    assert run_ranks(train_seen, 1, _stopped_at(job, 1))[0][0] == 75
+    assert run_ranks(train_seen, 1, stopped_at(job, 1))[0][0] == 75
     assert "take turns by whole batches" in str(
         run_ranks(train_seen, 1, {**job, "batch": {"global": 4, "micro": 2}}, True)
     )

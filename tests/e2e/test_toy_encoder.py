@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,7 +27,8 @@ from capt.pretrain.models.capt import CaptModel
 from capt.pretrain.models.config import RobertaConfig
 from capt.pretrain.models.hf_map import HEAD, TIED, from_hf, to_hf
 from tests.language import language_mapping, write_corpus
-from tests.support import run_ranks
+from tests.runs import rows_of
+from tests.support import run_ranks, stopped_at
 
 ENTRIES = """[capt.encoders]
 toy = tests.toy_encoder.config:ToyConfig
@@ -81,15 +81,14 @@ def run(request: pytest.FixtureRequest, distribution: Path, tmp_path_factory: py
     """A run on two ranks that was interrupted after its first step."""
     folder = tmp_path_factory.mktemp(request.param)
     mapping = _mapping(folder, request.param)
-    stopped = {**mapping, "schedule": {**mapping["schedule"], "stop_after": 1}}
+    stopped = stopped_at(mapping, 1)
     assert run_ranks(_run, 2, distribution, stopped, False) == [75, 75]
     assert run_ranks(_run, 2, distribution, mapping, True) == [0, 0]
     return folder / "run"
 
 
 def test_it_is_pretrained_and_resumed(run: Path) -> None:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows if "loss/capt" in row] == [1, 2]
+    assert [row["step"] for row in rows_of(run) if "loss/capt" in row] == [1, 2]
     written = yaml.safe_load((run / "config.yaml").read_text())["model"]
     assert written.items() >= OWN[written["arch"]].items()
     config = load_model(run).model.config

@@ -3,72 +3,33 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors import safe_open
 
 from capt.pretrain.config.load import load_mapping
 from capt.pretrain.engine.checkpoint import find_checkpoint
 from capt.pretrain.vision_language.sections import OBJECTIVES
-from tests.support import run_ranks, train_seen
+from tests.runs import rows_of, training_rows
+from tests.support import run_ranks, stopped_at, train_in_parts, train_seen
 from tests.vision_language import vision_language_mapping, write_sentences, write_small_store
 
 
 def _losses(run_dir: str) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (Path(run_dir) / "metrics.jsonl").read_text().splitlines()]
     keys = ("step", "loss", "grad_norm", *(f"loss/{name}" for name in (*OBJECTIVES, "capt")), "temperature")
-    return [{key: row.get(key) for key in keys} for row in rows if "split" not in row]
+    return [{key: row.get(key) for key in keys} for row in training_rows(run_dir)]
 
 
-def _stopped_at(mapping: dict[str, Any], step: int | None) -> dict[str, Any]:
-    return {**mapping, "schedule": {**mapping["schedule"], "stop_after": step}}
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The job of an uninterrupted run, with dropout."""
-    folder = tmp_path_factory.mktemp("whole")
-    job = vision_language_mapping(folder, model={"dropout": 0.1, "attention_dropout": 0.1})
-    assert [code for code, _ in run_ranks(train_seen, 2, job)] == [0, 0]
-    return job
-
-
-def test_resume_equals_the_uninterrupted_run_to_the_last_digit(tmp_path: Path, whole: dict[str, Any]) -> None:
+def test_resume_equals_the_uninterrupted_run_to_the_last_digit(tmp_path: Path) -> None:
     """Dropout on, accumulation, a queue that wraps, a checkpoint in the middle of an epoch."""
-    job = {**whole, "run": {**whole["run"], "dir": str(tmp_path / "run")}}
-    assert [code for code, _ in run_ranks(train_seen, 2, _stopped_at(job, 4))] == [75, 75]
+    job = vision_language_mapping(tmp_path, model={"dropout": 0.1, "attention_dropout": 0.1})
+    whole = {**job, "run": {**job["run"], "dir": str(tmp_path / "whole")}}
+    assert [code for code, _ in run_ranks(train_seen, 2, whole)] == [0, 0]
+    assert [code for code, _ in run_ranks(train_seen, 2, stopped_at(job, 4))] == [75, 75]
     assert [code for code, _ in run_ranks(train_seen, 2, job, True)] == [0, 0]
     assert len(_losses(whole["run"]["dir"])) == 6
-    assert _losses(job["run"]["dir"]) == _losses(whole["run"]["dir"])
-
-
-def _run_until_killed(mapping: dict[str, Any]) -> None:
-    """Every rank is killed in its fifth step, as the system's memory killer does it."""
-    from capt.pretrain.vision_language.task import VisionLanguageTask
-
-    step = VisionLanguageTask.step
-
-    def killed(self: VisionLanguageTask, engines: Any, batch: Any, progress: Any) -> Any:
-        if progress.step == 4:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return step(self, engines, batch, progress)
-
-    VisionLanguageTask.step = killed  # type: ignore[method-assign]
-    train_seen(mapping)
-
-
-def test_a_killed_run_goes_on_from_its_checkpoint_to_the_same_end(tmp_path: Path, whole: dict[str, Any]) -> None:
-    job = {**whole, "run": {**whole["run"], "dir": str(tmp_path / "run")}}
-    with pytest.raises(AssertionError, match="ended without a word"):
-        run_ranks(_run_until_killed, 2, job)
-    assert find_checkpoint(tmp_path / "run").name == "step-00000003"
-    assert [code for code, _ in run_ranks(train_seen, 2, job, True)] == [0, 0]
     assert _losses(job["run"]["dir"]) == _losses(whole["run"]["dir"])
 
 
@@ -79,17 +40,7 @@ def test_resume_on_other_world_sizes_and_stages(tmp_path: Path) -> None:
     )
     whole = {**job, "run": {**job["run"], "dir": str(tmp_path / "whole")}}
     reference = [ids for _, ids in run_ranks(train_seen, 2, whole)]
-    reference_steps = [sorted(a + b) for a, b in zip(*reference, strict=True)]
-    steps: list[list[int]] = []
-    for world, stage, stop in ((2, 1, 2), (1, 3, 4), (4, 2, None)):
-        engine, batch = {**job["engine"], "zero_stage": stage}, {"global": 8, "micro": 4 // world}
-        part = _stopped_at({**job, "engine": engine, "batch": batch}, stop)
-        outcomes = run_ranks(train_seen, world, part, stop != 2)
-        assert [code for code, _ in outcomes] == [0 if stop is None else 75] * world
-        steps += [sorted(chain(*ranks)) for ranks in zip(*(ids for _, ids in outcomes), strict=True)]
-        if stop is not None:
-            _check_queue(tmp_path / "run", world)
-    assert steps == reference_steps
+    assert train_in_parts(job, 1) == [sorted(a + b) for a, b in zip(*reference, strict=True)]
     for ours, theirs in zip(_losses(job["run"]["dir"]), _losses(whole["run"]["dir"]), strict=True):
         for key in ("loss", *(f"loss/{name}" for name in (*OBJECTIVES, "capt"))):
             if theirs[key] is None:  # the step asked nothing
@@ -98,28 +49,10 @@ def test_resume_on_other_world_sizes_and_stages(tmp_path: Path) -> None:
                 assert ours[key] == pytest.approx(theirs[key], rel=1e-5, abs=1e-7), (ours["step"], key)
 
 
-def _check_queue(run_dir: Path, world: int) -> None:
-    """No rank stores more than its share of the 41 rows."""
-    shards = sorted(find_checkpoint(run_dir).glob("queue-*"))
-    assert len(shards) == world
-    for shard in shards:
-        with safe_open(shard, "pt") as file:
-            assert file.get_slice("rows").get_shape()[0] <= -(-41 // world)
-
-
-def test_a_checkpoint_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
-    job = vision_language_mapping(tmp_path)
-    assert run_ranks(train_seen, 1, _stopped_at(job, 1))[0][0] == 75
-    other = {**job, "tokenizer": {**job["tokenizer"], "lower_case": False}}
-    outcome = run_ranks(train_seen, 1, other, True)[0][0]
-    assert "trained with tokenizer" in str(outcome)
-    assert "tokenizer.path to a copy of" in str(outcome)
-
-
 def test_a_run_keeps_what_it_has_made_of_its_sentences(tmp_path: Path) -> None:
     """Tokenizer and answer table, where the sentences change and the cache is gone; other data must be meant."""
     job = vision_language_mapping(tmp_path)
-    assert run_ranks(train_seen, 1, _stopped_at(job, 1))[0][0] == 75
+    assert run_ranks(train_seen, 1, stopped_at(job, 1))[0][0] == 75
     write_sentences(tmp_path / "train.json", 0, 30, seed=1)
     shutil.rmtree(job["data"]["cache"])
     config = (Path(job["run"]["dir"]) / "config.yaml").read_text()
@@ -134,7 +67,7 @@ def test_a_run_keeps_what_it_has_made_of_its_sentences(tmp_path: Path) -> None:
 
 def test_other_regions_must_be_meant(tmp_path: Path) -> None:
     job = vision_language_mapping(tmp_path)
-    assert run_ranks(train_seen, 1, _stopped_at(job, 1))[0][0] == 75
+    assert run_ranks(train_seen, 1, stopped_at(job, 1))[0][0] == 75
     shutil.rmtree(tmp_path / "store")
     write_small_store(tmp_path / "store", seed=1)
     assert "trained on other regions" in str(run_ranks(train_seen, 1, job, True)[0][0])
@@ -145,13 +78,13 @@ def test_other_regions_must_be_meant(tmp_path: Path) -> None:
 def test_another_answer_table_is_refused(tmp_path: Path) -> None:
     """The same answers in another order fit the answer head, whose classes then mean other answers."""
     job = vision_language_mapping(tmp_path)
-    assert run_ranks(train_seen, 1, _stopped_at(job, 1))[0][0] == 75
+    assert run_ranks(train_seen, 1, stopped_at(job, 1))[0][0] == 75
     table = json.loads((find_checkpoint(Path(job["run"]["dir"])) / "answers.json").read_text())
     (tmp_path / "answers.json").write_text(json.dumps(table[::-1]))
     other = {**job, "data": {**job["data"], "answers": str(tmp_path / "answers.json")}}
     assert "trained with another answer table" in str(run_ranks(train_seen, 1, other, True)[0][0])
     (tmp_path / "answers.json").write_text(json.dumps(table))
-    assert run_ranks(train_seen, 1, _stopped_at(other, 2), True)[0][0] == 75
+    assert run_ranks(train_seen, 1, stopped_at(other, 2), True)[0][0] == 75
 
 
 def test_without_contrast_it_is_lxmert_to_the_last_digit(tmp_path: Path) -> None:
@@ -166,7 +99,7 @@ def test_without_contrast_it_is_lxmert_to_the_last_digit(tmp_path: Path) -> None
         run = {**small["run"], "dir": str(tmp_path / preset)}
         layers = [load_mapping(preset), {**small, "run": run, "contrast": off}]
         assert [code for code, _ in run_ranks(train_seen, 2, _over(*layers))] == [0, 0]
-        rows = [json.loads(line) for line in (tmp_path / preset / "metrics.jsonl").read_text().splitlines()]
+        rows = rows_of(tmp_path / preset)
         times = ("second", "own_time")
         losses.append([{k: v for k, v in row.items() if not any(word in k for word in times)} for row in rows])
     assert losses[0] == losses[1]

@@ -19,20 +19,12 @@ from capt.finetune.visual.task import VisualFineTuning
 from capt.launcher.cli import app
 from capt.pretrain.base.errors import CheckpointError, DataError
 from capt.pretrain.config.load import job_from_mapping
-from capt.pretrain.engine.run import run_job
 from capt.pretrain.regions.store import RegionStore
 from capt.pretrain.vision_language.load import load_model
-from tests.support import run_ranks
+from tests.runs import training_rows
+from tests.support import run_ranks, train_job
 from tests.vision_language import make_pictures, vision_language_mapping
 from tests.visual import visual_mapping, write_scene_store, write_scenes, write_small_store
-
-
-def _train(mapping: dict[str, Any]) -> int | str:
-    """Train in this process, which `run_ranks` starts; the text of an error."""
-    try:
-        return run_job(job_from_mapping(mapping, "test"))
-    except CheckpointError as error:
-        return str(error)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("visual")
     jobs = [visual_mapping(folder, "vqa", schedule={"epochs": 6}), visual_mapping(folder, "nlvr1")]
     for job in jobs:
-        assert run_ranks(_train, 1, job) == [0]
+        assert run_ranks(train_job, 1, job) == [0]
     return folder
 
 
@@ -52,8 +44,7 @@ def _best(run: Path) -> dict[str, Any]:
 
 def test_questions_are_learnt_evaluated_and_dumped(folder: Path, tmp_path: Path) -> None:
     run, files = folder / "run-vqa", [folder / "vqa" / "validation.json"]
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    losses = [row["loss"] for row in rows if "split" not in row]
+    losses = [row["loss"] for row in training_rows(run)]
     assert losses[-1] < 0.8 * losses[0]
     figures = tmp_path / "figures.json"
     result = evaluate(run, data=files, predictions=tmp_path / "answers.json", out=figures)
@@ -108,9 +99,9 @@ def test_a_checkpoint_says_what_features_it_takes(folder: Path, tmp_path: Path) 
         evaluate(folder / "run-vqa", regions=store)
     mapping = visual_mapping(folder, "vqa", model={"init": str(folder / "run-vqa")}, data={"regions": str(store)})
     mapping["run"]["dir"] = str(tmp_path / "run")
-    assert "data.allow_other_features=true" in run_ranks(_train, 1, mapping)[0]
+    assert "data.allow_other_features=true" in run_ranks(train_job, 1, mapping)[0]
     mapping["data"]["allow_other_features"] = True
-    assert run_ranks(_train, 1, mapping) == [0]
+    assert run_ranks(train_job, 1, mapping) == [0]
 
 
 def test_further_fine_tuning_starts_from_every_weight(folder: Path, tmp_path: Path) -> None:
@@ -122,7 +113,7 @@ def test_further_fine_tuning_starts_from_every_weight(folder: Path, tmp_path: Pa
         backbone = read_backbone(job)  # type: ignore[arg-type]
         for name, tensor in before.model.state_dict().items():
             assert torch.equal(backbone.state[name], tensor)
-        assert run_ranks(_train, 1, mapping) == [0]
+        assert run_ranks(train_job, 1, mapping) == [0]
         after = load_visual(tmp_path / task)
         assert after.tokenizer.fingerprint == before.tokenizer.fingerprint
         assert after.job.model.encoder is not None
@@ -133,7 +124,7 @@ def test_it_starts_from_pretraining_and_from_its_export(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The answers of pretraining are colours too: their rows are found by their text in both."""
-    assert run_ranks(_train, 1, vision_language_mapping(tmp_path)) == [0]
+    assert run_ranks(train_job, 1, vision_language_mapping(tmp_path)) == [0]
     hf = tmp_path / "hf"
     converted = CliRunner().invoke(
         app, ["convert", str(tmp_path / "run"), str(hf), "--to", "hf"], catch_exceptions=False

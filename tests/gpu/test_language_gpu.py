@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from capt.pretrain.models.roberta import RobertaEncoder
 from capt.pretrain.plan.devices import Cluster, device_named
 from capt.pretrain.plan.predict import predict
 from tests.language import language_mapping, random_steps
+from tests.runs import training_rows
 from tests.support import run_ranks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1800)]
@@ -35,8 +35,7 @@ def _run(tmp_path: Path, *, nproc: int = 1, **changes: Any) -> list[dict[str, An
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
     done = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False, env=env)
     assert done.returncode == 0, done.stderr[-4000:]
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if "split" not in row]
+    return training_rows(tmp_path / "run")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])

@@ -17,7 +17,8 @@ import pytest
 from capt.launcher.supervisor.heartbeats import is_stopped
 from capt.pretrain.engine.heartbeat import HEADER, SECTIONS
 from tests.multihost.network import ADDRESSES, INTERFACE, SPARE, Hosts, missing, several_hosts
-from tests.small_job import ROOT, crashes, losses, step, write_job
+from tests.runs import crashes, losses, step
+from tests.small_job import ROOT, write_job
 from tests.support import run_capt
 
 pytestmark = [pytest.mark.multihost, pytest.mark.timeout(360)]

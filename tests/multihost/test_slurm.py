@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from tests.multihost.slurm import NODES, Cluster, missing, slurm_cluster
-from tests.small_job import ROOT, step, write_job
+from tests.runs import step
+from tests.small_job import ROOT, write_job
 from tests.support import run_capt
 
 pytestmark = [pytest.mark.multihost, pytest.mark.timeout(240)]

@@ -16,7 +16,8 @@ from capt.pretrain.config.schema import Job
 from tests import embeddings, latent
 from tests.multihost.network import ADDRESSES, INTERFACE, Hosts, missing, several_hosts
 from tests.pairs import pairs_mapping
-from tests.small_job import ROOT, losses
+from tests.runs import losses
+from tests.small_job import ROOT
 from tests.support import run_capt
 from tests.unit.retrieval.toy import write_beir, write_sentence_folder
 from tests.vision_language import vision_language_mapping

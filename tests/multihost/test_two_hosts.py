@@ -15,7 +15,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.multihost.network import ADDRESSES, INTERFACE, Hosts, missing, two_hosts
-from tests.small_job import ROOT, losses, write_job
+from tests.runs import losses
+from tests.small_job import ROOT, write_job
 from tests.support import free_port, run_capt
 
 pytestmark = [pytest.mark.multihost, pytest.mark.timeout(300)]

@@ -25,7 +25,7 @@ from capt.pretrain.models.hf_map import renamed
 from capt.pretrain.plan.step import rank_step
 from tests.finetune import sentence, write_encoder
 from tests.language import language_mapping
-from tests.support import run_ranks
+from tests.support import run_ranks, stopped_at, train_job
 
 _DEBERTA = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "type_vocab_size": 0, "position_buckets": 16}
 SOURCES: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -74,12 +74,6 @@ def _difference(folder: Path, cls: str, model: CaptModel) -> float:
     return float((model.mlm.logits(hidden) - theirs(**given).logits)[real].abs().max())
 
 
-def _run(mapping: dict[str, Any], resume: bool) -> int:
-    from capt.pretrain.engine.run import run_job
-
-    return run_job(job_from_mapping(mapping, "test"), resume=resume)
-
-
 def _continued(folder: Path, init: Path, **changes: Any) -> dict[str, Any]:
     text = folder / "text.txt"
     if not text.exists():
@@ -106,9 +100,9 @@ def test_it_is_continued_evaluated_and_given_back(source: tuple[str, Path], tmp_
     job = _continued(tmp_path, folder)
     ranks = 2 if name in RESUMED else 1
     if ranks == 2:
-        stopped = {**job, "schedule": {**job["schedule"], "stop_after": 1}}
-        assert run_ranks(_run, 2, stopped, False) == [75, 75]
-    assert run_ranks(_run, ranks, job, ranks == 2) == [0] * ranks
+        stopped = stopped_at(job, 1)
+        assert run_ranks(train_job, 2, stopped, False) == [75, 75]
+    assert run_ranks(train_job, ranks, job, ranks == 2) == [0] * ranks
     run = tmp_path / "run"
     before, after = load_hf(folder).model, load_model(run).model
     assert after.config.arch == before.config.arch
@@ -130,7 +124,7 @@ def test_it_is_continued_evaluated_and_given_back(source: tuple[str, Path], tmp_
         assert len(found["before"]) == len(found["sections"])
         assert "what the run has changed" in as_text(found)
         whole = {**job, "run": {**job["run"], "dir": str(tmp_path / "whole")}}
-        assert run_ranks(_run, 2, whole, False) == [0, 0]
+        assert run_ranks(train_job, 2, whole, False) == [0, 0]
         straight = load_model(tmp_path / "whole").model.state_dict()
         assert all(torch.equal(x, straight[key]) for key, x in after.state_dict().items())
 

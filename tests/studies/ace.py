@@ -22,8 +22,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.runs import rows_of
 from tests.studies.ace_tables import Trial, write_tables
-from tests.studies.support import capt, finish, rows_of, together, usual, write_trials
+from tests.studies.support import capt, finish, together, usual, write_trials
 
 GENERATOR = ["generator.lr=2e-2", "generator.precision=bf16"]
 """Twice the default rate: the text is short, and makes a hundred updates of the generator."""

@@ -11,7 +11,8 @@ import numpy as np
 from capt.pretrain.embeddings.load import load_embeddings
 from capt.pretrain.embeddings.similarity import Cosines, cosines_of, find_sets
 from tests.studies.resampling import Interval, over_examples, spearman
-from tests.studies.seeds import paired, spread
+from tests.studies.seeds import STATISTICS, paired, spread
+from tests.studies.support import table
 
 PAIRS = (
     ("noise+ace", "noise", "equal words"),
@@ -50,37 +51,34 @@ def write_tables(trials: Sequence[Trial], run: Callable[[str, str, int], Path], 
         parts += [f"## From {start}" if start == "scratch" else "## Fine-tuned", speed_table(own)]
         parts += [similarity_table(own, rule) for rule in RULES]
         parts.append(differences_table(own, cosines_of_runs(own, run, sets)))
-    (out / "tables.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    (out / "tables.md").write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
 
 
 def speed_table(trials: Sequence[Trial]) -> str:
     """Words read, words a second and minutes of every arm, mean over the seeds."""
-    lines = ["| arm | million words | thousand words a second | minutes |", "|---|---|---|---|"]
+    rows = []
     for arm in dict.fromkeys(trial.arm for trial in trials):
         own = list({trial.seed: trial for trial in trials if trial.arm == arm}.values())
         words = np.mean([trial.words for trial in own])
         speed = np.mean([trial.words_per_second for trial in own])
-        lines.append(f"| {arm} | {words / 1e6:.1f} | {speed / 1e3:.1f} | {words / speed / 60:.1f} |")
-    return "\n".join(lines)
+        rows.append([arm, f"{words / 1e6:.1f}", f"{speed / 1e3:.1f}", f"{words / speed / 60:.1f}"])
+    return table(["arm", "million words", "thousand words a second", "minutes"], rows)
 
 
 def similarity_table(trials: Sequence[Trial], rule: str) -> str:
     """Mean and deviation over the seeds of every arm and set, by one rule; the coverage stands in the head."""
     names = list(dict.fromkeys(trial.name for trial in trials))
     covered = {trial.name: f"{trial.covered:,} of {trial.pairs:,}" for trial in trials}
-    lines = [
-        f"| unknown words: {rule} | " + " | ".join(f"{name} ({covered[name]})" for name in names) + " |",
-        "|---" * (len(names) + 1) + "|",
-    ]
+    rows = []
     for arm in dict.fromkeys(trial.arm for trial in trials):
-        cells = []
-        for name in names:
-            values = [
-                getattr(t, rule) for t in trials if (t.arm, t.name) == (arm, name) and getattr(t, rule) is not None
-            ]
-            cells.append(spread(values, digits=2) if values else "")
-        lines.append(f"| {arm} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        scores = [list(_by_seed(trials, arm, name, rule).values()) for name in names]
+        rows.append([arm, *(spread(values, digits=2) if values else "" for values in scores)])
+    return table([f"unknown words: {rule}", *(f"{name} ({covered[name]})" for name in names)], rows)
+
+
+def _by_seed(trials: Sequence[Trial], arm: str, name: str, rule: str) -> dict[int, float]:
+    found = {trial.seed: getattr(trial, rule) for trial in trials if (trial.arm, trial.name) == (arm, name)}
+    return {seed: value for seed, value in found.items() if value is not None}
 
 
 CosinesOf = Mapping[tuple[str, str], Mapping[int, Cosines]]
@@ -100,32 +98,19 @@ def cosines_of_runs(trials: Sequence[Trial], run: Callable[[str, str, int], Path
 
 def differences_table(trials: Sequence[Trial], cosines: CosinesOf) -> str:
     """Paired differences in points of rho x 100, over seeds and over word pairs."""
-    lines = [
-        "| set, rule | difference | points | 95% bootstrap over seeds | 95% bootstrap over word pairs | "
-        "seeds in which it is above 0 | p, sign flips |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for name in COMPARED:
         for rule in RULES:
             for first, second, what in PAIRS:
-                scores = [
-                    {
-                        t.seed: value
-                        for t in trials
-                        if (t.arm, t.name) == (arm, name) and (value := getattr(t, rule)) is not None
-                    }
-                    for arm in (first, second)
-                ]
-                result = paired(*scores)
-                if result is None:
-                    continue
-                over = bootstrap(cosines[first, name], cosines[second, name], rule)
-                lines.append(
-                    f"| {name}, {rule} | {first} - {second} ({what}) | {result.mean:+.2f} | "
-                    f"{result.low:+.2f} to {result.high:+.2f} | {over.low:+.2f} to {over.high:+.2f} | "
-                    f"{result.wins} of {result.seeds} | {result.p:.3f} |"
-                )
-    return "\n".join(lines)
+                result = paired(*(_by_seed(trials, arm, name, rule) for arm in (first, second)))
+                if result is not None:
+                    over = bootstrap(cosines[first, name], cosines[second, name], rule)
+                    mean, interval, *others = result.cells(2)
+                    rows.append(
+                        [f"{name}, {rule}", f"{first} - {second} ({what})", mean, interval, over.cell(2), *others]
+                    )
+    interval, *others = STATISTICS
+    return table(["set, rule", "difference", "points", interval, "95% bootstrap over word pairs", *others], rows)
 
 
 def bootstrap(

@@ -26,9 +26,10 @@ from typing import Any
 
 import numpy as np
 
+from tests.runs import rows_of
 from tests.studies.adapting_sets import NOISES, TEXTS, MeasuredSet, Rows, damaged, measured_sets, training_text
 from tests.studies.adapting_tables import write_tables
-from tests.studies.support import capt, finish, rows_of, same_settings, together
+from tests.studies.support import capt, finish, same_settings, together
 
 logger = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from tests.studies.resampling import spearman
 from tests.studies.seeds import mean_and_sd, paired, spread
+from tests.studies.support import table
 
 START = "start"
 TUNED = ("STS-B dev", "QNLI A")
@@ -42,7 +43,7 @@ def write_tables(out: Path, planned: Sequence[tuple[str, int]]) -> None:
         _differences(out, trials, [arm for arm in arms if 0 not in trials[arm]]),
         f"Missing of {len(planned)} trials: {', '.join(missing) if missing else 'none'}.",
     ]
-    (out / "tables.md").write_text("\n\n".join(part for part in parts if part) + "\n", encoding="utf-8")
+    (out / "tables.md").write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
 
 
 def _reported(trials: Trials) -> list[str]:
@@ -70,11 +71,11 @@ def _tuning(trials: Trials, arms: Sequence[str]) -> str:
         for arm in arms
         if any(name in figures for name in TUNED for figures in trials[arm].values())
     ]
-    table = _table(["arm", "seeds", *TUNED], rows)
+    chosen = table(["arm", "seeds", *TUNED], rows)
     if all(0 in seeds for seeds in trials.values()):
-        return table
+        return chosen
     best, scores = chosen_arm(trials)
-    return f"{table}\n\nBest of {len(scores)} arms by the mean of both: `{best}` ({scores[best]:.2f})."
+    return f"{chosen}\n\nBest of {len(scores)} arms by the mean of both: `{best}` ({scores[best]:.2f})."
 
 
 def _figures(trials: Trials, arms: Sequence[str], name: str) -> str:
@@ -84,7 +85,7 @@ def _figures(trials: Trials, arms: Sequence[str], name: str) -> str:
         for arm in arms
         if any(name in figures for figures in trials[arm].values())
     ]
-    return _table([name, "seeds", *noises], rows)
+    return table([name, "seeds", *noises], rows)
 
 
 def _cell(seeds: Mapping[int, Mapping[str, Mapping[str, float]]], name: str, noise: str) -> str:
@@ -112,7 +113,7 @@ def _differences(out: Path, trials: Trials, arms: Sequence[str]) -> str:
                  f"{found.low:+.2f} to {found.high:+.2f}", over_items, f"{found.wins} of {found.seeds}"]
             )  # fmt: skip
     heads = ["arm", "set", "words", "arm - start", "95% over seeds", "95% over items", "above the start"]
-    return _table(heads, rows)
+    return table(heads, rows)
 
 
 def _over_items(out: Path, arm: str, seeds: Sequence[int], key: str, gold: np.ndarray | None) -> str:
@@ -132,9 +133,3 @@ def _over_items(out: Path, arm: str, seeds: Sequence[int], key: str, gold: np.nd
             draws.append(100 * float(scores[:-1].mean() - scores[-1]))
     low, high = np.percentile(draws, [2.5, 97.5])
     return f"{low:+.2f} to {high:+.2f}"
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown; empty without rows."""
-    lines = [heads, ["---"] * len(heads), *rows] if rows else []
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -20,8 +20,9 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.runs import rows_of
 from tests.studies.seeds import Paired, paired, spread
-from tests.studies.support import capt, finish, rows_of, same_settings, steps_of_equal_compute, together, write_trials
+from tests.studies.support import capt, finish, same_settings, steps_of_equal_compute, together, write_trials
 
 ARMS = {
     "modernbert": ["modernbert_tiny"],

@@ -11,7 +11,8 @@ import numpy as np
 
 from tests.studies.glue_trials import Predictions, Pretraining, Trial, quoted_examples
 from tests.studies.resampling import SCORES, Interval, over_examples, over_runs_and_examples
-from tests.studies.seeds import Paired, paired, spread
+from tests.studies.seeds import STATISTICS, Paired, paired, spread
+from tests.studies.support import table
 
 PAIRS = (
     ("capt", "mlm", "equal tokens"),
@@ -52,7 +53,7 @@ def write_tables(
         "## Fine-tuned", scores_table(trials), seeds_table(trials), differences_table(differences),
         "## Before fine-tuning", pretraining_table(before), sts_differences_table(before),
     ]  # fmt: skip
-    (out / "tables.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    (out / "tables.md").write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
     return differences
 
 
@@ -72,11 +73,7 @@ def scores_table(trials: Sequence[Trial]) -> str:
     """Mean ± deviation over the pretraining seeds; the number of constant predictions stands behind it."""
     tasks = list(dict.fromkeys(trial.task for trial in trials))
     first = {task: next(trial for trial in trials if trial.task == task) for task in tasks}
-    heads = [f"{task} ({first[task].metric}, {first[task].split}, {first[task].rows:,})" for task in tasks]
-    lines = ["| arm | " + " | ".join(heads) + " | mean of the tasks |", "|---" * (len(tasks) + 2) + "|"]
-    lines.append(
-        "| constant prediction | " + " | ".join(f"{100 * first[task].constant:.1f}" for task in tasks) + " | |"
-    )
+    rows = [["constant prediction", *(f"{100 * first[task].constant:.1f}" for task in tasks), ""]]
     for arm in dict.fromkeys(trial.arm for trial in trials):
         cells = []
         for task in tasks:
@@ -84,28 +81,26 @@ def scores_table(trials: Sequence[Trial]) -> str:
             cells.append(
                 spread(list(by_seed(trials, task, arm).values())) + (f" ({constant} constant)" if constant else "")
             )
-        cells.append(spread(list(by_seed(trials, "mean", arm).values())))
-        lines.append(f"| {arm} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        rows.append([arm, *cells, spread(list(by_seed(trials, "mean", arm).values()))])
+    heads = [f"{task} ({first[task].metric}, {first[task].split}, {first[task].rows:,})" for task in tasks]
+    return table(["arm", *heads, "mean of the tasks"], rows)
 
 
 def seeds_table(trials: Sequence[Trial]) -> str:
     """Every pretraining seed, the deviation over fine-tuning seeds, and what selection on dev would have added."""
-    lines = [
-        "| task | arm | each pretraining seed | sd over fine-tuning seeds | best epoch on dev | last epoch on dev |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = []
     for task, arm in dict.fromkeys((trial.task, trial.arm) for trial in trials):
         own = [trial for trial in trials if (trial.task, trial.arm) == (task, arm)]
         runs = [[trial.score for trial in own if trial.seed == seed] for seed in dict.fromkeys(t.seed for t in own)]
         within = [statistics.variance(run) for run in runs if len(run) > 1]
-        lines.append(
-            f"| {task} | {arm} | {', '.join(f'{value:.1f}' for value in by_seed(trials, task, arm).values())} | "
-            f"{f'{100 * statistics.fmean(within) ** 0.5:.1f}' if within else ''} | "
-            f"{100 * statistics.fmean(trial.dev_best for trial in own):.1f} | "
-            f"{100 * statistics.fmean(trial.dev_last for trial in own):.1f} |"
-        )
-    return "\n".join(lines)
+        rows.append(
+            [task, arm, ", ".join(f"{value:.1f}" for value in by_seed(trials, task, arm).values()),
+             f"{100 * statistics.fmean(within) ** 0.5:.1f}" if within else "",
+             f"{100 * statistics.fmean(trial.dev_best for trial in own):.1f}",
+             f"{100 * statistics.fmean(trial.dev_last for trial in own):.1f}"]
+        )  # fmt: skip
+    heads = ["each pretraining seed", "sd over fine-tuning seeds", "best epoch on dev", "last epoch on dev"]
+    return table(["task", "arm", *heads], rows)
 
 
 def differences_of(trials: Sequence[Trial], predictions: Predictions, glue: Path) -> list[Difference]:
@@ -138,47 +133,32 @@ def intervals(first: np.ndarray, second: np.ndarray, labels: np.ndarray, metric:
 
 def differences_table(differences: Sequence[Difference]) -> str:
     """Paired differences in points."""
-    lines = [
-        "| task | difference | points | 95%: runs, seeds, examples | 95%: examples alone | "
-        "pretraining seeds in which it is above 0 | p, sign flips |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for each in differences:
-        lines.append(
-            f"| {each.task} | {_named(each.first, each.second, each.what)} | {each.seeds.mean:+.1f} | "
-            f"{_range(each.whole)} | {_range(each.examples)} | {each.seeds.wins} of {each.seeds.seeds} | "
-            f"{each.seeds.p:.3f} |"
-        )
-    return "\n".join(lines)
+        mean, _, *others = each.seeds.cells()
+        ranges = ["" if interval is None else interval.cell() for interval in (each.whole, each.examples)]
+        rows.append([each.task, _named(each.first, each.second, each.what), mean, *ranges, *others])
+    heads = ["95%: runs, seeds, examples", "95%: examples alone", f"pretraining {STATISTICS[1]}", STATISTICS[2]]
+    return table(["task", "difference", "points", *heads], rows)
 
 
 def pretraining_table(before: Sequence[Pretraining]) -> str:
     """Steps, tokens, seconds and MLM loss of every arm, and Spearman's rho on STS-B by every pooler."""
-    lines = [
-        "| arm | steps | million tokens | seconds | MLM loss | " + " | ".join(map(_sts_name, STS)) + " |",
-        "|---" * (5 + len(STS)) + "|",
-    ]
+    rows = []
     for arm in dict.fromkeys(run.arm for run in before):
         own = [run for run in before if run.arm == arm]
-        cells = [
-            spread(values) if (values := [v for run in own if (v := getattr(run, key)) is not None]) else ""
-            for key in STS
-        ]
-        lines.append(
-            f"| {arm} | {own[0].steps:,} | {own[0].million_tokens:.1f} | "
-            f"{statistics.fmean(run.seconds for run in own):.0f} | "
-            f"{spread([run.loss_mlm for run in own], digits=3)} | " + " | ".join(cells) + " |"
-        )
-    return "\n".join(lines)
+        scores = [[value for run in own if (value := getattr(run, key)) is not None] for key in STS]
+        rows.append(
+            [arm, f"{own[0].steps:,}", f"{own[0].million_tokens:.1f}",
+             f"{statistics.fmean(run.seconds for run in own):.0f}", spread([run.loss_mlm for run in own], digits=3),
+             *(spread(values) if values else "" for values in scores)]
+        )  # fmt: skip
+    return table(["arm", "steps", "million tokens", "seconds", "MLM loss", *map(_sts_name, STS)], rows)
 
 
 def sts_differences_table(before: Sequence[Pretraining]) -> str:
     """Paired differences of rho x 100 on STS-B without fine-tuning, by pooler."""
-    lines = [
-        "| STS-B, pooler | difference | points | 95% bootstrap over seeds | seeds in which it is above 0 | "
-        "p, sign flips |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = []
     for key in STS:
         arms: Mapping[str, dict[int, float]] = {
             arm: {run.seed: value for run in before if run.arm == arm and (value := getattr(run, key)) is not None}
@@ -187,11 +167,8 @@ def sts_differences_table(before: Sequence[Pretraining]) -> str:
         for first, second, what in PAIRS:
             result = paired(arms.get(first, {}), arms.get(second, {}))
             if result is not None:
-                lines.append(
-                    f"| {_sts_name(key)} | {_named(first, second, what)} | {result.mean:+.1f} | "
-                    f"{result.low:+.1f} to {result.high:+.1f} | {result.wins} of {result.seeds} | {result.p:.3f} |"
-                )
-    return "\n".join(lines)
+                rows.append([_sts_name(key), _named(first, second, what), *result.cells()])
+    return table(["STS-B, pooler", "difference", "points", *STATISTICS], rows)
 
 
 def _sts_name(key: str) -> str:
@@ -201,7 +178,3 @@ def _sts_name(key: str) -> str:
 
 def _named(first: str, second: str, what: str) -> str:
     return f"{first} - {second}" + (f" ({what})" if what else "")
-
-
-def _range(interval: Interval | None) -> str:
-    return f"{interval.low:+.1f} to {interval.high:+.1f}" if interval else ""

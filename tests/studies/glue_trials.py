@@ -20,7 +20,8 @@ from capt.finetune.metrics import compute_metrics
 from capt.launcher.sweep.trial_log import remove_checkpoints
 from capt.pretrain.data.sts_files import find_sets
 from capt.pretrain.report.sweeps import TRIALS, TrialRecord, read_trials
-from tests.studies.support import newest_checkpoint, rows_of, usual
+from tests.runs import rows_of
+from tests.studies.support import newest_checkpoint, usual
 
 ON_TEST = ("mrpc", "stsb")
 """Tasks that are quoted on test."""

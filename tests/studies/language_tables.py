@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.studies.seeds import paired, spread
-from tests.studies.support import rows_of, usual
+from tests.runs import rows_of
+from tests.studies.seeds import STATISTICS, paired, spread
+from tests.studies.support import table, usual
 
 PAIRS = (
     ("capt-queue", "mlm", "equal tokens"),
@@ -98,13 +99,12 @@ def write_tables(trials: Sequence[Trial], out: Path) -> None:
         variants_table(trials, ["steps", "million_tokens", "seconds", *METRICS]), variants_table(trials, ELSEWHERE),
         differences_table(trials),
     ]  # fmt: skip
-    out.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    out.write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
 
 
 def variants_table(trials: Sequence[Trial], fields: Sequence[str]) -> str:
     """Mean ± deviation over the seeds of some fields; empty where a variant lacks one."""
-    heads = [METRICS.get(field, field.replace("_", " ")) for field in fields]
-    lines = ["| variant | " + " | ".join(heads) + " |", "|---" * (len(fields) + 1) + "|"]
+    rows = []
     for variant in dict.fromkeys(trial.variant for trial in trials):
         own = [trial for trial in trials if trial.variant == variant]
         cells = []
@@ -114,16 +114,13 @@ def variants_table(trials: Sequence[Trial], fields: Sequence[str]) -> str:
             if field in ("steps", "million_tokens"):  # the same for all seeds
                 values = values[:1]
             cells.append(spread(values, digits=digits) if values else "")
-        lines.append(f"| {variant} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        rows.append([variant, *cells])
+    return table(["variant", *map(_head, fields)], rows)
 
 
 def differences_table(trials: Sequence[Trial]) -> str:
     """Paired differences over the seeds."""
-    lines = [
-        "| metric | difference | mean | 95% bootstrap over seeds | seeds in which it is above 0 | p, sign flips |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = []
     for field, digits in COMPARED.items():
         for first, second, what in PAIRS:
             scores = [
@@ -133,12 +130,12 @@ def differences_table(trials: Sequence[Trial]) -> str:
             result = paired(*scores)
             if result is not None:
                 note = f" ({what})" if what else ""
-                lines.append(
-                    f"| {METRICS.get(field, field.replace('_', ' '))} | {first} - {second}{note} | "
-                    f"{result.mean:+.{digits}f} | {result.low:+.{digits}f} to {result.high:+.{digits}f} | "
-                    f"{result.wins} of {result.seeds} | {result.p:.3f} |"
-                )
-    return "\n".join(lines)
+                rows.append([_head(field), f"{first} - {second}{note}", *result.cells(digits)])
+    return table(["metric", "difference", "mean", *STATISTICS], rows)
+
+
+def _head(field: str) -> str:
+    return METRICS.get(field, field.replace("_", " "))
 
 
 def _scaled(poolers: Mapping[str, Mapping[str, float]], pooler: str, name: str, factor: float) -> float | None:

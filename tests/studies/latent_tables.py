@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tests.studies.seeds import clustered_error, mean_and_sd
+from tests.studies.support import table
 
 BOUNDS = ("ppl_best", "ppl_exact", "ppl_iw_q", "ppl_iw_prior", "ppl_iw_mixture", "ppl_iw_refitted")
 BASELINES = ("LM", "VAE")
 """The rows that the others are compared with."""
+ERRORS = ("nats a sentence", "± over sentences", "± over lengths")
 
 
 class Trial(NamedTuple):
@@ -81,61 +83,41 @@ def write_tables(trials: Sequence[Trial], sentences: SentencesOf, out: Path) -> 
         own = [trial for trial in trials if trial.data == data]
         parts += [f"## {data}", bounds_table(own), differences_table(own, sentences)]
         parts += [seeds_table(own, sentences), bridge_table(own)]
-    out.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    out.write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
 
 
 def bounds_table(trials: Sequence[Trial]) -> str:
     """Perplexity by every bound, mean over the seeds; the tightest with its errors over sentences and over seeds."""
-    lines = [
-        "| row | PPL, best bound | ± over sentences | sd over seeds | by | exact KL | q | prior | q and prior "
-        "| refitted | dual (no bound) | KL exact | reconstruction | sentences, draws, seeds |",
-        "|---" * 14 + "|",
-    ]
+    rows = []
     for row, own in _by_row(trials).items():
         best = [trial.ppl_best for trial in own if trial.ppl_best is not None]
         deviation = mean_and_sd(best)[1] if best else None
-        names = [*BOUNDS[1:], "ppl_dual", "kl_exact", "rec"]
         by = ", ".join(dict.fromkeys(trial.proposal or "" for trial in own))
-        cells = [
-            _mean(own, "ppl_best"),
-            _mean(own, "best_error"),
-            _format(deviation),
-            by,
-            *(_mean(own, n) for n in names),
-        ]
-        lines.append(f"| {row} | " + " | ".join(cells) + f" | {own[0].sentences:,}, {own[0].draws:,}, {len(own)} |")
-    return "\n".join(lines)
+        means = [_mean(own, name) for name in (*BOUNDS[1:], "ppl_dual", "kl_exact", "rec")]
+        counts = f"{own[0].sentences:,}, {own[0].draws:,}, {len(own)}"
+        rows.append([row, _mean(own, "ppl_best"), _mean(own, "best_error"), _format(deviation), by, *means, counts])
+    heads = ["PPL, best bound", "± over sentences", "sd over seeds", "by", "exact KL", "q", "prior", "q and prior",
+             "refitted", "dual (no bound)", "KL exact", "reconstruction", "sentences, draws, seeds"]  # fmt: skip
+    return table(["row", *heads], rows)
 
 
 def differences_table(trials: Sequence[Trial], sentences: SentencesOf) -> str:
     """Paired differences of the tightest bounds in nats a sentence, with errors over sentences, lengths and seeds."""
-    lines = [
-        "| row | against | nats a sentence | ± over sentences | ± over lengths | sd over seeds | PPL ratio |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for row, against, pairs in _pairs(trials):
         found = paired_difference([_both(pair, sentences) for pair in pairs])
-        lines.append(
-            f"| {row} | {against} | {found.nats:+.2f} | {found.error:.2f} | {_format(found.by_length, 2)} | "
-            f"{_format(found.deviation, 2)} | {found.ratio:.3f} |"
-        )
-    return "\n".join(lines)
+        rows.append([row, against, *found.cells(), _format(found.deviation, 2), f"{found.ratio:.3f}"])
+    return table(["row", "against", *ERRORS, "sd over seeds", "PPL ratio"], rows)
 
 
 def seeds_table(trials: Sequence[Trial], sentences: SentencesOf) -> str:
     """The same differences seed by seed."""
-    lines = [
-        "| row | against | seed | nats a sentence | ± over sentences | ± over lengths |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = []
     for row, against, pairs in _pairs(trials):
         for pair in pairs:
             found = paired_difference([_both(pair, sentences)])
-            lines.append(
-                f"| {row} | {against} | {pair[0].seed} | {found.nats:+.2f} | {found.error:.2f} | "
-                f"{_format(found.by_length, 2)} |"
-            )
-    return "\n".join(lines)
+            rows.append([row, against, str(pair[0].seed), *found.cells()])
+    return table(["row", "against", "seed", *ERRORS], rows)
 
 
 def _pairs(trials: Sequence[Trial]) -> Iterator[tuple[str, str, list[tuple[Trial, Trial]]]]:
@@ -153,12 +135,12 @@ def _both(pair: tuple[Trial, Trial], sentences: SentencesOf) -> tuple[Sentences,
 
 def bridge_table(trials: Sequence[Trial]) -> str:
     """By how much the tightest bound lies above annealed importance sampling, a row for each run that has it."""
-    lines = ["| row | seed | sentences | best bound minus bridge, nats a sentence |", "|---|---|---|---|"]
+    rows = []
     for trial in trials:
         if trial.bridge_gap is not None:
             error = "" if trial.bridge_gap_error is None else f" ± {trial.bridge_gap_error:.2f}"
-            lines.append(f"| {trial.row} | {trial.seed} | {trial.bridge_sentences} | {trial.bridge_gap:+.2f}{error} |")
-    return "\n".join(lines)
+            rows.append([trial.row, str(trial.seed), str(trial.bridge_sentences), f"{trial.bridge_gap:+.2f}{error}"])
+    return table(["row", "seed", "sentences", "best bound minus bridge, nats a sentence"], rows)
 
 
 class Sentences(NamedTuple):
@@ -208,6 +190,10 @@ class Difference(NamedTuple):
     by_length: float | None
     deviation: float | None
     ratio: float
+
+    def cells(self) -> list[str]:
+        """The cells of `ERRORS`."""
+        return [f"{self.nats:+.2f}", f"{self.error:.2f}", _format(self.by_length, 2)]
 
 
 def paired_difference(pairs: Sequence[tuple[Sentences, ...]]) -> Difference:

@@ -18,7 +18,7 @@ from capt.pretrain.base.files import write_text
 from capt.pretrain.config.retrieval import METRICS
 from capt.pretrain.retrieval.own_structure import BEIR, PAIRS, TEXT, write_data
 from tests.studies.seeds import paired, spread
-from tests.studies.support import capt, finish, same_settings
+from tests.studies.support import capt, finish, same_settings, table
 
 FIRST, SECOND, PAIRS_A_STEP, NEGATIVES = 120, 60, 64, 2
 TINY = (
@@ -121,29 +121,27 @@ def read_trials(out: Path) -> list[Trial]:
 
 def arms_table(trials: Sequence[Trial]) -> str:
     """Mean and standard deviation over the seeds of each arm that has rows, times 100."""
-    lines = [f"| arm | seeds | {' | '.join(f'`{name}`' for name in METRICS)} |", "|---|---|" + "---|" * len(METRICS)]
+    rows = []
     for arm in ARMS:
-        rows = [each.figures for each in trials if each.arm == arm]
-        if rows:
-            cells = " | ".join(spread(values, 100, 2) for values in map(list, zip(*rows, strict=True)))
-            lines.append(f"| `{arm}` | {len(rows)} | {cells} |")
-    return "\n".join(lines)
+        figures = [each.figures for each in trials if each.arm == arm]
+        if figures:
+            cells = [spread(values, 100, 2) for values in map(list, zip(*figures, strict=True))]
+            rows.append([f"`{arm}`", str(len(figures)), *cells])
+    return table(["arm", "seeds", *(f"`{name}`" for name in METRICS)], rows)
 
 
 def differences_table(trials: Sequence[Trial]) -> str:
     """Paired differences of nDCG@10 over the seeds that both arms have, times 100."""
     scores: dict[str, dict[int, float]] = {}
     for each in trials:
-        scores.setdefault(each.arm, {})[each.seed] = 100 * each.figures[0]
-    lines = ["| difference | mean | 95% interval over seeds | wins | p (sign flips) |", "|---|---|---|---|---|"]
-    for first, second in COMPARED:
-        found = paired(scores.get(first, {}), scores.get(second, {}))
-        if found is not None:
-            lines.append(
-                f"| `{first}` - `{second}` | {found.mean:+.2f} | {found.low:+.2f} to {found.high:+.2f} | "
-                f"{found.wins} of {found.seeds} | {found.p:.4f} |"
-            )
-    return "\n".join(lines)
+        scores.setdefault(each.arm, {})[each.seed] = each.figures[0]
+    found = {
+        f"`{first}` - `{second}`": paired(scores.get(first, {}), scores.get(second, {})) for first, second in COMPARED
+    }
+    rows = [
+        [name, *result.cells(2, 100)[:-1], f"{result.p:.4f}"] for name, result in found.items() if result is not None
+    ]
+    return table(["difference", "mean", "95% interval over seeds", "wins", "p (sign flips)"], rows)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.runs import rows_of
 from tests.studies.seeds import paired, spread
-from tests.studies.support import finish, rows_of, same_settings, together
+from tests.studies.support import finish, same_settings, together
 
 ARMS = ("fp32", "bf16", "bf16_pure")
 _TAIL = 5

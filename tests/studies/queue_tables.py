@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from tests.studies.seeds import paired, spread
-from tests.studies.support import rows_of, usual
+from tests.runs import rows_of
+from tests.studies.seeds import STATISTICS, paired, spread
+from tests.studies.support import table, usual
 
 if TYPE_CHECKING:
     from tests.studies.queue import Key
@@ -75,20 +76,20 @@ def trial_of(run: Path, key: Key, in_batch: int) -> Trial:
 def write_tables(trials: Sequence[Trial], out: Path) -> None:
     """Write the tables as Markdown; one without rows is left out."""
     tables = (cells_table(trials), differences_table(trials), lengths_table(trials))
-    out.write_text("\n\n".join(table for table in tables if table) + "\n", encoding="utf-8")
+    out.write_text("\n\n".join(filter(None, tables)) + "\n", encoding="utf-8")
 
 
 def cells_table(trials: Sequence[Trial]) -> str:
     """Mean ± deviation over the seeds of each cell, and how many of its runs have collapsed."""
-    heads = ["text", "temperature", "queue", "K / in-batch", "guard", "collapsed", *SHOWN]
-    lines = ["| " + " | ".join(head.replace("_", " ") for head in heads) + " |", "|---" * len(heads) + "|"]
+    rows = []
     for cell in sorted({trial.cell for trial in trials}):
         own = [trial for trial in trials if trial.cell == cell]
         first, fallen = own[0], sum(trial.retrieval < COLLAPSED for trial in own)
         names = [first.text, first.temperature, f"{first.queue:,}", f"{first.ratio:g}", first.arm]
         values = [spread([getattr(trial, field) for trial in own], digits=digits) for field, digits in SHOWN.items()]
-        lines.append("| " + " | ".join([*names, f"{fallen} of {len(own)}", *values]) + " |")
-    return "\n".join(lines)
+        rows.append([*names, f"{fallen} of {len(own)}", *values])
+    shown = [head.replace("_", " ") for head in SHOWN]
+    return table(["text", "temperature", "queue", "K / in-batch", "guard", "collapsed", *shown], rows)
 
 
 def differences_table(trials: Sequence[Trial]) -> str:
@@ -97,8 +98,8 @@ def differences_table(trials: Sequence[Trial]) -> str:
     for cell in sorted({trial.cell for trial in trials if trial.queue}):
         text, temperature, queue, arm = cell
         for values in _compared(trials, cell, (text, temperature, 0, "none")):
-            rows.append(f"| {text} | {temperature} | {queue:,} | {arm} | {values} |")
-    return _table(["text", "temperature", "queue", "guard", "metric", "with - without", *STATISTICS], rows)
+            rows.append([text, temperature, f"{queue:,}", arm, *values])
+    return table(["text", "temperature", "queue", "guard", "metric", "with - without", *STATISTICS], rows)
 
 
 def lengths_table(trials: Sequence[Trial]) -> str:
@@ -111,30 +112,18 @@ def lengths_table(trials: Sequence[Trial]) -> str:
         shorter = [other for other in shorter if other[2] < queue]
         for other in dict.fromkeys([*shorter[:1], *shorter[-1:]]):
             for values in _compared(trials, cell, other):
-                rows.append(f"| {text} | {temperature} | {arm} | {queue:,} | {other[2]:,} | {values} |")
-    return _table(["text", "temperature", "guard", "queue", "against", "metric", "longer - shorter", *STATISTICS], rows)
-
-
-STATISTICS = ("95% bootstrap over seeds", "above 0", "p")
-
-
-def _table(heads: Sequence[str], rows: Sequence[str]) -> str:
-    """A table; nothing where there are no rows."""
-    return "\n".join(["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|", *rows]) if rows else ""
+                rows.append([text, temperature, arm, f"{queue:,}", f"{other[2]:,}", *values])
+    return table(["text", "temperature", "guard", "queue", "against", "metric", "longer - shorter", *STATISTICS], rows)
 
 
 def _compared(
     trials: Sequence[Trial], first: tuple[str, str, int, str], second: tuple[str, str, int, str]
-) -> Iterator[str]:
-    """The paired differences of two cells, a line for each metric, where they have seeds in common."""
+) -> Iterator[list[str]]:
+    """The paired differences of two cells, a row for each metric, where they have seeds in common."""
     for field in COMPARED:
         scores = [
             {trial.seed: getattr(trial, field) for trial in trials if trial.cell == which} for which in (first, second)
         ]
         result = paired(*scores)
         if result is not None:
-            digits = SHOWN[field]
-            yield (
-                f"{field.replace('_', ' ')} | {result.mean:+.{digits}f} | {result.low:+.{digits}f} to "
-                f"{result.high:+.{digits}f} | {result.wins} of {result.seeds} | {result.p:.3f}"
-            )
+            yield [field.replace("_", " "), *result.cells(SHOWN[field])]

@@ -27,6 +27,10 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    def cell(self, digits: int = 1) -> str:
+        """The interval as a cell of a table."""
+        return f"{self.low:+.{digits}f} to {self.high:+.{digits}f}"
+
 
 def over_examples(
     first: Rows, second: Rows, labels: Num[np.ndarray, " n"], score: Score, resamples: int = RESAMPLES

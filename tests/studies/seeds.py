@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 RESAMPLES = 10_000
+STATISTICS = ("95% bootstrap over seeds", "seeds in which it is above 0", "p, sign flips")
 
 
 class Paired(NamedTuple):
@@ -30,6 +31,11 @@ class Paired(NamedTuple):
     wins: int
     seeds: int
     p: float
+
+    def cells(self, digits: int = 1, scale: float = 1.0) -> list[str]:
+        """The cells of a table: the mean, and what `STATISTICS` names; mean and interval times ``scale``."""
+        mean, low, high = (f"{scale * value:+.{digits}f}" for value in self[:3])
+        return [mean, f"{low} to {high}", f"{self.wins} of {self.seeds}", f"{self.p:.3f}"]
 
 
 def paired(first: Mapping[int, float], second: Mapping[int, float], resamples: int = RESAMPLES) -> Paired | None:

@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.runs import rows_of
+
 
 def capt(*words: str | Path) -> None:
     """Run the command line, and stop the study where it fails."""
@@ -54,11 +56,6 @@ def together(jobs: Iterable[Callable[[], None]], parallel: int) -> None:
             done.result()
 
 
-def rows_of(run: Path) -> list[dict[str, Any]]:
-    """What a run has logged."""
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 def usual(run: Path, metric: str) -> float:
     """The median of a metric over the logged steps, without the first, which warms up."""
     values = [row[metric] for row in rows_of(run) if metric in row]
@@ -82,6 +79,12 @@ def steps_of_equal_compute(note: Path, steps: int, runs: Mapping[str, Path]) -> 
 def newest_checkpoint(run: Path) -> Path:
     """The last checkpoint of a finished run."""
     return sorted((run / "checkpoints").glob("step-*"))[-1]
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown; empty without rows."""
+    lines = ["| " + " | ".join(line) + " |" for line in (heads, *rows)]
+    return "\n".join([lines[0], "|---" * len(heads) + "|", *lines[1:]]) if lines[1:] else ""
 
 
 def write_trials(trials: Sequence[NamedTuple], path: Path) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.studies.seeds import paired, spread
+from tests.studies.seeds import STATISTICS, paired, spread
+from tests.studies.support import table
 
 PAIRS = (
     ("capt", "lxmert", "equal steps"),
@@ -55,38 +56,31 @@ def read_trials(path: Path) -> list[Trial]:
 
 def write_tables(trials: Sequence[Trial], out: Path) -> None:
     """Write both tables as Markdown."""
-    out.write_text("\n\n".join([arms_table(trials), differences_table(trials)]) + "\n", encoding="utf-8")
+    out.write_text("\n\n".join(filter(None, [arms_table(trials), differences_table(trials)])) + "\n", encoding="utf-8")
 
 
 def arms_table(trials: Sequence[Trial]) -> str:
     """Each arm: pretraining steps and seconds, mean and standard deviation in per cent, every seed, consistency."""
-    lines = [
-        "| task | arm | pretraining steps | seconds | test, mean ± sd | each seed | s.e. | constant answer | "
-        "validation | consistency |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for task, arm in dict.fromkeys((trial.task, trial.arm) for trial in trials):
         own = [trial for trial in trials if (trial.task, trial.arm) == (task, arm)]
         seconds = sum(trial.pretraining_seconds for trial in own) / len(own)
         consistent = [trial.consistency for trial in own if trial.consistency is not None]
-        each = ", ".join(f"{100 * trial.test:.1f}" for trial in own)
         errors = [trial.error for trial in own if trial.error is not None]
-        lines.append(
-            f"| {_name(own[0])} | {arm} | {own[0].pretraining_steps} | {seconds:.0f} | "
-            f"{spread([trial.test for trial in own], 100)} | {each} | "
-            f"{f'{100 * sum(errors) / len(errors):.1f}' if errors else ''} | {100 * own[0].baseline:.1f} | "
-            f"{spread([trial.validation for trial in own], 100)} | "
-            f"{spread(consistent, 100) if consistent else ''} |"
-        )
-    return "\n".join(lines)
+        rows.append(
+            [_name(own[0]), arm, str(own[0].pretraining_steps), f"{seconds:.0f}",
+             spread([trial.test for trial in own], 100), ", ".join(f"{100 * trial.test:.1f}" for trial in own),
+             f"{100 * sum(errors) / len(errors):.1f}" if errors else "", f"{100 * own[0].baseline:.1f}",
+             spread([trial.validation for trial in own], 100), spread(consistent, 100) if consistent else ""]
+        )  # fmt: skip
+    heads = ["task", "arm", "pretraining steps", "seconds", "test, mean ± sd", "each seed", "s.e.", "constant answer",
+             "validation", "consistency"]  # fmt: skip
+    return table(heads, rows)
 
 
 def differences_table(trials: Sequence[Trial]) -> str:
     """Paired differences over the seeds in points."""
-    lines = [
-        "| task | difference | points | 95% bootstrap over seeds | seeds in which it is above 0 | p, sign flips |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = []
     for task in dict.fromkeys(trial.task for trial in trials):
         own = [trial for trial in trials if trial.task == task]
         scores = {arm: {t.seed: t.test for t in own if t.arm == arm} for arm in {t.arm for t in own}}
@@ -94,12 +88,8 @@ def differences_table(trials: Sequence[Trial]) -> str:
             result = paired(scores.get(first, {}), scores.get(second, {}))
             if result is not None:
                 note = f" ({what})" if what else ""
-                lines.append(
-                    f"| {_name(own[0])} | {first} - {second}{note} | {100 * result.mean:+.1f} | "
-                    f"{100 * result.low:+.1f} to {100 * result.high:+.1f} | {result.wins} of {result.seeds} | "
-                    f"{result.p:.3f} |"
-                )
-    return "\n".join(lines)
+                rows.append([_name(own[0]), f"{first} - {second}{note}", *result.cells(scale=100)])
+    return table(["task", "difference", "points", *STATISTICS], rows)
 
 
 def _name(trial: Trial) -> str:

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from capt.launcher.cli import main
 from capt.pretrain.registry import TASKS
+from tests.support import Capt
 from tests.sweep.support import Folder, wait_for
 
 pytestmark = pytest.mark.timeout(240)
@@ -61,21 +61,18 @@ def places_of(canary: bytes, folder: Folder, since: float) -> list[str]:
     return found
 
 
-def refused(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
-) -> str:
+def refused(folder: Folder, monkeypatch: pytest.MonkeyPatch, capt: Capt, *arguments: str) -> str:
     """What ``capt sweep sweep.yaml ...`` says, which is refused in this process."""
     monkeypatch.chdir(folder.path)
     monkeypatch.setitem(TASKS, "sweep_toy", "tests.sweep.toy")
-    with pytest.raises(SystemExit) as end:
-        main(["sweep", "sweep.yaml", *arguments])
-    assert end.value.code == 2
-    return capsys.readouterr().err
+    code, _, err = capt("sweep", "sweep.yaml", *arguments)
+    assert code == 2
+    return err
 
 
 @pytest.mark.slow
 def test_a_driver_that_is_killed_and_one_that_is_asked_to_stop(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, capt: Capt
 ) -> None:
     """The two runs of the worse rate are at step 5 when the driver is killed, and when it is asked to stop."""
     canary, began = secrets.token_hex(12), time.time()
@@ -93,7 +90,7 @@ def test_a_driver_that_is_killed_and_one_that_is_asked_to_stop(
     wait_for(lambda: not any(map(alive, pids)), 20)
     killed = saved(folder)
     assert len(killed) >= 2
-    said = refused(folder, monkeypatch, capsys, *more)
+    said = refused(folder, monkeypatch, capt, *more)
     assert "already holds a sweep; continue it with --resume" in said
     # as if the driver had died between the end of a trial and its record, in the middle of a line
     text = (folder.out / "trials.jsonl").read_text()
@@ -182,14 +179,14 @@ def test_real_jobs_run_through_the_engine(folder: Folder) -> None:
 def test_refused_within_five_seconds(
     folder: Folder,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capt: Capt,
     parts: dict[str, object],
     arguments: list[str],
     said: str,
 ) -> None:
     folder.sweep(**parts)
     begin = time.process_time()
-    assert said in refused(folder, monkeypatch, capsys, *arguments)
+    assert said in refused(folder, monkeypatch, capt, *arguments)
     assert time.process_time() - begin < 5
     assert not folder.out.exists()
 

@@ -17,7 +17,6 @@ from transformers import LxmertConfig
 from capt.finetune.glue.tasks import GLUE
 from capt.finetune.visual.config import TASKS as VISUAL
 from capt.launcher.backends.slurm import load_cluster
-from capt.launcher.cli import main
 from capt.launcher.commands.config import _table
 from capt.launcher.kubernetes.settings import KubernetesCluster, load_kubernetes
 from capt.launcher.plan import Options, job_file
@@ -32,6 +31,7 @@ from capt.pretrain.config.schema import Job
 from capt.pretrain.engine.engines.deepspeed_config import deepspeed_config
 from capt.pretrain.regions.writer import write_store
 from tests.finetune import write_encoder, write_vocabulary
+from tests.support import Capt
 from tests.unit.regions.pictures import random_pictures
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -347,17 +347,15 @@ def test_typo_in_a_cluster_file_is_refused(path: Path, tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("command", [["config", "validate"], ["pretrain", "--dry-run"]])
 def test_what_a_job_refuses_without_torch_its_check_refuses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str],
-    override: str, says: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capt: Capt, command: list[str], override: str, says: str,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "wandb" else find(name, *rest))
     (tmp_path / "text.txt").write_text("some words\n\nand more\n" * 50)
-    with pytest.raises(SystemExit) as end:
-        main([*command, "capt_tiny", "data.files=text.txt", override])
-    assert end.value.code == 2
-    assert says in capsys.readouterr().err
+    code, _, err = capt(*command, "capt_tiny", "data.files=text.txt", override)
+    assert code == 2
+    assert says in err
 
 
 @pytest.mark.parametrize("columns", [80, 200])

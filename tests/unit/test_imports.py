@@ -52,7 +52,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "pretrain.engine.checkpoint": (
         *(*BASE, "pretrain.config"),
-        *_in("pretrain.engine", "durable", "engines", "optim", "provenance", "step_folders", "task", "verification"),
+        *_in("pretrain.engine", "durable", "engines", "optim", "provenance", "step_folders", "task"),
     ),
     "pretrain.engine.callbacks": (
         *(*BASE, "pretrain.config", "pretrain.registry"),
@@ -150,12 +150,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "finetune": ("tokenizer", *_in("pretrain", "base", "config", "engine", "models", "language", "plan")),
     "finetune.text_export": ("finetune", "tokenizer", *_in("pretrain", "base", "convert", "engine", "models")),
     "finetune.glue": (
-        *("finetune", "tokenizer"),
-        *_in("pretrain", "base", "config", "data.sts_files", "engine", "models", "convert", "report", "plan"),
+        *("finetune", "tokenizer", *_in("pretrain.data", "hub", "sts_files")),
+        *_in("pretrain", "base", "config", "engine", "models", "convert", "report", "plan"),
     ),
     "finetune.labels": (
-        *("finetune", "tokenizer"),
-        *_in("pretrain", "base", "config", "data.csv_rows", "data.paths", "engine", "models", "convert", "plan"),
+        *("finetune", "tokenizer", *_in("pretrain.data", "csv_rows", "files", "paths")),
+        *_in("pretrain", "base", "config", "engine", "models", "convert", "plan"),
     ),
     "finetune.visual": (
         *("finetune", "tokenizer"),
@@ -169,12 +169,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "launcher.backends": (
         *(*BASE, *_in("pretrain.config", "base", "load", "reader"), "pretrain.engine", "pretrain.registry"),
-        *_in("launcher", "environment", "hostfile", "kubernetes", "plan", "raycluster", "ssh", "supervisor"),
+        *_in("launcher", "environment", "kubernetes", "plan", "raycluster", "ssh", "supervisor"),
         "launcher.watch",
     ),
     "launcher.preflight": (
         *(*BASE, "pretrain.config", "pretrain.engine.step_folders", "pretrain.plan", "pretrain.registry"),
-        *_in("launcher", "environment", "hostfile", "plan", "ssh"),
+        *_in("launcher", "environment", "plan", "ssh"),
     ),
     "launcher.sweep": (
         *_in("pretrain", "base", "config", "engine", "report"),

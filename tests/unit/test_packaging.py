@@ -18,8 +18,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from capt.launcher.cli import main
 from capt.pretrain.base.errors import EXTRA_OF, user_text
+from tests.support import Capt
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("tokenizer", "pretrain", "finetune", "launcher", "configs")
@@ -88,11 +88,8 @@ def test_no_text_installs_an_extra_from_an_index() -> None:
     assert not [path for path in texts if "DISTRIBUTION}[" in path.read_text() and path != Path(__file__)]
 
 
-def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["--version"])
-    assert end.value.code == 0
-    assert capsys.readouterr().out == f"capt {version('capt-pretraining')}\n"
+def test_the_version(capt: Capt) -> None:
+    assert capt("--version") == (0, f"capt {version('capt-pretraining')}\n", "")
     assert version("capt-pretraining") == PROJECT["version"]
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from sys import intern
@@ -14,7 +12,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 from pydantic import Field, ValidationError
 
 from capt.pretrain.base.errors import DataError, shown
-from capt.pretrain.base.files import open_regular, printable, unique_keys
+from capt.pretrain.base.files import DAMAGED, PACKED, open_regular, printable, unique_keys, unpacked
 from capt.pretrain.base.records import Record, first_fault
 
 LARGEST = 2 << 30
@@ -24,9 +22,8 @@ _KEYS_OF_LINES = ("identifier", "caption")
 _LONGEST_LINE = 1 << 20
 """Characters of the first line of JSON lines: a longer one is a whole file."""
 
-_HEAD, _ALWAYS, _PACKED = 1 << 12, 64 << 20, 200
-"""Bytes that are looked at first; bytes that a packed file may always have unpacked, and above these how many times its
-own: annotations are packed to an 18th, a bomb to a 1,000th."""
+_HEAD = 1 << 12
+"""Bytes that are looked at first."""
 
 Text = Annotated[str, Field(min_length=1, max_length=1 << 16, pattern=r"\S")]
 """A sentence, a question or an answer that is not blank."""
@@ -91,12 +88,12 @@ def parts(document: Document, key: str) -> Iterator[tuple[str, object]]:
 
 
 def read_document(path: Path, limit: int = LARGEST) -> Document:
-    """Parse a file, ``.gz`` or plain, of at most ``limit`` bytes. Which form it has, its content tells.
+    """Parse a file, packed or plain, of at most ``limit`` bytes. Which form it has, its content tells.
 
     Raises:
         DataError: it is not a regular file, too large, damaged, empty, not UTF-8 or not JSON.
     """
-    text = _unpacked(path, limit)
+    text = _text(path, limit)
     start = text[:4096].lstrip()
     if not start:
         raise DataError(f"{path}: the file is empty")
@@ -111,17 +108,16 @@ def read_document(path: Path, limit: int = LARGEST) -> Document:
     return Document(path, [line.rstrip("\r") for _, line in lines], {}, [number for number, _ in lines])
 
 
-def _unpacked(path: Path, limit: int) -> str:
+def _text(path: Path, limit: int) -> str:
     try:
-        with open_regular(path) as raw, gzip.open(raw) if path.suffix == ".gz" else raw as file:
+        with open_regular(path) as raw, unpacked(raw, path) if path.suffix in PACKED else raw as file:
             size = os.fstat(raw.fileno()).st_size
-            limit = min(limit, max(_ALWAYS, _PACKED * size)) if path.suffix == ".gz" else limit
             content = file.read(_HEAD)
             if b"\0" in content:
                 raise DataError(f"{path}: not text: a NUL among its first bytes; if it is packed, name it .gz")
             content += file.read(limit + 1 - len(content)) if size <= limit else b""
-    except (EOFError, gzip.BadGzipFile, zlib.error) as problem:
-        raise DataError(f"{path}: not a whole gzip file: {problem}") from None
+    except DAMAGED as problem:
+        raise DataError(f"{path}: not a whole {PACKED[path.suffix]} file: {problem}; fetch or pack it again") from None
     if max(size, len(content)) > limit:
         raise DataError(f"{path}: over {limit:,} bytes, which is the most that is read of such a file; split it")
     try:

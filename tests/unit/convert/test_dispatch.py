@@ -109,13 +109,6 @@ def test_an_export_is_replaced_on_request_only(run, tmp_path):
     assert (out / "README.md").read_text() == card
 
 
-def test_there_and_back_is_the_same_weights(hf, run, tmp_path):
-    convert(run, tmp_path / "again", to="hf")
-    before, after = load_file(hf / "model.safetensors"), load_file(tmp_path / "again" / "model.safetensors")
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
-
-
 def test_pooling_reaches_the_export(run, tmp_path):
     convert(run, tmp_path / "out", to="sentence-transformers")  # mean, the recommended one
     assert json.loads((tmp_path / "out" / "1_Pooling" / "config.json").read_text())["pooling_mode_mean_tokens"] is True

@@ -1,6 +1,4 @@
 import errno
-import os
-import stat
 
 import pytest
 
@@ -10,46 +8,6 @@ from capt.pretrain.convert.output import export_folder
 
 def names(folder):
     return sorted(p.name for p in folder.iterdir())
-
-
-def test_folder_appears_only_when_the_block_ends_well(tmp_path):
-    out = tmp_path / "a" / "out"
-    with export_folder(out) as folder:
-        (folder / "config.json").write_text("{}")
-        (folder / "sub").mkdir()
-        (folder / "sub" / "x").write_text("x")
-        assert not out.exists()
-    assert names(out) == ["config.json", "sub"]
-    assert names(out.parent) == ["out"]
-    assert stat.S_IMODE(out.stat().st_mode) == 0o777 & ~_umask()
-
-
-def _umask():
-    value = os.umask(0)
-    os.umask(value)
-    return value
-
-
-def test_nothing_is_left_behind_after_an_error(tmp_path):
-    out = tmp_path / "out"
-
-    def write_and_fail():
-        with export_folder(out) as folder:
-            (folder / "config.json").write_text("{}")
-            raise RuntimeError("no")
-
-    with pytest.raises(RuntimeError, match="no"):
-        write_and_fail()
-    assert names(tmp_path) == []
-
-
-def test_an_empty_folder_may_be_filled(tmp_path):
-    out = tmp_path / "out"
-    out.mkdir()
-    with export_folder(out) as folder:
-        (folder / "config.json").write_text("{}")
-    assert names(out) == ["config.json"]
-    assert names(tmp_path) == ["out"]
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

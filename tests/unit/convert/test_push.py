@@ -11,9 +11,9 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError
 
-from capt.launcher.cli import main
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.convert.output import check_push, push
+from tests.support import Capt
 from tests.unit.convert.models import config, model, tokenizer
 
 TOKEN = "hf_CANARYCANARYCANARY"
@@ -48,7 +48,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> type[FakeApi]:
 
 
 def test_an_export_is_uploaded_to_a_private_repository(
-    api: type[FakeApi], tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    api: type[FakeApi], tmp_path: Path, capt: Capt, caplog: pytest.LogCaptureFixture
 ) -> None:
     from capt.pretrain.convert.dispatch import convert
     from capt.pretrain.convert.huggingface import export_hf
@@ -56,9 +56,8 @@ def test_an_export_is_uploaded_to_a_private_repository(
     cfg = config(layers=1)
     export_hf(model(cfg).state_dict(), cfg, tokenizer(), tmp_path / "hf", "", check=False)
     run = convert(tmp_path / "hf", tmp_path / "run", from_="hf")
-    with pytest.raises(SystemExit) as end:
-        main(["convert", str(run), str(tmp_path / "out"), "--to", "hf", "--push", "me/mine", "--license", "mit"])
-    assert end.value.code == 0
+    code, out, err = capt("convert", run, tmp_path / "out", "--to", "hf", "--push", "me/mine", "--license", "mit")
+    assert code == 0
     (repository, created), (_, uploaded) = api.calls
     assert (repository, created["private"], created["exist_ok"]) == ("me/mine", True, True)
     assert uploaded["repo_id"] == "me/mine"
@@ -66,9 +65,8 @@ def test_an_export_is_uploaded_to_a_private_repository(
     card = (tmp_path / "out" / "README.md").read_text()
     assert 'from_pretrained("me/mine")' in card
     assert "license: mit" in card
-    said = capsys.readouterr()
-    assert "https://huggingface.co/me/mine" in said.out
-    assert TOKEN not in said.out + said.err + caplog.text + card
+    assert "https://huggingface.co/me/mine" in out
+    assert TOKEN not in out + err + caplog.text + card
 
 
 def test_a_refusal_names_the_status_and_what_to_do_but_no_token(api: type[FakeApi], tmp_path: Path) -> None:
@@ -85,7 +83,7 @@ def test_public_is_asked_for(api: type[FakeApi], tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_pushed_is_said_before_anything_is_converted(
-    api: type[FakeApi], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    api: type[FakeApi], tmp_path: Path, capt: Capt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for repository in ("mine", "a/b/c", "me/mine@main", "../x", "me/ mine"):
         with pytest.raises(ConfigError, match="USER/NAME"):
@@ -96,8 +94,6 @@ def test_what_cannot_be_pushed_is_said_before_anything_is_converted(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match="offline"):
         check_push("me/mine")
-    with pytest.raises(SystemExit) as end:
-        main(["convert", "nowhere", str(tmp_path / "out"), "--to", "hf", "--push", "me/mine"])
-    assert end.value.code == 2
+    assert capt("convert", "nowhere", tmp_path / "out", "--to", "hf", "--push", "me/mine")[0] == 2
     assert api.calls == []
     assert not (tmp_path / "out").exists()

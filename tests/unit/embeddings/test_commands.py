@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 
-from capt.launcher.cli import main
 from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
 from capt.pretrain.convert.dispatch import convert
 from capt.pretrain.embeddings.evaluate import as_text
@@ -20,6 +19,7 @@ from capt.pretrain.embeddings.report import method_of, run_sections
 from capt.pretrain.embeddings.similarity import CASE_RULE
 from capt.pretrain.embeddings.vectors import find_layout, read_vectors
 from capt.pretrain.report.runs import read_run
+from tests.support import Capt
 from tests.unit.embeddings.runs import WORDS, Tables, make_run, tables
 
 PAIRS = "king\tqueen\t9\nKing\tman\t6\nqueen\twoman\t7\nking\tsword\t1\nking\tdragon\t5\n"
@@ -197,36 +197,29 @@ def test_report_of_two_seeds_and_another_method(pairs: Path, tmp_path: Path) -> 
     assert coverage.tables[0].rows[0] == ["noise (sgns)", "8", "4 of 5"]
 
 
-def capt(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as ended:
-        main([str(word) for word in words])
-    said = capsys.readouterr()
-    return int(ended.value.code or 0), said.out, said.err
-
-
-def test_the_command_line(run: Path, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = capt(capsys, "evaluate", run, "--word-similarity", pairs, "--json")
+def test_the_command_line(run: Path, pairs: Path, tmp_path: Path, capt: Capt) -> None:
+    code, out, _ = capt("evaluate", run, "--word-similarity", pairs, "--json")
     assert code == 0
     assert json.loads(out)["word_similarity"]["FIVE"]["covered"] == 4
-    code, out, _ = capt(capsys, "convert", run, tmp_path / "v.bin", "--to", "gensim")
+    code, out, _ = capt("convert", run, tmp_path / "v.bin", "--to", "gensim")
     assert (code, out.strip()) == (0, str(tmp_path / "v.bin"))
-    code, out, _ = capt(capsys, "evaluate", tmp_path / "v.bin", "--word-similarity", pairs)
+    code, out, _ = capt("evaluate", tmp_path / "v.bin", "--word-similarity", pairs)
     assert code == 0
     assert "FIVE" in out
-    code, out, _ = capt(capsys, "embeddings", "neighbors", run, "queen", "king", "--top", "2", "--also", "5-6")
+    code, out, _ = capt("embeddings", "neighbors", run, "queen", "king", "--top", "2", "--also", "5-6")
     assert code == 0
     lines = out.splitlines()
     assert lines[0] == "queen"
     assert lines[2].startswith("  5-6     ")
     assert len(lines) == 6
-    code, out, _ = capt(capsys, "embeddings", "neighbors", run, "queen", "--also", "10000-10001")
+    code, out, _ = capt("embeddings", "neighbors", run, "queen", "--also", "10000-10001")
     assert "  10000-10001  only 8 words" in out.splitlines()
-    code, out, _ = capt(capsys, "embeddings", "negatives", run, "sword", "-n", "2", "--json")
+    code, out, _ = capt("embeddings", "negatives", run, "sword", "-n", "2", "--json")
     assert len(json.loads(out)[0]["hard"]) == 2
-    code, _, err = capt(capsys, "embeddings", "neighbors", run, "queens")
+    code, _, err = capt("embeddings", "neighbors", run, "queens")
     assert code == 2
     assert err.startswith("error: no vector for 'queens' among 8 words; did you mean 'queen'?")
-    code, _, err = capt(capsys, "evaluate", run, "--word-similarity", pairs, "--out", tmp_path)
+    code, _, err = capt("evaluate", run, "--word-similarity", pairs, "--out", tmp_path)
     assert (code, err) == (2, f"error: {tmp_path} is a folder: name a file to write\n")
-    code, _, err = capt(capsys, "evaluate", run, "--sts", pairs)
+    code, _, err = capt("evaluate", run, "--sts", pairs)
     assert (code, "--sts has no meaning for a checkpoint of task ace" in err) == (2, True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 
 import numpy as np
@@ -53,13 +52,6 @@ def test_context_is_a_copy_or_stays_random(tmp_path: Path) -> None:
     random = _tables(random_context=True)
     InitialVectors(path).fill(random, INDEX, "random")
     assert random.context.equal(_tables(random_context=True).context)
-
-
-def test_packed_files_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "vectors.gz"
-    path.write_bytes(gzip.compress(LINES.encode()))
-    tables = _tables()
-    assert InitialVectors(path).fill(tables, INDEX, "zeros") == 2
 
 
 def _job(path: Path, **model: object) -> EmbeddingJob:
@@ -115,12 +107,6 @@ def test_a_run_is_read_once_for_its_width_and_both_modules(tmp_path: Path, monke
 def test_other_words_are_refused(tmp_path: Path) -> None:
     path = _file(tmp_path, "Wal 1 2 3\nMeer 4 5 6\n")
     with pytest.raises(DataError, match=r"none of its words is among the 4 of the text"):
-        InitialVectors(path).fill(_tables(), INDEX, "zeros")
-
-
-def test_damage_is_named_by_line(tmp_path: Path) -> None:
-    path = _file(tmp_path, "queen 1 2 3\nthe 1 nan 3\n")
-    with pytest.raises(DataError, match="line 2"):
         InitialVectors(path).fill(_tables(), INDEX, "zeros")
 
 

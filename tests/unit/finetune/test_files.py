@@ -135,7 +135,7 @@ ROW = "0\tp\th\tentailment"
         ("stsb", "dev", ["0\tg\tf\ty\to\ts\ts\ta\tb\tnan"], r"line 2: score nan is outside 0 to 5"),
         ("stsb", "dev", ["0\tg\tf\ty\to\ts\ts\ta\tb\t"], r"line 2: score '' is not a number from 0 to 5"),
         ("rte", "dev", [], r"dev\.tsv: the file is empty: it holds no row under its header"),
-        ("cola", "train", [], r"train\.tsv: the file is empty: it holds no row"),
+        ("cola", "train", [], r"train\.tsv: the file is empty; give UTF-8 text"),
         ("rte", "test", ["x\tp\th"], r"line 2: index 'x' is not a whole number"),
     ],
 )
@@ -156,17 +156,17 @@ def test_bad_files(tmp_path: Path) -> None:
         read_split(tmp_path, rte, "dev")
     path = tmp_path / "RTE/dev.tsv"
     path.touch()
-    with pytest.raises(DataError, match="the file is empty; its first line should be the header"):
+    with pytest.raises(DataError, match="the file is empty; give UTF-8 text"):
         read_split(tmp_path, rte, "dev")
     path.write_text("index\tsentence1\tlabel\n0\tp\tentailment\n")
     with pytest.raises(DataError, match=r"line 1: no column 'sentence2'; the header has index, sentence1, label"):
         read_split(tmp_path, rte, "dev")
     path.write_bytes(f"{HEADERS['rte', 'dev']}\n0\tcaf".encode() + b"\xe9\th\tentailment\n")
-    with pytest.raises(DataError, match=r"line 2: not UTF-8 text \(byte 0xe9 at column 6\)"):
+    with pytest.raises(DataError, match=r"line 2: not UTF-8 text \(byte 0xe9\)"):
         read_split(tmp_path, rte, "dev")
     path.unlink()
     path.with_suffix(".tsv.gz").write_bytes(gzip.compress(b"index\tsentence1\tsentence2\tlabel\n" * 99)[:30])
-    with pytest.raises(DataError, match="not a whole gzip file"):
+    with pytest.raises(DataError, match=r"damaged gzip file .*; fetch or pack it again"):
         read_split(tmp_path, rte, "dev")
 
 

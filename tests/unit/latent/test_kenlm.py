@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -132,14 +131,3 @@ def test_lmplz_refuses_what_the_builtin_refuses(programs: Programs, tmp_path: Pa
         kenlm.estimate([["a", "a"]], tmp_path / "m.arpa", programs)
     with pytest.raises(DataError, match="discount_fallback"):
         ngram.estimate([["a", "a"]])
-
-
-@pytest.mark.realdata
-@pytest.mark.skipif("CAPT_DATA" not in os.environ, reason="CAPT_DATA is not set: no Penn Treebank text")
-def test_penn_treebank_agrees_with_lmplz(programs: Programs, tmp_path: Path) -> None:
-    folder = Path(os.environ["CAPT_DATA"]) / "lm" / "ptb"
-    train, test = sentences(folder / "ptb.valid.txt"), sentences(folder / "ptb.test.txt")
-    theirs = kenlm.estimate(train, tmp_path / "m.arpa", programs).score(test)
-    ours = ngram.estimate(train).score(test)
-    assert np.abs(ours.log10 - theirs.log10).max() < 1e-3
-    assert ours.perplexity(ends=False) == pytest.approx(theirs.perplexity(ends=False), rel=1e-5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from capt.pretrain.latent.corpus import END, PAD, START, UNK, Sentences, Vocabul
 from capt.pretrain.latent.models import build
 from capt.pretrain.latent.objectives import contrast_loss
 from tests.latent import small_job
+from tests.runs import training_rows
 from tests.support import run_ranks
 
 WORDS, LENGTHS = 19, (3, 7, 1, 6, 3)
@@ -129,8 +129,7 @@ def test_a_sentence_alone_has_no_contrast_and_is_counted(lengths: str, tmp_path:
     for split in ("train", "valid"):
         (tmp_path / f"{split}.txt").write_text("the cat sees\nthe dog sees\na bird finds\n" * 3)
     assert run_ranks(_run, 1, tmp_path, tmp_path / "run", lengths) == [0]
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    rows = [row for row in rows if "split" not in row]
+    rows = training_rows(tmp_path / "run")
     left_out = [row for row in rows if "loss/contrast" not in row]
     assert len(left_out) == rows[-1]["contrast/left_out_so_far"] == (3 if lengths == "equal" else 0)
     for row in left_out:

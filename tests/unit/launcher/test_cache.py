@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from capt.launcher.cli import main
 from capt.launcher.commands.cache import cache_entries, remove_entry
 from capt.pretrain.base.cache import require_cache
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.locks import file_lock, make_once
 from capt.pretrain.data.docstrings import docstring_file
+from tests.support import Capt
 
 KEY = "0123456789abcdef" * 2
 DAY = 24 * 3600
@@ -42,53 +42,48 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _capt(*words: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(["cache", *words])
-    return int(ended.value.code or 0)
-
-
 def _files(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_oldest_comes_first_and_what_is_not_ours_is_not_there(
-    cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_oldest_comes_first_and_what_is_not_ours_is_not_there(cache: Path, capt: Capt) -> None:
     entries = cache_entries(cache)
     kinds = ["embeddings", "tokenizers", "docstrings", "finetune", "answers", "pairs", "shards"]
     assert [entry.kind for entry in entries] == kinds
     assert all(1000 <= entry.bytes < 20_000 for entry in entries)
     assert [round(entry.age / DAY) for entry in entries] == [6, 5, 4, 3, 2, 1, 0]
-    assert _capt("list", "--cache", str(cache)) == 0
-    assert "7 entries" in capsys.readouterr().out
+    code, out, _ = capt("cache", "list", "--cache", cache)
+    assert code == 0
+    assert "7 entries" in out
     assert cache_entries(cache / "nowhere") == []
 
 
-def test_pruning_by_age(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pruning_by_age(cache: Path, capt: Capt) -> None:
     before = _files(cache)
-    assert _capt("prune", "--older-than", "2.5", "--dry-run", "--cache", str(cache)) == 0
+    assert capt("cache", "prune", "--older-than", "2.5", "--dry-run", "--cache", cache)[0] == 0
     assert _files(cache) == before
-    assert _capt("prune", "--older-than", "2.5", "--cache", str(cache)) == 0
+    code, out, _ = capt("cache", "prune", "--older-than", "2.5", "--cache", cache)
+    assert code == 0
     assert [entry.kind for entry in cache_entries(cache)] == ["answers", "pairs", "shards"]
-    assert capsys.readouterr().out.count(": removed (") == 4
-    assert _capt("prune", "--all", "--cache", str(cache)) == 0
+    assert out.count(": removed (") == 4
+    assert capt("cache", "prune", "--all", "--cache", cache)[0] == 0
     assert _files(cache) == {"shards/train/manifest.json", "notes.txt", f"other/{KEY}/x"}
 
 
 @pytest.mark.parametrize("words", [(), ("--all", "--older-than", "3")])
-def test_pruning_says_what(cache: Path, words: tuple[str, ...]) -> None:
+def test_pruning_says_what(capt: Capt, cache: Path, words: tuple[str, ...]) -> None:
     before = _files(cache)
-    assert _capt("prune", *words, "--cache", str(cache)) == 2
+    assert capt("cache", "prune", *words, "--cache", cache)[0] == 2
     assert _files(cache) == before
 
 
 @pytest.mark.parametrize("lock", [f"shards/.{KEY}.lock", f"pairs/{KEY}.lock"])
-def test_what_a_job_makes_stays(cache: Path, lock: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_job_makes_stays(cache: Path, lock: str, capt: Capt) -> None:
     kind = lock.split("/")[0]
     with file_lock(cache / lock, remove=True):
-        assert _capt("prune", "--all", "--cache", str(cache)) == 0
-    assert f"{cache / kind / KEY}: in use by a job, not removed" in capsys.readouterr().out
+        code, out, _ = capt("cache", "prune", "--all", "--cache", cache)
+    assert code == 0
+    assert f"{cache / kind / KEY}: in use by a job, not removed" in out
     assert [entry.kind for entry in cache_entries(cache)] == [kind]
 
 
@@ -110,12 +105,12 @@ def test_what_a_job_has_mapped_or_open_stays(cache: Path) -> None:
     assert not entry.path.exists()
 
 
-def test_a_link_is_removed_and_not_followed(cache: Path) -> None:
+def test_a_link_is_removed_and_not_followed(capt: Capt, cache: Path) -> None:
     target = cache / "kept"
     target.mkdir()
     (target / "x").write_text("x")
     (cache / "pairs" / KEY[::-1]).symlink_to(target)
-    assert _capt("prune", "--all", "--cache", str(cache)) == 0
+    assert capt("cache", "prune", "--all", "--cache", cache)[0] == 0
     assert (target / "x").is_file()
     assert not (cache / "pairs" / KEY[::-1]).is_symlink()
 

@@ -5,35 +5,23 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from capt.launcher.cli import main
 from capt.pretrain import registry
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.config.reader import job_to_yaml
 from capt.pretrain.engine.checkpoint.save import write_weights_only
 from capt.pretrain.registry import TASKS, job_class, task_class, task_module
+from tests.support import Capt
 from tests.toy.task import ToyModel
 
 ROOT = Path(__file__).parents[3]
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def capt(capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as end:
-            main(list(arguments))
-        said = capsys.readouterr()
-        return int(end.value.code or 0), said.out, said.err
-
-    return run
 
 
 @pytest.fixture
@@ -57,7 +45,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def test_a_task_evaluates_and_exports_by_convention(capt: Run, checkpoint: Path, tmp_path: Path) -> None:
+def test_a_task_evaluates_and_exports_by_convention(capt: Capt, checkpoint: Path, tmp_path: Path) -> None:
     _, out, err = capt("evaluate", str(checkpoint), "--json")
     assert err == ""
     loss = json.loads(out)["loss"]
@@ -90,7 +78,7 @@ def test_a_task_evaluates_and_exports_by_convention(capt: Run, checkpoint: Path,
     ],
 )
 def test_an_option_that_the_task_does_not_take_is_one_sentence(
-    capt: Run, checkpoint: Path, tmp_path: Path, arguments: list[str], says: str
+    capt: Capt, checkpoint: Path, tmp_path: Path, arguments: list[str], says: str
 ) -> None:
     paths = {"RUN": str(checkpoint), "OUT": str(tmp_path / "out")}
     code, out, err = capt(*(paths.get(argument, argument) for argument in arguments))
@@ -99,7 +87,7 @@ def test_an_option_that_the_task_does_not_take_is_one_sentence(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_task_without_a_command_gets_one_sentence(capt: Run, checkpoint: Path, package: Path) -> None:
+def test_a_task_without_a_command_gets_one_sentence(capt: Capt, checkpoint: Path, package: Path) -> None:
     code, out, err = capt("evaluate", str(checkpoint), "--text", "text.txt")
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
@@ -110,7 +98,7 @@ def test_a_task_without_a_command_gets_one_sentence(capt: Run, checkpoint: Path,
 
 
 def test_a_task_that_is_not_installed_gets_one_sentence(
-    capt: Run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    capt: Capt, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(TASKS, "toy")
     for arguments in (["evaluate", str(checkpoint)], ["convert", str(checkpoint), "out", "--to", "hf"]):
@@ -120,7 +108,7 @@ def test_a_task_that_is_not_installed_gets_one_sentence(
         assert "unknown task 'toy'" in err
 
 
-def test_a_task_of_another_distribution_is_handed_its_options(capt: Run, checkpoint: Path, package: Path) -> None:
+def test_a_task_of_another_distribution_is_handed_its_options(capt: Capt, checkpoint: Path, package: Path) -> None:
     (package / "evaluate.py").write_text(
         "def command(checkpoint, *, samples=7, words=None):\n    return {'samples': samples, 'words': words}\n"
         "def as_text(result):\n    return f'{result}'\n"
@@ -134,7 +122,7 @@ def test_a_task_of_another_distribution_is_handed_its_options(capt: Run, checkpo
 
 
 def test_an_installed_package_brings_a_task_with_all_its_commands(
-    capt: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capt: Capt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The toy task under another name, installed by pip, known by its entry point alone."""
     source, site = tmp_path / "source", tmp_path / "site"
@@ -211,7 +199,7 @@ def test_every_built_in_task_has_an_evaluation(task: str) -> None:
 @pytest.mark.parametrize("path", ["../nope", "./a/b", "nope"])
 @pytest.mark.parametrize("command", [["evaluate"], ["neighbors"], ["convert"]])
 def test_a_missing_path_is_never_asked_for_at_the_hub(
-    capt: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], path: str
+    capt: Capt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], path: str
 ) -> None:
     import huggingface_hub
 
@@ -224,7 +212,7 @@ def test_a_missing_path_is_never_asked_for_at_the_hub(
 
 
 @pytest.mark.parametrize("option", ["--predictions", "--out"])
-def test_the_file_that_is_measured_on_is_not_overwritten(tmp_path: Path, capt: Run, option: str) -> None:
+def test_the_file_that_is_measured_on_is_not_overwritten(tmp_path: Path, capt: Capt, option: str) -> None:
     (tmp_path / "data.json").write_text("[]")
     (tmp_path / "link.json").symlink_to(tmp_path / "data.json")
     code, _, said = capt("evaluate", str(tmp_path), "--data", f"{tmp_path}/data.json", option, f"{tmp_path}/link.json")

@@ -3,8 +3,6 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from capt.launcher.ssh import Host, is_this_host, read_hostfile
 from capt.pretrain.base.errors import ConfigError
@@ -85,23 +83,6 @@ def test_a_fifo_is_an_error_and_not_a_wait(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "hosts")
     with pytest.raises(ConfigError, match="not a regular file"):
         read_hostfile(tmp_path / "hosts")
-
-
-@settings(max_examples=500)
-@given(st.text(alphabet=st.characters(max_codepoint=0x250), max_size=60))
-def test_any_text_is_hosts_or_one_readable_error(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
-    path = write(tmp_path_factory.mktemp("h"), text)
-    hosts: tuple[Host, ...] = ()
-    error = ""
-    try:
-        hosts = read_hostfile(path)
-    except ConfigError as refusal:
-        error = str(refusal)
-    assert bool(hosts) != bool(error)
-    assert "\n" not in error
-    for host in hosts:
-        assert not host.name.startswith("-")
-        assert set(host.name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
 def test_names_of_this_host() -> None:

@@ -6,23 +6,10 @@ import pytest
 import torch
 
 from capt.pretrain.base.errors import CheckpointError
-from capt.pretrain.models.capt import build_model, load_weights
-from capt.pretrain.models.hf_map import HEAD, from_hf, to_hf
-from tests.unit.models.support import small_config, small_model
+from capt.pretrain.models.capt import load_weights
+from tests.unit.models.support import small_model
 
 WORD = "encoder.embeddings.word.weight"
-
-
-def test_through_hugging_face_and_back() -> None:
-    source = small_model()
-    there = to_hf(source.state_dict(), small_config())
-    head = {name: tensor for name, tensor in source.state_dict().items() if name.startswith(HEAD)}
-    target = build_model(from_hf(there, small_config()) | head, small_config(), "a folder")
-    assert not target.training
-    assert target.mlm.weight is target.encoder.embeddings.word.weight
-    for name, tensor in source.state_dict().items():
-        torch.testing.assert_close(target.state_dict()[name], tensor.float(), rtol=0, atol=0)
-    assert build_model(from_hf(there, small_config()), small_config(), "a folder").aggregation is None
 
 
 def test_every_misfit_is_named() -> None:

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
-from capt.launcher.cli import main
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.config.load import load_job
 from capt.pretrain.plan.calibrate import Measured, calibrated, measured
 from capt.pretrain.plan.devices import CENTRAL, cluster
 from capt.pretrain.plan.predict import StepTime, predict
 from capt.pretrain.report.runs import read_run
+from tests.support import Capt
 from tests.unit.plan.test_plan import SMALL, tiny_encoder
 
 HERE = "AMD EPYC, 2 cores"
@@ -116,15 +116,11 @@ def _save(folder: Path, step: int, world: int, provenance: Mapping[str, str] | N
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
 
 
-def _plan(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[Any, str, str]:
-    with pytest.raises(SystemExit) as ended:
-        main(["plan", "capt_tiny", *SMALL, "--gpus", "1xcpu", "--no-advice", *words])
-    return (ended.value.code, *capsys.readouterr())
+def _plan(capt: Capt, *words: str) -> tuple[int, str, str]:
+    return capt("plan", "capt_tiny", *SMALL, "--gpus", "1xcpu", "--no-advice", *words)
 
 
-def test_a_run_that_was_cut_tells_the_time_of_the_ranks_that_saved_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_was_cut_tells_the_time_of_the_ranks_that_saved_it(tmp_path: Path, capt: Capt) -> None:
     """A torn last row is none, and rows of other numbers of ranks are not of these devices."""
     run = tmp_path / "run"
     _write(run, ONE)
@@ -132,11 +128,11 @@ def test_a_run_that_was_cut_tells_the_time_of_the_ranks_that_saved_it(
         file.write('{"step": 100, "seconds_per_st')
     found = measured(run)
     assert (found.seconds, found.rows, str(found.cluster)) == (1.0, 1, "1 x cpu")
-    code, out, _ = _plan(capsys, "--calibrate", str(run))
+    code, out, _ = _plan(capt, "--calibrate", str(run))
     assert code == 0
     assert f"rates from {run}: capt_language on 1 x cpu ('{HERE}'), 1 seconds a step, the median of 1 row\n" in out
     assert "are a guess" not in out
-    code, out, _ = _plan(capsys, "--calibrate", str(run), "--json")
+    code, out, _ = _plan(capt, "--calibrate", str(run), "--json")
     assert json.loads(out)["rates_from"] == [str(found)]
 
 
@@ -206,11 +202,11 @@ NO_ROW = (
     ],
 )
 def test_a_run_that_tells_no_rates_is_refused(
-    damage: Callable[[Path], None], said: str, remedy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    damage: Callable[[Path], None], said: str, remedy: str, tmp_path: Path, capt: Capt
 ) -> None:
     _write(tmp_path / "run", ONE)
     damage(tmp_path / "run")
-    code, out, err = _plan(capsys, "--calibrate", str(tmp_path / "run"))
+    code, out, err = _plan(capt, "--calibrate", str(tmp_path / "run"))
     assert (code, out) == (2, "")
     assert err.splitlines()[-1].startswith("error: ")
     assert f"{tmp_path / 'run'}" in err
@@ -227,11 +223,11 @@ def test_a_run_that_tells_no_rates_is_refused(
 )  # fmt: skip
 def test_a_run_whose_step_is_not_known_is_refused(
     config: str, overrides: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capt: Capt,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("capt.finetune.plan.described_encoder", tiny_encoder)
     _write(tmp_path / "run", overrides, config)
-    code, _, err = _plan(capsys, "--calibrate", str(tmp_path / "run"))
+    code, _, err = _plan(capt, "--calibrate", str(tmp_path / "run"))
     assert code == 2
     assert f"--calibrate {tmp_path / 'run'}: " in err
     assert said in err

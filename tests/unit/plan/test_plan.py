@@ -15,7 +15,6 @@ import pytest
 import torch
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
-from capt.launcher.cli import main
 from capt.launcher.commands import options
 from capt.launcher.plan import Launch, Options
 from capt.launcher.preflight.run import predicted
@@ -38,7 +37,7 @@ from capt.pretrain.plan.predict import (
 )
 from capt.pretrain.report import report
 from tests.benchmarks.bench_plan import MEMORY, job_of, tracked_peak
-from tests.support import run_ranks
+from tests.support import Capt, run_ranks
 
 SMALL = [
     "model.size=custom", "model.layers=2", "model.hidden=32", "model.heads=2", "model.ffn=48", "model.max_positions=16",
@@ -417,14 +416,14 @@ def test_devices_by_the_name_of_their_driver(name: str, kind: str | None) -> Non
     assert (None if found is None else found.name) == kind
 
 
-def test_what_takes_long_is_said_on_stderr(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_takes_long_is_said_on_stderr(
+    capt: Capt, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with options.explained("thinking"):
         time.sleep(0.1)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(options, "_SILENT", 0.0)
-    with pytest.raises(SystemExit):
-        main(["plan", "capt_large", *SMALL, "batch.micro=8", "--gpus", "8xh100", "--json"])
-    out, err = capsys.readouterr()
+    _, out, err = capt("plan", "capt_large", *SMALL, "batch.micro=8", "--gpus", "8xh100", "--json")
     assert json.loads(out)["fits"]
     assert [line.partition(" (")[0] for line in err.splitlines()] == [
         "[capt] simulating a step of one rank on 8 x h100",
@@ -444,32 +443,28 @@ def test_what_is_refused_is_refused_before_torch_is_imported(words: list[str]) -
     assert done.stderr.startswith("error: ")
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["plan", "capt_large", *SMALL, "--gpus", "8xh100", "--no-advice"])
-    assert ended.value.code == 0
-    assert "MFU, %" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main(["plan", "capt_adapt", *SMALL, "schedule.max_steps=300", "--gpus", "1xcpu", "--no-advice"])
-    line = re.search(r"^(days|hours|minutes|seconds), 300 steps +([0-9.]+) ", capsys.readouterr().out, re.M)
+def test_the_command(capt: Capt) -> None:
+    code, out, _ = capt("plan", "capt_large", *SMALL, "--gpus", "8xh100", "--no-advice")
+    assert code == 0
+    assert "MFU, %" in out
+    _, out, _ = capt("plan", "capt_adapt", *SMALL, "schedule.max_steps=300", "--gpus", "1xcpu", "--no-advice")
+    line = re.search(r"^(days|hours|minutes|seconds), 300 steps +([0-9.]+) ", out, re.M)
     assert line is not None, "no line says how long the steps take"
     assert line[1] != "days"
     assert float(line[2]) >= 1
-    with pytest.raises(SystemExit) as ended:
-        main(["plan", "capt_large", *SMALL, "--gpus", "8xh100", "--no-advice", "--json"])
-    values = json.loads(capsys.readouterr().out)
-    assert ended.value.code == 0
+    code, out, _ = capt("plan", "capt_large", *SMALL, "--gpus", "8xh100", "--no-advice", "--json")
+    values = json.loads(out)
+    assert code == 0
     assert values["fits"]
     parts = {name: size for name, size in values["memory"].items() if name not in ("total", "device")}
     assert sum(parts.values()) == values["memory"]["total"]
-    with pytest.raises(SystemExit) as ended:
-        main(["plan", "capt_large", "batch.micro=1024", "--gpus", "8xh100", "--no-advice"])
-    assert ended.value.code == 2
-    assert "batch.micro=1024: a rank needs" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as ended:
-        main(["plan", "skipgram", "data.files=[none]", "--no-advice"])
-    assert ended.value.code == 2
-    assert "cannot be planned" in capsys.readouterr().err
+    for words, says in (
+        (["capt_large", "batch.micro=1024", "--gpus", "8xh100"], "batch.micro=1024: a rank needs"),
+        (["skipgram", "data.files=[none]"], "cannot be planned"),
+    ):
+        code, _, err = capt("plan", *words, "--no-advice")
+        assert code == 2
+        assert says in err
 
 
 def test_a_launch_on_gpus_is_planned(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from capt.launcher.cli import main
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.config.retrieval import METRICS
 from capt.pretrain.retrieval.data import Collection, read_collections, read_documents, read_queries
@@ -21,25 +19,13 @@ from capt.pretrain.retrieval.encode import Options, embed
 from capt.pretrain.retrieval.encoders import EncoderOptions, load_text_encoder
 from capt.pretrain.retrieval.evaluate import Corpus, Settings, compare, evaluate
 from tests.finetune import write_encoder
+from tests.support import Capt
 from tests.unit.retrieval.toy import write_beir, write_sentence_folder
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
 def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_sentence_folder(tmp_path_factory.mktemp("model") / "st")
-
-
-@pytest.fixture
-def capt(capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as end:
-            main(list(arguments))
-        said = capsys.readouterr()
-        return int(end.value.code or 0), said.out, said.err
-
-    return run
 
 
 def measured(model: Path, data: Path, store: Path, **settings: object) -> dict[str, dict[str, float]]:
@@ -274,7 +260,7 @@ def test_bm25_beside_the_model(sentences: Path, tmp_path: Path) -> None:
     assert list(systems) == ["full", "bm25"]
 
 
-def test_the_command_line(sentences: Path, tmp_path: Path, capt: Run) -> None:
+def test_the_command_line(sentences: Path, tmp_path: Path, capt: Capt) -> None:
     folder = write_beir(tmp_path / "beir")
     store, kept, out = (str(tmp_path / name) for name in ("store", "figures.jsonl", "out.json"))
     data = ["--retrieval", str(folder), "--store", store]
@@ -316,7 +302,7 @@ def test_the_command_line(sentences: Path, tmp_path: Path, capt: Run) -> None:
     ],
 )
 def test_what_cannot_be_meant_is_refused(
-    arguments: list[str], says: str, sentences: Path, tmp_path: Path, capt: Run
+    arguments: list[str], says: str, sentences: Path, tmp_path: Path, capt: Capt
 ) -> None:
     folder = write_beir(tmp_path / "beir")
     given = [str(folder) if each == "DATA" else each for each in arguments]

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from capt.launcher.cli import main
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.overlap import same_text
 from capt.pretrain.retrieval import mine as room
@@ -19,7 +18,7 @@ from capt.pretrain.retrieval.encode import Options
 from capt.pretrain.retrieval.encoders import EncoderOptions
 from capt.pretrain.retrieval.mine import Rules, mine
 from capt.pretrain.retrieval.search import unit_rows
-from tests.support import run_ranks
+from tests.support import Capt, run_ranks
 from tests.unit.retrieval.toy import ToyEncoder, write_beir, write_sentence_folder
 
 _WORDS = ["river", "stone", "house", "door", "bird", "tree", "road", "bread", "king", "queen", "water", "fire", "wind"]
@@ -332,7 +331,7 @@ def test_ranks_write_what_one_writes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert run_ranks(_of_rank, 4, str(tmp_path), "ranks") == [alone] * 4
 
 
-def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capt: Capt) -> None:
     """From a BEIR folder to pairs with negatives, with a real folder of sentence-transformers."""
     monkeypatch.undo()
     model, beir = write_sentence_folder(tmp_path / "st"), write_beir(tmp_path / "beir")
@@ -341,13 +340,12 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     pairs.write_text(
         "".join(json.dumps({"anchor": text, "positive": texts[i + 1]}) + "\n" for i, text in enumerate(texts[:9]))
     )
-    arguments = ["mine", "--pairs", str(pairs), "--corpus", str(beir), "--model", str(model), "--number", "3",
-                 "--store", str(tmp_path / "store"), "--out", str(tmp_path / "mined")]  # fmt: skip
-    for code in (0, 2):  # the second time the folder is there
-        with pytest.raises(SystemExit) as end:
-            main(arguments)
-        assert (end.value.code or 0) == code
+    words = ("mine", "--pairs", pairs, "--corpus", beir, "--model", model, "--number", "3",
+             "--store", tmp_path / "store", "--out", tmp_path / "mined")  # fmt: skip
+    code, out, _ = capt(*words)
+    assert code == 0
+    assert capt(*words)[0] == 2, "the folder is there"
     lines = [json.loads(line) for line in (tmp_path / "mined" / "pairs.jsonl").read_text().splitlines()]
     assert [len(line["neg"]) for line in lines] == [3] * 9
     assert lines[0]["query"] == texts[0]
-    assert "9 of 9 rows" in capsys.readouterr().out
+    assert "9 of 9 rows" in out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from capt.pretrain.retrieval.evaluate import Settings, evaluate
 from capt.pretrain.retrieval.validation import part_of
 from tests.language import language_mapping
 from tests.pairs import pairs_mapping
+from tests.runs import validations
 from tests.support import run_ranks
 from tests.unit.retrieval.toy import write_beir
 
@@ -31,11 +31,6 @@ def _run(mapping: dict[str, Any]) -> int:
     quiet_libraries(debug=False)
     validation.TOKENS["cpu"] = 300  # several batches on each rank
     return run_job(job_from_mapping(mapping, "test"))
-
-
-def _validations(run: Path) -> list[dict[str, float]]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if row.get("split") == "validation"]
 
 
 def _mapping(task: str, folder: Path, retrieval: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -59,7 +54,7 @@ def test_the_figures_are_those_of_the_evaluation(task: str, stage: int, pooling:
         job["run"] = {**job["run"], "dir": str(tmp_path / f"run-{world}")}
         job["engine"] = {**job.get("engine", {}), "zero_stage": stage if world > 1 else 0}
         assert run_ranks(_run, world, job) == [0] * world
-        found.append(_validations(tmp_path / f"run-{world}"))
+        found.append(validations(tmp_path / f"run-{world}"))
     alone, together = found
     assert [row["step"] for row in alone] == [0, 1, 2]
     for name in (name for name in alone[0] if name.split("/")[0] in METRICS):

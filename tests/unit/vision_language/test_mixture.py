@@ -13,11 +13,10 @@ from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.data.corruption import IGNORE
 from capt.pretrain.engine.engines.local import LocalEngine
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
-from capt.pretrain.engine.run import run_job
 from capt.pretrain.engine.task import Progress
 from capt.pretrain.reliability.ledger.check import check
 from capt.pretrain.vision_language.task import VisionLanguageTask
-from tests.support import run_ranks
+from tests.support import run_ranks, train_job
 from tests.vision_language import vision_language_mapping, write_sentences
 
 
@@ -68,16 +67,12 @@ def test_each_source_has_its_share_and_its_own_validation(folder: Path) -> None:
     assert found["validation_samples"] == 30
 
 
-def _train(mapping: dict[str, Any], resume: bool) -> int:
-    return run_job(job_from_mapping(mapping, "test"), resume=resume)
-
-
 def test_the_ledger_counts_each_source(folder: Path) -> None:
     mapping = _mapping(folder, epochs=0.5)
     mapping["schedule"] = {"max_steps": 6, "warmup_steps": 2, "stop_after": 4}
-    assert run_ranks(_train, 1, mapping, False) == [75]
+    assert run_ranks(train_job, 1, mapping, False) == [75]
     mapping["schedule"]["stop_after"] = None
-    assert run_ranks(_train, 1, mapping, True) == [0]
+    assert run_ranks(train_job, 1, mapping, True) == [0]
     report = check(folder / "run")
     assert report.faults == []
     assert [(each.source, each.used) for each in report.epochs] == [("coco", 48 - 16), ("vg", 16)]

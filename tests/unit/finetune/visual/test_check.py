@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from capt.finetune.visual.dumps import check_predictions
-from capt.launcher.cli import main
 from capt.pretrain.base.errors import DataError
+from tests.support import Capt
 from tests.unit.vision_language.data import forms
 
 
@@ -75,30 +75,26 @@ def test_data_of_no_task(tmp_path: Path, values: tuple[Any, ...], message: str) 
         check_predictions(path, _files(tmp_path, *values))
 
 
-def _capt(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as end:
-        main([str(argument) for argument in arguments])
-    return int(end.value.code or 0)
-
-
-def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command(tmp_path: Path, capt: Capt) -> None:
     (data,) = _files(tmp_path, forms.NLVR1, lines=True)
     path = forms.write(tmp_path / "o.csv", "15-0,true\n15-1,true\n")
-    assert _capt("predictions", "check", path, "--data", data) == 0
-    first, *scores = capsys.readouterr().out.splitlines()
+    code, out, _ = capt("predictions", "check", path, "--data", data)
+    first, *scores = out.splitlines()
+    assert code == 0
     assert first == f"{path}: 2 predictions, as nlvr1 expects them"
     assert [line.split() for line in scores] == [["accuracy", "50.00%"], ["consistency", "0.00%"]]
-    assert _capt("predictions", "check", path, "--data", data, "--json") == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert shown == {
+    code, out, _ = capt("predictions", "check", path, "--data", data, "--json")
+    assert code == 0
+    assert json.loads(out) == {
         **{"task": "nlvr1", "questions": 2, "predictions": 2, "unasked": 0, "missing": {}, "details": {}},
         **{"accuracy": 0.5, "consistency": 0.0},
     }
     forms.write(path, "15-0,true\n15-1,false\n99-0,true\n")
-    assert _capt("predictions", "check", path, "--data", data) == 0
-    assert "1 more are of questions that were not asked" in capsys.readouterr().out
+    code, out, _ = capt("predictions", "check", path, "--data", data)
+    assert code == 0
+    assert "1 more are of questions that were not asked" in out
     forms.write(path, "15-0,true\n99-0,true\n")
-    assert _capt("predictions", "check", path, "--data", data) == 2
-    error = capsys.readouterr().err
+    code, _, error = capt("predictions", "check", path, "--data", data)
+    assert code == 2
     assert error.startswith("error: ")
     assert "1 question without a prediction: '15-1'" in error

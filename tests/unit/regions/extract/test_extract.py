@@ -14,13 +14,13 @@ import transformers
 from PIL import Image
 from transformers.models.auto.image_processing_auto import get_image_processor_class_from_name
 
-from capt.launcher.cli import main
 from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
 from capt.pretrain.base.quiet import quiet_transformers
 from capt.pretrain.regions.extract.parts import Options
 from capt.pretrain.regions.extract.run import extract_regions
 from capt.pretrain.regions.picture import feature_differences
 from capt.pretrain.regions.store import Regions, RegionStore
+from tests.support import Capt
 from tests.unit.regions.extract.support import as_bytes, picture
 
 SIZES = [(60, 40), (40, 60), (60, 40), (96, 32), (33, 47)]
@@ -254,7 +254,7 @@ def test_options_that_make_no_sense(models: Path, pictures: Path, tmp_path: Path
 @pytest.mark.realdata
 @pytest.mark.parametrize(("backend", "kind"), [("grid", "convnext"), ("vit", "clip"), ("detr", "detr")])
 def test_real_pictures_by_the_command_line(
-    models: Path, data_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], backend: str, kind: str
+    models: Path, data_folder: Path, tmp_path: Path, capt: Capt, backend: str, kind: str
 ) -> None:
     """The 400 x 100 RGBA pictures of NLVR v1, out of their archive."""
     archive = tmp_path / "images.tar"
@@ -262,11 +262,10 @@ def test_real_pictures_by_the_command_line(
         members = [member for member in tar if member.isfile()][:40]  # all 1,974 would take long
         for member in members:
             small.addfile(member, tar.extractfile(member))
-    words = ["regions", "extract", str(archive), "--backend", backend, "--model", str(models / kind), "--json"]
-    with pytest.raises(SystemExit) as end:
-        main([*words, "--out", str(tmp_path / "s"), "--batch", "64", "--device", "cpu"])
-    assert end.value.code == 0
-    told = json.loads(capsys.readouterr().out)
+    words = ("regions", "extract", archive, "--backend", backend, "--model", models / kind, "--json")
+    code, out, _ = capt(*words, "--out", tmp_path / "s", "--batch", "64", "--device", "cpu")
+    assert code == 0
+    told = json.loads(out)
     assert told["pictures"] == len(members) == 40
     store = RegionStore.open(tmp_path / "s")
     assert store.rows([Path(members[-1].name).stem]).tolist() == [len(members) - 1]
@@ -277,14 +276,12 @@ def test_real_pictures_by_the_command_line(
     assert np.abs(pair[0] - pair[1]).max() > 1e-3  # other pictures, other features
 
 
-def test_the_command_says_what_is_wrong(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["regions", "extract", str(tmp_path), "--model", str(models / "vit"), "--out", str(tmp_path / "s")])
-    assert end.value.code == 2
-    assert "no pictures" in capsys.readouterr().err
+def test_the_command_says_what_is_wrong(models: Path, tmp_path: Path, capt: Capt) -> None:
+    words = ("regions", "extract", tmp_path, "--model", models / "vit", "--out", tmp_path / "s")
+    code, _, err = capt(*words)
+    assert code == 2
+    assert "no pictures" in err
     (tmp_path / "p.png").write_bytes(as_bytes(picture()))
-    with pytest.raises(SystemExit):
-        main(["regions", "extract", str(tmp_path), "--model", str(models / "vit"), "--out", str(tmp_path / "s")])
-    assert "--backend vit reads it" in capsys.readouterr().err
+    assert "--backend vit reads it" in capt(*words)[2]
     with pytest.raises(CheckpointError):
         _extract(tmp_path, tmp_path / "s", backend="grid", model=models / "vit")

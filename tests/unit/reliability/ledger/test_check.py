@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from capt.launcher.cli import main
 from capt.pretrain.base.errors import UserError
 from capt.pretrain.reliability.ledger import files
 from capt.pretrain.reliability.ledger.check import as_json, as_text, check
 from capt.pretrain.reliability.ledger.files import ROW, Header, LedgerWriter, read_launch
+from tests.support import Capt
 from tests.unit.reliability.ledger.histories import BATCH, MIXED, ORDER, checkpoint, edit, file_of, launch
 
 _WORLDS = (1, 2, 3, 4, 6)
@@ -365,32 +365,30 @@ def test_a_launch_that_was_killed_before_its_first_step_changes_nothing(tmp_path
     assert [each.number for each in report.launches] == [1, 3]
 
 
-def test_capt_ledger_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _capt(tmp_path) == 2
-    assert "is not a run folder: it has no config.yaml" in capsys.readouterr().err
+def test_capt_ledger_check(tmp_path: Path, capt: Capt) -> None:
+    code, _, err = capt("ledger", "check", tmp_path)
+    assert code == 2
+    assert "is not a run folder: it has no config.yaml" in err
     (tmp_path / "config.yaml").write_text("task: {type: toy}\n")
-    assert _capt(tmp_path) == 2
-    assert "there is no ledger" in capsys.readouterr().err
+    code, _, err = capt("ledger", "check", tmp_path)
+    assert code == 2
+    assert "there is no ledger" in err
     _history(tmp_path)
-    assert _capt(tmp_path) == 0
-    text = capsys.readouterr().out
+    code, text, _ = capt("ledger", "check", tmp_path)
+    assert code == 0
     assert [line.split() for line in text.splitlines()[1:3]] == [["1", "2", "1-7", "1-5"], ["2", "1", "6-12", "6-12"]]
     assert "each id once an epoch" in text
     edit(file_of(tmp_path, 2, 0), _without(8))
-    assert _capt(tmp_path) == 1
-    said = capsys.readouterr().out.splitlines()
+    code, text, _ = capt("ledger", "check", tmp_path)
+    said = text.splitlines()
+    assert code == 1
     assert said[-2].startswith("WRONG: step 8 is not recorded")
     assert "put back the files" in said[-1]
-    assert _capt(tmp_path, "--json") == 1
-    answer = json.loads(capsys.readouterr().out)
+    code, text, _ = capt("ledger", "check", tmp_path, "--json")
+    answer = json.loads(text)
+    assert code == 1
     assert (answer["right"], answer["committed_to"]) == (False, 12)
     assert (answer["faults"][0]["step"], answer["faults"][0]["rank"]) == (8, 0)
-
-
-def _capt(run: Path, *options: str) -> object:
-    with pytest.raises(SystemExit) as end:
-        main(["ledger", "check", str(run), *options])
-    return end.value.code
 
 
 def test_a_ledger_that_is_a_fifo_or_a_folder_is_refused(tmp_path: Path) -> None:

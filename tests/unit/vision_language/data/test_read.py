@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from capt.pretrain.base import files as base_files
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.regions.nlvr1 import scene_name
 from capt.pretrain.vision_language.data import files
@@ -250,8 +251,8 @@ def test_no_file_and_missing_files_name_the_key(tmp_path: Path) -> None:
 def test_sizes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bomb = tmp_path / "a.json.gz"
     bomb.write_bytes(gzip.compress(b" " * (1 << 20)))
-    monkeypatch.setattr(files, "_ALWAYS", 1 << 12)
-    with pytest.raises(DataError, match="which is the most that is read"):
+    monkeypatch.setattr(base_files, "_ALWAYS", 1 << 12)
+    with pytest.raises(DataError, match="unpack the file and name the result"):
         read_examples([bomb])
     monkeypatch.setattr(files, "LARGEST", 10)
     with pytest.raises(DataError, match="over 10 bytes"):
