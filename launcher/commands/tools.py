@@ -26,7 +26,7 @@ def report(
     out: Annotated[Path, typer.Option(help="Folder for report.html, curves and tables.")] = Path("report"),
 ) -> None:
     """Draw curves and tables of one run or several. The page needs no network."""
-    from capt.pretrain.report import report as write_report
+    from capt.pretrain.report.write import report as write_report
 
     o.say(write_report(runs, out))
 

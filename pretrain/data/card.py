@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from capt.pretrain.base.files import write_json, write_text
+from capt.pretrain.base.files import printable, write_json, write_text
 from capt.pretrain.base.records import Record
 from capt.pretrain.data.parts import PartRecord, excerpt
 from capt.pretrain.data.shards import token_dtype
@@ -139,10 +139,17 @@ def as_markdown(card: Card) -> str:
     else:
         lines.append("None: every document is kept.")
     lines += ["", "## Sources", "", "| file | bytes | SHA-256 |", "|---|---|---|"]
-    lines += [f"| {part['name']} | {part.get('bytes', '')} | `{part['sha256']}` |" for part in card.sources[:_SHOWN]]
+    lines += [
+        f"| {_cell(part['name'])} | {part.get('bytes', '')} | `{part['sha256']}` |" for part in card.sources[:_SHOWN]
+    ]
     if (more := len(card.sources) - _SHOWN) > 0:
         lines += ["", f"and {more:,} more, which `card.json` lists."]
     return "\n".join(lines) + "\n"
+
+
+def _cell(name: object) -> str:
+    """A file's name, which may hold anything but a slash, in one cell of a table."""
+    return printable(str(name)).replace("|", r"\|")
 
 
 def _quoted(text: str) -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 
 from capt.pretrain.config.load import load_job
 from capt.pretrain.latent.config import EVALUATION
-from capt.pretrain.report import report
+from capt.pretrain.report.write import report
 from tests.browser import CHROMIUM, Browser
 from tests.latent import PTB
 from tests.unit.finetune.test_report import glue_sweep

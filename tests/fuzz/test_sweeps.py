@@ -19,9 +19,9 @@ from capt.launcher.sweep.trial import prepare_restart, what_went_wrong
 from capt.launcher.sweep.trial_log import TrialLog, TrialState, best_row, started_trials, validations, write_spec
 from capt.launcher.sweep.trials import StudyPlan, SweepPlan, TrialSpec
 from capt.pretrain.engine.metrics_file import read_metrics
-from capt.pretrain.report import report
 from capt.pretrain.report.runs import read_run
 from capt.pretrain.report.sweeps import read_sweep
+from capt.pretrain.report.write import report
 from tests.finetune import write_task
 from tests.fuzz.harness import HOSTILE, check, inputs, library, mutated, snapshot
 from tests.sweep_folders import add_trial, write_sweep

@@ -301,6 +301,10 @@ LIGHT = {
         ),
         HEAVY,
     ),
+    # records of runs and sweeps are read where the extra of the reports is not installed
+    **dict.fromkeys(
+        (*_in("capt.pretrain.report", "sweeps", "document"), "capt.pretrain.plan.calibrate"), ("matplotlib",)
+    ),
 }
 """Modules, and what each of them and those before it leave alone."""
 

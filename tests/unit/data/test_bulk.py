@@ -148,7 +148,7 @@ def test_filters_leave_the_same_documents_whatever_the_units(tmp_path: Path) -> 
     rows = [*base, "short", *(f"  {text.upper()}  " for text in base[:9]), *(text + " end" for text in base[9:14])]
     rows += ["spam spam eggs " * 40, "ein deutscher Satz über das Wetter und die Berge im Süden", base[20]]
     random.Random(4).shuffle(rows)
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    (tmp_path / "rows|1.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
     filters = DocumentFilters(min_words=3, repetition=True, exact=True)
     seen: set[str] = set()
     expected = []
@@ -159,7 +159,7 @@ def test_filters_leave_the_same_documents_whatever_the_units(tmp_path: Path) -> 
     results = []
     for unit_bytes in (2000, 1 << 20):
         out = tmp_path / f"out{unit_bytes}"
-        data = config(tmp_path / "rows.jsonl", tmp_path / "cache", validation_fraction=0)
+        data = config(tmp_path / "rows|1.jsonl", tmp_path / "cache", validation_fraction=0)
         made = prepare_folder(data, ByteTokenizer(), out, filters=filters, license="CC0", unit_bytes=unit_bytes)
         assert documents(made["train"]) == expected
         card = json.loads((out / "card.json").read_text())
@@ -171,6 +171,7 @@ def test_filters_leave_the_same_documents_whatever_the_units(tmp_path: Path) -> 
         duplicate, stays = (text.partition(": ")[2] for text in card["steps"][-1]["example"])
         assert same_text(duplicate)[:40] == same_text(stays)[:40]
         assert "| exact | `True` | " in (out / "card.md").read_text()
+        assert r"rows\|1.jsonl | " in (out / "card.md").read_text()  # a name that would end its cell
         with pytest.raises(DataError, match="train holds other shards than this job makes"):
             prepare_folder(data, ByteTokenizer(), out, filters=DocumentFilters(exact=True), unit_bytes=unit_bytes)
     assert results[0] == results[1]

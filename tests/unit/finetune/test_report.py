@@ -10,8 +10,8 @@ import pytest
 
 from capt.finetune.glue.report import CAPT_TASKS, PUBLISHED_DEV, results_of_sweep, sections
 from capt.finetune.glue.tasks import GLUE
-from capt.pretrain.report import report
 from capt.pretrain.report.sweeps import read_sweep
+from capt.pretrain.report.write import report
 from tests.sweep_folders import add_trial, write_sweep
 
 SEEDS = [1, 2, 3]

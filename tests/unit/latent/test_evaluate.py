@@ -23,7 +23,7 @@ from capt.pretrain.latent.evaluation import forward_reverse
 from capt.pretrain.latent.evaluation.forward_reverse import generated_perplexities
 from capt.pretrain.latent.evaluation.text import interpolate, mean_codes, reconstruct, sample
 from capt.pretrain.latent.models import load_model
-from capt.pretrain.report import report
+from capt.pretrain.report.write import report
 from tests.latent import small_job, write_text
 from tests.support import run_ranks
 

@@ -24,8 +24,8 @@ from capt.pretrain.latent.report.table import (
     text_rows,
     variant_of,
 )
-from capt.pretrain.report import report
 from capt.pretrain.report.runs import read_run
+from capt.pretrain.report.write import report
 from tests.latent import PTB
 
 ROWS = {

@@ -35,7 +35,7 @@ from capt.pretrain.plan.predict import (
     predict,
     require_fit,
 )
-from capt.pretrain.report import report
+from capt.pretrain.report.write import report
 from tests.benchmarks.bench_plan import MEMORY, job_of, tracked_peak
 from tests.support import Capt, run_ranks
 

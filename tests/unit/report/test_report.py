@@ -18,10 +18,10 @@ import yaml
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.config import flatten
 from capt.pretrain.engine.judgement import direction
-from capt.pretrain.report import report
 from capt.pretrain.report.compare import compare
 from capt.pretrain.report.plots import figure_keys, smooth
 from capt.pretrain.report.runs import read_run
+from capt.pretrain.report.write import report
 
 
 def row(step: int, **values: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from capt.pretrain.report import report
+from capt.pretrain.report.write import report
 from tests.unit.report.test_report import write_run
 
 
