@@ -109,6 +109,7 @@ class PairBatch:
                 _rows(torch.cat([texts[i] for i in group.tolist()]), self.lengths[group], pad_id, device)
                 for group in groups
             ],
+            # The inverse permutation: place `i` says in which row of the groups text `i` lies.
             torch.cat(groups).argsort().to(device, non_blocking=True),
         )
 
@@ -119,6 +120,7 @@ class PairBatch:
         texts = _rows(self.masked, self.masked_lengths, pad_id, device)
         labels = _rows(self.labels, self.masked_lengths, IGNORE, torch.device("cpu")).tokens
         chosen = labels != IGNORE
+        # The chosen positions of each row come first, in their order in the text, and the rest is cut off.
         order = chosen.to(torch.int8).argsort(dim=1, descending=True, stable=True)[
             :, : max(1, int(chosen.sum(1).max()))
         ]
@@ -147,6 +149,7 @@ GROUP_TOKENS = 64
 
 def groups_by_length(lengths: Int[Tensor, " n"]) -> list[Int[Tensor, " _"]]:
     """Divide texts into groups of similar length, so that padded tokens and `GROUP_TOKENS` a group are fewest."""
+    # Texts of equal length never part, so the program runs over the different lengths alone.
     sizes, of_text = np.unique(lengths.numpy(), return_inverse=True)
     until = np.concatenate([[0], np.bincount(of_text).cumsum()])
     least, first = np.zeros(len(sizes) + 1), np.zeros(len(sizes) + 1, dtype=np.int64)
@@ -154,6 +157,7 @@ def groups_by_length(lengths: Int[Tensor, " n"]) -> list[Int[Tensor, " _"]]:
         tokens = least[:end] + (until[end] - until[:end]) * longest + GROUP_TOKENS
         first[end] = tokens.argmin()
         least[end] = tokens[first[end]]
+    # Walk back from the last group to the first.
     cuts, end = [], int(first[-1])
     while end:
         cuts.append(int(until[end]))
@@ -206,12 +210,15 @@ def shared_keys(
     """
     n = len(queries)
     texts, place = np.unique(np.concatenate([queries, ~positives]), return_inverse=True)  # ~: a side of its own
+    # A graph of samples and texts; what is connected, directly or through others, shares a key.
     samples = np.tile(np.arange(n), 2)
     edges = coo_array((np.ones(2 * n, dtype=np.int8), (samples, n + place)), shape=(n + len(texts), n + len(texts)))
     _, group = connected_components(edges, directed=False)
+    # The smallest key of the positives: the same whatever the order of the samples.
     key_of_group = np.full(group.max() + 1, np.iinfo(np.int64).max)
     np.minimum.at(key_of_group, group[:n], positives)
     keys = key_of_group[group[:n]]
+    # A negative that is a positive of the step takes that positive's key, and so is no negative in its whole group.
     documents, first = np.unique(positives, return_index=True)
     found = np.searchsorted(documents, negatives).clip(max=n and len(documents) - 1)
     return keys, np.where(documents[found] == negatives, keys[first[found]], negatives)
@@ -238,6 +245,7 @@ class Noise:
 
         ``rate`` is that of the step; None = that of validation.
         """
+        # A corruptor is made for one width, and so for each side of each source.
         if (name, side) not in self._known:
             self._known[name, side] = self._corruptor(texts.longest), texts.longest
         corruptor, width = self._known[name, side]
@@ -251,6 +259,7 @@ class Noise:
             for visit, row in zip(visits.tolist(), rows.tolist(), strict=True)
         ]
         corrupted = corruptor(tokens, generators, rate)
+        # From label slots back to one label a token, as texts of a micro-batch have different lengths.
         labels = np.full_like(tokens, IGNORE)
         where, slot = np.nonzero(corrupted.labels != IGNORE)
         labels[where, corrupted.positions[where, slot]] = corrupted.labels[where, slot]
@@ -320,6 +329,7 @@ class Assembler:
     def _within(self, budget: int, step: Step, start: int) -> list[Int64[np.ndarray, " _"]]:
         """The places of this rank's micro-batches, each within ``budget``; the same number of them on every rank."""
         batch, _, world, rank = self._shape
+        # Divide for every rank, not this one alone: all agree on the number of micro-batches without asking each other.
         of_ranks = []
         for each in range(world):
             (places,) = micro_batches(start, batch, 1, world, each)
@@ -334,10 +344,12 @@ class Assembler:
         samples = np.arange(start, start + self._shape[0], dtype=np.int64)
         visits, ids = self._sampler.locate(samples)
         sources = np.searchsorted(self._firsts, ids, side="right") - 1
+        # Rows of all ranks, what is drawn of them, and the lengths by which micro-batches are cut.
         query_keys, positive_keys, lengths = (np.zeros(len(ids), dtype=np.int64) for _ in range(3))
         shapes = np.ones((len(ids), 3), dtype=np.int64)
         negative_keys, owners = [], []
         places, drawn = {}, {}
+        # One source at a time, for texts are numbered within their source.
         for number in np.unique(sources).tolist():
             source, here = self._sources[number], np.flatnonzero(sources == number)
             each = draw(source, ids[here] - self._firsts[number], visits[here], self._seed)
@@ -347,6 +359,7 @@ class Assembler:
             shapes[here, 0] = source.queries.lengths(each.queries)
             shapes[here, 1] = source.documents.lengths(each.positives)
             lengths[here] = shapes[here, 0] + shapes[here, 1]
+            # The negatives of a row add to its tokens, may be its longest document, and count as documents.
             negatives, owned = source.documents.lengths(each.negatives), here[each.owners]
             np.add.at(lengths, owned, negatives)
             np.maximum.at(shapes[:, 1], owned, negatives)
@@ -359,6 +372,7 @@ class Assembler:
     def _batch(self, step: Step, part: Int64[np.ndarray, " m"], rate: float | None) -> PairBatch:
         """The micro-batch of the samples at the places ``part`` of a step."""
         n = len(part)
+        # Place of each row of the step in this micro-batch; -1 where it is not of it.
         place = np.full(len(step.ids), -1)
         place[part] = np.arange(n)
         queries: Tokens = [_NONE] * n
@@ -382,6 +396,7 @@ class Assembler:
                 masked += self._corrupted(source, each, mine, at, view, rows, visits, rate)
             if source.scores is not None:
                 scores[at] = source.scores[rows]
+            # Negatives come source by source here, and are put in the order of their queries below.
             owned = np.flatnonzero(place[here[each.owners]] >= 0)
             negatives += source.documents.tokens(each.negatives[owned])
             if source.has_teacher and source.positive_scores is not None and source.negative_scores is not None:
@@ -393,6 +408,7 @@ class Assembler:
         order = np.argsort(place[step.owners[owned]], kind="stable")
         owners = place[step.owners[owned]][order]
         texts = [*queries, *positives, *(negatives[i] for i in order.tolist())]
+        # Stable, so that of each row the query stays before the document.
         masked.sort(key=lambda each: each[0])
         return PairBatch(
             tokens=torch.from_numpy(np.concatenate(texts)),
@@ -405,6 +421,7 @@ class Assembler:
             sources=torch.from_numpy(step.sources[part]),
             scores=torch.from_numpy(scores),
             teacher=torch.from_numpy(teacher),
+            # `negatives`, `owned` and these scores are in the order of the sources, so one permutation serves all.
             negative_teacher=torch.from_numpy(np.concatenate(negative_teacher)[order]),
             masked=torch.from_numpy(np.concatenate([_NONE, *(tokens for _, tokens, _ in masked)])),
             masked_lengths=torch.tensor([len(tokens) for _, tokens, _ in masked], dtype=torch.int64),
@@ -429,6 +446,7 @@ class Assembler:
     ) -> list[tuple[int, np.ndarray, np.ndarray]]:  # fmt: skip
         """The corrupted texts of some rows at the places ``at``: of a corrupted view that view, else both texts."""
         assert self._noise is not None
+        # The corrupted view serves both losses; it is not corrupted again.
         if view[1]:
             return list(zip(at, *view, strict=True))
         found: list[tuple[int, np.ndarray, np.ndarray]] = []
@@ -447,6 +465,7 @@ def by_length(
     """Divide ``samples`` into ``parts`` that hold texts of similar length and about the same number of tokens."""
     ordered = samples[np.argsort(-lengths[samples], kind="stable")]
     tokens = np.cumsum(lengths[ordered])
+    # The sample at which a part reaches its share of the tokens is its last.
     cuts = np.searchsorted(tokens, tokens[-1] * np.arange(1, parts) / parts, side="left") + 1
     n, earlier = len(ordered), 0
     for number, cut in enumerate(cuts.tolist()):  # none is empty
@@ -465,6 +484,7 @@ def within_budget(
     cuts, first, longest, widest, documents = [], 0, 0, 0, 0
     for place, (query, document, number) in enumerate(shapes[samples].tolist()):
         longest, widest, documents = max(longest, query), max(widest, document), documents + number
+        # A first sample that is over the budget alone is a part of its own.
         if place > first and (place + 1 - first) * longest + documents * widest > budget:
             cuts.append(place)
             first, longest, widest, documents = place, query, document, number
@@ -485,6 +505,7 @@ def _digests(texts: Sequence[np.ndarray], n: int, owners: Int64[np.ndarray, " k"
     hashes = [
         hashlib.blake2b(text.tobytes() + texts[n + i].tobytes(), digest_size=8) for i, text in enumerate(texts[:n])
     ]
+    # Negatives change from visit to visit, and are part of what the row is.
     for text, owner in zip(texts[2 * n :], owners.tolist(), strict=True):
         hashes[owner].update(text.tobytes())
     return np.array([int.from_bytes(each.digest(), "little", signed=True) for each in hashes], dtype=np.int64)

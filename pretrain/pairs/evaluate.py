@@ -49,11 +49,13 @@ def command(
     model, encoder = trained.model.to(distributed.device()), trained.model.encoder.model
     sections = []
     for path in data:
+        # Rows are scored or not as the file has them, whatever loss and view the source trained with.
         held_out = sources[name].model_copy(update={**HELD_OUT, "loss": "auto", "view": "dropout", "name": path.name})
         rows = encode_source(held_out, pairs_of(held_out, [path]), trained.tokenizer, encoder.max_positions)
         temperature = trained.job.validate_.temperature
         pools, widths = pools_of([rows], samples), trained.job.contrast.matryoshka
         figures = validate(model, pools, temperature, batch, encoder.pad_id, widths)
+        # The protocol travels with the figures: those of other pools or lengths do not compare.
         protocol = _protocol(trained, held_out, pools, len(rows))
         sections.append({"file": str(path), "source": name, "protocol": protocol, "metrics": figures})
     result = {"checkpoint": str(trained.checkpoint), "sections": sections}

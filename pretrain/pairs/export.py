@@ -117,6 +117,7 @@ def command(
         (folder / "README.md").write_text(
             _card(trained, about or About(), named, max(lengths), truncate_dim), encoding="utf-8"
         )
+        # Compare before the folder gets its name: an export that differs is never left behind.
         difference = _check(trained, folder, named, max(lengths), truncate_dim)
     logger.info("%s: sentence-transformers gives our vectors within %.1e", out, difference)
     return out
@@ -133,6 +134,7 @@ def _write_encoder(trained: LoadedModel, folder: Path, max_length: int) -> None:
     hf_config = trained.job.model.encoder
     assert hf_config is not None, "load_model has seen it"
     keys = {key: value for key, value in hf_config.items() if key != "model_type"}
+    # Names and shapes alone are asked for.
     with torch.device("meta"):
         empty = AutoModel.from_config(AutoConfig.for_model(hf_config["model_type"], **keys))
     encoder = trained.model.encoder.model
@@ -158,6 +160,7 @@ def _check(
     model = trained.model.cpu().eval()
     worst = 0.0
     for name, prompt in prompts.items():
+        # Short texts together need padding; the long one is cut.
         for texts in (list(TEXTS), [LONG_TEXT]):
             tokens = tokenize([prompt + text for text in texts], trained.tokenizer, max_length)
             ours: Tensor = model.embed(PaddedTexts(tokens, True))[:, :truncate_dim]
@@ -169,6 +172,7 @@ def _check(
 def _card(
     trained: LoadedModel, about: About, prompts: Mapping[str, str], max_length: int, truncate_dim: int | None
 ) -> str:
+    # RUN/checkpoints/STEP.
     job, run = trained.job, trained.checkpoint.resolve().parent.parent
     progress = read_metadata(trained.checkpoint).progress.model_dump()
     model = trained.model

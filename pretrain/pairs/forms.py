@@ -158,6 +158,7 @@ def _expanded(files: Sequence[Path]) -> Iterator[Path]:
     if not files:
         raise DataError("no file of pairs is named; name one (data.files)")
     for path in files:
+        # A file whose name has an asterisk or a bracket is no pattern.
         if glob.has_magic(str(path)) and not path.exists():
             yield from [Path(name) for name in sorted(glob.glob(str(path), recursive=True))] or [path]
         else:
@@ -172,11 +173,13 @@ def _table(
 ) -> Iterator[tuple[str, Pair]]:
     layouts = Layouts(form, columns, has_header(path), with_corpus=corpus is not None)
     texts: dict[str, str] | None = None
+    # A first pass over the ids, so that of the corpus only the texts that are needed are kept in memory.
     if corpus is not None:
         needed = {i for place, row in read_table(path, split) for i in _ids(row, layouts.find(place, row), place)}
         texts = _corpus(corpus, needed)
     for place, row in read_table(path, split, layouts.choose):
         layout = layouts.find(place, row)
+        # Once a file: how its columns were read, for the log and `capt data inspect`.
         if str(path) not in counts.columns:
             counts.columns[str(path)] = layout.describe()
             if layout.by_order and has_header(path):
@@ -197,6 +200,7 @@ def _table(
 def _pair(
     place: str, row: Mapping[str, Any], layout: Layout, texts: dict[str, str] | None, counts: Counts
 ) -> Pair | None:
+    # A query is never an id, even where documents are.
     queries = _documents(place, row, (layout.query,), None)
     prompt = None if layout.prompt is None else row.get(layout.prompt)
     if len(queries) > 1:
@@ -341,6 +345,7 @@ def _beir(folder: Path, split: str, counts: Counts) -> Iterator[tuple[str, Pair]
             f"{path}: no such file; split={split} is chosen, and there are {there}: choose another by data.split "
             "(capt data inspect: --split NAME)"
         )
+    # Query -> document -> place of the first judgement and grade of the last.
     judged: dict[str, dict[str, tuple[str, float]]] = {}
     for place, query, document, grade in read_qrels(path):
         of_query = judged.setdefault(query, {})
@@ -359,8 +364,10 @@ def _beir(folder: Path, split: str, counts: Counts) -> Iterator[tuple[str, Pair]
             raise DataError(f"{place}: query-id {shown(name)} is not in {queries}; add it, or drop its judgements")
         documents: tuple[list[str], list[str]] = ([], [])
         for document, (at, grade) in of_query.items():
+            # The flag as an index: 0 the relevant documents, 1 the others.
             documents[grade <= 0].extend(_documents(at, {"corpus-id": document}, ("corpus-id",), texts))
         row = {"query": asked[name], "corpus-id": documents[0], "not relevant": documents[1]}
+        # From here on a query of BEIR is a row like any other, with the same checks.
         if (pair := _pair(place, row, layout, None, counts)) is not None:
             yield place, pair
 
@@ -373,6 +380,7 @@ class _Meaning:
 
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
+        # A hash of eight bytes a row: the rows themselves might not fit into memory.
         self._rows = array("q")
         self._first: Pair | None = None
         self._one = {"query": True, "document": True, "score": True}
@@ -387,6 +395,7 @@ class _Meaning:
         self._one["query"] &= pair.query == first.query
         self._one["document"] &= pair.positives[:1] == first.positives[:1]
         self._one["score"] &= pair.score == first.score
+        # Once one text is no number, no further one is parsed.
         self._numeric["query"] &= self._numeric["query"] and is_number(pair.query)
         self._numeric["document"] &= self._numeric["document"] and all(map(is_number, pair.positives))
         self._own_negatives &= not pair.negatives
@@ -409,6 +418,7 @@ class _Meaning:
                     f"{name}: every {part} is a number, as {text}: is it an id? Texts of ids come by corpus; "
                     "columns={query: NAME, positive: NAME} chooses other columns"
                 )
+            # Scored pairs may share one of the two texts: their scores differ.
             if counts.used > 1 and self._one[part] and (first.score is None or all(self._one.values())):
                 raise DataError(
                     f"{name}: every {part} of {counts.used:,} rows is {text}: rows that do not differ teach nothing; "
@@ -424,6 +434,7 @@ class _Meaning:
                 f"{name}: every query equals its document: is one column named twice? To train on one column alone, "
                 "form=texts"
             )
+        # A single row may name a wrong negative; all rows say that the columns are swapped.
         if counts.used > 1 and counts.negative_is_positive >= counts.used and self._own_negatives:
             raise DataError(f"{name}: every negative equals a positive of its row: are the columns mixed up?")
         for remark in remarks:

@@ -110,6 +110,7 @@ def text_ids(tokenizer: TextTokenizer, texts: Sequence[str], side: Side) -> tupl
     special = tokenizer.special
     before = len(tokenizer.encode_batch([side.prompt])[0]) if side.prompt else 0
     length = side.length or max(8, min(_LENGTH, tokenizer.model_max_length - before))
+    # 2: `<s>` and `</s>`.
     if before > length - 2:
         raise ConfigError(
             f"the prompt {side.prompt[:60]!r} has {before} tokens, the text after it at most {length - 2}: "
@@ -160,9 +161,11 @@ def _sample(place: str, pair: Pair, source: PairFiles, tokenizer: TextTokenizer 
             shown.append(ShownText(role, text, [], [], False))
             continue
         side = source.query if role == "query" else source.document
+        # A row's own prompt takes the place of the source's.
         if role == "query" and pair.prompt is not None:
             side = replace(side, prompt=pair.prompt)
         (ids,), limit = text_ids(tokenizer, [text], side)
+        # The end of a long text is cut, and `</s>` stays the last token.
         read = ids if len(ids) <= limit else [*ids[: limit - 1], tokenizer.special.eos]
         pieces = [str(tokenizer.backend.id_to_token(i)) for i in read]
         shown.append(ShownText(role, text, read, pieces, len(ids) > limit))

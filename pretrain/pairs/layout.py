@@ -139,6 +139,7 @@ class Layouts:
     def _checked(self, place: str, row: Mapping[str, Any]) -> Layout:
         names = list(row)
         layout = self._by_name(names)
+        # Keys of JSON in another order than in the first row: roles stay as there.
         if layout is None and self._first is not None:
             first_place, first, first_names = self._first
             if first.by_order and set(names) == set(first_names):
@@ -161,6 +162,7 @@ class Layouts:
         if ids and not self._with_corpus:
             raise DataError(f"{place}: {ids[0]!r} holds ids; name the texts of the documents by corpus")
         layout = replace(layout, ignored=tuple(dict.fromkeys((*layout.ignored, *self._not_read))))
+        # The first row sets what kind of rows the file has.
         if self._first is None:
             self._first = (place, layout, tuple(names))
         elif layout.kind != self._first[1].kind:
@@ -177,6 +179,7 @@ class Layouts:
         known: dict[str, str] = {}  # usual name -> name
         for name in names:
             usual = _usual(name)
+            # A name that the user wrote, or that is usual as it stands, is not taken for another.
             is_free = name not in asked and usual not in names and usual not in known
             known[usual if is_free else name] = name
         layout = self._by_usual_name(list(known))
@@ -186,8 +189,10 @@ class Layouts:
         text = self._columns.get("text")
         if self._form == "texts" or text in names:
             known = (*self._columns_of("query", names),) if "query" in self._columns else ("text", "sentence")
+            # A role `text` that the user gave beats `text` and `sentence`.
             alone = next((name for name in (text, *(known if text is None else ())) if name in names), None)
             return None if alone is None else _with_ignored(Layout(alone), names)
+        # FlagEmbedding's names exactly; `positive` and the like do not count there.
         if self._form == "flagembedding":
             query, positives, negatives = (tuple({name} & set(names)) for name in ("query", "pos", "neg"))
         else:
@@ -215,6 +220,7 @@ class Layouts:
             wanted = tuple(name.strip() for name in self._columns[role].split(","))
             return tuple(name for name in wanted if name in names)
         known = next(((name,) for name in ROLES[role] if name in names), ())
+        # `negative_2` before `negative_10`: by number.
         numbered = []
         for name in names:
             match = _NUMBERED.fullmatch(name)
@@ -234,19 +240,24 @@ class Layouts:
                 f"{place.rpartition(':')[0]}, line 1: {shown(wrong, 60)} is not a name of a column: the first line "
                 "names them, as anchor and positive; put such a line above the texts"
             )
+        # Row numbers and ids, as pandas and hubs write them, are no texts.
         rest = [name for name in names if not _NUMBER_OF_ROW.fullmatch(name) and _usual(name) not in LABELS]
         # in a file without types, a number is a text that reads as one
         texts = [n for n in rest if not is_number(row[n]) or (isinstance(row[n], str) and not self._has_header)]
         has_score = self._form in ("auto", "scores")
+        # Three columns of which two are texts: the third is the score, as sentence-transformers has it.
         score = rest[2] if has_score and len(rest) == 3 and texts == rest[:2] else None
         is_label = has_score and score is None and len(texts) == 2
         labels = [name for name in names if _usual(name) in LABELS]
         label = labels[0] if is_label and labels else None
         numbers = [name for name in rest if name not in texts and name != score]
         roles = ("query", "positive", *["negative"] * len(texts))
+        # A name that is known for another role contradicts the order.
         mixed = next((n for n, role in zip(texts, roles, strict=False) if _role(n) not in (None, role)), None)
+        # `text` beside other texts may be the only one that is meant; form=columns says that it is not.
         is_one_of_many = len(texts) > 1 and any(_usual(name) in ("text", "sentence") for name in texts)
         ambiguous = is_one_of_many and self._form != "columns"
+        # One text and a label are data for classification, not for pairs.
         with_label = len(texts) == 1 and bool(labels) and self._form != "texts"
         if not texts or numbers or mixed or ambiguous or with_label or self._form == "flagembedding":
             raise DataError(f"{place}: {_no_layout(self._form, names)}")
@@ -311,6 +322,7 @@ def _refuse_written_lists(place: str, row: Mapping[str, Any], layout: Layout) ->
     """Refuse a cell that a program has filled with the text of a list: ``['a', 'b']``."""
     for name in (*layout.positives, *layout.negatives):
         cell = row.get(name)
+        # A longer text is hardly a list, and would take long to parse.
         if isinstance(cell, str) and _LIST.match(cell) and cell.rstrip().endswith("]") and len(cell) < 100_000:
             try:
                 value = ast.literal_eval(cell.strip())

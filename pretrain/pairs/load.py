@@ -83,6 +83,7 @@ def load_model(path: Path) -> LoadedModel:
     checkpoint = find_best(path)
     job = open_checkpoint(checkpoint, PairJob, "capt_pairs")
     model = load_module(checkpoint, "model", lambda: _build(job, checkpoint))
+    # Evaluation and export know plain encoders alone.
     if job.model.lora is not None:
         merge_lora(model.encoder.model)
     return LoadedModel(checkpoint, model.eval(), load_tokenizer(checkpoint / "tokenizer"), job)
@@ -127,6 +128,7 @@ def _pooling_of(folder: Path) -> Pooling | None:
     if not path.is_file():
         return None
     config = read_json(path)
+    # Newer releases write one key, older ones a flag for each way.
     if "pooling_mode" in config:
         modes = config["pooling_mode"]
         named = modes if isinstance(modes, list) else [modes]
@@ -147,6 +149,7 @@ def left_behind(init: Path, data: PairData) -> list[str]:
     said = []
     if (folder / "modules.json").is_file():
         modules = safe_files.read_json(folder / "modules.json", limit=100_000, error=CheckpointError)
+        # `sentence_transformers.models.Pooling` -> `Pooling`.
         kinds = [str(module.get("type")).rpartition(".")[2] for module in modules if isinstance(module, dict)]
         if others := [kind for kind in kinds if kind not in _TAKEN]:
             said.append(f"{', '.join(map(shown, others))}: the vectors begin as those of encoder and pooling alone")

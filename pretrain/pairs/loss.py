@@ -52,6 +52,7 @@ def parts_of(sources: Sequence[SourceRows], step_rows: Sequence[int]) -> tuple[P
     for number, rows in enumerate(step_rows):
         if rows:
             loss, in_batch = sources[number].loss, sources[number].source.in_batch
+            # -1: all sources of the contrast are one part; a scored source is told apart by its number.
             name = (loss, not in_batch, -1) if loss == "contrast" else (loss, False, number)
             groups.setdefault(name, []).append(number)
     return tuple(
@@ -102,12 +103,14 @@ class PairViews(Views):
     def joined(cls, views: Sequence[Any], tensors: Sequence[Tensor]) -> Any:
         """The views of all samples; see `Views.joined`."""
         s, s_hat, *rest = tensors
+        # The order of `tensors`: negatives come before a learned temperature.
         negatives = rest.pop(0) if views[0].negatives is not None else None
         whole = super().joined(views, [s, s_hat, *rest])
         together: dict[str, Any] = {}
         for name in ("negative_ids", "sources", "temperatures", "scores", "teacher", "negative_teacher"):
             values = [getattr(each, name) for each in views]
             together[name] = None if values[0] is None else torch.cat(values)
+        # Owners count within their own micro-batch, and are shifted to the rows of all.
         owners = None
         if views[0].owners is not None:
             owners = torch.cat([
@@ -118,6 +121,7 @@ class PairViews(Views):
 
     def chosen(self, rows: Int[Tensor, " m"]) -> PairViews:
         """The views of some rows with their negatives."""
+        # New place of each row; negatives whose query is not chosen go with it.
         place = torch.full_like(self.ids, -1)
         place[rows] = torch.arange(len(rows), device=rows.device)
         names: dict[str, Tensor] = dict.fromkeys(
@@ -167,6 +171,7 @@ class PairTerm(ContrastTerm):
         for part in views.parts:
             alone = len(views.parts) == 1
             some = views if alone else views.of(part)
+            # The sources of a part fall unevenly on the ranks; the rows of a whole step do not.
             options = replace(options_of(self.section), equal_rows=alone)
             one = part.temperature or views.temperature
             # A scored source is a part of its own, whose rows of all ranks have one temperature.
@@ -187,6 +192,7 @@ class PairTerm(ContrastTerm):
                 found.setdefault("loss/distillation", []).append((part.taught, taught.detach()))
                 total = total + self._distillation.weight * part.taught * taught
         for name, values in found.items():
+            # A step may have several parts of one loss; the report is their mean over rows.
             mean = sum(share * value for share, value in values) / sum(share for share, _ in values)
             self._found.setdefault(name, []).append(torch.as_tensor(mean))
         if self.section.momentum is None:
@@ -200,6 +206,7 @@ class PairTerm(ContrastTerm):
         queue = self.queue if step >= self.section.queue_start else None
         masks = self.section.mask_duplicates
         if part.own_alone:
+            # The query sees its own negatives alone, so all that concerns other candidates is off.
             queue = None
             options = replace(options, directions="infonce", in_batch="none", hardness=0.0, queue_share=None)
 
@@ -219,6 +226,7 @@ class PairTerm(ContrastTerm):
 
     def _distilled(self, views: PairViews, part: Part, options: ContrastOptions, temperature: float | Tensor) -> Tensor:
         assert views.teacher is not None
+        # Some rows of the part have no teacher: these are left out, and ranks no longer have equally many.
         if part.taught < part.share:
             rows = views.teacher.isfinite().nonzero()[:, 0]
             views, options = views.chosen(rows), replace(options, equal_rows=False)

@@ -41,8 +41,10 @@ class PooledEncoder(nn.Module):
             hidden = self.model(tokens, padded=padded)
             return mean_over_tokens(hidden, tokens, self.model.pad_id) if padded else hidden.mean(1)
         if self.pooling == "cls":
+            # Only one state of a text is read, and the last layer may leave out the others.
             rows = torch.zeros_like(tokens[:, :1])
         else:
+            # Padding is on the right: the last token is where the real ones end.
             rows = (tokens != self.model.pad_id).sum(1, keepdim=True) - 1
         return self.model(tokens, padded=padded, rows=rows)[:, 0]  # type: ignore[no-any-return]
 

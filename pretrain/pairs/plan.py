@@ -49,6 +49,7 @@ class _Batch(PairBatch):
         labels = torch.zeros(2 * n * predicted, dtype=torch.int64)
         return cls(
             tokens=none, lengths=none, ids=ids, keys=ids,
+            # From 2**30 on, so that no negative has the id of a pair.
             negative_keys=torch.arange(n * shape.negatives) + (1 << 30), owners=ids.repeat_interleave(shape.negatives),
             contents=none, sources=torch.zeros_like(ids), scores=no_score, teacher=no_score, negative_teacher=no_score,
             masked=labels, masked_lengths=none, labels=labels,
@@ -91,6 +92,7 @@ class RehearsedTask(PairTask):
     """The task over no pairs, on tensors without data."""
 
     def __init__(self, job: PairJob, hf_config: dict[str, Any]) -> None:
+        # Not `PairTask.__init__`, which loads the encoder and reads the pairs.
         ContrastTask.__init__(self, job)
         self._hf_config = hf_config
         with torch.device("meta"):
@@ -140,6 +142,7 @@ def rehearse(job: PairJob, world: int) -> Rehearsal:
     tokens = job.batch.global_ * (shape.query + (1 + shape.negatives) * shape.document)
     lengths = f"every query of {shape.query} tokens and document of {shape.document}, the longest that the job allows"
     if job.batch.micro_tokens is not None:
+        # The batch that is rehearsed has the size of batch.micro.
         assumed = (*assumed, f"micro-batches of {n} pairs (batch.micro), for batch.micro_tokens depends on the texts")
     batch = _Batch.of(n, shape, masked, tokens, job.batch.global_)
     return Rehearsal(task, batch, (*assumed, lengths), longest=True)

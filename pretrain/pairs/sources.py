@@ -93,6 +93,7 @@ class Lists:
 
     def places(self, rows: Numbers, first: Numbers, number: Numbers) -> Int64[np.ndarray, " taken"]:
         """Where ``number`` values of each of some rows lie, from place ``first`` on and round to its beginning."""
+        # Row of each value that is taken, and which one of that row's it is.
         owners = np.repeat(np.arange(len(rows)), number)
         within = np.arange(len(owners)) - np.repeat(np.cumsum(number) - number, number)
         round_ = (first[owners] + within) % self.counts(rows)[owners]
@@ -144,6 +145,7 @@ class SourceRows:
         values = self.positives.values
         if len(values) != len(self):
             return False
+        # In blocks: the arrays are mapped files, and a comparison of all at once would copy them.
         blocks = (slice(first, first + _BLOCK) for first in range(0, len(self), _BLOCK))
         return all(
             bool((self.documents.keys[values[block]] == self.queries.keys[self.query[block]]).all()) for block in blocks

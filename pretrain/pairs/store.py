@@ -143,6 +143,7 @@ class _Side:
 
     def number(self, text: str, prompt: str, place: str) -> int:
         """The number of a text with its prompt, a new one where it has none yet."""
+        # The same text behind another prompt is another text; no text holds a NUL, so the two do not run together.
         content = f"{prompt}\0{text}".encode(errors="surrogatepass")
         name = hashlib.blake2b(content, digest_size=16).digest()
         number = self._numbers.setdefault(name, len(self._numbers))
@@ -161,6 +162,7 @@ class _Side:
         starts = array("q")
         for (prompt, _), ids in zip(waiting, encoded, strict=True):
             longest = self.longest(prompt)
+            # 2: `<s>` and `</s>`.
             self.cut += len(ids) + 2 > longest
             kept = ids[: longest - 2]
             parts += [[special.bos], kept, [special.eos]]
@@ -169,6 +171,7 @@ class _Side:
         if parts:
             self.ids.write(np.concatenate(parts))
         self.starts.extend(starts)
+        # The key is of the text alone: documents are equal whatever prompt stands before them.
         self.keys.write(np.array([text_key(text) for _, text in waiting], dtype=np.int64))
         waiting.clear()
 
@@ -199,6 +202,7 @@ class RowsWriter:
             _Side(folder, name, tokenizer, length, max_positions, f"source {source.name}, {name}")
             for name, length in zip(("queries", "documents"), lengths, strict=True)
         ]
+        # A prompt that does not fit the length is refused before a row is read.
         for side, prompt in zip(self._sides, (source.prompts.query, source.prompts.document), strict=True):
             side.longest(prompt)
         names = ("query", "positives", "positive_starts", "negatives", "negative_starts")
@@ -246,6 +250,7 @@ class RowsWriter:
         columns = self._columns
         # Texts are stored once and rows refer to them by number; the columns of a row are of varying length.
         columns["query"].append(queries.number(pair.query, query_prompt, place))
+        # The first score counts where a document is named twice.
         given = pair.positive_scores or (float("nan"),) * len(own)
         mine = dict(zip(reversed(own), reversed(given), strict=True))
         order = list(dict.fromkeys(own))
@@ -315,6 +320,7 @@ class RowsWriter:
             del columns["positive_scores"], columns["negative_scores"]
         for side in self._sides:
             columns |= {column.name: column for column in (side.ids, side.starts, side.keys)}
+        # The digest goes by column, whatever the order in which they were filled.
         self._arrays = {name: column.finish() for name, column in columns.items()}
         digest = hashlib.sha256("".join(columns[name].digest() for name in sorted(columns)).encode()).hexdigest()
         notes = {
@@ -367,6 +373,7 @@ def open_rows(folder: Path, source: PairSource) -> tuple[SourceRows, RowsRecord]
         path, dtype = folder / f"{name}.bin", np.dtype(kind)
         if not path.is_file() or path.stat().st_size != length * dtype.itemsize:
             raise DataError(f"{path} is missing or damaged: remove {folder}, it is then written anew")
+        # An empty file cannot be mapped.
         mapped = np.memmap(path, dtype, "r", shape=(length,)) if length else np.zeros(0, dtype)
         arrays[name] = np.asarray(mapped)
     return _rows_of(source, arrays, record), record
@@ -411,9 +418,11 @@ def prepare_source(
     source = source.model_copy(update={"name": what or source.name})
     ranks = verifier.ranks
     inputs = [*files, *([] if source.corpus is None else [source.corpus])]
+    # A data set of the hub has no files here to hash: every start encodes it anew, under a name of its own.
     is_known = all(path.exists() for path in inputs)
     content = verifier.digests([part for path in inputs for part in _files_of(path)]) if is_known else []
     launch = "" if is_known else ranks.broadcast(uuid.uuid4().hex)
+    # Keys that do not change a token, such as the weight, do not make another folder.
     settings = source.model_dump(mode="json", exclude={"name", "files", "weight", "temperature", "corpus"})
     recipe = [_VERSION, content, [str(path) for path in inputs], settings, fraction, tokenizer.fingerprint]
     name = hashlib.sha256(json.dumps([*recipe, max_positions]).encode()).hexdigest()[:32]
@@ -425,6 +434,7 @@ def prepare_source(
         _write(source, files, fraction, tokenizer, max_positions, folder, launch)
         wrote = True
 
+    # An error on the rank that writes reaches the ranks that wait.
     with ranks.synchronize_errors():
         make_once(folder.with_name(f".{folder.name}.lock"), lambda: _is_written(folder, launch), make)
         opened = {split: open_rows(folder / split, source) for split in _SPLITS if (folder / split).is_dir()}
@@ -459,6 +469,7 @@ def _write(
     pairs = pairs_of(source, files, counts)
     with new_folder(folder, replace=folder.exists()) as partial:
         writers: dict[str, RowsWriter] = {}
+        # Both splits in one pass over the files.
         for place, pair, is_held_out in split_pairs(pairs, fraction):
             split = _SPLITS[is_held_out]
             if split not in writers:
@@ -488,6 +499,7 @@ def split_pairs(pairs: Pairs, fraction: float) -> Iterator[tuple[str, Pair, bool
     for place, pair in pairs:
         is_held_out = False
         if fraction:
+            # A key has 63 bits, mixing spreads it over 64; the comparison with a share of all needs that.
             is_held_out = int(mix64(np.array([text_key(pair.query)], dtype=np.uint64))[0]) < fraction * 2**64
         yield place, pair, is_held_out
 

@@ -53,6 +53,7 @@ def read_table(path: Path, split: str = "train", choose: Choose = list) -> Itera
         yield from _data_set(str(path), None, split, choose)
     elif path.exists() or path.is_symlink():
         yield from _file(path, choose)
+    # A mistyped path, whose first folder is there, is not taken for a data set of the hub.
     elif _HUB_ID.fullmatch(str(path)) and not Path(path.parts[0]).exists() and _suffix(path) not in SUFFIXES:
         user, name, *subset = path.parts
         yield from _data_set(f"{user}/{name}", subset[0] if subset else None, split, choose)
@@ -106,12 +107,15 @@ def read_qrels(path: Path) -> Iterator[tuple[str, str, str, float]]:
     """
     order: tuple[int, ...] | None = None
     for number, line in enumerate(read_lines([path]), start=1):
+        # Tabs as in BEIR, or any blanks as in trec.
         cells = [cell.strip() for cell in (line.split("\t") if "\t" in line else line.split())]
         if not line.strip():
             continue
+        # A first line whose last cell is a word and no score.
         if number == 1 and _HEADER_END.fullmatch(cells[-1]):
             known = (QUERY_IDS, DOCUMENT_IDS, ("score", "relevance", "rel", "label"))
             found = [next((i for i, cell in enumerate(cells) if cell.lower() in names), -1) for names in known]
+            # Names that are not known leave the usual order.
             order = None if -1 in found else tuple(found)
             width = len(cells)
             continue
@@ -119,6 +123,7 @@ def read_qrels(path: Path) -> Iterator[tuple[str, str, str, float]]:
             raise DataError(f"{path}, line {number}: {len(cells)} columns; the header has {width}: complete the row")
         if order is None and len(cells) not in (3, 4):
             raise DataError(f"{path}, line {number}: query-id, corpus-id and a whole number as score are expected")
+        # trec has four columns, of which the second is the iteration, which nothing reads.
         query, document, score = (cells[i] for i in order or ((0, 1, 2) if len(cells) == 3 else (0, 2, 3)))
         if not (query and document and _GRADE.fullmatch(score)):
             has = ", ".join(shown(cell, 40) for cell in (query, document, score))
@@ -230,8 +235,10 @@ def number_of(place: str, value: Any, column: str) -> float:
     """A finite number, also one written as text."""
     if isinstance(value, Decimal) or (isinstance(value, str) and is_number(value)):
         value = float(value)
+    # `bool` is an `int` in Python, and no score.
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise DataError(f"{place}: {column!r} must be a number, it holds {shown(value, 40)}; are the columns mixed up?")
+    # `isfinite` raises OverflowError for an integer beyond float64.
     if (isinstance(value, int) and value.bit_length() > 64) or not math.isfinite(value):
         raise DataError(
             f"{place}: {column!r} is {shown(value, 40)}, and not a finite number; correct it, or remove the row"

@@ -74,6 +74,7 @@ class PairTask(ContrastTask[PairBatch]):
         pooling: Pooling = pooling_of_init(section.init) if section.pooling == "auto" else section.pooling
         for remark in left_behind(section.init, job.data):
             logger.warning("%s", remark)
+        # A checkpoint then says by itself what encoder and pooling it has, without model.init.
         update = {"encoder": self._backbone.hf_config, "pooling": pooling}
         self.job = job.model_copy(update={"model": section.model_copy(update=update)})
         self.tokenizer, self._pooling = self._backbone.tokenizer, pooling
@@ -91,6 +92,7 @@ class PairTask(ContrastTask[PairBatch]):
         encoder = (self.tokenizer, self._backbone.encoder.max_positions)
         train, held_out = [], []
         for source in data.each():
+            # A file that is missing on one rank is an error on all, not a hang.
             with verifier.ranks.synchronize_errors():
                 files = source.paths()
             prepared = prepare_source(source, files, fraction, *encoder, verifier)
@@ -126,12 +128,14 @@ class PairTask(ContrastTask[PairBatch]):
                 "source %s: %s of the rows are not used; data.negatives is 0, and says how many a query takes a step",
                 source.name, counted(record.unused, "hard negative"),
             )  # fmt: skip
+        # Before the first step: a row over the budget may come after hours.
         most = pairs.most_tokens
         if (budget := self.job.batch.micro_tokens) is not None and most > budget:
             raise DataError(
                 f"source {source.name}: a row may have {most:,} tokens, and batch.micro_tokens is {budget:,}: set "
                 f"batch.micro_tokens={most} or more, or allow shorter texts (data.sequence_length) or fewer negatives"
             )
+        # Without dropout the two views of one text are the same vector, and teach nothing about it.
         alike = source.view != "corrupted" and not (section.dropout or section.attention_dropout)
         if alike and pairs.scores is None and pairs.is_one_column:
             raise ConfigError(
@@ -159,6 +163,7 @@ class PairTask(ContrastTask[PairBatch]):
         batch, mixed = self.job.batch.global_, self.job.data.batches == "mixed"
         total = sum(pairs.source.weight for pairs in sources)
         for pairs in sources:
+            # A mixed step has of a source its share, to one sample.
             most = min(batch, math.ceil(batch * pairs.source.weight / total) + 1) if mixed else batch
             if len(pairs) < most:
                 fewer = "lower its weight, or batch.global" if mixed else f"set batch.global to {len(pairs):,} or fewer"
@@ -175,6 +180,7 @@ class PairTask(ContrastTask[PairBatch]):
     def _pools(self, held_out: list[SourceRows]) -> Pools:
         """What validation looks at, with a word about what of it is trained on too."""
         pools = pools_of(held_out, self.job.validate_.samples)
+        # Once: every rank has the same texts, and the comparison reads all keys.
         if distributed.rank() == 0 and (there := pools.keys()):
             counts = {}
             for what, texts in (("query", "queries"), ("document", "documents")):
@@ -227,6 +233,7 @@ class PairTask(ContrastTask[PairBatch]):
 
     def step_assembler(self, batch: int, parts: int, world: int, rank: int) -> Callable[[int, int], list[PairBatch]]:
         """What makes the micro-batches of ``rank``: ``parts``, or what ``batch.micro_tokens`` takes in each step."""
+        # Micro-batches of different lengths leave the loss as it is only where the contrast is over the whole step.
         budget = self.job.batch.micro_tokens
         cached = budget is not None or self.job.contrast.is_cached(parts)
         assembler = Assembler(
@@ -254,6 +261,7 @@ class PairTask(ContrastTask[PairBatch]):
         """The order of `Sampler`, or of `BlockMixtureSampler` where there are several sources."""
         order = super().sample_order()
         sampler = self._sampler()
+        # A single source needs nothing beyond the size and the seed.
         if isinstance(sampler, Sampler):
             return order
         return replace(order, sizes=sampler.sizes, weights=sampler.weights, block=sampler.block, mixed=sampler.mixed)
@@ -337,6 +345,7 @@ class PairTask(ContrastTask[PairBatch]):
         """One optimizer step; see `ContrastTask.step`. Every loss is reported by itself, without its weight."""
         report = super().step(engines, batch, progress)
         assert isinstance(self.contrast, PairTerm)
+        # `take_losses` reports the contrast too, beside the losses of the other parts.
         return {
             name: value for name, value in report.items() if name != self.contrast_loss
         } | self.contrast.take_losses()
@@ -374,6 +383,7 @@ class PairTask(ContrastTask[PairBatch]):
         """Unit rows of a batch of texts."""
         engine = engines["model"]
         texts = padded([np.array(row) for row in ids], self._backbone.encoder.pad_id, engine.device)
+        # Step 0: the rows do not depend on the temperature.
         output: PairOutput = engine([texts], step=0)
         return output.rows[0]
 
@@ -394,6 +404,7 @@ class PairTask(ContrastTask[PairBatch]):
         weights = [pairs.source.weight for pairs in self.sources]
         per_pair = [self._flops_per_pair(pairs) for pairs in self.sources]
         mean = sum(w * f for w, f in zip(weights, per_pair, strict=True)) / sum(weights)
+        # 3: a backward pass costs two forward passes.
         return 3.0 * self.job.batch.global_ * mean
 
     def _flops_per_pair(self, pairs: SourceRows) -> float:
@@ -402,8 +413,10 @@ class PairTask(ContrastTask[PairBatch]):
         once = encoder.flops(query) + (1 + negatives) * encoder.flops(document)
         if not self.job.mlm.weight:
             return once
+        # One column is one text: it is masked once.
         both = [query] if pairs.is_one_column else [query, document]
         masked = [document] if pairs.source.view == "corrupted" else both
+        # The dense layer and the vocabulary, at masked tokens alone; a multiplication and an addition each.
         head = 2.0 * encoder.hidden_size * (encoder.hidden_size + encoder.vocab_size) * self.job.corruption.highest_rate
         return once + sum(encoder.flops(length) + length * head for length in masked)
 
@@ -419,6 +432,7 @@ class PairTask(ContrastTask[PairBatch]):
         """
         super().load_state(folder, state)
         batch = state.get("batch")
+        # A single source has the same order for any batch.
         if len(self.sources) > 1 and batch != self.job.batch.global_:
             raise CheckpointError(
                 f"{folder}: trained with batch.global {batch}, this job has {self.job.batch.global_}: sources take "
@@ -445,6 +459,7 @@ _MOST_COMPARED = 1 << 20
 
 def is_told_apart(pairs: SourceRows) -> bool:
     """Whether any two rows share neither query nor document, directly or through others."""
+    # One row for each positive, so that a positive that two rows share links them.
     owners = np.repeat(np.arange(len(pairs)), np.diff(pairs.positives.starts))
     documents = pairs.documents.keys[pairs.positives.values]
     keys, _ = shared_keys(pairs.queries.keys[pairs.query[owners]], documents, np.zeros(0, dtype=np.int64))

@@ -74,6 +74,7 @@ def pool_of(sources: Sequence[SourceRows], limit: int) -> Pool:
     documents: list[np.ndarray] = []
     keys: list[tuple[np.ndarray, np.ndarray]] = []
     scores: list[np.ndarray] = []
+    # Evenly spread over all sources, so that each has its share.
     chosen = np.arange(total) if total <= limit else np.arange(limit) * total // limit
     first = 0
     for source in sources:
@@ -128,6 +129,7 @@ def _retrieval_report(
     keys = [torch.from_numpy(keys[order]).to(q.device) for keys in (pool.query_keys, pool.document_keys)]
     report = {"loss/pairs": pool_loss(q, d, *keys, temperature=temperature), "validation_samples": float(len(pool))}
     for width in (None, *widths):
+        # A cut vector is no unit row any more.
         cut = [rows if width is None else normalize(rows[:, :width], dim=1) for rows in (q, d)]
         for name, (a, b) in {"to_document": (0, 1), "to_query": (1, 0)}.items():
             for metric, value in retrieval(cut[a], cut[b], *keys).items():
@@ -150,6 +152,7 @@ def _encoded(
         queries, documents = engine(texts, step=0).rows
         found.update(queries[:valid], documents[:valid])
     q, d = (normalize(rows.double(), dim=1) for rows in found.gather())
+    # Rank `r` has the pairs r, r + world, ...; `gather` puts the ranks one after another.
     return q, d, np.concatenate([np.arange(first, len(pool), world) for first in range(world)])
 
 
@@ -196,5 +199,6 @@ def _blocks(queries: Tensor, keys: Tensor, ids: Sequence[Tensor]) -> Iterator[tu
         for values in ids:
             same |= values[rows, None] == values[None]
         own = torch.arange(len(same), device=queries.device)
+        # A pair shares its ids with itself, and is the right answer.
         same[own, own + start] = False
         yield rows, (queries[rows] @ keys.T).masked_fill(same, -torch.inf)
