@@ -70,12 +70,14 @@ def prepare_plan(
     worker = PreparationWorker(plan)
     for split in plan.splits:
         worker.target.require_free(split)
+    # The set is there: is it the same? Only the hashes of the text can tell.
     if worker.target.manifest(plan.splits[0]) is not None:
         worker.load_hashes(verifier)
         is_there = worker.is_finished()
     else:
         is_there = False
     if not is_there:
+        # More processes than units would find nothing to do.
         workers = min(workers, max(1, len(plan.units)))
         if workers == 1:
             worker.run(progress)
@@ -104,6 +106,7 @@ class PreparationWorker:
         plan = self.plan
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            # Each phase begins when every task of the one before is done, here or in another process.
             leases = Leases(self.folder / "leases")
             leases.share([self._hash_task(sources) for sources in self._hashed])
             if self.is_finished():
@@ -248,6 +251,7 @@ class PreparationWorker:
                 held_out=plan.data.validation_fraction,
                 has_first=number == 0,
             )
+            # After the part is written: a file that changed on the way makes no part.
             if plan.units:
                 _require_same(plan.units[number])
 
@@ -259,10 +263,12 @@ class PreparationWorker:
         """Decide which documents stay, and write for each split the tokens and documents of each part that do."""
         records, steps = self._records, self.plan.filters
         with_text = {source for source, counts in self._by_source() if counts.documents}
+        # A file in several units may have all its text in one of them.
         for source in self.plan.sources:
             if source not in with_text:
                 raise no_text(source.file)
         with new_folder(self._kept) as folder:
+            # Filters of single documents were applied in the parts; duplicates need all of them.
             kept = choose(self._parts, [record.kept for record in records], steps) if steps.compares else None
             if kept is not None:
                 kept.mask.tofile(folder / "mask")
@@ -273,6 +279,7 @@ class PreparationWorker:
                 rows = [tokens, np.array([count.documents for count in counts], dtype=np.int64)]
                 if kept is not None:
                     stream = ShardStream(self._parts, split, tokens, self._dtype, self._by_part(kept.mask))
+                    # Tokens and documents of each part that stay.
                     rows = list(np.array([stream.counts(part) for part in range(len(counts))]).T)
                 np.save(folder / f"{split}.npy", np.stack(rows))
 
@@ -300,6 +307,7 @@ class PreparationWorker:
     def _splits_to_write(self) -> list[Split]:
         """The splits that have text and are not there, that of the training last."""
         found: list[Split] = []
+        # `is_finished` looks at the training set, so it comes last.
         for split in reversed(self.plan.splits):
             if not self._is_there(split):
                 if self._stream(split)[0].total:
@@ -329,6 +337,7 @@ class PreparationWorker:
             record = self._record_of(split, name)
 
             def run() -> None:
+                # A name of its own: a process that was taken for dead may be making the same file.
                 partial = self._place / "partial" / secrets.token_hex(8)
                 written = write_file(stream, name, self.plan.shard_tokens, partial)
                 taken = self.target.take(split, partial / name, written, self._gathered(split))
@@ -356,6 +365,7 @@ class PreparationWorker:
                 self.target.put_card(made)
             files = {name: read_record(WrittenFile, self._record_of(split, name)) for name in self._names(stream)}
             if lost := self.target.lost(split, files):
+                # Forget what was lost, so that the next run makes it again.
                 for name in lost:
                     self._record_of(split, name).unlink()
                 raise DataError(
@@ -384,6 +394,7 @@ class PreparationWorker:
         without: dict[str, int] = {}
         for source, counts in self._by_source():
             without[str(source.file)] = without.get(str(source.file), 0) + counts.rows_without_text
+        # Text that is not in files is one corpus with one record.
         if not self.plan.units:
             without[str(self.contents[0]["name"])] = self._records[0].sources[0].rows_without_text
         return [

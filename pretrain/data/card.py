@@ -70,6 +70,7 @@ def card_of(
     """
     left = sum(record.documents for record in records)
     steps = []
+    # A comparing step counts over all parts, a filter within each.
     for name in plan.filters.names:
         count = removed.get(name, sum(record.removed.get(name, 0) for record in records))
         left -= count
@@ -93,6 +94,7 @@ def card_of(
 
 def _compared_text(plan: Plan, parts: Sequence[Path], records: Sequence[PartRecord], number: int) -> str:
     """The beginning of a document that was compared, as its tokens say it."""
+    # The document is numbered over all parts; find its part, then its file.
     ends = np.cumsum([record.kept for record in records])
     part = int(np.searchsorted(ends, number, side="right"))
     document = number - int(ends[part] - records[part].kept)

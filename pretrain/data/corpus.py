@@ -133,6 +133,7 @@ class Part(Corpus):
         for index, passage in enumerate(self._corpus):
             self.position = self._corpus.position
             if (index > 0 and is_held_out(passage.text, self._fraction)) == self._held_out:
+                # A passage after one of the other side begins a document: it continues nothing that was given.
                 yield replace(passage, starts=passage.starts or after_gap)
                 after_gap = False
             else:
@@ -162,6 +163,7 @@ def passages_of(pieces: Iterable[Piece]) -> Iterator[Passage]:
         text += piece
         at = 0
         while len(text) - at > PASSAGE:
+            # From the second character on, or an empty passage would follow another without end.
             line_end, space = text.rfind("\n", at + 1, at + PASSAGE), text.rfind(" ", at + 1, at + PASSAGE)
             cut = line_end if line_end > 0 else space if space > 0 else at + PASSAGE
             yield Passage(text[at:cut], starts)

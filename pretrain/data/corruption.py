@@ -109,16 +109,20 @@ class MaskSpans:
         column = np.arange(tokens.shape[1])
         budget = np.minimum(count, free.sum(axis=1))[:, None]
         lengths = 1 + np.searchsorted(self._cumulative, length, side="right")
+        # The span that reaches the budget is shortened, those behind it get length 0.
         lengths = np.clip(budget - (np.cumsum(lengths, axis=1) - lengths), 0, lengths)
         # A row's free tokens are a line of items: a span is one item, and so is each token left over. A random set of
         # items to be the spans is a uniformly random placement.
         spans = (lengths > 0).sum(axis=1, keepdims=True)
         items = free.sum(axis=1, keepdims=True) - budget + spans
+        # Random ranks among the items of the row; the columns behind them are no items.
         order = np.argsort(np.where(column < items, place, np.inf), axis=1)
         size, is_span = np.empty_like(lengths), np.empty(tokens.shape, dtype=bool)
+        # A span is as long as drawn, a token left over 1, what is no item 0.
         np.put_along_axis(size, order, np.where(column < spans, lengths, column < items), axis=1)
         np.put_along_axis(is_span, order, column < spans, axis=1)
         chosen, shared_kind = np.zeros(tokens.shape, dtype=bool), np.zeros(tokens.shape)
+        # The sizes of a row sum to its free tokens, so rows can be filled end to end.
         chosen[free] = np.repeat(is_span, size.ravel())
         shared_kind[free] = np.repeat(kind, size.ravel())
         return self._overwrite(tokens, chosen, shared_kind, draw), chosen
@@ -141,6 +145,7 @@ class Shuffle:
         walls = np.cumsum(~free, axis=1) + np.cumsum(~free, axis=1) - ~free
         order = np.argsort(np.arange(tokens.shape[1]) + self._reach * (walls + jump * free), axis=1)
         noisy = np.take_along_axis(tokens, order, axis=1)
+        # A token that stays where it is, or changes place with its like, predicts nothing.
         return noisy, _choose(noisy != tokens, count, score)
 
 
@@ -173,6 +178,7 @@ class Corruptor:
         """
         rate = self._rate if rate is None else rate
         free = self._ordinary[tokens]
+        # Never more than the label slots, whose number depends on the length alone.
         count = np.minimum(np.rint(rate * free.sum(axis=1)).astype(np.int64), round(rate * (self._length - 2)))
         noisy, chosen = tokens, np.zeros(tokens.shape, dtype=bool)
         for corruption in self._corruptions:
@@ -180,10 +186,12 @@ class Corruptor:
             chosen |= more
         rows, columns = np.nonzero(chosen)
         used = chosen.sum(axis=1)
+        # Number of each chosen position within its row.
         slot = np.arange(len(rows)) - np.repeat(np.cumsum(used) - used, used)
         positions = np.zeros((len(tokens), self._slots(rate)), dtype=np.int64)
         labels = np.full_like(positions, IGNORE)
         positions[rows, slot] = columns
+        # Labels are the tokens of the plain text, not those of an earlier corruption.
         labels[rows, slot] = tokens[rows, columns]
         return Corrupted(noisy, positions, labels)
 

@@ -38,6 +38,7 @@ def records(
             yield number, quoted.seen(number, line.split(separator) if line else [])
         quoted.report()
         return
+    # Python's own limit is 128 Ki characters a cell.
     csv.field_size_limit(LONGEST_LINE)
     reader = csv.reader((f"{line}\n" for line in lines), delimiter=separator, strict=True)
     quoted = _QuotedCells(path, "write no space before the quotes", behind=" ")
@@ -45,6 +46,7 @@ def records(
     try:
         for cells in reader:
             yield begin, quoted.seen(begin, cells)
+            # A row between quotes may have several lines; the next one begins behind them.
             begin = reader.line_num + 1
     except csv.Error as error:
         raise DataError(
@@ -59,6 +61,7 @@ def _rows(path: object, lines: Iterable[str], separator: str, *, quotes: bool) -
     for number, cells in records(path, lines, separator, quotes=quotes):
         if header is None:
             header = _header(path, cells, separator)
+        # In a table of one column a blank line is an empty cell.
         elif cells or len(header) == 1:
             yield f"{path}:{number}", _cells(path, number, header, cells or [""])
 

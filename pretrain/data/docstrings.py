@@ -89,6 +89,7 @@ def docstring_file(
     ``progress`` gets the number of files read and of all files. Raises ``DataError`` when there is no docstring at all.
     """
     files = [path for folder in (folders or python_folders()) for path in _python_files(folder)]
+    # Names and sizes stand for the content: no file is opened to see that the cache is good.
     listing = [(str(path), path.stat().st_size) for path in files]
     key = hashlib.sha256(json.dumps([_FORMAT, sys.version_info[:2], listing]).encode()).hexdigest()[:16]
     path = cache / f"docstrings-{key}.txt"
@@ -126,6 +127,7 @@ def write_pairs(folder: Path, folders: Sequence[Path] | None = None, workers: in
     described: dict[str, set[tuple[str, str]]] = {}
     for found in ordered_map(_read_signatures, tasks, workers):
         for paragraph, signature in found:
+            # Methods of many classes share a description, with their own name in it.
             described.setdefault(_without_name(paragraph, signature), set()).add((paragraph, signature))
     pairs = [next(iter(alike)) for alike in described.values() if len(alike) == 1]
     if not pairs:
@@ -189,9 +191,11 @@ def prose(docstring: str) -> Iterator[str]:
     paragraph: list[str] = []
     first = last = 0
     hanging = False
+    # The empty line at the end closes the last paragraph.
     for line in [*inspect.cleandoc(docstring).splitlines(), ""]:
         text, indent = line.strip(), len(line) - len(line.lstrip())
         field, is_code = _FIELD.match(text), _CODE.match(text) is not None
+        # A field such as `x: the first` goes on in lines that are indented further.
         same = indent == last or (hanging and indent > first)
         if paragraph and (not text or is_code or field or not same):
             yield from _english(" ".join(paragraph))
@@ -266,5 +270,6 @@ def _docstring(node: Definition) -> str:
 def _python_files(folder: Path) -> Iterator[Path]:
     """Every source file below ``folder`` that may hold prose, in a fixed order."""
     for parent, folders, files in os.walk(folder):
+        # In place: os.walk then does not go into those left out.
         folders[:] = sorted(set(folders) - _SKIPPED_FOLDERS)
         yield from (Path(parent, name) for name in sorted(files) if name.endswith(".py"))

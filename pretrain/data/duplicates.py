@@ -39,6 +39,7 @@ class Signatures:
         from datasketch import MinHash, MinHashLSH
 
         self._empty = MinHash(num_perm=PERMUTATIONS, seed=1, hashfunc=crc32, scheme="affine32")
+        # A missed pair counts more than a candidate too many, which `_verified` drops.
         self.index = MinHashLSH(threshold=max(threshold - _MARGIN, 0.05), num_perm=PERMUTATIONS, weights=(0.2, 0.8))
         self.bands, self.rows = self.index.b, self.index.r
 
@@ -106,6 +107,7 @@ def _leave_out(kept: Kept, step: str, pairs: Iterator[Int64[np.ndarray, "2 docum
         if len(goes):
             kept.mask[goes] = False
             at = int(goes.argmin())
+            # The example is the first by number, whatever the order in which pairs come.
             if first is None or goes[at] < first[0]:
                 first = (int(goes[at]), int(stays[at]))
     kept.removed[step] = before - int(kept.mask.sum())
@@ -124,10 +126,12 @@ def _groups(
     kept: Kept, first: Int64[np.ndarray, " parts"], keys: Keys
 ) -> Iterator[tuple[Int64[np.ndarray, " documents"], Bool[np.ndarray, " documents"]]]:
     """Documents that stay so far, sorted by key and then by number, and whether each is the first of its key."""
+    # One remainder at a time: equal keys have the same, and memory holds a part of all keys.
     rounds = -(-len(kept.mask) // _AT_ONCE)
     for remainder in range(rounds):
         numbers, found = [], []
         for part in range(len(first) - 1):
+            # Only the first column decides the round; equal rows are equal in it.
             own = keys(part)
             wanted = (own[:, 0] % np.uint64(rounds) == remainder) & kept.mask[first[part] : first[part + 1]]
             numbers.append(first[part] + np.flatnonzero(wanted))
@@ -148,6 +152,7 @@ def _similar(
     from scipy.sparse.csgraph import connected_components
 
     links: list[Int64[np.ndarray, "2 links"]] = [np.zeros((2, 0), dtype=np.int64)]
+    # Band by band: pairs that share any of them are candidates.
     for band in range(Signatures(threshold).bands):
         for documents, begins in _groups(kept, first, partial(_band, parts, first, band)):
             place = np.maximum.accumulate(np.where(begins, np.arange(len(begins)), 0))
@@ -160,6 +165,7 @@ def _similar(
                 axis=1,
             )
             links.append(_verified(np.unique(candidates, axis=1), first, parts, threshold))
+    # Similar documents form a group through each other, of which the first stays.
     linked = np.unique(np.concatenate(links, axis=1), axis=1)
     members, ends = np.unique(linked, return_inverse=True)
     ends = ends.reshape(2, -1)
@@ -191,6 +197,7 @@ def _signatures(
     part_of = np.searchsorted(first, numbers, side="right") - 1
     for part in np.unique(part_of):
         here = part_of == part
+        # Only the rows that are asked for are read from the mapped file.
         stored = np.memmap(parts[part] / "signatures", dtype="<u4", mode="r").reshape(-1, PERMUTATIONS)
         rows[here] = stored[numbers[here] - first[part]]
     return rows

@@ -95,11 +95,13 @@ class FileCorpus(Corpus):
         self, path: TextFile, read: FileReader, file: AbstractContextManager[io.BufferedReader], before: int
     ) -> Iterator[Piece]:
         with file as raw:
+            # The first text of a file begins a document, whatever the reader says.
             blank = True
             for text, begins_document in read(self, path, raw):
                 self.position = before + raw.tell()
                 yield text, begins_document or blank
                 blank = False
+        # A part of a file may hold blank lines alone, a whole file may not.
         if blank and self._span is None:
             raise no_text(path)
 
@@ -171,6 +173,7 @@ class FileCorpus(Corpus):
             if "\0" in piece:
                 raise DataError(_diagnose(path))
             if at_line_start and piece.isspace():
+                # With a pattern for the first line, blank lines separate nothing.
                 begins = begins or start is None
             else:
                 if start is not None and at_line_start and start.match(piece):
@@ -188,6 +191,7 @@ class FileCorpus(Corpus):
         column = TextColumn(self._column, self._missing)
         begin = self._span.begin if self._span is not None else 0
         after = f" after byte {begin:,}" if begin else ""
+        # Rows before this span may have the column.
         known, absent = begin > 0, ""  # whether a row has the column, and the error of the first that has not
         for number, line in enumerate(_decoded(path, raw, _LONGEST_ROW), start=1):
             if line.isspace():
@@ -206,6 +210,7 @@ class FileCorpus(Corpus):
                     raise DataError(absent)
             if (text := column.text(row.get(self._column), where)) is not None:
                 yield _check_text(text, where, self._column)
+        # No row had the column: in a span, those after it are looked at as well.
         if absent and not known and not self._comes_later(path, column.rows):
             raise DataError(absent)
         self._end_of_table(path, column)
@@ -281,6 +286,7 @@ def parquet_batches(
         table = pyarrow.parquet.ParquetFile(raw)
         require_one_of_each(path, table.schema_arrow.names)
         columns = choose(table.schema_arrow.names)
+        # Before the first batch: a row group unpacks as a whole.
         _require_ratio(path, table)
         size = 0
         groups = range(span.begin, span.end) if span is not None else range(table.metadata.num_row_groups)
@@ -291,6 +297,7 @@ def parquet_batches(
             names = batch.schema.names
             yield before, {name: column.to_pylist() for name, column in zip(names, batch.columns, strict=True)}
             before += batch.num_rows
+    # A DataError is a ValueError, and would count as damage below.
     except DataError:
         raise
     except (pyarrow.ArrowException, OSError, ValueError) as error:  # ValueError: bytes that are not UTF-8, too
@@ -347,6 +354,7 @@ class _Window(io.RawIOBase):
         return self._read
 
     def readinto(self, buffer: Any) -> int:
+        # Never past the end of the part, whatever the buffer asks for.
         count = self._raw.readinto(memoryview(buffer)[: self._left - self._read])
         self._read += count
         return count
@@ -402,6 +410,7 @@ def _decoded(path: TextFile, raw: io.BufferedReader, limit: int) -> Iterator[str
     at_line_start = True
     with io.TextIOWrapper(_open(path, raw), encoding="utf-8") as lines, _whole_archive(path):
         try:
+            # Read in pieces, so that a file on one line does not fill the memory.
             for piece in iter(partial(lines.readline, limit), ""):
                 text = piece.removeprefix("\ufeff") if at_line_start else piece
                 if text:
@@ -446,6 +455,7 @@ def _diagnose(path: TextFile) -> str:
                     return not_utf8(piece[whole], offset + whole)
             if b"\0" in piece:
                 return f"{path} is binary, not text: NUL at line {number}, byte {offset + piece.index(0)}"
+            # The bytes of a character that the end of the chunk cuts wait for the next chunk.
             rest, offset = piece[whole:], offset + whole
             number += chunk.endswith(b"\n")
     return not_utf8(rest[0], offset) if rest else f"{path} changed while it was read"

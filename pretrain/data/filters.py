@@ -98,6 +98,7 @@ def filters_of(declared: DocumentFilters) -> dict[str, Filter]:
 def _language_filter(wanted: Sequence[str]) -> Filter:
     import py3langid
 
+    # py3langid ranks all languages that it knows, for any text.
     known = {name for name, _ in py3langid.rank("")}
     if unknown := [name for name in wanted if name not in known]:
         raise DataError(f"languages: {unknown[0]} is unknown; known: {', '.join(sorted(known))}")
@@ -111,6 +112,7 @@ def is_repetitive(text: str) -> bool:
     in the most frequent sequence of n words, for n from 2 to 4; and of those in sequences of n words that occur more
     than once, each character counted once, for n from 5 to 10. Characters are those of words.
     """
+    # Gopher measures lines and paragraphs alike, by number and by characters.
     for parts, by_number, by_characters in (
         (re.split(r"\n+", text.strip()), DUPLICATE_LINES, DUPLICATE_LINE_CHARACTERS),
         (re.split(r"\n{2,}", text.strip()), DUPLICATE_PARAGRAPHS, DUPLICATE_PARAGRAPH_CHARACTERS),

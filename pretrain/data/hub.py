@@ -78,6 +78,7 @@ def load_split(name: str, subset: str | None, split: str, key: str = "data.name"
     try:
         if is_saved(Path(name)):
             saved = datasets.load_from_disk(name)
+            # `save_to_disk` writes one split, or a folder of splits.
             splits = {"train": saved} if isinstance(saved, datasets.Dataset) else saved
             if split not in splits:
                 raise DataError(f"{key}: {name} has no split {split!r}; it has {', '.join(splits)}")

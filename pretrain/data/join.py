@@ -41,6 +41,7 @@ class ShardStream:
     def write_shard(self, begin: int, end: int, file: HashedFile) -> None:
         """Write the tokens ``begin .. end-1`` of the stream."""
         ends = np.cumsum(self.tokens)
+        # From the part in which `begin` lies, until a part begins behind `end`.
         for part in range(int(np.searchsorted(ends, begin, side="right")), len(self.parts)):
             base = int(ends[part] - self.tokens[part])
             if base >= end:
@@ -55,6 +56,7 @@ class ShardStream:
         base = 0
         for part in range(len(self.parts)):
             lengths = _lengths(self._ends(part))
+            # Documents that were left out take no place in the stream.
             if (stay := self._stay(part)) is not None:
                 lengths = lengths[stay]
             ends = np.cumsum(lengths)
@@ -78,6 +80,7 @@ class ShardStream:
             return
         ends = self._ends(part)
         lengths = _lengths(ends)
+        # Runs of documents that stay: each begins at one edge and ends at the next.
         edges = np.flatnonzero(np.diff(np.concatenate([[False], stay, [False]]).astype(np.int8)))
         starts = (ends - lengths)[edges[::2]]  # of each run of documents that stay
         sizes = ends[edges[1::2] - 1] - starts
@@ -88,6 +91,7 @@ class ShardStream:
                 yield start + first, start + last
 
     def _stay(self, part: int) -> Bool[np.ndarray, " documents"] | None:
+        # `of` has the number of each document, for some have no tokens in this split.
         return None if self.mask is None else self.mask[part][np.fromfile(self._file(part, "of"), dtype="<i8")]
 
     def _ends(self, part: int) -> Int64[np.ndarray, " documents"]:

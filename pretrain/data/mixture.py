@@ -142,13 +142,16 @@ class _TargetCounts:
         self._names = sampler.names
         limits = np.array([limit or math.inf for limit in sampler.limits])
         points = [(row[0], np.array(row[1:])) for row in sampler.course]
+        # The course covers all samples: constant before its first point and after its last.
         points = [*([(0.0, points[0][1])] if points[0][0] > 0 else []), *points, (math.inf, points[-1][1])]
         self._starts: list[float] = []
         self._pieces: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         self.end = math.inf
+        # Samples that each source has had, and whether it has epochs left.
         done, active = np.zeros(len(limits)), np.ones(len(limits), dtype=bool)
         at_end = active / len(limits)
         for (begin, first), (stop, last) in pairwise(points):
+            # A piece ends at the next point of the course, or where a source has spent its epochs.
             while begin < stop and self.end == math.inf:
                 here, there = first * active, last * active
                 if not here.any() and not there.any():
@@ -158,10 +161,12 @@ class _TargetCounts:
                     break
                 if not here.any() or not there.any():  # the weights meet in 0, and their shares stay as they are
                     here = there = here + there
+                # Normalised over the sources that still have epochs.
                 share = here / here.sum()
                 slope = (there / there.sum() - share) / (stop - begin)
                 self._starts.append(begin)
                 self._pieces.append((done, share, slope))
+                # How far each source gets before its epochs are spent.
                 reach = np.array([_crossing(*each) for each in zip(limits - done, share, slope, strict=True)])
                 reach[~active] = math.inf
                 length = min(stop - begin, reach.min())
@@ -169,16 +174,20 @@ class _TargetCounts:
                     return
                 done = done + share * length + slope * length**2 / 2
                 at_end = share + slope * length
+                # Rounding must not leave a source with a millionth of a sample.
                 spent = active & (reach <= length * (1 + 1e-12))
                 done[spent], active = limits[spent], active & ~spent
                 first = first + (last - first) * (length / (stop - begin))
+                # The point itself, not a sum that misses it by a rounding.
                 begin = begin + length if length < stop - begin else stop
+        # The end is a sum of floats: 999.9999 is meant as 1000.
         self.end = math.inf if self.end == math.inf else math.floor(self.end + 1e-3)
 
     def __call__(self, samples: Numbers) -> Float64[np.ndarray, "n s"]:
         pieces = np.searchsorted(self._starts, samples, side="right") - 1
         done, share, slope = (np.stack(parts)[pieces] for parts in zip(*self._pieces, strict=True))
         on = (samples - np.array(self._starts)[pieces])[:, None]
+        # The integral of a share that changes along a line.
         due: np.ndarray = done + share * on + slope * on**2 / 2
         return due
 
@@ -220,11 +229,13 @@ class _RoundedCounts:
         return self._inside(block)[place]  # type: ignore[no-any-return]
 
     def assign(self, samples: Numbers) -> tuple[Numbers, Numbers]:
+        # Blocks are counted whole, and the last one is kept: samples are asked for in order.
         sources, numbers = np.empty_like(samples), np.empty_like(samples)
         blocks, places = np.divmod(samples, _BLOCK)
         for block in np.unique(blocks).tolist():
             here = blocks == block
             counts, place = self._inside(block), places[here]
+            # From one sample to the next exactly one count grows: that of its source.
             sources[here] = (counts[place + 1] - counts[place]).argmax(axis=1)
             numbers[here] = counts[place, sources[here]]
         return sources, numbers
@@ -236,6 +247,7 @@ class _RoundedCounts:
         begin = block * _BLOCK
         known = np.array([begin, begin + _BLOCK])
         counts: np.ndarray = np.stack([self._at_end(begin), self._at_end(begin + _BLOCK)])
+        # Halve all gaps at once until every sample of the block has its counts.
         while len(known) <= _BLOCK:
             middle = (known[:-1] + known[1:]) // 2
             between = self._rounded(middle, counts[:-1], counts[1:])
@@ -246,6 +258,7 @@ class _RoundedCounts:
 
     def _at_end(self, sample: int) -> Int64[np.ndarray, " s"]:
         """``C`` where two blocks meet, by halving from the beginning and the end of all samples."""
+        # All counts can be found again from the two ends.
         if len(self._known) > _KEPT:
             self._known.clear()
         low, high = 0, _END
@@ -253,6 +266,7 @@ class _RoundedCounts:
         last: np.ndarray = self._last
         if sample == low:
             return first
+        # Go down to the sample, and keep the counts on the way for the blocks beside this one.
         while (middle := (low + high) // 2) != sample or middle not in self._known:
             if middle not in self._known:
                 self._known[middle] = self._rounded(np.array([middle]), first[None], last[None])[0]
@@ -267,13 +281,16 @@ class _RoundedCounts:
     ) -> Int64[np.ndarray, "n s"]:
         """What is due at each of some samples, rounded to whole numbers from ``first`` to ``last``, whose sum it is."""
         due = self._target(samples)
+        # Behind the end no source has an epoch left, and the limits no longer bind.
         last = np.where((samples <= self._target.end)[:, None], np.minimum(last, self._limits), last)
         counts: np.ndarray = np.clip(np.floor(due).astype(np.int64), first, last)
         places = mix64((samples.astype(np.uint64) * GOLDEN)[:, None] ^ self._keys)
         chance = _EQUAL * (places.astype(np.float64) / 2**64)
+        # Largest remainders: one more to those furthest behind, or one less to those furthest ahead.
         while (missing := samples - counts.sum(axis=1)).any():
             up = (missing > 0)[:, None]
             behind = np.where(up, due - counts, counts - due) + chance
+            # A count may not leave the bounds of its neighbours, or it would shrink from one sample to the next.
             behind[np.where(up, counts >= last, counts <= first)] = -np.inf
             rank = (-behind).argsort(axis=1).argsort(axis=1)
             chosen = (rank < np.abs(missing)[:, None]) & (behind > -np.inf)

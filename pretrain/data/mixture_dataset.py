@@ -150,6 +150,7 @@ class MixtureDataset:
 def held_out_samples(samples: int, sizes: Mapping[str, int]) -> dict[str, int]:
     """Share the ``samples`` of a validation among sources of some sizes: equal parts; what one lacks, others have."""
     parts, left = {}, samples
+    # The smallest first: what they lack is shared by those that follow.
     for number, name in enumerate(sorted(sizes, key=sizes.__getitem__)):
         parts[name] = min(left // (len(sizes) - number), sizes[name])
         left -= parts[name]
@@ -165,11 +166,13 @@ def joint_schedule(
     straight lines over steps follow such lines over samples up to there.
     """
     points: list[tuple[float, tuple[float, ...]]] = []
+    # The schedules read from the end, which give the value before a jump.
     backwards = [[(-place, value) for place, value in reversed(schedule)] for schedule in schedules]
     for share in sorted({place for schedule in schedules for place, _ in schedule}):
         before = tuple(schedule_at(schedule, -share) for schedule in backwards)
         after = tuple(schedule_at(schedule, share) for schedule in schedules)
         points += [(share, weights) for weights in ([before] if before == after else [before, after])]
+    # Where the batch grows, equal steps are no longer equal numbers of samples.
     growth = [stage.step / steps for stage in batches.stages]
     between = [
         (place, _between(first, last, (place - begin) / (end - begin)))

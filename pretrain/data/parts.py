@@ -119,6 +119,7 @@ def _pieces(passages: Iterable[Passage]) -> Iterator[tuple[list[Passage], bool]]
     held: list[Passage] = []
     length, begins = 0, True
     for passage in passages:
+        # A piece ends with its document, or when it is long enough to be judged by.
         if held and (passage.starts or length > _HEAD):
             yield held, begins
             held, length, begins = [], 0, passage.starts
@@ -168,6 +169,7 @@ def write_part(
         def passages() -> Iterator[tuple[Split, int, Passage]]:
             before: Split | None = None  # the split of the passage before
             for source in corpus.by_source():
+                # The counts of the corpus run over all sources; the difference is this one's.
                 documents, kept, without = record.documents, record.kept, corpus.rows_without_text
                 for piece, begins in judge.kept_passages(source):
                     if compared is not None:
@@ -175,7 +177,9 @@ def write_part(
                     for passage in piece:
                         first = has_first and before is None
                         apart = len(splits) == 2 and not first and is_held_out(passage.text, held_out)
+                        # The flag as an index: 0 the first split, 1 the held-out one.
                         split = splits[apart]
+                        # A document that goes over to the other split begins anew there.
                         yield split, record.kept - 1, replace(passage, starts=passage.starts or before != split)
                         before = split
                 record.sources.append(
@@ -188,6 +192,7 @@ def write_part(
 
         left = passages()
         while some := list(islice(left, PASSAGES_AT_ONCE)):
+            # A batch for the tokenizer at a time, so that memory stays bounded.
             encoded = encode([passage for _, _, passage in some])
             for (split, document, passage), ids in zip(some, encoded, strict=True):
                 streams[split].append(ids, document if passage.starts else None)
@@ -261,6 +266,7 @@ class _TextHash:
     def _add(self, text: str) -> None:
         folded = folded_text(text)
         if words := " ".join(folded.split()):
+            # Words are joined by one space, also where a piece ends between two.
             self._hash.update((" " if self._begun and (self._apart or folded[0].isspace()) else "").encode())
             self._hash.update(words.encode())
             self._begun, self._apart = True, folded[-1].isspace()
@@ -276,6 +282,7 @@ def _independent_cut(text: str) -> int:
     last = max(0, len(text) - _AROUND)
     for place in range(last, max(0, last - _PLACES), -1):
         before, behind = text[max(0, place - _AROUND) : place], text[place : place + _AROUND]
+        # Normal forms of both sides together and apart agree: no accent or syllable lies across the cut.
         if folded_text(before) + folded_text(behind) == folded_text(before + behind):
             return place
     return last if last > _PLACES else 0
@@ -289,6 +296,7 @@ class _Compared(AbstractContextManager["_Compared"]):
         self._signatures = Signatures(filters.near) if filters.near is not None else None
         self._bands = array("Q")
         self._words: _TextHash | None = None
+        # If the second file cannot be opened, the first is closed.
         with ExitStack() as files:
             self._hashes = files.enter_context((folder / "hashes").open("wb"))
             self._rows = files.enter_context((folder / "signatures").open("wb")) if self._signatures else None
@@ -303,6 +311,7 @@ class _Compared(AbstractContextManager["_Compared"]):
         if begins:
             self._end_document()
             self._words = _TextHash()
+            # The beginning of a document is enough to tell similar ones.
             if self._signatures is not None and self._rows is not None:
                 signature = self._signatures.signature(words_in_a_row(same_text(text).split()))
                 self._rows.write(signature.tobytes())
@@ -318,5 +327,6 @@ class _Compared(AbstractContextManager["_Compared"]):
         """End the last document, and write the bands, each of all documents."""
         self._end_document()
         if self._signatures is not None:
+            # Band after band, as they are compared: one read of a file for each.
             bands = np.asarray(self._bands, dtype="<u8").reshape(-1, self._signatures.bands)
             (self._folder / "bands").write_bytes(np.ascontiguousarray(bands.T).tobytes())

@@ -37,6 +37,7 @@ def resolve_paths(patterns: Sequence[str], key: str, *, any_suffix: bool = False
     real: dict[Path, Path] = {}
     for pattern in patterns:
         path = Path(pattern).expanduser()
+        # A file whose name has a bracket or an asterisk is no pattern.
         matches = [path] if path.is_file() else sorted(Path(p) for p in glob.glob(str(path), recursive=True))
         files = [match for match in matches if match.is_file()]
         if not files:
@@ -58,6 +59,7 @@ def resolve_files(patterns: Sequence[str], key: str, ranks: Ranks = ALONE) -> li
     urls = [pattern for pattern in patterns if is_url(pattern)]
     if urls:
         with ranks.synchronize_errors():
+            # One rank asks the stores, and all have the same list, in the same order.
             if ranks.rank == 0:
                 found = {url: [(file.url, file.size, file.tag) for file in listed(url)] for url in urls}
         found = ranks.broadcast(found)
@@ -87,6 +89,7 @@ def _require_new(file: Path, real: dict[Path, Path], key: str) -> None:
 def held_out_files(patterns: Sequence[str], train: Sequence[TextFile], ranks: Ranks = ALONE) -> list[TextFile]:
     """The files of ``data.validation_files``. Raises ``DataError`` as `resolve_files`, or where one is trained on."""
     held_out = resolve_files(patterns, "data.validation_files", ranks)
+    # Compared by real path, so that a link to a training file is found.
     trained = {file.resolve() if isinstance(file, Path) else file for file in train}
     for file in held_out:
         if (file.resolve() if isinstance(file, Path) else file) in trained:
@@ -153,6 +156,7 @@ def require_form(path: TextFile) -> None:
 def why_missing(path: Path) -> str:
     """Say why a path or pattern names no file, with the nearest name that exists, or what else to do."""
     if path.is_dir():
+        # Name the pattern for the form that the folder has most of.
         known = Counter(
             suffix for name in glob.glob(f"{glob.escape(str(path))}/*") if (suffix := suffix_of(Path(name))) in SUFFIXES
         )

@@ -48,9 +48,11 @@ def _open_corpus(
         held_out = held_out_files(data.validation_files, train, verifier.ranks)
         return FileCorpus(held_out, data.text_column, data.document_start, verifier, missing=data.missing)
     corpus = source_of(data).open(data, split, verifier, progress)
+    # Validation text of its own: nothing is held out of the training text.
     if named or data.validation_fraction == 0:
         return corpus if split == "train" or named else None
     part = Part(corpus, data.validation_fraction, held_out=split == "validation")
+    # Look at the first passage: a short text may leave the held-out side empty.
     if split == "validation" and next(iter(part), None) is None:
         if verifier.ranks.rank == 0:
             log.warning(NO_VALIDATION, data.validation_fraction)
@@ -83,6 +85,7 @@ def prepare(
     if isinstance(data.shards, str):
         return _open_in_store(data, data.shards, tokenizer, split, verifier)
     folder = data.shards / split
+    # Any: a rank that does not see the folder ends with an error, not without validation.
     if split == "validation" and not any(verifier.ranks.gather(folder.is_dir())):
         return None
     shards = ShardSet.open(folder, verifier, verify=data.verify != "never")
@@ -96,6 +99,7 @@ def _open_in_store(
     url = f"{place.rstrip('/')}/{split}"
     if split == "validation":
         found = False
+        # Found by one rank: a store that changes just now must not divide them.
         with verifier.ranks.synchronize_errors():
             found = verifier.ranks.rank == 0 and exists(f"{url}/{MANIFEST}")
         if not verifier.ranks.broadcast(found):
@@ -157,6 +161,7 @@ def _plans(
     if files is None and not filters.names and store is None:
         return None
     own = bool(data.validation_files or data.validation_split)
+    # Two splits of one text, or validation text of its own, or none.
     splits: tuple[Split, ...] = ("train",) if own or data.validation_fraction == 0 else ("train", "validation")
 
     def plan(files: Sequence[TextFile] | None, splits: tuple[Split, ...], filters: DocumentFilters) -> Plan:

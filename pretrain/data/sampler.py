@@ -52,6 +52,7 @@ def permute(places: Int64[np.ndarray, " n"], size: int, key: int) -> Int64[np.nd
     A Feistel network (Luby and Rackoff 1988) permutes the next larger power of two; what falls outside is put through
     it again until it falls inside (cycle walking, Black and Rogaway 2002), less than twice on average.
     """
+    # Two bits at least: each half of the network needs one.
     bits = max(2, (size - 1).bit_length())
     values = places.astype(np.uint64)
     walking = np.ones(len(values), dtype=bool)
@@ -64,6 +65,7 @@ def permute(places: Int64[np.ndarray, " n"], size: int, key: int) -> Int64[np.nd
 def _feistel(values: UInt64Array, bits: int, key: int) -> UInt64Array:
     half = np.uint64(bits // 2)
     left_mask, right_mask = np.uint64((1 << bits - bits // 2) - 1), np.uint64((1 << bits // 2) - 1)
+    # With an odd number of bits the left half has one more; a round changes one half by the other, so it can be undone.
     left, right = values >> half, values & right_mask
     for even, odd in _round_keys(key):
         left = left ^ (mix64(right + even) & left_mask)
@@ -102,6 +104,7 @@ class GroupedSampler:
         windows = np.empty_like(places)
         for epoch in np.unique(epochs).tolist():
             order = _grouped_order(self, epoch)
+            # All places of a group are permuted with one key.
             groups = np.searchsorted(order.group_ends, places, side="right")
             for group in np.unique(groups[epochs == epoch]).tolist():
                 here = (epochs == epoch) & (groups == group)
@@ -127,6 +130,7 @@ class _GroupedOrder:
         count = sampler.blocks
         key = stream_key(f"blocks/{epoch}", sampler.seed)
         self.blocks = permute(np.arange(count, dtype=np.int64), count, key)
+        # The last block of the data may be shorter, wherever it stands in the order.
         sizes = np.where(self.blocks == count - 1, sampler.windows - (count - 1) * sampler.block, sampler.block)
         self._ends = np.cumsum(sizes)
         last_of_group = np.minimum(np.arange(sampler.at_once, count + sampler.at_once, sampler.at_once), count) - 1
@@ -136,6 +140,7 @@ class _GroupedOrder:
         begin = int(self.group_ends[group - 1]) if group else 0
         key = stream_key(f"order/{self._epoch}/{group}", self._sampler.seed)
         shuffled = begin + permute(places - begin, int(self.group_ends[group]) - begin, key)
+        # From a place in the group to its block, and to the window within that block.
         turns = np.searchsorted(self._ends, shuffled, side="right")
         before = np.where(turns > 0, self._ends[turns - 1], 0)
         return self.blocks[turns] * self._sampler.block + shuffled - before  # type: ignore[no-any-return]
@@ -155,6 +160,7 @@ def micro_batches(
     So the samples of a step depend on ``start`` and ``global_batch`` alone, and the next step starts at
     ``start + global_batch``, whatever the world size was before.
     """
+    # The first sample from `start` on that is this rank's.
     first = start + (rank - start) % world
     return np.array_split(np.arange(first, start + global_batch, world, dtype=np.int64), parts)
 
@@ -187,6 +193,7 @@ def validation_samples(
     per_rank = -(-samples // world)
     for first in range(0, per_rank, micro_batch):
         size = min(micro_batch, per_rank - first)
+        # A rank may have no sample left for the last batch.
         numbers = samples_here[first : first + size]
         yield np.concatenate([numbers, np.zeros(size - len(numbers), dtype=np.int64)]), len(numbers)
 
@@ -241,9 +248,11 @@ class BlockMixtureSampler:
         for block in np.unique(blocks).tolist():
             here = blocks == block
             before, shares = _shares(self.weights, self.seed, self.block).locate(block)
+            # Shuffle within the block, so that the sources of a mixed step do not come in rows.
             places = permute(within[here], self.block, stream_key(f"mixed/{block}", self.seed))
             ends = np.cumsum(shares)
             sources[here] = np.searchsorted(ends, places, side="right")
+            # Place among the samples of its source: those of earlier blocks, then those before it in this one.
             numbers[here] = (before + shares - ends)[sources[here]] + places
         return sources, numbers
 
@@ -306,6 +315,7 @@ class _Shares:
     def __init__(self, weights: tuple[float, ...], seed: int, block: int) -> None:
         self._shares = np.array(weights) / sum(weights)
         phases = np.array([stream_key(f"turn/{source}", seed) / 2**64 for source in range(len(weights))])
+        # Phases sum to 0: a block then has its number of samples in all.
         self._phases = phases - phases.mean()
         self._block = block
         self._counts = [np.zeros(len(weights), dtype=np.int64)]
@@ -313,9 +323,11 @@ class _Shares:
     def locate(self, block: int) -> tuple[Int64[np.ndarray, " s"], Int64[np.ndarray, " s"]]:
         """Samples of each source before the block, and in it."""
         while len(self._counts) < block + 2:
+            # Samples due to each source by the end of the block, less those that it has had.
             behind = self._shares * (len(self._counts) * self._block) + self._phases - self._counts[-1]
             share = np.floor(behind.clip(0)).astype(np.int64)
             while (missing := self._block - int(share.sum())) != 0:
+                # Rounding leaves some samples over or too many: by largest remainder, one by one.
                 left = behind - share
                 share[left.argmax() if missing > 0 else np.where(share > 0, left, np.inf).argmin()] += np.sign(missing)
             self._counts.append(self._counts[-1] + share)

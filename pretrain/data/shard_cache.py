@@ -73,6 +73,7 @@ class ShardCache:
 
     def fetch_all(self) -> None:
         """Fetch every file, shared among the processes of this host that call this. Raises ``DataError``."""
+        # 0: in use, so that no file of the set gives way to another.
         self._coming = dict.fromkeys(self.files, 0)
         for name in _rotated(list(self.files)):
             self.path(name)
@@ -85,11 +86,13 @@ class ShardCache:
             return
         _, after = next(groups)
         later = islice(groups, 2 * (-(-order.blocks // order.at_once)))  # every block comes once more
+        # File -> turn of its next use: 0 now, 1 in the next group, and so on.
         self._coming = {}
         for turn, blocks in enumerate([now, after, *(blocks for _, blocks in later)]):
             for block in blocks.tolist():
                 self._coming.setdefault(self._shards[block], turn)
         self._group = group
+        # Now in the order of use; of the next group each process begins elsewhere.
         self._prefetch([self._shards[block] for block in [*now.tolist(), *_rotated(after.tolist())]])
 
     def release(self, name: str | None = None) -> None:
@@ -124,6 +127,7 @@ class ShardCache:
             with suppress(FileNotFoundError), path.open("rb") as file:  # it may be removed just now
                 with suppress(OSError):  # without locks it may be removed, and stays readable
                     fcntl.flock(file, fcntl.LOCK_SH)
+                # The lock is of the open file, so the duplicate keeps it after `file` is closed.
                 self._maps[name] = np.memmap(file, dtype=dtype, mode="r"), _Held(os.dup(file.fileno()))
         return self._maps[name][0]
 
@@ -152,6 +156,7 @@ class ShardCache:
             status = path.stat()
         except FileNotFoundError:
             return False
+        # A file of an earlier job is hashed once in each job; `_recheck` then dates it as of now.
         return status.st_size == record.size and (not self._check or status.st_mtime >= self._began)
 
     def _recheck(self, name: str, path: Path, record: ExpectedFile) -> None:
@@ -165,6 +170,7 @@ class ShardCache:
     def _fetch(self, name: str, path: Path, record: ExpectedFile) -> None:
         url = f"{self.url}/{name}"
         for attempt in range(1, _FETCHES + 1):
+            # Room is taken before the first byte, under the lock that all processes of the host share.
             partial = self._room(path, record.size)
             digest = hashlib.sha256()
             try:
@@ -218,10 +224,12 @@ class ShardCache:
                     if file.suffix in (".bin", ".partial"):
                         files[file] = file.stat()
             total = sum(status.st_size for status in files.values()) + size
+            # A file that does not come again is needed last, but before those of other sets.
             own = {f"{record.sha256}.bin": self._coming.get(name, 1 << 40) for name, record in self.files.items()}
             # files of other sets by their last use, before those of this set, by their next one
             order = sorted((-own.get(file.name, 1 << 50), status.st_mtime, file) for file, status in files.items())
             for next_use, _, file in order:
+                # Turns 0 and 1: the group in use and the next one stay.
                 if total <= self.limit or next_use >= -1:
                     break
                 if file.suffix == ".bin" and _remove_unused(file):
@@ -234,6 +242,7 @@ class ShardCache:
             partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
             try:
                 with partial.open("wb") as file_out:
+                    # Take the bytes at once: two fetches must not count on the same room.
                     os.posix_fallocate(file_out.fileno(), 0, size)
             except OSError as error:
                 partial.unlink(missing_ok=True)
@@ -280,12 +289,14 @@ def _rotated(values: list[T]) -> list[T]:
 
 def _fetch_wanted(owner: weakref.ref[ShardCache], wanted: SimpleQueue[str | None]) -> None:
     """Fetch what is wanted until the cache is no longer used."""
+    # A weak reference: the thread must not keep the cache alive.
     while (name := wanted.get()) is not None and (cache := owner()) is not None:
         try:
             if cache.is_coming(name):
                 cache.path(name)
         except (DataError, OSError) as error:  # the reader meets it, and says so
             logger.warning("could not fetch ahead: %s", error)
+        # While the thread waits it holds no reference.
         del cache
 
 

@@ -73,6 +73,7 @@ def write_shards(
 
     with verifier.ranks.synchronize_errors():
         make_once(folder.with_name(f".{folder.name}.lock"), manifest.is_file, make)
+        # The folder may have been there before, with the shards of another text.
         if Manifest.read(folder).key != key:
             raise DataError(f"{folder} holds other shards than this job makes: take another folder, or remove it")
     return ShardSet.open(folder, verifier, verify=verify)
@@ -96,6 +97,7 @@ def _tokenize(
     shard_tokens: int,
     progress: ProgressCallback | None,
 ) -> None:
+    # Leftovers of killed writers; the lock is held, so no other one is at work.
     for abandoned in folder.parent.glob(f".{folder.name}.*.partial"):
         if abandoned.is_symlink():
             abandoned.unlink()
@@ -104,6 +106,7 @@ def _tokenize(
     try:
         with new_folder(folder) as partial, _Stream(partial, tokenizer, shard_tokens) as stream:
             for passage, ids in _encode_passages(corpus, tokenizer, workers):
+                # A document ends where the next one begins, and the last in `finish`.
                 if passage.starts:
                     stream.end_document()
                 stream.append(ids)
@@ -136,6 +139,7 @@ def _encode_passages(
     corpus: Iterable[Passage], tokenizer: Tokenizer, workers: int
 ) -> Iterator[tuple[Passage, TokenArray]]:
     """Yield every passage with its token ids, in order."""
+    # Passages whose ids are not back yet, in order: the workers return ids alone.
     waiting: list[list[Passage]] = []
 
     def tasks() -> Iterator[list[Passage]]:
@@ -187,6 +191,7 @@ class _Stream(AbstractContextManager["_Stream"]):
         self.end_document()
         if not self._tokens:
             raise DataError(f"no text in {', '.join(str(part['name']) for part in corpus.contents())}")
+        # One border more than documents: where the last one ends.
         self._index.write(np.array([self._tokens], dtype="<i8"))
         self.__exit__()
         return Manifest(

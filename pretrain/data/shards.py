@@ -158,6 +158,7 @@ class Manifest(Record, extra="forbid"):
         shards = -(-self.tokens // self.shard_tokens)
         if len(self.files) != shards + 1:  # before lists of that length are made
             raise ValueError(f"{len(self.files)} files are listed; {shards} shards and {DOCUMENTS} are needed")
+        # Every size follows from the counts, so a manifest that was changed by hand is seen without reading a shard.
         width = token_dtype(self.tokenizer.vocab_size).itemsize
         needed = {f"shard-{i:05}.bin": self.shard_tokens * width for i in range(shards)}
         needed[f"shard-{shards - 1:05}.bin"] = (self.tokens - (shards - 1) * self.shard_tokens) * width
@@ -264,6 +265,7 @@ class ShardSet:
         """
         found = ""
         with ranks.synchronize_errors():
+            # One rank asks the store, and all see the same manifest.
             if ranks.rank == 0:
                 found = Manifest.read_url(url).model_dump_json()
         manifest = Manifest.model_validate_json(ranks.broadcast(found))
@@ -315,6 +317,7 @@ class ShardSet:
         while at < stop:
             shard, offset = divmod(at, size)
             part = self._map(self._names[shard], self._dtype)[offset : offset + stop - at]
+            # A map of a file that was cut short after it was opened.
             if not len(part):
                 raise DataError(f"{self._file(self._names[shard])} ends before token {at}{_REMEDY}")
             out[at - start : at - start + len(part)] = part
@@ -353,6 +356,7 @@ class PackedDataset:
 
     def __len__(self) -> int:
         whole, rest = divmod(self.shards.tokens, self._part)
+        # Rounded up: the rest fills one more window in part.
         return whole * self.block - (-rest // self._text)
 
     def release(self) -> None:
@@ -369,6 +373,7 @@ class PackedDataset:
         """The tokens of the stream that a window holds."""
         part, place = divmod(index, self.block)
         start = part * self._part + place * self._text
+        # A window ends with its text, with its shard, or with the stream.
         return start, min(start + self._text, (part + 1) * self._part, self.shards.tokens)
 
     def window(self, index: int) -> Int32[np.ndarray, " L"]:
@@ -384,7 +389,9 @@ class PackedDataset:
         """How many tokens a token attends to on average where attention keeps within documents, by some windows."""
         windows = np.linspace(0, len(self) - 1, min(len(self), _WINDOWS), dtype=np.int64)
         rows = [self.documents(int(window)) for window in windows]
+        # Where the number of the document changes, both ends of the window included.
         borders = [np.flatnonzero(np.diff(row, prepend=row[0] - 1, append=row[-1] + 1)) for row in rows]
+        # Each token of a document of n tokens attends to n.
         return float(np.mean([np.square(np.diff(each)).sum() / self.sequence_length for each in borders]))
 
     def documents(self, index: int) -> Int64[np.ndarray, " L"]:
@@ -395,6 +402,7 @@ class PackedDataset:
         """
         start, stop = self._span(index)
         starts = self.shards.starts
+        # A document that begins with the window is its number 0, and no border in it.
         first = int(np.searchsorted(starts, start, side="right"))
         borders = starts[first : first + self._text]
         begins = np.zeros(stop - start, dtype=np.int64)
@@ -445,6 +453,7 @@ def summarize(
     shortest, longest = shards.tokens, 0
     for first in range(0, shards.documents, _DOCUMENTS_PER_BLOCK):
         lengths = np.diff(shards.starts[first : first + _DOCUMENTS_PER_BLOCK + 1])
+        # The binary exponent: 2**k <= length < 2**(k+1).
         counts += np.bincount(np.frexp(lengths.astype(np.float64))[1] - 1, minlength=64)
         shortest, longest = min(shortest, int(lengths.min())), max(longest, int(lengths.max()))
     windows = PackedDataset(shards, sequence_length)

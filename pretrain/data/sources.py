@@ -105,6 +105,7 @@ class Hub:
         folder = Path(name)
         if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():
             return [f"corpus: the saved dataset {name}, {data.split}"]
+        # An id of the hub has at most one slash.
         if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
             raise DataError(f"data.name: {name} is not a folder that datasets saved, and cannot be an id on the hub")
         return [f"corpus: the hub's dataset {name}, loaded at the start, {data.split}"]

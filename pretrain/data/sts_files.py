@@ -109,6 +109,7 @@ def _read_senteval(folder: Path, subset: str) -> list[ScoredPair]:
         cells = line.split("\t")
         if len(cells) != 2:
             raise DataError(f"{texts}, line {number}: {len(cells)} columns; expected two sentences and a tab between")
+        # A pair that was not judged has an empty line, so that line i scores pair i.
         if gold.strip():
             pairs.append((*_sentences(cells, texts, number), read_score(gold, scores, number)))
     return pairs
@@ -144,6 +145,7 @@ def _read_table(path: Path, columns: Sequence[str]) -> list[ScoredPair]:
 
 
 def _sentences(cells: Sequence[str], path: Path, number: int) -> tuple[str, str]:
+    # SentEval joins words by one space.
     first, second = (" ".join(cell.split()) for cell in cells)
     if not (first and second):
         raise DataError(f"{path}, line {number}: a sentence is empty")

@@ -64,6 +64,7 @@ class FolderTarget:
         folder = self.plan.out / split
         try:
             require_new(folder)
+        # A set that is there is no error here: its key is compared later.
         except DataError:
             if not (folder / MANIFEST).is_file():
                 raise
@@ -117,6 +118,7 @@ class StoreTarget(FolderTarget):
         for file in tree(folder):
             if not _NAME.fullmatch(file.url.removeprefix(f"{folder}/")):
                 raise DataError(f"{file} is where the shards go: name another address, or remove it")
+        # Once a run, and not where all is there already.
         if split == self.plan.splits[0] and self.manifest(split) is None:
             put_bytes(b"", f"{self._url}/{_TRIED}")
             with suppress(DataError):  # a role of the host may write and not remove
@@ -129,12 +131,14 @@ class StoreTarget(FolderTarget):
 
     def open(self, split: Split, verifier: Verifier, *, is_new: bool) -> ShardSet:
         """Open a set in the store; nothing but its manifest is fetched. Raises ``DataError``."""
+        # One shard at a time and no limit: nothing is fetched but the manifest.
         return ShardSet.open_url(f"{self._url}/{split}", self.plan.data.cache, sys.maxsize, at_once=1)
 
     def take(self, split: Split, path: Path, record: FileRecord, gathered: Path) -> WrittenFile:
         """Move a file to the store. Raises ``DataError`` where that fails, or the store gives back other bytes."""
         url = f"{self._url}/{split}/{path.name}"
         put_file(path, url)
+        # Read back: a store may accept what it does not keep.
         file = look_up(url)
         if not self._holds(file, record):
             raise DataError(
@@ -163,6 +167,7 @@ class StoreTarget(FolderTarget):
     def _is_kept(self, file: StoreFile | None, written: WrittenFile) -> bool:
         if file is None:
             return False
+        # The store's tag is as it was after the upload: no byte need be read.
         if (file.size, file.tag) == (written.file.bytes, written.tag):
             return True
         try:

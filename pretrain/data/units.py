@@ -126,11 +126,13 @@ def units_of(files: Sequence[TextFile], document_start: str | None, unit_bytes: 
         size = size_of(file)
         if size == 0:
             raise empty(file)
+        # A file in a store has a tag, which its reader compares.
         source = Source(file, None if isinstance(file, StoreFile) else file.stat().st_mtime_ns)
         spans = _spans(file, size, document_start, unit_bytes) if size > unit_bytes else []
         last = units[-1] if units else None
         if len(spans) > 1:
             units += [Unit((source,), size // len(spans), span) for span in spans]
+        # Whole small files join the unit before, up to its size and number of files.
         elif last and last.span is None and len(last.sources) < most and last.bytes + size <= unit_bytes:
             units[-1] = Unit((*last.sources, source), last.bytes + size)
         else:
@@ -141,6 +143,7 @@ def units_of(files: Sequence[TextFile], document_start: str | None, unit_bytes: 
 def _spans(file: TextFile, size: int, document_start: str | None, unit_bytes: int) -> list[Span]:
     if suffix_of(file) == ".parquet":
         return _row_groups(file, unit_bytes) if document_start is None else []
+    # A packed file cannot be read from its middle; other text needs a mark of where documents begin.
     if file.name.endswith(tuple(PACKED)) or _borders(file, document_start) is None:
         return []
     return [Span(begin, min(begin + unit_bytes, size)) for begin in range(0, size, unit_bytes)]
@@ -158,6 +161,7 @@ def _row_groups(file: TextFile, unit_bytes: int) -> list[Span]:
             metadata.row_group(group).column(i).total_compressed_size
             for i in range(metadata.row_group(group).num_columns)
         )
+        # Cut between row groups, the smallest part that can be read by itself.
         if held >= unit_bytes or group == metadata.num_row_groups - 1:
             spans.append(Span(begin, group + 1))
             begin, held = group + 1, 0
@@ -180,6 +184,7 @@ def _settled(file: TextFile, span: Span, document_start: str | None, unit_bytes:
     assert find is not None, "such a file is not cut"
     size = size_of(file)
     with opened(file) as raw:
+        # The unit before reads up to this border, so nothing is read twice and nothing left out.
         begin = find(raw, span.begin, span.end) if span.begin else 0
         if begin is None:
             return None
@@ -216,11 +221,13 @@ def _after_blank_line(raw: io.BufferedReader, begin: int, end: int) -> int | Non
 
 def _matching_line(raw: io.BufferedReader, begin: int, end: int, start: re.Pattern[str]) -> int | None:
     for at, line in _lines(raw, begin, end):
+        # The reader takes longer lines in pieces.
         if len(line) < PASSAGE and not line.isspace():
             try:
                 text = line.decode().removeprefix("\ufeff").replace("\r\n", "\n")
             except UnicodeDecodeError:
                 continue  # the reader says what is wrong
+            # The reader ends a line at a carriage return alone, so this would be no whole line.
             if "\r" not in text and not text.isspace() and start.match(text):
                 return at
     return None
@@ -228,6 +235,7 @@ def _matching_line(raw: io.BufferedReader, begin: int, end: int, start: re.Patte
 
 def _lines(raw: io.BufferedReader, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
     """The lines that begin in a part of a file, with their places; of one of over 1 MiB the pieces without its end."""
+    # From the byte before: a line begins here only if that byte ends one.
     raw.seek(begin - 1)
     at, whole = begin - 1, False
     while at < end and (line := raw.readline(_LINE)):
