@@ -244,6 +244,7 @@ class EncoderConfig(Section):
     @model_validator(mode="wrap")
     @classmethod
     def _of_its_arch(cls, value: Any, handler: Callable[[Any], Any]) -> Any:
+        # `model` itself stands for no encoder: the class that its `arch` names takes over.
         if cls is not EncoderConfig or not isinstance(value, Mapping):
             return handler(value)
         arch = value.get("arch", "roberta")
@@ -277,6 +278,7 @@ class EncoderConfig(Section):
         written: dict[str, Any] = handler(self)
         if self.init is None:
             return written
+        # Fields that init decides are not written: they would read as set by the job, and bind other weights.
         omitted = {name for name in ("arch", *self.decided_by_init, "pooling") if name not in self.model_fields_set}
         return {key: value for key, value in written.items() if key not in omitted}
 
@@ -331,6 +333,7 @@ class EncoderConfig(Section):
                 raise CheckpointError(
                     f"{source}: model.{name} is {theirs} there but {mine} in this job; set it to {theirs}"
                 )
+        # Weights may be padded as here, or not at all: `with_rows` evens that out.
         if other.vocab_rows not in (self.classes, self.vocab_rows):
             raise CheckpointError(
                 f"{source}: holds {other.vocab_rows} rows of vocabulary, this job's model {self.classes} "
@@ -349,6 +352,7 @@ class EncoderConfig(Section):
                 self.require_same_architecture(other, source)
             mine = {name: getattr(self, name) for name in self.model_fields_set}
             try:
+                # Validated anew, as the class of the other architecture: a key that it does not have is named.
                 as_there = type(other).model_validate({**mine, "arch": other.arch})
             except ValidationError as error:
                 raise ConfigError(f"model.init {source}: {error.errors()[0]['msg']}") from None
@@ -356,6 +360,7 @@ class EncoderConfig(Section):
         sizes = {name: getattr(other, name) for name in self.decided_by_init if name not in self.model_fields_set}
         if "pooling" not in self.model_fields_set:
             sizes["pooling"] = other.pooling
+        # custom: a preset must not be filled in over the sizes of init.
         completed = self.model_copy(update={**sizes, "size": "custom"})
         completed.require_same_architecture(other, source)
         return completed
@@ -452,10 +457,12 @@ def flops_per_token(
     """
     h, length = config.hidden, sequence_length
     masked = masked_fraction * length
+    # The mean reads every position; otherwise only the masked ones, and the first of each view.
     read = views * length if config.pooling == "mean" and views == 2 else masked + (views if views == 2 else 0)
     encoder = views * config.flops(float(length), read / views, seen)
     width = config.embedding_size
     heads = masked * (2 * h * width + 2 * width * config.classes)
     if views == 2:
+        # Two matrices of h x ffn, a multiply-add being 2.
         heads += views * 4 * h * config.ffn
     return 3.0 * (encoder + heads) / length

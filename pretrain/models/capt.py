@@ -48,6 +48,7 @@ class CaptModel(nn.Module):
         self.encoder: Encoder = config.build_encoder() if encoder is None else encoder
         self.mlm = config.build_mlm_head(self.encoder.word_embedding, self.encoder.vocab_size)
         self.aggregation = AggregationHead(self.encoder.hidden_size, config.ffn) if contrast else None
+        # Heads are always new; of an encoder that is given no weight is drawn.
         drawn = self if encoder is None else nn.ModuleList(head for head in (self.mlm, self.aggregation) if head)
         config.initialise(drawn)
 
@@ -86,6 +87,7 @@ class CaptModel(nn.Module):
             pooled = self._mean(hidden, views, padded)
             masked = take_rows(hidden[n:], positions)
         else:
+            # The corrupted view is read at `<s>` and at the masked positions, the original at `<s>` again and again.
             rows = F.pad(positions, (1, 0))
             rows = torch.cat([torch.zeros_like(rows), rows])
             hidden = self.encoder(views, padded=padded, documents=documents, runs=runs, rows=rows)
@@ -146,6 +148,7 @@ def build_model(state: Mapping[str, Tensor], config: EncoderConfig, source: str)
     Raises:
         CheckpointError: as :func:`load_weights` does.
     """
+    # Nothing is trained here: no graph is compiled, and nothing is recomputed.
     plain = config.model_copy(update={"compile": False, "activation_checkpointing": "none"})
     model = CaptModel(plain, contrast=any(name.startswith(HEAD) for name in state))
     load_weights(model, state, source)
@@ -171,6 +174,7 @@ def load_weights(model: CaptModel, state: Mapping[str, Tensor], source: str) -> 
     """
     if problems := misfits(model, state, TIED, ties(model.config)):
         raise CheckpointError(f"{source}: not the weights of this model: {'; '.join(problems)}")
+    # Not strict: second names of tied tensors may be missing, all else was compared.
     model.load_state_dict(dict(state), strict=False)
 
 

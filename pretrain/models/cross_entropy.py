@@ -34,6 +34,7 @@ class _MaskedCrossEntropy(torch.autograd.Function):
             bias_exact = torch.cat([bias_exact[:classes], bias_exact.new_full((len(bias) - classes,), -torch.inf)])
         logits = x @ weight.t()
         used = labels != UNUSED
+        # Rows that are not predicted need a valid index; `used` takes them out of every sum.
         target = labels.clamp_min(0).unsqueeze(1)
         target_log_p = torch.empty_like(target, dtype=exact)
         correct = torch.empty_like(used)
@@ -42,12 +43,14 @@ class _MaskedCrossEntropy(torch.autograd.Function):
         scratch = x.new_empty((min(block, len(x)), len(weight)), dtype=exact)
         for begin in range(0, len(x), block):
             rows = slice(begin, begin + block)
+            # The last block may have fewer rows.
             part = torch.add(logits[rows], bias_exact, out=scratch[: len(x) - begin])
             row_max, at_target = part.amax(1, keepdim=True), part.gather(1, target[rows])  # argmax is slow
             total = part.sub_(row_max).exp_().sum(1, keepdim=True)
             target_log_p[rows] = at_target - row_max - total.log()
             correct[rows] = (at_target == row_max).squeeze(1)
             if gradient:
+                # In 16 bits the difference is taken in fp32, and rounded once on its way into the logits.
                 p = torch.mul(part, 1 / total, out=logits[rows] if logits.dtype == exact else part)
                 p.scatter_add_(1, target[rows], p.new_full((), -1.0).expand_as(target[rows]))
                 dbias += used[rows].to(exact) @ p

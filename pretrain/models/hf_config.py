@@ -62,6 +62,7 @@ def is_hub_id(text: str) -> bool:
 def hub_id(path: Path) -> tuple[str, str | None] | None:
     """The repository and the revision that ``path`` names, or None where it is or may be a path of this machine."""
     match = _ID.fullmatch(str(path))
+    # A first part that is a folder here means a path, also one that is mistyped.
     if match is None or path.exists() or path.is_symlink() or Path(path.parts[0]).exists():
         return None
     return match["repo"], match["revision"]

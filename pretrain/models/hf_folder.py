@@ -183,6 +183,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         logger.warning("%s: read as transformers does; %s beside it is not: remove one of them", whole, index.name)
     if (folder / _ADAPTERS).exists():
         logger.warning("%s: the adapters of peft beside the weights are not read", folder)
+    # Without either file the reader of the whole one says what is missing.
     if whole.exists() or not index.exists():
         return read_tensor_file(whole)
     try:
@@ -206,6 +207,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 def read_tensor_file(path: Path) -> dict[str, Tensor]:
     """All tensors of one safetensors file. Raises ``CheckpointError`` as :func:`read_tensors` does."""
     pickles = sorted(p.name for p in path.parent.glob("*") if p.suffix in PICKLES)
+    # A pickle beside the weights is ignored; alone it is named, with the way to convert it.
     if not path.exists() and pickles:
         raise CheckpointError(
             f"{path.parent}: holds no {path.name} but {pickles[0]}, a pickle, which could run code when it is opened; "
@@ -220,6 +222,7 @@ def read_tensor_file(path: Path) -> dict[str, Tensor]:
         if unusable:
             raise CheckpointError(f"{path}: weights are {', '.join(_DTYPES)} here, not {list_names(unusable)}")
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    # One NaN would spread to every loss, long after the file is closed.
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not BUFFER.fullmatch(name) and not tensor.isfinite().all():
             raise CheckpointError(f"{path}: {name!a} holds weights that are not finite; name another model")

@@ -18,6 +18,7 @@ def split(state: Mapping[str, Tensor], table: Table) -> dict[str, Tensor]:
     out: dict[str, Tensor] = {}
     for ours, theirs in table.items():
         for name, part in zip(theirs, state[ours].chunk(len(theirs)), strict=True):
+            # A copy: safetensors does not write tensors that share memory.
             out[name] = part.detach().clone().contiguous()
     return out
 
@@ -106,6 +107,7 @@ def from_hf(
     hf = config.hf
     check_ties(state, hf.tied, source, hf.what)
     state = with_first_names(state, hf.tied)
+    # A bare encoder has no tensor of the head, and none of it is missing then.
     headless = not any(name.startswith(hf.heads) for name in state)
     table = {ours: parts for ours, parts in config.hf_names().items() if not (headless and ours.startswith(MLM))}
     theirs = {name for name in state if name not in hf.tied and not re.fullmatch(hf.unused, name)}

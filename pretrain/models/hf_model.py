@@ -55,7 +55,9 @@ def read_hf(folder: Path) -> HFModel:
     claimed, tokenizer = read_description(folder)
     config = claimed.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     tensors = with_prefix(read_tensors(folder), config)
+    # Sizes go under the keys of config.json, for the messages.
     claims = claimed.to_hf(bos_id=tokenizer.special.bos, eos_id=tokenizer.special.eos)
+    # First the number of layers, by which the table of names is made.
     if (layers := layers_in(tensors, config)) is not None:
         _require_sizes(claims, {"num_hidden_layers": layers}, path)
     state = from_hf(tensors, config, str(folder))
@@ -83,6 +85,7 @@ def start_from(model: CaptModel, source: HFModel, name: str, *, head: Literal["r
         CheckpointError: a tensor has another shape.
     """
     own = model.state_dict()
+    # An aggregation head stays behind where the model has none; an unknown tensor goes on, to be named.
     state = {key: tensor for key, tensor in source.state.items() if key in own or not key.startswith(HEAD)}
     for what, prefix, file in (
         ("masked-language-model", MLM, "no lm_head"),

@@ -35,8 +35,11 @@ def keep_mask(shape: torch.Size, p: float, dtype: torch.dtype) -> tuple[Tensor, 
     """
     # bernoulli_ costs 5.5 ms for a million masks, this 1.2 ms: it was a sixth of a bf16 step.
     count = math.prod(shape)
+    # Four draws of 16 bits in each number; the range is the whole of int64.
     bits = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(1 << 63), None).view(torch.int16)
+    # One level at least is kept, or the factor would be infinite.
     dropped = min(round(p * _LEVELS), _LEVELS - 1)
+    # int16 is signed, so levels count from -2**15.
     mask = torch.ge(bits[:count].view(shape), dropped - _LEVELS // 2, out=torch.empty(shape, dtype=dtype))
     return mask, _LEVELS / (_LEVELS - dropped)
 
@@ -102,8 +105,10 @@ class _DroppedAttention(torch.autograd.Function):
         q, k, v, weights, keep = ctx.saved_tensors
         e, unused = q.shape[-1], q.new_zeros(1)
         g = grads[0].reshape(-1, *grads[0].shape[2:])
+        # Weights and mask are saved and not their product: one tensor of scores less in memory.
         buffer = weights * keep
         dv = torch.baddbmm(unused, buffer.transpose(1, 2), g, beta=0, alpha=ctx.scale)
+        # The gradient of the weights, in the buffer of the product that is no longer needed.
         torch.baddbmm(unused, g, v.transpose(1, 2), beta=0, alpha=ctx.scale, out=buffer).mul_(keep)
         ds = torch._softmax_backward_data(buffer, weights, -1, weights.dtype)
         dq = torch.baddbmm(unused, ds, k, beta=0, alpha=e**-0.5)
@@ -214,13 +219,16 @@ def _attend_by_length(
     parts, places = [], []
     for size in sizes.unique().tolist():
         chosen = sizes == size
+        # The longest of these runs is the length: the multiple alone would be padding.
         within = torch.arange(min(size, int(lengths[chosen].max())))
         real = within < lengths[chosen, None]
+        # Places behind a run repeat its first row, which the mask hides.
         rows = starts[chosen, None] + torch.where(real, within, 0)
         q_size, k_size, v_size = (x.index_select(0, rows.flatten()).view(*rows.shape, *x.shape[1:]) for x in (q, k, v))
         y = attend(q_size.transpose(1, 2), k_size.transpose(1, 2), v_size.transpose(1, 2), real[:, None, None, :], p)
         parts.append(y.transpose(1, 2)[real])
         places.append(rows[real])
+    # Back to the order in which the rows came.
     return torch.cat(parts).index_select(0, torch.cat(places).argsort())
 
 
@@ -410,6 +418,7 @@ class EncoderLayer(nn.Module):
         """The first half: attention, residual, LayerNorm."""
         # Cast once for queries, keys and values; autocast would do it for each.
         low = to_autocast(x)
+        # The residual stays in its precision, the queries are in that of the products.
         at = x if rows is None else take_rows(x, rows)
         queries = low if rows is None else take_rows(low, rows)
         return self.attention_norm(  # type: ignore[no-any-return]
@@ -475,6 +484,7 @@ def checkpointed(layer: nn.Module, kind: str) -> nn.Module:
 
 
 def _recomputed(layer: nn.Module, offload: bool, *args: Any) -> Any:
+    # The method of the class, for `forward` of this layer is the wrapper itself.
     forward = functools.partial(type(layer).forward, layer)
     if not torch.is_grad_enabled():
         return forward(*args)

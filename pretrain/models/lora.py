@@ -50,6 +50,7 @@ def add_lora(encoder: nn.Module, section: LoraSection) -> None:
         r=section.rank, lora_alpha=section.alpha, lora_dropout=section.dropout, target_modules=chosen, bias="none"
     )
     inject_adapter_in_model(config, encoder)
+    # Everything else of the encoder is frozen, its norms and embeddings too.
     for name, parameter in encoder.named_parameters():
         parameter.requires_grad_(name.endswith((_A, _B)))
 
@@ -62,6 +63,7 @@ def merge_lora(encoder: nn.Module) -> None:
     """Make every matrix ``W + alpha / rank * B A``, and take the adapters out. All weights are trainable again."""
     from peft.tuners.lora import LoraLayer
 
+    # A list: the modules change while they are gone through.
     for name, part in list(encoder.named_modules()):
         if isinstance(part, LoraLayer):
             layer: Any = part

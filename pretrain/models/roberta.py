@@ -86,6 +86,7 @@ class RobertaEncoder(Encoder):
         autocast = autocast_dtype(x)
         for layer in self.layers[:-1]:
             x = layer(x, mask, None, autocast)
+        # Runs have a query at every token; the last layer has them at `rows` alone, and needs a mask.
         if rows is not None and within is not None and documents is not None:
             mask = (documents.gather(1, rows)[:, :, None] == documents[:, None, :]).unsqueeze(1)
         elif rows is not None and isinstance(mask, Tensor) and mask.shape[2] > 1:

@@ -206,6 +206,7 @@ class TransformersConfig(EncoderConfig, ABC):
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], source: str = "config.json") -> TransformersConfig:
         """The configuration that the ``config.json`` of the family describes; see `EncoderConfig.from_hf`."""
+        # Only keys that the file has: transformers leaves out some that are at their defaults.
         named = {HF_FIELDS[ours]: config[theirs] for ours, theirs in cls.hf_fields.items() if theirs in config}
         keys = {**cls.hf_defaults, **{key: config[key] for key in HFConfig.model_fields if key in config}, **named}
         hf = parse_hf_config(keys, source, HFConfig, cls.hf.what)
@@ -228,6 +229,7 @@ class TransformersConfig(EncoderConfig, ABC):
         return {
             "architectures": [self.hf.masked_lm],
             "dtype": "float32",
+            # Our own fields come behind: a value that the job has changed wins.
             **self.encoder,
             **{theirs: getattr(self, ours) for ours, theirs in self.hf_fields.items()},
             "vocab_size": self.classes,

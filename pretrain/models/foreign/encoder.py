@@ -72,6 +72,7 @@ def read_encoder(folder: Path) -> PretrainedEncoder:
             tokenizer, or model and tokenizer pad with different ids.
     """
     hf_config, tokenizer = read_description(folder)
+    # The tokenizer knows the padding id where the file leaves it out.
     hf_config = {**encoder_keys(hf_config), "pad_token_id": tokenizer.special.pad}
     tensors, own = read_tensors(folder), own_encoder(hf_config)
     if own is not None:
@@ -79,6 +80,7 @@ def read_encoder(folder: Path) -> PretrainedEncoder:
         tensors = {name: x for name, x in tensors.items() if not name.startswith(own.hf.heads)}
     state = _encoder_tensors(tensors, tied=hf_config.get("tie_word_embeddings") is not False)
     layers = hf_config.get("num_hidden_layers", hf_config.get("n_layers", 1))
+    # Before a table of names is made for this number of layers.
     if not isinstance(layers, int) or not 0 < layers <= _MAX_LAYERS:
         raise CheckpointError(
             f"{folder / 'config.json'}: num_hidden_layers is {shown(layers)}; 1 to {_MAX_LAYERS} are possible"
@@ -99,6 +101,7 @@ def _encoder_tensors(tensors: Mapping[str, Tensor], *, tied: bool) -> dict[str, 
     The word embedding may have the name of the output matrix that it is ``tied`` to alone.
     """
     state: dict[str, Tensor] = {}
+    # A class with heads writes `bert.embeddings. ...`, a bare encoder `embeddings. ...`.
     prefixes = {name.partition(".")[0] for name in tensors if re.match(r"\w+\.embeddings\.", name)}
     for name, tensor in tensors.items():
         first, _, rest = name.partition(".")
@@ -116,6 +119,7 @@ def _rename_own(tensors: Mapping[str, Tensor], config: EncoderConfig, source: st
     rest, state = dict(tensors), {}
     for ours, theirs in config.hf_names().items():
         parts = [name.removeprefix(config.hf.prefix) for name in theirs]
+        # Only whole parameters: of a part that is left over the comparison gives the name.
         if ours.startswith("encoder.") and all(part in rest for part in parts):
             state[ours.removeprefix("encoder.")] = concatenate(rest, parts, source, config.hf.what)
             for part in parts:
@@ -137,6 +141,7 @@ class TransformersEncoder(Encoder):
 
     def __init__(self, model: nn.Module, hf_config: Mapping[str, Any], source: str) -> None:
         super().__init__()
+        # Nothing reads its output, so its weights would never have a gradient.
         if getattr(model, "pooler", None) is not None:
             model.pooler = None  # type: ignore[assignment]
         self._transformers = (model,)  # in a tuple, which torch does not register: the parts are, under their own names
@@ -147,6 +152,7 @@ class TransformersEncoder(Encoder):
         self.pad_id = int(hf_config["pad_token_id"])
         unused_rows = self.pad_id + 1 if family_of(hf_config, source).counts_from_padding else 0
         self.max_positions = config.max_position_embeddings - unused_rows
+        # MPNet's model takes no token types, whatever its configuration says.
         self.reads_types = getattr(config, "type_vocab_size", 0) > 1 and hf_config["model_type"] != "mpnet"
         self._layers = int(config.num_hidden_layers)
 
@@ -275,6 +281,7 @@ def load_encoder(
         empty = build_encoder(pretrained.hf_config, **options)
     shapes = {name: tensor.shape for name, tensor in empty.state_dict().items()}
     state = pretrained.state
+    # Sizes are compared on the meta device, before an element is allocated.
     _compare(shapes, state, source, allow_missing)
     encoder = build_encoder(pretrained.hf_config, **options)
     encoder.load_state_dict({name: state[name] for name in shapes if name in state}, strict=False)

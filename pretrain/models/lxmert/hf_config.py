@@ -99,6 +99,7 @@ def _answers(hf: _HFConfig) -> tuple[str, ...] | None:
     if not all(number in hf.id2label for number in numbers):
         return None
     answers = tuple(hf.id2label[number] for number in numbers)
+    # Names that transformers makes up where nobody gave any.
     return None if all(answer.startswith("LABEL_") for answer in answers) else answers
 
 
@@ -128,6 +129,7 @@ def hf_keys(
         "task_obj_predict": True,
         "task_qa": count > 0,
     }
+    # transformers keeps the three numbers together under this key too.
     layers = {"vision": config.vision_layers, "cross_encoder": config.cross_layers, "language": config.language_layers}
     keys: dict[str, Any] = {
         "architectures": [architecture],

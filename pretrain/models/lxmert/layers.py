@@ -107,6 +107,7 @@ class CrossAttention(nn.Module):
             if packed is not None:
                 kv_words, word_mask = packed.unpack(kv_words), packed.mask
             assert not isinstance(word_mask, Packed)
+            # Regions of the last pictures look at the words of their own pairs.
             of_last = kv_words.reshape(b, -1, kv_words.shape[-1])[b - pictures :]
             mask = None if word_mask is None else word_mask[b - pictures :]
             out.append(self._attend(q_regions, of_last, pictures, mask, p).flatten(0, 1))
@@ -172,12 +173,14 @@ class CrossLayer(nn.Module):
         low = to_autocast(x)
         rows, queries = x, low
         if first:
+            # Words, regions that nobody reads, regions that are read: the second do not ask, but are looked at.
             kept = [number, first * count, pictures * count]
             rows, queries = (torch.cat(y.split(kept)[::2]) for y in (x, low))
         attended = self.cross(queries, low, (b, number, count), pictures, word_mask, region_mask)
         mixed = self.cross_norm(rows + dropout(attended, self.dropout, self.training))
         words, regions = mixed.split([number, pictures * count])
         words = self.words.attend(words.view(shape), word_mask, None)
+        # The feed-forward part is row by row, so rows that nobody reads are left out before it.
         words = self.words.feed_forward(words if read is None else words.reshape(-1, h)[read])
         regions = regions.view(pictures, count, h)
         if pictures:
@@ -254,6 +257,7 @@ class LxmertEncoder(nn.Module):
         words, regions = self.words(tokens), self.regions(features, boxes)
         word_mask: Tensor | Packed | None = _mask(tokens != self.pad_id) if padded else None
         packed = None
+        # On a CPU padding costs time in every layer, so the words are laid end to end without it.
         if padded and layers.prefers_packing(words):
             word_mask = packed = _packed(tokens != self.pad_id)
             words = packed.pack(words)[None]
@@ -266,6 +270,7 @@ class LxmertEncoder(nn.Module):
             regions = layer(regions, region_mask, None, autocast)
         everything = len(tokens)
         for layer in self.cross_layers[:-1]:
+            # The layers before the last are needed whole, whatever is read of the last.
             words, regions = layer(words, regions, word_mask, region_mask, None, everything, autocast)
         pictures = everything if pictures is None else pictures
         words, regions = self.cross_layers[-1](words, regions, word_mask, region_mask, read, pictures, autocast)

@@ -222,6 +222,7 @@ class LxmertModel(nn.Module):
         if self.aggregation is None:
             return None, None, self.pooler(cls)
         if self.config.pooling == "pooled":
+            # One pass of the pooler over both views; the heads read the corrupted one.
             both = self.pooler(cls)
             s, s_hat = self.aggregation(both).split(n)
             return s, s_hat, both[n:]
@@ -271,11 +272,13 @@ def start_from(model: LxmertModel, pretrained: PretrainedLxmert, source: str) ->
         CheckpointError: a tensor of the encoder or of the pooler is missing or has another shape.
     """
     own = model.state_dict()
+    # A head without a place here is left out, anything else that is unknown is named by `load_weights`.
     state = {name: tensor for name, tensor in pretrained.state.items() if name in own or not name.startswith(HEADS)}
     fresh = set()
     for name, tensor in own.items():
         if name in TIED or not name.startswith(HEADS):
             continue
+        # Other classes than those of the source: its weights would answer for others.
         if name not in state or state[name].shape != tensor.shape:
             state[name] = tensor
             fresh.add(name.rsplit(".", 1)[0])

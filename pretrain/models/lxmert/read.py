@@ -277,8 +277,10 @@ def read_lxmert(source: Path) -> PretrainedLxmert:
     tensors = hugging_face_names(read_tensors(folder), str(folder))
     shown = _sizes(tensors, str(folder))
     for name, size in shown.items():
+        # A head that its configuration announces may be missing from the file.
         if getattr(claimed, name) != size and not (name in _CLASSES and size == 0):
             raise CheckpointError(f"{path}: says {name} {getattr(claimed, name)}, but the tensors have {size}")
+    # Classes are those of the tensors, 0 for a head that is not there.
     config = claimed.model_copy(update={name: shown[name] for name in _CLASSES})
     state = from_hf(tensors, config, str(folder))
     if (folder / HEAD_FILE).exists():
@@ -295,6 +297,7 @@ def _read_airsplay(path: Path) -> PretrainedLxmert:
         raise CheckpointError(
             f"{path}: {hidden} columns are no multiple of {_HEAD_WIDTH}, the width of a head in LXMERT"
         )
+    # airsplay's code pads with 0, as bert-base-uncased does.
     config = LxmertConfig(size="custom", heads=hidden // _HEAD_WIDTH, pad_id=0, layer_norm_eps=LAYER_NORM_EPS, **sizes)
     return PretrainedLxmert(config, from_hf(tensors, config, str(path)), None, None)
 
@@ -329,6 +332,7 @@ def _sizes(tensors: Mapping[str, Tensor], source: str) -> dict[str, int]:
     for field, (name, axis) in _CLASSES.items():
         sizes[field] = _size(tensors[name], name, axis, source) if name in tensors else 0
     for field, pattern in _STACKS.items():
+        # Numbers of layers may have gaps in a damaged file: the names are compared later.
         sizes[field] = len({match[1] for name in tensors if (match := pattern.match(name))})
         if not 1 <= sizes[field] <= 1000:
             raise CheckpointError(f"{source}: {sizes[field]} {field.replace('_', ' ')}; LXMERT has 1 to 1,000")

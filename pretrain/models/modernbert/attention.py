@@ -65,6 +65,7 @@ def _turned(qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     cos, sin, (a, b) = cos.to(wide), sin.to(wide), qkv[:, :2].to(wide).chunk(2, -1)
     out = torch.empty_like(qkv)
     if wide == qkv.dtype:
+        # Straight into the halves of the output: no copy of queries and keys is made.
         first, second = out[:, :2].chunk(2, -1)
         torch.mul(a, cos, out=first).addcmul_(b, sin, value=-1)
         torch.mul(b, cos, out=second).addcmul_(a, sin)
@@ -139,10 +140,12 @@ class Sequences:
             window: rows on each side.
             p: dropout of the attention weights.
         """
+        # A window that reaches over the longest run hides nothing.
         if window is not None and window >= self.longest - 1:
             window = None
         if prefers_kernel(qkv, p):
             return by_kernel(qkv, self.offsets, self.longest, window)
+        # Blocks compute less than a mask of the whole run only where the run is long enough.
         if window is not None and (self.lengths is None or self.longest > _NEIGHBOURS * window):
             return self._by_block(qkv, window, p)
         if self.lengths is None:
@@ -155,9 +158,11 @@ class Sequences:
         """Rows in blocks of ``window``: a block sees itself and its neighbours, and nothing else is within reach."""
         n, _, heads, e = qkv.shape
         count = -(-n // window)
+        # One empty block in front and one behind, so that the first and the last have neighbours too.
         blocks = F.pad(qkv, (0, 0, 0, 0, 0, 0, window, (count + 1) * window - n)).view(-1, window, 3, heads, e)
         near = blocks[:, :, 1:]
         k, v = torch.cat([near[:-2], near[1:-1], near[2:]], 1).permute(2, 0, 3, 1, 4)
+        # All local layers of a pass have the same mask.
         if window not in self._masks:
             self._masks[window] = self._block_mask(n, window, count)
         y = attend(blocks[1:-1, :, 0].transpose(1, 2), k, v, self._masks[window], p)
@@ -165,6 +170,7 @@ class Sequences:
 
     def _block_mask(self, n: int, window: int, count: int) -> Bool[Tensor, "count 1 window near"]:
         device = self.offsets.device
+        # -1: rows of padding belong to no run.
         blocks = F.pad(self.run, (window, (count + 1) * window - n), value=-1).view(-1, window)
         near = torch.cat([blocks[:-2], blocks[1:-1], blocks[2:]], 1)
         distance = torch.arange(-window, 2 * window, device=device) - torch.arange(window, device=device)[:, None]
@@ -181,6 +187,7 @@ class Sequences:
         for part, (runs, size, real) in zip(x.split([batch.rows for batch in batches]), batches, strict=True):
             q, k, v = part.view(runs, size, 3, heads, e).permute(2, 0, 3, 1, 4)
             mask = None if real is None else real[:, None, None, :]
+            # A row sees `window` rows on each side; of so few it sees all.
             if window is not None and size > window + 1:
                 near = _band(size, window)
                 mask = near if mask is None else near & mask
@@ -193,6 +200,7 @@ class Sequences:
         """For each place of the padded batches its row, for each row its place (None: the same), and the batches."""
         lengths = self.lengths
         assert lengths is not None, "the lengths of the runs are known on a CPU"
+        # All of one length: the rows are a batch as they lie.
         if len(set(lengths)) == 1:
             return None, None, [_Batch(len(lengths), lengths[0], None)]
         starts, known = self.offsets[:-1].long(), torch.tensor(lengths)
@@ -202,6 +210,7 @@ class Sequences:
             chosen = sizes == size
             within = torch.arange(int(known[chosen].max()))
             real = within < known[chosen, None]
+            # Places behind a run repeat its first row; the mask hides them, and nobody reads them.
             here = starts[chosen, None] + torch.where(real, within, 0)
             places[here[real]] = first + real.flatten().nonzero()[:, 0]
             rows.append(here.flatten())
@@ -304,6 +313,7 @@ def lay_out(
     b, length = tokens.shape
     if torch.compiler.is_exporting():
         return MaskedSequences(tokens, tokens != pad_id if padded else None)
+    # One run a row: nothing need be looked for in the tokens.
     if (documents is None and not padded) or (documents is not None and runs == b):
         offsets = torch.arange(0, (b + 1) * length, length, device=tokens.device, dtype=torch.int32)
         return Sequences((b, length), offsets, [length] * b, None)
@@ -313,9 +323,11 @@ def lay_out(
         offsets = run_offsets(real if documents is None else documents, 2 * b if documents is None else runs)
         return Sequences((b, length), offsets, None, None)
     rows = real.flatten().nonzero()[:, 0] if padded else None
+    # All tokens or none: the batch is laid out as it is.
     if rows is not None and len(rows) in (0, b * length):
         rows = None
     row = torch.arange(b * length) if rows is None else rows
+    # A run ends where the row ends, or where the document changes.
     marks = [row // length] if documents is None else [row // length, documents.flatten().index_select(0, row)]
     begins = F.pad(torch.stack([mark.diff() != 0 for mark in marks]).any(0), (1, 0), value=True)
     offsets = F.pad(begins.nonzero()[:, 0], (0, 1), value=len(row)).int()
@@ -331,5 +343,6 @@ def run_offsets(numbers: Tensor, count: int | None) -> Int32[Tensor, " k"]:
     """
     begins = F.pad(numbers[:, 1:] != numbers[:, :-1], (1, 0), value=True).flatten()
     total = begins.numel()
+    # Runs that are not there begin at the end, and have no rows.
     starts = begins.nonzero() if count is None else torch.nonzero_static(begins, size=count, fill_value=total)
     return F.pad(starts.flatten(), (0, 1), value=total).int()

@@ -192,6 +192,7 @@ class ModernBertConfig(EncoderConfig):
         """
         h, whole = self.hidden, length if seen is None else seen
         reach = min(self.window, max(0.0, whole - 1))
+        # A window of 2 reach + 1 keys, less those that are missing at both ends of the sequence.
         local = ((2 * reach + 1) * whole - reach * (reach + 1)) / whole
         globals_ = -(-self.layers // self.global_every)
         keys = globals_ * whole + (self.layers - globals_) * local
@@ -227,6 +228,7 @@ class ModernBertConfig(EncoderConfig):
         if missing:
             raise CheckpointError(f"{source} has no {', '.join(missing)}; a ModernBERT encoder needs them")
         try:
+            # null stands for the default.
             hf = _HFConfig.model_validate({key: value for key, value in config.items() if value is not None})
             fields = {ours: getattr(hf, theirs) for ours, theirs in _HF_FIELDS.items()}
             every = _global_every(config, hf.num_hidden_layers, source)
@@ -279,6 +281,7 @@ def _global_every(config: Mapping[str, Any], layers: int, source: str) -> int:
         raise CheckpointError(f"{source}: global_attn_every_n_layers is {shown(every)}; 1 to 1000 are possible")
     if types is None:
         return every
+    # Where the types contradict the key, they decide.
     second = types.index(_FULL, 1) if isinstance(types, list) and _FULL in types[1:] else layers
     for period in (every, second):
         if types == [_SLIDING if number % period else _FULL for number in range(layers)]:

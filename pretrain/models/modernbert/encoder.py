@@ -76,6 +76,7 @@ class Layer(nn.Module):
         with torch.autocast(x.device.type, autocast, enabled=autocast is not None):
             p = self.attention.dropout if self.training else 0.0
             attended = sequences.attend(self._before(x, turn), self.window, p)
+            # What follows the attention is row by row, so rows that nobody reads are left out here.
             if rows is not None:
                 x, attended = x.index_select(0, rows), attended.index_select(0, rows)
             return self._behind(x, attended)
@@ -130,6 +131,7 @@ class ModernBertEncoder(Encoder):
         sequences = lay_out(tokens, self.pad_id, padded, documents, runs)
         x = self.embeddings(sequences.take(tokens))
         size, thetas = config.hidden // config.heads, (config.local_rope_theta, config.global_rope_theta)
+        # Angles are the same in all layers of a kind, and are computed once.
         local, whole = (rotation(sequences.positions, size, theta) for theta in thetas)
         read = None if rows is None else sequences.find(rows)
         autocast = autocast_dtype(x)
