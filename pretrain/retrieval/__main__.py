@@ -49,6 +49,7 @@ def main(path: Path) -> int:
         if text is None:
             logging.getLogger("capt.pretrain").error("%s: %s", type(error).__name__, error, exc_info=True)
             return FAILED
+        # An error that every rank has met is said once, any other by the rank that met it.
         if rank == 0 or not (isinstance(error, UserError) and error.everywhere):
             sys.stderr.write(f"{error_line(text, sys.stderr)}\n")
         return BAD_INPUT

@@ -16,6 +16,7 @@ _BINS = 20
 
 def faults(lines: Sequence[dict[str, Any]]) -> list[tuple[int, str]]:
     """Rows that would do harm in training: a negative that is a positive of the query or the query, or one twice."""
+    # A query of several rows has the positives of all of them.
     positives: dict[str, set[str]] = {}
     for row in lines:
         positives.setdefault(same_text(row["query"]), set()).update(map(same_text, row["pos"]))

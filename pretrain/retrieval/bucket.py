@@ -72,6 +72,7 @@ class BucketVectors(Vectors):
     def reload(self) -> None:
         """Index the blocks that the store has by now. Raises ``DataError``."""
         width = self.identity.dimension * self._type.itemsize
+        # Sorted, so that of a text that two blocks have every rank takes the same vector.
         for name, sizes in sorted(self._listed().items()):
             if f"{name}.ids" in self._files or "ids" not in sizes:  # its writer was killed, or is about to write them
                 continue
@@ -81,6 +82,7 @@ class BucketVectors(Vectors):
                 continue
             for ending, digest in zip(("rows", "ids"), name.split("-"), strict=True):
                 self._files[f"{name}.{ending}"] = ExpectedFile(sizes[ending], digest)
+            # The ids are copied to memory, and their file may leave the cache.
             ids = self._cache.map(f"{name}.ids", ID).copy()
             self._cache.release(f"{name}.ids")
             self._blocks.append(name)
@@ -88,6 +90,7 @@ class BucketVectors(Vectors):
 
     def _listed(self) -> dict[str, dict[str, int]]:
         """The bytes of the two files of each block."""
+        # A web server lists no files; the index tells what was there when it was written.
         if self._scheme in ("http", "https"):
             try:
                 found = json.loads(read_small(f"{self.url}/{_INDEX}", limit=_MOST_INDEX))
@@ -113,6 +116,7 @@ class BucketVectors(Vectors):
     def add(self, texts: Sequence[bytes], rows: Float[np.ndarray, "n d"]) -> None:
         """Append the vectors of a batch; a block that is full is uploaded in the background. Raises ``DataError``."""
         kept, ids = self._packed(texts, rows)
+        # After the check of the numbers, which says more than a store that cannot be written.
         if self._scheme not in WRITABLE:
             raise DataError(
                 f"{self.folder}: a text has no vector there, and {self._scheme}:// is only read; encode into "
@@ -123,6 +127,7 @@ class BucketVectors(Vectors):
         self._open.append((kept, ids))
         self._open_bytes += kept.nbytes
         self.added += len(texts)
+        # A block ends by age as well, so that a slow encoder does not lose hours with its host.
         if self._open_bytes >= BLOCK_BYTES or time.monotonic() - self._began >= BLOCK_SECONDS:
             self._upload()
 
@@ -134,6 +139,7 @@ class BucketVectors(Vectors):
 
     def _upload(self) -> None:
         """Write the open block in the background, after the one before it."""
+        # One upload at a time: a block waits in memory only while the next one fills.
         self._wait()
         block, self._open, self._open_bytes = self._open, [], 0
         rows, ids = (np.concatenate(parts).tobytes() for parts in zip(*block, strict=True))
@@ -150,11 +156,13 @@ class BucketVectors(Vectors):
             put_bytes(json.dumps(asdict(self.identity), indent=1).encode(), f"{self.url}/{IDENTITY}")
             self._described = True
         put_bytes(rows, f"{self.url}/{name}.rows")
+        # The ids last: without them nobody reads the rows.
         put_bytes(ids, f"{self.url}/{name}.ids")
 
     def finish(self, added: int) -> None:
         """Write the list of blocks. Raises ``DataError`` where ``added`` of them would be missing from it."""
         content = json.dumps({name: self._files[name].size for name in sorted(self._files)}, indent=0).encode()
+        # The length of the stored list stands for its content, which is not fetched again.
         if self._scheme not in WRITABLE or len(content) == self._indexed or not self._files:
             return
         try:

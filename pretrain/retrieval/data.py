@@ -132,6 +132,7 @@ def _beir(folder: Path, split: str | None) -> Collection:
         raise DataError(
             f"{folder}: no qrels/{names[0]}.tsv; " + (f"it has {', '.join(have)}: give --split" if have else "no qrels")
         )
+    # Judgements first: only queries that have some are kept in memory.
     judged, contradictions = _qrels(found)
     texts = [(name, text) for name, text in _documents(queries, judged=True) if name in judged]
     if not texts:
@@ -210,6 +211,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     for number, line in enumerate(read_lines([path]), start=1):
         if line.strip():
             row = json_object(path, number, line)
+            # Half a character can only come from an escape; the check of whole rows costs time.
             if "\\ud" in line.lower():
                 _require_json(f"{path}:{number}", row)
             yield f"{path}:{number}", row
@@ -222,6 +224,7 @@ def _qrels(path: Path) -> tuple[dict[str, dict[str, int]], int]:
     for place, query, document, grade in read_qrels(path):
         if grade % 1:
             raise DataError(f"{place}: query-id, corpus-id and a whole number as score are expected, not {grade:g}")
+        # setdefault keeps the earlier judgement, to compare with; the later one then counts.
         contradictions += judged.setdefault(query, {}).setdefault(document, int(grade)) != grade
         judged[query][document] = int(grade)
     if not judged:
@@ -238,6 +241,7 @@ def _nano_beir(folder: Path) -> list[Collection]:
 
 
 def _split_of(path: Path) -> str:
+    # `NanoMSMARCO-00000-of-00001.parquet` -> `NanoMSMARCO`.
     return re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
 
 
@@ -270,6 +274,7 @@ def _nano(folder: Path, name: str) -> Collection:
             raise DataError(f'{where}: "score" is {shown(grade)}; a whole number is expected')
         contradictions += judged.setdefault(str(query), {}).setdefault(str(document), int(grade)) != int(grade)
         judged[str(query)][str(document)] = int(grade)
+    # Queries without a judgement are left out, as those of a BEIR folder are.
     queries = [(each, text) for each, text in texts("queries") if each in judged]
     if not queries:
         raise DataError(f"{folder}: none of the judged queries of {name} is among its queries")
@@ -313,6 +318,7 @@ def read_pair_rows(files: Sequence[Path]) -> Iterator[PairRow]:
                 raise DataError(f"{where}: an empty query or positive; remove the row")
             used = (layout.query, *layout.positives, *layout.negatives)
             others = {name: value for name, value in row.items() if name not in used}
+            # The other columns are written again, as JSON.
             _require_json(where, others)
             empty = False
             yield PairRow(where, query[0], positives, negatives, others)
@@ -333,7 +339,9 @@ def _of_pairs(path: Path) -> Collection:
     """Queries of a pair file; the corpus is the distinct positives and negatives, whose ids are hashes."""
     queries: dict[str, str] = {}
     judged: dict[str, dict[str, int]] = {}
+    # Two passes over the file: queries and judgements are held, documents are streamed.
     for pair in read_pair_rows([path]):
+        # Equal queries and documents are one, for the file has no ids.
         name = text_hash(pair.query).hex()
         queries[name] = pair.query
         judged.setdefault(name, {}).update({text_hash(text).hex(): 1 for text in pair.positives})

@@ -84,6 +84,7 @@ def embed(
     seen: set[bytes] = set()
     pace = _Pace(total, progress)
     tokens = options.tokens or TOKENS[device().type]
+    # Before anything is encoded: a text whose vector is damaged must not count as done.
     _repair(store)
     with synchronize_errors(patient=True):
         try:
@@ -92,12 +93,15 @@ def embed(
                 seen.update(distinct)
                 _embed_window(encoder, distinct, role, tokens, store)
                 pace.done(len(window))
+        # Also after an error: what was encoded until then is kept.
         finally:
             store.close()
+    # All ranks have closed their files, so that each finds what the others have written.
     barrier()
     added = sum(gather_objects(store.added))
     with synchronize_errors(patient=True):
         store.reload()
+        # Every rank knows what is in the store; one writes the list of it.
         if rank() == 0:
             store.finish(added)
     pace.end(added)
@@ -125,10 +129,12 @@ def _embed_window(encoder: TextEncoder, distinct: dict[bytes, str], role: Role, 
     if all(name in store for name in names):  # nothing to tokenize
         return
     lengths = encoder.lengths(list(distinct.values()), role)
+    # Names break ties, so that the order does not depend on that of the texts.
     order = sorted(range(len(names)), key=lambda i: (lengths[i], names[i]), reverse=True)
     for number, batch in enumerate(batches(order, lengths, tokens)):
         if number % world_size() != rank():
             continue
+        # A batch keeps its place, but loses the texts that are there: kills and ranks do not move the others.
         missing = [names[i] for i in batch if names[i] not in store]
         if missing:
             store.add(missing, encoder.encode([distinct[name] for name in missing], role))
@@ -138,6 +144,7 @@ def batches(order: Sequence[int], lengths: Sequence[int], tokens: int) -> Iterat
     """Cut ``order``, which goes from long to short, into batches of at most ``tokens`` with their padding."""
     batch: list[int] = []
     for i in order:
+        # The first text is the longest, and all are padded to it.
         if batch and lengths[batch[0]] * (len(batch) + 1) > tokens:
             yield batch
             batch = []

@@ -150,8 +150,10 @@ class OwnEncoder(TextEncoder):
         if options.length is not None and not 3 <= options.length <= room:
             raise ConfigError(f"length {options.length}: {name} takes 3 to {room} tokens")
         self._embed, self._tokenizer = embed, tokenizer
+        # A length that the user gave holds for queries and documents alike.
         self._limits = {} if options.length is not None else dict(limits or {})
         self._facts = {**facts, "length": options.length or room}
+        # One empty text tells the number of columns.
         self.dimension = self._vectors([[self._tokenizer.special.bos, self._tokenizer.special.eos]]).shape[1]
         self.require_room()
 
@@ -181,6 +183,7 @@ class SentenceEncoder(TextEncoder):
     """A sentence-transformers folder, computed by that library: modules, prompts and pooling as the folder says."""
 
     def __init__(self, name: str, model: Any, facts: Mapping[str, Any], options: EncoderOptions) -> None:
+        # The prompts of the folder, by the names that the library looks for.
         saved = dict(model.prompts or {})
         default = saved.get(model.default_prompt_name or "", "")
         named = {role: [saved[name] for name in names if name in saved] for role, names in _NAMES.items()}
@@ -196,6 +199,7 @@ class SentenceEncoder(TextEncoder):
                 raise ConfigError(f"length {options.length}: {name} takes at most {room} tokens")
             self._model.max_seq_length = options.length
         self.similarity = "dot" if model.similarity_fn_name in ("dot", "dot_product") else "cosine"
+        # A router sends queries and documents through different modules.
         self._routes = any("Router" in type(module).__name__ for module in model.modules())
         self._facts = {**facts, "length": self._limit() or 0}
         self.dimension = int(self.encode(["a text"], "text").shape[1])
@@ -220,6 +224,7 @@ class SentenceEncoder(TextEncoder):
         if tokenizer is None:
             return [len(prompt) + len(text) for text in texts]
         longest, counts = self.limit(role) or 1 << 30, []
+        # In parts: a fast tokenizer keeps all encodings of a call in memory.
         for start in range(0, len(texts), _TOKENIZED):
             rows = tokenizer.encode_batch_fast([prompt + text for text in texts[start : start + _TOKENIZED]])
             counts += [min(sum(row.attention_mask), longest) for row in rows]
@@ -234,6 +239,7 @@ class SentenceEncoder(TextEncoder):
             batch_size=len(texts),
             show_progress_bar=False,
             convert_to_numpy=True,
+            # The store keeps them as they are: a dot product may be what the model was trained for.
             normalize_embeddings=False,
             **chosen,
         )
@@ -246,6 +252,7 @@ def _positions(model: Any) -> int | None:
     room = getattr(config, "max_position_embeddings", None)
     if not isinstance(room, int):
         return None
+    # RoBERTa counts positions from the padding id on.
     return room - config.pad_token_id - 1 if config.model_type in encoder_class("roberta").hf.types else room
 
 
@@ -299,6 +306,7 @@ def _of_pairs(path: Path, checkpoint: Path, options: EncoderOptions) -> TextEnco
     trained = load_pairs(checkpoint)
     model = trained.model.to(device())
     read = trained.reading()
+    # The digest of files, and not the path: a copy of the model finds the same vectors.
     facts = _facts(_hashes_of(checkpoint), f"{model.encoder.pooling}, projection {model.projection is not None}")
 
     def embed(tokens: Int[Tensor, "n L"], padded: bool) -> Tensor:
@@ -329,6 +337,7 @@ def _embed_of(model: CaptModel, pooling: str, source: str) -> Embed:
     if pooling == "head" and model.aggregation is None:
         raise CheckpointError(f"{source}: trained without contrast, so it has no aggregation head; use mean or cls")
     model.to(device()).eval()
+    # The head reads what it was trained on.
     read = model.config.pooling if pooling == "head" else pooling
 
     def embed(tokens: Int[Tensor, "n L"], padded: bool) -> Tensor:
@@ -363,6 +372,7 @@ def _facts(hashes: Mapping[str, str], pooling: str) -> dict[str, Any]:
         for name, value in hashes.items()
         if name.startswith("tokenizer/") or any(Path(name).match(pattern) for pattern in TOKENIZER_FILES)
     }
+    # A new file of the tokenizer gives other tokens, and so other vectors, with the same weights.
     model = digest((name, value) for name, value in hashes.items() if name not in of_tokenizer)
     return {
         "model": model,
@@ -404,6 +414,7 @@ def load_sentence_model(path: Path) -> Any:
 
 def _check(folder: Path) -> None:
     modules_of(folder)
+    # Bounded: somebody's home folder may be named by mistake.
     for number, path in enumerate(folder.rglob("*")):
         if number > _MAX_FILES:
             raise CheckpointError(f"{folder}: over {_MAX_FILES} files; name the folder of one model")

@@ -133,6 +133,7 @@ def _evaluate_set(
     settings: Settings,
     progress: ProgressCallback | None,
 ) -> tuple[Section, list[dict[str, Any]]]:
+    # The corpus is read once for its ids, before hours of encoding.
     with synchronize_errors(patient=True):
         corpus = Corpus.of(collection)
     queries = embed(encoder, (text for _, text in collection.queries), "query", options)
@@ -199,6 +200,7 @@ def _score_histograms(
         if name in needed:
             hashes[name] = text_hash(text)
         place = number if number < _SCORED else int(generator.integers(0, number + 1))
+        # Reservoir sampling: each document takes a random place, which is beyond the reservoir more and more often.
         if place < _SCORED:
             drawn[place : place + 1] = [text_hash(text)]
     pairs = {
@@ -216,6 +218,7 @@ def _score_histograms(
         right = documents.vectors([text for _, text in each])
         rows = np.array([i for i, _ in each])
         scores[kind] = pair_scores(left, unit_rows(right) if cosine else right, rows, np.arange(len(each)))
+    # Common edges, so that the three histograms can be laid over each other.
     edges = np.histogram_bin_edges(np.concatenate(list(scores.values())).astype(np.float64), _BINS)
     counts = {kind: np.histogram(values, edges)[0].tolist() for kind, values in scores.items()}
     return Histograms(edges=edges.tolist(), counts=counts)
@@ -241,6 +244,7 @@ class Corpus:
                 )
             names.append(name)
             relevant = collection.judged.get(name, {}).get(name, 0) > 0
+            # Sets such as ArguAna and Quora search documents by documents: one must not find itself.
             if queries.get(name) and not relevant and queries[name] in " ".join(text.split()):
                 selves.add(name)
         if not names:
@@ -273,6 +277,7 @@ def _rank(
         queries[:, :dim],
         (text for _, text in collection.documents()),
         documents,
+        # One more where a query may find itself, which is then left out.
         DEPTH + bool(corpus.selves),
         by_id(corpus.names),
         normalize=encoder.similarity == "cosine",
@@ -309,6 +314,7 @@ def search(
     with synchronize_errors(patient=True):
         first = 0
         while hashes := [text_hash(text) for text in islice(texts, BLOCK)]:
+            # Blocks in turn, by number: which rank scores a block does not change a score.
             if first // BLOCK % world_size() == rank():
                 rows = store.vectors(hashes)[:, :dim]
                 best.update(first, unit_rows(rows) if normalize else np.ascontiguousarray(rows))
@@ -332,6 +338,7 @@ def bm25_rankings(collection: Collection, corpus: Corpus) -> Rankings:
     for (name, _), query in zip(collection.queries, queries, strict=True):
         known = [word for word in query if word in index.vocab_dict]
         scores = index.get_scores(known) if known else np.zeros(len(order), dtype=np.float32)
+        # Equal scores are ordered by id, as in `TopK`.
         best = np.lexsort((order, -scores))[: DEPTH + 1]
         rankings.append(corpus.without_self(name, (i for i in best.tolist() if scores[i] > 0)))
     return rankings
@@ -387,6 +394,7 @@ def compare(first: str, second: str, *, samples: int = 10_000, seed: int = 1) ->
     rows = []
     for name in dict.fromkeys(each for each, _ in left):
         keys = [key for key in left if key[0] == name]
+        # One bootstrap with one seed for each figure: the same queries are drawn for all.
         for metric in METRICS:
             a, b = ([side[key][metric] for key in keys] for side in (left, right))
             figures = {"first": float(np.mean(a)), "second": float(np.mean(b))}
@@ -397,6 +405,7 @@ def compare(first: str, second: str, *, samples: int = 10_000, seed: int = 1) ->
 
 def _figures(given: str) -> dict[tuple[str, str], dict[str, float]]:
     path, system = Path(given), FULL
+    # FILE:SYSTEM, unless a file has that name.
     if not path.exists() and ":" in given:
         name, _, system = given.rpartition(":")
         path = Path(name)

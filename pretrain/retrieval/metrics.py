@@ -69,10 +69,13 @@ def paired_bootstrap(
     mean, n = float(differences.mean()), len(differences)
     generator = np.random.default_rng(seed)
     means = np.empty(samples)
+    # Draws are made in blocks of some megabytes.
     step = max(1, (1 << 22) // n)
     for start in range(0, samples, step):
         count = min(step, samples - start)
         means[start : start + count] = differences[generator.integers(0, n, size=(count, n))].mean(axis=1)
     low, high = np.percentile(means, [2.5, 97.5])
+    # Differences shifted to a mean of zero are draws under the null hypothesis.
     extreme = int((np.abs(means - mean) >= abs(mean)).sum())
+    # One more in both: a p of 0 cannot come from a finite number of draws.
     return {"difference": mean, "low": float(low), "high": float(high), "p": (extreme + 1) / (samples + 1)}

@@ -168,6 +168,7 @@ def _positives_of(rows: Sequence[PairRow]) -> Iterator[tuple[str, str]]:
 
 def _distinct(documents: Iterator[tuple[str, str]]) -> list[str]:
     """The texts of a corpus, each once, in an order that does not depend on that of the files."""
+    # Texts that differ in case or spaces are one document, or a copy of a positive would pass for a negative.
     texts = {same_text(text): text for _, text in documents if text.strip()}
     if not texts:
         raise DataError("an empty corpus: there is nothing to mine in")
@@ -189,6 +190,7 @@ def _search(
     rules: Rules,
     progress: ProgressCallback | None,
 ) -> list[_Found]:
+    # A query is encoded and searched once, however many rows it has.
     queries = list(dict.fromkeys(row.query for row in rows))
     # A query of several rows has the positives of all of them; texts that differ in case and spaces are one.
     positives: dict[str, dict[str, str]] = {same_text(query): {} for query in queries}
@@ -197,6 +199,7 @@ def _search(
     of_queries = embed(encoder, queries, "query", options)
     of_documents = embed(
         encoder,
+        # The positives too: their scores are needed, whether the corpus has them or not.
         [*documents, *(text for texts in positives.values() for text in texts.values())],
         "document",
         options,
@@ -238,6 +241,7 @@ def _search(
         found[query] = _Found(
             [documents[i] for i in kept[: rules.last]],
             [float(place[i]) for i in kept[: rules.last]],
+            # The lowest score of all positives: a margin must hold for each of them.
             float(scores.min()),
             not rules.keep_top or ahead < rules.keep_top,
         )
@@ -248,6 +252,7 @@ def _cross_scores(path: Path, rows: Sequence[PairRow], found: Sequence[_Found]) 
     """The cross-encoder's scores of positives and documents for this rank's share of the rows."""
     model = _load_cross_encoder(path)
     scores = {}
+    # Rows in turn, as their documents differ in length.
     for number in range(rank(), len(rows), world_size()):
         texts = [*rows[number].positives, *found[number].texts]
         given = model.predict([(rows[number].query, text) for text in texts], show_progress_bar=False)
@@ -288,6 +293,7 @@ def _with_scores(
     changed, labels = [], []
     for number, (row, each) in enumerate(zip(rows, found, strict=True)):
         own, others = scores[number][: len(row.positives)], scores[number][len(row.positives) :]
+        # Equal scores keep the order of the search.
         order = sorted(range(len(others)), key=lambda i: (-others[i], i))
         changed.append(_Found([each.texts[i] for i in order], [others[i] for i in order], min(own), each.consistent))
         labels.append(own)
@@ -313,6 +319,7 @@ def _choose(
         # What the rules leave of the ranking, with the reason for each document that they refuse.
         candidates = list(range(rules.first, min(rules.last, len(each.texts))))
         looked += len(candidates)
+        # Rows may come with negatives of their own, which are kept.
         known = {same_text(text) for text in pair.negatives}
         kept = []
         for i in candidates:
@@ -326,6 +333,7 @@ def _choose(
         # Drawn by the text of the query, so that the order of the rows decides nothing.
         if rules.choice == "random" and len(kept) > rules.number:
             generator = np.random.default_rng(derive(rules.seed, "mine", text_hash(pair.query).hex()))
+            # Sorted again by rank, best first, as the top ones are.
             kept = sorted(generator.choice(kept, rules.number, replace=False).tolist())
         kept = kept[: rules.number]
         if len(kept) < rules.number:
@@ -337,6 +345,7 @@ def _choose(
         positives.append(each.positive)
         negatives += scores
         line = _line(pair, texts, scores, None if labels is None else labels[number])
+        # A row with scores for its old negatives alone could not be read by the pair task.
         if any(name in pair.others and name not in line for name in _SCORES):
             removed["row scores: the new negatives have none"] += 1
         lines.append(line)
@@ -354,6 +363,7 @@ def _choose(
         )
     if not lines:
         raise DataError("no row is left: ease --keep-top, the margins or --number")
+    # The same rules once more over the whole output, as rows of one query are seen together.
     harmful = faults(lines)
     if harmful:
         number, fault = harmful[0]

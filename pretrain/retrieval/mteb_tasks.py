@@ -37,6 +37,7 @@ class MtebEncoder:
         role = _ROLES.get(str(getattr(kind, "value", kind)), "text")
         texts = [text for batch in inputs for text in batch["text"]]
         lengths = self._encoder.lengths(texts, role)
+        # In the order of the inputs, while batches are made by length.
         rows = np.empty((len(texts), self._encoder.dimension), dtype=np.float32)
         order = sorted(range(len(texts)), key=lengths.__getitem__, reverse=True)
         for batch in batches(order, lengths, TOKENS[device().type]):

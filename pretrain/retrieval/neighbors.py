@@ -52,6 +52,7 @@ def candidates(run: Path | None, text: Sequence[Path], limit: int) -> list[str]:
         lines = tokenizer_corpus(job.data)
     else:
         raise DataError("nothing to search in: give --text FILE or --run RUN")
+    # One more than the limit, to know whether there are more.
     first = list(islice(_long_enough(lines), limit + 1))
     if not first:
         raise DataError(f"no line of {_MIN_CHARACTERS} characters or more to search in; give other texts")
@@ -95,6 +96,7 @@ def neighbors(
     options = Options(store or default_store())
     rows = rows_of(embed(encoder, queries, "query", options), queries)
     documents = embed(encoder, texts, "document", options)
+    # Equal scores keep the order of the lines.
     found = search(rows, iter(texts), documents, min(top, len(texts)), np.arange(len(texts)), normalize=True)
     return [
         [Neighbor(texts[i], float(score)) for i, score in zip(numbers, scores, strict=True)]

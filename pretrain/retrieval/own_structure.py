@@ -36,7 +36,9 @@ def write_title_pairs(beir: Path, out: Path) -> int:
     texts: list[str] = []
     both = zip(read_documents(beir), read_documents(beir, titles=False), strict=True)
     for (_, whole), (_, text) in both:
+        # Documents read title, space, text: the title is what comes before the text.
         title = whole.removesuffix(text).strip()
+        # Some sets repeat the title at the beginning of the text, where it would give the answer away.
         body = text.strip().removeprefix(title).strip()
         texts.append(f"{title}\n{body}".strip())
         if title and body and same_text(title) not in asked:
@@ -67,11 +69,13 @@ def write_docstring_data(
         searched: packages whose signatures are the corpus, and whose paragraphs may be held out; None: all.
     """
     write_pairs(out, folders)
+    # By hash: the same rows are held out wherever the packages lie, and in whatever order.
     rows = sorted((row for _, row in read_json_lines(out / PAIRS)), key=lambda row: derive(1, "pairs", row["query"]))
     rows = rows[:limit]
     library = [row for row in rows if searched is None or package_of(row["pos"][0]) in searched]
     held_out = library[: min(_HELD_OUT, len(library) // 10)]
     asked = {row["query"] for row in held_out}
+    # A paragraph that is asked in the test is in no training pair, whatever its signature.
     pairs = [row for row in rows if row["query"] not in asked]
     signatures = list(dict.fromkeys(row["pos"][0] for row in library))
     number = {text: i for i, text in enumerate(signatures)}

@@ -105,6 +105,7 @@ class TopK:
         """
         if not len(vectors) or not len(self._queries):
             return
+        # Documents go to the device block by block, queries stay there.
         documents = torch.from_numpy(np.ascontiguousarray(vectors)).to(device())
         self._longest = max(self._longest, float(_lengths(vectors).max()))
         with FP32.applied_on(device()):  # the bound of `_limit` is that of IEEE's fp32
@@ -128,12 +129,16 @@ class TopK:
         The largest of each group of columns is looked at first: most groups hold no candidate.
         """
         count, part = products.shape[1], slice(start, start + len(products))
+        # Padded with -inf to whole groups, which `real` takes out again.
         if over := count % _GROUP:
             products = F.pad(products, (0, _GROUP - over), value=-torch.inf)
+        # Group g has the columns g, g + n, g + 2 n, ...: their maximum reads memory in a row.
         groups = products.unflatten(1, (_GROUP, -1))
         largest = groups.amax(1)
+        # The worst of the best so far: a document below it cannot be among them.
         floor = self._products[part].min(axis=1)
         if count >= self._k and np.isneginf(floor).any():  # later the best so far are floor enough
+            # The best of each group are distinct columns, so the k-th of them is a floor as well, and cheaper to find.
             seen = largest if 4 * self._k <= largest.shape[1] else products
             floor = np.maximum(floor, torch.topk(seen, self._k, dim=1).values.amin(1).cpu().numpy())
         limit = torch.from_numpy(self._limit(floor, part)).to(device())
@@ -143,6 +148,7 @@ class TopK:
         columns = member * largest.shape[1] + group[hit]
         real = columns < count
         queries, columns, values = (x[real].cpu().numpy() for x in (rows[hit], columns, near[hit, member]))
+        # Keep the k best products, by which later blocks are judged.
         touched, table = _beside(-self._products[part], queries, -values)
         self._products[start + touched] = -np.partition(table, self._k - 1, axis=1)[:, : self._k]
         return queries + start, columns, values
@@ -156,6 +162,7 @@ class TopK:
 
     def _settle(self) -> None:
         """Score what is held in float64, as far as it may still belong to the best."""
+        # The floor has risen since these were held: most need no float64 any more.
         limit = self._limit(self._products.min(axis=1), slice(None))
         for held in self._held:
             near = held.products >= limit[held.queries]
@@ -169,6 +176,7 @@ class TopK:
     def result(self) -> Nearest:
         """The best of what all ranks have seen, alike on every rank. Collective: q x k x 8 bytes from each rank."""
         self._settle()
+        # Keys of float64 scores: merging them needs no vectors, and gives the same on every rank.
         keys = all_gather(torch.from_numpy(self._best).to(device())).cpu().numpy()
         keys = np.sort(np.concatenate(list(keys), axis=1), axis=1)[:, : self._k]
         found = keys != _NONE
@@ -186,6 +194,7 @@ def _beside(
     empty = _NONE if best.dtype == np.int64 else np.inf
     table = np.full((len(touched), k + most), empty, dtype=best.dtype)
     table[:, :k] = best[touched]
+    # Number of each new entry within its query.
     places = np.arange(len(queries)) - np.repeat(starts, counts)
     table[np.repeat(np.arange(len(touched)), counts), k + places] = found
     return touched, table
@@ -200,7 +209,9 @@ _PLACE = (1 << 32) - 1
 
 def _keys(scores: Float[np.ndarray, "*n"], places: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
     bits = (scores + np.float32(0)).view(np.int32).astype(np.int64)  # + 0: there is one zero only
+    # The bits of a float order as an integer, but for negative ones, whose order is reversed.
     ascending = np.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
+    # Inverted, so that the largest score has the smallest key; the place decides among equal ones.
     keys: Int[np.ndarray, "*n"] = (~ascending << 32) | places
     return keys
 

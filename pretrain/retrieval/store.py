@@ -154,12 +154,14 @@ class Vectors(ABC):
             place = self._places.get(text)
             if place is None:
                 raise DataError(f"{self.folder}: the vector of a text is missing: start the command again")
+            # Grouped by segment, so that each is mapped once.
             wanted.setdefault(place[0], []).append((position, place[1]))
         for segment, places in wanted.items():
             checks = self._checks[segment]
             with self._mapped(segment) as rows:
                 for position, row in places:
                     found = rows[row]
+                    # The checksum on every read: a damaged vector would give wrong neighbours without a word.
                     if zlib.crc32(found.tobytes()) != checks[row]:
                         raise DataError(self._damaged(segment, row))
                     out[position] = found
@@ -173,10 +175,12 @@ class Vectors(ABC):
         for row in rows:
             name = names[16 * row : 16 * row + 16]
             if name != _FORGOTTEN:
+                # The first one of a text that is there twice stays.
                 self._places.setdefault(name, (segment, row))
 
     def _packed(self, texts: Sequence[bytes], rows: Float[np.ndarray, "n d"]) -> tuple[np.ndarray, np.ndarray]:
         """The vectors of a batch as they are stored, and their ids."""
+        # A number too large for fp16 becomes infinite, and is named below.
         with np.errstate(over="ignore"):
             kept = np.ascontiguousarray(rows, dtype=self._type)
         if kept.shape != (len(texts), self.identity.dimension):
@@ -215,6 +219,7 @@ class VectorStore(Vectors):
             rows = path.with_suffix(".rows")
             if not rows.is_file():
                 raise DataError(f"{rows} is missing: remove {path}, its texts are encoded again")
+            # Another process may be at work: of ids and rows, what both files have is whole.
             count = min(path.stat().st_size // ID.itemsize, rows.stat().st_size // width)
             before = self._read.get(path.name, 0)
             if count <= before:
@@ -261,6 +266,7 @@ class VectorStore(Vectors):
         if self._writing is None:
             name = f"segment-{secrets.token_hex(8)}"
             self._writing = (
+                # x: a segment has one writer, whatever other processes do.
                 (self.folder / f"{name}.rows").open("xb", buffering=0),
                 (self.folder / f"{name}.ids").open("xb", buffering=0),
             )

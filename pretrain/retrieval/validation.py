@@ -40,6 +40,7 @@ class _Texts:
     def of(cls, task: TextTask, texts: Sequence[str], role: Role) -> _Texts:
         ids = task.text_ids(texts, role)
         lengths = list(map(len, ids))
+        # The index breaks ties, so that batches are alike on all ranks.
         order = sorted(range(len(ids)), key=lambda i: (-lengths[i], i))
         return cls(ids, list(batches(order, lengths, TOKENS[device().type])))
 
@@ -52,6 +53,7 @@ class _Texts:
         rows = []
         for start in range(0, len(self.batches), world_size()):
             mine = start + rank()
+            # A rank without a batch of its own goes through the last one again, and drops the rows.
             batch = self.batches[min(mine, len(self.batches) - 1)]
             found = task.text_vectors(engines, [self.ids[i] for i in batch])
             rows.append(found.float() if mine < len(self.batches) else found.float()[:0])
@@ -69,14 +71,17 @@ class _Set:
         """The means over the queries, equal on all ranks; as `capt.pretrain.retrieval.evaluate` has them."""
         own = self.queries.vectors(task, engines)
         queries = own.new_zeros((len(self.queries.ids), own.shape[1]), dtype=torch.float32)
+        # Each rank knows the vectors of its own queries; the others are zeros until they are summed.
         queries[self.queries.own(rank())] = own
         sides = [self.documents.own(each) for each in range(world_size())]
+        # Documents are numbered rank by rank, as their vectors lie; ties are still broken by id.
         order = [i for side in sides for i in side]
         best = TopK(
             unit_rows(all_reduce_sum(queries).cpu().numpy()),
             DEPTH + bool(self.corpus.selves),
             by_id(self.corpus.names)[order],
         )
+        # The vectors stay on their rank: only the best of each query travel.
         first = sum(map(len, sides[: rank()]))
         rows: Float[np.ndarray, "n d"] = unit_rows(self.documents.vectors(task, engines).cpu().numpy())
         for start in range(0, len(rows), BLOCK):
@@ -114,6 +119,7 @@ class RetrievalValidation:
         """The figures, equal on all ranks; see `RetrievalSection.metric_names`. Collective."""
         begin, is_first = time.monotonic(), not self._sets
         with synchronize_errors(patient=True):
+            # Tokenized at the first validation, and kept for all others.
             self._sets = self._sets or [self._tokenized(task, part) for part in self._parts]
         each = {one.collection.name: one.figures(task, engines) for one in self._sets}
         if rank() == 0 and is_first:
@@ -153,6 +159,7 @@ def part_of(collection: Collection, section: RetrievalSection) -> Collection:
     answerable = [each for each in collection.queries if max(judged[each[0]].values()) > 0]
     kept: list[Document] = []
     needed: set[str] = set()
+    # By hash: the choice does not depend on the order of the file, and a larger number keeps the same queries.
     for name, text in sorted(answerable, key=lambda each: _place(each[0])):
         more = needed | judged[name].keys()
         if len(kept) == section.queries or len(more) > section.documents:
@@ -173,6 +180,7 @@ def part_of(collection: Collection, section: RetrievalSection) -> Collection:
         if name in needed:
             chosen[name] = text
         elif len(needed) + len(others) < section.documents:
+            # The documents of the smallest hashes, in one pass: the heap holds the largest of them on top.
             heapq.heappush(others, (-_place(name), name, text))
         elif others:
             heapq.heappushpop(others, (-_place(name), name, text))

@@ -43,6 +43,7 @@ def _encode(
         roles = ("document", "query") if path.is_dir() else (role,)
         for each in roles:
             with synchronize_errors(patient=True):
+                # Counted first, for the progress and the time that is left.
                 total = sum(1 for _ in _texts(path, each))
             stored = embed(loaded, _texts(path, each), each, options, progress, total)  # type: ignore[arg-type]
             result["sources"].append(
