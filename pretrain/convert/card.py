@@ -59,6 +59,7 @@ class About:
         """This with ``base_model`` filled in where ``model.init``, or what ``run`` was imported from, is a hub id."""
         if self.base_model is not None:
             return self
+        # The model that model.init names comes before the source of an imported run.
         named = None if init is None else hub_id(init)
         if named is None and (run / IMPORTED).is_file():
             named = hub_id(Path(_imported(run / IMPORTED)))
@@ -200,6 +201,7 @@ def final_metrics(run: Path, step: int) -> dict[str, float]:
         logger.warning("%s: %s", run, note)
     measured: dict[str, float] = {}
     for prefix, rows in (("", metrics.training), (f"{VALIDATION}/", metrics.validation)):
+        # A row after the checkpoint is of weights that this export does not have.
         last = next((row for row in reversed(rows) if row.step <= step), Row(step))
         measured |= {
             f"{prefix}{key}": value

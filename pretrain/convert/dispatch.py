@@ -46,6 +46,7 @@ def convert(
         raise ConfigError("give either --to (what to make of a checkpoint) or --from (what to make a checkpoint of)")
     if from_ is not None:
         _require_importer(from_, [*(name for name, value in options.items() if value is not None), *assignments])
+    # An export into a folder that holds its source would replace it.
     if source.resolve().is_relative_to(out.resolve()):
         raise ConfigError(f"{out}: the source {source} is in it; give another folder")
     if from_ is not None:
@@ -61,6 +62,7 @@ def convert(
     if to not in export.TARGETS:
         known = did_you_mean(to, export.TARGETS, f"a checkpoint of task {task} can be written as")
         raise ConfigError(f"--to {to!r} is unknown; {known}")
+    # A task whose export is a file, as word vectors are, has a check of its own.
     getattr(export, "require_free", refuse_existing)(out, overwrite=overwrite)
     given = accepted_options(export.command, task, options, assignments)
     export.command(source, out, to=to, overwrite=overwrite, about=about, **given)

@@ -62,6 +62,7 @@ def export_hf(
         write_description(model.config, tokenizer, folder, max_length=max_length or config.max_positions)
         write_tensors(folder / "model.safetensors", to_hf(model.state_dict(), config), {"format": "pt"})
         if model.aggregation is not None:
+            # A head has no place in transformers' class, and goes into a file of its own.
             head = {name: tensor.contiguous() for name, tensor in model.aggregation.state_dict().items()}
             write_tensors(folder / HEAD_FILE, head, {"format": "pt", "pooling": config.pooling})
         (folder / "README.md").write_text(card, encoding="utf-8")
@@ -104,6 +105,7 @@ def write_encoder(model: CaptModel, tokenizer: TextTokenizer, folder: Path, *, m
     write_description(model.config, tokenizer, folder, max_length=max_length, architecture=hf.encoder)
     prefix = hf.prefix
     named = to_hf(model.state_dict(), model.config)
+    # The language-model head stays behind, and names lose the prefix of the class that has one.
     tensors = {name.removeprefix(prefix): tensor for name, tensor in named.items() if name.startswith(prefix)}
     if hf.pooler is not None:
         hidden = model.config.hidden
@@ -120,6 +122,7 @@ def encoder_tensors(encoder: Encoder, hf_config: Mapping[str, Any]) -> dict[str,
     """
     state, own = encoder.state_dict(), own_encoder(hf_config)
     if own is None:
+        # A copy under the same names: the model runs on transformers' own class already.
         return split(state, {name: (name,) for name in state})
     config = own.from_hf(hf_config)
     named = config.to_hf_tensors({f"encoder.{name}": tensor for name, tensor in state.items()})
@@ -139,9 +142,11 @@ def check_hf(model: CaptModel, tokenizer: TextTokenizer, folder: Path) -> float:
     import transformers
 
     loaded = load_with_transformers(getattr(transformers, model.config.hf.masked_lm), folder)
+    # Equal values are not enough: newer releases load an untied head with a warning alone.
     if loaded.get_output_embeddings().weight.data_ptr() != loaded.get_input_embeddings().weight.data_ptr():
         raise CheckpointError("transformers does not tie the output matrix to the word embedding; nothing written")
     worst = 0.0
+    # Logits at padding mean nothing, and are left out on both sides.
     for tokens in probe_batches(model.config, tokenizer):
         real = tokens != model.config.pad_id
         ours = model.mlm.logits(model.encode(tokens, padded=True)[real])

@@ -50,6 +50,7 @@ def check_lxmert_hf(
 
     loaded = load_with_transformers(getattr(transformers, architecture), folder)
     answering = architecture == "LxmertForQuestionAnswering"
+    # The class for question answering has no language-model head.
     if not answering:
         decoder, word = loaded.cls.predictions.decoder.weight, loaded.lxmert.embeddings.word_embeddings.weight
         if decoder.data_ptr() != word.data_ptr():
@@ -85,11 +86,13 @@ def _probes(config: LxmertConfig, tokenizer: TextTokenizer) -> Iterator[Probe]:
     """Sentences of several lengths with padding, and a random one as long as the position table; random regions."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, config.known("vocab_size"), (1, config.max_positions), generator=generator)
+    # Padding inside a random sentence would be masked; the unknown token takes its place.
     for tokens in (
         tokenize(TEXTS, tokenizer, config.max_positions),
         ids.masked_fill(ids == config.known("pad_id"), tokenizer.special.unk),
     ):
         n = len(tokens)
+        # Some regions are absent, but of no picture all.
         present = torch.rand(n, _REGIONS, generator=generator) < 0.8
         present[:, 0] = True
         features = torch.randn(n, _REGIONS, config.known("feature_size"), generator=generator)
@@ -105,6 +108,7 @@ def _stock(loaded: Any, config: LxmertConfig, *batch: Tensor, **given: Tensor) -
     """
     tokens, features, boxes, present = batch
     real = tokens != config.known("pad_id")
+    # The ids alone, or all that the tokenizer gives: both are ways in which users call it.
     inputs = given or {"input_ids": tokens, "attention_mask": real.float()}
     out = loaded(
         **inputs, visual_feats=features, visual_pos=boxes, visual_attention_mask=present.float(),
@@ -113,6 +117,7 @@ def _stock(loaded: Any, config: LxmertConfig, *batch: Tensor, **given: Tensor) -
     found = {"answers": out.question_answering_score} if config.answers else {}
     if hasattr(loaded, "obj_predict_head"):
         found |= {"words": out.prediction_logits[real], "matching": out.cross_relationship_score}
+        # The class computes the loss and not the logits of regions, so its head is called by itself.
         of_regions = loaded.obj_predict_head(out.vision_hidden_states[-1])
         names = {"obj": "objects", "attr": "attributes", "feat": "features"}
         found |= {names[key]: value[present] for key, value in of_regions.items()}
@@ -140,6 +145,7 @@ def _answerer(state: Mapping[str, Tensor], config: LxmertConfig) -> nn.ModuleDic
             "answer_head": AnswerHead(config.hidden, config.known("answers"), eps=config.layer_norm_eps),
         }
     )
+    # Weights of other heads, and of the aggregation, are in no part that is needed.
     parts.load_state_dict({name: x for name, x in state.items() if name.split(".")[0] in parts})
     return parts.eval()
 

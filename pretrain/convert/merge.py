@@ -60,6 +60,7 @@ def command(
     for source in sources:
         if source.resolve().is_relative_to(out.resolve()):
             raise ConfigError(f"{out}: the source {source} is in it; give another folder")
+    # The two kinds are merged by different readers, so that one of each cannot be.
     of_hf = [is_hf(source) for source in sources]
     if any(of_hf) and not all(of_hf):
         ours = sources[of_hf.index(False)]
@@ -72,6 +73,7 @@ def command(
             _merge_folders(sources, shares, folder, method)
         else:
             merge_checkpoints([find_best(source) for source in sources], shares, folder, out, method=method)
+    # The figures of all, or of none: single ones would not compare.
     figures, why = _validated([*sources, out]) if validate and not any(of_hf) else ([], "")
     if figures:
         return _table([*sources, out], figures)
@@ -119,12 +121,14 @@ def _merge_folders(sources: Sequence[Path], shares: Sequence[float], out: Path, 
         _require_alike(first, config, other)
     tensors = [read_tensors(source) for source in sources]
     write_tensors(out / "model.safetensors", _mixed(sources, tensors, shares, method), {"format": "pt"})
+    # The tensors are as large as the models; files that are copied need them no more.
     del tensors
     for path in sorted(first.rglob("*")):
         inner = path.relative_to(first)
         if not path.is_file() or any(part.startswith(".") for part in inner.parts) or path.suffix in _OTHER_WEIGHTS:
             continue
         is_model = re.fullmatch(r"model(-\d+-of-\d+)?\..*", path.name) is not None
+        # The weights in one file or in shards: the mixture is written as one.
         if inner.parent == Path() and (is_model or path.name in ("config.json", "README.md")):
             continue
         require_regular(path)
@@ -134,6 +138,7 @@ def _merge_folders(sources: Sequence[Path], shares: Sequence[float], out: Path, 
             write_tensors(out / inner, _mixed(sources, heads, shares, method), _metadata(path))
         else:
             shutil.copyfile(path, out / inner)
+    # Averages are in fp32, whatever the sources were.
     kept = {key: value for key, value in config.items() if key != "torch_dtype"}
     write_json(out / "config.json", {**kept, "dtype": "float32"})
 
@@ -148,6 +153,7 @@ def _metadata(path: Path) -> dict[str, str]:
 def _mixed(
     sources: Sequence[Path], each: Sequence[Mapping[str, Tensor]], shares: Sequence[float], method: Method
 ) -> dict[str, Tensor]:
+    # Buffers are position numbers and the like, and not weights.
     each = [{name: has[name] for name in has if not BUFFER.fullmatch(name)} for has in each]
     first = each[0]
     for source, tensors in zip(sources[1:], each[1:], strict=True):
@@ -165,11 +171,13 @@ def _mixed(
 def _require_alike(one: Path, config: Mapping[str, Any], source: Path) -> None:
     other = read_json(source / "config.json")
     defaults = _defaults(config.get("model_type"))
+    # With the defaults of the family a key may be missing on one side, else it must be on both.
     known = config.keys() & other.keys() if defaults else config.keys() | other.keys()
     for key in sorted(known | defaults.keys()):
         values = [has.get(key, defaults.get(key)) for has in (other, config)]
         if key not in _FREE and values[0] != values[1]:
             raise CheckpointError(f"{source}: config.json has {key} {values[0]!r}, {one} has {values[1]!r}")
+    # Behind the same encoder another pooling makes other vectors.
     if (one / "modules.json").exists() and (source / "modules.json").exists() and _behind(one) != _behind(source):
         raise CheckpointError(f"{source}: pools otherwise than {one}, or has other modules, so its vectors are others")
     here, there = ({name for name in _VOCABULARIES if (folder / name).exists()} for folder in (one, source))
@@ -191,6 +199,7 @@ def _defaults(model_type: object) -> Mapping[str, Any]:
 def _behind(folder: Path) -> list[tuple[str, object]]:
     """The modules of a sentence-transformers folder behind its encoder, in the words of any release of that library."""
     found: list[tuple[str, object]] = []
+    # The first module is the encoder, whose files are compared by themselves.
     for kind, name in modules_of(folder)[1:]:
         path = folder / name / "config.json"
         config = read_json(path) if path.exists() else {}
@@ -201,6 +210,7 @@ def _behind(folder: Path) -> list[tuple[str, object]]:
 def _pooling(config: Mapping[str, Any]) -> tuple[set[str], bool]:
     modes = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
     modes += [str(config["pooling_mode"])] if "pooling_mode" in config else []
+    # `mean_tokens` and `mean`, `lasttoken` and `last`: both generations have one word for a mode.
     names = {re.sub("_?tokens?$", "", mode.removeprefix("pooling_mode_")) for mode in modes}
     return names, config.get("include_prompt", True)
 
@@ -228,6 +238,7 @@ def validate_checkpoint(checkpoint: Path) -> dict[str, float]:
     verify(checkpoint)
     progress = read_manifest(checkpoint).progress
     with tempfile.TemporaryDirectory() as scratch:
+        # Into a scratch folder: the validation of a run must not write into it.
         job = _alone(read_job(checkpoint), checkpoint, Path(scratch))
         task = task_class(job.task.type)(job, job.run.dir)
         if isinstance(task, CheckedValidation) and task.validation_fault():

@@ -112,6 +112,7 @@ def require_packages() -> None:
 
 
 def _write_graph(model: CaptModel, path: Path, pooling: Pooling) -> None:
+    # Two rows of some tokens, for a size of 1 would become a constant of the graph.
     ids = torch.full((2, min(7, model.config.max_positions)), model.config.pad_id + 1)
     shape = {0: Dim("batch"), 1: Dim("sequence", max=model.config.max_positions)}
     with _quiet_exporter():
@@ -132,6 +133,7 @@ def _write_graph(model: CaptModel, path: Path, pooling: Pooling) -> None:
 def _quiet_exporter() -> Iterator[None]:
     """The exporter reports that torchvision is absent, deprecations in its own code, every constant it folds."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx._internal.exporter", "onnx_ir", "onnxscript")]
+    # The levels are put back, for the process may go on logging.
     levels = [log.level for log in loggers]
     for log in loggers:
         log.setLevel(logging.ERROR)

@@ -40,6 +40,7 @@ def export_folder(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """
     refuse_existing(out, overwrite=overwrite)
     try:
+        # The older export stays until the new one is complete.
         with new_folder(out, replace=True) as folder:
             yield folder
             mode = public_mode()  # safetensors and temporary files are made for their owner alone

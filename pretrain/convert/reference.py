@@ -43,6 +43,7 @@ def probe_batches(config: EncoderConfig, tokenizer: TextTokenizer) -> Iterator[I
     yield tokenize(TEXTS, tokenizer, config.max_positions)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, config.classes, (1, config.max_positions), generator=generator)
+    # All tokens are to be real ones: padding within the sequence would be masked.
     yield ids.masked_fill(ids == config.pad_id, tokenizer.special.unk)
 
 
@@ -54,6 +55,7 @@ def card_inputs(folder: Path, *, pairs: bool = True, singles: bool = True) -> It
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    # In another order, so that the texts of a pair differ in length.
     backwards = list(TEXTS[::-1])
     given: list[tuple[str | list[str], ...]] = []
     given += [(TEXTS[0],), (list(TEXTS),), (LONG_TEXT,)] if singles else []
@@ -117,6 +119,7 @@ def require_close(what: str, ours: Tensor, theirs: Tensor | NDArray[np.float32])
             f"{what}: shape {tuple(theirs.shape)}, our model gives {tuple(ours.shape)}; nothing written"
         )
     difference = float((ours.double() - theirs.double()).abs().max() / ours.double().abs().max().clamp_min(1))
+    # `not <=`, so that NaN is refused as well.
     if not difference <= TOLERANCE:
         raise CheckpointError(
             f"{what}: differs from our model by {difference:.2g} (allowed {TOLERANCE}); nothing written"

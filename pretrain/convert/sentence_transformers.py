@@ -127,6 +127,7 @@ def write_modules(
         {
             "idx": index,
             "name": str(index),
+            # The encoder lies in the folder itself, as the legacy form has it.
             "path": f"{index}_{kind}" if index else "",
             "type": f"sentence_transformers.models.{kind}",
         }
@@ -136,6 +137,7 @@ def write_modules(
         (folder / str(module["path"])).mkdir()
     pooling_config = {name: name == _MODE_OF[mode] for name in _POOLING_MODES}
     write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": hidden, **pooling_config})
+    # 0 is the encoder and 1 the pooling.
     for number, (linear, activation) in enumerate(dense, 2):
         _write_dense(linear, folder / f"{number}_Dense", activation)
     write_json(folder / "modules.json", modules)
@@ -175,6 +177,7 @@ def check_sentence_transformers(
 
     loaded: Any = SentenceTransformer(str(folder), device="cpu", trust_remote_code=False, local_files_only=True)
     worst = 0.0
+    # Several short texts with padding, and one that is cut.
     for texts in (list(TEXTS), [LONG_TEXT]):
         theirs = loaded.encode(texts, convert_to_numpy=True, show_progress_bar=False)
         ours = embed(model, tokenize(texts, tokenizer, max_length), pooling)
