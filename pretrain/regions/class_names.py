@@ -29,6 +29,7 @@ class ClassNames:
             manifest.object_names or [str(name) for name in manifest.features_of.get("object_names") or ()],
             manifest.attribute_names,
         )
+        # Classes of NLVR v1 are fixed by its format, and no file names them.
         if manifest.features_of.get("backend") == nlvr1.FEATURES_OF["backend"]:
             known = (list(nlvr1.SHAPES), list(nlvr1.COLOURS))
         names = cls(

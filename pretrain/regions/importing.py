@@ -71,6 +71,7 @@ def import_tsv(
     with unfinished(out, "import") as work:
         work.mkdir(exist_ok=True)
         try:
+            # Twice the bytes: a pass that indexes, and one that decodes.
             meter = _Meter(progress, 2 * sum(path.stat().st_size for path in paths if path.is_file()))
             layouts = {path: told_layout(path, file_dtype) for path in paths}
             indexes = _indexes(layouts, paths, work / "index", feature_dtype, skip_damaged, workers, meter)
@@ -82,6 +83,7 @@ def import_tsv(
                 Source(name=r.path, sha256=r.sha256, pictures=r.pictures, read_as=str(r.layout), left_out=r.left_out)
                 for r, *_ in indexes
             ]
+            # Classes are known when all rows are decoded, and names are compared with their number.
             shape = _with_classes(work, shape)
             names.require(shape, *names_of)
             manifest = seal(work, shape, most_regions(offsets), features_of, sources, names)
@@ -130,6 +132,7 @@ def _indexes(
             failed = [future for future in wait(futures, return_when=FIRST_EXCEPTION).done if future.exception()]
             indexes = [future.result() for future in failed or futures]
         finally:
+            # One file that fails stops the passes over the others; the error is that of the first.
             meter.stopped.set()
             for future in futures:
                 future.cancel()
@@ -158,12 +161,14 @@ def _prepare(
         pictures=len(names), regions=int(offsets[-1]), feature_size=first.size, feature_dtype=dtype,
         name_bytes=names.dtype.itemsize, object_classes=int(has_objects), attribute_classes=int(has_attributes),
     )  # fmt: skip
+    # The plan holds all that decides the bytes of the store: other files or another type begin it anew.
     read = [[r.sha256, str(r.layout), r.layout.types, len(r.left_out)] for r, *_ in indexes]
     plan = {"sources": read, **shape.model_dump()}
     if _is_begun(work, shape, plan):
         return shape, offsets
     if (work / "plan.json").exists():
         logger.warning("%s: begun with other files or another type, or damaged; beginning anew", work)
+    # Nothing of another plan may stay behind.
     for path in [*work.glob("*.npy"), work / "plan.json", work / "journal"]:
         path.unlink(missing_ok=True)
     _require_space(work, shape)
@@ -184,6 +189,7 @@ def _require_unique(names: np.ndarray, indexes: Sequence[TsvIndex]) -> None:
     twice = np.flatnonzero(names[order[1:]] == names[order[:-1]])
     if not twice.size:
         return
+    # The first repetition in the order of the files, to be named.
     first = twice[np.argmin(order[twice + 1])]
     one, other = int(order[first]), int(order[first + 1])
     raise DataError(
@@ -264,6 +270,7 @@ def _write_blocks(work: Path, shape: Shape, indexes: Sequence[TsvIndex], workers
                 _record(work, shape, written)
                 written, latest = [], time.monotonic()
     finally:
+        # Also after an error: what is on the disk need not be written again.
         _record(work, shape, written)
 
 
@@ -277,6 +284,7 @@ def _journal(work: Path) -> set[int]:
 
 
 def _record(work: Path, shape: Shape, written: Sequence[int]) -> None:
+    # The values are on the disk before the journal says so.
     for name in shape.arrays():
         sync(work / f"{name}.npy")
     with open_for_append(work / "journal") as file:
@@ -290,6 +298,7 @@ def _with_classes(work: Path, shape: Shape) -> Shape:
     for name, layout in shape.arrays().items():
         if name.endswith("_ids"):
             ids = map_array(work / f"{name}.npy", layout)
+            # In pieces: the array may be larger than memory.
             largest = max(int(ids[start : start + (1 << 20)].max()) for start in range(0, len(ids), 1 << 20))
             classes[f"{name.removesuffix('_ids')}_classes"] = largest + 1
     return shape.model_copy(update=classes)

@@ -50,6 +50,7 @@ class ArrayFile(NamedTuple):
 
     def header(self) -> bytes:
         """The first bytes of the file: numpy's format 1.0, padded to ``HEADER_BYTES``."""
+        # Written by hand, byte for byte, so that a header can be compared and the length known before the shape.
         fields = f"{{'descr': {self.dtype!r}, 'fortran_order': False, 'shape': {self.shape!r}, }}".encode()
         before = b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little")
         return before + fields.ljust(HEADER_BYTES - 11) + b"\n"
@@ -74,6 +75,7 @@ def map_array(path: Path, layout: ArrayFile, remedy: str = "") -> np.ndarray:
     try:
         size = check_size(path, None, DataError).size
         with open_regular(path) as file:
+            # The file's own header is not believed: it must be the one that the manifest asks for.
             header = file.read(HEADER_BYTES)
             if size != layout.length or header != layout.header():
                 raise DataError(
@@ -85,6 +87,7 @@ def map_array(path: Path, layout: ArrayFile, remedy: str = "") -> np.ndarray:
         raise
     except (OSError, ValueError) as problem:  # ValueError: it has become shorter
         raise DataError(f"{path}: cannot be mapped: {problem}") from problem
+    # A plain view: memmap's own class makes every slice slower.
     return mapped.view(np.ndarray)
 
 
@@ -204,6 +207,7 @@ def read_manifest(folder: Path) -> StoreManifest:
         path = None
     if path is None:
         raise DataError(f"{folder}: no region store (no {MANIFEST}); capt regions import makes one")
+    # Each file has one possible length by the counts of the manifest.
     manifest = read_record(StoreManifest, path, error=DataError)
     wanted = {f"{name}.npy": array.length for name, array in manifest.arrays().items()}
     listed = {name: file.bytes for name, file in manifest.files.items()}
@@ -226,12 +230,14 @@ def fetched(url: str, cache: Path) -> Path:
         DataError: there is no region store, or the store gives other bytes than the manifest says.
     """
     url = url.rstrip("/")
+    # The digest of the manifest names the copy: it holds the hashes of all other files.
     content = read_small(f"{url}/{MANIFEST}", limit=_LARGEST_MANIFEST)
     copy = cache / "regions" / sha256(content).hexdigest()
 
     def make() -> None:
         with new_folder(copy) as partial:
             write_bytes(partial / MANIFEST, content)
+            # The manifest is read as that of any store, with the same checks, before a large file is fetched.
             records = read_manifest(partial).records()
             size = sum(record.size for record in records.values())
             logger.info("fetching the region store %s, %s bytes, into %s", without_secrets(url), f"{size:,}", copy)

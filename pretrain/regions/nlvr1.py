@@ -121,6 +121,7 @@ def _picture(line: str, where: str) -> Picture:
     except (ValueError, RecursionError):
         raise DataError(f"{where}: not JSON; NLVR v1 has one JSON object a line") from None
     scene = parse_record(Scene, row, where, "; NLVR v1 has identifier and structured_rep", error=DataError)
+    # First the three boxes, then the objects, each with the number of its box.
     kinds = [_kind(item, where) for box in scene.structured_rep for item in box]
     boxes = [number for number, box in enumerate(scene.structured_rep) for _ in box]
     items = [(item.x_loc, item.y_loc, item.size) for box in scene.structured_rep for item in box]
@@ -129,6 +130,7 @@ def _picture(line: str, where: str) -> Picture:
     numbers = np.array([*range(BOXES), *boxes])
     places = np.array([(0.0, 0.0, float(SIDE))] * BOXES + items, dtype=np.float32)
     certain = np.ones(len(shapes), dtype=np.float32)
+    # In the box: left, top, and these with the size added.
     edges = np.concatenate([places[:, :2], places[:, :2] + places[:, 2:]], axis=1)
     visible = edges.clip(0, SIDE)  # an object that leaves its box is drawn as far as the box goes
     if (visible[:, 2:] <= visible[:, :2]).any():
@@ -138,6 +140,7 @@ def _picture(line: str, where: str) -> Picture:
         WIDTH,
         HEIGHT,
         _features(shapes, colours, numbers, places),
+        # From the box to the picture: each box begins 150 pixels to the right of the one before.
         visible + np.outer(numbers, [STEP, 0, STEP, 0]).astype(np.float32),
         Labels(shapes, certain),
         Labels(colours, certain),

@@ -35,6 +35,7 @@ def other_forms(name: str, *, numbers: bool, coco: bool) -> list[str]:
         coco: whether it has pictures that are named ``COCO_...``.
     """
     if match := _NAME.fullmatch(name):
+        # A store with names of the form that is asked for would have this one: its numbers are other pictures.
         return [] if coco else [str(int(match[1])), match[1]]
     if not _NUMBER.fullmatch(name):
         return []
@@ -154,6 +155,7 @@ def _checked_boxes(picture: Picture, name: str) -> Float[np.ndarray, "regions 4"
     boxes = picture.boxes.astype(np.float32, copy=False)
     if boxes.shape != (len(picture.features), 4):
         raise DataError(f"picture {name}: boxes of shape {boxes.shape} for {len(picture.features)} regions")
+    # Edges in parts of the picture, so that one tolerance serves for any size.
     edges = boxes / np.array([picture.width, picture.height] * 2, dtype=np.float32)
     inside = (edges >= -TOLERANCE) & (edges <= 1 + TOLERANCE)  # False for NaN
     good = inside.all(axis=1) & (boxes[:, 0] <= boxes[:, 2]) & (boxes[:, 1] <= boxes[:, 3])
@@ -164,6 +166,7 @@ def _checked_boxes(picture: Picture, name: str) -> Float[np.ndarray, "regions 4"
             f"picture {name}: box {first + 1} (left top right bottom = {box}) is not in the picture of "
             f"{picture.width} x {picture.height} pixels"
         )
+    # Boxes in parts of the picture have the right shape, but would all be one pixel.
     if 0 < boxes.max() <= 1 and min(picture.width, picture.height) > 2:
         raise DataError(
             f"picture {name}: all boxes lie in its first pixel, as those in parts of a picture do; give them in pixels"

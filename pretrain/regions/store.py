@@ -81,6 +81,7 @@ class RegionStore:
             DataError: there is no store, or it does not fit its manifest.
         """
         with verifier.ranks.synchronize_errors() if verifier is not None else nullcontext():
+            # All ranks ask for the copy, and one of each host makes it.
             if isinstance(folder, str):
                 folder = fetched(folder, cache or default_cache())
             store = cls(folder, read_manifest(folder))
@@ -105,6 +106,7 @@ class RegionStore:
         """
         rows = self._find([name.encode(errors="surrogatepass") for name in names])
         absent = np.flatnonzero(rows < 0)
+        # Only names that are absent: a store that has a picture by that very name has priority.
         if absent.size:
             rows[absent] = self._find_other_forms([names[place] for place in absent.tolist()])
         return rows
@@ -193,6 +195,7 @@ class RegionStore:
 
     def _find(self, encoded: Sequence[bytes]) -> Rows:
         width = self._names.dtype.itemsize  # of the same type, or searchsorted would copy all names
+        # A name that does not fit would be cut, and might then equal another one.
         fitting = [name if len(name) <= width and b"\0" not in name else b"" for name in encoded]
         wanted = np.array(fitting, dtype=self._names.dtype)
         places = np.minimum(np.searchsorted(self._names, wanted), len(self) - 1)
@@ -201,6 +204,7 @@ class RegionStore:
 
     def _find_other_forms(self, names: Sequence[str]) -> Rows:
         """The row of each name in the other form, -1 for none. All together: millions of sentences may need it."""
+        # Bytes that follow the digits and `_` in ASCII, so that all names of the form lie between.
         numbers, coco = self._has_names_between(b"0", b":"), self._has_names_between(b"COCO_", b"COCO`")
         known = {name: other_forms(name, numbers=numbers, coco=coco) for name in dict.fromkeys(names)}
         rows = iter(self._find([form.encode() for forms in known.values() for form in forms]).tolist())
@@ -228,6 +232,7 @@ class RegionStore:
             or counts.min() < 1
             or counts.max() != self.manifest.most_regions,
             "sizes": self._sizes.min() < 1,
+            # Strictly ascending: sorted, and none twice.
             "names": not self._names[0] or not (self._names[1:] > self._names[:-1]).all(),
             "name_rows": self._name_rows.min() < 0 or self._name_rows.max() >= len(self),
         }

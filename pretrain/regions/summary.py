@@ -32,11 +32,13 @@ def draw(picture: PictureSummary, image: Image.Image | None = None) -> bytes:
     Raises:
         DataError: ``image`` has other proportions than the picture in the store.
     """
+    # The longer side fills the figure, and the proportions are those of the picture.
     inches = [_LONGEST_SIDE * length / max(picture.width, picture.height) for length in (picture.width, picture.height)]
     figure = Figure(figsize=(max(inches[0], 0.5), max(inches[1], 0.5)), dpi=_DPI)
     FigureCanvasAgg(figure)
     axis = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     axis.set_xlim(0, picture.width)
+    # The origin of a picture is its upper left corner, that of a plot the lower left one.
     axis.set_ylim(picture.height, 0)
     axis.set_axis_off()
     if image is not None:
@@ -48,6 +50,7 @@ def draw(picture: PictureSummary, image: Image.Image | None = None) -> bytes:
         axis.add_patch(Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor=colour, linewidth=1.5))
         axis.text(
             left, top, region.label or str(number + 1), color="white", fontsize=8,
+            # A label above the box, or in it where there is no room above.
             va="bottom" if top > picture.height / 10 else "top",
             bbox={"facecolor": colour, "edgecolor": "none", "pad": 1.0, "alpha": 0.8},
         )  # fmt: skip
@@ -57,6 +60,7 @@ def draw(picture: PictureSummary, image: Image.Image | None = None) -> bytes:
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 2.0, "alpha": 0.8},
     )  # fmt: skip
     buffer = io.BytesIO()
+    # Names of files may hold a $, which is no mathematics here.
     with matplotlib.rc_context({"text.parse_math": False}), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a letter that the font lacks is drawn as a box
         figure.savefig(buffer, format="png")
@@ -65,6 +69,7 @@ def draw(picture: PictureSummary, image: Image.Image | None = None) -> bytes:
 
 def _require_same_proportions(size: tuple[int, int], picture: PictureSummary) -> None:
     width, height = size
+    # Rounding moves a side by a pixel at most.
     if abs(width * picture.height - height * picture.width) > max(width, height, picture.width, picture.height):
         raise DataError(
             f"the picture to draw over has {width} x {height} pixels, and {picture.name} has "
@@ -227,6 +232,7 @@ def describe(store: RegionStore, name: str, names: ClassNames) -> PictureSummary
         return (known[number] if known else str(number)), float(scores[0, region])
 
     regions = []
+    # Regions of one picture are not padded, so all of its rows are present.
     for region in range(int(read.present.sum())):
         left, top, right, bottom = (float(edge) for edge in read.boxes[0, region] * scale)
         regions.append(

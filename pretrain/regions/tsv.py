@@ -132,6 +132,7 @@ def parse_row(line: bytes, layout: Layout = LXMERT) -> Row:
         found, short = counted(len(fields), "field"), len(fields) < len(layout.fields)
         what = "the row is truncated, or not of such a file" if short else "a tab, or the next row, got into it"
         raise DataError(f"{found}, not the {len(layout.fields)} of {layout.title} ({', '.join(layout.fields)}): {what}")
+    # Fields of labels that the file lacks are empty, as in files whose labels are.
     texts = dict.fromkeys(LABELS, b"") | dict(zip(layout.fields, fields, strict=True))
     try:
         name = texts["img_id"].decode()
@@ -144,6 +145,7 @@ def parse_row(line: bytes, layout: Layout = LXMERT) -> Row:
     expected = {"boxes": layout.columns * layout.item_bytes("boxes") * regions}
     for labels in ("objects", "attrs"):
         pair = [field for field in (f"{labels}_id", f"{labels}_conf") if field in layout.fields]
+        # Labels may be empty in a whole file, but not one field of a pair alone.
         if any(texts[field] for field in pair):
             expected |= {field: layout.item_bytes(field) * regions for field in pair}
     for field, length in expected.items():
@@ -184,6 +186,7 @@ def edges_of(values: np.ndarray, width: int, height: int, layout: Layout) -> np.
     if layout == LXMERT or (layout.columns, layout.boxes, layout.normalised) == (4, "corners", False):
         return values if values.dtype == np.float32 else values.astype(np.float32)
     boxes = values[:, :4].astype(np.float64)
+    # Width and height of the box, to which its left and top edge are added.
     if layout.boxes == "size":
         boxes[:, 2:] += boxes[:, :2]
     _check_more(values[:, 4:].astype(np.float64), boxes, width, height)
@@ -198,6 +201,7 @@ def _check_more(more: np.ndarray, boxes: np.ndarray, width: int, height: int) ->
         return
     sizes = boxes[:, 2:] - boxes[:, :2]
     area = sizes.prod(axis=1, keepdims=True)
+    # One number is the area in pixels or in parts, two are width and height, three are all of these.
     expected = {1: [area, area / (width * height)], 2: [sizes], 3: [np.hstack([sizes, area])]}[more.shape[1]]
     if not any(np.allclose(more, truth, rtol=1e-2, atol=1e-2) for truth in expected):
         raise DataError("boxes: the numbers after the edges are not width, height or area of the box")
@@ -221,6 +225,7 @@ def encode(picture: Picture) -> bytes:
 
 def _labels(arrays: dict[str, np.ndarray], what: str) -> Labels:
     ids, scores = arrays[f"{what}_id"].astype(np.int64, copy=False), arrays[f"{what}_conf"]
+    # Classes without confidences are certain.
     return Labels(ids, scores.astype(np.float32, copy=False) if len(scores) else np.ones(len(ids), dtype=np.float32))
 
 
@@ -234,6 +239,7 @@ def decoded_length(text: bytes, field: str) -> int:
     """How many bytes a base64 text represents. Raises ``DataError`` where it is cut."""
     if len(text) % 4:
         raise DataError(f"{field} is not a whole base64 text ({len(text):,} characters): the row is truncated")
+    # Four characters represent three bytes; each `=` at the end one byte less.
     return len(text) // 4 * 3 - text[-2:].count(b"=")
 
 

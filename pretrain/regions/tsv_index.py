@@ -85,6 +85,7 @@ def index_tsv(
     Raises:
         DataError: a row is not valid, with file and row; the rows are not alike; or the file changes meanwhile.
     """
+    # Named by the place of the file, for two may have one name.
     place = folder / hashlib.sha256(os.path.abspath(path).encode()).hexdigest()[:16]
     with open_regular(path) as file:
         state = file_state(os.fstat(file.fileno()))
@@ -93,6 +94,7 @@ def index_tsv(
             advance(state.size)
             return known
         index = _Pass(path, layout, dtype, Damage(skip_damaged)).read(file, state, advance)
+        # Behind the pass: what was hashed must be what the rows were counted in.
         if file_state(os.fstat(file.fileno())) != state:
             raise DataError(f"{path} changed while it was read: see to it that nothing writes it, and start again")
     _keep(place, index)
@@ -121,6 +123,7 @@ class _Pass:
                 part = file.readline(LONGEST_ROW + 1)
                 digest.update(part)
                 position += len(part)
+            # The first line of a file with a header holds names.
             if number > 1 or not self._layout.header:
                 try:
                     self._add(self._checked(line, position - start), start, position - start, number)
@@ -156,6 +159,7 @@ class _Pass:
         return row
 
     def _add(self, row: Row, start: int, length: int, number: int) -> None:
+        # The first row is kept for comparison, without its arrays.
         self._first = self._first or row._replace(texts={name: text[:1] for name, text in row.texts.items()})
         self._latest.append((start, length, row.regions, row.width, row.height, number))
         self._latest_names.append(row.name.encode())
@@ -190,6 +194,7 @@ def _keep(place: Path, index: TsvIndex) -> None:
     place.parent.mkdir(exist_ok=True)
     for name, layout in index.record.arrays().items():
         path = place.with_suffix(f".{name}")
+        # An index of an older state must go before the new one is written.
         path.unlink(missing_ok=True)
         write_array(path, layout, index.rows if name == "rows" else index.names)
         sync(path)

@@ -88,6 +88,7 @@ def told_layout(path: Path, feature_type: FileType | None = None) -> Layout:
         DataError: no known layout fits the rows, or several do and nothing tells them apart.
     """
     lines = _first_lines(path)
+    # Names in the first line decide which field is which; else every known order is tried.
     header = _header(lines[0])
     if header is not None:
         lines = lines[1:]
@@ -98,8 +99,10 @@ def told_layout(path: Path, feature_type: FileType | None = None) -> Layout:
     rows = [split_row(line) for line in lines]
     candidates = [header] if header is not None else list(_KNOWN)
     found = [(layout, _samples(rows, layout)) for layout in candidates]
+    # The order that the most rows fit.
     layout, samples = max(found, key=lambda one: len(one[1]))
     layout = layout.model_copy(update={"python_bytes": any(map(is_python_bytes, lines[0].strip().split(b"\t")))})
+    # No row fits: say what is wrong with the first one, by the order with its number of fields.
     if not samples:
         if len(rows[0]) not in {len(known.fields) for known in candidates}:
             raise DataError(
@@ -113,6 +116,7 @@ def told_layout(path: Path, feature_type: FileType | None = None) -> Layout:
             raise DataError(f"{path}, row 1: {problem}") from None
         return layout
     try:
+        # Boxes first: they tell width from height, by which everything else is read.
         with np.errstate(all="ignore"):  # what bytes of another type are as numbers is not said
             layout = _with_boxes(layout, samples)
             layout = _with_labels(layout, samples)
@@ -136,6 +140,7 @@ def _first_lines(path: Path) -> list[bytes]:
 
 def _header(line: bytes) -> Layout | None:
     names = [field.decode(errors="replace").strip().lower() for field in split_row(line)]
+    # Four known names: a row of values has none.
     if sum(name in _NAMES for name in names) < 4:
         return None
     # one that is not the picture's classes: probabilities of all of them have no classes beside them
@@ -175,6 +180,7 @@ def _sample(row: Sequence[bytes], layout: Layout) -> _Sample | None:
 
 def _alike(samples: Sequence[_Sample], name: str) -> tuple[int, list[_Sample]]:
     """The usual number of bytes a region has in an array, and the samples that have it."""
+    # Rows whose arrays are cut short must not decide.
     usual = Counter(sample.bytes[name] for sample in samples).most_common(1)[0][0]
     return usual, [sample for sample in samples if sample.bytes[name] == usual]
 
@@ -199,6 +205,7 @@ def _with_boxes(layout: Layout, samples: Sequence[_Sample]) -> Layout:
     if not max(fits):
         return readings[0]  # the pass over all rows names the first box that is wrong
     fitting = [reading for reading, count in zip(readings, fits, strict=True) if count == max(fits)]
+    # Parts of the picture fit as pixels too, all in the first pixel: they are believed before these.
     return next((reading for reading in fitting if reading.normalised), fitting[0])
 
 
@@ -235,6 +242,7 @@ def _fits(sample: _Sample, reading: Layout, layout: Layout) -> bool:
         values = decoded(sample.texts["boxes"], "boxes", reading.types["boxes"]).reshape(sample.regions, -1)
         if not np.isfinite(values).all() or (reading.normalised and np.abs(values[:, :4]).max() > 1 + TOLERANCE):
             return False
+        # The same check as for any picture: edges within it, in order.
         boxes = edges_of(values, width, height, reading).astype(np.float64)
     except DataError:
         return False
@@ -252,6 +260,7 @@ def _with_labels(layout: Layout, samples: Sequence[_Sample]) -> Layout:
             continue
         usual, alike = _alike(samples, name)
         kinds = (_INTEGERS, _FLOATS) if name.endswith("_id") else (_FLOATS,)
+        # Classes are numbers of a list, scores from 0 to 1.
         most = 1 << 20 if name.endswith("_id") else 1 + TOLERANCE
         for dtype in (kind[usual] for kind in kinds if usual in kind):
             try:
@@ -288,6 +297,7 @@ def _with_features(layout: Layout, samples: Sequence[_Sample], given: FileType |
                 f"features has {usual} bytes a region, and read as {', '.join(_FEATURES)} they are no features (their "
                 "magnitudes differ as those of other bytes do); if they are right, name their type: --file-dtype"
             )
+        # Fp32 is usual: another type must fit far better to be taken.
         least = min(believed, key=believed.__getitem__)
         believed_usual = believed.get("fp32", np.inf)
         given = least if believed_usual > 3 * believed[least] + 1 else "fp32"
@@ -309,6 +319,7 @@ def _spread(samples: Sequence[_Sample], dtype: str) -> float:
     if len(finite) < max(1, _FINITE * len(parts)):
         return np.inf
     values = np.concatenate(finite)
+    # Every other number 0: halves of a wider type whose lower bits are empty.
     if len(values) >= _ENOUGH and all(not part[0::2].any() for part in finite) and values.any():
         return np.inf
     magnitudes = np.abs(values[values != 0])

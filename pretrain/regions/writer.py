@@ -98,6 +98,7 @@ class _Stream(ExitStack):
 
     def append(self, picture: Picture) -> None:
         """Append a picture that has been checked."""
+        # One row of features is kept, to compare the number of columns with.
         self._first = first = self._first or picture._replace(features=picture.features[:1].copy())
         require_like(picture, first)
         self._write("features", picture.features)
@@ -130,6 +131,7 @@ class _Stream(ExitStack):
             object_classes=self._classes["object"],
             attribute_classes=self._classes["attribute"],
         )
+        # The headers come last, as the numbers of rows are known only now.
         for name in self._files:
             with (self._folder / f"{name}.npy").open("r+b") as file:
                 file.write(shape.arrays()[name].header())
@@ -140,6 +142,7 @@ class _Stream(ExitStack):
         if name not in self._files:
             file = (self._folder / f"{name}.npy").open("xb", buffering=1 << 20)
             self._files[name] = self.enter_context(file)
+            # Room for the header, whose length does not depend on the shape.
             file.write(bytes(HEADER_BYTES))
         self._files[name].write(np.ascontiguousarray(values).data)
 
@@ -171,6 +174,7 @@ def write_pictures(
     folder: Path, shape: Shape, names: np.ndarray, sizes: np.ndarray, offsets: Int64[np.ndarray, " borders"]
 ) -> None:
     """Write the arrays that have one entry a picture. Raises ``DataError`` for a name that comes twice."""
+    # Names are sorted for the search, with the row of each; rows keep the order of the pictures.
     order = np.argsort(names, kind="stable")
     ordered = names[order]
     if (twice := np.flatnonzero(ordered[1:] == ordered[:-1])).size:
@@ -276,6 +280,7 @@ class BlockWriter:
         source = self._sources[block.source]
         path, region = Path(source.path), block.first_region
         with open_regular(path) as file:
+            # Rows are read from where the index says, so the file must be the one that was indexed.
             state = file_state(os.fstat(file.fileno()))
             if state != FileState(*source.state):
                 raise DataError(f"{path} has changed since its rows were counted: start again")
@@ -298,6 +303,7 @@ class BlockWriter:
                 arrays |= {f"{what}_ids": labels.ids, f"{what}_scores": labels.scores}
         for name, values in arrays.items():
             layout = self._layouts[name]
+            # Blocks have places of their own, so processes write at the same time without a lock.
             left = np.ascontiguousarray(values, dtype=layout.dtype).data.cast("B")
             place = HEADER_BYTES + region * layout.row_bytes
             while left:  # not through a map: a full disk would be a signal that kills, and not an error

@@ -34,8 +34,10 @@ def feature_map(model: VisionModel, pixels: Float[Tensor, "b 3 height width"]) -
         options["pixel_attention_mask"] = torch.ones(given.shape[:2], dtype=torch.long, device=given.device)
         options["spatial_shapes"] = torch.tensor([[rows, columns]] * len(given))
     hidden: Tensor = model.network(pixel_values=given, **options).last_hidden_state
+    # A convolutional network gives a map, a transformer a row of tokens.
     if hidden.ndim == 4:
         return hidden
+    # Registers come before the patches, as a classifier's token does.
     before = model.family.tokens_before + int(getattr(model.config, "num_register_tokens", 0) or 0)
     if hidden.shape[1] != before + rows * columns:
         raise ConfigError(
@@ -93,6 +95,7 @@ def cell_boxes(
 def _edges(places: int, cells: int | None, low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
     count = places if cells is None else cells
     index = np.arange(count)
+    # floor and ceil, as adaptive pooling takes its rows; -(x * -n // k) rounds up.
     first, last = index * places // count, -((index + 1) * -places // count)
     return low + first / places * (high - low), low + last / places * (high - low)
 
@@ -122,6 +125,7 @@ def detect(
     families whose classes are independent. A query's class is its most probable one except "nothing", and its
     confidence that probability. Kept are queries of at least ``threshold``, ``most`` at most, and always the best one.
     """
+    # Nothing is padded: all pictures of the batch have one size.
     mask = torch.ones(pixels.shape[0], *pixels.shape[2:], dtype=torch.int64, device=pixels.device)
     out = model.network(pixel_values=pixels, pixel_mask=mask)
     logits = out.logits.float()
@@ -146,7 +150,9 @@ def _kept(
     most: int,
 ) -> Detections:
     best = torch.sort(scores, descending=True, stable=True).indices[:most]
+    # At least one, so that no picture is without a region.
     kept = best[: max(1, int((scores[best] >= threshold).sum()))]
+    # Detectors of the DETR kind give centre and size.
     centre, size = boxes[kept, :2], boxes[kept, 2:]
     edges = torch.cat([centre - size / 2, centre + size / 2], dim=1).clamp(0.0, 1.0)
     return Detections(hidden[kept].numpy(), edges.numpy(), classes[kept].long().numpy(), scores[kept].numpy())

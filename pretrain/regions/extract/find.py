@@ -59,6 +59,7 @@ def find_pictures(places: Sequence[Path], names: str, damage: Damage) -> list[Fo
                 f"{place}: archives are read in place, so compressed ones are not: unpack it, or make a .tar"
             )
         else:
+            # Opened only to refuse what is no regular file.
             with open_regular(place):
                 found.append(Found(_name(PurePosixPath(place), names), str(place), str(place), place))
     if others:
@@ -78,6 +79,7 @@ def read_picture(found: Found) -> bytes:
         raise DataError(f"over {MOST_BYTES:,} bytes, which is the most that is read of a picture")
     with open_regular(found.path) as file:
         file.seek(found.offset)
+        # One byte more than the limit tells a file that is too large from one that just fits.
         content = file.read(size + (found.size is None))
     if len(content) > MOST_BYTES:
         raise DataError(f"over {MOST_BYTES:,} bytes, which is the most that is read of a picture")
@@ -90,6 +92,7 @@ def read_picture(found: Found) -> bytes:
 
 def _in_folder(folder: Path, names: str, damage: Damage, others: list[str]) -> Iterator[Found]:
     """Walk without following links. Folders and files whose names begin with a dot are left out."""
+    # A stack of folders and not recursion: folders may be nested deeply.
     open_ = [folder]
     while open_:
         with os.scandir(open_.pop()) as entries:
@@ -111,6 +114,7 @@ def _in_folder(folder: Path, names: str, damage: Damage, others: list[str]) -> I
 
 def _in_archive(archive: Path, names: str, damage: Damage, others: list[str]) -> Iterator[Found]:
     try:
+        # `r:` refuses packed archives, whose members have no place in the file.
         with open_regular(archive) as file, tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
                 path, where = PurePosixPath(member.name), f"{archive}: {member.name}"

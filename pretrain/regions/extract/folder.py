@@ -71,6 +71,7 @@ def load_vision_model(source: Path, backend: str) -> VisionModel:
     family = family_of(backend, keys, folder / "config.json")
     keys, kind = _own_keys(keys, family, folder / "config.json")
     tensors = read_tensors(folder)
+    # Only the vision part of a model of texts and pictures is read.
     if family.prefix and any(name.startswith(family.prefix) for name in tensors):
         tensors = {n.removeprefix(family.prefix): t for n, t in tensors.items() if n.startswith(family.prefix)}
     _refuse_more_layers(keys, len(tensors), folder / "config.json")
@@ -97,6 +98,7 @@ def _own_keys(keys: dict[str, Any], family: Family, path: Path) -> tuple[dict[st
                 f"{path}: the backbone is {shown(name)} of another package (timm); one of {', '.join(BACKBONES)} under "
                 "backbone_config is read, as in facebook/detr-resnet-50@no_timm"
             )
+        # The backbone would otherwise be looked up, or fetched, by the name in its keys.
         clean = {key: value for key, value in backbone.items() if key not in _NOT_OURS[1:]}
         keys = {**keys, "backbone_config": clean, "backbone": None, "use_timm_backbone": False}
         keys |= {"use_pretrained_backbone": False, "backbone_kwargs": None}
@@ -120,6 +122,7 @@ def _build(family: Family, kind: str, keys: Mapping[str, Any], tensors: dict[str
     model_class = getattr(transformers, family.model)
     with quiet_transformers():
         try:
+            # No path is given: transformers opens no file of the folder.
             network, report = model_class.from_pretrained(
                 *(None,),
                 config=transformers.AutoConfig.for_model(kind, **keys),

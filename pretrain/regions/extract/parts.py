@@ -193,12 +193,14 @@ class Parts:
         """
         shutil.rmtree(self._part(number), ignore_errors=True)
         with new_folder(self._part(number)) as folder:
+            # A store needs a picture; of a part whose pictures are all damaged only the record is kept.
             left = iter(pictures)
             first = next(left, None)
             if first is not None:
                 write_store(
                     folder / "store", chain([first], left), feature_dtype=self._dtype, features_of=self._features_of
                 )
+            # `read` and `skipped` are filled while pictures are written, so they come after them.
             write_json(folder / "part.json", {"files": files, "read": read, "skipped": skipped})
         part = self.find(number, files)
         assert part is not None
@@ -226,6 +228,7 @@ def parts_beside(
         work.mkdir(exist_ok=True)
         write_json(work / "plan.json", plan)
         yield Parts(work, dtype, features_of)
+        # Only after the block: what is interrupted keeps its parts.
         shutil.rmtree(work)
 
 

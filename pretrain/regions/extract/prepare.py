@@ -86,11 +86,13 @@ def _rgb(image: Image.Image) -> Image.Image:
     from PIL import Image
 
     image = _upright(image)
+    # 16 bits to 8 by their upper half, whatever Pillow's own conversion does.
     if image.mode in _GREYS_OF_16_BITS:
         return image.point(lambda grey: grey * (1 / 256), "L").convert("RGB")
     if image.mode in ("I", "F"):
         raise DataError(f"pixels of the kind {image.mode!r} have no known range; save it with 8 bits a colour")
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        # On white, as paper is: the colours of transparent pixels mean nothing.
         image = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
     return image.convert("RGB")
@@ -187,6 +189,7 @@ class Preparation:
         """Prepare one picture. Raises ``ValueError`` for one so narrow that it would be resized to gigabytes."""
         if self._flexible:
             return Prepared(self._of_patches(image), _whole(*image.size))
+        # Resized here, to the model's input whatever the proportions; the processor does the rest.
         if self._fit == "whole":
             height, width = self._input
             options = {"do_resize": False, "do_center_crop": False}
@@ -210,6 +213,7 @@ class Preparation:
     def _of_patches(self, image: Image.Image) -> Tensor:
         """The picture that the processor has cut into patches, put together again and without its padding."""
         prepared = self._processor(images=[image], return_tensors="pt")
+        # The processor fills up to a number of patches; those behind the picture are left out.
         rows, columns = (int(number) for number in prepared["spatial_shapes"][0])
         side = int(self._processor.patch_size)
         patches = prepared["pixel_values"][0][: rows * columns].float()
@@ -228,6 +232,7 @@ class Preparation:
     def _input_size(self) -> tuple[int, int]:
         """Height and width of the model's input."""
         size, crop = self._processor.size, getattr(self._processor, "crop_size", None)
+        # After the crop the input is as large as the crop.
         if self._processor.do_center_crop and crop:
             size = crop
         height, width = (
@@ -250,6 +255,7 @@ class Preparation:
         size, input_height, input_width = self._processor.size, *self._input
         short = size.get("shortest_edge")
         crop_pct = getattr(self._processor, "crop_pct", None)
+        # ConvNeXt's processor stretches to a square from 384 pixels on.
         if crop_pct is not None and short >= 384:
             return _whole(width, height)
         if crop_pct is not None:
@@ -265,6 +271,7 @@ class Preparation:
             return _whole(width, height)
         if resized[0] < input_width or resized[1] < input_height:
             raise CheckpointError(f"{self._path}: the crop is larger than what it is cut from; --fit whole is possible")
+        # The middle of the resized picture, back in pixels of the original.
         left, top = (resized[0] - input_width) // 2, (resized[1] - input_height) // 2
         x, y = width / resized[0], height / resized[1]
         return (left * x, top * y, (left + input_width) * x, (top + input_height) * y)
@@ -278,14 +285,17 @@ def _processor(keys: dict[str, Any], family: Family, path: Path) -> Any:
     from transformers.models.auto.image_processing_auto import get_image_processor_class_from_name
 
     named = keys.get("image_processor_type") or keys.get("feature_extractor_type") or family.processors[0]
+    # `ConvNextFeatureExtractor` and `ViTImageProcessorFast` are other names of the same processor.
     name = str(named).replace("FeatureExtractor", "ImageProcessor").removesuffix("Fast").removesuffix("Pil")
     if name not in family.processors:
         raise CheckpointError(f"{path}: image_processor_type is {shown(named)}; known: {', '.join(family.processors)}")
+    # Defaults that the other class would have otherwise.
     name, defaults = _PILLOW.get(name, (name, {}))
     keys = defaults | keys
     most = keys.get("max_num_patches")
     if most is not None and not (isinstance(most, int) and 0 < most <= _MOST_PATCHES):
         raise CheckpointError(f"{path}: max_num_patches is {shown(most)}; it is a number from 1 to {_MOST_PATCHES}")
+    # Sizes of somebody else's file: without a bound one picture could fill the memory.
     for key in ("size", "crop_size", "pad_size", "patch_size"):
         sides = keys.get(key)
         for side in sides.values() if isinstance(sides, dict) else [sides]:

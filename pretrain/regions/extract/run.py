@@ -61,6 +61,7 @@ class _Places:
         """To be called when all pictures were read."""
         left = self._left_out
         for place, digest in self._digests.items():
+            # A place is a folder, a file or an archive; what was left out is listed with its own.
             own = [where for where in left if where.startswith(place)]
             left = [where for where in left if not where.startswith(place)]
             yield Source(name=place, sha256=digest.hexdigest(), pictures=self._counts[place], left_out=own)
@@ -118,10 +119,12 @@ def extract_regions(
             some = found[start : start + PART]
             files = _digest(some)
             part = parts.find(number, files)
+            # A part that was made with --skip-damaged does not count without it: it would hide what is damaged.
             if part is None or (part.skipped and not options.skip_damaged):
                 part = make_part(number, some, files, start)
             damage.skipped += part.skipped
             made.append(part)
+        # The parts are put together in their order, into a store without parts.
         places_read = _Places(damage.skipped)
         for one in chain.from_iterable(part.read for part in made):
             places_read.add(one)
@@ -139,6 +142,7 @@ def _digest(found: Sequence[Found]) -> str:
     """Which pictures these are, from where, and in which state their files are."""
     digest, states = sha256(), dict[Path, tuple[int, int]]()
     for one in found:
+        # One look at each archive, whatever number of pictures it holds.
         if one.path not in states:
             status = one.path.stat()
             states[one.path] = status.st_size, status.st_mtime_ns
@@ -182,6 +186,7 @@ def _inputs(
 
     left = iter(found)
     with ThreadPoolExecutor(_THREADS) as pool:
+        # The next batch is read and decoded while the model computes this one.
         ahead = list(islice(left, options.batch))
         loading = [pool.submit(load, one) for one in ahead]
         while ahead:
@@ -210,12 +215,14 @@ def _pictures(
             for group in by_size.values()  # pictures of other sizes would pad each other and change the features
             for picture in _run(group, model, options, device)
         }
+        # In the order in which they were found, not that of their sizes.
         for one in batch:
             read.append(Read(one.found.place, one.found.name, one.sha256))
             yield done[one.found.name]
 
 
 def _run(group: list[_Input], model: VisionModel, options: Options, device: torch.device) -> Iterator[Picture]:
+    # Pictures in the type of the weights, which is that of the computation.
     pixels = torch.stack([one.prepared.pixels for one in group]).to(device, next(model.network.parameters()).dtype)
     if options.backend == "detr":
         detections = detect(model, pixels, threshold=options.threshold, most=options.most)
