@@ -69,11 +69,13 @@ def check_round_trip(
     total = ties = alone = wrong = 0
     first = ""
     lines = chain(((text, True) for text in TRICKY), ((text, trained) for text in texts))
+    # Both kinds of text are compared in batches: the corpus may be larger than memory.
     while batch := list(islice(lines, LINES)):
         for (text, normalised), ids in zip(batch, tokenizer.encode_batch([text for text, _ in batch]), strict=True):
             ours = ids.tolist()
             theirs = processor.encode(unicode.normalize_str(text) if normalised else text)
             if ours == theirs:
+                # Counted where SentencePiece alone, without the steps before it, gives other ids.
                 alone += trained and ours != processor.encode(text)
             elif not trained and _is_tie(processor, ours, theirs):
                 ties += 1
@@ -107,6 +109,7 @@ def agreement(tokenizer: TextTokenizer, processor: SentencePieceProcessor, texts
 
 def _is_tie(processor: SentencePieceProcessor, ours: list[int], theirs: list[int]) -> bool:
     """Whether both are the same pieces in another order, for the same text."""
+    # Added tokens are behind the pieces, and SentencePiece does not know them.
     if sorted(ours) != sorted(theirs) or max(ours) >= processor.get_piece_size():
         return False
     return "".join(map(processor.id_to_piece, ours)) == "".join(map(processor.id_to_piece, theirs))
@@ -143,6 +146,7 @@ def check_with_transformers(folder: Path, texts: Sequence[str]) -> int:
     # Pairs as well: where two texts meet, families differ in their separators, which single texts do not show.
     lines = [*texts, *TRICKY]
     encoded = [ids.tolist() for ids in ours.encode_batch(lines)]
+    # BERT has one separator between two texts, RoBERTa two.
     gap = [special.eos] if is_bert_like(ours.backend, special) else [special.eos, special.eos]
     singles = [[special.bos, *a, special.eos] for a in encoded]
     pairs = [[special.bos, *a, *gap, *b, special.eos] for a, b in pairwise(encoded)]
@@ -161,6 +165,7 @@ def check_with_transformers(folder: Path, texts: Sequence[str]) -> int:
 
 
 def _difference(tokenizer: TextTokenizer, text: str, ours: Sequence[int], theirs: Sequence[int]) -> str:
+    # The longer of two that begin alike differs where the shorter ends.
     differ = (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b)
     same = next(differ, min(len(ours), len(theirs)))
     return (

@@ -45,6 +45,7 @@ def check_pipeline(spec: dict[str, Any], where: Path) -> None:
     for part in ("normalizer", "pre_tokenizer", "decoder"):
         steps = list(_bounds_steps(spec.get(part), where, part))
         growth = 1.0
+        # Steps follow each other, so their factors multiply.
         for step in steps:
             growth *= _growth(step, f"{where}: {part}")
             if growth > GROWTH:
@@ -58,6 +59,7 @@ def check_ids(tokenizer: Tokenizer, where: Path) -> None:
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     if not vocabulary:
         raise DataError(f"{where}: the vocabulary is empty")
+    # Two tokens with one id leave one number fewer than there are tokens.
     tokens = {number: token for token, number in vocabulary.items()}
     if len(tokens) < len(vocabulary):
         number = next(number for token, number in vocabulary.items() if tokens[number] != token)
@@ -67,6 +69,7 @@ def check_ids(tokenizer: Tokenizer, where: Path) -> None:
             "without gaps, into which appended tokens fall"
         )
     largest = max(vocabulary.values())
+    # Some gaps are usual, as of padded vocabularies; a table of ids must not become a thousand times larger.
     if largest >= 4 * len(vocabulary) + 10_000:
         raise DataError(f"{where}: the largest id is {largest}, the vocabulary has {len(vocabulary)} tokens")
 
@@ -79,6 +82,7 @@ def rust_errors(where: object, what: str) -> Iterator[None]:
     except UserError:
         raise
     except BaseException as error:
+        # A panic of Rust is a BaseException, as an interrupt is, which goes on.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise DataError(f"{where}: {what} ({printable(str(error)) or type(error).__name__})") from error
@@ -99,6 +103,7 @@ def _bounds_steps(part: Any, where: Path, name: str) -> Iterator[dict[str, Any]]
             inner: Any = next((step[key] for key in ("normalizers", "pretokenizers", "decoders") if key in step), [])
             if not isinstance(inner, list):
                 raise DataError(f"{where}: {name}: a sequence must be a list, it is {type(inner).__name__}")
+            # A list of a million steps is refused at the limit, without being copied.
             waiting += inner[: STEPS + 1]
         else:
             yield step
@@ -116,6 +121,7 @@ def _growth(step: dict[str, Any], where: str) -> float:
         content = step.get("content")
         if not isinstance(content, str) or not isinstance(pattern, dict):
             raise DataError(f"{where}: Replace needs a pattern and a content, both texts")
+        # A regular expression may match a single character.
         shortest = len(pattern["String"]) if "String" in pattern else 1
         return max(1.0, len(content) / shortest)
     if kind == "Prepend":
@@ -135,6 +141,7 @@ def _check_character_map(coded: Any, where: str) -> None:
         blob = base64.b64decode(coded, validate=True)
     except ValueError:
         raise DataError(f"{where}: precompiled_charsmap is not base64") from None
+    # Four bytes say how long the trie is, whose units have four bytes each.
     trie = int.from_bytes(blob[:4], "little")
     if len(blob) < 4 or trie % 4 or trie > len(blob) - 4:
         raise DataError(f"{where}: precompiled_charsmap is damaged")
@@ -186,6 +193,7 @@ def class_of(tokenizer_config: dict[str, Any], model_config: dict[str, Any], whe
     Raises:
         DataError: the class is not named by a text.
     """
+    # `tokenizer_class` of either file comes before the `model_type`.
     for config in (tokenizer_config, model_config):
         if (named := config.get("tokenizer_class")) is not None:
             if not isinstance(named, str):
@@ -242,6 +250,7 @@ def _require_agreement(normalizer: Any, before: Any, config: dict[str, Any], whe
     """Refuse keys that contradict the steps of the file: releases of transformers disagree on which of them counts."""
     steps = [*_steps(normalizer), *_steps(before)]
     types = {_type(step) for step in steps}
+    # The older key and the newer one for a space before the text.
     prefixes = {
         step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never") != "never"
         for step in steps

@@ -65,6 +65,7 @@ class TextTokenizer:
     def fingerprint(self) -> str:
         """SHA-256 over vocabulary, merges or scores, pipeline and special ids: equal for equal tokenization."""
         spec = json.loads(self.backend.to_str())
+        # The template and the decoder do not change ids, and are left out.
         content = {part: spec[part] for part in ("normalizer", "pre_tokenizer")}
         # one writer leaves an empty field out, another writes it as null or ""
         content["model"] = {key: value for key, value in spec["model"].items() if value}
@@ -103,7 +104,9 @@ class TextTokenizer:
         segment: RoBERTa has no row for the second text of a pair of BERT's kind.
         """
         bos, pad, eos, unk, mask = (self.backend.id_to_token(i) for i in asdict(self.special).values())
+        # A model with one segment gets no token types: it has no row for the second one.
         inputs = ["token_type_ids"] if types and is_bert_like(self.backend, self.special) else []
+        # Special tokens without a role, which `load_tokenizer` must not look for in texts.
         added = self.backend.get_added_tokens_decoder().values()
         controls = [t.content for t in added if t.special and t.content not in (bos, pad, eos, unk, mask)]
         config = {
@@ -139,6 +142,7 @@ def load_tokenizer(path: Path, *, add_missing: bool = False) -> TextTokenizer:
     """
     opened = open_folder(path)
     with rust_errors(path, "damaged tokenizer"):
+        # Special tokens may be appended here, so the ids are checked afterwards.
         special = resolve_special_ids(opened.tokenizer, opened.declared, path, add_missing=add_missing)
         check_ids(opened.tokenizer, path)
     return TextTokenizer(opened.tokenizer, special, model_max_length=opened.model_max_length)

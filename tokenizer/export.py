@@ -47,6 +47,7 @@ def export(
     path = _model_file(source)
     with new_folder(out) as folder:
         lines = iter(texts)
+        # Twice a batch of the check: enough to see how marks are sorted, and kept in memory.
         first = list(islice(lines, 2 * LINES))
         compared = write_folder(
             read_bytes(path),
@@ -79,12 +80,14 @@ def write_folder(
         processor = SentencePieceProcessor(model_proto=model)
     except RuntimeError as error:
         raise DataError(f"{where}: not a SentencePiece model ({error})") from error
+    # An empty file is a valid message, of a model without pieces.
     if processor.get_piece_size() == 0:
         raise DataError(f"{where}: not a SentencePiece model (it has no pieces)")
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)
     trained = proto.normalizer_spec.name.startswith(TRAINED_HERE)
     spec = proto.trainer_spec
     ids = {"bos": spec.bos_id, "pad": spec.pad_id, "eos": spec.eos_id, "unk": spec.unk_id}
+    # Roles are ids in the file of SentencePiece; -1, or the id of a usual piece, is none.
     reserved = {i: piece.piece for i, piece in enumerate(proto.pieces) if piece.type in (UNKNOWN, CONTROL)}
     declared = {role: reserved[i] for role, i in ids.items() if i in reserved}
 
@@ -101,6 +104,7 @@ def write_folder(
             text_tokenizer, as_typed = other, True
             logger.info("%s: the export leaves combining marks in the order in which they are typed", where)
     unicode = normalizers.Sequence(unicode_steps(proto.normalizer_spec, marks_as_typed=as_typed))
+    # On all texts, before a file of the export is written.
     lines = check_round_trip(text_tokenizer, processor, texts, where, unicode=unicode, trained=trained)
     (folder / MODEL_FILE).write_bytes(model)
     text_tokenizer.save(folder)

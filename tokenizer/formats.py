@@ -146,6 +146,7 @@ def open_folder(path: Path) -> Opened:
     with rust_errors(path, "damaged tokenizer"):
         if has["tokenizer.json"]:
             tokenizer = _from_tokenizer_json(path / "tokenizer.json", folder)
+        # A folder of BERT's class may hold files of the other kind too; its class reads vocab.txt.
         elif has["vocab.json"] and has["merges.txt"] and not (folder.kind in WORD_PIECE and has["vocab.txt"]):
             tokenizer = _byte_level_bpe(path, folder)
         elif has["vocab.txt"]:
@@ -154,7 +155,9 @@ def open_folder(path: Path) -> Opened:
             tokenizer = _sentencepiece_of_deberta(path, folder.config)
         else:
             raise DataError(f"{path}: {_what_is_missing(path)}")
+        # Tokens outside the vocabulary come after it, as they have the ids behind it.
         _add_tokens(tokenizer, folder)
+        # A step of sentence-transformers, before all others, which AutoTokenizer does not know.
         tokenizer = _lower_cased(tokenizer, path)
         _require_different(tokenizer, path)
         check_ids(tokenizer, path)
@@ -199,6 +202,7 @@ def _further(first: _Config, second: _Config, path: Path) -> tuple[list[_Token],
     Raises:
         DataError: they are given twice and differ, and releases of transformers disagree on which of them count.
     """
+    # Older releases write one key, newer ones the other, some both.
     lists: list[list[_Token]]
     if isinstance(first.extra_special_tokens, dict):
         named = [*_listed(first.extra_special_tokens), *_listed(first.additional_special_tokens)]
@@ -235,11 +239,13 @@ def _from_tokenizer_json(path: Path, folder: _Folder) -> Tokenizer:
         if str((spec.get(part) or {}).get(key, "Right")) != "Right":
             raise DataError(f"{path}: {part} is on the left; texts are padded and cut on the right here")
     spec["truncation"] = spec["padding"] = None  # sentence encoders carry theirs; lengths are the caller's business
+    # A special piece must not be the best segmentation of a text that spells its name.
     if spec["model"]["type"] == "Unigram":
         vocabulary = spec["model"]["vocab"]
         for token in spec["added_tokens"]:
             if token["special"] and token["id"] < len(vocabulary) and vocabulary[token["id"]][0] == token["content"]:
                 vocabulary[token["id"]][1] = NEVER_IN_TEXT
+    # Without merges a byte-level model gives single bytes for any text, and no error.
     elif spec["model"]["type"] == "BPE" and not spec["model"].get("merges") and not spec["model"].get("ignore_merges"):
         begin, end = (spec["model"].get(key) or "" for key in ("continuing_subword_prefix", "end_of_word_suffix"))
         names = {token["content"] for token in spec["added_tokens"]}
@@ -249,6 +255,7 @@ def _from_tokenizer_json(path: Path, folder: _Folder) -> Tokenizer:
                 f"{path}: has no merges, without which no text gets {shown(longer[0])} and {len(longer) - 1:,} other "
                 "tokens of model.vocab; fetch the file again"
             )
+    # A token that stands for text is found in texts; those with a role are not.
     for token in spec["added_tokens"]:
         if token["special"] and folder.is_text(token["content"]):
             token["special"] = False
@@ -259,11 +266,13 @@ def _byte_level_bpe(path: Path, folder: _Folder) -> Tokenizer:
     require_class(folder.kind, BYTE_LEVEL, "vocab.json", path)
     vocabulary = _each_key_once(path / "vocab.json")
     merges = [line for line in read_text(path / "merges.txt").splitlines() if not line.startswith("#version")]
+    # GPT-2's vocabulary has a letter for each of the 256 bytes.
     letters = set(pre_tokenizers.ByteLevel.alphabet())
     if not letters <= vocabulary.keys() or any(token.endswith("</w>") for token in vocabulary):
         raise DataError(f"{path}: vocab.json is not a byte-level BPE vocabulary as GPT-2's and RoBERTa's are")
     made = {"".join(line.split(" ")) for line in merges}
     longer = {token for token in vocabulary if len(token) > 1 and not _SPECIAL.fullmatch(token)}
+    # Some tokens that no merge makes are usual; a tenth of them are not.
     if 10 * len(longer - made) > len(longer):
         raise DataError(
             f"{path / 'merges.txt'}: makes {len(longer & made):,} of the {len(longer):,} longer tokens of vocab.json, "
@@ -307,6 +316,7 @@ def _word_piece(path: Path, folder: _Folder) -> Tokenizer:
             f"{path}, line 1: begins with a byte order mark, which would be a part of the first token; remove it: "
             r"sed -i '1s/^\xef\xbb\xbf//' FILE"
         )
+    # Only the last line end goes: an empty line is a token of its own, with an id.
     tokens = [line.rstrip() for line in read_text(path).removesuffix("\n").split("\n")]
     _require_each_once(path, tokens)
     config = folder.config
@@ -336,6 +346,7 @@ def _lower_cased(tokenizer: Tokenizer, path: Path) -> Tokenizer:
         return tokenizer
     spec = json.loads(tokenizer.to_str())
     first = spec["normalizer"]
+    # Put before the steps that are there, whatever they are.
     steps = first["normalizers"] if first is not None and first["type"] == "Sequence" else [first] if first else []
     if any(step["type"] == "Lowercase" for step in steps):
         return tokenizer
@@ -390,6 +401,7 @@ def _add_tokens(tokenizer: Tokenizer, folder: _Folder) -> None:
                 f"{folder.path}: {source} gives {shown(token.content)} the id {number}, but it has "
                 f"{tokenizer.token_to_id(token.content)}: added tokens follow the vocabulary; {CONVERT}"
             )
+    # Behind the tokens with ids, as transformers appends them.
     for token in folder.further:
         if all(known.content != token.content for known in tokenizer.get_added_tokens_decoder().values()):
             _add(tokenizer, token, folder)

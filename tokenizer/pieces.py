@@ -55,6 +55,7 @@ def to_tokenizer(proto: sentencepiece_model_pb2.ModelProto, where: Path, *, mark
         DataError: the model is neither unigram nor BPE, or uses a setting that has no counterpart.
     """
     normalizer, trainer = proto.normalizer_spec, proto.trainer_spec
+    # Settings that change ids and have no step in `tokenizers`; each is refused by its name.
     unsupported = {
         f"model type {trainer.ModelType.Name(trainer.model_type)}": trainer.model_type not in (_UNIGRAM, _BPE),
         "treat_whitespace_as_suffix": trainer.treat_whitespace_as_suffix,
@@ -108,6 +109,7 @@ def unicode_steps(
 def _normalizer(
     spec: sentencepiece_model_pb2.NormalizerSpec, unicode: list[normalizers.Normalizer]
 ) -> normalizers.Normalizer:
+    # Runs of spaces become one, and those at the end go; Metaspace puts the one before the text.
     steps = [*unicode, normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(r"[ ▁]+\z"), "")]
     if "nmt" not in spec.name:
         # the nmt rules turn a literal ▁ into a space; elsewhere a text that begins with one still gets its prefix
@@ -133,6 +135,7 @@ def _unigram(proto: sentencepiece_model_pb2.ModelProto) -> models.Unigram:
 def _bpe(proto: sentencepiece_model_pb2.ModelProto) -> models.BPE:
     ids = {piece.piece: i for i, piece in enumerate(proto.pieces)}
     scores = {piece.piece: piece.score for piece in proto.pieces if piece.type in (_NORMAL, _USER_DEFINED)}
+    # Every way to make a piece of two others, in the order of the scores: SentencePiece merges by the result alone.
     merges = [
         (-score, ids[piece[:cut]], ids[piece[cut:]])
         for piece, score in scores.items()

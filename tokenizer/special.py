@@ -58,6 +58,7 @@ def resolve_special_ids(
             tokens around a text or a pair than encoders here are given.
     """
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    # A declared token counts alone, even where a well-known one is there too.
     candidates = {role: (declared[role],) if role in declared else _WELL_KNOWN[role] for role in ROLES}
     present = {role: next((name for name in names if name in vocabulary), None) for role, names in candidates.items()}
     tokens = {role: name or declared.get(role, TRAINED[role]) for role, name in present.items()}
@@ -80,6 +81,7 @@ def resolve_special_ids(
             if tokens[role] not in registered
         ]
     )
+    # Once more: tokens may have been appended.
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     special = SpecialIds(**{role: vocabulary[tokens[role]] for role in ROLES})
     _set_template(tokenizer, special, where)
@@ -100,6 +102,7 @@ def _keep_text_as_text(tokenizer: Tokenizer, special: SpecialIds, where: Path) -
     and would take the token itself. Where a character without a piece is ``<unk>``, the step puts another such
     character in its place; where it is written in bytes, the step splits the text there, which leaves the bytes alone.
     """
+    # Without added tokens: those are found by another way than pieces.
     vocabulary = tokenizer.get_vocab(with_added_tokens=False)
     special_tokens = tokenizer.get_added_tokens_decoder().items()
     # of a name of one character there is no other spelling
@@ -116,12 +119,15 @@ def _keep_text_as_text(tokenizer: Tokenizer, special: SpecialIds, where: Path) -
 
     if not (wrong := taken()):
         return
+    # A character of Unicode's private use that no piece has.
     absent = next(chr(code) for code in range(0xE000, 0xF900) if chr(code) not in letters)
     patterns = []
     for name in wrong:
+        # The first letter of the name that no piece has: without it the rest is spelt as text.
         at = next((i for i, c in enumerate(name) if c not in letters), 0)
         patterns.append(f"(?<={re.escape(name[:at])}){re.escape(name[at])}(?={re.escape(name[at + 1 :])})")
     pattern = Regex("|".join(patterns))
+    # Where unknown characters are <unk>, one may stand for another; where they are bytes, it would give other bytes.
     if special.unk in tokenizer.encode(absent, add_special_tokens=False).ids:
         step = normalizers.Replace(pattern, absent)
         tokenizer.normalizer = normalizers.Sequence([n for n in (tokenizer.normalizer, step) if n is not None])
@@ -136,6 +142,7 @@ def _keep_text_as_text(tokenizer: Tokenizer, special: SpecialIds, where: Path) -
 
 def _is_taken(tokenizer: Tokenizer, name: str, token: int) -> bool:
     """Whether the text ``name`` becomes the one token ``token``."""
+    # Alone, and within a text, where a space before it may be part of the piece.
     texts = (name, f"a{name} {name}")
     return any(
         i == token and text[start:end].strip() == name
@@ -150,6 +157,7 @@ def _set_template(tokenizer: Tokenizer, special: SpecialIds, where: Path) -> Non
     bos, eos = tokenizer.id_to_token(special.bos), tokenizer.id_to_token(special.eos)
     bert = is_bert_like(tokenizer, special)
     single, pair = tokenizer.encode("a"), tokenizer.encode("a", "b")
+    # Nothing is put around a text.
     if single.ids == a:
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A {eos}",

@@ -90,6 +90,7 @@ def train(
     _validate(vocab_size, type, normalization, character_coverage, model_max_length, max_sentences, threads)
     started = time.monotonic()
     with new_folder(out) as folder:
+        # A text is read once, so the sample is drawn while it goes by.
         sample = _Sample(max_sentences, random.Random(seed))
         for text in texts:
             sample.add(text)
@@ -104,6 +105,7 @@ def train(
             spec = _normalizer_spec(normalization)
             rule = normalizers.Sequence(unicode_steps(spec))
             model = _fit(
+                # Normalised by the steps of the export, so that the vocabulary has what the export sees.
                 (rule.normalize_str(sentence) for sentence in sentences),
                 spec.name,
                 model_type=type,
@@ -115,6 +117,7 @@ def train(
             )
         except RuntimeError as error:
             raise _explain(error, vocab_size, byte_fallback, len(sentences)) from error
+        # Texts of the training itself: what they give must be the same on both sides.
         real = random.Random(seed).sample(sentences, min(2 * LINES, len(sentences)))
         checked = write_folder(model, folder, out, texts=real, model_max_length=model_max_length)
     seconds = round(time.monotonic() - started, 3)
@@ -181,8 +184,10 @@ class _Sample:
             except UnicodeEncodeError as error:
                 raise DataError(f"line {self.lines} of the corpus is not valid Unicode ({error.reason})") from error
             for sentence in sentences:
+                # Algorithm R: sentence n replaces one of the sample with probability size / n.
                 place = self.seen if self.seen < self.size else self.generator.randrange(self.seen + 1)
                 if place < len(self._kept):
+                    # With its number in the stream, by which the sample is sorted at the end.
                     self._kept[place] = (self.seen, sentence)
                 elif place < self.size:
                     self._kept.append((self.seen, sentence))
@@ -197,6 +202,7 @@ def _cut(line: str, limit: int) -> list[str]:
     parts = []
     data = line.encode()
     while len(data) > limit:
+        # From the second byte on, or the part would be empty.
         end = data.rfind(b" ", 1, limit + 1)
         if end < 0:
             end = len(data[:limit].decode(errors="ignore").encode())  # not within a character
