@@ -68,6 +68,7 @@ class _Interpolation:
         return value
 
     def _text(self, text: str, trail: tuple[str, ...]) -> Any:
+        # A reference that is the whole value keeps its type; within a text it becomes text.
         whole = _REFERENCE.fullmatch(text)
         if whole is not None and whole[1] is not None:
             return self._replacement(whole[1], trail)
@@ -96,9 +97,11 @@ class _Interpolation:
         return self._variable(argument)
 
     def _key(self, key: str, trail: tuple[str, ...]) -> Any:
+        # The trail of keys, and not a set of all: two keys may refer to the same third one.
         if key in trail:
             raise self._error(f"${{{key}}}", f"refers to itself: {' -> '.join((*trail, key)[-5:])}")
         if key not in self._known:
+            # The cost of the value, which counts again wherever the value is used.
             before = self._left
             value = self.value(self._raw(key, (*trail, key)), (*trail, key))
             self._known[key] = value, before - self._left
@@ -112,6 +115,7 @@ class _Interpolation:
         if len(trail) > _DEEPEST:
             raise self._error(f"${{{key}}}", f"is the end of a chain of {_DEEPEST} references")
         node: Any = self._root
+        # A section on the way may be a reference itself.
         for part in key.split("."):
             if isinstance(node, str) and "${" in node:
                 node = self._text(node, trail)
@@ -130,6 +134,7 @@ class _Interpolation:
         name, comma, default = argument.partition(",")
         name, default = name.strip(), default.strip()
         where = f"${{oc.env:{name}}}"
+        # PWD is the working folder, and no password.
         if name != _WORKING_FOLDER and (_SECRET_NAME.search(name) or says_secret(name)):
             raise self._error(where, "looks like a secret; it would be written into the run and its model cards")
         value = os.environ.get(name) if name and "=" not in name and "\0" not in name else None

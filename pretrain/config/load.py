@@ -39,6 +39,7 @@ def resolve_path(config: str | Path, *, sweep: bool = False) -> Path:
         return path
     shipped = _shipped()
     found = shipped.get(str(config), [])
+    # A job and a sweep may have one name: the caller says which is meant.
     meant = [file for file in found if _is_sweep(file) is sweep] or found
     if len(meant) == 1:
         return meant[0]
@@ -94,6 +95,7 @@ def _shipped() -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {}
     for file in sorted(Path(str(files("capt.configs"))).rglob("*.yaml")):
         parts = _longest_name(file).split("/")
+        # Each end of the path is a name: `glue/rte` and `rte`.
         for start in range(len(parts)):
             found.setdefault("/".join(parts[start:]), []).append(file)
     return found
@@ -132,8 +134,10 @@ def _with_bases(path: Path, chain: tuple[Path, ...] = ()) -> list[dict[str, Any]
         raise ConfigError(f"{path}: base: {shown(bases)}: it names a file or a shipped job, or a list of them")
     layers: list[dict[str, Any]] = []
     for base in bases:
+        # Beside the file first, then among the shipped ones.
         beside = path.parent / base
         layers += _with_bases(beside if _is_file(beside) else resolve_path(base), (*chain, path))
+        # Counted as they are read: two bases each, ten deep, are a thousand files.
         if len(layers) > _MAX_FILES:
             raise ConfigError(f"{path}: over {_MAX_FILES} files are read through base:; name fewer of them")
     return [*layers, content]
@@ -205,6 +209,7 @@ def merge(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if len(layers) < 2:  # nothing takes a place: what somebody else's run holds is read without its task
         return _merged({}, layers[0]) if layers else {}
     types = [layer["task"].get("type") for layer in layers if isinstance(layer.get("task"), Mapping)]
+    # The last file that names a task decides whose rules hold.
     task = job_class(types[-1]) if types and isinstance(types[-1], str) else Job
     return reduce(lambda below, above: _merged(task.replaced_by(below, above), above), layers, {})
 
@@ -274,15 +279,18 @@ def explain(error: ValidationError, cls: type[BaseModel]) -> str:
     location = [str(part) for part in problem["loc"] if not _TYPE.search(str(part))]
     key = ".".join(part[:100] for part in location) or "configuration"
     if problem["type"] == "extra_forbidden":
+        # The key exists, in the section of another kind, as of another task.
         valid = _keys_at(cls, location[:-1])
         if location[-1] in valid:
             return f"{key}: a key of another kind of {'.'.join(location[:-1])}, not of the one that this job names"
         return f"{key}: unknown key; {did_you_mean(location[-1], valid, 'valid:')}"
     message = problem["msg"].removeprefix("Value error, ")
     value = problem.get("input")
+    # A whole section is not shown, and neither is what looks like a secret.
     if problem["type"] == "value_error" and (not isinstance(value, str | int | float) or has_secret(str(value))):
         return f"{key}: {message}"
     if problem["type"] == "missing":
+        # The key that is missing may be a section: the first key that it needs says more.
         for needed in _required_below(cls, location):
             location.append(needed)
         key = ".".join(part[:100] for part in location)
@@ -325,6 +333,7 @@ def _models_at(cls: type[BaseModel], location: Sequence[str]) -> list[type[BaseM
             if part in (name, field.alias)
             for model in _models_in(field.annotation)
         ]
+        # A key that is not found leaves the models as they are: the nearest ones are named.
         models = found or models
     return models
 

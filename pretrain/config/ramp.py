@@ -38,6 +38,7 @@ class BatchSizeSchedule:
         steps, step, samples = list[tuple[int, int]](), 0, 0
         for tokens, sequences in ramp:
             steps.append((step, sequences))
+            # Rounded up to whole steps; none where the stage before has seen as many tokens already.
             more = max(0, -(-(tokens - samples * sample_tokens) // (sequences * sample_tokens)))
             step, samples = step + more, samples + more * sequences
         return cls.of_steps([*steps, (step, batch)])
@@ -48,6 +49,7 @@ class BatchSizeSchedule:
         stages = [Stage(0, 0, steps[0][1])]
         for step, batch in steps[1:]:
             last = stages[-1]
+            # A stage without a step gives way to the next.
             if step == last.step:
                 stages.pop()
             stages.append(Stage(step, last.samples + (step - last.step) * last.batch, batch))

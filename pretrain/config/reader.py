@@ -85,6 +85,7 @@ class _Document:
         self._values = 0
 
     def read(self) -> Any:
+        # The parser's events of a document: the stream, the document, one value, and the ends of both.
         self._next()  # the stream's start
         if isinstance(self._next(), StreamEndEvent):
             return None
@@ -132,6 +133,7 @@ class _Document:
             if not isinstance(event, ScalarEvent):
                 raise ConfigError(f"{self._source}: line {line}: a key must be a word")
             key = self._text(event)
+            # The merge key of YAML 1.1, which would be a key like any other here.
             if key == "<<" and event.implicit[0]:
                 raise ConfigError(f"{self._source}: line {line}: << is not read here; base: names what to build on")
             if key in lines:
@@ -171,6 +173,7 @@ class _Document:
     def _scalar(self, event: ScalarEvent) -> Any:
         text, tag = self._text(event), event.tag
         plain = tag is None and event.implicit[0]
+        # Quoted text is text, whatever it looks like.
         if tag in (None, "!", f"{_TAG}str") and not plain:
             return text
         kinds = {"null": _NULL, "bool": _BOOL, "int": _INT, "float": FLOAT}
@@ -178,6 +181,7 @@ class _Document:
             kind = next((name for name, pattern in kinds.items() if pattern.fullmatch(text)), "str")
         else:
             kind = str(tag).removeprefix(_TAG)
+            # A whole number under !!float is one, as in YAML 1.2.
             if kind not in kinds or not (kinds[kind].fullmatch(text) or (kind == "float" and _INT.fullmatch(text))):
                 raise NotYamlError(f"{_line(event)}{shown(text)} cannot be read under the tag {shown(tag)}")
         return self._number(event, text, kind) if kind in ("int", "float") else _simple(text, kind)
@@ -185,6 +189,7 @@ class _Document:
     def _number(self, event: ScalarEvent, text: str, kind: str) -> int | float:
         digits = text.replace("_", "")
         if kind == "int":
+            # More digits than 64 bits have; Python would take minutes for a million of them.
             if len(digits.lstrip("+-0")) > _DIGITS:
                 raise ConfigError(f"{self._source}: {_line(event)}{shown(text)}: a number has at most {_DIGITS} digits")
             return int(digits)

@@ -214,6 +214,7 @@ class OptimizerSection(Section):
     def moments(self, parameters: int, matrices: int) -> int:
         """Elements of the state of ``parameters`` elements, of which ``matrices`` are in matrices of the layers."""
         if self.type == "muon":
+            # Muon keeps one moment of the matrices, Adam two of everything else.
             return 2 * parameters - matrices
         return {"adagrad": 1, "sgd": int(self.momentum > 0)}.get(self.type, 2) * parameters
 
@@ -328,6 +329,7 @@ class CheckpointSection(Section):
         if not self.average:
             return []
         regular = range(self.fixed_distance, max_steps + 1, self.fixed_distance) if self.fixed_distance else range(0)
+        # The last step is among them even where it is no multiple of the distance.
         return sorted({*regular[-self.average :], max_steps})[-self.average :]
 
     @model_validator(mode="after")
