@@ -103,6 +103,7 @@ def new_folder(out: Path, *, replace: bool = False) -> Iterator[Path]:
     try:
         with partial_folder(out) as partial:
             yield partial
+            # All that is in it, or a crash after the rename could leave empty files in place.
             for path in partial.rglob("*"):
                 sync(path)
             sync(partial)
@@ -116,6 +117,7 @@ def new_folder(out: Path, *, replace: bool = False) -> Iterator[Path]:
 
 
 def _rename_over(folder: Path, out: Path) -> None:
+    # Two renames: a folder cannot be renamed over one that has files.
     old = folder.with_suffix(".old")
     with suppress(FileNotFoundError):
         out.rename(old)

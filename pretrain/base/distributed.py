@@ -90,6 +90,7 @@ def gather_ragged(rows: Tensor, group: Group = None) -> tuple[Tensor, slice]:
     if world_size(group) == 1:
         return rows.detach(), slice(0, len(rows))
     counts = all_gather(torch.tensor(len(rows), device=rows.device), group).tolist()
+    # Collectives need equal shapes: what fills up is cut off again below.
     padded = torch.cat([rows.detach(), rows.new_zeros(max(counts) - len(rows), *rows.shape[1:])])
     parts = zip(all_gather(padded, group), counts, strict=True)
     start = sum(counts[: rank(group)])
@@ -146,6 +147,7 @@ def broadcast_object(value: T, src: int = 0) -> T:
     """
     line = _packed(value) if rank() == src else b""
     if world_size() > 1:
+        # The size first, so that the other ranks make room.
         size = torch.tensor(len(line))
         dist.broadcast(size, src, group=_control_group)
         content = (
@@ -169,6 +171,7 @@ def gather_objects(value: T) -> list[T]:
 
     Bytes, paths and arrays of numbers travel as well. Nothing that a rank sends is executed, as a pickle would be.
     """
+    # JSON has no line break: one divides the values of the ranks.
     line = _packed(value) + b"\n"
     rows, _ = gather_ragged(torch.frombuffer(bytearray(line), dtype=torch.uint8), _control_group)
     return [json.loads(each, object_hook=_typed) for each in rows.numpy().tobytes().splitlines()]
@@ -244,6 +247,7 @@ def _verdict(error: Exception) -> tuple[str, bool, str, bool]:
     text = user_text(error)
     if text is None:
         return type(error).__name__, False, str(error)[:_LONGEST], False
+    # Other ranks know the classes of `errors` alone: another one travels as the nearest of these.
     known = (kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
     return next(known, UserError.__name__), True, text[:_LONGEST], is_passing(error)
 
@@ -261,6 +265,7 @@ def _wait_for_all() -> None:
     _waited += 1
     store, key, pause = dist.distributed_c10d._get_default_store(), f"capt/waited/{_waited}", 0.01
     begin = told = time.monotonic()
+    # The last one to come sets the key that all look for.
     if store.add(key, 1) == world_size():
         store.set(f"{key}/all", "")
     while not store.check([f"{key}/all"]):
@@ -316,6 +321,7 @@ def prepare_gpus(traces: Path) -> dict[str, str]:
     """
     if not torch.cuda.is_available():
         return {}
+    # The name that newer releases of torch read, then the one that older ones read, which the user may have set.
     wanted = {
         ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"): "expandable_segments:True",
         ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"): "2000",
@@ -415,6 +421,7 @@ def _own_store(world: int, timeout: datetime.timedelta) -> dist.Store | None:
     None under other launchers, which have ways of their own.
     """
     global _secret
+    # Taken out of the environment, which child processes inherit.
     _secret = os.environ.pop(SECRET, "").encode()
     listens = os.environ.pop(LISTENS, "")
     if world == 1:
@@ -425,6 +432,7 @@ def _own_store(world: int, timeout: datetime.timedelta) -> dist.Store | None:
         return None
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = TCPStore(address, port, world, bool(listens), timeout, master_listen_fd=int(listens) if listens else None)
+    # Under a name that only this job's ranks know: another process finds nothing there.
     return PrefixStore(hashlib.sha256(_secret).hexdigest(), store)
 
 
@@ -440,6 +448,7 @@ def require_alike(facts: Mapping[str, Any]) -> None:
     """
     if world_size() == 1:
         return
+    # A new number each time, so that no signature of an earlier start is of use.
     nonce, host = broadcast_object(secrets.token_hex(16)), socket.gethostname()
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     said = gather_objects((digest, _signature(nonce, rank(), digest)))

@@ -43,6 +43,7 @@ class NoSpaceError(CheckpointError):
 
 def shown(value: object, limit: int = 100) -> str:
     """A value as an error message quotes it: ``repr``, cut to ``limit`` characters, so that a line stays a line."""
+    # Cut before it is quoted: a value may be long.
     if isinstance(value, str | bytes):
         value = value[: limit + 1]
     elif isinstance(value, int) and value.bit_length() > 4 * limit:
@@ -150,6 +151,7 @@ def user_text(error: BaseException) -> str | None:
         return _line(error)
     if isinstance(error, ModuleNotFoundError):
         return missing_package(error)
+    # Python's own words where the system refuses a thread.
     if isinstance(error, RuntimeError) and str(error) == "can't start new thread":
         error = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
     if isinstance(error, OSError) and error.errno in _USER_ERRNOS:
@@ -169,6 +171,7 @@ def space_remedy(number: int, path: str | bytes | os.PathLike[str] | None) -> st
         return ""
     if number == errno.ENOSPC and path is not None:
         folder = os.path.dirname(os.path.abspath(os.fsdecode(path)))
+        # The folders of the file may not be made yet: the nearest that is there tells.
         while not os.path.isdir(folder) and folder != os.path.dirname(folder):
             folder = os.path.dirname(folder)
         with suppress(OSError):

@@ -90,6 +90,7 @@ def read_bytes(path: Path, *, limit: int = SMALL, error: type[UserError] = DataE
         UserError: of the class ``error``: the file is not regular, or too large. ``OSError`` passes.
     """
     with open_regular(path, error=error) as file:
+        # One byte more than allowed: a look at the size would miss a file that grows.
         content = file.read(limit + 1)
     if len(content) > limit:
         raise error(f"{path}: over {limit:,} bytes, which is the most that is read of such a file")
@@ -182,6 +183,7 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[tuple[IO[bytes],
     _refuse_device(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
+        # A name may be nearly as long as the file system takes, and more is added to it here.
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", suffix=".tmp", dir=path.parent)
     except OSError as error:
         error.filename = str(path)
@@ -190,6 +192,7 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[tuple[IO[bytes],
         with os.fdopen(descriptor, "w+b") as file:
             yield file, Path(name)
             file.flush()
+            # mkstemp makes it for its owner alone.
             if not private:
                 os.fchmod(file.fileno(), public_mode())
             os.fsync(file.fileno())
@@ -240,6 +243,7 @@ def _own(path: Path, flags: int, error: type[UserError]) -> int:
     try:
         descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as problem:
+        # In this order: a link, a FIFO that nobody reads, a folder.
         if problem.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
             raise error(f"{path}: a link, FIFO or folder is in the place of a file of our own; remove it") from None
         raise
@@ -261,6 +265,7 @@ def require_own_folder(path: Path, *, error: type[UserError] = DataError) -> Non
 def _refuse_device(path: Path) -> None:
     with suppress(OSError):
         mode = path.stat().st_mode
+        # A pipe behind a link is /dev/stdout, say; a FIFO in a folder would only be replaced.
         if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) or (path.is_symlink() and stat.S_ISFIFO(mode)):
             raise ConfigError(f"{path} is a device or a pipe, and not a file: name a file to write")
 
@@ -277,6 +282,7 @@ def require_writable(path: Path) -> None:
 
 def public_mode() -> int:
     """The permissions that the umask leaves to a new file."""
+    # The mask cannot be read without setting it.
     mask = os.umask(0o022)
     os.umask(mask)
     return 0o666 & ~mask
@@ -347,6 +353,7 @@ class _Zstd:
     def readinto(self, buffer: Any) -> int:
         """Fill a part of ``buffer``. Raises `DamagedError`."""
         while not self._rest:
+            # A file may hold several frames: what is left behind the end of one begins the next.
             packed = self._frame.unused_data if self._frame.eof else b""
             if self._frame.eof:
                 self._frame, self._begun = self._new(), False
@@ -416,6 +423,7 @@ def read_lines(files: Iterable[Path], progress: Callable[[int], None] | None = N
             raise DataError(f"{path}, line {done + 1}: not UTF-8 text ({byte}); convert it with iconv first") from error
         except DAMAGED as error:
             with open_regular(path) as raw:
+                # The name may be wrong about what the file is.
                 is_packed = raw.read(4).startswith(_PACKED_STARTS[path.suffix])
             hint = "fetch or pack it again" if is_packed else f"if it is not packed, name it without {path.suffix}"
             raise DataError(
@@ -431,6 +439,7 @@ def _with_progress(raw: BufferedReader, path: Path, progress: Callable[[int], No
         for number, line in enumerate(iter(partial(lines.readline, LONGEST_LINE), b"")):
             if len(line) == LONGEST_LINE:
                 raise DataError(f"{path}, line {number + 1}: over {LONGEST_LINE:,} bytes, more than a line may have")
+            # Old Macs ended lines so: the whole file would be one line.
             if number == 0 and b"\r" in line[:-1] and not line.endswith(b"\n"):
                 raise DataError(rf"{path}: its lines end in carriage returns alone; tr '\r' '\n' < FILE converts them")
             if progress is not None and number % 1024 == 0:

@@ -74,6 +74,7 @@ class Leases:
     @contextmanager
     def _held(self, name: str) -> Iterator[bool]:
         path = self._folder / f"{name}.lease"
+        # The first three words tell whether the owner lives, the last one tells its leases apart.
         owner = f"{_place()} {os.getpid()} {born(os.getpid()) or ''} {secrets.token_hex(8)}"
         if not self._take(path, owner):
             yield False
@@ -86,6 +87,7 @@ class Leases:
         finally:
             done.set()
             beating.join()
+            # Another process may have taken it for abandoned, and hold it now.
             if _read(path) == owner:
                 path.unlink(missing_ok=True)
 
@@ -96,6 +98,7 @@ class Leases:
             _remove(path, found)
         own = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         own.write_text(owner)  # a lease has its owner from its first moment on
+        # A link to a name that is there fails, also over NFS: one process of several gets the lease.
         try:
             try:
                 os.link(own, path)
@@ -114,11 +117,13 @@ class Leases:
 
     def _is_abandoned(self, path: Path, owner: str) -> bool:
         words = owner.split()
+        # An owner on this host is looked up; one elsewhere is watched by this process's own clock.
         if len(words) == 4 and words[0] == _place():
             return str(born(int(words[1]))) != words[2]
         try:
             touched = path.stat().st_mtime_ns
         except FileNotFoundError:
+            # Given back this moment: the next round takes it.
             return False
         seen = self._seen.get(path.name)
         if seen is None or seen[:2] != (owner, touched):
@@ -139,6 +144,7 @@ def _remove(path: Path, owner: str) -> None:
         path.rename(old)
     except FileNotFoundError:
         return
+    # It was not the abandoned one: its owner gets it back.
     if _read(old) != owner:
         with suppress(FileExistsError):
             os.link(old, path)

@@ -125,6 +125,7 @@ def is_locked(path: Path) -> bool:
         return False
     with open_regular(path) as file:
         try:
+            # Shared, so that two processes that look do not take each other for the owner.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True

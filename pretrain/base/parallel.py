@@ -76,6 +76,7 @@ def run_alike(function: Callable[[], None], workers: int, watch: Callable[[], No
         while running:
             wait([process.sentinel for process in running], timeout=1.0)
             watch()
+            # What a process has sent says more than its exit code.
             if not errors.empty():
                 raise errors.get()
             for process in running:

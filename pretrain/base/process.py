@@ -92,6 +92,7 @@ def born(pid: int) -> int | None:
     A process whose first thread has ended holds its files and locks until the last one has, which may be in a write.
     """
     try:
+        # The name before the last bracket may hold brackets; then come the fields of proc(5) from the third on.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         state, threads, begun = fields[0], int(fields[17]), int(fields[19])
         return None if state in "ZX" and threads < 2 else begun

@@ -32,6 +32,7 @@ def mix64(x: UInt64Array) -> UInt64Array:
 
 def unmix64(x: UInt64Array) -> UInt64Array:
     """The inverse of `mix64`."""
+    # x ^ (x >> 31) is undone by the shifts 31 and 62, since 93 is beyond the word; the others likewise.
     x = x ^ (x >> np.uint64(31)) ^ (x >> np.uint64(62))
     x = x * _UNMIX_2
     x = x ^ (x >> np.uint64(27)) ^ (x >> np.uint64(54))

@@ -199,6 +199,7 @@ def chunks(file: StoreFile) -> Iterator[bytes]:
     """
     begins = range(0, file.size, CHUNK)
     yield from _in_turn((partial(read_range, file, begin, min(begin + CHUNK, file.size)) for begin in begins), _AHEAD)
+    # After the last byte, so that none can be of another file.
     require_unchanged(file)
 
 
@@ -222,6 +223,7 @@ def _in_turn(requests: Iterator[Callable[[], bytes]], at_once: int) -> Generator
             waiting.extend(map(pool.submit, islice(requests, at_once)))
             while waiting:
                 content = waiting.popleft().result()
+                # The next request begins before the caller works on this answer.
                 waiting.extend(map(pool.submit, islice(requests, 1)))
                 yield content
         finally:
@@ -301,6 +303,7 @@ class _Ranges(io.RawIOBase):
 def put_file(path: Path, url: str) -> None:
     """Write a local file to the address ``url``. Raises ``DataError`` where the store refuses it or keeps failing."""
     size = path.stat().st_size
+    # `TIMEOUT` is that of one chunk.
     limit = TIMEOUT * (1 + size / CHUNK)
     options = {}
     if _scheme(url) == "s3":  # which would have 500 MB of the file in memory
@@ -385,6 +388,7 @@ def _request(url: str, done: str, ask: Callable[[Any], T], *, limit: float | Non
                 ) from None
             if status in _CLIENT_ERRORS or isinstance(failure, ssl.CertificateError) or _is_lasting(failure):
                 raise DataError(f"{name} could not be {done}: {text}") from None
+            # A fault of a program, which another attempt would meet again.
             if isinstance(failure, (AssertionError, AttributeError, NameError, TypeError)):
                 raise
             problem = text
@@ -459,15 +463,18 @@ def _file_system(url: str) -> Any:
     import fsspec
 
     for name, level in _CHATTER.items():
+        # A level that the user has set stays.
         if (library := logging.getLogger(name)).level == logging.NOTSET:
             library.setLevel(level)
     scheme = _scheme(url)
     if scheme == "hf":
         return _hub()
+    # A remembered listing would hide what has changed since.
     options: dict[str, Any] = {"use_listings_cache": False}
     if _AZURE.match(url):
         options |= fsspec.get_filesystem_class(scheme)._get_kwargs_from_urls(url)  # the account
     if scheme == "s3":
+        # One attempt of the library: `_request` repeats, and logs that it does.
         options["config_kwargs"] = {"connect_timeout": 10, "read_timeout": TIMEOUT, "retries": {"max_attempts": 1}}
     found = fsspec.filesystem(scheme, **options)
     if scheme in ("az", "abfs") and (config := getattr(found.service_client, "_config", None)) is not None:

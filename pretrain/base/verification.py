@@ -297,6 +297,7 @@ class Verifier:
         self, paths: Sequence[Path], records: Sequence[ExpectedFile | None], looks: Sequence[Inspection | None],
         error: type[UserError], hint: str,
     ) -> list[str]:  # fmt: skip
+        # Sizes and times first, for which no byte is read.
         with self.ranks.synchronize_errors(), _system_errors_as(error):
             states = [check_size(path, record, error, hint) for path, record in zip(paths, records, strict=True)]
         known = [self._recall(*each) for each in zip(paths, states, records, looks, strict=True)]
@@ -304,6 +305,7 @@ class Verifier:
         view = hashlib.sha256(repr([state[1:] for state in states]).encode()).digest()
         have = zlib.compress(bytes(k is not None for k in known), 1)  # of a million files, mostly all or none: 1 KB
         hosts, views, packed = zip(*self.ranks.gather((socket.gethostname(), view, have)), strict=True)
+        # Only ranks that see the same files share the reading of them.
         group = [rank for rank, seen in enumerate(views) if seen == view]
         unpacked = {each: zlib.decompress(each) for each in {packed[rank] for rank in group}}
         mine = _divide(
@@ -332,6 +334,7 @@ class Verifier:
                 VerifiedFile(_name(path), state, digest, look.name if look else "")
                 for path, state, digest, look in zip(paths, states, digests, looks, strict=True)
             ],
+            # The first rank of each host writes the memory of that host.
             save=hosts.index(socket.gethostname()) == self.ranks.rank,
         )
         return digests

@@ -79,6 +79,7 @@ class RepresentationCache:
         """
         total = views[0].new_zeros(())
         for view, leaf in zip(views, self._leaves[number], strict=True):
+            # No gradient: the loss does not depend on this view.
             if leaf.grad is not None:
                 total = total + (view * leaf.grad).sum()
         return total
@@ -115,6 +116,7 @@ def cached_backward(
     loss = contrast(*cache.views())
     loss.backward()  # ends at the leaves: the gradient of every representation
     # Second pass: each micro-batch with a graph, kept or made again, which is led on to the parameters.
+    # Reversed, to be popped in order: each graph is freed after its backward pass.
     kept.reverse()
     for number, batch in enumerate(micro_batches):
         if kept:

@@ -68,12 +68,15 @@ def distillation_loss(
     check_temperature(teacher_temperature)
     check_rows(anchors, positives, negatives, None, wait_for_values=False)
     _check_candidates(len(anchors), len(negatives), negative_owners, positive_scores, negative_scores)
+    # No key of another rank is multiplied here, so `precision` has no say; fp32 is right for float64 rows as well.
     dtype = compute_dtype(anchors, positives, "fp32")
     samples = Exchange.gather_counts(len(anchors), anchors.device, group, equal=options.equal_rows)
+    # Engines divide the sum of the ranks' gradients by the number of ranks: the loss is multiplied by it beforehand.
     scale = float(distributed.world_size(group)) if options.grad_reduction == "mean" else 1.0
     if options.reduction == "mean":
         scale /= max(1, sum(samples.counts))
 
+    # All candidates in one list, the positives first, each with its query: queries may have different numbers of them.
     owners = torch.cat([torch.arange(len(anchors), device=anchors.device), negative_owners])
     teacher = torch.cat([positive_scores, negative_scores]).to(dtype) / teacher_temperature
     log_p = _log_softmax(teacher, owners, len(anchors))
@@ -89,6 +92,7 @@ def distillation_loss(
 
 def _log_softmax(logits: Tensor, owners: Tensor, n: int) -> Tensor:
     """Log-softmax over the candidates of each of ``n`` queries, whatever their numbers."""
+    # Less the largest logit of each query, so that no exponential overflows; a constant shift has no gradient.
     largest = logits.new_full((n,), -math.inf).scatter_reduce(0, owners, logits.detach(), "amax")
     shifted = logits - largest[owners]
     normaliser = logits.new_zeros(n).index_add(0, owners, shifted.exp())

@@ -70,10 +70,12 @@ class Exchange:
         """
         if len(self.counts) == 1:
             return sums
+        # All sums of an anchor are columns of one matrix, so that one collective takes them.
         numbers = [sums.normaliser] if sums.squares is None else [sums.normaliser, sums.squares]
         columns = [each[:, None] for each in numbers]
         if sums.weighted_keys is not None:
             columns.append(sums.weighted_keys)
+        # Gathered anchors lie rank by rank, so the first axis is the owner.
         by_owner = torch.cat(columns, dim=1).unflatten(0, (len(self.counts), -1))
         totals = distributed.reduce_scatter_sum(by_owner, self.group)[: self.counts[self.rank]]
         return SoftmaxSums(

@@ -124,6 +124,7 @@ def softmaxes(
         return [_one_sided([q], [d], [], hard, options, owned)]
     if form.partition == "joint":
         return [_joint(q, d, hard, form.directions, options, owned)]
+    # The direction d-q: hard negatives and the queue are documents, and its keys are queries.
     reverse = Softmax([[d]], [q], [q], None, [Interaction(0, Span(0, len(q)))], queue_step=0)
     return [
         _joint(q, d, hard, (direction,), options, owned) if direction == "q-d" else reverse
@@ -160,6 +161,7 @@ def _joint(
     *views, negatives = _places([*keys, hard])
     interactions: list[Interaction] = []
     for direction in directions:
+        # Where queries are keys they are the first view; documents are always the last.
         side, seen = "qd".index(direction[0]), views[0] if direction.endswith("-q") else views[-1]
         in_batch = options.hardness_in_batch if direction == "q-d" else 0.0
         interactions.append(Interaction(side, seen, None, in_batch))
@@ -210,6 +212,7 @@ def _merged(interactions: list[Interaction]) -> list[Interaction]:
     out: list[Interaction] = []
     for each in sorted(interactions, key=lambda each: (each.side, each.keys.first)):
         last = out.pop() if out else each
+        # Keys with an owner stay apart: merged, an anchor would see what the one or the other leaves out.
         alike = (last.side, last.hardness) == (each.side, each.hardness) and last.owned is each.owned is None
         if last is not each and alike and last.keys.stop == each.keys.first:
             out.append(replace(last, keys=Span(last.keys.first, each.keys.stop)))

@@ -74,6 +74,7 @@ def check_rows(
         raise ConfigError(f"ids must be {len(anchors)} int64 numbers, got {tuple(ids.shape)} of {ids.dtype}")
     if not (wait_for_values or is_readable(anchors)):
         return
+    # One comparison for all rows: on a GPU it is one wait, and the culprit is looked for only after a failure.
     found = {name: norms_of(rows.detach()) for name, rows in named.items() if rows is not None}
     if is_not_one(torch.cat(list(found.values()))):
         name = next(name for name, values in found.items() if is_not_one(values))
@@ -222,6 +223,7 @@ def info_nce(
         raise ConfigError("directions name the form: leave out symmetric and within_view")
     if options.queue_share == 0:  # its rows would count 0 times, and still be the nearest ones
         queue = None
+    # Hardness weighs queued rows alone: without them it must not forbid temperatures of rows, or ask for a maximum.
     if queue is None:
         options = replace(options, hardness=0.0)
     by_row = isinstance(temperature, Tensor) and temperature.ndim > 0
@@ -236,12 +238,14 @@ def info_nce(
 
     # The factor of a sum over this rank's anchors that makes the loss a mean over the anchors of all ranks.
     samples = Exchange.gather_counts(len(anchors), anchors.device, group, equal=options.equal_rows)
+    # Engines divide the sum of the ranks' gradients by the number of ranks: the loss is multiplied by it beforehand.
     scale = float(distributed.world_size(group)) if options.grad_reduction == "mean" else 1.0
     if options.reduction == "mean":  # of no anchor at all the loss is 0
         scale /= max(1, sum(samples.counts)) * sum(len(part.positives) for part in parts)
     # other ranks' anchors are needed where this rank holds keys for them
     exchange = samples if queue is not None or options.in_batch == "global" else samples.local()
     largest = LARGEST_INVERSE_TEMPERATURE[dtype]
+    # A tensor is not looked at, which would wait for the device: its logits count as unbounded.
     bounded = not isinstance(temperature, Tensor) and 1 / temperature + options.largest_hardness <= largest
     # A key of the anchor's own instance is not a negative; hard negatives without an id equal no instance.
     places = torch.arange(len(anchors), device=anchors.device)
@@ -255,6 +259,7 @@ def info_nce(
     if queue is not None:
         live_views = [anchors, positives] if symmetric or within_view else [positives]
         queued = queue.negatives(live_views), queue.ids
+        # L of `ContrastOptions.queue_share`: with in_batch=local an anchor sees the rows of one rank, in the mean 1/W.
         if options.queue_share is not None:
             live_rows = (
                 len(live_views) * sum(samples.counts) / (1 if options.in_batch == "global" else len(samples.counts))
@@ -266,6 +271,7 @@ def info_nce(
     for part in parts:
         views, sides, keys, hard = len(part.positives), len(part.sides), len(part.keys), part.hard is not None
         rows = _interleave([_concatenate(side) for side in part.sides])
+        # Without a live key (in_batch=none) an empty matrix takes their place, as the function below needs a tensor.
         live = [*part.keys, *([] if part.hard is None else [part.hard])] or [anchors[:0].detach()]
         tensors = [each.to(dtype) for each in (rows, _concatenate(part.positives), _concatenate(live))]
         tensors[2] = tensors[2].view_as(tensors[2])  # the positives may be the live keys: a compiler wants them apart
@@ -278,12 +284,14 @@ def info_nce(
             anchor_ids=_interleave([_concatenate([instances] * views)] * sides),
             anchor_places=_interleave([_concatenate([places] * views)] * sides),
             live_ids=_concatenate([instances] * keys + [hard_ids] * hard or [instances[:0]]),
+            # Rows of the batch are nobody's hard negatives: no anchor has the place -1.
             live_owners=_concatenate([torch.full_like(places, -1)] * keys + [hard_owners] * hard or [places[:0]]),
             interactions=part.interactions,
             sides=sides,
             positive_count=part.positive_count,
             arrived=None,
             shared_ids=ids is not None,
+            # Diagnostics need the nearest negative, which is the running maximum.
             needs_max=not bounded or stats is not None,
             scale=scale,
             stats=stats,
@@ -314,6 +322,7 @@ def _at_widths(
         queued = context.queued and (cut(context.queued[0], width), context.queued[1])
         stats = context.stats if width == max(widths)[0] else None
         at_width = replace(context, queued=queued, stats=stats)
+        # Autocast would multiply in 16 bits, whatever `precision` says.
         with torch.autocast(anchors.device.type, enabled=False):
             loss = ShardedSoftmax.apply(*(cut(rows, width) for rows in tensors), temperature, at_width)
         losses.append(loss if weight == 1 else weight * loss)
@@ -322,6 +331,7 @@ def _at_widths(
 
 def _weight_of_queue(rows: float, queued: Tensor, group: distributed.Group) -> Tensor:
     """The weight of each queued row: 1, or less where all of them together would weigh more than ``rows`` rows."""
+    # The count stays on the device: to read it would make the host wait.
     held = distributed.all_reduce_sum(
         torch.full((), float(len(queued)), dtype=torch.float64, device=queued.device), group
     )

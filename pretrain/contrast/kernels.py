@@ -57,6 +57,7 @@ class Products:
             return (rows.to(dtype),)
         terms: list[Tensor] = []
         rest = rows
+        # Each term is what bf16 holds of the rest of the row.
         while len(terms) < _TERMS[self.precision]:
             terms.append(rest.to(torch.bfloat16))
             if rows.dtype == torch.bfloat16:
@@ -170,6 +171,7 @@ class SoftmaxSums:
 
         A running maximum is raised to these logits first.
         """
+        # Counted first: a mask by score needs the logits, which are overwritten below.
         if self.count is not None:
             self.count.add_(logits.shape[1] if mask is None else mask.factor(logits).sum(1))
         if self.running_max is None:  # logits of bounded size: no maximum, and masked keys are multiplied by 0
@@ -228,6 +230,7 @@ def probabilities(logits: Tensor, lse: Tensor, mask: NegativeMask | None) -> Ten
     A negative's logit is never above ``lse (N,)``, but that of another key, which is not in it, may be.
     """
     factor = None if mask is None else mask.factor(logits)
+    # Clamped: the exponential of a masked key could be infinite, and infinity times 0 is NaN.
     below = logits.sub_(lse[:, None])
     return below.exp_() if factor is None else below.clamp_max_(0.0).exp_().mul_(factor)
 
@@ -409,6 +412,7 @@ def _mask(parts: _MaskParts) -> NegativeMask | None:
 @torch.library.custom_op(
     "capt::accumulate",
     mutates_args=("normaliser", "weighted_keys", "running_max", "squares", "largest", "count"),
+    # Written out, for torch infers no schema from `*others`; (a!) marks a tensor that is written in place.
     schema="(Tensor(a!) normaliser, Tensor(b!)? weighted_keys, Tensor(c!)? running_max, Tensor(d!)? squares, "
     f"Tensor(e!)? largest, Tensor(f!)? count, Tensor q, Tensor keys, {_MASK_SCHEMA}, str impl, str precision) -> ()",
 )
@@ -438,6 +442,7 @@ def _key_gradient(q: Tensor, keys: Tensor, lse: Tensor, *others: Any) -> Tensor:
     return KERNELS[impl].key_gradient(q, keys, lse, _mask(tuple(mask)), _products(precision))
 
 
+# The other operator returns nothing, so that torch needs no rule for its shape.
 @_key_gradient.register_fake
 def _(q: Tensor, keys: Tensor, lse: Tensor, *others: object) -> Tensor:
     return lse.new_empty(keys.shape)

@@ -90,6 +90,7 @@ class NegativeMask:
 
     def excluded(self, logits: Tensor) -> Tensor:
         """``(N, c)``, true where the key is not a negative."""
+        # One condition alone: its comparison is the answer, without a factor in between.
         if self.owners is None and self.limits is None and self.ids is not None:
             return self.ids.equal()
         return ~self.factor(logits).bool()

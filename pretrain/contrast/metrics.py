@@ -42,6 +42,7 @@ def contrastive_loss(s: Float[Tensor, "n d"], s_hat: Float[Tensor, "n d"], tempe
     for anchors, positives in ((s, s_hat), (s_hat, s)):
         for rows in _query_blocks(len(s), 2 * len(s)):
             own_view = anchors[rows] @ anchors.T / temperature
+            # Anchor i of the block is row rows.start + i of all: that diagonal is the anchor itself, no negative.
             own_view.diagonal(rows.start).fill_(-torch.inf)
             other_view = anchors[rows] @ positives.T / temperature
             denominator = torch.cat((own_view, other_view), dim=1).logsumexp(dim=1)
@@ -101,6 +102,7 @@ def first_direction(s: Float[Tensor, "n d"]) -> float:
     if len(s) <= s.shape[1]:
         products = s @ s.T  # has the same eigenvalues but for zeros
     else:
+        # Each rank's rows add up to a part of the d x d matrix.
         mine = s[slice(*_share(len(s)))]
         products = all_reduce_sum(mine.T @ mine)
     return float(torch.linalg.eigvalsh(products)[-1]) / len(s)
@@ -153,6 +155,7 @@ def _unit_rows(x: Tensor) -> Tensor:
     """Float64 rows, normalised to the last digit. Raises ``ValueError`` for rows far from unit norm."""
     x = _as_float64(x)
     norms = x.norm(dim=1, keepdim=True)
+    # Not `>=`: NaN must be refused, too.
     if not bool((norms - 1).abs().max() < 1e-2):
         low, high = norms.min().item(), norms.max().item()
         raise ValueError(f"rows must have unit L2 norm, got norms from {low:.4g} to {high:.4g}")
@@ -279,6 +282,7 @@ class ContrastStats:
         """Add a batch: per anchor, the softmax weight of its positive, by how much its cosine to the positive exceeds
         that to the nearest negative, and its `effective_number` of negatives."""
         each = (torch.ones_like(margin), positive_probability, margin > 0, margin, effective_negatives)
+        # Made on the host; the first batch moves the sums to its device.
         self._sums = self._sums.to(margin.device) + torch.stack([values.double().sum() for values in each])
 
     def over_ranks(self, group: distributed.Group = None) -> ContrastStats:

@@ -126,6 +126,7 @@ def statistics(views: Sequence[Float[Tensor, "n d"]], drift: str, group: distrib
     mean = sums[:d] / count
     if drift == "mean":
         return Statistics(mean, None)
+    # Rounding may make the variance of equal rows negative.
     variance = (sums[d:-1] / count - mean.square()).clamp_min(0)
     usual = variance.mean().sqrt().clamp_min(1e-6)  # of rows that are all in one point
     return Statistics(mean, variance.sqrt().clamp_min(_LEAST_DEVIATION * usual))
@@ -300,6 +301,7 @@ class ShardedQueue:
         if only is not None:
             known = torch.full((len(views[0]),), NO_ID, device=views[0].device) if ids is None else ids
             ids = torch.full_like(known, _LEFT_OUT).index_copy(0, only, known[only])
+            # Readers copy from now on; without such rows they are given a view.
             self._leaves_out = True
         for view in views:
             if view.shape[1:] != (self.dim,):
@@ -313,6 +315,7 @@ class ShardedQueue:
             self._push(view, ids)
 
     def _push(self, rows: Tensor, ids: Tensor | None) -> None:
+        # More rows than the shard has places: only the newest are ever seen.
         n = min(len(rows), self.shard_size)
         if n == 0:
             return
@@ -333,6 +336,7 @@ class ShardedQueue:
         A copy on the device would take as much again of its memory at every checkpoint.
         """
         copy = torch.empty((self._filled, *stored.shape[1:]), dtype=stored.dtype)
+        # Until the buffer is full the write position is its end, and no row is older than place 0.
         old = self._filled - self._write_position  # rows from the write position on
         copy[:old] = stored[self._write_position : self._filled]
         copy[old:] = stored[: self._write_position]
@@ -342,6 +346,7 @@ class ShardedQueue:
         """Put rows into the places that they had, so that sums over them round as they would have without a restart."""
         self._leaves_out = bool((ids == _LEFT_OUT).any())
         self._filled = 0
+        # Only a full shard of this very size can lie as it lay before.
         self._write_position = start % self.shard_size if 0 < self.shard_size == len(rows) else 0
         self._push(rows, ids)
 

@@ -59,6 +59,7 @@ def cosent_loss(
     _check_scores(first, second, scores)
     exchange = Exchange.gather_counts(len(first), first.device, group, equal=options.equal_rows)
     is_real = _real_rows(exchange, first.device)
+    # Stable, so that pairs of equal scores have one order on all ranks, and the sums one rounding.
     order = exchange.all_gather(scores.double())[is_real].argsort(stable=True)
     labels = exchange.all_gather(scores.double())[is_real][order]
     lower = torch.searchsorted(labels, labels)  # pairs of lower scores, which come first
@@ -67,10 +68,12 @@ def cosent_loss(
     for width, weight in options.widths(first.shape[1]):
         own = (cut(first.double(), width) * cut(second.double(), width)).sum(1)
         own = world * own - (world - 1) * own.detach()  # every rank has the whole loss, and the part of its own rows
+        # The collective carries no gradient: this rank's own cosines, which have a graph, replace their copies.
         cosines = exchange.all_gather(own.detach()).clone()
         cosines[exchange.local_rows] = own
         logits = cosines[is_real][order] / temperature
         total = total + weight * _log_one_plus(logits, lower)
+    # Every rank returns the loss of all pairs: right where the engine averages, counted W times where it adds.
     scale = 1.0 if options.grad_reduction == "mean" else 1.0 / world
     return (scale * total).to(torch.promote_types(first.dtype, torch.float32))
 
@@ -100,6 +103,7 @@ def cosine_regression_loss(
     options = replace(options or ContrastOptions(), **changes)
     _check_scores(first, second, scores)
     exchange = Exchange.gather_counts(len(first), first.device, group, equal=options.equal_rows)
+    # Engines divide the sum of the ranks' gradients by the number of ranks: the loss is multiplied by it beforehand.
     scale = float(distributed.world_size(group)) if options.grad_reduction == "mean" else 1.0
     if options.reduction == "mean":
         scale /= max(1, sum(exchange.counts))
@@ -113,6 +117,7 @@ def cosine_regression_loss(
 
 def _log_one_plus(logits: Tensor, lower: Tensor) -> Tensor:
     """The logarithm of 1 plus the sum over pairs, of logits in the order of their scores."""
+    # Place k is the log of the sum of the first k terms, and log 0 where there are none.
     running = torch.cat([logits.new_full((1,), -torch.inf), logits.logcumsumexp(0)]) if len(logits) else logits
     has_lower = lower > 0  # of the others the gradient of the sum of nothing would be nan
     terms = running[lower[has_lower]] - logits[has_lower]

@@ -142,14 +142,17 @@ class SoftmaxContext:
         tau = temperature
         if isinstance(tau, Tensor) and tau.ndim:
             tau = each_side(tau, self.sides)[:, None].to(anchors.dtype)
+        # Not sent before: divided here, so that a temperature for each anchor need not travel.
         if self.arrived is None:
             return self.exchange.all_gather((anchors / tau).to(wire))
+        # Sent whole by `_at_widths`, to be cut here: then the temperatures of rows follow.
         if isinstance(tau, Tensor) and tau.ndim:
             tau = self.exchange.all_gather(tau).clamp_min(torch.finfo(torch.float32).tiny)  # of padding it is 0
         return (cut(self.arrived.anchors.to(anchors.dtype), anchors.shape[1]) / tau).to(wire)
 
     def least_logits(self, rows: int, temperature: Tensor | float, like: Tensor) -> Tensor:
         """A bound from below on the logits of each of ``rows`` gathered anchors, the same on all ranks."""
+        # The cosine of unit rows is -1 at least, so that no logit is below -1 / tau.
         if isinstance(temperature, Tensor) and temperature.ndim:
             inverse = each_side(1 / temperature, self.sides).to(like.dtype)
             return -self.exchange.all_gather(inverse)
@@ -179,6 +182,7 @@ class SoftmaxContext:
         if self.queued is None:
             return None
         anchors = Span(0, len(gathered_ids), self.queue_step)
+        # Without ids of the user an id is a place in this batch, which says nothing about queued rows.
         ids = InstanceIds(gathered_ids[anchors.index], self.queued[1]) if self.shared_ids else None
         limits = None if limits is None else limits[anchors.index]
         mask = None if ids is None and limits is None else NegativeMask(ids, limits=limits)
@@ -189,8 +193,10 @@ class SoftmaxContext:
         for each in self.interactions:
             for anchors, is_local in self._anchors_that_see(each):
                 ids = owners = None
+                # Among local rows the sample's own keys must be found, with ids of the user or without.
                 if is_local or self.shared_ids:
                     ids = InstanceIds(gathered_ids[anchors.index], self.live_ids[each.keys.index])
+                # Owners are anchors of this rank: to all others its hard negatives are those of somebody else.
                 if is_local and each.owned is not None:
                     owners = InstanceIds(self.anchor_places[each.side :: self.sides], self.live_owners[each.keys.index])
                 limit = None if limits is None else limits[anchors.index]
@@ -208,6 +214,7 @@ class SoftmaxContext:
         if everywhere and self.shared_ids and interaction.owned is None:
             yield Span(side, end, sides), False
             return
+        # This rank's own rows apart from those before and after them, for ids and owners are known of them alone.
         yield Span(local.start + side, local.stop, sides), True
         if everywhere and local.start:
             yield Span(side, local.start, sides), False
@@ -235,6 +242,7 @@ class Block:
         r"""The block's anchors and mask for logits :math:`c_{ij} / \tau + \alpha c_{ij}`."""
         if not self.hardness:
             return queries[self.anchors.index], self.mask
+        # q / tau times 1 + alpha tau: the logits are c / tau + alpha c.
         return self.at(queries, 1 + self.hardness * temperature)
 
     def at(self, queries: Tensor, factor: Tensor | float) -> tuple[Tensor, NegativeMask | None]:
@@ -242,6 +250,7 @@ class Block:
         rows, mask = queries[self.anchors.index], self.mask
         if mask is not None and mask.limits is not None:
             mask = replace(mask, limits=mask.limits * factor)
+        # Rows that travelled in bf16 are scaled in fp32: a product in bf16 would be rounded once more.
         return rows.to(torch.promote_types(rows.dtype, torch.float32)) * factor, mask
 
 
@@ -281,6 +290,7 @@ class ShardedSoftmax(torch.autograd.Function):
         limits = context.gathered_limits(positive_cosines, temperature, anchors.dtype)
         # 2. Keys stay: this rank adds up its own ones, the queue's and the live ones, for all anchors.
         blocks = list(context.live_blocks(gathered_ids, limits))
+        # A finite start of the maxima: with -inf an anchor without negatives would have exp(-inf - -inf), which is NaN.
         least = context.least_logits(len(queries), temperature, anchors)
         sums = SoftmaxSums(
             normaliser=torch.zeros_like(least),
@@ -297,6 +307,7 @@ class ShardedSoftmax(torch.autograd.Function):
         margins = sums.normaliser.double().log() - positive_logits  # x_i
         if sums.running_max is not None:
             margins += sums.running_max
+        # The positive counts m times: log(m + e^x) = log m + log(1 + e^(x - log m)).
         margins -= math.log(context.positive_count)
         losses = torch.logaddexp(margins, torch.zeros_like(margins)) + math.log(context.positive_count)
         if context.stats is not None and sums.running_max is not None and sums.squares is not None:
@@ -313,12 +324,14 @@ class ShardedSoftmax(torch.autograd.Function):
             pull[::sides] -= positives  # of a document that is an anchor, the positive's part is that of the positive
             weight = torch.sigmoid(margins).to(anchors.dtype)[:, None] * context.scale / as_column(temperature)
             grad_anchors = each_side(weight, sides) * pull
+            # Every logit is q . k / tau: the derivative by tau is that by q, times -q / tau.
             grad_temperature = -(anchors * grad_anchors).sum() / temperature if ctx.needs_input_grad[3] else None
             grad_live = None
             if ctx.needs_input_grad[2]:
                 # 5. One number per anchor, s_i^+ + L_i, tells each rank the gradient of its live keys.
                 lse = context.exchange.all_gather(each_side((positive_logits + losses).to(anchors.dtype), sides))
                 grad_live = _live_gradient(queries, lse, live, blocks, temperature, context)
+            # In the order of the inputs: anchors, positives, live keys, temperature.
             ctx.save_for_backward(grad_anchors, -weight * anchors[::sides], grad_live, grad_temperature)
         return (losses.sum() * context.scale).to(anchors.dtype)
 
@@ -326,6 +339,7 @@ class ShardedSoftmax(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         """The saved gradients times the gradient of the objective with respect to this loss."""
+        # Not strict: the last input, the context, has no gradient saved.
         saved = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
         return *(grad_output * grad if grad is not None and needed else None for grad, needed in saved), None
 
@@ -340,6 +354,7 @@ def _accumulate_keys(
     context: SoftmaxContext,
 ) -> None:
     """Add this rank's queue rows and live keys to the sums of all anchors; give all ranks the same running maxima."""
+    # The queue first: its weights multiply all that the sums hold by then.
     if context.queued is not None and queue_block is not None:
         of_queue = sums[queue_block.anchors.index]
         if queue_block.hardness:
@@ -352,6 +367,7 @@ def _accumulate_keys(
             of_queue.weigh(context.queued_weight)
     for block in blocks:
         _accumulate_block(sums[block.anchors.index], queries, live[block.keys.index], block, temperature, context)
+    # Sums of different ranks can be added only when they are scaled to one maximum.
     if sums.running_max is not None:
         sums.rescale(context.exchange.all_reduce_max(sums.running_max))
     if sums.largest is not None:
@@ -363,6 +379,7 @@ def _accumulate_block(
 ) -> None:
     """Add the live ``keys`` of a block to the sums of its anchors."""
     largest = sums.largest
+    # Logits are multiplied by 1 + alpha tau here: the largest is collected apart, and divided by that below.
     if block.hardness:
         sums = replace(sums, largest=None if largest is None else torch.full_like(largest, -torch.inf))
     scaled, mask = block.scaled(queries, temperature)
@@ -404,6 +421,7 @@ def accumulate_hard(
     if proposal.running_max is not None:
         proposal.rescale(exchange.all_reduce_max(proposal.running_max))
     negatives = proposal.count
+    # Without a mask by score the number of negatives follows from the ids, and no logit is needed.
     if negatives is None:
         negatives = torch.full_like(proposal.normaliser, float(len(keys)))
         if block.mask is not None and block.mask.ids is not None:
@@ -415,6 +433,7 @@ def accumulate_hard(
     if sums.largest is not None:
         sums.largest.div_(1 + scale)
     sums.weigh(negatives / total.clamp_min(torch.finfo(total.dtype).tiny))  # 0 / tiny: an anchor without any negative
+    # Sums with the maxima r_B and r_A have a quotient with the maximum r_B - r_A.
     if sums.running_max is not None and proposal.running_max is not None:
         sums.running_max.sub_(proposal.running_max)
 
@@ -439,5 +458,6 @@ def _live_gradient(
         part = context.kernel.key_gradient(
             scaled, live[block.keys.index], lse[block.anchors.index], mask, context.products
         )
+        # The kernel multiplied by anchors scaled by 1 + alpha tau, but the hardness takes no gradient.
         total[block.keys.index] += part / (1 + block.hardness * temperature) if block.hardness else part
     return total * context.scale

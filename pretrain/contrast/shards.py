@@ -103,15 +103,18 @@ def read_shards_together(folder: Path, capacity: int, dim: int, device: torch.de
         CheckpointError: on all ranks: a missing, damaged or foreign shard.
     """
     rank, world, written = distributed.rank(), distributed.world_size(), 0
+    # Rank 0 alone lists the folder, and all others take its word for the number of files.
     with distributed.synchronize_errors(patient=True):
         if rank == 0:
             written = len(_shard_files(folder))
     written = distributed.broadcast_object(written)
     paths = [_shard_path(folder, number, written) for number in range(written)]
+    # The same number of ranks: each reads its own file, and nothing travels.
     if written == world:
         with distributed.synchronize_errors(patient=True):
             own = _read_shard_of_rank(paths[rank], shard_size(capacity, rank, world), dim)
         return own
+    # Another number: rank r reads the files r, r + W, r + 2 W, ..., of which the headers come first.
     with distributed.synchronize_errors(patient=True):
         looked_at = [_read_head(path, dim) for path in paths[rank::world]]
     heads = [_Head(0, "")] * written
@@ -120,6 +123,7 @@ def read_shards_together(folder: Path, capacity: int, dim: int, device: torch.de
     with distributed.synchronize_errors(patient=True):
         if len(dtypes := {head.dtype for head in heads}) > 1:
             raise CheckpointError(f"{folder} mixes queue shards of {' and '.join(sorted(dtypes))}")
+        # Each reads the newest rows of its files, then tells them to all ranks, and keeps of all what is its own.
         found, most = _read_share(paths, [head.rows for head in heads], capacity)
     rows, ids, ages = _joined(found, dim, _DTYPES[heads[0].dtype])
     return *_oldest_first(_deal(rows, torch.stack([ids, ages], 1), most, capacity, device), dim), 0
@@ -156,6 +160,7 @@ def _read_share(paths: Sequence[Path], counts: Sequence[int], capacity: int) -> 
         count = int((ages < capacity).sum())
         shares[number % world] += count
         if count and number % world == rank:
+            # Rows lie oldest first, so that those which count are the last.
             newest = slice(len(ages) - count, None)
             with _open_shard(paths[number]) as file:
                 found.append((file.get_slice("rows")[newest], file.get_slice("ids")[newest], ages[newest]))
@@ -168,10 +173,12 @@ def _deal(rows: Tensor, tags: Tensor, most: int, capacity: int, device: torch.de
     A rank has ``most`` rows to tell at most.
     """
     rank, world = distributed.rank(), distributed.world_size()
+    # Sent as bytes: rows of any type travel alike.
     content = rows.view(torch.uint8)
     at_once, found = max(1, _AT_ONCE // (world * content.shape[1])), []
     for start in range(0, most, at_once):
         part, own = content[start : start + at_once], tags[start : start + at_once]
+        # Collectives need equal shapes: rows of age -1 fill up, which no rank keeps.
         lacking = min(at_once, most - start) - len(part)
         part = torch.cat([part, part.new_zeros(lacking, content.shape[1])])
         own = torch.cat([own, own.new_full((lacking, 2), -1)])

@@ -136,6 +136,7 @@ class CollapseWatch:
 
     def _warn(self, split: Split, step: int, figures: Figures, best: BestFigures) -> None:
         distances = zip(figures.distances(), best.figures().distances(), strict=True)
+        # A figure whose best distance is 0 cannot have fallen.
         kept = [now / then if then else 1.0 for now, then in distances]
         fallen_first = sorted(zip(kept, best, figures, strict=True), key=lambda row: row[0])
         changes = ", ".join(

@@ -167,6 +167,7 @@ class ContrastTask(ABC, Generic[BatchT]):
 
     def build_modules(self) -> Mapping[str, nn.Module]:
         """The module with its heads (and the temperature, when learned), from the seed or ``model.init``."""
+        # All ranks draw the same weights.
         torch.manual_seed(derive(self.job.run.seed, "init"))
         self._module = self.build_module()
         if self.contrasts:
@@ -191,6 +192,7 @@ class ContrastTask(ABC, Generic[BatchT]):
             )
         world = distributed.world_size()
         sizes, first = self.batch_sizes, progress.step
+        # `batch.ramp` has steps of several sizes, each with a number of micro-batches of its own.
         make = {
             size: self.step_assembler(size, self.job.accumulation(world, size), world, distributed.rank())
             for size in {stage.batch for stage in sizes.stages}
@@ -233,6 +235,7 @@ class ContrastTask(ABC, Generic[BatchT]):
         engine.accumulate(len(batch))  # batch.ramp and batch.micro_tokens change their number
         assert self._module is not None
         temperature = self._module.temperature(step)
+        # Diagnostics cost one more pass over the logits: only steps that are logged have them.
         diagnostics = StepDiagnostics() if self.contrasts and is_logged(self.job, step + 1) else None
         scales = self.scales(batch, engine.device)
         # The averaged encoder sees the step before the update, and its rows enter the queue after the loss.
@@ -250,6 +253,7 @@ class ContrastTask(ABC, Generic[BatchT]):
         if self.contrasts:
             report["temperature"] = temperature.detach() if isinstance(temperature, Tensor) else temperature
         if is_logged(self.job, step + 1):
+            # This reads the factors, for which the host waits: on logged steps alone.
             self._leave_out_unmeasured(report, scales)
         if diagnostics is not None:
             self._add_diagnostics(report, diagnostics, step + 1)
@@ -287,6 +291,7 @@ class ContrastTask(ABC, Generic[BatchT]):
                 surrogate = contrasted if cached is None else cached.surrogate(number, views)
                 loss = loss + weight * surrogate
             engine.backward(loss)
+            # The loss itself and not the surrogate: a guard judges by it.
             engine.step(metrics["loss"])
             for name, value in metrics.items():
                 totals[name] = totals.get(name, 0.0) + value.detach() / len(batch)
@@ -353,12 +358,14 @@ class ContrastTask(ABC, Generic[BatchT]):
         queue = None if self.contrast is None else self.contrast.queue
         if queue is None:
             return {}
+        # Ranks push equal numbers of rows only where every batch is shared out evenly.
         even = all(stage.batch % distributed.world_size() == 0 for stage in self.batch_sizes.stages)
         return {"queue capacity": queue.capacity, **({"rows pushed into the queue": queue.pushed} if even else {})}
 
     def loss_changes(self, step: int) -> bool:
         """The queue joins the contrast at ``contrast.queue_start``, and ``batch.ramp`` adds negatives."""
         section = self.job.contrast
+        # ``step`` is the one just done, counted from 1: the first that the queue took part in.
         joins = section.queue and step == section.queue_start + 1
         return bool(self.contrasts and (joins or self.batch_sizes.begins_at(step - 1)))
 

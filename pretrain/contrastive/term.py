@@ -80,6 +80,7 @@ class ContrastTerm:
         if section.queue_weight is None or queue is None:  # one softmax over batch and queue, as in Eq. 4
             loss = contrast(queue)
         else:
+            # Two softmaxes with weights of their own: one of the batch, one of the positive and the queue alone.
             loss = contrast() + section.queue_weight * contrast(queue, in_batch="none", queue_share=None)
         if stats is not None:  # in a pass of its own: sums with statistics follow the largest logit and round otherwise
             with torch.no_grad():

@@ -50,6 +50,7 @@ class Views:
         s, s_hat, *learned = tensors
         only = None
         if any(each.only is not None for each in views):
+            # Places within a micro-batch become places within the step.
             only = torch.cat([
                 (torch.arange(len(each.ids), device=s.device) if each.only is None else each.only) + start
                 for each, start in zip(views, starts_of(views), strict=True)
@@ -138,6 +139,7 @@ class KeptGraphs:
     """
 
     def __init__(self, keep: int | Literal["auto"], device: torch.device) -> None:
+        # None is to be measured. A CPU has no peak of memory to read, so that `auto` keeps nothing there.
         self._fixed = keep if keep != "auto" else None if device.type == "cuda" else 0
         self._has_state = False
         self._room: int | None = None

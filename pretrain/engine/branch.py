@@ -41,6 +41,7 @@ def chosen_branch(given: Path, run_dir: Path, before: Path | None) -> Path:
     Raises:
         ConfigError: ``given`` is not a checkpoint, one of this very run, or of another run than ``before``.
     """
+    # A checkpoint in the record: it was chosen before. A run in it: that job was killed before it chose.
     if before is not None and is_step(before.name):
         run = before.parents[1]
         if given != before and run not in (given.resolve(), *given.resolve().parents):
@@ -69,6 +70,7 @@ def plant(checkpoint: Path, run_dir: Path) -> Path | None:
     folder = run_dir / "checkpoints"
     if checkpoints_of(run_dir):
         return None
+    # Filled under a name that nothing takes for a checkpoint, then renamed.
     target, partial = folder / checkpoint.name, folder / f".{checkpoint.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
@@ -77,6 +79,7 @@ def plant(checkpoint: Path, run_dir: Path) -> Path | None:
         for path in sorted(checkpoint.rglob("*")):
             inner = partial / path.relative_to(checkpoint)
             inner.mkdir() if path.is_dir() else _link_or_copy(path, inner)
+        # A folder that its run has removed meanwhile lists nothing and raises nothing: this does.
         (partial / MANIFEST).stat()
     except FileNotFoundError:
         shutil.rmtree(partial, ignore_errors=True)
@@ -84,6 +87,7 @@ def plant(checkpoint: Path, run_dir: Path) -> Path | None:
             f"run.branch_from: {checkpoint} is gone; name a checkpoint that its run keeps (checkpoint.keep_every there)"
         ) from None
     partial.rename(target)
+    # The folder of checkpoints may be new, so that its own name must last as well.
     for each in (folder, run_dir):
         sync(each)
     return target
@@ -95,6 +99,7 @@ def _link_or_copy(source: Path, target: Path) -> None:
         os.link(source, target, follow_symlinks=False)
     except FileNotFoundError:
         raise
+    # Another file system, or one without hard links.
     except OSError:
         shutil.copyfile(source, target, follow_symlinks=False)
         sync(target)

@@ -28,6 +28,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     """
     try:
         save_file(dict(tensors), path, metadata=dict(metadata))
+        # One entry has no order.
         if len(metadata) > 1:
             _sort_metadata(path)
         sync(path)
@@ -42,6 +43,7 @@ def _sort_metadata(path: Path) -> None:
         length = int.from_bytes(file.read(8), "little")
         header: dict[str, Any] = json.loads(file.read(length))
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        # Padded with spaces, as the format allows: offsets count from the end of the header, whose length must stay.
         ordered = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode().ljust(length)
         assert len(ordered) == length, "the same header in another order"
         file.seek(8)
@@ -66,6 +68,7 @@ class GrowingFile:
         """Give the operating system what is waiting. Raises ``OSError``."""
         try:
             while self._waiting:
+                # A write may take only a part of the bytes.
                 self._waiting = self._waiting[os.write(self._file.fileno(), self._waiting) :]
         except OSError as error:
             error.filename = str(self.path)  # a write does not say of which file
@@ -96,6 +99,7 @@ def write_error(path: Path, error: Exception, need: int | None = None) -> Checkp
     """
     free = shutil.disk_usage(path.parent if path.parent.exists() else Path.cwd()).free
     number = error.errno if isinstance(error, OSError) and error.errno else _number_in(str(error))
+    # The library told no number: the room that is left tells.
     if number is None and need is not None and free < need:
         number = errno.ENOSPC
     if number is None or not (remedy := space_remedy(number, path)):

@@ -66,11 +66,13 @@ def enter(section: Section, step: int | None = None) -> Section:
     """Note that ``section`` begins, with ``step`` optimizer updates done (None: as before); returns the one before."""
     before = SECTIONS[_Page.section]
     now = time.monotonic()
+    # No launcher reads along: the section is kept for `current` alone.
     if _Page.memory is None:
         _Page.section, _Page.since = SECTIONS.index(section), now
         return before
     place = HEADER.size + _Page.section * PAST.size
     count, longest = PAST.unpack_from(_Page.memory, place)
+    # The first step does not count, see `PAST`.
     if count or before != "step":
         longest = max(longest, now - _Page.since)
     PAST.pack_into(_Page.memory, place, count + 1, longest)

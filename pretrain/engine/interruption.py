@@ -34,6 +34,7 @@ class _State:
 def install(exit_code: int) -> None:
     """Raise :class:`Interrupted` at a stop signal from now on; a rank that cannot unwind exits with ``exit_code``."""
     _State.training, _State.reason, _State.exit_action, _State.signal = False, "", None, 0
+    # Python writes each signal's number into this pipe, also while the main thread is in C code.
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     for number in SIGNALS:
@@ -87,6 +88,7 @@ def _watch(reading: int, exit_code: int) -> None:
     """Runs in a thread, since Python's handlers wait until the main thread is back from C code."""
     while True:
         number = os.read(reading, 1)[0]
+        # Not a stop signal, or handled by somebody else by now.
         if number not in SIGNALS or _State.training or signal.getsignal(number) is not _receive:
             continue
         time.sleep(GRACE)
@@ -97,6 +99,7 @@ def _watch(reading: int, exit_code: int) -> None:
             if _State.exit_action is not None:
                 _State.exit_action()
         finally:
+            # This thread cannot unwind the main one.
             os._exit(exit_code)
 
 

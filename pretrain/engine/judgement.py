@@ -114,6 +114,7 @@ def _collapse(training: Sequence[Row], validation: Sequence[Row]) -> Judgement |
     if validation and validation[-1].figures.get("au") == 0:
         return Judgement("collapsed", f"no unit of the posterior is active (AU 0) at step {validation[-1].step}")
     for at_validation, *names in _COLLAPSES:
+        # The third figure may be missing.
         rows = [row for row in (validation if at_validation else training) if all(n in row.figures for n in names[:2])]
         if not rows:
             continue
@@ -154,6 +155,7 @@ def _by_validation(metric: str, values: Series, training: Sequence[Row]) -> Judg
     gain, lost = sign * (best - first), sign * (best - last)
     told = f"{metric} went from {first:.4g} at step {first_step} to {last:.4g} at step {last_step}"
     later = sum(step > best_step for step, _ in values)
+    # Two later validations at least: one bad value is no verdict.
     if later >= 2 and lost > _WORSE * gain and lost > _NO_GAIN * abs(best):
         worse = f"{metric} was best at step {best_step} with {best:.4g} and is {last:.4g} at step {last_step}"
         loss = _training_loss(training)
@@ -164,6 +166,7 @@ def _by_validation(metric: str, values: Series, training: Sequence[Row]) -> Judg
             return Judgement("over-fitted", f"{worse}, {fell}")
         return Judgement("getting worse", f"{worse}, and the training loss does not fall")
     if gain <= _NO_GAIN * abs(first):
+        # No gain since the first validation: it may have come when all was learnt.
         start = _by_training([row for row in training if row.step <= first_step], 0)
         return Judgement("levelled off" if start.verdict == "learning" else "not learning", told)
     three_quarters = [value for step, value in values if step <= first_step + 0.75 * (last_step - first_step)][-1]
@@ -186,6 +189,7 @@ def _by_training(training: Sequence[Row], validations: int) -> Judgement:
         return Judgement("too early to tell", f"logged steps: {len(training)}, validations: {validations}")
     part = max(_ROWS // 2, len(values) // 10)
     first, last = values[:part], values[-part:]
+    # The standard error of the difference of both means.
     noise = math.hypot(stdev(first), stdev(last)) / math.sqrt(part)
     told = f"the training loss went from {fmean(first):.4g} to {fmean(last):.4g}; validation does not tell"
     fell = fmean(first) - fmean(last)

@@ -119,6 +119,7 @@ def training_batches(
     begun = forking.Semaphore(0) if loader.workers else None  # it takes shared memory
     steps: DataLoader[Any] = DataLoader(
         _Steps(assemble),
+        # An item is a whole step: torch neither batches nor collates.
         batch_size=None,
         sampler=numbers,
         num_workers=loader.workers,
@@ -127,6 +128,7 @@ def training_batches(
         pin_memory=torch.cuda.is_available(),
         collate_fn=_identity,
         worker_init_fn=partial(_start_worker, os.getpid(), begun),
+        # The wait ends every second, for a look at signals and at the time.
         timeout=_POLL if loader.workers else 0,
     )
     arriving = _start_workers(steps, begun) if loader.workers else iter(steps)
@@ -150,6 +152,7 @@ def _start_workers(steps: DataLoader[Any], begun: Any) -> Iterator[Any]:
         if _have_begun(steps.num_workers, begun):
             return arriving
         _kill_workers(arriving)
+        # Taken back from the workers that had begun.
         while begun.acquire(block=False):
             pass
         logger.warning("a loader worker did not begin within %g s; all of this rank are started again", _BEGINNING)
@@ -180,6 +183,7 @@ def _next(arriving: Iterator[Any], number: int, loader: LoaderSection) -> Any:
         try:
             return next(arriving)
         except RuntimeError as error:
+            # torch names a time-out in the text of the error alone.
             if not str(error).startswith("DataLoader timed out"):
                 raise _dead_worker(error) from error
         now = time.monotonic()

@@ -77,6 +77,7 @@ class Run:
     @contextmanager
     def pause(self) -> Iterator[None]:
         """Count the time inside as time without training, once the device has finished the steps so far."""
+        # Pauses nest, as a save first commits the one before: only the outermost is counted.
         if self._pauses == 0:
             distributed.wait_for_device()
         begin = time.perf_counter()
@@ -209,9 +210,11 @@ def train(run: Run, callbacks: Sequence[Callback]) -> None:
                 with own_section():
                     run.batch = next(batches)
                 heartbeat.enter("step")
+                # After the batch is fetched: what others drew before must not move this step's random numbers.
                 set_update(run)
                 report = run.task.step(run.engines, run.batch, run.progress)
                 run.progress.step += 1
+            # The rate of the update just made: steps are counted from 0 there.
             report["lr"] = learning_rate(run.progress.step - 1, run.job.schedule, run.job.optimizer)
             for callback in callbacks:
                 callback.after_step(run, report)
@@ -244,6 +247,7 @@ class _Chunk:
 
     def __iter__(self) -> Iterator[Any]:
         for step in range(self._run.progress.step, self._run.progress.step + self._count):
+            # `set_update` reads it.
             self._run.progress.step = step
             batch = next(self._batches)
             set_update(self._run)

@@ -101,8 +101,10 @@ def parse_row(line: bytes) -> Row | None:
     if not isinstance(values, dict) or len(values) > _FIGURES:
         return None
     step, split = values.get("step"), values.get("split", TRAINING)
+    # `True` would be an int to isinstance.
     if type(step) is not int or not 0 <= step < _STEPS or not isinstance(split, str):
         return None
+    # One string for a name in a million rows.
     figures = {sys.intern(name): _number(value) for name, value in values.items() if _is_figure(name, value)}
     tokens = values.get("tokens")
     return Row(step, split, figures, tokens if type(tokens) is int and 0 <= tokens < _TOKENS else 0)
@@ -131,6 +133,7 @@ def drop_rows_after(path: Path, step: int) -> None:
     end, whole = (0, True) if kept is None else (kept[0], kept[2])
     with open_lock(path, error=DataError) as changed:
         changed.truncate(end)
+        # A kill may have cut off the end of the last row that is kept.
         if not whole:
             changed.seek(end)
             changed.write("\n")
@@ -191,6 +194,7 @@ def _number(value: int | float | None) -> float:
     """Read a figure: null is nan, and a number beyond any real figure is infinite, so that no sum overflows."""
     if value is None:
         return math.nan
+    # NaN is neither above nor below a bound.
     return float(value) if -_LARGEST < value < _LARGEST or value != value else math.inf if value > 0 else -math.inf
 
 
@@ -200,6 +204,7 @@ def _last_timeline(rows: Sequence[Row], notes: list[str]) -> tuple[list[Row], li
     taken_back = 0
     for row in rows:
         for is_validation, earlier in kept.items():
+            # A row takes the place of its like of the same step; of the other kind it removes later steps alone.
             while earlier and earlier[-1].step >= row.step + (is_validation != row.is_validation):
                 earlier.pop()
                 taken_back += 1

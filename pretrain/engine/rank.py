@@ -85,6 +85,7 @@ def check_precision(precision: str) -> None:
 def device_precisions() -> list[str]:
     """Return the precisions of 16 bits that the device of this process has units for."""
     if torch.cuda.is_available():
+        # Volta, the first with tensor cores.
         fp16 = torch.cuda.get_device_capability()[0] >= 7
         bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
     else:

@@ -111,6 +111,7 @@ def run_job(
         # Prepares tokenizer and data: one rank does the work, and the others wait for it by a lock.
         with distributed.synchronize_errors(patient=True):
             task = task_class(job.task.type)(job, job.run.dir)
+        # The task may have filled in what only the data decide, such as steps from epochs.
         job = task.job
         run = _build(job, task, source)
         with distributed.synchronize_errors():
@@ -160,7 +161,9 @@ def _build(job: Job, task: Task, source: Path | None) -> Run:
         logger.info("engine.precision auto: %s", with_precision(job).engine.precision)
     with distributed.synchronize_errors():
         modules = task.build_modules()
+    # Building the modules may have loaded the compiler.
     note_compilations()
+    # Before the engines, which make their master copies from these weights.
     if source is not None:
         for name, module in modules.items():
             load_module_weights_together(source, name, module)
@@ -177,6 +180,7 @@ def _build(job: Job, task: Task, source: Path | None) -> Run:
         with distributed.synchronize_errors(patient=True):
             task.load_state(source, state.task)
         logger.info("resuming from %s at step %d", source, progress.step)
+        # Beside losses of another kind the first of the coming ones would look like a spike.
         spikes = state.spikes if _has_same_loss(source, job) else state.spikes.model_copy(update={"past": {}})
     return Run(job, job.run.dir, task, engines, progress, source, spikes=lambda: spikes)
 
@@ -282,6 +286,7 @@ def choose_checkpoint(
             verify_together(source)
             return source
         except CheckpointError as error:
+            # A passing fault (a file server is away) is no damage; a checkpoint that was named is not replaced.
             if not skip_damaged or name is not None or error.passing or not _pass_over(source, error):
                 raise
 
@@ -299,11 +304,13 @@ def give_up(run_dir: Path, source: Path, callbacks: Sequence[Callback] = ()) -> 
     with distributed.synchronize_errors():
         if distributed.rank() == 0:
             older = [path for path in checkpoints_of(run_dir) if path.name < source.name]
+            # What follows `diverged-`, a name that sorts by its step.
             before = [path for path in source.parent.glob("diverged-step-*") if path.name[9:] > source.name]
             if older and source.parents[1] != run_dir:
                 if any(callback.give_up(run_dir, source) for callback in callbacks):
                     done = f"{source.name} of the hosts' memory is given up"
             elif older and not before:
+                # The link first, so that it leads to a checkpoint at every moment.
                 point("latest", older[-1])
                 done = f"{source.name} is set aside as {set_aside(source, 'diverged').name}"
             if done:
@@ -344,6 +351,7 @@ def _pass_over(source: Path, error: CheckpointError) -> bool:
     done = False
     with distributed.synchronize_errors():
         if distributed.rank() == 0 and (older := [p for p in checkpoints_of(source.parents[1]) if p != source]):
+            # The link first, so that it leads to a checkpoint at every moment.
             point("latest", older[-1])
             kept = set_aside(source, "damaged")
             logger.error("%s. The run starts again by itself, from %s; %s is kept", error, older[-1].name, kept)

@@ -153,6 +153,7 @@ def keys_of_another_job(folder: Path, job: Job) -> dict[str, tuple[object, objec
 def refuse_another_job(folder: Path, changed: Mapping[str, tuple[object, object]]) -> None:
     """Refuse to resume by itself a run of a job with other keys. Raises ``ConfigError`` that names them."""
     if changed:
+        # Another task has other sections, whose keys would say no more.
         names = ["task.type"] if "task.type" in changed else list(changed)
         told = ", ".join(line for name in names[:_SHOWN_KEYS] for line in describe_change(name, *changed[name]))
         more = f" and {len(names) - _SHOWN_KEYS} more keys" if len(names) > _SHOWN_KEYS else ""

@@ -66,6 +66,7 @@ def check_is_shared(folder: Path) -> None:
     if distributed.world_size() == 1:
         return
     token = distributed.broadcast_object(secrets.token_hex(4))
+    # A host sees what one of its ranks sees; rank 0 is always among them.
     speaks = distributed.rank() == 0 or distributed.local_rank() == 0
     mine = folder / f".shared-{token}-{distributed.rank()}"
     problem = None
@@ -77,6 +78,7 @@ def check_is_shared(folder: Path) -> None:
     try:
         distributed.barrier()
         blind = speaks and not _sees(folder / f".shared-{token}-0")
+        # Nobody removes a file before all have looked.
         found = distributed.gather_objects((socket.gethostname(), problem, blind))
     finally:
         with contextlib.suppress(OSError):
@@ -150,6 +152,7 @@ class RunStatus:
             logger.warning("%s is put back: the job was killed while it replaced it", path)
         self._older_logs = frozenset(self._logs())
         before = self._previous_status() if self.resumes else None
+        # A job that resumes by itself with other keys may still be refused, which must leave the status as it was.
         if self.resumes and not resume and keys_of_another_job(self.folder, job):
             self._unchanged = before
         self._fresh = not (self.folder / CONFIG).exists()
@@ -191,6 +194,7 @@ class RunStatus:
 
     def finish(self, state: str, code: int, reason: str = "") -> None:
         """Write how the job ended by itself: ``done`` or ``stopped``."""
+        # From here on a signal changes nothing about the outcome.
         interruption.training_starts()
         self._write(state, self.progress.step, code, reason)
 
@@ -323,6 +327,7 @@ def _log_of_this_rank(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        # An error of the user is one line on the screen; of any other this log keeps the stack trace.
         if user_text(error) is None:
             handler.handle(logging.LogRecord("capt.pretrain", logging.ERROR, "", 0, "%s", (error,), sys.exc_info()))
             setattr(error, LOGGED, path)

@@ -41,6 +41,7 @@ class LanguageBatch:
         """The batch on a device (asynchronously from pinned memory), its runs counted where the host can."""
         runs = self.runs
         if runs is None and self.documents is not None and self.documents.is_cpu:
+            # One run a row, and one more wherever the document changes.
             runs = len(self.documents) + int(np.count_nonzero(np.diff(self.documents.numpy(), axis=1)))
         return replace(self._each(lambda tensor: tensor.to(device, non_blocking=True)), runs=runs)
 
@@ -96,6 +97,7 @@ class Assembler:
             positions=torch.from_numpy(noisy.positions),
             labels=torch.from_numpy(noisy.labels),
             ids=torch.from_numpy(numbers),
+            # Padding is at the end, and no corruption moves it: the last token of the original tells for both views.
             padded=bool((tokens[:, -1] == self._pad_id).any()),
             documents=documents,
         )

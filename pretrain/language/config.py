@@ -63,6 +63,7 @@ class LanguageJob(Job):
 
     @model_validator(mode="after")
     def _positions_suffice(self) -> LanguageJob:
+        # Left open, the number of positions is that of model.init.
         open_ = self.model.init is not None and "max_positions" not in self.model.model_fields_set
         if not open_ and self.data.sequence_length > self.model.max_positions:
             raise ValueError(

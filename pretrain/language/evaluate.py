@@ -60,6 +60,7 @@ class Representations:
         """The (n, h) rows of the originals and of the corrupted for each pooler, and the MLM sums of the corrupted."""
         batch = batch.to(device())
         n = len(batch.tokens)
+        # Both views in one pass, as in training.
         views = torch.cat([batch.tokens, batch.corrupted])
         documents = None if batch.documents is None else batch.documents.repeat(2, 1)
         hidden = self.model.encoder(views, padded=batch.padded, documents=documents)
@@ -184,6 +185,7 @@ def command(
         UserError: as `evaluate` does.
     """
     poolers = pooler or tuple(POOLERS)
+    # File names first: a wrong one is told before a model is loaded.
     resolve_paths([str(path) for path in text], "--text")
     source = load_hf(checkpoint) if is_hf(checkpoint) else load_model(checkpoint)
     start = source.job.model.init
@@ -199,6 +201,7 @@ def command(
     if before:
         assert start is not None
         there = load_hf(local_folder(start))
+        # A model from elsewhere has no aggregation head, but for our own exports.
         shared = [pooler for pooler in poolers if pooler != "head" or there.model.aggregation is not None]
         window = length or source.job.data.sequence_length
         result["before"] = evaluate(there, **given, poolers=shared or ["mean"], length=window)["sections"]
@@ -225,6 +228,7 @@ def _changes(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, A
             if name in new["poolers"]
         }
         for pooler, (earlier, later) in pairs.items():
+            # All figures of the whole model; the few of a pooler that compare before and after.
             for name in earlier.keys() & later.keys() if not pooler else [n for n in _TOLD if n in earlier]:
                 if not pooler and name.startswith("spearman/"):
                     continue  # of words alone: no run changes it
@@ -257,6 +261,7 @@ def _text_sections(trained: LoadedModel, model: Representations, path: Path, set
         document_start=trained_on.document_start,
         sequence_length=settings.length,
         cross_document_attention=trained_on.cross_document_attention,
+        # The whole file is measured, and is prepared as text of training is.
         validation_fraction=0.0,
         workers=trained_on.workers,
         cache=trained_on.cache,
@@ -297,6 +302,7 @@ def _masked_section(
     poolers: dict[str, Figures] = {}
     for pooler, accumulator in pairs.items():
         x, x_hat = accumulator.gather()
+        # The contrast is measured on unit rows, noise on rows as they are.
         unit = F.normalize(x, dim=1), F.normalize(x_hat, dim=1)
         poolers[pooler] = {**contrast_metrics(*unit, TEMPERATURE), **noise_metrics(x, x_hat)}
     attention = "across" if data.cross_document_attention else "within"
@@ -304,6 +310,7 @@ def _masked_section(
         f"{samples} of {len(windows)} windows of {settings.length} tokens, seed {settings.seed}, attention {attention} "
         f"documents; mask_tokens {rate:.0%} (80/10/10); contrast at temperature {TEMPERATURE}; {_measured_with(model)}"
     )
+    # A head that was never trained has nothing to measure.
     metrics = token_metrics(*tokens.totals()) if trained.has_mlm else {}
     name = f"{Path(data.files[0]).name}, {rate:.0%} masked"
     return Section(name=name, protocol=protocol, metrics=dict(metrics), poolers=poolers)

@@ -149,6 +149,7 @@ def model_card(
     trained = bool(progress and progress.get("step"))
     hf = encoder_class(lookup(job, "model.arch") or "roberta").hf
     fields = {**_HEAD[form], "tags": ["capt", hf.types[0], *_HEAD[form]["tags"]]}
+    # An encoder without a pooler needs no warning of one.
     caveats = (*(text for text in _CAVEATS[form] if hf.pooler or "pooler" not in text), *_COMMON_CAVEATS)
     return compose(
         about.head(fields, name, _results(evaluations, pooling)),
@@ -262,6 +263,7 @@ def chosen_pooling(evaluations: Sequence[Section]) -> tuple[Pooling, str]:
     """
     sets = [each for each in evaluations if any("spearman" in figures for figures in each.poolers.values())]
     known = [name for name in POOLINGS if sets and any(name in each.poolers for each in sets)]
+    # Means compare only over sets on which every pooling was measured.
     whole = [each for each in sets if all(each.poolers.get(name, {}).get("spearman") is not None for name in known)]
     used = [each for each in whole if each.name.endswith(" dev")] or whole
     if not used or len(known) < 2:

@@ -41,6 +41,7 @@ def command(source: Path, out: Path, *, overwrite: bool = False) -> None:
     folder = local_folder(source)
     imported = read_hf(folder)
     job = _job(imported.config, out.absolute())
+    # The heads that the folder lacks are drawn from the seed of the job.
     torch.manual_seed(derive(job.run.seed, "init"))
     module = LanguageModule(job, imported.config)
     start_from(module.capt, imported, str(source))

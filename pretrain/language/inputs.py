@@ -37,6 +37,7 @@ def describe_inputs(
         DataError: files, shards or the tokenizer are missing, or cannot be what they are said to be.
         CheckpointError: ``model.init`` is not a Hugging Face folder.
     """
+    # A model brings its tokenizer along.
     source = tokenizer or init
     lines = []
     for name, part in data.parts():
@@ -86,6 +87,7 @@ def check_model(model: EncoderConfig, length: int, tokenizer_folder: Path | None
 
     if init is not None and hub_id(init) is None:
         config, own = read_description(init)
+        # One on the hub is not fetched here: the model's own takes its place.
         local = tokenizer_folder is not None and hub_id(tokenizer_folder) is None
         tokenizer = load_tokenizer(tokenizer_folder) if local and tokenizer_folder is not None else own
         complete = with_sizes_of_init(model, length, config, own, tokenizer)
@@ -133,6 +135,7 @@ def _shards(data: DataConfig) -> list[str]:
 
     assert data.shards is not None
     lines = []
+    # Text of training must be there; held-out text may be.
     for split in ("train", "validation"):
         if isinstance(data.shards, Path):
             place: Path | str = data.shards / split

@@ -45,6 +45,7 @@ def load_model(path: Path) -> LoadedModel:
     job = open_checkpoint(checkpoint, LanguageJob, "capt_language")
     tokenizer = load_tokenizer(checkpoint / "tokenizer")
     config = job.model.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+    # Compilation and recomputation change no result, and serve training alone.
     plain = config.model_copy(update={"compile": False, "activation_checkpointing": "none"})
     module = load_module(checkpoint, "model", lambda: LanguageModule(job, plain))
     return LoadedModel(checkpoint, unpadded(module.capt).eval(), tokenizer, job)

@@ -30,6 +30,7 @@ class RehearsedTask(LanguageTask):
 
     def __init__(self, job: LanguageJob, config: EncoderConfig) -> None:
         ContrastTask.__init__(self, job)
+        # The first and the last token of a window are never masked.
         slots = round(job.corruption.highest_rate * (job.data.sequence_length - 2))
         whole = SimpleNamespace(tokens_seen=lambda: None)
         self.prepared: Any = SimpleNamespace(source=None, corruptor=SimpleNamespace(slots=slots), train=whole)
@@ -74,6 +75,7 @@ def completed(job: LanguageJob) -> LanguageJob:
             positions = max(model.max_positions, job.data.sequence_length)
             return job.model_copy(update={"model": model.model_copy(update={"max_positions": positions})})
         base = RobertaConfig(size="base", vocab_size=VOCABULARY, max_positions=max(512, job.data.sequence_length))
+        # Sizes that the job names stay.
         free = [name for name in base.decided_by_init if name not in model.model_fields_set]
         sizes = {name: getattr(base, name) for name in free} | {"size": "custom"}
         return job.model_copy(update={"model": model.model_copy(update=sizes)})

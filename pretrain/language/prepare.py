@@ -76,6 +76,7 @@ def tokenizer_folder(
     if configured is not None:
         return configured
     verifier = verifier or verifier_of(job.data)
+    # A trained tokenizer depends on the bytes of the text and on how they are read.
     contents = []
     for name, data in job.data.parts():
         with named(name):
@@ -206,6 +207,7 @@ def _require_room(parts: Sequence[PackedDataset], at_once: int | None) -> None:
 
 def _report_overlap(train: Sequence[ShardSet], validation: Sequence[ShardSet]) -> None:
     """Say how many documents are in both; of a large corpus, the first documents of training are looked at."""
+    # Starts have one number more than there are documents: the end of the last one.
     of_all = sum(len(part.starts) - 1 for part in train)
     looked_at = min(of_all, _MOST_DOCUMENTS * len(train))
     counts = shared(

@@ -70,6 +70,7 @@ def word_figures(pairs: Pairs) -> Figures:
             continue
         first, second = (normalize(vectorizer.transform(texts)) for texts in (pairs.first, pairs.second))
         cosines = np.asarray(first.multiply(second).sum(axis=1)).ravel()
+        # Where all cosines are equal there is no correlation.
         if np.ptp(cosines) > 0:
             figures[f"spearman/{name}"] = float(spearmanr(cosines, pairs.gold).statistic)
     return figures

@@ -126,6 +126,7 @@ class LanguageTask(ContrastTask[LanguageBatch]):
     def digests(self) -> Mapping[str, tuple[str, str]]:
         """The text's."""
         key, at_once = self.prepared.train.key, self.job.data.shards_at_once
+        # Groups of another size make another order, which a run must not continue by mistake.
         text = {"text": ("text", key if at_once is None else f"{key}/{at_once}")}
         if isinstance(self.prepared.train, MixtureDataset):
             text["mixture"] = ("shares of data.mixture", self.prepared.train.order.key)
@@ -150,6 +151,7 @@ class LanguageTask(ContrastTask[LanguageBatch]):
         """Refuse sizes beyond this host's memory, before the operating system ends a process for them."""
         need = 4 * self.model_config.elements
         contrast = self.job.contrast
+        # Else the queue is in the memory of the GPU.
         if self.contrasts and distributed.device().type == "cpu":
             rows = contrast.queue // distributed.world_size()
             need += rows * (8 + self.model_config.hidden * (4 if contrast.queue_dtype == "fp32" else 2))
@@ -191,6 +193,7 @@ class LanguageTask(ContrastTask[LanguageBatch]):
 
     def scales(self, batch: list[LanguageBatch], device: torch.device) -> Scales:
         """MLM is the sum over masked tokens divided by their number in the whole step."""
+        # Counted before the batch is on the device, where it would have to be waited for.
         masked_here = sum(int(np.count_nonzero(micro_batch.labels.numpy() != IGNORE)) for micro_batch in batch)
         return {"mlm": masked_scale(masked_here, len(batch), device)}
 
@@ -201,6 +204,7 @@ class LanguageTask(ContrastTask[LanguageBatch]):
         batch = batch.to(engine.device)
         output = self._forward(engine, batch, step)
         out = output.capt
+        # The factor comes from a count in float64.
         mlm = out.mlm_loss_sum * scales["mlm"].to(out.mlm_loss_sum.dtype)
         metrics = {"loss/mlm": mlm, "accuracy/mlm": out.mlm_correct * scales["mlm"]}
         return (_views(output, batch) if self.contrasts else None), self.job.mlm.weight * mlm, metrics
@@ -258,6 +262,7 @@ class LanguageTask(ContrastTask[LanguageBatch]):
                 return f"{missing}, and checkpoint.best is {best}"
             logger.warning("%s: validation leaves it out", missing)
         for part in parts:
+            # One window at a time: the first one with a masked token is enough.
             numbers = range(part.samples)
             if all(bool((part.assembler(np.array([number])).labels == IGNORE).all()) for number in numbers):
                 of = f" of source {part.source}" if part.source else ""
@@ -287,6 +292,7 @@ class LanguageTask(ContrastTask[LanguageBatch]):
         """
         super().compare(stored, folder)
         model, length = self.model_config, self.job.data.sequence_length
+        # None: saved by an earlier version.
         if stored.length not in (None, length):
             if not self.job.data.allow_change:
                 raise CheckpointError(

@@ -40,6 +40,7 @@ def validate(engine: Engine, parts: Sequence[HeldOut[LanguageBatch]], job: Langu
             batch.tokens, batch.corrupted, batch.positions, batch.labels, batch.documents, padded=batch.padded, step=0,
             pool=True,
         )  # fmt: skip
+        # Rows that fill up a batch have nothing to predict; the vectors of such rows are cut off.
         for accumulator in (masked, of_sources[source]):
             accumulator.update(out.mlm_loss_sum, out.mlm_correct, out.mlm_count)
         for name, (x, x_hat) in pooled.items():

@@ -58,6 +58,7 @@ def changes(
         try:
             alike = tuple(key for key in keys if not key.startswith(_NOT_SIMULATED))
             prediction = predict(changed, found.cluster, cases, simulated.get(alike), known)
+        # The job's own rules refuse this combination.
         except ConfigError:
             continue
         simulated[alike] = prediction.step
@@ -85,11 +86,13 @@ def _candidates(job: Any, found: Prediction) -> Iterator[tuple[tuple[str, ...], 
     model: Any = getattr(job, "model", None)
     per_rank = -(-job.batch.global_ // world)
     micro = min(per_rank, job.micro_batch(world))
+    # Micro-batches may differ by one sample, so any size is allowed: halves and doubles of the present one.
     if job.shares_unevenly:
         fits = sorted(
             {*(micro >> n for n in range(1, micro.bit_length())), *(min(per_rank, micro << n) for n in (1, 2))}
         )
     else:
+        # Micro-batches are equal: the sizes are the divisors.
         fits = [n for n in range(1, per_rank + 1) if per_rank % n == 0]
     smaller, larger = [n for n in fits if n < micro][::-1], [n for n in fits if n > micro]
     sizes = [micro, *larger[:2], *smaller[:1]] if found.fits else [micro, *smaller]
@@ -116,6 +119,7 @@ def _stages(job: Any, found: Prediction) -> list[Any]:
     stage = job.engine.zero_stage
     if found.fits or found.cluster.count == 1 or stage == 0:  # ZeRO 0 has optimizers that the others refuse
         return [job]
+    # ZeRO 3 takes no number of kept graphs.
     section = contrast_of(job)
     highest = 3 if section is None or section.keep in ("auto", 0) else 2
     engines = (job.engine.model_copy(update={"zero_stage": each}) for each in range(stage, highest + 1))

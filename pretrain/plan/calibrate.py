@@ -135,9 +135,11 @@ def calibrated(runs: Sequence[Measured], kind: str, task: str) -> Mapping[Case, 
                 f"--calibrate {run.name}: a run of {run.job.task.type}, whose rows are planned as long as they may be, "
                 f"and were shorter: its rates would be too fast for {task}; name a run of {task} or capt_language"
             )
+        # Computation is fitted; traffic is taken as predicted.
         time = prediction.times["central"]
         equations.append([time.products, time.between + time.update, time.launches])
         fixed.append(time.zero + time.contrast)
+    # Where traffic is predicted to fill the step, a tenth of the step is left for computation.
     own = [max(run.seconds - wire, 0.1 * run.seconds) for run, wire in zip(runs, fixed, strict=True)]
     relative = np.array(equations) / np.array(own)[:, None]
     factors = _rates(relative, overlaps) if len(runs) >= _FITTED else _one_factor(relative, overlaps)
@@ -181,6 +183,7 @@ def _rates(relative: np.ndarray, overlaps: bool) -> np.ndarray:
     """The factors of the three parts: on a CPU of all runs, on a GPU of those whose time the part sets."""
     if not overlaps:
         return _not_negative(relative)
+    # From both extremes: where the iteration ends may depend on where it begins.
     found = [_settled(relative, by_host) for by_host in (np.zeros(len(relative), bool), np.ones(len(relative), bool))]
     return min(found, key=lambda factors: float(np.square(_times(relative * factors, overlaps) - 1).sum()))
 
@@ -194,6 +197,7 @@ def _settled(relative: np.ndarray, by_host: np.ndarray) -> np.ndarray:
     while by_host.tolist() not in seen:
         seen.append(by_host.tolist())
         factors = np.ones(3)
+        # Products and bytes by the runs whose time the device sets, starts by those whose time the host sets.
         for columns, rows in ((slice(0, 2), ~by_host), (slice(2, 3), by_host)):
             part = relative[:, columns]
             factors[columns] = _not_negative(part[rows]) if rows.any() else min(1.0, 1 / part.sum(1).max())
@@ -211,6 +215,7 @@ def _not_negative(relative: np.ndarray) -> np.ndarray:
     if len(values) < number or values[-1] < _DISTINCT * values[0]:
         return np.full(number, float(np.exp(-np.log(relative.sum(1)).mean())))
     best, least = np.full(number, 1e-9), np.inf
+    # Factors are few, so that each set of them may be tried.
     for size in range(1, number + 1):
         for chosen in itertools.combinations(range(number), size):
             columns = relative[:, chosen]

@@ -85,6 +85,7 @@ def collective_seconds(name: str, received: int, world: int, given: Assumptions,
     simple = START["Simple"].value + local * NVLINK_STEP["Simple"].value + network * NETWORK_STEP["Simple"].value
     between = LL_BETWEEN_HOSTS.value if several > 1 else 1.0
     ll = START["LL"].value + local * between * NVLINK_STEP["LL"].value + network * NETWORK_STEP["LL"].value
+    # NCCL gives LL a third of the bandwidth on one host, a quarter between hosts and in every all-reduce.
     slower = LL_SLOWER[several == twice == 1].value
     return min(simple + received / bandwidth, ll + slower * received / bandwidth)
 
@@ -304,6 +305,7 @@ def _kept(job: Job, cluster: Cluster, step: RankStep) -> tuple[int, Memory]:
         return 0, memory
     if keep == "auto":
         spare = (1 - MARGIN) * (cluster.device.memory - RESERVE) - (memory.total - RESERVE)
+        # One graph is in the simulated peak already.
         keep = 1 + max(0, int(spare // max(1, step.graph)))
     kept = min(int(keep), step.parts)
     # Either the backward pass of the first graph is the peak, which the step without kept ones has as well, or the
@@ -328,7 +330,9 @@ def _memory(job: Job, cluster: Cluster, step: RankStep) -> Memory:
     plain = world == 1 and stage == 0 and engine.precision != "fp16"
     size = 2 if engine.casts_weights else 4
     whole = size * p
+    # At ZeRO 3 a rank's share of the weights, and all that are gathered at a time.
     weights = size * (min(p, STAGE_3_LIVE) + p // world) if stage == 3 else whole
+    # From ZeRO 2 on a rank's share of the gradients, in fp32.
     gradients = size * trained if stage < 2 else 4 * trained // world
     section = contrast_of(job)
     momentum = section is not None and section.momentum is not None
@@ -341,6 +345,7 @@ def _memory(job: Job, cluster: Cluster, step: RankStep) -> Memory:
     if stage == 3:
         buckets = _bytes_of_gradients(engine) * STAGE_3_BUCKET
     else:
+        # DeepSpeed's two buckets in fp32, or at ZeRO 0 over several ranks a flat copy of all gradients.
         buckets = 0 if plain else 2 * 4 * min(BUCKET, trained) if stage else 4 * trained * (world > 1)
     kept = weights + gradients + step.queue
     # In the simulation whole weights are there from the beginning, and whole gradients before the last backward pass

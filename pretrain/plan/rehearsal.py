@@ -133,6 +133,7 @@ def simulate_step(
     with on_the_host():
         rehearsal = rehearse(job, world)
     task: Any = rehearsal.task
+    # The same tensors each time, for they hold no values.
     batch = [rehearsal.batch] * parts
     with rank_of(world, rank, gpu=gpu), OpTracer() as tracer:
         with _weights_of_16_bits() if job.engine.casts_weights else nullcontext(), _unmoved():
@@ -150,6 +151,7 @@ def simulate_step(
                 for name, module in modules.items()
             }
             task.step(engines, batch, Progress())
+        # `_marked` begins a new peak at the contrast: that of the step is the largest of all.
         outside = marks["peak outside the contrast"] = max(tracer.peak, marks.get("peak before the contrast", 0))
         peak = marks["peak of the step"] = max(outside, marks.get("peak of the contrast", 0))
         first = passes[0] if passes else None
@@ -213,6 +215,7 @@ def fill_queue(term: Any, width: int) -> int:
     if term.queue is None:
         return 0
     size = term.queue.shard_size
+    # No sample of a batch has such an id.
     term.queue.enqueue(F.normalize(torch.randn(size, width), dim=1), ids=torch.arange(size) + (1 << 40))
     return int(size * (width * term.queue.rows.element_size() + 8))
 
@@ -274,6 +277,7 @@ def _passes(task: Any, tracer: OpTracer, marks: dict[str, int]) -> Iterator[list
     represent, losses = task.represent, task.losses
 
     def measured_pass(*args: Any) -> Any:
+        # The tracer is not reset within a step: this pass is a difference of its counts.
         before, flops = Simulated.of(Wire(), tracer, 0, 0), Counter(tracer.flops_of)
         views = represent(*args)
         found.append(replace(
@@ -285,6 +289,7 @@ def _passes(task: Any, tracer: OpTracer, marks: dict[str, int]) -> Iterator[list
     def measured_losses(*args: Any) -> Any:
         before = tracer.live
         values = losses(*args)
+        # All graphs are alike: the first one is noted.
         marks.setdefault("graph", tracer.live - before)
         return values
 

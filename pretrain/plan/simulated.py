@@ -140,6 +140,7 @@ def _module(name: str) -> ModuleType:
 def _alike(rows: int, device: torch.device, group: Any, *, equal: bool = False) -> Any:
     """The exchange of ranks that all have the number of rows of this one, which none can read of the others here."""
     world = distributed.world_size(group)
+    # Called for `Wire`, which counts it; what it returns has no values.
     if world > 1 and not equal:
         distributed.all_gather(torch.tensor(rows, device=device), group)
     return _module("exchange").Exchange((rows,) * world, group)
@@ -222,6 +223,7 @@ class _Flash(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, seen: int) -> Tensor:
         out = torch.empty_like(q)
+        # The last one is the log-sum-exp of each row, held for its size alone.
         ctx.save_for_backward(q, k, v, out, q.new_empty(q.shape[:-1], dtype=torch.float32))
         ctx.seen = seen
         _count_attention(q, k, seen, forward=True)
@@ -274,6 +276,7 @@ class _Lstm(torch.autograd.Function):
         x, h, c, *weights, _, _ = ctx.saved_tensors
         gates = x.new_empty(*x.shape[:-1], 4 * h.shape[-1])
         _count_lstm(x, h, 2)
+        # All gradients are made while the gates are there, which counts for the peak.
         inputs = tuple(torch.empty_like(each) for each in (x, h, c, *weights))
         del gates
         return inputs
@@ -291,6 +294,7 @@ def _count_lstm(x: Tensor, h: Tensor, times: int) -> None:
         tracer.operators += times * length
         tracer.count_products(x.dtype, (length * n, x.shape[-1], 4 * k), times)
         tracer.count_products(x.dtype, (n, k, 4 * k), times * length)
+        # Four gates, the cell and the hidden state of each time step.
         tracer.moved += times * length * n * 6 * k * x.element_size()
 
 
@@ -362,6 +366,7 @@ class OpTracer(TorchDispatchMode):
             a, b = args[_PRODUCTS[name] :][:2]
             shape = (a.shape[-2], a.shape[-1], b.shape[-1])
             self.count_products(a.dtype, shape, a.shape[0] if a.dim() == 3 else 1)
+            # An operand that is given twice is read once.
             self.product_bytes += sum(each.nbytes for each in {id(e): e for e in operands + results}.values())
             return
         self.moved += sum(each.nbytes for each in {id(each): each for each in operands + results}.values())
@@ -377,6 +382,7 @@ class OpTracer(TorchDispatchMode):
         storage = tensor.untyped_storage()
         key = storage._cdata
         self.largest = max(self.largest, tensor.numel())
+        # A view, or a result in place: its storage is followed already.
         if key in self._known and self._known[key]() is not None:
             return
         size = storage.nbytes()

@@ -142,6 +142,7 @@ def rank_step(job: Job, world: int, *, gpu: bool, known: Known | None = None) ->
     model = getattr(job, "model", None)
     layers, period = getattr(model, "layers", 0), getattr(model, "period", 1)
     frozen = job.optimizer.freeze if isinstance(job.optimizer.freeze, int) else 0
+    # Whole periods are left out, so that the short stack ends in the same kind of layer; the frozen ones stay in it.
     least = LAYERS + frozen + (layers - LAYERS - frozen) % period
     known = {} if known is None else known
     if layers <= least + period:
@@ -160,6 +161,7 @@ def rank_step(job: Job, world: int, *, gpu: bool, known: Known | None = None) ->
         again=few.again + (more.again - few.again) * times,
         graph=few.graph + times * (more.graph - few.graph),
         contrast_peak=few.contrast_peak + times * (more.contrast_peak - few.contrast_peak),
+        # A formula of the task, for the whole stack.
         flops=rehearse(job, world).task.flops_per_step(),
     )
 
@@ -206,12 +208,15 @@ def _rank_step(job: Any, world: int, *, gpu: bool, known: Known) -> RankStep:
         step, alone, rehearsal, marks = _with_contrast(small, world, shown, gpu=gpu, known=known)
         whole = _contrast_once(job, rehearse(job, world).task, world, gpu=gpu, known=known)
         encoder, contrast = (Work.of(step) - Work.of(alone)) * (parts / shown), Work.of(whole)
+        # The collectives of the small contrast give way to those of the whole one.
         counted = step.sent[: len(step.sent) - len(alone.sent)]
         sent, queue = (*counted, *whole.sent), whole.queue
+        # Both views, in fp32, of the micro-batches that were not simulated.
         rows = (parts - shown) * 2 * job.micro_batch(world) * rehearsal.task.width * 4
         during = marks.get("when the contrast begins", 0) + (whole.peak - whole.before) + 2 * rows
         during += queue
         outside = marks["peak outside the contrast"] + 2 * rows + queue
+    # Marked as bytes of fp32.
     weights = marks["weights"] // 4
     whole_step = rehearse(job, world)
     task, sequences = whole_step.task, job.batch.global_
@@ -228,6 +233,7 @@ def _rank_step(job: Any, world: int, *, gpu: bool, known: Known) -> RankStep:
 def _contrast_once(job: Any, task: Any, world: int, *, gpu: bool, known: Known) -> Simulated:
     """`simulate_contrast` of the job of ``task``, unless ``known`` has it."""
     sizes = contrasted(job, job.accumulation(world), world)
+    # The encoder and the cut of the batch do not change a contrast of these sizes.
     others = job.model_copy(update={"model": None, "batch": None})
     key = repr((type(task), task.width, world, gpu, sizes, job.batch.global_, others))
     if key not in known:

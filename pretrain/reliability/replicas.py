@@ -128,6 +128,7 @@ def _compare(run: Run, engines: Sequence[Engine], when: str) -> None:
     own = held(run, engines)
     if _all_alike(own):
         return
+    # None of the states is to be saved.
     run.diverged = True
     told: Any = tuple(own)  # JSON brings a list
     everyone = [Held(*each) for each in distributed.gather_objects(told)]
@@ -169,6 +170,7 @@ def _is_kept_whole(parameter: Any) -> bool:
 def _all_alike(own: Held) -> bool:
     text = json.dumps(list(own.values.items())).encode()
     digest = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) >> 2
+    # The largest negative is minus the smallest: one all-reduce finds both.
     both = torch.tensor([digest, -digest], device=distributed.device())
     if own.damaged:  # digests are below 2^62, so this one is equal to none
         both.fill_(1 << 62)

@@ -59,6 +59,7 @@ def resume_after(run: Path, samples: int, *, newest: bool) -> int:
     """
     found = read_rollbacks(run)
     if any(each.start is None for each in found):
+        # Where the run has not gone back from it, it leaves out nothing: it starts at its end.
         begin = {each.end: samples if newest and samples < each.end else each.end for each in found}
         found = [
             each if each.start is not None else each.model_copy(update={"start": begin[each.end]}) for each in found

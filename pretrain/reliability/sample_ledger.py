@@ -36,6 +36,7 @@ class SampleLedger(Callback):
 
     def on_ready(self, run: Run) -> None:
         task = run.task
+        # A chunk of updates shows none of their batches.
         if not run.job.run.ledger or not isinstance(task, RecordedTask) or isinstance(task, ChunkedTask):
             return
         self._task = task
@@ -70,6 +71,7 @@ class SampleLedger(Callback):
         if self._writer is None or self._task is None:
             return
         parts = self._task.consumed(run.batch)
+        # Digests add up over micro-batches as they do over ranks.
         rows = sum(len(part.ids) for part in parts)
         ids = sum(digest_ids(part.ids) for part in parts) % (1 << 64)
         contents = sum(digest_contents(*part) for part in parts) % (1 << 32)

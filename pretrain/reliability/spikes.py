@@ -122,6 +122,7 @@ def _median(ordered: Sequence[float]) -> float:
 
 
 def _exp(value: float) -> float:
+    # Larger powers overflow.
     return math.exp(min(value, 700.0))
 
 
@@ -212,6 +213,7 @@ class Spikes(Callback):
             self._warn(spike, "guard.spike=skip or rollback would leave such a step out; what helps is a lower "
                        "optimizer.lr, optimizer.clip=1.0, or other data there")  # fmt: skip
             return
+        # The state is not saved from here on: the run ends, or returns to a checkpoint.
         run.diverged = True
         if self._remedy == "rollback":
             self._roll_back(run, spike)
@@ -265,6 +267,7 @@ class Spikes(Callback):
 
     def _roll_back(self, run: Run, spike: Spike) -> None:
         before_step = run.job.batch_sizes.samples_before
+        # A step is heard of late: the samples used since then are not left out.
         late = before_step(run.progress.step) - before_step(spike.step)
         before, limit = 0, run.job.guard.spikes
         with distributed.synchronize_errors():

@@ -132,6 +132,7 @@ class Uploads(Callback):
     def on_end(self, run: Run) -> None:
         if not self._url:
             return
+        # A signal that came earlier is why the run ends; only another one gives up the copy.
         heard = interruption.recorded_signal()
         while True:
             if distributed.rank() == 0 and not self._is_busy() and (name := self._next(run.dir, ended=run.finished)):
@@ -142,6 +143,7 @@ class Uploads(Callback):
                 break
             if any(stopped for _, stopped in states):
                 raise UploadError(f"stopped while step {run.saved_at} was copied to the store")
+            # Noted anew in each round, so that the launcher sees a rank that waits and not one that hangs.
             heartbeat.enter("save")
             time.sleep(_LOOK)
         last = [_name(step) for step in steps_of(run.dir)[-1:]]
@@ -186,9 +188,11 @@ class Uploads(Callback):
             here = set(steps_of(run_dir))
             gone, self._here = self._here - here, self._here | here
             for old, found in _listed(self._url).items():
+                # Removed from the run folder, or what a copy that failed has left.
                 if _name(old) != name and (old in gone or MANIFEST not in found):
                     _remove(self._url, old)
         except FileNotFoundError:
+            # What the store has of the records is not known now: all are sent again.
             self._sizes.clear()
             logger.error("UPLOAD LOST: %s was removed before it was copied; raise checkpoint.keep", name)
         except (DataError, OSError) as error:
@@ -236,6 +240,7 @@ def _download(url: str, run_dir: Path, steps: set[int], there: dict[int, dict[st
     records = {name: file for name, file in names.items() if not name.startswith(("checkpoints/", f"{AVERAGE}/"))}
     if CONFIG not in records:
         raise DataError(f"{without_secrets(url)}: there is no {CONFIG} beside the checkpoints; not a run's folder")
+    # Without its job the folder is no run yet, so that a fetch that was cut short is done again.
     for name in sorted(records, key=lambda name: name == CONFIG):
         if any(part in ("", ".", "..") for part in name.split("/")) or is_url(name):
             raise DataError(f"{without_secrets(url)}: {name!r} is not a name of a file of a run")

@@ -60,6 +60,7 @@ def user_callbacks(job: Job) -> list[Callback]:
                 f"run.callbacks.{name}: {shown(cls)} is not a subclass of capt.pretrain.engine.loop.Callback"
             )
         try:
+            # Bound before the call: a TypeError from within the class is no wrong setting.
             inspect.signature(cls).bind(**settings)
         except TypeError as error:
             raise ConfigError(f"run.callbacks.{name}: {error}; it takes {_takes(cls)}") from None

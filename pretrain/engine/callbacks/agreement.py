@@ -55,10 +55,12 @@ class Flags:
         if distributed.world_size() > 1:
             posted.work = dist.all_reduce(numbers, async_op=True)
         if self._side is not None:
+            # A stream of its own: the copy waits for the numbers, and the next step does not wait for the copy.
             self._side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._side):
                 if posted.work is not None:
                     posted.work.wait()  # has this stream wait, not the host
+                # Into memory that is not page-locked the copy would wait.
                 posted.host = torch.empty_like(numbers, device="cpu", pin_memory=True)
                 posted.host.copy_(numbers, non_blocking=True)
                 posted.copied = torch.cuda.Event()
@@ -161,6 +163,7 @@ class Agreement(Callback):
             row[first].fill_(1.0)
         for i, name in enumerate(_WATCHED, bad):
             figure = watched.get(name, 0.0)
+            # A figure on the device is compared and copied there: the host does not wait for it.
             if isinstance(figure, Tensor) and figure.device == row.device:
                 row[i].copy_(figure.detach().isfinite().logical_not())
                 row[i + len(_WATCHED)].copy_(figure.detach())
@@ -175,6 +178,7 @@ class Agreement(Callback):
         for step, row in self._flags.read(until):
             signals, (writing, *rest) = row[: len(SIGNALS)], row[len(SIGNALS) :]
             bad, sums = rest[: len(_WATCHED)], rest[len(_WATCHED) :]
+            # Different ranks may have had different signals: all take the same one.
             received = max(
                 (number for number, ranks_with in zip(SIGNALS, signals, strict=True) if ranks_with), default=0
             )
@@ -188,6 +192,7 @@ class Agreement(Callback):
         """Read all flags, and look at the state: an update may make it no number, which the next loss would show."""
         step = run.progress.step
         self._read(run, step)
+        # A step may be settled several times (validation, save, end), and its state looked at one time.
         if self._found_sound == step:
             return
         own = next((name for engine in run.engines.values() if (name := first_not_finite(engine))), None)
@@ -205,6 +210,7 @@ class Agreement(Callback):
     def _act(
         self, run: Run, step: int, received: int, bad: bool, writing: bool, watched: dict[str, Metric]
     ) -> None:  # fmt: skip
+        # Divergence comes before a signal, whose save would keep the state.
         if bad:
             run.diverged = True
             raise TrainingDivergedError(_what(watched, step), step)

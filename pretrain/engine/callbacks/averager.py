@@ -28,6 +28,7 @@ class Averager(Callback):
     def on_start(self, run: Run) -> None:
         section, steps = run.job.checkpoint, run.job.schedule.max_steps
         found = len(section.averaged_steps(steps))
+        # Enough of them, or no average wanted: 0 is below every number.
         if found >= section.average:
             return
         have = f"checkpoint.every {section.every} and schedule.max_steps {steps} make {counted(found, 'checkpoint')}"

@@ -68,6 +68,7 @@ class Pace:
         """Plan the next save after ``step``, without a measurement."""
         if self._every == "auto":
             self._due = step + self._distance
+            # A limit in seconds needs looks at the clock before the step that is due.
             self.next_look = self._due if self._longest == math.inf else step + 1
         else:
             self.next_look = self._due = next_multiple(step, self._every)
@@ -212,6 +213,7 @@ class Checkpointer(Callback):
         self._best = BestCheckpoint(run)
         with distributed.synchronize_errors():
             if distributed.rank() == 0:
+                # Without a lock of this process in the folder there is nothing to compare with later.
                 self._locked = not is_replaced(run.dir / LOCK)
                 for leftover in remove_leftovers(run.dir):
                     logger.warning("removed %s, left by a job that was killed", leftover)
@@ -224,6 +226,7 @@ class Checkpointer(Callback):
                 run.exports = read_exports(run.task)
 
     def after_step(self, run: Run, report: StepMetrics) -> None:
+        # All ranks were heard to have written after a step since the save began: the commit waits for nobody.
         if self._pending is not None and run.all_wrote_at > self._began:
             self._try(run, self._commit)
         if self._pace.is_due(run.progress.step):
@@ -240,6 +243,7 @@ class Checkpointer(Callback):
         self._guidance = _guidance(run)
 
     def on_end(self, run: Run) -> None:
+        # The validation at the end has changed how the task continues, and the checkpoint must hold that.
         if _guidance(run) != self._guidance:
             self._saved = -1
             self._save_last(run)
@@ -278,6 +282,7 @@ class Checkpointer(Callback):
             if distributed.rank() == 0:
                 self._require_own(run.dir)
         before = heartbeat.enter("save")
+        # The save before this one, if it is still on the way.
         self._try(run, self._commit)
         asynchronous = run.job.checkpoint.asynchronous
         self._pending = begin_save(
@@ -314,6 +319,7 @@ class Checkpointer(Callback):
             LastSaveError: a stop signal came while the ranks waited.
         """
         begin = time.monotonic()
+        # A signal that came earlier is why this save is the last; only another one gives it up.
         told, heard = -math.inf, interruption.recorded_signal()
         while True:
             try:
@@ -329,6 +335,7 @@ class Checkpointer(Callback):
                         "the last checkpoint, of step %d and %d bytes or more, waits for room since %.0f s: %s; a stop "
                         "signal gives it up", run.progress.step, need, now - begin, error,
                     )  # fmt: skip
+                # Noted anew in each round, so that the launcher sees a rank that waits and not one that hangs.
                 heartbeat.enter("save")
                 time.sleep(_PAUSE)
                 if any(distributed.gather_objects(interruption.recorded_signal() != heard)):
@@ -337,6 +344,7 @@ class Checkpointer(Callback):
                     ) from None
 
     def _save_if_best(self, run: Run) -> None:
+        # The step is saved where it is not yet, and named the best once it is there.
         if self._best.is_improved(run) and self._try(run, self._save) and self._try(run, self._commit):
             self._try(run, self._best.record)
             self._prune(run)
@@ -348,6 +356,7 @@ class Checkpointer(Callback):
         try:
             path = pending.commit()
         except CheckpointError:
+            # The step is not saved after all, and the next attempt must not pass it over.
             self._saved = -1
             raise
         run.committed += 1

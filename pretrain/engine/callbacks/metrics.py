@@ -57,6 +57,7 @@ class Metrics(Callback):
                 if self._file is not None:
                     self._file.sync()
 
+        # On every rank, for it is collective; the file is rank 0's.
         run.records.append(make_durable)
         if distributed.rank() != 0:
             return
@@ -66,6 +67,7 @@ class Metrics(Callback):
         if run.job.run.tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
+            # TensorBoard then drops what it has of the steps that are done again.
             self._board = SummaryWriter(run.dir / "tensorboard", purge_step=run.progress.step + 1)
 
     def after_step(self, run: Run, report: StepMetrics) -> None:
@@ -137,6 +139,7 @@ class Validator(Callback):
         best = run.job.checkpoint.best
         with distributed.synchronize_errors():
             fault = run.task.validation_fault() if isinstance(run.task, CheckedValidation) else ""
+            # Retrieval has texts of its own, so that the best checkpoint may be chosen by it without validation data.
             searched = section is not None and best in section.metric_names()
             if fault and best is not None and not searched:
                 raise ConfigError(f"checkpoint.best {best}: nothing can be validated: {fault}")
@@ -152,6 +155,7 @@ class Validator(Callback):
 
     def after_step(self, run: Run, report: StepMetrics) -> None:
         every = run.job.validate_.every
+        # The validation after the last step is in on_end, when that step is saved.
         if every and run.progress.step % every == 0 and not run.finished:
             self._validate(run)
 

@@ -73,6 +73,7 @@ class Throughput(Callback):
         report["tokens_per_second"] = (run.progress.tokens - self._last.tokens) / seconds
         report["seconds_per_step"] = seconds / steps
         if self._peak is not None:
+            # FLOP are those of a step of batch.global; with batch.ramp some steps were smaller.
             sizes = run.job.batch_sizes
             of_samples = sizes.samples_before(run.progress.step) - sizes.samples_before(self._last.step)
             report["mfu"] = self._flops * of_samples / run.job.batch.global_ / seconds / self._peak
@@ -110,6 +111,7 @@ class GarbageCollector(Callback):
             gc.collect()
             gc.freeze()
         elif run.progress.step // _EVERY > self._last // _EVERY:
+            # The two young generations alone: a full collection visits all that came since the freeze.
             gc.collect(1)
         self._last = run.progress.step
 
@@ -154,6 +156,7 @@ class Profiler(Callback):
         assert due is not None
         if run.progress.step >= due:
             return NEVER
+        # A chunk of updates must end one before that step, where the profile begins, and then right after it.
         return due if run.progress.step + 1 == due else due - 1
 
     def _maybe_start(self, run: Run) -> None:

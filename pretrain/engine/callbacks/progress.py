@@ -56,9 +56,11 @@ class ProgressView:
         name = Text(printable(self.name))
         name.truncate(min(_LONGEST_NAME, max(width // 4, 8)), overflow="ellipsis")
         head = [name, *facts]
+        # Where not all fits, name and percentage go first.
         if _width(head) > width:
             head = [facts[0], facts[2]]
         figures = [Text(figure) for figure in self.figures]
+        # All in one line where a bar still fits beside it; remarks have lines of their own.
         together = not self.remarks and _width([*head, *figures]) + 2 + _BAR <= width
         if together:
             head += figures
@@ -73,6 +75,7 @@ class ProgressView:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         for line in self.lines(options.max_width):
+            # A single fact that is wider than the terminal is folded, not cut.
             line.no_wrap, line.overflow = len(line) <= options.max_width, "fold"
             yield line
 
@@ -141,6 +144,7 @@ class ProgressDisplay(Callback):
         return NEVER
 
     def _left(self, run: Run) -> str:
+        # By samples and not steps: batch.ramp makes later steps longer.
         samples_before = run.job.batch_sizes.samples_before
         done, first = samples_before(run.progress.step), samples_before(self._first)
         seconds = (time.monotonic() - self._began) / max(done - first, 1)
@@ -239,6 +243,7 @@ def validation_table(step: int, values: Mapping[str, float], before: Mapping[str
         change = Text()
         if name in before:
             difference = values[name] - before[name]
+            # Above 0 the change is for the better; 0 also where the name does not tell.
             sign = direction(name) * difference
             change = Text(f"{difference:+.2g}", "green" if sign > 0 else "yellow" if sign < 0 else "")
         table.add_row(Text(printable(name)), Text(f"{values[name]:.4g}"), *([change] if before else []))

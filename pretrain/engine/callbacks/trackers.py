@@ -53,6 +53,7 @@ class Tracker(Callback):
                 path = run.dir / f"{self.key}.json"
                 known = parse_record(_Identity, read_json(path), path).id if path.exists() else None
                 identity = self.start(run, _shown(run), known)
+                # Open before its id is kept: where the file cannot be written, `close` still ends it at the tracker.
                 self._open = True
                 write_json(path, {"id": identity})
 
@@ -243,12 +244,14 @@ class Prometheus(Callback):
         """The figures in Prometheus' text format."""
         lines: list[str] = []
         known = ""
+        # Sorted, so that a gauge has its TYPE line once, before the values of all its splits.
         for (name, split), value in sorted(self._values.items()):
             gauge = "capt_" + _NOT_IN_GAUGES.sub("_", name)
             if gauge != known:
                 lines.append(f"# TYPE {gauge} gauge")
                 known = gauge
             label = f'{{split="{_NOT_IN_GAUGES.sub("_", split)}"}}' if split else ""
+            # Python writes inf and nan, the format Inf and NaN.
             lines.append(f"{gauge}{label} {str(value).replace('inf', 'Inf').replace('nan', 'NaN')}")
         section, seconds = heartbeat.current()
         lines += ["# TYPE capt_section_seconds gauge", f'capt_section_seconds{{section="{section}"}} {seconds:.3f}']

@@ -77,6 +77,7 @@ def differing_masters(engine: Engine) -> list[str]:
     names, unequal = [], []
     for place in places(engine) if engine.zero_stage else ():
         parameter: Any = engine.module.get_parameter(place.name)
+        # ZeRO 3 keeps this rank's part of a weight in `ds_tensor`, padded.
         if engine.zero_stage == 3:
             used = parameter.ds_tensor.detach().view(-1)[: place.numel]
         else:
@@ -84,6 +85,7 @@ def differing_masters(engine: Engine) -> list[str]:
         master = place.flat.detach().view(-1)[place.offset : place.offset + place.numel]
         if master.shape != used.shape:  # offloaded to a file: it is not in memory now
             continue
+        # Compared as integers: NaN equals itself then, and -0 is not 0.
         bits = torch.int32 if used.element_size() == 4 else torch.int16
         names.append(place.name)
         unequal.append((master.to(used).view(bits) != used.view(bits)).any())
@@ -99,6 +101,7 @@ def first_not_finite(engine: Engine) -> str | None:
     are looked at. The host waits for the device once.
     """
     own = list(fragments(engine))
+    # To one device: offloaded tensors are on the host.
     sums = [fragment.view.sum().float().to(engine.device) for fragment in own]
     sound = torch.stack(sums).isfinite().tolist() if sums else []
     suspects = (fragment for fragment, is_sound in zip(own, sound, strict=True) if not is_sound)
@@ -123,6 +126,7 @@ def allocate_optimizer_state(engine: Engine, updated: Collection[str]) -> None:
         group["lr"] = 0.0
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     gradients = [p.grad for p in parameters]
+    # SparseAdam takes no dense gradient, and an empty sparse one needs no memory of a table's size.
     sparse = isinstance(optimizer, torch.optim.SparseAdam) or is_row_sharded(engine.module)
     for p in parameters:
         p.grad = torch.zeros_like(p, layout=torch.sparse_coo) if sparse else torch.zeros_like(p)
@@ -142,6 +146,7 @@ def optimizer_step_count(engine: Engine) -> int:
     for state in engine.base_optimizer.state.values():
         if "step" in state:
             return int(state["step"])
+    # Fused optimizers (apex) count in the group and not for each parameter.
     return int(engine.base_optimizer.param_groups[0].get("step", 0))
 
 

@@ -149,6 +149,7 @@ def check_listing(checkpoint: Path) -> Manifest:
 def _entries(folder: Path) -> Iterator[tuple[str, bool]]:
     """Names, relative to ``folder``, of what is below it (but folders), and whether each is a regular file, no link."""
     for base, folders, files in os.walk(folder):
+        # Links to folders are among the folders here, and would not be walked into.
         links = [name for name in folders if os.path.islink(os.path.join(base, name))]
         for name in (*files, *links):
             path = os.path.join(base, name)
@@ -178,6 +179,7 @@ FORMAT_VERSION = 1
 
 
 def _inside(name: str) -> str:
+    # A manifest may come from somebody else: no name leads out of the folder, or breaks a line.
     parts = name.split("/")
     if not name.isprintable() or "\\" in name or str(PurePosixPath(name)) != name or {"", "..", "."} & set(parts):
         raise ValueError("not the name of a file in the checkpoint")
@@ -247,6 +249,7 @@ class Manifest(Record):
         return self
 
 
+# The state of DeepSpeed's loss scaler, then that of torch's gradient scaler (ZeRO 0).
 ScaleName = Literal[
     "cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis",
     "scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker",
@@ -340,6 +343,7 @@ def put_in_place(folder: Path, target: Path) -> None:
     A kill between the two renames leaves the old one under a hidden name, for `put_back_replaced`.
     """
     aside = target.with_name(f".{target.name}{_REPLACED}")
+    # An earlier save of the same step, or a folder without manifest.
     replaces = target.exists()
     if replaces:
         target.rename(aside)
@@ -373,6 +377,7 @@ def remove_checkpoint(path: Path) -> None:
         OSError: there is a link at ``path`` or in the place of its folder: what it leads to is not ours.
     """
     hidden = f".{path.name}.removed"
+    # All below goes by this descriptor, so that a link put in the folder's place meanwhile is not followed.
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         shutil.rmtree(hidden, ignore_errors=True, dir_fd=folder)

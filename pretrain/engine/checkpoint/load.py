@@ -86,6 +86,7 @@ class Index:
         found = [p for p in self._pieces.get((kind, name), []) if p.start < end and p.end > start]
         done = start
         for piece in found:
+            # A gap, which no later piece fills.
             if piece.start > done:
                 break
             done = piece.end
@@ -156,6 +157,7 @@ def read_index_together(checkpoint: Path, manifest: Manifest, module: str, parts
     mine = _names(manifest, module, parts)[distributed.rank() :: distributed.world_size()]
     with distributed.synchronize_errors():
         found = [_pieces(checkpoint, name) for name in mine]
+    # Plain tuples, because ranks tell each other JSON.
     told = [[(kind, name, astuple(piece)) for kind, name, piece in part] for part in found]
     parts_of_all = [
         [(kind, name, Piece(*piece)) for kind, name, piece in part]
@@ -206,9 +208,11 @@ def _join(checkpoint: Path, manifest: Manifest, module: str, heads: list[list[tu
             raise CheckpointError(f"{where}: the manifest has no such parameter")
         if piece.end > math.prod(shapes[parameter]):
             raise CheckpointError(f"{where}: ends at {piece.end}, the parameter has shape {shapes[parameter]}")
+        # The last ranks may have written a part without elements.
         if piece.end > piece.start:
             pieces[kind, parameter].append(piece)
     for each in pieces.values():
+        # By the first element, so that pieces which overlap are neighbours.
         each.sort()
         for before, after in itertools.pairwise(each):
             if after.start < before.end:
@@ -288,7 +292,9 @@ def load_module_weights(checkpoint: Path, name: str, module: nn.Module) -> None:
 def _fill(module: nn.Module, described: ModuleRecord, index: Index) -> None:
     with index.reader() as reader, torch.no_grad():
         for name, parameter in module.named_parameters():
+            # A tied parameter is stored under its first name alone.
             stored = described.ties.get(name, name)
+            # A parameter that is not one block of memory has no flat view to fill.
             if parameter.is_contiguous():
                 reader.fill(WEIGHT, stored, first_element(parameter), parameter.view(-1))
             else:
@@ -327,6 +333,7 @@ def load_module(checkpoint: Path, name: str, build: Callable[[], M]) -> M:
 
 def load_module_weights_together(checkpoint: Path, name: str, module: nn.Module) -> None:
     """Do `load_module_weights` on all ranks; rank 0 reads, or each rank its own rows. Collective."""
+    # Rows of a table: each rank reads its own. The heads of the files are shared out among the ranks.
     if is_row_sharded(module):
         manifest = read_manifest(checkpoint)
         with distributed.synchronize_errors():
@@ -335,6 +342,7 @@ def load_module_weights_together(checkpoint: Path, name: str, module: nn.Module)
         with distributed.synchronize_errors(patient=True):
             _fill(module, _described(checkpoint, manifest, name), index)
         return
+    # Whole on every rank: read once, then sent.
     with distributed.synchronize_errors(patient=True):
         check_architecture(checkpoint, name, module)
         if distributed.rank() == 0:
@@ -380,6 +388,7 @@ def load_engine(checkpoint: Path, engine: Engine, state: EngineState) -> None:
     index = read_index_together(checkpoint, manifest, engine.name, ("weights", "optimizer"))
     updated = index.updated()
     same_everywhere = engine.zero_stage == 0 and not is_row_sharded(engine.module)
+    # Memory first, then a check of what is stored, then the elements.
     with distributed.synchronize_errors(patient=True):  # files of many gigabytes, at different speeds
         if state.has_moments:
             allocate_optimizer_state(engine, updated)

@@ -81,6 +81,7 @@ def merge_checkpoints(
     Raises:
         CheckpointError: one is damaged, or of another task, architecture or tokenizer than the first.
     """
+    # Every byte of every source is verified before anything is written.
     manifests = [verify(source) for source in sources]
     if any(".lora_A." in name for module in manifests[0].modules.values() for name in module.shapes):
         raise CheckpointError(

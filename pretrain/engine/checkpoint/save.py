@@ -106,6 +106,7 @@ class PendingSave:
                 self.ready.append(STATE)
             for name in self.ready:
                 self.seal(name)
+            # One file at a time, whose copies are given up when it is written.
             while self._files:
                 name, tensors = self._files.popitem()
                 write_tensors(self.temporary / name, tensors, {"format": "pt"})
@@ -186,6 +187,7 @@ class PendingSave:
 
 def _describe(module: nn.Module) -> dict[str, Any]:
     shapes = {name: list(global_shape(p)) for name, p in module.named_parameters()}
+    # Here a tied parameter comes once, below under each of its names.
     first = {id(p): name for name, p in module.named_parameters()}
     every = module.named_parameters(remove_duplicate=False)
     return {"shapes": shapes, "ties": {name: first[id(p)] for name, p in every if name != first[id(p)]}}
@@ -230,6 +232,7 @@ def begin_save(
         }
     state = {"progress": progress.to_json(), "engines": engine_state, "spikes": spikes.model_dump()}
     save = make(target, files, state, manifest, token)
+    # Rank 0 makes the folder before any other rank writes into it.
     with distributed.synchronize_errors():
         if distributed.rank() == 0:
             save.ready += _prepare_folder(save.temporary, job, read_exports(task) if exports is None else exports)

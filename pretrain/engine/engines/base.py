@@ -253,6 +253,7 @@ def without_update(zero: Any) -> Iterator[None]:
         "_overflow_check_and_loss_scale_update": overflow,  # ZeRO 3
         "_update_scale": lambda overflow: None,
     }
+    # The instance's attributes hide the methods of the class; such as it had before are put back.
     before = {name: vars(zero)[name] for name in said if name in vars(zero)}
     vars(zero).update(said)
     try:
@@ -296,6 +297,7 @@ def averaged_weights(engine: Engine) -> Iterator[None]:
         _fill_partitions(engine.zero_optimizer, kept)
     else:
         zero = engine.zero_optimizer
+        # DeepSpeed casts and gathers what it takes for its master copies: for this call, the averages.
         masters = zero.single_partition_of_fp32_groups
         zero.single_partition_of_fp32_groups = averages
         zero.update_lp_params()

@@ -78,14 +78,17 @@ class DeepSpeedEngine(EngineBase):
             key = "contrast.momentum" if job.checkpoint.ema is None else "checkpoint.ema"
             _require_in_memory(job, key, f"{key}=null")
             keep_average(optimizer, settings.average)
+        # At ZeRO 0 this optimizer steps itself, when gradients are reduced and unscaled.
         if self.zero_stage == 0:
             optimizer.register_step_pre_hook(lambda *_: self._measure_and_clip())
         self.deepspeed, *_ = deepspeed.initialize(
             model=module,
             optimizer=optimizer,
             config=deepspeed_config(job, distributed.world_size(), settings.section),
+            # The process group is there already.
             dist_init_required=False,
         )
+        # ZeRO has cut and flattened the parameters by now: the optimizer is told what lies where.
         if isinstance(optimizer, StableAdamW) and self.zero_stage:
             self._lay_out(optimizer)
         if isinstance(optimizer, MuonWithAdamW) and self.zero_stage:
@@ -115,6 +118,7 @@ class DeepSpeedEngine(EngineBase):
         for place in (place for place in places(self) if place.name in numbers):
             piece = Piece(numbers[place.name], place.offset, place.start, place.numel)
             pieces[order[place.flat]].append(piece)
+        # A matrix is cut where a rank holds fewer elements of it than it has.
         here = [[each.number for each in own if each.numel < math.prod(shapes[each.number])] for own in pieces]
         everywhere = zip(*distributed.gather_objects(here), strict=True)
         cut = [sorted({number for of_rank in ranks for number in of_rank}) for ranks in everywhere]
@@ -164,6 +168,7 @@ class DeepSpeedEngine(EngineBase):
 
     def step(self, loss: Tensor | None = None) -> None:
         """End a micro-batch; the last one of an optimizer step updates the parameters."""
+        # An update says that it was made; at ZeRO 0 a gradient scaler may leave it out.
         self._updated = False
         self._guard.add(loss)
         if self.at_boundary:
@@ -175,6 +180,7 @@ class DeepSpeedEngine(EngineBase):
 
     def _update(self) -> None:
         vetoed = False
+        # At ZeRO 0 norm and judge are within the optimizer's step, see `guard`.
         if self.zero_stage:
             if self._clips:
                 self._measure_and_clip_shards()
@@ -191,6 +197,7 @@ class DeepSpeedEngine(EngineBase):
         self.deepspeed.set_train_batch_size(of_a_pass * micro_batches)
         # Both count micro-batches from the first step on, and find the end of a step by the remainder.
         self._micro_steps = self.deepspeed.micro_steps = 0
+        # By a copy of its own it tells accumulated gradients from those of one micro-batch.
         if self.zero_stage in (1, 2):
             self.zero_optimizer.gradient_accumulation_steps = micro_batches
 
@@ -252,6 +259,7 @@ class DeepSpeedEngine(EngineBase):
             return
         if self.zero_stage == 0:
             scaler = self.deepspeed.torch_autocast_z0_gradscaler
+            # torch's scaler says `scale` where DeepSpeed's says `cur_scale`.
             scale = state.get("scale", state.get("cur_scale"))
             scaler.load_state_dict({**scaler.state_dict(), **(state if "scale" in state else {"scale": scale})})
             return

@@ -100,6 +100,7 @@ def deepspeed_config(job: Job, world: int, optimizer: OptimizerSection | None = 
     zero: dict[str, Any] = {"stage": engine.zero_stage}
     if engine.zero_stage in (1, 2):
         zero |= {"overlap_comm": True, "reduce_bucket_size": BUCKET}
+        # The norm is measured here instead; see `clips_here`.
         if clips_here(engine):
             zero["compute_grad_norm"] = False
     if engine.offload_optimizer:
@@ -112,8 +113,10 @@ def deepspeed_config(job: Job, world: int, optimizer: OptimizerSection | None = 
         "gradient_accumulation_steps": accumulation,
         "gradient_clipping": 0.0 if clips_here(engine) else (optimizer or job.optimizer).clip,
         "zero_optimization": zero,
+        # Else DeepSpeed refuses optimizers that it does not know, and with offloading all but its own.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
+        # Its own lines of progress, practically never.
         "steps_per_print": 1_000_000_000,
     }
     if engine.precision == "bf16":

@@ -65,6 +65,7 @@ class LocalEngine(EngineBase):
         if not self._guard.vetoes(self._norm):
             clip_gradients(self._parameters, self.optimizer_settings.section.clip, self._norm)
             self.base_optimizer.step()
+        # Also after a veto: the gradients of that step must not enter the next.
         self.base_optimizer.zero_grad()
 
     def accumulate(self, micro_batches: int) -> None:

@@ -90,19 +90,23 @@ def places(engine: Engine) -> Iterator[Place]:
     zero = engine.zero_optimizer
     parameters: Iterator[tuple[str, Any]] = engine.module.named_parameters()
     for name, p in parameters:
+        # Frozen at ZeRO 3: cut like all others, but in no flat tensor of the optimizer.
         if not p.requires_grad and engine.zero_stage == 3:
             start = distributed.rank() * p.ds_tensor.ds_numel
             numel = min(p.ds_tensor.ds_numel, p.ds_numel - start)
             if numel > 0:
                 yield Place(name, p.ds_tensor, 0, start, numel)
+        # Whole on every rank, or the rows that this rank has of a table.
         elif not p.requires_grad or engine.zero_stage == 0:
             yield Place(name, p, 0, first_element(p), p.numel(), everywhere=row_shard(p) is None)
+        # Trained at ZeRO 3: this rank's part of the fp32 copy.
         elif engine.zero_stage == 3:
             group, offset, _ = zero.grad_position[zero.get_param_id(p)]
             start = distributed.rank() * p.ds_tensor.ds_numel
             numel = min(p.ds_tensor.ds_numel, p.ds_numel - start)  # the last partitions are padded
             if numel > 0:
                 yield Place(name, zero.fp32_partitioned_groups_flat[group], offset, start, numel)
+        # Trained at ZeRO 1 and 2: hp is the fp32 copy, lp the weight in use; without a mapping no part is on this rank.
         elif p._hp_mapping is not None:
             mapping = p._hp_mapping
             yield Place(

@@ -71,10 +71,12 @@ def orthogonalize(matrix: Float[Tensor, "a b"]) -> Float[Tensor, "a b"]:
     """
     a, b, c = _COEFFICIENTS
     x = matrix.bfloat16() if matrix.is_cuda else matrix
+    # The smaller of both Gram matrices.
     x = x.T if x.shape[0] > x.shape[1] else x
     x = x / x.norm().clamp_min(1e-7)
     for _ in range(_STEPS):
         gram = x @ x.T
+        # b A + c A^2 in one product, then a X plus that times X.
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.T if matrix.shape[0] > matrix.shape[1] else x).to(matrix.dtype)
 
@@ -157,6 +159,7 @@ class MuonWithAdamW(OwnOptimizer):
             state["momentum_buffer"] = torch.zeros_like(p)
         state["momentum_buffer"].lerp_(gradient, 1 - momentum)
         ahead = gradient.lerp(state["momentum_buffer"], momentum)
+        # The weight decays before the step, as in AdamW.
         p.mul_(1 - group["lr"] * group["weight_decay"])
         layout = self._layouts.get(p)
         if p.ndim == 2:
@@ -169,10 +172,12 @@ class MuonWithAdamW(OwnOptimizer):
         """The direction of each piece of a flat tensor. Collective where matrices are cut."""
         cut = set(layout.cut)
         own = {piece.number: piece for piece in layout.pieces}
+        # Whole matrices first, which need no other rank.
         for number, piece in own.items():
             if number not in cut:
                 matrix = ahead[piece.offset : piece.offset + piece.numel].view(self._shapes[number])
                 yield piece, _direction(matrix).flatten()
+        # Cut ones are put together by a sum, a list at a time; each rank orthogonalizes those of which it holds a part.
         for numbers in self._chunks(layout.cut):
             sizes = [math.prod(self._shapes[number]) for number in numbers]
             whole = torch.zeros(sum(sizes), dtype=ahead.dtype, device=ahead.device)

@@ -208,6 +208,7 @@ class StableAdamW(_Adam):
         beta1, beta2 = group["betas"]
         m, v = self._moments(group, parameters)
         steps = [float(self.state[p]["step"]) for p in parameters]  # one that was frozen has taken fewer
+        # Both divisors come from one root: clamped for the surprise, plus eps for the direction.
         root = torch._foreach_sqrt(torch._foreach_div(v, [1 - beta2**step for step in steps]))
         surprise = torch._foreach_clamp_min(root, group["eps"])
         surprise = torch._foreach_div([p.grad for p in parameters if p.grad is not None], surprise)
@@ -224,16 +225,19 @@ class StableAdamW(_Adam):
         self, parameters: list[Tensor], surprise: Sequence[Tensor], direction: Sequence[Tensor]
     ) -> tuple[list[Tensor], list[Tensor]]:
         """The parts of ``direction`` that belong to one parameter each, and what each is divided by."""
+        # No parameter is cut: every mean is at hand.
         if self._sizes is None:
             squares = torch.stack(torch._foreach_norm(list(surprise))).double().square()
             sizes = torch.tensor([p.numel() for p in parameters], dtype=torch.float64, device=squares.device)
             return list(direction), list((squares / sizes).sqrt().clamp_min(1.0).to(direction[0]).unbind())
+        # Squares are added by the number of the parameter, over the parts of this rank and then over the ranks.
         parts = [(place, part) for place, p in enumerate(parameters) for part in self._parts.get(p, ())]
         sums = torch.zeros_like(self._sizes, device=parameters[0].device)
         numbers = torch.tensor([part.number for _, part in parts], dtype=torch.long, device=sums.device)
         if parts:
             norms = torch._foreach_norm([surprise[place][part.begin : part.end] for place, part in parts])
             sums.index_add_(0, numbers, torch.stack(norms).double().square())
+        # A rank without a part takes part in the sum all the same.
         sums = distributed.all_reduce_sum(sums.to(distributed.device())).to(sums.device)
         divisors = (sums / self._sizes.to(sums.device)).sqrt().clamp_min(1.0).to(direction[0])[numbers]
         return [direction[place][part.begin : part.end] for place, part in parts], list(divisors.unbind())

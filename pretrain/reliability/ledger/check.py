@@ -138,6 +138,7 @@ def _check_joints(report: Report, since: int) -> list[Fault]:
             faults.append(Fault("position", text, go_back(report.run, head.step + 1), head.step + 1, file=file))
         if (head.order.data, head.order.samples) != (order.data, order.samples):
             report.notes.append(f"from step {head.step + 1} (launch {launch.number}) on other data: epochs begin anew")
+        # Between two epochs another order is right.
         elif (head.order.seed, head.order.shuffle) != (order.seed, order.shuffle) and head.samples % order.samples:
             text = f"launch {launch.number} has another order of the samples (run.seed {head.order.seed}, before "
             text += f"{order.seed}) in the middle of an epoch: some ids come twice in it, some never"
@@ -156,6 +157,7 @@ def _check_repetitions(report: Report, since: int) -> list[Fault]:
             ours, sums, theirs = launch.head, launch.contents, earlier.contents
             if earlier.head.order != ours.order or earlier.head.batch_sizes != ours.batch_sizes:
                 continue  # then other contents are meant
+            # The steps that both have done, up to anything wrong in either.
             first = max(earlier.head.step, ours.step, since - 1)
             last = min(earlier.head.step + len(theirs), ours.step + len(sums), earlier.right_to, launch.right_to)
             a = theirs[first - earlier.head.step : max(first, last) - earlier.head.step]
@@ -242,6 +244,7 @@ def _epochs(launches: list[Launch]) -> Iterator[Epochs]:
 def _epochs_between(begin: int, end: int, ids: int) -> Iterator[Epochs]:
     """The epochs of the samples from ``begin`` to before ``end``; those that are whole in one row."""
     if end > begin:
+        # The rest of an epoch, whole epochs, the beginning of one: any of them may be missing.
         whole = range(-(-begin // ids), end // ids)
         if begin % ids:
             yield Epochs(begin // ids, begin // ids, min(end, (begin // ids + 1) * ids) - begin, ids)

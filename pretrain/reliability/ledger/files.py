@@ -72,6 +72,7 @@ def _bits(array: np.ndarray) -> UInt64[np.ndarray, "n k"]:
 
 @lru_cache(maxsize=64)
 def _factors(number: int, width: int) -> UInt64[np.ndarray, " k"]:
+    # Places in another array are 2^40 further, so that no two share a factor.
     places = np.arange(width, dtype=np.uint64) + np.uint64(number << 40)
     return mix64(places * GOLDEN + GOLDEN) | np.uint64(1)
 
@@ -86,13 +87,16 @@ def find_exchange(
     """
     difference = np.uint64((digest - digest_ids(planned)) % (1 << 64))
     hashes = hash_ids(planned)
+    # One too few: the digest lacks the hash of the lost id.
     if rows == len(planned) - 1:
         lost = np.flatnonzero(hashes + difference == 0)
         return (None, int(planned[lost[0]])) if len(lost) else None
+    # One too many: the difference is the hash of the added id.
     if rows == len(planned) + 1:
         hashes = np.zeros(1, dtype=np.uint64)
     elif rows != len(planned):
         return None
+    # For each planned id, the one whose hash in its place makes the difference; few of them are ids at all.
     candidates = unmix64(hashes + difference) - GOLDEN
     found = np.flatnonzero(candidates < samples)
     if not len(found) or (rows == len(planned) and difference == 0):
@@ -281,6 +285,7 @@ def _read_file(path: Path, rank: int) -> LedgerFile | None:
         if (header := _header(file, path, rank)) is None:
             return None
         rows = _rows(file.read())
+    # Rows of zeros at the end are what a host leaves that loses power.
     written = np.flatnonzero(rows["step"])
     rows = (rows[: written[-1] + 1] if len(written) else rows[:0]).copy()
     unlearnt = rows["rows"] >= _UNLEARNT

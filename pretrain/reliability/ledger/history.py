@@ -116,6 +116,7 @@ def read_history(run: Path, newest: Newest, since: int = 1) -> tuple[list[Launch
     launches: list[Launch] = []
     faults: dict[int, Fault] = {}
     known = launches_of(run)
+    # Launches are numbered without a gap, so that a folder which is gone shows.
     for before, number in pairwise((0, *(number for number, _ in known))):
         if number > before + 1:
             which = f"launch {before + 1}" if number == before + 2 else f"launches {before + 1} to {number - 1}"
@@ -137,6 +138,7 @@ def read_history(run: Path, newest: Newest, since: int = 1) -> tuple[list[Launch
         if later:
             launch.kept_to = launch.needed_to = min(later)
         else:
+            # No launch has continued from it: only what a checkpoint holds must be recorded.
             launch.needed_to = max(launch.head.step, newest.step)
     for number in list(faults):  # of a launch the steps up to the beginning of the next one may be in the model
         after = next((launch.head.step for launch in launches if launch.number > number), None)
@@ -162,6 +164,7 @@ def _head(files: Sequence[LedgerHead]) -> tuple[Header | None, tuple[str, int | 
         file = by_name.get(f"rank-{rank:05d}.ledger")
         if file is None or file.header is None:
             return None, (f"rank {rank} of {first.world} has no ledger", rank, file.path if file else None)
+        # Ranks may have resumed from folders of their own hosts.
         same = file.header.model_copy(update={"rank": first.rank, "checkpoint": first.checkpoint})
         if same != first:
             return None, (f"the header of rank {rank} is not that of rank {first.rank}", rank, file.path)

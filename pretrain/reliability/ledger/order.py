@@ -30,6 +30,7 @@ def check_launch(run: Path, launch: Launch, since: int) -> tuple[list[Fault], li
     total: np.ndarray | None = None
     for file in read_launch(launch.folder):
         own = file.rows["contents"].astype(np.uint32)
+        # Contents add up over the ranks, as far as all have recorded them.
         total = own if total is None else total[: len(own)] + own[: len(total)]
         launch.unlearnt = file.rows["step"][file.unlearnt].tolist()  # alike on all ranks
         rows, begin = file.rows, max(head.step, since - 1)
@@ -65,6 +66,7 @@ def _check_rank(run: Path, launch: Launch, file: LedgerFile, rows: np.ndarray, b
     turns = _Turns(head, rank, begin, len(good))
     off = np.flatnonzero(np.abs(good["rows"].astype(np.int64) - turns.counts) > 1)  # of which no id can be told
     where = f"launch {launch.number}, rank {rank} ({file.path})"
+    # Digests are compared up to the first step of which no id can be told.
     for first, planned, ends in turns.pieces(int(off[0]) if len(off) else len(good)):
         some, starts = good[first : first + len(ends)], np.concatenate([[0], ends[:-1]])
         digests = np.add.reduceat(hash_ids(planned), starts)
@@ -107,6 +109,7 @@ class _Turns:
                 here = slice(first - begin, last - begin)
                 starts[here] = shift + before(first) + np.arange(last - first, dtype=np.int64) * stage.batch
                 sizes[here] = stage.batch
+        # Rank r has the samples g with g % world = r: the first of each step, then how many.
         self._first = starts + (rank - starts) % head.world
         self.counts = -((self._first - starts - sizes) // head.world)
 

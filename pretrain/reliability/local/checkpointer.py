@@ -69,6 +69,7 @@ class LocalCheckpointer(Callback):
         return newest_local(job, after)
 
     def give_up(self, run_dir: Path, source: Path) -> bool:
+        # Without the record no storage of the run is valid.
         (run_dir / storage.INCARNATION).unlink(missing_ok=True)
         return True
 
@@ -89,6 +90,7 @@ class LocalCheckpointer(Callback):
     def _begin_incarnation(self, run: Run, before: Sequence[str], source: Path | None) -> str:
         """Keep only ``source`` of the run on all hosts, and label it with a new incarnation. Collective."""
         new = distributed.broadcast_object(uuid.uuid4().hex)
+        # Both incarnations are valid until every host has relabelled what it keeps.
         with distributed.synchronize_errors():
             if distributed.rank() == 0:
                 storage.write_incarnations(run.dir, new, *before)
@@ -102,6 +104,7 @@ class LocalCheckpointer(Callback):
                         storage.prepare(source.parents[1], run.dir, new, before)
                     except OSError as error:  # memory is full: another host may have the files
                         logger.warning("%s is not used again: %s", source.parents[1], error)
+        # From here on the new one alone.
         with distributed.synchronize_errors():
             if distributed.rank() == 0:
                 storage.write_incarnations(run.dir, new)

@@ -110,6 +110,7 @@ def newest_local(job: Job, after: int) -> Path | None:
             _warn(f"{record} cannot be read: the run's local checkpoints are not used")
         return None
     hosts = find_hosts()
+    # Each host's first rank tells what its host has.
     found, notes = _find(job, valid, after)
     answers = distributed.gather_objects(([each.key for each in found], notes) if hosts.leads else ([], []))
     holders: dict[tuple[int, str], int] = {}
@@ -117,7 +118,9 @@ def newest_local(job: Job, after: int) -> Path | None:
         for note in said:
             _warn(f"host of rank {rank}: {note}" if len(hosts.ranks) > 1 else note)
         for step, digest in keys:
+            # The first host that has it tells all others which files belong to it.
             holders.setdefault((step, digest), rank)
+    # From the newest on: all ranks pass over one that cannot be completed.
     for key in sorted(holders, reverse=True):
         mine = next((each for each in found if each.key == key), None)
         files = distributed.broadcast_object(mine.files if mine else {}, src=holders[key])
@@ -152,6 +155,7 @@ def _find(job: Job, valid: Sequence[str], after: int) -> tuple[list[_Found], lis
             if step_of(path) <= after:
                 raise CheckpointError(f"the run has a checkpoint of step {after}")
             files = {name: (file.size, file.sha256) for name, file in read_manifest(path).files.items()}
+            # The manifest is copied like the files that it lists, and its digest names the checkpoint.
             content = read_bytes(path / MANIFEST, error=CheckpointError)
             files[MANIFEST] = (len(content), hashlib.sha256(content).hexdigest())
             found.append(_Found(path, files))
@@ -185,6 +189,7 @@ def _complete(job: Job, valid: Sequence[str], hosts: Hosts, step: int, files: _F
 
 def _verify(hosts: Hosts, files: _Files, mine: _Found | None) -> list[set[str]]:
     """Return the undamaged files that each host has; the ranks of a host share the reading."""
+    # Every n-th of the files by size: about equal shares of bytes.
     largest_first = sorted(files, key=lambda name: (-files[name][0], name))
     share = largest_first[hosts.local.index(hosts.rank) :: len(hosts.local)]
     sound = []
@@ -301,6 +306,7 @@ def _write(folder: Path, chunk: _Chunk, content: Tensor, errors: list[OSError]) 
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # The first chunk begins anew, whatever a killed copy has left.
         with partial.open("ab" if chunk.start else "wb") as file:
             file.write(content.numpy()[: chunk.size].data)
         if chunk.last:

@@ -206,6 +206,7 @@ def _is_memory(location: Path) -> bool:
     device = location.stat().st_dev
     with suppress(OSError):
         for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
+            # mountinfo(5): the third field is the device, and the kind of file system comes after the dash.
             mount, _, kind = line.partition(" - ")
             if mount.split(" ")[2] == f"{os.major(device)}:{os.minor(device)}":
                 return kind.split(" ")[0] in ("tmpfs", "ramfs")
@@ -219,6 +220,7 @@ def available_memory() -> int:
         lines = Path("/proc/meminfo").read_text().splitlines()
         info = {name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(":") for line in lines)}
         left.append(info["MemAvailable"] - info["MemTotal"] // 10)
+    # Cgroups of version 2, then 1. Their figure of use has cached files in it, which the kernel gives back at need.
     for limit, used, given_back in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
