@@ -106,8 +106,6 @@ def _test_set(output: SubmissionFile, checkpoint: Path, data: Path | None) -> Ex
     if not isinstance(job, GlueJob):
         raise CheckpointError(f"{checkpoint}: a checkpoint of task.type {job.task.type}, not of glue")
     section = job.data if data is None else job.data.model_copy(update={"source": "files", "path": data})
-    if section.source == "files" and section.path is not None:
-        find_split(section.path, output.task, output.split)
     examples = read_examples(section, output.task, output.split)
     if len(examples) != output.rows or examples.index != list(range(output.rows)):
         raise DataError(
@@ -234,7 +232,7 @@ def _check_names(archive: zipfile.ZipFile) -> list[str]:
             else "is missing"
         )
         problems.append(f"{name} {place}")
-    others = [name for name in names if Path(name).name not in wanted | {""}]
+    others = [name for name in names if Path(name).name not in wanted and not name.endswith("/")]  # "/": a folder
     problems += [f"{ascii(name)[1:-1][:80]} is not a file of a submission" for name in others[:_MAX_SHOWN]]
     problems += [f"{len(others) - _MAX_SHOWN:,} more are none"] if len(others) > _MAX_SHOWN else []
     problems += [f"{name} is in the zip twice" for name in sorted(wanted) if names.count(name) > 1]

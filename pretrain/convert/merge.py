@@ -85,8 +85,6 @@ def command(
 
 def _validated(models: Sequence[Path]) -> tuple[list[dict[str, float]], str]:
     """The validation of each model; where one has none, no figures, and why."""
-    from capt.pretrain.convert.merge import validate_checkpoint
-
     figures = []
     for model in models:
         try:

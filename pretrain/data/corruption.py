@@ -154,22 +154,24 @@ def find_corruption(name: str) -> Callable[[CorruptionConfig, CorruptionVocabula
     return load_entry(corruption_path(name), "capt.corruptions", f"corruption.type {name}")  # type: ignore[no-any-return]
 
 
+def label_slots(config: CorruptionConfig, rate: float, sequence_length: int) -> int:
+    """The positions that all corruptions together can choose in a full window, whose ends are never chosen."""
+    return min(round(rate * (sequence_length - 2)) * len(config.names), sequence_length - 2)
+
+
 class Corruptor:
     """The corruptions of ``corruption.type``, applied in order to windows of ``sequence_length`` tokens.
 
     Each corruption chooses up to ``round(rate * ordinary tokens)`` positions of a row; positions that an earlier one
     chose are fixed for the later ones. The width m of ``Corrupted.positions`` is what all of them can choose in a full
-    window (``sequence_length - 2`` ordinary tokens); ``slots`` is that of the highest rate of the training.
+    window (:func:`label_slots`); ``slots`` is that of the highest rate of the training.
     """
 
     def __init__(self, config: CorruptionConfig, vocabulary: CorruptionVocabulary, sequence_length: int) -> None:
-        self._rate, self._length = config.rate_of_validation, sequence_length
+        self._config, self._rate, self._length = config, config.rate_of_validation, sequence_length
         self._ordinary = vocabulary.is_ordinary()
         self._corruptions = [find_corruption(name)(config, vocabulary) for name in config.names]
-        self.slots = self._slots(config.highest_rate)
-
-    def _slots(self, rate: float) -> int:
-        return min(round(rate * (self._length - 2)) * len(self._corruptions), self._length - 2)
+        self.slots = label_slots(config, config.highest_rate, sequence_length)
 
     def __call__(self, tokens: Tokens, generators: Generators, rate: float | None = None) -> Corrupted:
         """Corrupt the rows of ``tokens``; row ``i`` draws from ``generators[i]`` (see ``generator_for``).
@@ -188,7 +190,7 @@ class Corruptor:
         used = chosen.sum(axis=1)
         # Number of each chosen position within its row.
         slot = np.arange(len(rows)) - np.repeat(np.cumsum(used) - used, used)
-        positions = np.zeros((len(tokens), self._slots(rate)), dtype=np.int64)
+        positions = np.zeros((len(tokens), label_slots(self._config, rate, self._length)), dtype=np.int64)
         labels = np.full_like(positions, IGNORE)
         positions[rows, slot] = columns
         # Labels are the tokens of the plain text, not those of an earlier corruption.

@@ -6,8 +6,8 @@ A shard set is a folder::
     documents.bin         int64: where each document begins in the stream, and where the last one ends
     manifest.json         format, tokenizer, source, counts, and every file's size and SHA-256; written last
 
-In the stream every document ends with ``</s>``, so that a training window is one slice of it
-(``capt.pretrain.data.shards``). ``capt.pretrain.data.shard_writer`` writes shard sets.
+In the stream every document ends with ``</s>``, so that a training window is one slice of it (`PackedDataset`).
+``capt.pretrain.data.shard_writer`` writes shard sets.
 """
 
 from __future__ import annotations

@@ -149,8 +149,6 @@ def model_card(
     trained = bool(progress and progress.get("step"))
     hf = encoder_class(lookup(job, "model.arch") or "roberta").hf
     fields = {**_HEAD[form], "tags": ["capt", hf.types[0], *_HEAD[form]["tags"]]}
-    # An encoder without a pooler needs no warning of one.
-    caveats = (*(text for text in _CAVEATS[form] if hf.pooler or "pooler" not in text), *_COMMON_CAVEATS)
     return compose(
         about.head(fields, name, _results(evaluations, pooling)),
         name,
@@ -160,7 +158,8 @@ def model_card(
         training=training_facts(job, progress or {}, _KEYS, _COUNTED) if trained else {},
         evaluations=[_evaluation(section, pooling) for section in evaluations],
         metrics=metrics or {},
-        caveats=tuple(text.replace("ENCODER", hf.encoder) for text in caveats),
+        # An encoder without a pooler needs no warning of one.
+        caveats=(*(text for text in _CAVEATS[form] if hf.pooler or "pooler" not in text), *_COMMON_CAVEATS),
     )
 
 

@@ -10,6 +10,7 @@ import torch
 
 from capt.pretrain.base import distributed
 from capt.pretrain.contrastive.task import ContrastTask, Scales
+from capt.pretrain.data.corruption import label_slots
 from capt.pretrain.language.batches import LanguageBatch
 from capt.pretrain.language.config import LanguageJob
 from capt.pretrain.language.load import encoder_description
@@ -30,8 +31,7 @@ class RehearsedTask(LanguageTask):
 
     def __init__(self, job: LanguageJob, config: EncoderConfig) -> None:
         ContrastTask.__init__(self, job)
-        # The first and the last token of a window are never masked.
-        slots = round(job.corruption.highest_rate * (job.data.sequence_length - 2))
+        slots = label_slots(job.corruption, job.corruption.highest_rate, job.data.sequence_length)
         whole = SimpleNamespace(tokens_seen=lambda: None)
         self.prepared: Any = SimpleNamespace(source=None, corruptor=SimpleNamespace(slots=slots), train=whole)
         self.model_config = config

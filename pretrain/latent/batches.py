@@ -259,7 +259,7 @@ def swapped(tokens: Int[Tensor, "n length"], swaps: Bool[Tensor, "n length"]) ->
     ends = ends_of(tokens)
     for i in range(1, tokens.shape[1] - 2):
         now = swaps[:, i] & ~moved & (i + 1 < ends)
-        left, right = out[:, i].clone(), out[:, i + 1].clone()
+        left, right = out[:, i], out[:, i + 1]
         out[:, i], out[:, i + 1] = torch.where(now, right, left), torch.where(now, left, right)
         moved = now
     return out

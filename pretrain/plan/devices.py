@@ -66,7 +66,7 @@ NVLINK_STEP = {"Simple": Constant(3.4e-6, "s", TUNING), "LL": Constant(0.47e-6, 
 NETWORK_STEP = {"Simple": Constant(9.6e-6, "s", TUNING), "LL": Constant(2.7e-6, "s", TUNING)}
 LL_BETWEEN_HOSTS = Constant(1.8, "", f"{TUNING}: a step of LL on NVLink in a ring of several hosts")
 LL_SLOWER = {True: Constant(3.0, "", TUNING), False: Constant(4.0, "", TUNING)}
-"""Bandwidth of the protocol Simple divided by that of LL: on one host, and otherwise."""
+"""Bandwidth of the protocol Simple divided by that of LL: on one host without an all-reduce (True), and otherwise."""
 
 DEVICES = {
     "a100": Device(

@@ -86,7 +86,7 @@ def collective_seconds(name: str, received: int, world: int, given: Assumptions,
     between = LL_BETWEEN_HOSTS.value if several > 1 else 1.0
     ll = START["LL"].value + local * between * NVLINK_STEP["LL"].value + network * NETWORK_STEP["LL"].value
     # NCCL gives LL a third of the bandwidth on one host, a quarter between hosts and in every all-reduce.
-    slower = LL_SLOWER[several == twice == 1].value
+    slower = LL_SLOWER[several == 1 and twice == 1].value
     return min(simple + received / bandwidth, ll + slower * received / bandwidth)
 
 

@@ -162,8 +162,9 @@ class BucketVectors(Vectors):
     def finish(self, added: int) -> None:
         """Write the list of blocks. Raises ``DataError`` where ``added`` of them would be missing from it."""
         content = json.dumps({name: self._files[name].size for name in sorted(self._files)}, indent=0).encode()
-        # The length of the stored list stands for its content, which is not fetched again.
-        if self._scheme not in WRITABLE or len(content) == self._indexed or not self._files:
+        # Where nothing was added the length of the stored list stands for its content, which is not fetched again.
+        is_listed = not added and len(content) == self._indexed
+        if self._scheme not in WRITABLE or is_listed or not self._files:
             return
         try:
             put_bytes(content, f"{self.url}/{_INDEX}")

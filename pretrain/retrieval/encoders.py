@@ -27,6 +27,7 @@ from capt.pretrain.models.capt import CaptModel
 from capt.pretrain.models.encoder import Encoder
 from capt.pretrain.models.foreign.encoder import load_encoder as load_foreign
 from capt.pretrain.models.foreign.encoder import read_encoder
+from capt.pretrain.models.foreign.families import FAMILIES
 from capt.pretrain.models.heads import mean_over_tokens
 from capt.pretrain.models.hf_config import SENTENCE_FILES, TOKENIZER_FILES, local_folder
 from capt.pretrain.models.hf_folder import PICKLES, is_hf, modules_of, read_json, require_regular
@@ -252,8 +253,12 @@ def _positions(model: Any) -> int | None:
     room = getattr(config, "max_position_embeddings", None)
     if not isinstance(room, int):
         return None
-    # RoBERTa counts positions from the padding id on.
-    return room - config.pad_token_id - 1 if config.model_type in encoder_class("roberta").hf.types else room
+    family = FAMILIES.get(config.model_type)
+    counts_from_padding = (
+        family.counts_from_padding if family else config.model_type in encoder_class("roberta").hf.types
+    )
+    # RoBERTa and those like it count positions from the padding id on.
+    return room - config.pad_token_id - 1 if counts_from_padding else room
 
 
 def load_text_encoder(path: Path, options: EncoderOptions) -> TextEncoder:

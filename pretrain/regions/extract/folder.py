@@ -143,7 +143,7 @@ def _build(family: Family, kind: str, keys: Mapping[str, Any], tensors: dict[str
 
 def _digest(folder: Path) -> str:
     single = folder / "model.safetensors"
-    if single.exists() and not (folder / "model.safetensors.index.json").exists():
+    if single.exists():  # of a folder that has both forms `read_tensors` reads this one
         return sha256_of(single)
     shards = sorted({*read_json(folder / "model.safetensors.index.json")["weight_map"].values()})
     return sha256("".join(f"{name} {sha256_of(folder / name)}\n" for name in shards).encode()).hexdigest()

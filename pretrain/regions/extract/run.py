@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from itertools import chain, islice
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -59,12 +59,18 @@ class _Places:
 
     def __iter__(self) -> Iterator[Source]:
         """To be called when all pictures were read."""
-        left = self._left_out
+        left_out: dict[str, list[str]] = {place: [] for place in self._digests}
+        for where in self._left_out:
+            # Of places in one another the inner one has it.
+            if holding := [place for place in left_out if _is_of(where, place)]:
+                left_out[max(holding, key=len)].append(where)
         for place, digest in self._digests.items():
-            # A place is a folder, a file or an archive; what was left out is listed with its own.
-            own = [where for where in left if where.startswith(place)]
-            left = [where for where in left if not where.startswith(place)]
-            yield Source(name=place, sha256=digest.hexdigest(), pictures=self._counts[place], left_out=own)
+            yield Source(name=place, sha256=digest.hexdigest(), pictures=self._counts[place], left_out=left_out[place])
+
+
+def _is_of(where: str, place: str) -> bool:
+    """Whether ``where`` is a file in the folder ``place``, or ``place`` itself, or in the archive ``place``."""
+    return where.startswith(f"{place}: ") or PurePath(where).is_relative_to(place)
 
 
 def extract_regions(

@@ -22,6 +22,7 @@ from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.load import load_job
 from capt.pretrain.contrastive.views import MARGIN
+from capt.pretrain.data.corruption import CorruptionVocabulary, Corruptor
 from capt.pretrain.models.config import RobertaConfig
 from capt.pretrain.plan import rehearsal, step
 from capt.pretrain.plan.advice import Change, changes, without_ballast
@@ -108,6 +109,13 @@ def test_products_are_those_of_the_flop_count() -> None:
     job = load_job("capt_base", ["batch.global=64", "batch.micro=8", "model.layers=3"])
     found = step.rank_step(job, 8, gpu=True)
     assert found.encoder.flops == pytest.approx(found.flops / 8, rel=0.05)
+
+
+def test_each_corruption_has_its_labels() -> None:
+    job = load_job("capt_tiny", [*SMALL, "corruption.type=mask_tokens+shuffle", "corruption.rate=0.2"])
+    corruptor = Corruptor(job.corruption, CorruptionVocabulary(300, 4, (0, 1, 2, 3, 4)), job.data.sequence_length)  # type: ignore[attr-defined]
+    batch = rehearsal.rehearse(job, 1).batch
+    assert batch.labels.shape[1] == corruptor.slots == 6
 
 
 def test_a_step_of_pairs_is_planned() -> None:

@@ -208,6 +208,22 @@ def test_a_block_that_is_not_whole_is_encoded_again(
     assert (again.vectors(NAMES) == ROWS).all()
 
 
+def test_a_block_that_takes_the_place_of_one_of_its_size_is_listed(tmp_path: Path, store: type[FaultyStore]) -> None:
+    made = _filled(tmp_path)
+    damaged = [_file(tmp_path, made, NAMES[0], ending) for ending in ("rows", "ids")]
+    for path in damaged:
+        path.unlink()
+    again = BucketVectors(f"faulty:/{tmp_path}/there", IDENTITY, tmp_path / "cache", 1 << 20)
+    again.add(NAMES[1::-1], ROWS[1::-1])
+    again.close()
+    again.reload()
+    again.finish(2)
+    folder = damaged[0].parent
+    listed = json.loads((folder / "index.json").read_text())
+    assert {path.name for path in (*folder.glob("*.rows"), *folder.glob("*.ids"))} <= set(listed)
+    assert damaged[0].name not in listed
+
+
 @pytest.mark.parametrize("ending", ["rows", "ids"])
 def test_changed_bytes_are_not_believed(ending: str, tmp_path: Path, store: type[FaultyStore]) -> None:
     path = _file(tmp_path, _filled(tmp_path), NAMES[2], ending)

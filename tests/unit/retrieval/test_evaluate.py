@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow
@@ -14,6 +15,7 @@ import pytest
 
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.config.retrieval import METRICS
+from capt.pretrain.retrieval import encoders
 from capt.pretrain.retrieval.data import Collection, read_collections, read_documents, read_queries
 from capt.pretrain.retrieval.encode import Options, embed
 from capt.pretrain.retrieval.encoders import EncoderOptions, load_text_encoder
@@ -365,6 +367,12 @@ def test_cranfield_by_bm25(data_folder: Path) -> None:
     found = zip(collection.queries, rankings, strict=True)
     figures = mean_metrics([query_metrics(ranking, collection.judged[name]) for (name, _), ranking in found])
     assert figures["ndcg@10"] == pytest.approx(0.3512, abs=5e-4)
+
+
+@pytest.mark.parametrize(("kind", "room"), [("bert", 514), ("roberta", 512), ("mpnet", 512), ("camembert", 512)])
+def test_positions_that_padding_takes_are_not_for_tokens(kind: str, room: int) -> None:
+    config = SimpleNamespace(max_position_embeddings=514, pad_token_id=1, model_type=kind)
+    assert encoders._positions([SimpleNamespace(auto_model=SimpleNamespace(config=config))]) == room
 
 
 @pytest.mark.parametrize(

@@ -218,6 +218,23 @@ def test_damaged_pictures_are_named_or_counted(
         extract_regions([folder], tmp_path / "t", Options(**options, skip_damaged=True))  # type: ignore[arg-type]
 
 
+def test_what_was_left_out_is_listed_with_its_own_place(models: Path, tmp_path: Path) -> None:
+    for place, good in (("pictures", "a"), ("pictures/inner", "c"), ("pictures2", "e")):
+        folder = tmp_path / place
+        folder.mkdir(parents=True)
+        (folder / f"{good}.png").write_bytes(as_bytes(picture()))
+        (folder / f"bad-{good}.png").write_bytes(b"text")
+    places = [tmp_path / "pictures", tmp_path / "pictures2"]
+    options = Options(backend="vit", model=models / "vit", device="cpu", skip_damaged=True)
+    manifest, _ = extract_regions(places, tmp_path / "store", options)
+    assert {
+        Path(source.name).name: sorted(Path(where).name for where in source.left_out) for source in manifest.sources
+    } == {
+        "pictures": ["bad-a.png", "bad-c.png"],
+        "pictures2": ["bad-e.png"],
+    }
+
+
 def test_what_makes_other_features_is_in_the_manifest(models: Path, pictures: Path, tmp_path: Path) -> None:
     given = {"backend": "vit", "model": models / "clip"}
     of = [

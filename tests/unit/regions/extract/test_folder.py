@@ -51,6 +51,14 @@ def test_what_is_refused(models: Path, tmp_path: Path, kind: str, backend: str, 
         load_vision_model(folder, backend)
 
 
+def test_the_digest_is_that_of_the_weights_that_are_read(models: Path, tmp_path: Path) -> None:
+    """Of a folder with whole weights and an index the former are read, and nothing else is asked for."""
+    folder = _changed(models / "vit", tmp_path / "model", "config.json", lambda keys: None)
+    index = {"metadata": {}, "weight_map": {"x": "model-00001-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert load_vision_model(folder, "vit").weights == load_vision_model(models / "vit", "vit").weights
+
+
 def test_keys_that_change_the_form_of_the_output_are_not_followed(models: Path, tmp_path: Path) -> None:
     keys = {"return_dict": False, "output_hidden_states": True}
     folder = _changed(models / "vit", tmp_path / "model", "config.json", lambda config: config.update(keys))
