@@ -79,8 +79,10 @@ def estimate(bounds: Bounds, words: Float64[Tensor, " n"], draws: int) -> dict[s
     value = perplexity(nats, float(words.mean()))
     if not math.isfinite(value):
         count = int((~bounds.nats.isfinite()).sum())
+        # A bound can be finite whose exponential is not.
         reason = f"the bound of {count} sentences is not finite" if count else "more than a float holds"
         return missing(reason, draws=draws, sentences=n) | ({} if count else {"nats": nats})
+    # Delta method: the perplexity is exp(sum of nats / sum of words), whose error is that of the residuals.
     residuals = bounds.nats - bounds.nats.sum() / words.sum() * words
     scale = value / float(words.sum())
     over_sentences = scale * math.sqrt(n / (n - 1) * float(residuals.square().sum())) if n > 1 else None
@@ -331,6 +333,7 @@ def refitted_proposal(
     mean, log_variance = start.mean.detach().clone(), start.log_variance.detach().clone()
     optimizer = torch.optim.Adam([mean, log_variance], betas=_BETAS)
     for step in range(steps):
+        # Drawn on the CPU, so that every device has the same numbers.
         eps = torch.randn(mean.shape, generator=generator).to(mean)
         deviation = (0.5 * log_variance).exp()
         gradient = log_likelihood_gradients(model.decoder, (mean + deviation * eps)[None], batch.tokens)[0]
