@@ -158,6 +158,7 @@ class EmbeddingTables(nn.Module):
         for (table, borrowed, leaf), bend in zip(self._lent, bends, strict=True):
             gradient = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
             alone = distributed.world_size() == 1  # then there is nothing to be summed before it travels
+            # The curvature travels as one more column of the gradient.
             sent = torch.cat([gradient, bend], dim=1)
             ids, (sums,) = self.exchange.give_back(borrowed, sent if alone else sent.double())
             parts[table].append((ids, sums))
@@ -174,6 +175,7 @@ class EmbeddingTables(nn.Module):
                 total, length = total[:, : parameter.shape[1]], total[:, parameter.shape[1] :] * engine.learning_rate()
                 if width > parameter.shape[1]:
                     total = total * (LONGEST / length).clamp(max=1)
+                # Sparse, so that the optimizer moves these rows alone; sorted and distinct, hence coalesced.
                 parameter.grad = torch.sparse_coo_tensor(
                     rows[None], total.to(parameter.dtype), parameter.shape, check_invariants=False, is_coalesced=True
                 )

@@ -301,6 +301,7 @@ def text_rows(file: BufferedIOBase, path: Path, layout: Layout) -> Iterator[Row]
     """
     first = 1
     if layout.words is not None:
+        # Bounded reads: a file without line ends would otherwise be one line of any size.
         file.readline(_LONGEST_LINE)
         first = 2
     for number, line in enumerate(iter(partial(file.readline, _LONGEST_LINE), b""), start=first):
@@ -366,6 +367,7 @@ def binary_rows(file: BufferedIOBase, path: Path, layout: Layout) -> Iterator[Ro
     block, place = b"", 0
     for number in range(1, layout.words + 1):
         where = f"{path}, word {number}"
+        # Refill where the longest word and its numbers might not be whole.
         if len(block) - place < LONGEST_WORD + 2 + size:
             block, place = block[place:] + file.read(LONGEST_WORD + PIECE + size), 0
         space = block.find(b" ", place, place + LONGEST_WORD + 2)
@@ -381,6 +383,7 @@ def binary_rows(file: BufferedIOBase, path: Path, layout: Layout) -> Iterator[Ro
             raise DataError(f"{where} ({shown(word)}): a number is not finite")
         yield word, row
         place = space + 1 + size
+    # word2vec ends the file with a line end.
     if (block[place:] + file.read(2)).strip(b"\r\n"):
         raise DataError(f"{path}: continues after word {layout.words:,}, the last that the header speaks of")
 
