@@ -179,6 +179,7 @@ class Assembler:
         corrupted, chosen_words = self._mask_words(tokens, draws.words)
         regions = self._store.regions(pictures, self._most)
         zeroed, replaced, chosen_regions = self._mask_regions(regions.present, draws.regions)
+        # The third number of a region says whose features it is exchanged for.
         places = self._other_regions(draws.regions[:, 2][replaced])
         masked = np.flatnonzero(chosen_words)
         wants = self._objectives

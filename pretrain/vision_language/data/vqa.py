@@ -112,6 +112,7 @@ def read_questions(questions: Sequence[Document], annotations: Sequence[Document
         for place, row in checked(_Question, parts(document, "questions")):
             unique.add(row.question_id, place)
             name = (coco_name(row.image_id, subtype),)
+            # Popped: what remains are annotations without a question.
             annotation = answers.pop(row.question_id, None)
             if annotation is None:
                 bare.append(row.question_id)
