@@ -136,6 +136,7 @@ class Classifier(nn.Module):
         self.norm = None if norm_eps is None else nn.LayerNorm(width, eps=norm_eps, bias=False)
         self.out = nn.Linear(width, outputs)
         for layer in (self.dense, self.out):
+            # The deviation of BERT's initialisation.
             initialise_weights(layer, 0.02)
         self._activation = _ACTIVATIONS[activation]
 

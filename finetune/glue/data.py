@@ -102,6 +102,7 @@ def read_hub(task: GlueTask, split: str, name: str = HUB) -> Examples:
     warn_of_row_count(task, split, len(rows), where)
     texts = [_texts(rows, column, where) for column in task.hub_columns]
     labels = None if split.startswith("test") else _labels(rows, task, where)
+    # A row of a test set goes to the leaderboard under the number that it has there.
     own = split.startswith("test") and "idx" in rows.column_names
     index = [int(i) for i in rows["idx"]] if own else list(range(len(rows)))
     return Examples(texts[0], texts[1] if task.pair else None, labels, index, where)

@@ -74,6 +74,7 @@ def read_split(folder: Path, task: GlueTask, split: str) -> Examples:
         if len(cells) == width:
             numbers.append(number)
             for at, kept in cells_of.items():  # MNLI's parse trees, most of its bytes, are let go
+                # Texts stay as they are, letter by letter; a label or an index may have blanks around it.
                 kept.append(cells[at] if at in text_places else cells[at].strip())
         elif task.drops_malformed and columns.label is not None:
             dropped.append(number)

@@ -90,6 +90,7 @@ def read_splits(data: LabelsData) -> Splits:
         train, validation = rows, held_out
         report_overlap({"text": shared(_texts(train), _texts(validation))})
     if data.kind == "regression":
+        # Scale and offset are those of the rows that are trained on.
         scores = np.array([_parsed(train, i, data) for i in range(len(train))], dtype=np.float64)
         if scores.max() == scores.min() and data.scale is None:  # rounding gives equal ones a deviation above 0
             raise DataError(f"{rows.path}: every score is {scores[0]:g}; there is nothing to learn")
@@ -150,6 +151,7 @@ def _kind(rows: Labelled, data: LabelsData) -> Kind:
             f"{rows.path}: the labels are numbers with a comma, as {shown(cells[0])}; write 3.5 for 3,5 and 1000 for "
             "1,000, or say what they are: data.kind=multi_label or classification"
         )
+    # Numbers are no more than half of the labels: classes.
     if 2 * len(numbers) <= len(cells):
         return "classification"
     if len(numbers) < len(cells):
@@ -158,6 +160,7 @@ def _kind(rows: Labelled, data: LabelsData) -> Kind:
             f"{rows.places[odd]}: label {shown(rows.cells[odd])} is not a number, as most labels are; correct or "
             "remove the row, or set data.kind=classification"
         )
+    # A fraction makes scores; a few whole numbers are classes; many could be either.
     if any(not number.is_integer() for number in numbers):
         return "regression"
     if len(set(numbers)) > _MANY_CLASSES:
@@ -184,6 +187,7 @@ def _classes(rows: Labelled, labels: Sequence[Any], kind: Kind) -> list[str]:
         raise DataError(
             f"{rows.path}: every row has the labels {shown(', '.join(labels[0]))}; there is nothing to learn. {_VECTOR}"
         )
+    # Two spellings of one class (true and 1, 1 and 1.0, other letter case) would be trained as two.
     spellings: dict[str, str] = {}
     for name in counts:
         number = _number({"true": 1, "false": 0}.get(name.lower(), name))
@@ -195,6 +199,7 @@ def _classes(rows: Labelled, labels: Sequence[Any], kind: Kind) -> list[str]:
                 f"{rows.places[at]}: label {shown(name)} reads as {shown(other)} above, one class written in two ways; "
                 "write it in one, or list all classes in data.labels"
             )
+    # Numbers in the order of their values: 2 before 10.
     if all(_number(name) is not None for name in counts):
         return sorted(counts, key=lambda name: (_number(name) or 0.0, name))
     return sorted(counts)
@@ -254,6 +259,7 @@ def examples(rows: Labelled, data: LabelsData) -> Examples:
 def _parsed(rows: Labelled, i: int, data: LabelsData) -> Label:
     """The label of row ``i`` by ``data.kind``."""
     cell, place, column = rows.cells[i], rows.places[i], rows.columns.labels[0]
+    # Several columns, each with a label of its own, in which 0 or 1 stands.
     if isinstance(cell, tuple):
         return tuple(name for name, each in zip(rows.columns.labels, cell, strict=True) if _flag(each, name, place))
     # An empty list is a row without labels, and a missing cell a row that nobody has labelled.

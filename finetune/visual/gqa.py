@@ -103,6 +103,7 @@ def _consistency(
     right: Mapping[str, bool],
 ) -> float | str:
     answers = {question.id: question.answer for question in questions}
+    # GQA lists a question among those that it entails.
     entailed = {question.id: [key for key in question.entailed if key != question.id] for question in scored}
     needed = dict.fromkeys(key for keys in entailed.values() for key in keys)
     for what, known in (("answer", {key for key, answer in answers.items() if answer is not None}),

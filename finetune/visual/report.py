@@ -161,6 +161,7 @@ def sections(sweeps: Sequence[SweepRecord]) -> list[ReportSection]:
             task = study.config.get("data.task")
             if study.config.get("task.type") != "visual" or task not in TASKS or study.best is None:
                 continue
+            # A study has the configuration of one of its trials: the parameters of the best replace those.
             config = {**study.config, **study.best.params}
             row = _row(rows, config, f"{name}: " if several else "", sweep.folder)
             cell = row.cells.setdefault(task, Cell())

@@ -125,6 +125,7 @@ def _encoder(job: VisualJob, backbone: Backbone | None, tokenizer: TextTokenizer
     size = store.manifest.feature_size
     base = (job.model.encoder or LxmertConfig()) if backbone is None else backbone.config
     if backbone is not None:
+        # A model that does not say what its features are is compared by their size alone.
         known = FeatureKind.of(store).model_copy(update={"feature_size": base.known("feature_size")})
         allow = job.data.allow_other_features
         require_features(store, backbone.features or known, backbone.source, allow_other=allow)
