@@ -110,6 +110,7 @@ def resume(
     if job.run.dir.resolve() != run.resolve():  # the folder was moved, or is reached by another path
         overrides = [*overrides, as_override("run.dir", str(run))]
         job = load_job(config, overrides, resolved=True)
+    # The number of steps in the run's configuration is that of its epochs so far: the default has it computed anew.
     if _has_other_epochs(job, overrides):
         overrides = [*overrides, f"schedule.max_steps={type(job.schedule).model_fields['max_steps'].default}"]
         job = load_job(config, overrides, resolved=True)
@@ -156,6 +157,7 @@ def _carry_out(launch: Launch, show: Callable[[str], None] | None, preflight: bo
         return chosen.start(launch, plan).code
     if preflight:
         plan = replace(plan, files={**plan.files, **before_launch(launch, plan)})
+    # A launch that is resumed has other arguments, and may have other hosts.
     end = supervise(launch, lambda each: _attempt(chosen, each, plan if each is launch else chosen.plan(each)))
     if end.code == STOPPED:
         begun = holds_run(launch.run_dir)

@@ -90,6 +90,7 @@ class RankGroup:
     def start(self, argv: Sequence[str], cwd: Path, output: Path | None, forwarded: Mapping[str, str]) -> None:
         """Start all ranks with the forwarded environment and the variables that ``torch.distributed`` reads."""
         self._failed = None
+        # Every rank needs the address of the first one: all places before any start.
         places: list[Place] = self._all("place")
         ranks_on = Counter(place.node for place in places)
         seen: Counter[str] = Counter()

@@ -65,6 +65,7 @@ class Door:
             call, _ = self._door.accept()
             with suppress(OSError, ValueError):
                 call.settimeout(_HEARING)
+                # Byte by byte: what follows the first line belongs to the supervisor.
                 hello = b""
                 while not hello.endswith(b"\n") and len(hello) < _LONGEST and (more := call.recv(1)):
                     hello += more
@@ -72,6 +73,7 @@ class Door:
                 if hello.decode() == _HELLO.format(number) and 0 <= number < self._nodes:
                     call.settimeout(None)
                     with self._changed:
+                        # A pod that calls anew takes the place of its older call, which is closed below.
                         before, self._calls[number] = self._calls.get(number), call
                     call = before  # type: ignore[assignment]
             if call is not None:

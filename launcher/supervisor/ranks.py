@@ -128,6 +128,7 @@ class LocalRanks:
         if self._door is not None:
             inherits = (*inherits, self._door.fileno())
             given[LISTENS] = str(self._door.fileno())
+        # Rank 0 alone inherits the open socket of the rendezvous.
         rank = processes.start(argv, given, on_parent_death=signal.SIGKILL, inherits=inherits)
         self._close_door()
         self._ranks.append(rank)
@@ -193,6 +194,7 @@ class LocalRanks:
         while time.monotonic() < deadline and not processes.ended(self._ranks[rank]):
             time.sleep(_POLL)
             said = page.stacks()
+            # The stacks are whole once they no longer grow.
             if said and said == before:
                 break
             before = said

@@ -109,6 +109,7 @@ class Gathering:
         for index, host in enumerate(hosts):
             while host in missing and (spare := next((each for each in spares if each.slots >= host.slots), None)):
                 spares.remove(spare)
+                # The spare host runs as many ranks as the one that it replaces.
                 taken = Host(spare.name, host.slots)
                 if reason := self._call([taken], lines):
                     log.warning("the spare host %s cannot be used: %s", spare.name, reason[taken])
@@ -192,6 +193,7 @@ class RemoteRanks:
         time.sleep(seconds)
         pump(self._links, 0.0)
         asked = next((link.asked for link in self._links if link.asked), 0)
+        # Slurm signals the nodes: the job as a whole is then asked to stop.
         if asked and self._asked is None:
             os.kill(os.getpid(), asked)
         self.codes = [link.ranks[index].code if link.ranks else None for link, index in self._places]

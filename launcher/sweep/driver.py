@@ -150,6 +150,7 @@ class Driver(tune.Callback, tune.Stopper):
             tune_config=tune.TuneConfig(
                 scheduler=group.scheduler,
                 search_alg=group.searcher,
+                # A list of given trials is gone through once; a searcher draws this many.
                 num_samples=1 if group.trials else group.number,
                 max_concurrent_trials=self._concurrent,
                 reuse_actors=True,

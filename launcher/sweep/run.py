@@ -174,6 +174,7 @@ def _run(
 ) -> int:
     from capt.launcher.sweep.driver import Driver, ProgressTable, TrialGroup
 
+    # The file of a stop that was asked for earlier.
     plan.stop_file.unlink(missing_ok=True)
     total = sum(map(len, specs.values()))
     known = [spec for study in specs for spec in _possible_trials(sweep, plan, study, specs[study])]

@@ -117,6 +117,7 @@ class ValidationRows:
         try:
             with open_regular(self._path) as f:
                 facts = os.fstat(f.fileno())
+                # Another file, or a shorter one: it is read from its beginning.
                 if facts.st_ino != self._inode or facts.st_size < self._offset:
                     self._inode, self._offset = facts.st_ino, 0
                 f.seek(self._offset)
@@ -125,6 +126,7 @@ class ValidationRows:
                         return  # still being written
                     self._offset += len(line)
                     row = parse_row(line)
+                    # A resumed run logs again the validations behind its checkpoint.
                     if row is not None and row.is_validation and row.step > self._last:
                         self._last = row.step
                         self._queue.append(row)
@@ -198,6 +200,7 @@ class TrialLog:
         best = best_row(validations(run), study)
         record = TrialRecord(
             study=spec.study,
+            # A population changes the parameters: the last change counts.
             params=dict(kept.history[-1].params if kept.history else spec.params),
             seed=spec.seed,
             state=state,

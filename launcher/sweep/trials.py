@@ -123,8 +123,10 @@ def make_plan(sweep: Sweep, module: str, env: Mapping[str, str] | None = None) -
         for key, value in {**flatten(sweep.overrides), **flatten(study.overrides)}.items():
             set_key(overrides, key, value)
         base = merge([load_mapping(study.base), overrides])
+        # The sweep sets both for each trial.
         for key in ("dir", "seed"):
             base.get("run", {}).pop(key, None)
+        # The checkpoints that are kept are the best by the metric of the study.
         if sweep.keep_checkpoints and base.setdefault("checkpoint", {}).get("best") is None:
             base["checkpoint"] |= {"best": study.metric, "best_mode": study.mode}
         folder = sweep.sweep.dir / "trials" / name
