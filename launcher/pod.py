@@ -102,6 +102,7 @@ class Pods:
 
     def _connect(self, host: Host, output: Output) -> Link:
         index = next(number for number, pod in enumerate(self._pods) if pod.name == host.name)
+        # The head supervises its own pod by a child process, and the others by their calls.
         if index:
             self._links[index] = self._door.link(index, host.name, output)
         else:
@@ -119,6 +120,7 @@ class Pods:
                 since = None
                 continue
             since = since or time.monotonic()
+            # Not at the first call: more pods may follow at once.
             if time.monotonic() - since > _SETTLED:
                 log.info("more pods have called: the job saves, and starts again with them")
                 self._grown = True
@@ -171,6 +173,7 @@ def lead(launcher: Pods, words: Sequence[str], options: Options, name: str) -> i
     while True:
         begun = holds_run(job.run.dir)
         code = carry_on(replace(launch, again=begun), launcher, name_of_job=name)
+        # Stopped to go on with more pods, and not to end.
         if code == STOPPED and launcher.grown():
             continue
         return DONE if code == STOPPED and _has_reached_its_stop(job) else code

@@ -96,6 +96,7 @@ def _gathering(
     return Gathering(
         connect=connect,
         spares=plan.spares,
+        # At the first start every host must be there.
         policy=supervised.on_lost_node if launch.again else None,
         patience=60 * supervised.wait_minutes,
         fits=lambda world: _misfit(launch, world),

@@ -61,6 +61,7 @@ def start(launch: Launch, plan: Plan) -> End:
     inherited, cluster = environment.inherited(), _cluster(launch)
     path = [entry for entry in inherited.get("PYTHONPATH", "").split(":") if entry]
     contained = bool(cluster.container) or any(word.startswith("--container") for word in cluster.srun)
+    # A container may have to be unpacked before anything in it can answer.
     answer = _UNPACKING if contained else ANSWER
 
     def connect(host: Host, output: Output) -> Link:

@@ -191,6 +191,7 @@ def server_on(port: int) -> socket.socket:
         try:
             return socket.create_server(("", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
         except OSError as error:
+            # Any other error is taken for a host without IPv6.
             if error.errno == errno.EADDRINUSE:
                 raise
     return socket.create_server(("", port), backlog=1024)

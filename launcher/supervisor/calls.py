@@ -54,6 +54,7 @@ class Door:
             call = self._calls.pop(number, None) if waits else None
         if call is not None:
             return Link(host, _Connection(call), output, _GREETING)
+        # A line whose other end is closed: the job sees a lost node, without a case of its own.
         reading, writing = socket.socketpair()
         link = Link(host, _Connection(reading), output, b"")
         writing.close()

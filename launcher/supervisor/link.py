@@ -187,6 +187,7 @@ class Link:
     def _take(self, pipe: Any) -> bytes:
         data = b""
         with suppress(BlockingIOError):
+            # Bounded, so that a node that prints all the time does not keep the others waiting.
             while not pipe.closed and len(data) < LONGEST:
                 try:
                     chunk = os.read(pipe.fileno(), 1 << 16)

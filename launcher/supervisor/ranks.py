@@ -218,6 +218,7 @@ def listening(address: str, port: int) -> socket.socket:
     """A socket that listens there; without an address on all, those of IPv6 too, where the system has it."""
     if not address and socket.has_dualstack_ipv6():
         try:
+            # Dual-stack, so that hosts reach it by addresses of either kind.
             return socket.create_server(("", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:

@@ -180,6 +180,7 @@ class RemoteRanks:
         for link in self._links:
             own = [dict(each[rank]) for rank, (place, _) in enumerate(self._places) if place is link]
             before = left.get(link.host)
+            # A host that was started anew since then has none of its old processes.
             mine = before.processes if before and link.up and before.started == link.up.started else ()
             link.send("start", job={"argv": list(argv), "env": dict(env), "each": own, "left": mine})
         if self._asked:
@@ -280,6 +281,7 @@ def end(links: Sequence[Link]) -> None:
     """End the supervisors of nodes."""
     for link in links:
         link.hang_up()
+    # All were told first, so that hundreds end in the time of one.
     until = time.monotonic() + _ENDING
     while any(link.is_ending() for link in links) and time.monotonic() < until:
         pump(links, REPORT / 10)

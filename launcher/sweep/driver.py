@@ -195,6 +195,7 @@ class Driver(tune.Callback, tune.Stopper):
         """Record a finished trial; one that the scheduler ended early is pruned."""
         spec = spec_of(trial.config)
         ended = trial.last_result.get("ended")
+        # A trial that stops with the sweep is not over: it continues when the sweep does.
         if ended in ("stopped", "unreported") or self._trial_log.finished(spec):
             self._table.gone(spec)
             return

@@ -185,6 +185,7 @@ class SweepTrial(tune.Trainable):
         """Where the checkpoint of the last validation lies; the ranks end, because a pause follows."""
         del checkpoint_dir  # only the path travels
         checkpoint = step_folder(self._run, self._step)
+        # The validation may be logged before its checkpoint is whole.
         while not (checkpoint / MANIFEST).is_file() and not self._over and self._ranks.poll() is None:
             time.sleep(_POLL)
         self.cleanup(keep_lock=True)

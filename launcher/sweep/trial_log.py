@@ -224,6 +224,7 @@ class TrialLog:
 
     def _append(self, line: str) -> None:
         with open_for_append(self._path) as f:
+            # After a line that was torn, the next one begins on its own.
             if f.tell() and not _ends_with_newline(self._path):
                 f.write("\n")
             f.write(line + "\n")

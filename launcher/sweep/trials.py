@@ -160,6 +160,7 @@ def check_jobs(sweep: Sweep, plan: SweepPlan) -> dict[str, list[TrialSpec]]:
     found = {}
     for study in sweep.studies:
         found[study] = trial_specs(sweep, study)
+        # The ends of ranges too, which no setting that was drawn need come near.
         for key, bound in _ends(sweep.space_of(study)):
             first = found[study][0]
             plan.job(TrialSpec(study, {**first.params, key: bound}, first.seed))
