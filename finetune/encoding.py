@@ -127,6 +127,7 @@ def _key(first: Sequence[str], second: Sequence[str] | None, tokenizer: TextToke
     for texts in (first, second or ()):
         for text in texts:
             data = text.encode()
+            # With its length: other texts never have the same bytes one after the other.
             digest.update(len(data).to_bytes(4, "little") + data)
     return digest.hexdigest()[:32]
 

@@ -111,6 +111,7 @@ def _labels(task: TextTask) -> dict[str, Any]:
 
 def _tensors(trained: AnyClassifier, family: Family) -> dict[str, Tensor]:
     model, task = trained.model, trained.job.data.text_task
+    # Scale and offset of scores go into the last layer: transformers knows neither.
     out = {"weight": model.out.weight * task.scale, "bias": model.out.bias * task.scale + task.offset}
     head = {f"{family.dense}.{name}": tensor for name, tensor in model.dense.named_parameters()}
     if model.norm is not None and family.norm is not None:

@@ -53,6 +53,7 @@ def dev_rows(data: GlueData, tokenizer: TextTokenizer, length: int, *, types: bo
         examples = read_examples(data, task, split)
         if examples.labels is None:
             raise DataError(f"{examples.source}: no labels; the dev split is what the model is measured on")
+        # MNLI's matched set has the plain names of the metrics, like the dev set of other tasks.
         suffix = split.removeprefix("dev").removesuffix("_matched")
         sets[suffix] = row_set(examples, data, tokenizer, length, types=types)
     return sets

@@ -99,6 +99,7 @@ def find_split(folder: Path, task: GlueTask, split: str) -> Path:
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; it should hold {task.folder}/{split}.tsv")
     homes = [folder / name for name in (task.folder, *task.aliases.get(split, ()))]
+    # The folder may be that of all tasks or of the task itself.
     home = next((place for place in homes if place.is_dir()), folder)
     for stem in (split, *task.aliases.get(split, ())):
         for path in (home / f"{stem}.tsv", home / f"{stem}.tsv.gz"):

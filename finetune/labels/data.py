@@ -223,6 +223,7 @@ def held_out_rows(rows: Labelled, labels: Sequence[Any], share: float, seed: int
     shuffled = [members[i] for i in np.random.default_rng(seed).permutation(len(members))]
     ordered = sorted(shuffled, key=lambda group: labels[group[0]])  # stable: by chance within a class
     wanted = min(max(1, round(share * len(ordered))), len(ordered) - 1)
+    # At equal distances in the order of labels, so that each class gives its share.
     places = (np.arange(wanted) + 0.5) * len(ordered) / wanted
     return sorted(i for place in places.astype(np.int64) for i in ordered[place])
 
@@ -361,6 +362,7 @@ def _is_vector(cell: Any) -> bool:
             return False
     if not isinstance(cell, list) or not all(isinstance(each, int | float) for each in cell):
         return False
+    # A fraction is no label, and the labels of a row do not repeat 0 or 1.
     return any(each % 1 for each in cell) or (set(cell) <= {0, 1} and len(set(cell)) < len(cell))
 
 

@@ -84,6 +84,7 @@ def _rows(
     trained: FineTunedLxmert, files: Sequence[Path] | None, regions: Path | None, answers: AnswerTable | None
 ) -> tuple[Sequence[Path], PictureRows]:
     data = trained.job.data
+    # What the job itself names is looked for only where it is needed.
     if not regions or not files:
         data = located(data, data.task)
     store = RegionStore.open(regions or require_store(require(data)), Verifier(data.cache), cache=data.cache)

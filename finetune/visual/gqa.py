@@ -148,6 +148,7 @@ def _distribution(predictions: Mapping[str, str], scored: Sequence[GqaQuestion])
     if not gold:
         return "the questions do not say their groups"
     distances = [
+        # Over the right answers alone, as the evaluator sums.
         sum((predicted[group][answer] - count) ** 2 / count for answer, count in answers.items())
         for group, answers in gold.items()
     ]

@@ -106,6 +106,7 @@ class VisualFineTuning(FineTuningTask):
         tables = (read_answers(self.job, folder), self.answers)
         require_same_answers(folder, *(None if table is None else table.answers for table in tables))
         if self.job.data.allow_change and isinstance(state.get("data"), str):
+            # Today's data in the checkpoint's place, so that the comparison below passes.
             state = {**state, "data": self._identity["data"].value}
         super().load_state(folder, state)
 
