@@ -107,6 +107,7 @@ class Split:
         digests = zip(paths, verifier.digests(paths), strict=True)
         self.content: list[list[Any]] = [[path.name, digest] for path, digest in digests]
         """Name and SHA-256 of each file; the name says of which part of COCO a picture is."""
+        # The same files in other sources are other parts of the pairs.
         if len(sources) > 1:
             self.content.append([len(files) for files in sources])
 
@@ -252,6 +253,7 @@ class EncodedPairs:
     def _array(self, name: str, length: int, dtype: type) -> Any:
         path = self.folder / f"{name}.npy"
         try:
+            # A file without values cannot be mapped.
             mapped = np.load(path, mmap_mode="r" if length else None, allow_pickle=False)
         except (OSError, ValueError) as problem:
             raise DataError(f"{path}: damaged ({problem}); remove {self.folder}, it is made again") from None

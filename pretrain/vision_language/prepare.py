@@ -72,6 +72,7 @@ def tokenizer_folder(
     digest = sha256()
     for sentence in sentences:
         data = sentence.encode()
+        # With its length: other sentences never have the same bytes one after the other.
         digest.update(len(data).to_bytes(4, "little") + data)
     return trained_on(section, digest.hexdigest(), lambda: sentences, cache, positions, ranks)
 

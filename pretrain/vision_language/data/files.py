@@ -104,6 +104,7 @@ def read_document(path: Path, limit: int = LARGEST) -> Document:
         if not content:
             raise DataError(f"{path}: an empty {'list' if start[0] == '[' else 'object'}; the file holds no row")
         return Document(path, content, {}) if isinstance(content, list) else Document(path, [], content)
+    # Not JSON: the lines of a table or of Flickr8k.
     lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     return Document(path, [line.rstrip("\r") for _, line in lines], {}, [number for number, _ in lines])
 

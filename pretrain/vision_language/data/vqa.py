@@ -85,6 +85,7 @@ def read_annotations(documents: Iterable[Document]) -> dict[int, Annotation]:
             unique.add(row.question_id, place)
             annotations[row.question_id] = Annotation(
                 row.question_id,
+                # Millions of rows have the same few texts: one object for each.
                 tuple(map(intern, row.answers)),
                 intern(row.answer_type),
                 intern(row.question_type),

@@ -63,6 +63,7 @@ def ask(scene: Scene, rng: Random, number: int) -> list[Question]:
     A question that is answered with yes or no has either answer with equal probability, as far as the scene allows.
     """
     questions: dict[str, Question] = {}
+    # More than are asked for: some do not fit the scene, others give a question again.
     for form in rng.choices(list(FORMS), list(FORMS.values()), k=6 * number):
         question = form(scene, rng)
         if question is not None:
