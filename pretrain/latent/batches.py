@@ -139,6 +139,7 @@ class Batches:
         per_rank = -(-len(batch) // world)
         rows = np.arange(rank, per_rank * world, world)
         valid_rows = int((rows < len(batch)).sum())
+        # A rank that lacks a row takes one that it has (or any) once more, without weight.
         rows = np.where(rows < len(batch), rows, rows[0] % len(batch))
         lengths = self._sentences.lengths[batch]
         tokens = torch.from_numpy(self._sentences.rows(batch[rows], int(lengths.max())))
