@@ -356,6 +356,7 @@ class _Encode:
         for words in self._splitter.sentences(text):
             numbers = [number for word in words if (number := get(word)) is not None]
             if numbers:
+                # The complement marks the first word of a sentence.
                 numbers[0] = ~numbers[0]
                 encoded += numbers
         return np.array(encoded, dtype=np.int32)

@@ -160,6 +160,7 @@ class _Columns:
         if kept is None or len(kept) < len(logits):
             kept = self._kept["mass"] = logits.new_zeros(len(logits), blocks * _BLOCK)
         mass = kept[: len(logits)]
+        # What follows the last column was made as zeros and is never written.
         torch.exp(logits, out=mass[:, : logits.shape[1]])
         in_blocks: Float[Tensor, "c blocks k"] = mass.unflatten(1, (blocks, _BLOCK))
         return in_blocks

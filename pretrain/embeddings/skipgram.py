@@ -188,11 +188,13 @@ class SkipGram:
         total = self._kept.get(f"{name}/length")
         if total is None:
             total = self._kept[f"{name}/length"] = lengths.new_zeros(len(table))
+        # A row may occur several times: its whole step counts.
         total.index_add_(0, rows, lengths)
         length = total[rows]
         long = torch.nonzero(length > LONGEST)[:, 0]
         if len(long):
             values[long] *= (LONGEST / length[long])[:, None]
+        # Zeroed where it was used: the table is kept for the next update.
         total[rows] = 0
 
     def _memory(self, name: str, like: Tensor, *shape: int) -> Tensor:

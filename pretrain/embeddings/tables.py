@@ -54,7 +54,9 @@ class RowExchange:
         if world == 1:
             return Borrowed(table, ids)
         wanted, place = torch.unique(ids, return_inverse=True)
+        # Rank r has the rows from r times the share on.
         counts = torch.bincount(wanted // self.share, minlength=world)
+        # First how many rows each rank wants, then which, then the rows themselves.
         asked = distributed.all_to_all(counts, [1] * world, [1] * world).tolist()
         mine = counts.tolist()
         requests = distributed.all_to_all(wanted, asked, mine) - self.start
@@ -75,6 +77,7 @@ class RowExchange:
         sums = gradients[0].new_zeros(len(borrowed.rows), sum(widths))
         for total, part in zip(sums.split(widths, dim=1), gradients, strict=True):
             total.index_add_(0, borrowed.place, part)
+        # A row that this rank used several times travels once, as a sum.
         received = distributed.all_to_all(sums, [len(asked) for asked in borrowed.asked_by], list(borrowed.counts))
         return torch.cat(borrowed.asked_by), received.split(widths, dim=1)
 
@@ -123,6 +126,7 @@ class EmbeddingTables(nn.Module):
         start, end = self.exchange.start, self.exchange.end
         for block in range(start // _DRAWN_AS_ONE, -(-end // _DRAWN_AS_ONE)):
             first = block * _DRAWN_AS_ONE
+            # Blocks are drawn whole, so that no number depends on which ranks share one.
             generator = generator_for(f"init/{name}", seed, 0, block)
             drawn = (generator.random((_DRAWN_AS_ONE, dim), dtype=np.float32) - np.float32(0.5)) / np.float32(dim)
             low, high = max(first, start), min(first + _DRAWN_AS_ONE, end)
