@@ -242,6 +242,7 @@ def count_steps(axis: Axes, last: int) -> None:
 
 
 def _panel(comparison: Comparison, axis: Axes, key: str, theme: Theme) -> None:
+    # The more runs lie over each other, the fainter each is.
     faint = 0.4 / math.sqrt(len(comparison.runs))
     for number, group in enumerate(comparison.groups):
         for run, seed in zip(group.runs, group.seeds, strict=True):
