@@ -119,7 +119,7 @@ def _meet(launch: Launch, plan: Plan, hosts: Sequence[Host], lines: Mapping[Host
     first, *others = hosts
     where = {"port": plan.master_port, "alone": not others, "again": launch.again}
     (opened,) = ask([lines[first]], lines.values(), "listen", **where).values()
-    # A taken port is for the user to free at the first start; later on it counts against the host.
+    # At the first start a port that cannot be opened is for the user to free; later on it counts against the host.
     if opened.problem and not lines[first].lost and not launch.again:
         raise ConfigError(
             f"port {plan.master_port} of {first.name}: {opened.problem}; end what uses it, or choose --master-port"

@@ -282,6 +282,7 @@ def _own_prefix() -> str:
 
 def _place() -> str:
     usual = tempfile.gettempdir()
+    # The 9: a separator, and the eight characters that mkdtemp adds.
     return usual if len(os.fsencode(usual)) + len(_own_prefix()) + 9 <= _LONGEST else _SHORT
 
 

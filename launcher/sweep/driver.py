@@ -84,6 +84,7 @@ class ProgressTable:
             )  # fmt: skip
 
     def _left(self) -> str:
+        # Trials that were over before this start say nothing of the time that one takes.
         done = self._over - self._first
         if not done or self._over >= self._total:
             return ""

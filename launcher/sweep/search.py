@@ -120,6 +120,7 @@ def _domain(dimension: Dimension) -> Any:
     if dimension.values is not None:
         return tune.choice(dimension.values)
     if dimension.randint:
+        # Tune leaves the upper end out.
         return tune.randint(dimension.randint[0], dimension.randint[1] + 1)
     return tune.loguniform(*dimension.loguniform) if dimension.loguniform else tune.uniform(*(dimension.uniform or ()))
 

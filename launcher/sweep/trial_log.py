@@ -77,6 +77,7 @@ def started_trials(study: StudyPlan) -> list[TrialSpec]:
     files = sorted(study.folder.glob(f"*/{_SPEC}"), key=lambda path: path.stat().st_mtime_ns)
     records = [read_record(_SpecRecord, path, "; remove it", error=DataError) for path in files]
     specs = [TrialSpec(record.study, record.params, record.seed) for record in records]
+    # A folder is named by the whole job, so that trials of another base job lie in others.
     return [spec for path, spec in zip(files, specs, strict=True) if study.run_dir(spec) == path.parent]
 
 
