@@ -206,6 +206,7 @@ def both(scene: Scene, rng: Random) -> Question | None:
     if yes and len(present) < 2:
         return None
     pair = rng.sample(present, 2) if yes else [rng.choice(present), rng.choice(absent)]
+    # In either order, so that the absent thing does not always come last.
     one, other = (Described(kind) for kind in rng.sample(pair, 2))
     entailed = (exists(one, "yes"), exists(other, "yes")) if yes else ()
     text = f"Is there a {one.words()} and a {other.words()}?"
