@@ -301,6 +301,7 @@ def best_start(model: TextModel, batch: Batch, starts: Sequence[Normal], generat
     """Choose for each sentence the diagonal Gaussian of the highest ELBO, by draws that are used for nothing else."""
     starts = [diagonal(start) for start in starts]
     losses = torch.stack([negative_elbo(model, batch, start, _START_DRAWS, generator) for start in starts])
+    # argmin would choose NaN.
     losses = losses.where(losses.isfinite(), losses.new_tensor(math.inf))
     chosen, rows = losses.argmin(0), torch.arange(batch.total, device=losses.device)
     means, log_variances = (

@@ -84,6 +84,7 @@ def bridge(
     betas = [(t / temperatures) ** _POWER for t in range(temperatures + 1)]
     for before, beta in itertools.pairwise(betas):
         log_weights += (beta - before) * state.log_p
+        # Behind the last density there is nothing to move for.
         if beta < 1:
             state, share = _move(model, batch, state, beta, (1 + beta * excess).rsqrt(), generator)
             accepted += share / (temperatures - 1)
