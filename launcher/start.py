@@ -67,6 +67,7 @@ def begin(
     if not elsewhere and resumes_by_itself(job.run.dir, job) and is_finished(job.run.dir, job) and show is None:
         log.info("%s is finished: all steps of this job are done", job.run.dir)
         return DONE
+    # What the job reads need not be here if its processes are not.
     inputs = [] if elsewhere else list(job.check_inputs())
     if not elsewhere and job.run.branch_from is not None and not holds_run(job.run.dir):
         branch = branched(job, branch_point(job.run.branch_from))
@@ -135,6 +136,7 @@ def _carry_out(launch: Launch, show: Callable[[str], None] | None, preflight: bo
             f"--{'include' if given.include else 'exclude'} chooses hosts of a --hostfile, which is missing"
         )
     name = _launcher(given)
+    # With the launcher's name filled in, ``capt resume`` launches in the same way.
     launch = replace(launch, options=launch.options.model_copy(update={"launcher": name}))
     chosen: Backend = backend(name)
     if launch.options.nodes is not None and not getattr(chosen, "SPARES", False):

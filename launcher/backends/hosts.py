@@ -52,6 +52,7 @@ def run(launch: Launch, plan: Plan, connect: Connect, env: Mapping[str, str], py
     try:
         with processes.stop_signals(asked.append, lambda: asked.append(signal.SIGTERM)):
             hosts, links = _gathering(launch, plan, asked, lambda host: connect(host, output)).gather(plan.hosts)
+            # The stop came while hosts were called: there are no ranks that could answer it.
             if asked:
                 end(links)
                 return End(STOPPED, f"{asked[0].name} received before the ranks were started")
@@ -177,6 +178,7 @@ def _run(
             ended = watcher.watch()
     finally:
         ranks.close()
+    # What was not seen to end is ended before the next start.
     return replace(ended, left=ranks.left())
 
 

@@ -155,6 +155,7 @@ class SweepTrial(tune.Trainable):
         self._best: float | None = None
         self._step = 0
         self._error = ""
+        # A trial that is over starts no ranks, and reports again what it had.
         self._over = config.get("trial", {}).get("recorded") or ("done" if run_state(self._run) == "done" else "")
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
