@@ -87,6 +87,7 @@ def export_classifier(
     assert hf_config is not None, "TextJob.with_encoder fills it in"
     family = family_of(hf_config, str(trained.checkpoint))
     length = trained.job.data.sequence_length
+    # ``out`` is there only after transformers has given the same logits from it.
     with export_folder(out, overwrite=overwrite) as folder:
         labels = _labels(trained.job.data.text_task)
         config = {**hf_config, **family.keys, **labels, "architectures": [family.architecture]}

@@ -62,6 +62,7 @@ def read_split(folder: Path, task: GlueTask, split: str) -> Examples:
     path = find_split(folder, task, split)
     lines = enumerate(read_lines([path]), start=1)
     columns = task.columns[split]
+    # Columns are found by the header, or by number in a file without one.
     header = None if columns.width else _header(path, lines)
     places = _places(path, columns, header)
     width = columns.width or len(header or ())

@@ -77,6 +77,7 @@ def read_splits(data: LabelsData) -> Splits:
         ConfigError: the labels are not of ``data.kind``, or what they are has to be said.
     """
     rows = read_rows(data.train, data)
+    # The training rows alone decide what the labels are; the held-out file is read by that.
     data = resolved(data, rows)
     held_out = None if data.validation is None else read_rows(data.validation, data)
     labels = [_parsed(rows, i, data) for i in range(len(rows))]

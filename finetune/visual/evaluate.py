@@ -71,6 +71,7 @@ def evaluate(
         require_counted(rows.examples, "--data")
     results = results_of_all_rows(trained.model.to(device), rows, objective, batch, device, progress)
     metrics = {} if rows.targets is None else objective.metrics(results, rows)
+    # Official metrics are those of the result file, which is written and read back.
     metrics |= _dumped(results, rows, job, answers, predictions, files)
     name = "validation" if not files else "+".join(file.name for file in files)
     return evaluation_result(trained.checkpoint, job.data.task, {name: len(rows)}, metrics, out)

@@ -39,6 +39,7 @@ class VisualFineTuning(FineTuningTask):
         with all_ranks().synchronize_errors():
             data = located(job.data, job.data.task)
         self.store = RegionStore.open(require(data), Verifier(data.cache, all_ranks()), cache=data.cache)
+        # Rows first: the answer table and, from scratch, the tokenizer are made of them.
         splits = read_splits(data)
         if data.missing_pictures == "skip":
             splits = without_missing(splits, self.store)
