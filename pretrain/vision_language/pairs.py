@@ -83,6 +83,7 @@ def located(data: _D, use: str | None = None) -> _D:
     world = World(pictures=asked.size, seed=asked.seed, feature_size=asked.feature_size, noise=asked.noise)
     logger.warning("data.source=microworld: the data are synthetic; no figure of this run is about real pictures")
     files = ensure_microworld(world, data.cache).of(use or "pretraining")
+    # Statements have no answers.
     answers = data.answers if use == "nlvr2" else data.answers or files.answers
     update = {"regions": files.regions, "train": list(files.train), "validation": list(files.validation)}
     return data.model_copy(update={**update, "answers": answers})

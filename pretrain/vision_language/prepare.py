@@ -399,6 +399,7 @@ def completed(
     """
     job = _without_absent_labels(job, store)
     model = job.model if init is None else _with_sizes_of(job.model, init)
+    # Tables may have more rows than the data need; padding, features and answers must be exactly theirs.
     sizes: dict[str, Any] = {
         "vocab_size": _at_least(model.vocab_size, tokenizer.vocab_size, "vocab_size", "ids of the tokenizer"),
         "pad_id": _exactly(model.pad_id, tokenizer.special.pad, "pad_id", "padding id of the tokenizer"),
