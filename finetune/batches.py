@@ -170,6 +170,7 @@ class TextRows:
         types = None
         if self._types:
             columns = np.arange(width)
+            # Padding has type 0, like the first text.
             second = (columns >= encoded.seconds[numbers, None]) & (columns < lengths[:, None])
             types = torch.from_numpy(second.astype(np.int64))
         labels = None if self.labels is None else torch.from_numpy(self.labels[numbers])

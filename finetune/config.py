@@ -48,6 +48,7 @@ class FineTuningSchedule(ScheduleSection):
         """
         steps = self.max_steps
         if self.epochs is not None:
+            # max_steps stays the upper limit.
             steps = min(steps, math.ceil(self.epochs * steps_per_epoch))
         key, warmup = "warmup_steps", self.warmup_steps
         if self.warmup_epochs is not None:

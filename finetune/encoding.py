@@ -101,12 +101,14 @@ def _encode(
 ) -> EncodedTexts:
     special = tokenizer.special
     bos, eos = (np.array([i], dtype=np.int32) for i in (special.bos, special.eos))
+    # Between the texts of a pair BERT has one [SEP], RoBERTa two </s>.
     gap = eos if is_bert_like(tokenizer.backend, special) else np.concatenate([eos, eos])
     texts = tokenizer.encode_batch(first)
     a = np.array([len(ids) for ids in texts], dtype=np.int64)
     if second is None:
         keep = np.minimum(a, max_length - 2)
         parts = [part for ids, n in zip(texts, keep, strict=True) for part in (bos, ids[:n], eos)]
+        # Without a second text ``seconds`` is the end of the row.
         lengths, seconds, cut = keep + 2, keep + 2, keep < a
     else:
         others = tokenizer.encode_batch(second)
@@ -125,6 +127,7 @@ def _key(first: Sequence[str], second: Sequence[str] | None, tokenizer: TextToke
     for texts in (first, second or ()):
         for text in texts:
             data = text.encode()
+            # With its length: other texts never have the same bytes one after the other.
             digest.update(len(data).to_bytes(4, "little") + data)
     return digest.hexdigest()[:32]
 

@@ -79,6 +79,7 @@ def results_of_all_rows(
     for numbers, batch in evaluation_batches(rows, size, distributed.world_size(), distributed.rank()):
         batch = batch.to(device)
         results = objective.row_results(model(*batch.inputs), batch)
+        # A rank that has run out of rows goes along with the last batch again, of which it keeps nothing.
         shares.append((numbers, {name: x[: len(numbers)].cpu().numpy() for name, x in results.items()}))
         done += len(numbers)
         if progress is not None:
@@ -86,6 +87,7 @@ def results_of_all_rows(
     gathered = list(chain(*distributed.gather_objects(shares)))
     numbers = np.concatenate([share[0] for share in gathered])
     ordered = {}
+    # The rows were sorted by length and dealt out to the ranks: back into their own order.
     for name in gathered[0][1]:
         values = np.concatenate([share[1][name] for share in gathered])
         ordered[name] = np.empty_like(values)

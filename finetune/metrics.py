@@ -61,6 +61,7 @@ def best_constant(labels: Labels) -> Labels:
         counts = labels.sum(0)
         order = np.argsort(-counts, kind="stable")
         number = np.arange(1, len(counts) + 1)
+        # Micro F1 (2 TP / (predicted + true)) where every row gets the k most frequent labels.
         f1 = 2 * np.cumsum(counts[order]) / (number * len(labels) + max(1, counts.sum()))
         chosen = np.zeros_like(labels[:1])
         chosen[0, order[: 1 + int(f1.argmax())]] = 1

@@ -62,6 +62,7 @@ class ExampleOrder:
         if self._bucketing:
             head = min(-epoch * count % self._batch, count)  # what belongs to the step that the last epoch began
             whole = head + (count - head) // self._batch * self._batch
+            # Batches of rows of like length, drawn from pools and shuffled again: no epoch goes from short to long.
             for begin in range(head, whole, POOL * self._batch):
                 pool = order[begin : min(begin + POOL * self._batch, whole)]
                 batches = pool[np.argsort(self._lengths[pool], kind="stable")].reshape(-1, self._batch)

@@ -105,6 +105,7 @@ class FineTuningTask(ABC):
             part = part.to(engine.device)
             loss = self.objective.loss(engine(*part.inputs), part.labels)
             engine.backward(loss)
+            # The engine updates at the last micro-batch of the step.
             engine.step(loss)
             total += loss.detach() / len(batch.micro_batches)
         progress.samples += self.job.batch.global_

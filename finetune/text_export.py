@@ -87,6 +87,7 @@ def export_classifier(
     assert hf_config is not None, "TextJob.with_encoder fills it in"
     family = family_of(hf_config, str(trained.checkpoint))
     length = trained.job.data.sequence_length
+    # ``out`` is there only after transformers has given the same logits from it.
     with export_folder(out, overwrite=overwrite) as folder:
         labels = _labels(trained.job.data.text_task)
         config = {**hf_config, **family.keys, **labels, "architectures": [family.architecture]}
@@ -111,6 +112,7 @@ def _labels(task: TextTask) -> dict[str, Any]:
 
 def _tensors(trained: AnyClassifier, family: Family) -> dict[str, Tensor]:
     model, task = trained.model, trained.job.data.text_task
+    # Scale and offset of scores go into the last layer: transformers knows neither.
     out = {"weight": model.out.weight * task.scale, "bias": model.out.bias * task.scale + task.offset}
     head = {f"{family.dense}.{name}": tensor for name, tensor in model.dense.named_parameters()}
     if model.norm is not None and family.norm is not None:

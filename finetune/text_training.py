@@ -136,6 +136,7 @@ class Classifier(nn.Module):
         self.norm = None if norm_eps is None else nn.LayerNorm(width, eps=norm_eps, bias=False)
         self.out = nn.Linear(width, outputs)
         for layer in (self.dense, self.out):
+            # The deviation of BERT's initialisation.
             initialise_weights(layer, 0.02)
         self._activation = _ACTIVATIONS[activation]
 
@@ -212,6 +213,7 @@ class TextFineTuning(FineTuningTask):
             attention_dropout=section.attention_dropout,
             allow_missing=section.allow_missing,
         )
+        # The encoder first: rows are encoded by its tokenizer and cut to its longest input.
         self.tokenizer, encoder = self._backbone.tokenizer, self._backbone.encoder
         # A text in both splits would be a question whose answer was taught: the log says how many there are.
         train, validation = self.read_rows(job, self.tokenizer, job.longest(encoder.max_positions), encoder.reads_types)

@@ -29,6 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parse(words)
     try:
         job = job_of(given)
+        # Slurm has queued the job again: nobody is there to name an older checkpoint where the newest is damaged.
         if given.resume == "always" and environment.inherited().get("SLURM_RESTART_COUNT", "0") != "0":
             words = [*_newest_once_gone_back(words), *UNATTENDED]
         options = Options.read(Path(given.config).parent / "launch.json")  # a task of an array has a folder of its own

@@ -110,6 +110,7 @@ def _run(name: str, path: Path, options: Sequence[str]) -> dict[str, Any]:
     command = [sys.executable, *words]
     begin = time.monotonic()
     root, env = path.parents[2], inherited()
+    # The checkout is measured, and not a package that is installed.
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH")]))
     done = subprocess.run(command, cwd=root, env=env, stdout=subprocess.PIPE, text=True, check=False)
     versions = dict(provenance())

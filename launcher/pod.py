@@ -67,6 +67,7 @@ class Pods:
     def start(self, launch: Launch, plan: Plan) -> End:
         """Wait for the pods to call, and run the job on them."""
         shrinks, patience = launch.job.supervise.on_lost_node == "shrink", 60 * launch.job.supervise.wait_minutes
+        # A job that can do with fewer pods does not wait long for a lost one.
         patience = min(_PATIENCE, patience) if shrinks and launch.again else patience
         self._expect(len(plan.hosts), patience, again=launch.again)
         if stop_asked():
@@ -101,6 +102,7 @@ class Pods:
 
     def _connect(self, host: Host, output: Output) -> Link:
         index = next(number for number, pod in enumerate(self._pods) if pod.name == host.name)
+        # The head supervises its own pod by a child process, and the others by their calls.
         if index:
             self._links[index] = self._door.link(index, host.name, output)
         else:
@@ -118,9 +120,11 @@ class Pods:
                 since = None
                 continue
             since = since or time.monotonic()
+            # Not at the first call: more pods may follow at once.
             if time.monotonic() - since > _SETTLED:
                 log.info("more pods have called: the job saves, and starts again with them")
                 self._grown = True
+                # Stopped as from outside: the ranks save, and the job is started again on all pods.
                 os.kill(os.getpid(), SIGUSR1)
                 return
 
@@ -138,11 +142,14 @@ def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="[capt] %(message)s", stream=sys.stderr)
     given = _options().parse_args(arguments)
     try:
+        # First of all: the kubelet ends a pod that does not touch this file.
         threading.Thread(target=_keep_alive, args=(given.alive,), name="alive", daemon=True).start()
         variables = environment.inherited()
         index, address = int(variables.get("JOB_COMPLETION_INDEX", "0")), variables.get("MASTER_ADDR", "127.0.0.1")
         port = int(variables.get("MASTER_PORT", DEFAULT_PORT))
+        # Only a signal ends the attendance; by 75 Kubernetes replaces the pod without counting it.
         if index:
+            # The ranks meet at the port itself, the pods at the next one.
             attend(address, port + 1, index)
             return STOPPED
         pods = [Host(f"pod-{number}", given.ranks) for number in range(given.pods)]
@@ -166,6 +173,7 @@ def lead(launcher: Pods, words: Sequence[str], options: Options, name: str) -> i
     while True:
         begun = holds_run(job.run.dir)
         code = carry_on(replace(launch, again=begun), launcher, name_of_job=name)
+        # Stopped to go on with more pods, and not to end.
         if code == STOPPED and launcher.grown():
             continue
         return DONE if code == STOPPED and _has_reached_its_stop(job) else code

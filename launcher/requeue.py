@@ -90,6 +90,7 @@ def again(
         log.error("not started again: it would end the same")
         return False
     before, step = _restarts(run, job), last_step(run)
+    # Stopped early, at its time limit say: again, as long as it makes steps between.
     if code == STOPPED:
         idle = before.idle_stops + 1 if step == before.stopped_at else 0
         if idle >= _IDLE_STOPS:
@@ -97,6 +98,7 @@ def again(
             return False
         write_json(run / RECORD, before.model_copy(update={"idle_stops": idle, "stopped_at": step}).model_dump())
         return True
+    # Failures that are not counted: each has a bound of its own.
     rollbacks = len(read_rollbacks(run))  # of which guard.spikes bounds the number
     if rollbacks > before.rollbacks and status is not None and status.reason.startswith("RolledBackError:"):
         write_json(run / RECORD, before.model_copy(update={"rollbacks": rollbacks}).model_dump())
@@ -108,6 +110,7 @@ def again(
         write_json(run / RECORD, before.model_copy(update={"step": step}).model_dump())
         log.warning("ended at step %d for a file system that did not answer; started again, which is not counted", step)
         return True
+    # All others are counted; progress gives counts back.
     before = _with_progress(before, step, every, seconds)
     if before.failures >= limit:
         log.error("failed, and not started again: that was done %d times (restarts)", limit)

@@ -61,6 +61,7 @@ def resumed(launch: Launch, end: End, *, chosen: bool = False) -> Launch:
     words = [str(launch.run_dir / CONFIG), "--resume", *["--debug"] * ("--debug" in launch.arguments)]
     if "--resume" in launch.arguments:
         words = list(launch.arguments)
+    # UNATTENDED adds the first two again; to go back to a checkpoint was asked for once.
     for option, values in (("--wait", 1), ("--skip-damaged", 0), *[("--checkpoint", 1)] * (not chosen)):
         if option in words:
             at = words.index(option)

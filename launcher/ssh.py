@@ -195,6 +195,7 @@ def _parts(text: str, option: str, hosts: dict[str, Host], path: Path) -> dict[s
         if beyond := [slot for slot in sorted(slots) if slot >= hosts[key].slots]:
             last = hosts[key].slots - 1
             raise ConfigError(f"{option}: {hosts[key].name} has the slots 0 to {last} in {path}, and not {beyond[0]}")
+        # Further parts may add slots to a host, but not to a whole one.
         if key in found and not (slots and found[key]):
             raise ConfigError(f"{option}: {hosts[key].name} occurs twice")
         found[key] = found.get(key, set()) | slots

@@ -67,6 +67,7 @@ def begin(
     if not elsewhere and resumes_by_itself(job.run.dir, job) and is_finished(job.run.dir, job) and show is None:
         log.info("%s is finished: all steps of this job are done", job.run.dir)
         return DONE
+    # What the job reads need not be here if its processes are not.
     inputs = [] if elsewhere else list(job.check_inputs())
     if not elsewhere and job.run.branch_from is not None and not holds_run(job.run.dir):
         branch = branched(job, branch_point(job.run.branch_from))
@@ -110,6 +111,7 @@ def resume(
     if job.run.dir.resolve() != run.resolve():  # the folder was moved, or is reached by another path
         overrides = [*overrides, as_override("run.dir", str(run))]
         job = load_job(config, overrides, resolved=True)
+    # The number of steps in the run's configuration is that of its epochs so far: the default has it computed anew.
     if _has_other_epochs(job, overrides):
         overrides = [*overrides, f"schedule.max_steps={type(job.schedule).model_fields['max_steps'].default}"]
         job = load_job(config, overrides, resolved=True)
@@ -134,6 +136,7 @@ def _carry_out(launch: Launch, show: Callable[[str], None] | None, preflight: bo
             f"--{'include' if given.include else 'exclude'} chooses hosts of a --hostfile, which is missing"
         )
     name = _launcher(given)
+    # With the launcher's name filled in, ``capt resume`` launches in the same way.
     launch = replace(launch, options=launch.options.model_copy(update={"launcher": name}))
     chosen: Backend = backend(name)
     if launch.options.nodes is not None and not getattr(chosen, "SPARES", False):
@@ -156,6 +159,7 @@ def _carry_out(launch: Launch, show: Callable[[str], None] | None, preflight: bo
         return chosen.start(launch, plan).code
     if preflight:
         plan = replace(plan, files={**plan.files, **before_launch(launch, plan)})
+    # A launch that is resumed has other arguments, and may have other hosts.
     end = supervise(launch, lambda each: _attempt(chosen, each, plan if each is launch else chosen.plan(each)))
     if end.code == STOPPED:
         begun = holds_run(launch.run_dir)

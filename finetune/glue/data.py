@@ -53,6 +53,7 @@ def dev_rows(data: GlueData, tokenizer: TextTokenizer, length: int, *, types: bo
         examples = read_examples(data, task, split)
         if examples.labels is None:
             raise DataError(f"{examples.source}: no labels; the dev split is what the model is measured on")
+        # MNLI's matched set has the plain names of the metrics, like the dev set of other tasks.
         suffix = split.removeprefix("dev").removesuffix("_matched")
         sets[suffix] = row_set(examples, data, tokenizer, length, types=types)
     return sets
@@ -102,6 +103,7 @@ def read_hub(task: GlueTask, split: str, name: str = HUB) -> Examples:
     warn_of_row_count(task, split, len(rows), where)
     texts = [_texts(rows, column, where) for column in task.hub_columns]
     labels = None if split.startswith("test") else _labels(rows, task, where)
+    # A row of a test set goes to the leaderboard under the number that it has there.
     own = split.startswith("test") and "idx" in rows.column_names
     index = [int(i) for i in rows["idx"]] if own else list(range(len(rows)))
     return Examples(texts[0], texts[1] if task.pair else None, labels, index, where)

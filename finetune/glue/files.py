@@ -62,6 +62,7 @@ def read_split(folder: Path, task: GlueTask, split: str) -> Examples:
     path = find_split(folder, task, split)
     lines = enumerate(read_lines([path]), start=1)
     columns = task.columns[split]
+    # Columns are found by the header, or by number in a file without one.
     header = None if columns.width else _header(path, lines)
     places = _places(path, columns, header)
     width = columns.width or len(header or ())
@@ -74,6 +75,7 @@ def read_split(folder: Path, task: GlueTask, split: str) -> Examples:
         if len(cells) == width:
             numbers.append(number)
             for at, kept in cells_of.items():  # MNLI's parse trees, most of its bytes, are let go
+                # Texts stay as they are, letter by letter; a label or an index may have blanks around it.
                 kept.append(cells[at] if at in text_places else cells[at].strip())
         elif task.drops_malformed and columns.label is not None:
             dropped.append(number)
@@ -98,6 +100,7 @@ def find_split(folder: Path, task: GlueTask, split: str) -> Path:
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; it should hold {task.folder}/{split}.tsv")
     homes = [folder / name for name in (task.folder, *task.aliases.get(split, ()))]
+    # The folder may be that of all tasks or of the task itself.
     home = next((place for place in homes if place.is_dir()), folder)
     for stem in (split, *task.aliases.get(split, ())):
         for path in (home / f"{stem}.tsv", home / f"{stem}.tsv.gz"):

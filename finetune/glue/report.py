@@ -166,6 +166,7 @@ def _header(*more: str) -> list[str]:
 
 def _table(results: Sequence[GlueResults], tasks: Sequence[str]) -> Table:
     """Published dev rows and ours; the columns are in per cent."""
+    # Where tasks are missing, all rows are averaged over the measured tasks too, so that they compare.
     partial = len(tasks) < len(CAPT_TASKS)
     extra = [f"Avg of {len(tasks)} measured"] if partial else []
     rows = []

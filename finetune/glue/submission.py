@@ -241,6 +241,7 @@ def _check_names(archive: zipfile.ZipFile) -> list[str]:
 
 def _check_file(archive: zipfile.ZipFile, output: SubmissionFile) -> list[str]:
     entry = archive.getinfo(f"{output.name}.tsv")
+    # By the size that the entry declares, before it is unpacked.
     if entry.file_size > _MAX_BYTES:
         return [f"{entry.filename}: {entry.file_size:,} bytes; {output.rows:,} predictions need far fewer"]
     if entry.flag_bits & 1:

@@ -124,6 +124,7 @@ def _sizes(train: int, dev: int, test: int) -> dict[str, int]:
     return {"train": train, "dev": dev, "test": test}
 
 
+# CoLA's train and dev files alone have no header.
 _COLA = Columns(first=3, label=1, width=4)
 _PAIR = ("sentence1", "sentence2")
 _QUESTIONS = ("question1", "question2")

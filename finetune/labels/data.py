@@ -77,6 +77,7 @@ def read_splits(data: LabelsData) -> Splits:
         ConfigError: the labels are not of ``data.kind``, or what they are has to be said.
     """
     rows = read_rows(data.train, data)
+    # The training rows alone decide what the labels are; the held-out file is read by that.
     data = resolved(data, rows)
     held_out = None if data.validation is None else read_rows(data.validation, data)
     labels = [_parsed(rows, i, data) for i in range(len(rows))]
@@ -90,6 +91,7 @@ def read_splits(data: LabelsData) -> Splits:
         train, validation = rows, held_out
         report_overlap({"text": shared(_texts(train), _texts(validation))})
     if data.kind == "regression":
+        # Scale and offset are those of the rows that are trained on.
         scores = np.array([_parsed(train, i, data) for i in range(len(train))], dtype=np.float64)
         if scores.max() == scores.min() and data.scale is None:  # rounding gives equal ones a deviation above 0
             raise DataError(f"{rows.path}: every score is {scores[0]:g}; there is nothing to learn")
@@ -150,6 +152,7 @@ def _kind(rows: Labelled, data: LabelsData) -> Kind:
             f"{rows.path}: the labels are numbers with a comma, as {shown(cells[0])}; write 3.5 for 3,5 and 1000 for "
             "1,000, or say what they are: data.kind=multi_label or classification"
         )
+    # Numbers are no more than half of the labels: classes.
     if 2 * len(numbers) <= len(cells):
         return "classification"
     if len(numbers) < len(cells):
@@ -158,6 +161,7 @@ def _kind(rows: Labelled, data: LabelsData) -> Kind:
             f"{rows.places[odd]}: label {shown(rows.cells[odd])} is not a number, as most labels are; correct or "
             "remove the row, or set data.kind=classification"
         )
+    # A fraction makes scores; a few whole numbers are classes; many could be either.
     if any(not number.is_integer() for number in numbers):
         return "regression"
     if len(set(numbers)) > _MANY_CLASSES:
@@ -184,6 +188,7 @@ def _classes(rows: Labelled, labels: Sequence[Any], kind: Kind) -> list[str]:
         raise DataError(
             f"{rows.path}: every row has the labels {shown(', '.join(labels[0]))}; there is nothing to learn. {_VECTOR}"
         )
+    # Two spellings of one class (true and 1, 1 and 1.0, other letter case) would be trained as two.
     spellings: dict[str, str] = {}
     for name in counts:
         number = _number({"true": 1, "false": 0}.get(name.lower(), name))
@@ -195,6 +200,7 @@ def _classes(rows: Labelled, labels: Sequence[Any], kind: Kind) -> list[str]:
                 f"{rows.places[at]}: label {shown(name)} reads as {shown(other)} above, one class written in two ways; "
                 "write it in one, or list all classes in data.labels"
             )
+    # Numbers in the order of their values: 2 before 10.
     if all(_number(name) is not None for name in counts):
         return sorted(counts, key=lambda name: (_number(name) or 0.0, name))
     return sorted(counts)
@@ -218,6 +224,7 @@ def held_out_rows(rows: Labelled, labels: Sequence[Any], share: float, seed: int
     shuffled = [members[i] for i in np.random.default_rng(seed).permutation(len(members))]
     ordered = sorted(shuffled, key=lambda group: labels[group[0]])  # stable: by chance within a class
     wanted = min(max(1, round(share * len(ordered))), len(ordered) - 1)
+    # At equal distances in the order of labels, so that each class gives its share.
     places = (np.arange(wanted) + 0.5) * len(ordered) / wanted
     return sorted(i for place in places.astype(np.int64) for i in ordered[place])
 
@@ -254,6 +261,7 @@ def examples(rows: Labelled, data: LabelsData) -> Examples:
 def _parsed(rows: Labelled, i: int, data: LabelsData) -> Label:
     """The label of row ``i`` by ``data.kind``."""
     cell, place, column = rows.cells[i], rows.places[i], rows.columns.labels[0]
+    # Several columns, each with a label of its own, in which 0 or 1 stands.
     if isinstance(cell, tuple):
         return tuple(name for name, each in zip(rows.columns.labels, cell, strict=True) if _flag(each, name, place))
     # An empty list is a row without labels, and a missing cell a row that nobody has labelled.
@@ -355,6 +363,7 @@ def _is_vector(cell: Any) -> bool:
             return False
     if not isinstance(cell, list) or not all(isinstance(each, int | float) for each in cell):
         return False
+    # A fraction is no label, and the labels of a row do not repeat 0 or 1.
     return any(each % 1 for each in cell) or (set(cell) <= {0, 1} and len(set(cell)) < len(cell))
 
 

@@ -87,6 +87,7 @@ def find_columns(table: Table, text: str | None, second: str | None, labels: Seq
     for key, name in (("text", text), ("second", second), *(("label", name) for name in labels)):
         if name is not None and name not in names:
             raise DataError(f"{path}: no column {name!r} (data.{key}); {did_you_mean(name, names, 'it has')}")
+    # Reversed, so that the first of names that differ in their case counts.
     usual = {name.lower(): name for name in reversed(names)}
     labels = tuple(labels) or tuple(usual[name] for name in _LABELS if name in usual)[:1]
     if not labels:
@@ -116,6 +117,7 @@ def _delimited(path: Path, *, tabs: bool, quotes: bool) -> Table:
     first = next(lines, "")
     separator = "\t" if tabs else next((s for s in (",", ";", "\t") if s in first), ",")
     found = records(path, chain([first], lines), separator, quotes=quotes, remedy="set data.quotes=true")
+    # An empty line is no row.
     rows_of_cells = (each for each in found if each[1])
     _, header = next(rows_of_cells, (1, [""]))
     columns = require_names(path, header)

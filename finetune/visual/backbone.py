@@ -50,6 +50,7 @@ def read_backbone(job: VisualJob) -> Backbone:
 def _pretrained(path: Path, job: VisualJob) -> Backbone:
     start = read_start(path)
     found, own, source = start.pretrained, job.tokenizer.path, str(job.model.init)
+    # The tokenizer beside the weights counts; tokenizer.path is for weights without one.
     tokenizer = found.tokenizer
     if tokenizer is None and own is not None:
         tokenizer = load_tokenizer(local_folder(own, TOKENIZER_FILES))

@@ -134,7 +134,9 @@ def split_off(rows: Sequence[Example], task: VisualTask, share: float) -> Splits
     if len(groups) < 2:
         raise DataError("data.validation_share: all rows belong together; name data.validation instead")
     wanted, chosen = share * len(rows), set[int]()
+    # The last group stays for training, whatever the share.
     for name in sorted(groups, key=lambda name: sha256(name.encode()).digest())[:-1]:
+        # A group is taken when this comes nearer to the share than to leave it.
         if chosen and len(chosen) + len(groups[name]) / 2 > wanted:
             break
         chosen.update(groups[name])

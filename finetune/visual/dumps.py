@@ -39,6 +39,7 @@ def read_rows(path: Path, id_key: str, answer_key: str, id_type: type) -> tuple[
     for i, row in enumerate(document.rows):
         if not isinstance(row, dict) or not {id_key, answer_key} <= row.keys():
             problems.append(f"row {i + 1}: {shown(row)} has not both {id_key} and {answer_key}")
+        # Not isinstance: True is an int as well, but no id.
         elif type(row[id_key]) is not id_type:
             problems.append(f"row {i + 1}: {id_key} is {shown(row[id_key])}; it must be {kind}")
         elif not isinstance(row[answer_key], str):

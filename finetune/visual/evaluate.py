@@ -71,6 +71,7 @@ def evaluate(
         require_counted(rows.examples, "--data")
     results = results_of_all_rows(trained.model.to(device), rows, objective, batch, device, progress)
     metrics = {} if rows.targets is None else objective.metrics(results, rows)
+    # Official metrics are those of the result file, which is written and read back.
     metrics |= _dumped(results, rows, job, answers, predictions, files)
     name = "validation" if not files else "+".join(file.name for file in files)
     return evaluation_result(trained.checkpoint, job.data.task, {name: len(rows)}, metrics, out)
@@ -84,6 +85,7 @@ def _rows(
     trained: FineTunedLxmert, files: Sequence[Path] | None, regions: Path | None, answers: AnswerTable | None
 ) -> tuple[Sequence[Path], PictureRows]:
     data = trained.job.data
+    # What the job itself names is looked for only where it is needed.
     if not regions or not files:
         data = located(data, data.task)
     store = RegionStore.open(regions or require_store(require(data)), Verifier(data.cache), cache=data.cache)

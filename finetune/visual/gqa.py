@@ -103,6 +103,7 @@ def _consistency(
     right: Mapping[str, bool],
 ) -> float | str:
     answers = {question.id: question.answer for question in questions}
+    # GQA lists a question among those that it entails.
     entailed = {question.id: [key for key in question.entailed if key != question.id] for question in scored}
     needed = dict.fromkeys(key for keys in entailed.values() for key in keys)
     for what, known in (("answer", {key for key, answer in answers.items() if answer is not None}),
@@ -147,6 +148,7 @@ def _distribution(predictions: Mapping[str, str], scored: Sequence[GqaQuestion])
     if not gold:
         return "the questions do not say their groups"
     distances = [
+        # Over the right answers alone, as the evaluator sums.
         sum((predicted[group][answer] - count) ** 2 / count for answer, count in answers.items())
         for group, answers in gold.items()
     ]

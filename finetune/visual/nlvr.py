@@ -157,6 +157,7 @@ def permuted(regions: Regions, orders: Int64[np.ndarray, "n boxes"]) -> Regions:
     before = features[..., _NUMBER].argmax(-1)
     after = np.take_along_axis(orders, before, axis=1)
     features[..., _NUMBER] = np.eye(BOXES, dtype=features.dtype)[after] * regions.present[..., None]
+    # Boxes lie STEP pixels apart, and widths count as 1.
     shift = ((after - before) * regions.present * np.float32(STEP / WIDTH)).astype(np.float32)
     boxes[..., [0, 2]] += shift[..., None]
     return regions._replace(features=features, boxes=boxes)

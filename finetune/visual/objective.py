@@ -57,6 +57,7 @@ class AnswerObjective:
         assert isinstance(targets, SoftTargets), "only labelled rows are measured"
         answer: Int64[np.ndarray, " n"] = results["answer"]
         counts = np.array([row.counts for row in rows.examples])
+        # Questions that do not count give the best constant answer nothing.
         scores = targets.scores * np.repeat(counts, np.diff(targets.starts))
         totals = np.bincount(targets.ids, weights=scores, minlength=1)
         return {

@@ -161,6 +161,7 @@ def sections(sweeps: Sequence[SweepRecord]) -> list[ReportSection]:
             task = study.config.get("data.task")
             if study.config.get("task.type") != "visual" or task not in TASKS or study.best is None:
                 continue
+            # A study has the configuration of one of its trials: the parameters of the best replace those.
             config = {**study.config, **study.best.params}
             row = _row(rows, config, f"{name}: " if several else "", sweep.folder)
             cell = row.cells.setdefault(task, Cell())
@@ -222,6 +223,7 @@ def _table(rows: Sequence[Row]) -> Table:
     for row in rows:
         own = {task: _cell(row, task) for task in TASKS}
         nlvr2 = row.cells.get("nlvr2")
+        # Only the whole dev set compares with the published column.
         official = nlvr2 is not None and nlvr2.other("validation_samples") == _DEV_ROWS
         dev = own["nlvr2"] if official else ""
         own["nlvr2"] = "" if official else own["nlvr2"]

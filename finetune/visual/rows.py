@@ -114,6 +114,7 @@ class PictureRows:
         self._texts = TextRows(encoded, None, pad_id, types=False)
         self._store, self._pictures = store, pictures
         regions = store.counts(pictures.reshape(-1)).reshape(pictures.shape)
+        # What a row costs, by which batches are made of rows that are alike.
         self._lengths: Int64[np.ndarray, " n"] = encoded.lengths + regions.sum(1)
         self.mean_words, self.mean_regions = float(encoded.lengths.mean()), float(regions.mean())
 

@@ -39,6 +39,7 @@ class VisualFineTuning(FineTuningTask):
         with all_ranks().synchronize_errors():
             data = located(job.data, job.data.task)
         self.store = RegionStore.open(require(data), Verifier(data.cache, all_ranks()), cache=data.cache)
+        # Rows first: the answer table and, from scratch, the tokenizer are made of them.
         splits = read_splits(data)
         if data.missing_pictures == "skip":
             splits = without_missing(splits, self.store)
@@ -106,6 +107,7 @@ class VisualFineTuning(FineTuningTask):
         tables = (read_answers(self.job, folder), self.answers)
         require_same_answers(folder, *(None if table is None else table.answers for table in tables))
         if self.job.data.allow_change and isinstance(state.get("data"), str):
+            # Today's data in the checkpoint's place, so that the comparison below passes.
             state = {**state, "data": self._identity["data"].value}
         super().load_state(folder, state)
 
@@ -125,6 +127,7 @@ def _encoder(job: VisualJob, backbone: Backbone | None, tokenizer: TextTokenizer
     size = store.manifest.feature_size
     base = (job.model.encoder or LxmertConfig()) if backbone is None else backbone.config
     if backbone is not None:
+        # A model that does not say what its features are is compared by their size alone.
         known = FeatureKind.of(store).model_copy(update={"feature_size": base.known("feature_size")})
         allow = job.data.allow_other_features
         require_features(store, backbone.features or known, backbone.source, allow_other=allow)

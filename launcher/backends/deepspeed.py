@@ -72,6 +72,7 @@ def plan(launch: Launch) -> Plan:
     )
     # The file comes last in DeepSpeed, which else puts the working folder of this host first.
     sent = {"PYTHONPATH": "", **forwarded}
+    # pdsh replaces %h and the like, unless the % is doubled.
     lines = [f"{name}={value.replace('%', '%%')}" for name, value in sent.items()]
     return Plan(
         "deepspeed",

@@ -52,6 +52,7 @@ def run(launch: Launch, plan: Plan, connect: Connect, env: Mapping[str, str], py
     try:
         with processes.stop_signals(asked.append, lambda: asked.append(signal.SIGTERM)):
             hosts, links = _gathering(launch, plan, asked, lambda host: connect(host, output)).gather(plan.hosts)
+            # The stop came while hosts were called: there are no ranks that could answer it.
             if asked:
                 end(links)
                 return End(STOPPED, f"{asked[0].name} received before the ranks were started")
@@ -96,6 +97,7 @@ def _gathering(
     return Gathering(
         connect=connect,
         spares=plan.spares,
+        # At the first start every host must be there.
         policy=supervised.on_lost_node if launch.again else None,
         patience=60 * supervised.wait_minutes,
         fits=lambda world: _misfit(launch, world),
@@ -118,6 +120,7 @@ def _meet(launch: Launch, plan: Plan, hosts: Sequence[Host], lines: Mapping[Host
     first, *others = hosts
     where = {"port": plan.master_port, "alone": not others, "again": launch.again}
     (opened,) = ask([lines[first]], lines.values(), "listen", **where).values()
+    # At the first start a port that cannot be opened is for the user to free; later on it counts against the host.
     if opened.problem and not lines[first].lost and not launch.again:
         raise ConfigError(
             f"port {plan.master_port} of {first.name}: {opened.problem}; end what uses it, or choose --master-port"
@@ -175,6 +178,7 @@ def _run(
             ended = watcher.watch()
     finally:
         ranks.close()
+    # What was not seen to end is ended before the next start.
     return replace(ended, left=ranks.left())
 
 

@@ -54,6 +54,7 @@ def plan(launch: Launch) -> Plan:
     check_spares(launch, listed, spares, "the cluster file")
     port = options.master_port or DEFAULT_PORT
     words = pod_words(launch, cluster, len(hosts))
+    # The one file of a new launch is the merged job.
     (text,) = launch.files.values()
     manifest = job_manifest(
         cluster,

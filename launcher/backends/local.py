@@ -38,6 +38,7 @@ def plan(launch: Launch) -> Plan:
                 "WORLD_SIZE": str(ranks),
                 "LOCAL_WORLD_SIZE": str(ranks),
                 "MASTER_ADDR": "127.0.0.1",
+                # 0 until ``run_ranks`` has found a free one.
                 "MASTER_PORT": str(port or 0),
                 **host.env,
             },

@@ -54,6 +54,7 @@ class Rank:
         context = ray.get_runtime_context()
         gpus = tuple(map(str, context.get_accelerator_ids().get("GPU", ())))
         with socket.socket() as s:
+            # Given up again at once; rank 0, which has the rendezvous, takes it a little later.
             s.bind(("", 0))
             port = int(s.getsockname()[1])
         return Place(context.get_node_id(), raycluster.own_address(), gpus, port)
@@ -90,6 +91,7 @@ class RankGroup:
     def start(self, argv: Sequence[str], cwd: Path, output: Path | None, forwarded: Mapping[str, str]) -> None:
         """Start all ranks with the forwarded environment and the variables that ``torch.distributed`` reads."""
         self._failed = None
+        # Every rank needs the address of the first one: all places before any start.
         places: list[Place] = self._all("place")
         ranks_on = Counter(place.node for place in places)
         seen: Counter[str] = Counter()

@@ -215,6 +215,7 @@ def render(launch: Launch, cluster: SlurmCluster) -> str:
     run_dir = launch.run_dir.resolve()
     python = shlex.quote(sys.executable)
     arguments, folder = shlex.join(_begun_or_resumed(launch.arguments)), shlex.quote(str(run_dir))
+    # The tasks of an array are runs of their own, each in a folder below run.dir.
     if cluster.array_key is not None:
         if "--resume" in launch.arguments:
             raise ConfigError("array_key begins runs of their own: resume one of them with a cluster file without it")
@@ -258,6 +259,7 @@ def _directives(cluster: SlurmCluster, run_dir: Path, requeue: bool, survives: b
         "constraint": cluster.constraint,
         "array": cluster.array,
         "output": f'"{_checked(run_dir)}/log/slurm-%j.log"',
+        # A job that is queued again keeps its number, and so its log.
         "open-mode": "append",
         "signal": f"USR1@{cluster.save_before_end}",
     }

@@ -50,6 +50,7 @@ def plan(launch: Launch) -> Plan:
     hosts, spares = listed[: options.nodes], listed[options.nodes :] if options.nodes is not None else ()
     if not blocked:
         on_hosts.check_spares(launch, listed, spares, "the allocation")
+    # By the number of the job: two allocations that share a node need different ports.
     port = options.master_port or _FIRST_PORT + int(slurm.get("SLURM_JOB_ID", 0)) % _PORTS
     commands = on_hosts.commands(launch, hosts, options.master_addr or hosts[0].name, port, _cluster(launch).python)
     return Plan("srun", hosts, commands, files=launch.files, master_port=port, spares=spares, blocked_reason=blocked)
@@ -60,6 +61,7 @@ def start(launch: Launch, plan: Plan) -> End:
     inherited, cluster = environment.inherited(), _cluster(launch)
     path = [entry for entry in inherited.get("PYTHONPATH", "").split(":") if entry]
     contained = bool(cluster.container) or any(word.startswith("--container") for word in cluster.srun)
+    # A container may have to be unpacked before anything in it can answer.
     answer = _UNPACKING if contained else ANSWER
 
     def connect(host: Host, output: Output) -> Link:

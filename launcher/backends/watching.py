@@ -92,6 +92,7 @@ class Watcher:
         if self._killed:
             self._wait(self._grace)
             return End(FAILED, "killed by a second Ctrl-C, without a checkpoint")
+        # The news of other nodes must be here before one rank is blamed.
         self._wait(self._ranks.delay)
         while not self._ranks.is_fresh() and self._ranks.lost() is None:  # bounded: a silent host is lost
             self._ranks.look(_POLL)
@@ -131,6 +132,7 @@ class Watcher:
         if now - self._looked > _SUSPENDED or self._ranks.is_held_up():
             self._awake = now
         self._looked = now
+        # Old news would look like a rank that stands still; a node that stays silent is lost before long.
         if not self._ranks.is_fresh():
             return None
         pulses = self._pulses()
@@ -139,6 +141,7 @@ class Watcher:
             self._waited, self._about_files = None, False
             return None
         self._about_files = self._is_about_files(stalled, pulses, now)
+        # File servers pause for minutes: such a wait is a stall only when it lasts longer than that.
         return None if self._about_files and stalled.pulse.seconds <= WRITING else stalled
 
     def _is_about_files(self, stalled: Stall, ranks: Iterable[int], now: float) -> bool:
@@ -205,6 +208,7 @@ class Watcher:
             self._ranks.look(_POLL)
 
     def _joint_end(self) -> End:
+        # A rank that the stop signal killed before it could hear it has stopped as well.
         codes = [STOPPED if code is not None and code < 0 else code for code in self._ranks.codes]
         if len(set(codes)) == 1:
             code = codes[0] or DONE

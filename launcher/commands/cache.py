@@ -73,6 +73,7 @@ def remove_entry(entry: CacheEntry) -> bool:
     key = entry.path.name.removeprefix(".").split(".")[0]
     with ExitStack() as stack:
         try:
+            # Some kinds of entries are locked by a hidden file, others by a visible one.
             for name in (f".{key}.lock", f"{key}.lock"):
                 stack.enter_context(file_lock(entry.path.with_name(name), remove=True, error=DataError))
         except DataError:

@@ -156,6 +156,7 @@ def inspect(
     from capt.pretrain.base.errors import ConfigError
     from capt.pretrain.pairs.inspect import PairFiles, Side, is_pairs, summarize_pairs
 
+    # A file may be called like a key; then it is a file.
     keys = [path for path in paths or [] if _KEY.match(path) and not Path(path).exists()]
     files = [Path(path).expanduser() for path in paths or [] if path not in keys]
     if job is None and keys:

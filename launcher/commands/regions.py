@@ -242,6 +242,7 @@ def _show_store(summary: StoreSummary, verified: bool) -> None:
     typer.echo(f"classes: {summary.object_classes:,} of objects, {summary.attribute_classes:,} of attributes")
     sizes = [" x ".join(map(str, size)) for size in (summary.smallest, summary.largest)]
     typer.echo(f"pictures have from {sizes[0]} to {sizes[1]} pixels, and regions:")
+    # At most 20 lines.
     step = -(-(summary.most_regions - summary.fewest_regions + 1) // 20)
     for first in range(summary.fewest_regions, summary.most_regions + 1, step):
         count = sum(summary.histogram.get(number, 0) for number in range(first, first + step))

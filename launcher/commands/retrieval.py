@@ -280,6 +280,7 @@ def _on_ranks(work: Mapping[str, Any], folder: Path, options: Options) -> dict[s
     if name not in _LAUNCHERS:
         raise ConfigError(f"--launcher {name}: such work is started by {', '.join(_LAUNCHERS)}")
     task = folder / f".work-{secrets.token_hex(8)}.json"
+    # Launchers start jobs: this one brings them the folder, and a batch of one row for each rank.
     job = Job.model_validate(
         {
             "task": {"type": "retrieval"}, "run": {"dir": str(folder)},

@@ -54,6 +54,7 @@ def job_manifest(
     Raises:
         ConfigError: the name is too long for its pods, or the job too large for a ConfigMap.
     """
+    # A pod is called NAME-node-0-NUMBER, and a host name has 63 characters at most.
     files = _files(cluster, name, {"job.yaml": text}, longest=_LONGEST_NAME - len(f"-{_NODES}-0-{cluster.pods}"))
     ports = [{"name": "metrics", "containerPort": metrics_port}] if metrics_port else []
     container = {
@@ -79,7 +80,9 @@ def job_manifest(
         **({"ports": ports} if ports else {}),
     }
     spec = {
+        # Pods find each other by name before they are ready.
         "network": {"enableDNSHostnames": True, "subdomain": name, "publishNotReadyAddresses": True},
+        # The Job counts failures (backoffLimit); the set itself starts nothing again.
         "failurePolicy": {"maxRestarts": 0},
         "replicatedJobs": [
             {"name": _NODES, "replicas": 1, "template": _indexed_job(cluster, _pod(cluster, name, files, container))}
@@ -118,12 +121,14 @@ def sweep_manifest(cluster: KubernetesCluster, name: str, files: Mapping[str, st
         "backoffLimit": cluster.restarts,
         "rayClusterSpec": {
             "headGroupSpec": {
+                # The submitter is another pod.
                 "rayStartParams": {"dashboard-host": "0.0.0.0"},
                 "template": _pod(cluster, name, described, head),
             },
             "workerGroupSpecs": [
                 {
                     "groupName": "nodes",
+                    # The head is one of the pods.
                     **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), cluster.pods - 1),
                     "rayStartParams": {},
                     "template": _pod(cluster, name, described, worker),
@@ -244,6 +249,7 @@ def _pod(
         "securityContext": {
             "runAsNonRoot": True,
             "seccompProfile": {"type": "RuntimeDefault"},
+            # Else each start of a pod would change the owner of every file of a volume.
             **({} if cluster.group is None else {"fsGroup": cluster.group, "fsGroupChangePolicy": "OnRootMismatch"}),
         },
         "containers": [container],
@@ -257,6 +263,7 @@ def _pod(
         own = {"restartPolicy": "Never", "shareProcessNamespace": True, **own}  # process 1 then collects orphans
     return {
         "metadata": {"labels": {"app.kubernetes.io/name": "capt", _INSTANCE: name}},
+        # What the cluster file says of its pods comes last and wins.
         "spec": {**own, **cluster.pod_spec},
     }
 

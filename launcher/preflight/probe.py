@@ -77,6 +77,7 @@ def sources(path: Sequence[str]) -> str:
         spec = None if root else importlib.util.find_spec(package)  # an editable installation
         for place in [root] if root else list(spec.submodule_search_locations or []) if spec else []:
             for folder, names, files in os.walk(place, followlinks=True):
+                # In place: os.walk then takes the folders in the same order on every host.
                 names.sort()
                 for file in sorted(files):
                     if file.endswith((".py", ".yaml")):
@@ -138,6 +139,7 @@ def interfaces() -> dict[str, str]:
         for _, name in socket.if_nameindex():
             found[name] = ""
             with contextlib.suppress(OSError):
+                # struct ifreq: 16 bytes of name, then family, port and address.
                 answer = fcntl.ioctl(asking.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
                 found[name] = socket.inet_ntoa(answer[20:24])
     return found
@@ -189,6 +191,7 @@ def server_on(port: int) -> socket.socket:
         try:
             return socket.create_server(("", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
         except OSError as error:
+            # Any other error is taken for a host without IPv6.
             if error.errno == errno.EADDRINUSE:
                 raise
     return socket.create_server(("", port), backlog=1024)

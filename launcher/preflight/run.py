@@ -85,8 +85,10 @@ def reach(survey: Survey) -> Iterator[Check]:
             yield Check("host key", "fail", f"not known: {said}", advice, host)
         elif _LOGIN.search(said):
             yield Check("login", "fail", said, f"ssh-copy-id {host}; the login must ask nothing", host)
+        # What a shell returns where it cannot run the Python.
         elif one.exit_code in (126, 127):
             yield Check("Python", "fail", said, "the same environment at the same path on every host", host)
+        # None: ssh did not end by itself; 255: it failed itself.
         elif one.exit_code in (None, 255):
             advice = f"is it on, and its sshd? then ssh {host} true; or take it out of the hostfile"
             yield Check("reachable", "fail", said, advice, host)
@@ -109,6 +111,7 @@ def versions(survey: Survey) -> Iterator[Check]:
             if there != mine:
                 advice = f"pip install '{name}=={mine}' there" if mine else f"pip uninstall {name} there"
                 yield Check(name, "fail", f"{there or 'not installed'}, here {mine or 'not installed'}", advice, host)
+        # Another release has been reported above; this finds other files of the same one.
         if facts.sources != here.sources and facts.packages.get(PACKAGES[-1]) == here.packages.get(PACKAGES[-1]):
             finding = "other files of the same release" if facts.sources else "pretrain cannot be imported"
             yield Check("sources", "fail", finding, "the same commit on every host, or one checkout that all see", host)

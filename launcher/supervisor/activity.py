@@ -62,8 +62,10 @@ class Activity:
         for folder in self._folders():
             with suppress(OSError, ValueError, IndexError):  # it has ended meanwhile
                 fields = _fields(folder / "stat")
+                # Time in the program and in the kernel (utime, stime).
                 cpu += (int(fields[11]) + int(fields[12])) * _TICK
                 lines = (folder / "io").read_text().splitlines()
+                # All that was given to write calls, whether or not a disk has it yet.
                 written += sum(int(line.split()[1]) for line in lines if line.startswith("wchar"))
         return cpu, written
 
@@ -78,6 +80,7 @@ def waits_for_files(pid: int) -> bool:
         for thread in Path(f"/proc/{child}").glob("task/*"):
             with suppress(OSError, IndexError, ValueError):
                 state = _fields(thread / "stat")[0]
+                # D: in a disk's sleep; T: suspended, which says nothing of files.
                 if state == "D" or (state != "T" and _is_in_a_file(thread)):
                     return True
     return False

@@ -54,6 +54,7 @@ class Door:
             call = self._calls.pop(number, None) if waits else None
         if call is not None:
             return Link(host, _Connection(call), output, _GREETING)
+        # A line whose other end is closed: the job sees a lost node, without a case of its own.
         reading, writing = socket.socketpair()
         link = Link(host, _Connection(reading), output, b"")
         writing.close()
@@ -65,6 +66,7 @@ class Door:
             call, _ = self._door.accept()
             with suppress(OSError, ValueError):
                 call.settimeout(_HEARING)
+                # Byte by byte: what follows the first line belongs to the supervisor.
                 hello = b""
                 while not hello.endswith(b"\n") and len(hello) < _LONGEST and (more := call.recv(1)):
                     hello += more
@@ -72,6 +74,7 @@ class Door:
                 if hello.decode() == _HELLO.format(number) and 0 <= number < self._nodes:
                     call.settimeout(None)
                     with self._changed:
+                        # A pod that calls anew takes the place of its older call, which is closed below.
                         before, self._calls[number] = self._calls.get(number), call
                     call = before  # type: ignore[assignment]
             if call is not None:

@@ -96,13 +96,16 @@ class Page:
 
 def find_stall(pulses: dict[int, Pulse], stall: float) -> Stall | None:
     """The rank that hangs, of the ranks that have noted something."""
+    # A rank that ends does not hang.
     judged = {rank: pulse for rank, pulse in pulses.items() if pulse.section != "end"}
     if not judged:
         return None
+    # The rank that is furthest behind, and of several the one that is there longest: the others wait for it.
     behind = {rank: (pulse.step, SECTIONS.index(pulse.section), -pulse.seconds) for rank, pulse in judged.items()}
     rank = min(behind, key=behind.__getitem__)
     pulse = judged[rank]
     limit = FACTOR * pulse.longest + stall
+    # A start has no usual length, nor has a section that was seen only a few times.
     if pulse.section == "start" or pulse.times < SEEN or pulse.seconds <= limit:
         return None
     return Stall(rank, pulse, limit)

@@ -133,9 +133,11 @@ class Link:
         """Take what has come from the node and its ranks."""
         _, stdout, stderr = self._pipes()
         *lines, self._said = (self._said + self._take(stderr)).replace(b"\r", b"\n").split(b"\n")
+        # A line that does not end is handed on in pieces.
         if len(self._said) > LONGEST:
             lines, self._said = [*lines, self._said], b""
         for line in filter(None, lines):
+            # Until the supervisor is up, ssh or a login shell speaks: it tells why a host cannot be reached.
             if self.up is None:
                 self._last_words.append(printable(line.decode(errors="replace"), 400))
             else:
@@ -185,6 +187,7 @@ class Link:
     def _take(self, pipe: Any) -> bytes:
         data = b""
         with suppress(BlockingIOError):
+            # Bounded, so that a node that prints all the time does not keep the others waiting.
             while not pipe.closed and len(data) < LONGEST:
                 try:
                     chunk = os.read(pipe.fileno(), 1 << 16)
@@ -204,6 +207,7 @@ class Link:
             self._give_up("a word that is none")
             return
         self.heard = time.monotonic()
+        # The node's own time comes back to it and renews its lease.
         self.send("beat", now=news.now)
         self.up = self.up or news.up
         self.ranks = news.ranks if news.ranks is not None else self.ranks

@@ -123,6 +123,7 @@ class Supervisor:
     def _do(self, told: dict[str, Any]) -> None:
         match told["do"]:
             case "beat":
+                # A time of this host's own clock, which the head has only sent back: clocks need not agree.
                 self._lease = max(self._lease, told["now"] + LEASE)
             case "start":
                 self._start(**told["job"])
@@ -155,6 +156,7 @@ class Supervisor:
 
     def _report(self) -> None:
         over = sum(code is not None for code in self._ranks.codes)
+        # Sooner only where another rank has ended.
         if time.monotonic() - self._reported < REPORT and over == self._known:
             return
         self._reported, self._known = time.monotonic(), over

@@ -96,6 +96,7 @@ class Output:
                 over = self._over
             if left_out:
                 lines = f"[capt] {left_out} lines of the nodes were left out\n{lines}"
+            # Outside the lock: a terminal that takes nothing holds up this thread alone.
             with suppress(OSError, ValueError):  # stderr is closed
                 sys.stderr.write(lines)
                 sys.stderr.flush()

@@ -146,6 +146,7 @@ def stop_signals(stop: Callable[[signal.Signals], None], kill: Callable[[], None
     handled = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup asked for it to be ignored
         handled.append(signal.SIGHUP)
+    # Only the outermost block forgets: blocks within it must hear of a signal that came between them.
     if _Stop.blocks == 0:
         _Stop.asked = None
     _Stop.blocks += 1

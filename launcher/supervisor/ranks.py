@@ -128,6 +128,7 @@ class LocalRanks:
         if self._door is not None:
             inherits = (*inherits, self._door.fileno())
             given[LISTENS] = str(self._door.fileno())
+        # Rank 0 alone inherits the open socket of the rendezvous.
         rank = processes.start(argv, given, on_parent_death=signal.SIGKILL, inherits=inherits)
         self._close_door()
         self._ranks.append(rank)
@@ -193,6 +194,7 @@ class LocalRanks:
         while time.monotonic() < deadline and not processes.ended(self._ranks[rank]):
             time.sleep(_POLL)
             said = page.stacks()
+            # The stacks are whole once they no longer grow.
             if said and said == before:
                 break
             before = said
@@ -216,6 +218,7 @@ def listening(address: str, port: int) -> socket.socket:
     """A socket that listens there; without an address on all, those of IPv6 too, where the system has it."""
     if not address and socket.has_dualstack_ipv6():
         try:
+            # Dual-stack, so that hosts reach it by addresses of either kind.
             return socket.create_server(("", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
@@ -279,6 +282,7 @@ def _own_prefix() -> str:
 
 def _place() -> str:
     usual = tempfile.gettempdir()
+    # The 9: a separator, and the eight characters that mkdtemp adds.
     return usual if len(os.fsencode(usual)) + len(_own_prefix()) + 9 <= _LONGEST else _SHORT
 
 

@@ -109,6 +109,7 @@ class Gathering:
         for index, host in enumerate(hosts):
             while host in missing and (spare := next((each for each in spares if each.slots >= host.slots), None)):
                 spares.remove(spare)
+                # The spare host runs as many ranks as the one that it replaces.
                 taken = Host(spare.name, host.slots)
                 if reason := self._call([taken], lines):
                     log.warning("the spare host %s cannot be used: %s", spare.name, reason[taken])
@@ -179,6 +180,7 @@ class RemoteRanks:
         for link in self._links:
             own = [dict(each[rank]) for rank, (place, _) in enumerate(self._places) if place is link]
             before = left.get(link.host)
+            # A host that was started anew since then has none of its old processes.
             mine = before.processes if before and link.up and before.started == link.up.started else ()
             link.send("start", job={"argv": list(argv), "env": dict(env), "each": own, "left": mine})
         if self._asked:
@@ -192,6 +194,7 @@ class RemoteRanks:
         time.sleep(seconds)
         pump(self._links, 0.0)
         asked = next((link.asked for link in self._links if link.asked), 0)
+        # Slurm signals the nodes: the job as a whole is then asked to stop.
         if asked and self._asked is None:
             os.kill(os.getpid(), asked)
         self.codes = [link.ranks[index].code if link.ranks else None for link, index in self._places]
@@ -278,6 +281,7 @@ def end(links: Sequence[Link]) -> None:
     """End the supervisors of nodes."""
     for link in links:
         link.hang_up()
+    # All were told first, so that hundreds end in the time of one.
     until = time.monotonic() + _ENDING
     while any(link.is_ending() for link in links) and time.monotonic() < until:
         pump(links, REPORT / 10)

@@ -84,6 +84,7 @@ class ProgressTable:
             )  # fmt: skip
 
     def _left(self) -> str:
+        # Trials that were over before this start say nothing of the time that one takes.
         done = self._over - self._first
         if not done or self._over >= self._total:
             return ""
@@ -150,6 +151,7 @@ class Driver(tune.Callback, tune.Stopper):
             tune_config=tune.TuneConfig(
                 scheduler=group.scheduler,
                 search_alg=group.searcher,
+                # A list of given trials is gone through once; a searcher draws this many.
                 num_samples=1 if group.trials else group.number,
                 max_concurrent_trials=self._concurrent,
                 reuse_actors=True,
@@ -194,6 +196,7 @@ class Driver(tune.Callback, tune.Stopper):
         """Record a finished trial; one that the scheduler ended early is pruned."""
         spec = spec_of(trial.config)
         ended = trial.last_result.get("ended")
+        # A trial that stops with the sweep is not over: it continues when the sweep does.
         if ended in ("stopped", "unreported") or self._trial_log.finished(spec):
             self._table.gone(spec)
             return

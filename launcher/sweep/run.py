@@ -174,6 +174,7 @@ def _run(
 ) -> int:
     from capt.launcher.sweep.driver import Driver, ProgressTable, TrialGroup
 
+    # The file of a stop that was asked for earlier.
     plan.stop_file.unlink(missing_ok=True)
     total = sum(map(len, specs.values()))
     known = [spec for study in specs for spec in _possible_trials(sweep, plan, study, specs[study])]
@@ -336,12 +337,14 @@ def manifest(sweep: Sweep, cluster: KubernetesCluster) -> str:
         )
     files, studies = {}, dict(sweep.studies)
     for name, study in sweep.studies.items():
+        # Base jobs in files of this machine travel along.
         if Path(study.base).is_file():
             base = f"base-{name}.yaml"
             files[base] = to_yaml(load_mapping(study.base))
             studies[name] = study.model_copy(update={"base": base})
     folder = PurePosixPath(cluster.folder)
     home, where = Path.cwd(), sweep.sweep.dir
+    # Below the pods' working folder, the sweep lies where it would lie below this one.
     place = folder / (where.relative_to(home) if where.is_relative_to(home) else where)
     section = sweep.sweep.model_copy(update={"dir": Path(place)})
     files[_SWEEP] = sweep.model_copy(update={"studies": studies, "sweep": section}).to_yaml()

@@ -30,6 +30,7 @@ def scheduler(sweep: Sweep, study: str) -> TrialScheduler:
             time_attr=TIME,
             metric=METRIC,
             mode="max",
+            # Trials end by their own schedules.
             max_t=_NO_END,
             grace_period=section.grace,
             reduction_factor=section.reduction,
@@ -62,6 +63,7 @@ class Population(PopulationBasedTraining):
     def _get_new_config(self, trial: Any, trial_to_clone: Any) -> Any:
         config, operations = super()._get_new_config(trial, trial_to_clone)
         params = {key: _within(self._space[key], value) for key, value in config["trial"]["params"].items()}
+        # The spec, which names the folder, stays the member's own.
         config["trial"] = {**config["trial"], "spec": trial.config["trial"]["spec"], "params": params}
         return config, operations
 
@@ -103,8 +105,10 @@ def optuna(
         if len(scores) == len(seeds) and numbers:
             taught.append((dict(params), sign * float(np.mean(numbers))))
         else:
+            # Settings that were begun come first, so that all of their seeds get done.
             begun.append({f"params/{key}": value for key, value in params.items()})
     space = OptunaSearch.convert_search_space({"params": {key: _domain(d) for key, d in sweep.space_of(study).items()}})
+    # With the seed of before, a continued search would draw the same settings again.
     searcher = OptunaSearch(space, METRIC, "max", points_to_evaluate=begun, seed=sweep.search.seed + len(taught))
     for params, value in taught:
         searcher.add_evaluated_point({f"params/{key}": v for key, v in params.items()}, value)
@@ -116,6 +120,7 @@ def _domain(dimension: Dimension) -> Any:
     if dimension.values is not None:
         return tune.choice(dimension.values)
     if dimension.randint:
+        # Tune leaves the upper end out.
         return tune.randint(dimension.randint[0], dimension.randint[1] + 1)
     return tune.loguniform(*dimension.loguniform) if dimension.loguniform else tune.uniform(*(dimension.uniform or ()))
 

@@ -56,7 +56,9 @@ def prepare_restart(run_dir: Path, source: Mapping[str, Any] | None) -> tuple[tu
         _clear(run_dir)
         return (), 0
     newest, step = complete[-1].name, step_of(complete[-1])
+    # The steps behind the checkpoint are done, and logged, once more.
     drop_rows_after(run_dir / METRICS, step)
+    # Else the end of the last attempt would be taken for that of the next.
     (run_dir / STATUS).unlink(missing_ok=True)
     return ("--resume", "--checkpoint", newest), step
 
@@ -79,6 +81,7 @@ def _adopt(run_dir: Path, source: Path, step: int) -> None:
     """Make ``source`` the newest checkpoint of the run."""
     own = step_folder(run_dir, step)
     there = [path for path in (run_dir / "checkpoints").glob("*") if is_step(path.name)]  # whole or not
+    # Checkpoints of later steps would be newer.
     remove_checkpoints(run_dir, [path.name for path in there if step_of(path) > step or path == own != source])
     for link in ("latest", "best"):
         path = run_dir / "checkpoints" / link
@@ -88,6 +91,7 @@ def _adopt(run_dir: Path, source: Path, step: int) -> None:
                 (run_dir / "best.json").unlink(missing_ok=True)
     if own == source:
         return
+    # Renamed when it is whole: a copy that was interrupted is no checkpoint.
     partial = own.with_name(f".{own.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(source, partial)
@@ -151,6 +155,7 @@ class SweepTrial(tune.Trainable):
         self._best: float | None = None
         self._step = 0
         self._error = ""
+        # A trial that is over starts no ranks, and reports again what it had.
         self._over = config.get("trial", {}).get("recorded") or ("done" if run_state(self._run) == "done" else "")
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -173,6 +178,7 @@ class SweepTrial(tune.Trainable):
                 self._stop()
             elif (code := self._ranks.poll()) is None:
                 time.sleep(_POLL)
+            # The ranks have ended; what they logged last is reported first.
             elif not self._rows.waiting():
                 self._ranks_ended(code)
 
@@ -180,6 +186,7 @@ class SweepTrial(tune.Trainable):
         """Where the checkpoint of the last validation lies; the ranks end, because a pause follows."""
         del checkpoint_dir  # only the path travels
         checkpoint = step_folder(self._run, self._step)
+        # The validation may be logged before its checkpoint is whole.
         while not (checkpoint / MANIFEST).is_file() and not self._over and self._ranks.poll() is None:
             time.sleep(_POLL)
         self.cleanup(keep_lock=True)
@@ -238,6 +245,7 @@ class SweepTrial(tune.Trainable):
         self._step = row.step
         if self._best is None or self._study.better(value, self._best):
             self._best = value
+        # A population compares what its members reach now, the other schedulers the best so far.
         ranked = value if self._plan.population else self._best
         sign = 1 if self._study.mode == "max" else -1
         objective = sign * ranked if math.isfinite(ranked) else _WORST

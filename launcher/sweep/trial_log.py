@@ -77,6 +77,7 @@ def started_trials(study: StudyPlan) -> list[TrialSpec]:
     files = sorted(study.folder.glob(f"*/{_SPEC}"), key=lambda path: path.stat().st_mtime_ns)
     records = [read_record(_SpecRecord, path, "; remove it", error=DataError) for path in files]
     specs = [TrialSpec(record.study, record.params, record.seed) for record in records]
+    # A folder is named by the whole job, so that trials of another base job lie in others.
     return [spec for path, spec in zip(files, specs, strict=True) if study.run_dir(spec) == path.parent]
 
 
@@ -117,6 +118,7 @@ class ValidationRows:
         try:
             with open_regular(self._path) as f:
                 facts = os.fstat(f.fileno())
+                # Another file, or a shorter one: it is read from its beginning.
                 if facts.st_ino != self._inode or facts.st_size < self._offset:
                     self._inode, self._offset = facts.st_ino, 0
                 f.seek(self._offset)
@@ -125,6 +127,7 @@ class ValidationRows:
                         return  # still being written
                     self._offset += len(line)
                     row = parse_row(line)
+                    # A resumed run logs again the validations behind its checkpoint.
                     if row is not None and row.is_validation and row.step > self._last:
                         self._last = row.step
                         self._queue.append(row)
@@ -198,6 +201,7 @@ class TrialLog:
         best = best_row(validations(run), study)
         record = TrialRecord(
             study=spec.study,
+            # A population changes the parameters: the last change counts.
             params=dict(kept.history[-1].params if kept.history else spec.params),
             seed=spec.seed,
             state=state,
@@ -221,6 +225,7 @@ class TrialLog:
 
     def _append(self, line: str) -> None:
         with open_for_append(self._path) as f:
+            # After a line that was torn, the next one begins on its own.
             if f.tell() and not _ends_with_newline(self._path):
                 f.write("\n")
             f.write(line + "\n")

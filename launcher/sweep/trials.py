@@ -123,8 +123,10 @@ def make_plan(sweep: Sweep, module: str, env: Mapping[str, str] | None = None) -
         for key, value in {**flatten(sweep.overrides), **flatten(study.overrides)}.items():
             set_key(overrides, key, value)
         base = merge([load_mapping(study.base), overrides])
+        # The sweep sets both for each trial.
         for key in ("dir", "seed"):
             base.get("run", {}).pop(key, None)
+        # The checkpoints that are kept are the best by the metric of the study.
         if sweep.keep_checkpoints and base.setdefault("checkpoint", {}).get("best") is None:
             base["checkpoint"] |= {"best": study.metric, "best_mode": study.mode}
         folder = sweep.sweep.dir / "trials" / name
@@ -158,6 +160,7 @@ def check_jobs(sweep: Sweep, plan: SweepPlan) -> dict[str, list[TrialSpec]]:
     found = {}
     for study in sweep.studies:
         found[study] = trial_specs(sweep, study)
+        # The ends of ranges too, which no setting that was drawn need come near.
         for key, bound in _ends(sweep.space_of(study)):
             first = found[study][0]
             plan.job(TrialSpec(study, {**first.params, key: bound}, first.seed))

@@ -99,6 +99,7 @@ class Adversarial:
         # Scores of the true neighbours, the noise of the segment, and the words that the generator drew.
         masked = self._masked(band, draws)
         x, y, drawn = _rows(tables, band, draws, train_input=step >= job.model.freeze_input)
+        # Columns are the words around a block, then its noise.
         width = band.neighbour.shape[2]
         scores = x @ y.mT
         negative = scores[:, :, width:]
@@ -124,6 +125,7 @@ class Adversarial:
         # The discriminator moves last, so that the generator is paid by the scores that it was drawn against.
         loss.backward()
         along_x, *others = curvatures(x, y, drawn, weights) if self._shortens else (None, None, None)
+        # Input rows that are frozen were not collected: they have no curvature here.
         tables.apply_gradients(engine, [along_x if x.requires_grad else None, *others])
         return {**self._report(loss.detach(), band, metrics), "grad_norm": engine.gradient_norm()} if measure else None
 

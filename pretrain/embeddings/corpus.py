@@ -123,6 +123,7 @@ class Vocabulary:
         seen: set[str] = set()
         for number, line in enumerate(read_lines([path]), 1):  # only \n ends a line: a word may hold its relatives
             word, _, count = line.rpartition(" ")
+            # A count of 18 digits still fits in int64.
             if (
                 not word
                 or split_words(word) != [word]
@@ -199,6 +200,7 @@ def open_corpus(data: DataSection, progress: ProgressCallback | None = None, ran
         DataError: a file cannot be read as text, or no word occurs ``data.min_count`` times.
     """
     verifier = Verifier(data.cache, ranks)
+    # A rank that failed alone would leave the others waiting in the next collective.
     with ranks.synchronize_errors():
         paths = resolve_paths(data.files, "data.files")
         source = FileCorpus(paths, data.text_column, None, verifier, missing=data.missing)
@@ -211,6 +213,7 @@ def open_corpus(data: DataSection, progress: ProgressCallback | None = None, ran
     key = hashlib.sha256(json.dumps([text, options]).encode()).hexdigest()[:32]
     folder = data.cache / "embeddings" / key
     with ranks.synchronize_errors():
+        # The lock lies beside the folder, which appears only when it is whole.
         make_once(
             folder.with_name(f".{folder.name}.lock"),
             (folder / _RECORD).is_file,
@@ -248,10 +251,12 @@ def _encode(source: FileCorpus, data: DataSection, folder: Path, progress: Progr
     digest, words, sentences = hashlib.sha256(), 0, 0
     with new_folder(folder) as partial, (partial / _WORDS).open("wb", buffering=1 << 20) as file:
         for encoded in ordered_map(_Encode(vocabulary.index, _Splitter(data)), _tasks(source), workers):
+            # Little-endian on every machine: the digest and the mapped file depend on it.
             stored = encoded.astype("<i4").tobytes()
             file.write(stored)
             digest.update(stored)
             words += len(encoded)
+            # The first word of a sentence is stored as a negative number.
             sentences += int((encoded < 0).sum())
             report(source.size + source.position, 2 * source.size)
         file.flush()
@@ -275,6 +280,7 @@ def _tasks(source: FileCorpus) -> Iterator[str]:
         size += len(piece)
         if size >= _TASK:
             text = "".join(parts)
+            # Without a line end or a blank more is read, up to 64 times as much, before a word is cut in two.
             cut = text.rfind("\n") + 1 or _last_blank(text) + 1
             if cut or size > 64 * _TASK:
                 yield text[: cut or None]
@@ -350,6 +356,7 @@ class _Encode:
         for words in self._splitter.sentences(text):
             numbers = [number for word in words if (number := get(word)) is not None]
             if numbers:
+                # The complement marks the first word of a sentence.
                 numbers[0] = ~numbers[0]
                 encoded += numbers
         return np.array(encoded, dtype=np.int32)

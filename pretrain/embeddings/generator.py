@@ -89,6 +89,7 @@ def sweep(
         the rows, and the drawn words.
     """
     wanted = _Wanted.gather(row, uniform)
+    # Sorted by row, the draws of a chunk of rows lie side by side.
     order = torch.argsort(wanted.row, stable=True)
     sorted_rows, sorted_uniform = wanted.row[order], wanted.uniform[order]
     # most columns on any rank: chunks must be the same everywhere
@@ -101,6 +102,7 @@ def sweep(
         rows, words = columns.sweep(inputs[chunk], sorted_rows[begin:end] - chunk.start, sorted_uniform[begin:end])
         parts.append(rows)
         drawn[order[begin:end]] = words
+    # No rank has a centre word.
     if not parts:
         empty = uniform.new_zeros(0)
         return Rows(empty, empty, row.new_zeros(0), empty), drawn[wanted.own]
@@ -158,6 +160,7 @@ class _Columns:
         if kept is None or len(kept) < len(logits):
             kept = self._kept["mass"] = logits.new_zeros(len(logits), blocks * _BLOCK)
         mass = kept[: len(logits)]
+        # What follows the last column was made as zeros and is never written.
         torch.exp(logits, out=mass[:, : logits.shape[1]])
         in_blocks: Float[Tensor, "c blocks k"] = mass.unflatten(1, (blocks, _BLOCK))
         return in_blocks
@@ -172,11 +175,14 @@ class _Columns:
         else:  # more ranks than words
             own_top, own_word = inputs.new_full((len(inputs),), -torch.inf), row.new_zeros(len(inputs))
         top = distributed.all_reduce_max(own_top)
+        # The lowest word that reaches the maximum on any rank, so that ties do not depend on the number of ranks.
         last = row.new_full((), self._vocabulary)
         greedy = -distributed.all_reduce_max(-torch.where(own_top == top, own_word + self._first, last))
         logits -= top[:, None]
         mass = self._mass(logits)
+        # Shares of the rows' mass in float64: they decide which word a draw is.
         cumulated = mass.sum(dim=2).double().cumsum(dim=1)
+        # Each rank tells its mass, and its logits weighted by mass, which make the entropy.
         shards = distributed.all_gather(
             torch.stack(
                 [
@@ -189,9 +195,11 @@ class _Columns:
         total = before[-1]
         log_total = total.log()
         rows = Rows(top.double() + log_total, log_total - shards[:, 1].sum(dim=0) / total, greedy, -log_total)
+        # Rounding may bring a draw up to the total itself, behind the last word.
         target = torch.minimum(uniform * total[row], torch.nextafter(total, torch.zeros_like(total))[row])
         # the last shard whose mass begins at or before the target: never an empty one
         shard = (before[1:-1, row] <= target).sum(dim=0)
+        # One rank finds each word and the others add 0.
         words = torch.zeros_like(row)
         for part in torch.nonzero(shard == distributed.rank())[:, 0].split(_DRAWS):
             rest = target[part] - before[distributed.rank(), row[part]]

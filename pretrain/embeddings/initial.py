@@ -69,6 +69,7 @@ class InitialVectors:
             row = index.get(word)
             if row is None:
                 continue
+            # Counted on every rank, whoever holds the row: either all of them raise below or none.
             known += 1
             if not start <= row < end:
                 continue

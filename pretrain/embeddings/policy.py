@@ -352,6 +352,7 @@ def judge(job: EmbeddingJob, discriminator: EmbeddingTables, played: Played) -> 
         weights = weights.masked_fill(played.masked, 0.0)
     density = None if played.log_density is None else played.log_density.negative.flatten(0, 1).double()
     rewards = reward(job, played.scores.flatten(0, 1).double(), density)
+    # The draws alone make the statistics; the noise, which stands before them, is scaled by the same.
     statistics = RewardStatistics.of(rewards[:, -m:], weights)
     if not math.isfinite(statistics.mean):
         raise TrainingDivergedError(
@@ -395,10 +396,12 @@ def update_generator(job: EmbeddingJob, engine: Engine, played: Played, outcome:
         gradient, of_noise = score_gradient(coefficients), None
     else:
         lam, k = noise_share(job), outcome.noise_rewards.shape[1]
+        # Words of the noise stand in for draws of the generator, each weighted by G / noise.
         ratio = importance_weights(log_g[:, :-m], _per_centre(played.log_noise, played.band), section.importance_clip)
         advantages = outcome.noise_rewards - outcome.baseline.mean(1, keepdim=True)
         fixed = lam * ratio * advantages * (outcome.share[:, None] / k)
         of_noise, of_draws = fixed_score_gradient(fixed, m)
+        # Noise and draws are two estimates of one gradient, mixed as the negatives are.
         gradient = score_gradient((1 - lam) * coefficients) + of_draws
     if section.entropy:
         # in float64: of rows that are nearly uniform the two are nearly equal
@@ -426,6 +429,7 @@ def _descend(
         rows = tables.rows("context", noise.flatten()).unflatten(0, noise.shape)
         scores.append((x.unflatten(0, band.centres.shape) @ rows.mT).flatten(0, 1))
         slopes.append(of_noise.to(x.dtype))
+    # The gradients by the scores are known: no loss has to be formed.
     torch.autograd.backward(scores, slopes)
     tables.apply_gradients(engine)
 

@@ -113,18 +113,22 @@ class SegmentReader:
     def read(self, numbers: Int64[np.ndarray, " m"]) -> Segments:
         """Draw the segments with these numbers; there may be none."""
         epochs, places = self._order.locate(numbers)
+        # Empty arrays first: there may be no segment to concatenate.
         words, sentence, reach, noise = [_NONE], [_NONE], [_NONE], [np.zeros((0, self._shared), dtype=np.int64)]
         sentences = raw = 0
         for epoch, place in zip(epochs.tolist(), places.tolist(), strict=True):
             generator = generator_for("positives", self._seed, epoch, place)
             ids, begins = self._corpus.slice(place * SEGMENT, (place + 1) * SEGMENT)
+            # The rest of a sentence that began in the segment before counts as a sentence of its own.
             begins[0] = True
             kept = generator.random(len(ids)) < self._keep[ids]
             count = int(kept.sum())
             blocks = -(-count // self._block)
             padding = (0, blocks * self._block - count)
             words.append(np.pad(ids[kept], padding))
+            # Sentence numbers go on from segment to segment, so that no window reaches over a border.
             sentence.append(np.pad((np.cumsum(begins) + (sentences - 1))[kept], padding, constant_values=-1))
+            # The window of a centre is uniform in 1 .. window, as in word2vec.
             reach.append(np.pad(generator.integers(1, self._window + 1, count), padding))
             noise.append(self._draw_noise(generator, blocks))
             sentences += int(begins.sum())

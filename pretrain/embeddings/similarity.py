@@ -83,6 +83,7 @@ def _read_pair(line: str, where: str) -> tuple[str, str, float]:
         raise DataError(f"{where}: {len(columns)} columns; expected word, word and score, by tabs or by spaces")
     if not (columns[0] and columns[1]):
         raise DataError(f"{where}: a word is empty; expected word, word and score")
+    # Some sets list the scores of every annotator after their mean.
     scores = []
     for cell in columns[2:]:
         if not is_number(cell.encode()):
@@ -237,6 +238,7 @@ def read_sections(path: Path, vectors: WordVectors) -> list[Section]:
             raise DataError(
                 f"{path}, line {number}: {len(words)} words; a question has four, a section begins with ':'"
             )
+        # Questions before any section make one, named after the file.
         if not sections:
             sections.append(Section(path.stem))
         sections[-1].questions += 1
@@ -267,6 +269,7 @@ def score_analogies(
     if not covered:
         asked = sum(section.questions for section in sections)
         raise DataError(f"{path}: none of the {asked:,} questions has vectors for all four words")
+    # A word whose vector is zero has cosine 0 with all others.
     lengths = np.where(vectors.norms > 0, vectors.norms, 1)
     unit = np.divide(vectors.matrix, lengths[:, None], out=np.empty_like(vectors.matrix), casting="same_kind")
     results: dict[str, dict[str, Any]] = {}

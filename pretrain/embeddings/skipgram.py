@@ -90,6 +90,7 @@ class Band:
         """The band of an update's segments."""
         blocks, size, width = len(segments.noise), segments.block, segments.block + 2 * window
         shape = (blocks, size)
+        # Each block with ``window`` words on both sides; beyond the text is sentence -2, which equals no centre's.
         around, sentences = (
             np.lib.stride_tricks.sliding_window_view(np.pad(values, window, constant_values=outside), width)[::size]
             for values, outside in ((segments.words, 0), (segments.sentence, -2))
@@ -167,9 +168,11 @@ class SkipGram:
         centres = self._select("x", x.rows, x.place).view(*band.centres.shape, dim)
         columns = self._select("y", y.rows, y.place).view(*band.columns.shape, dim)
         scores = self._product("s", centres, columns.transpose(1, 2))
+        # Before the slope, which takes the memory of the scores.
         loss = _loss(scores, band) if measure else None
         slope = _slope(scores, band)
         bend_x, bend_y = _curvatures(centres, columns, band)
+        # Centres and columns are copies: the gradient of the second table does not see the step of the first.
         for name, table, borrowed, left, right, bend in (
             ("dx", tables.input, x, slope, columns, bend_x),
             ("dy", tables.context, y, slope.transpose(1, 2), centres, bend_y),
@@ -185,11 +188,13 @@ class SkipGram:
         total = self._kept.get(f"{name}/length")
         if total is None:
             total = self._kept[f"{name}/length"] = lengths.new_zeros(len(table))
+        # A row may occur several times: its whole step counts.
         total.index_add_(0, rows, lengths)
         length = total[rows]
         long = torch.nonzero(length > LONGEST)[:, 0]
         if len(long):
             values[long] *= (LONGEST / length[long])[:, None]
+        # Zeroed where it was used: the table is kept for the next update.
         total[rows] = 0
 
     def _memory(self, name: str, like: Tensor, *shape: int) -> Tensor:

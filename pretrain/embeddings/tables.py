@@ -54,7 +54,9 @@ class RowExchange:
         if world == 1:
             return Borrowed(table, ids)
         wanted, place = torch.unique(ids, return_inverse=True)
+        # Rank r has the rows from r times the share on.
         counts = torch.bincount(wanted // self.share, minlength=world)
+        # First how many rows each rank wants, then which, then the rows themselves.
         asked = distributed.all_to_all(counts, [1] * world, [1] * world).tolist()
         mine = counts.tolist()
         requests = distributed.all_to_all(wanted, asked, mine) - self.start
@@ -75,6 +77,7 @@ class RowExchange:
         sums = gradients[0].new_zeros(len(borrowed.rows), sum(widths))
         for total, part in zip(sums.split(widths, dim=1), gradients, strict=True):
             total.index_add_(0, borrowed.place, part)
+        # A row that this rank used several times travels once, as a sum.
         received = distributed.all_to_all(sums, [len(asked) for asked in borrowed.asked_by], list(borrowed.counts))
         return torch.cat(borrowed.asked_by), received.split(widths, dim=1)
 
@@ -123,6 +126,7 @@ class EmbeddingTables(nn.Module):
         start, end = self.exchange.start, self.exchange.end
         for block in range(start // _DRAWN_AS_ONE, -(-end // _DRAWN_AS_ONE)):
             first = block * _DRAWN_AS_ONE
+            # Blocks are drawn whole, so that no number depends on which ranks share one.
             generator = generator_for(f"init/{name}", seed, 0, block)
             drawn = (generator.random((_DRAWN_AS_ONE, dim), dtype=np.float32) - np.float32(0.5)) / np.float32(dim)
             low, high = max(first, start), min(first + _DRAWN_AS_ONE, end)
@@ -158,6 +162,7 @@ class EmbeddingTables(nn.Module):
         for (table, borrowed, leaf), bend in zip(self._lent, bends, strict=True):
             gradient = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
             alone = distributed.world_size() == 1  # then there is nothing to be summed before it travels
+            # The curvature travels as one more column of the gradient.
             sent = torch.cat([gradient, bend], dim=1)
             ids, (sums,) = self.exchange.give_back(borrowed, sent if alone else sent.double())
             parts[table].append((ids, sums))
@@ -174,6 +179,7 @@ class EmbeddingTables(nn.Module):
                 total, length = total[:, : parameter.shape[1]], total[:, parameter.shape[1] :] * engine.learning_rate()
                 if width > parameter.shape[1]:
                     total = total * (LONGEST / length).clamp(max=1)
+                # Sparse, so that the optimizer moves these rows alone; sorted and distinct, hence coalesced.
                 parameter.grad = torch.sparse_coo_tensor(
                     rows[None], total.to(parameter.dtype), parameter.shape, check_invariants=False, is_coalesced=True
                 )

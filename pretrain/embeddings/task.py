@@ -77,6 +77,7 @@ class EmbeddingTask:
         begin, step, size = progress.samples, progress.step, self.job.batch.global_ // SEGMENT
 
         def read(update: int) -> Segments:
+            # A run that resumes within a window reads the window's earlier updates again.
             numbers = self._segments_of_update(max(begin + (update - step) * size, 0))
             return self.segments.read(np.array_split(numbers, world)[rank])
 

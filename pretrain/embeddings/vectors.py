@@ -97,8 +97,10 @@ def write_vectors(vectors: WordVectors, path: Path, form: Form, *, binary: bool 
         if form != "glove":
             file.write(f"{len(vectors)} {vectors.width}\n".encode())
         if binary:
+            # word2vec ends a row with a line end, gensim does not.
             _write_binary(vectors, file, end=b"\n" if form == "word2vec" else b"")
         else:
+            # word2vec has a blank before each line end.
             _write_text(vectors, file, end=" \n" if form == "word2vec" else "\n")
 
 
@@ -244,6 +246,7 @@ def _head(path: Path) -> bytes:
 
 def _without_header(path: Path, head: bytes) -> Layout:
     lines = head.removeprefix(_BYTE_ORDER_MARK).split(b"\n")
+    # The last line may be cut off by the end of the head.
     whole = lines[:1000] if len(lines) == 1 else lines[:-1][:1000]
     if not _is_text(head):
         raise DataError(f"{path}, line 1: neither text nor a header 'words dimensions', with which binary files begin")
@@ -301,6 +304,7 @@ def text_rows(file: BufferedIOBase, path: Path, layout: Layout) -> Iterator[Row]
     """
     first = 1
     if layout.words is not None:
+        # Bounded reads: a file without line ends would otherwise be one line of any size.
         file.readline(_LONGEST_LINE)
         first = 2
     for number, line in enumerate(iter(partial(file.readline, _LONGEST_LINE), b""), start=first):
@@ -327,6 +331,7 @@ def text_rows(file: BufferedIOBase, path: Path, layout: Layout) -> Iterator[Row]
 def _parsed(fields: list[bytes], where: str) -> Float32[np.ndarray, " d"]:
     try:
         row = np.array(list(map(float, fields)))
+        # Python takes 1_000 for a number, other programs do not.
         if any(b"_" in field for field in fields):
             raise ValueError
     except ValueError:
@@ -334,6 +339,7 @@ def _parsed(fields: list[bytes], where: str) -> Float32[np.ndarray, " d"]:
         raise DataError(
             f"{where}: {shown(bad.decode('utf-8', 'replace'))} is not a number: mend or remove the line"
         ) from None
+    # Written so that NaN is refused as well.
     if not np.abs(row).max() <= np.finfo(np.float32).max:
         bad = next(field for field, value in zip(fields, row, strict=True) if not abs(value) < 3.4028236e38)
         raise DataError(f"{where}: {shown(bad.decode())} is not a finite 32-bit number: mend or remove the line")
@@ -366,6 +372,7 @@ def binary_rows(file: BufferedIOBase, path: Path, layout: Layout) -> Iterator[Ro
     block, place = b"", 0
     for number in range(1, layout.words + 1):
         where = f"{path}, word {number}"
+        # Refill where the longest word and its numbers might not be whole.
         if len(block) - place < LONGEST_WORD + 2 + size:
             block, place = block[place:] + file.read(LONGEST_WORD + PIECE + size), 0
         space = block.find(b" ", place, place + LONGEST_WORD + 2)
@@ -381,6 +388,7 @@ def binary_rows(file: BufferedIOBase, path: Path, layout: Layout) -> Iterator[Ro
             raise DataError(f"{where} ({shown(word)}): a number is not finite")
         yield word, row
         place = space + 1 + size
+    # word2vec ends the file with a line end.
     if (block[place:] + file.read(2)).strip(b"\r\n"):
         raise DataError(f"{path}: continues after word {layout.words:,}, the last that the header speaks of")
 

@@ -139,6 +139,7 @@ class Batches:
         per_rank = -(-len(batch) // world)
         rows = np.arange(rank, per_rank * world, world)
         valid_rows = int((rows < len(batch)).sum())
+        # A rank that lacks a row takes one that it has (or any) once more, without weight.
         rows = np.where(rows < len(batch), rows, rows[0] % len(batch))
         lengths = self._sentences.lengths[batch]
         tokens = torch.from_numpy(self._sentences.rows(batch[rows], int(lengths.max())))
@@ -257,6 +258,7 @@ def swapped(tokens: Int[Tensor, "n length"], swaps: Bool[Tensor, "n length"]) ->
     out = tokens.clone()
     moved = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
     ends = ends_of(tokens)
+    # Position 0 is <s>; no word changes places with </s>.
     for i in range(1, tokens.shape[1] - 2):
         now = swaps[:, i] & ~moved & (i + 1 < ends)
         left, right = out[:, i], out[:, i + 1]
@@ -310,6 +312,7 @@ def sample_batch(job: LatentJob, batch: Batch, noise: StepNoise) -> SampledBatch
     """Repeat a batch once per view and draw its random numbers, in an order that must not change (it fixes them)."""
     views, model, contrast = job.objective.views, job.model, job.contrast
     length = batch.tokens.shape[1]
+    # Views lie one below the other: row v * n + i is view v of sentence i.
     decoder_tokens = batch.tokens.repeat(views, 1)
     encoder_tokens = decoder_tokens
     if job.objective.swap:  # the second view is read with words swapped; both are decoded as they are
@@ -319,16 +322,21 @@ def sample_batch(job: LatentJob, batch: Batch, noise: StepNoise) -> SampledBatch
     width = {"gaussian": model.latent, "point": 1, "none": 1}.get(model.posterior, model.noise)
     eps = noise.normal(views, width)
     encoder_dropout = noise.dropout(model.encoder_dropout, views, length, model.embedding)
+    # The decoder predicts each token from those before it: it reads one token less than the encoder.
     decoder_dropout = (
         noise.dropout(model.dropout, views, length - 1, model.embedding),
         noise.dropout(model.dropout, views, length - 1, model.hidden),
     )
+    # Rows that only fill up this rank's share come last and have no weight.
     valid = (torch.arange(len(batch.tokens), device=batch.tokens.device) < batch.valid_rows).repeat(views)
     priors = ids = negatives = None
+    # Each update of the critics has draws of the prior of its own.
     if job.has_critics:
         priors = noise.normal(job.critic.updates * views, model.latent).view(job.critic.updates, len(valid), -1)
+    # Equal sentences are no negatives of each other; their ids tell which are equal.
     if contrast.weight > 0 and contrast.mask_duplicates:
         ids = _sentence_ids(batch, mean_pair=contrast.mean_pair and distributed.rank() == 0)
+    # So many for each anchor of all ranks, each rank drawing its part of them.
     if contrast.weight > 0 and contrast.prior_negatives:
         number = contrast.prior_negatives * (batch.total + int(contrast.mean_pair))
         negatives = noise.normal_shared(number, model.latent, distributed.rank(), distributed.world_size())

@@ -101,6 +101,7 @@ class Vocabulary:
             DataError: the file cannot be read, or is not a vocabulary.
         """
         try:
+            # The first line names the unknown word.
             unknown, *words = path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
         except (OSError, ValueError) as error:
             raise DataError(f"{path}: no vocabulary: {error}") from None

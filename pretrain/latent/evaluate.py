@@ -186,6 +186,7 @@ def _split_metrics(
     if weighted_limit is not None:
         numbers, mean_size = list(measured), sum(batch.total for batch in measured.values()) / len(measured)
         count = min(len(numbers), max(1, round(weighted_limit / mean_size)))
+        # The middle one of ``count`` equal stretches: batches lie in the order of length.
         bounds.weighted = {numbers[(2 * i + 1) * len(numbers) // (2 * count)] for i in range(count)}
     watched = _report_progress(list(measured.items()), progress)
     metrics: dict[str, Any] = dict(text_metrics(model.job, text_model, watched, counts, unknown, bounds))

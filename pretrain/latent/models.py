@@ -166,6 +166,7 @@ class TextDecoder(nn.Module):
             word = chosen.unsqueeze(0)
             rows.append(word[0])
             ended |= word[0] == END
+        # A row that has ended goes on with the others; what it then writes is cut off here.
         sentences = torch.stack(rows, 1).tolist()
         return [row[: row.index(END)] if END in row else row for row in sentences]
 
@@ -329,6 +330,7 @@ def load_model(path: Path) -> LoadedModel:
     job = open_checkpoint(checkpoint, LatentJob, "latent")
     vocabulary = Vocabulary.load(checkpoint / VOCABULARY) if job.data.clusters is None else None
     words = len(vocabulary) if vocabulary is not None else 0
+    # Only the names are asked for: nothing is allocated.
     with torch.device("meta"):
         names = tuple(build(job, words))
     modules = {name: load_module(checkpoint, name, lambda name=name: build(job, words)[name]) for name in names}  # type: ignore[misc]

@@ -123,16 +123,20 @@ class NGramModel:
     def score(self, text: Text) -> WordScores:
         """Compute the log10 probability of each word and of each end of a sentence."""
         tokens = self._framed(text)
+        # Places of the <s>; each sentence is framed by <s> and </s>.
         starts = np.concatenate(([0], np.cumsum([len(sentence) + 2 for sentence in text])[:-1])).astype(np.int64)
         rows, log10 = tokens, self.levels[0].log10[tokens]
+        # Order by order, ``rows`` is the stored n-gram that ends at each place, -1 where none is.
         for below, level in zip(self.levels, self.levels[1:], strict=False):
             contexts = np.concatenate(([-1], rows[:-1]))
             known = contexts >= 0
             rows = np.where(known, level.find(contexts * len(self.words) + tokens), -1)
             rows[starts] = -1  # nothing reaches over the start of a sentence
             listed = rows >= 0
+            # Back off by default; a place whose longer n-gram is stored takes that probability instead.
             log10[known] += below.backoff[contexts[known]]
             log10[listed] = level.log10[rows[listed]]
+        # <s> is a context and never scored.
         scored = np.ones(len(tokens), dtype=bool)
         scored[starts] = False
         ends = np.zeros(len(tokens), dtype=bool)
@@ -202,19 +206,23 @@ def estimate(text: Text, order: int = 5, fallback: tuple[float, float, float] | 
     words, tokens = _numbered(text)
     orders = _count(tokens, order, len(words))
 
+    # From the unigrams up: each order is interpolated with the one below.
     levels: list[Level] = []
     uniform = np.full(1, 1.0 / (len(words) - 1))  # <s> is never predicted
     lower, contexts = uniform, 1
     for n, grams in enumerate(orders, start=1):
         adjusted = _adjusted(grams, orders[n] if n < order else None)
+        # Counts of 3 and more share the discount D3+.
         discount = _discounts_of(n, grams, adjusted, fallback)[np.minimum(adjusted, 3)]
         total = np.bincount(grams.prefix, adjusted, minlength=contexts)
         left = np.bincount(grams.prefix, discount, minlength=contexts)
+        # A context that nothing follows passes all its mass on to the order below.
         gamma = np.divide(left, total, out=np.ones(contexts), where=total > 0)
         p = (adjusted - discount) / total[grams.prefix] + gamma[grams.prefix] * lower[grams.suffix]
         if n == 1:
             p[START] = 1.0
         else:
+            # Back-off weights belong to the contexts, which are the n-grams of the order below.
             levels[-1].backoff[:] = np.log10(gamma)
         levels.append(Level(grams.keys, np.minimum(np.log10(p), 0.0), np.zeros(len(p))))
         lower, contexts = p, len(p)
@@ -291,12 +299,14 @@ def _count(tokens: Int64[np.ndarray, " t"], order: int, vocabulary: int) -> list
     orders = [_Counts(ids, nothing, nothing, count, ids == START, int(tokens[last]))]
     rows = tokens  # of the n-gram that ends at each place
     for _ in range(2, order + 1):
+        # An n-gram as one number: the row of its prefix and its last word.
         before = np.concatenate(([-1], rows[:-1]))
         here = (before >= 0) & (tokens != START)
         keys, first, inverse, count = np.unique(
             before[here] * vocabulary + tokens[here], return_index=True, return_inverse=True, return_counts=True
         )
         prefix = keys // vocabulary
+        # ``rows`` is still of the order below: the n-gram without its first word, which ends at the same place.
         suffix = rows[here][first]
         rows = np.full(len(tokens), -1)
         rows[here] = inverse

@@ -54,8 +54,10 @@ def contrast_loss(
     more pair (on rank 0), and ``contrast.prior_negatives`` adds draws of the prior as negatives. Afterwards the
     positives join the queue.
     """
+    # Rows that only fill up this rank's share are no pairs.
     views = (encoded.z if section.over == "z" else encoded.h).unflatten(0, (2, -1))[:, : batch.valid_rows]
     if section.mean_pair:
+        # Rank 0 alone adds the pair of the means: else it would count once for every rank.
         means = sum_over_ranks(views.sum(1)) / batch.total
         views = torch.cat([means[:, None][:, : int(distributed.rank() == 0)], views], dim=1)
     anchors, positives = F.normalize(views, dim=-1).unbind()

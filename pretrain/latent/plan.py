@@ -58,6 +58,7 @@ def rehearse(job: LatentJob, world: int) -> Rehearsal:
     for key in ("svi_steps", "aggressive_updates"):
         if getattr(job.objective, key):
             raise UnplannedError(f"objective.{key}: what such a step computes depends on its values")
+    # The largest share that a rank can have.
     rows = -(-job.batch.global_ // world)
     assumed: tuple[str, ...] = ()
     if job.data.clusters is not None:
@@ -65,7 +66,7 @@ def rehearse(job: LatentJob, world: int) -> Rehearsal:
         tokens = torch.zeros(rows, 1, dtype=torch.int64)
     else:
         words, assumed = _words(job)
-        length = job.data.max_words + 2
+        length = job.data.max_words + 2  # <s> and </s>
         tokens = torch.full((rows, length), END)
         assumed = (*assumed, f"every sentence of {job.data.max_words} words, the most of data.max_words")
     batch = Batch(tokens, torch.arange(rows), rows, job.batch.global_)

@@ -82,11 +82,13 @@ class LatentTask:
             self.vocabulary = build_vocabulary(job.data)
             self._check_vocabulary_of(run_dir)
             train = self._load(job, "train")
+            # A resumed run compares it with the text that it finds.
             self._text = hashlib.sha256(train.tokens.tobytes()).hexdigest()
             self._train = Batches(train, job.batch.global_, job.run.seed, job.batch.lengths)
             # ``batch.lengths: auto`` is decided by the training text, and the validation text follows it.
             lengths = self._train.lengths
             validation = self._load(job, "validation")
+            # Seed 0: the batches of the validation are the same for every run.
             self._validation = Batches(validation, job.batch.global_, 0, lengths)
             self._batches_per_epoch = len(self._train)
             self._unknown_in_training = train.count(self.vocabulary.unknown_id)
@@ -104,6 +106,7 @@ class LatentTask:
                     "%d of %d batches hold one sentence, which has no contrast; batch.lengths=similar joins them",
                     self._train.alone, len(self._train),
                 )  # fmt: skip
+        # A batch of clusters is as many draws as there are classes, each repeated: its size is no choice.
         elif job.batch.global_ != job.data.clusters * job.data.repeats:
             raise ConfigError(
                 f"batch.global {job.batch.global_} is not data.clusters x data.repeats = "
@@ -187,6 +190,7 @@ class LatentTask:
             self._clamped += to_float(report["critic/clamped"])
             report["critic/clamped_so_far"] = self._clamped
         if self.job.contrast.weight > 0:
+            # ``with_contrast`` leaves the contrast out where a sentence has no other beside it.
             self._without_contrast += batch.total == 1
             report["contrast/left_out_so_far"] = float(self._without_contrast)
         progress.samples += batch.total
@@ -224,6 +228,7 @@ class LatentTask:
             logger.warning(
                 "the dual estimate of the KL is %.3f: f has not converged (f = 0 gives 0)", figures["kl_dual"]
             )
+        # He et al. 2019: aggressive training ends when the mutual information stops growing.
         if self._aggressive and figures["mi_batch"] < self._last_information:
             logger.info("mutual information has fallen to %.3f: the encoder is no longer trained ahead",
                         figures["mi_batch"])  # fmt: skip

@@ -81,6 +81,7 @@ def file_of(data: DataSection, split: str) -> Path | None:
         return None
     if not data.path.is_dir():
         raise DataError(f"data.path: no folder {data.path}")
+    # A word of its own: constraints.txt does not say train.
     fits = re.compile(rf"(?:^|[^a-z])(?:{_SPLITS[split]})(?:[^a-z]|$)")
     files = sorted(p for p in data.path.iterdir() if p.name.endswith((".txt", ".txt.gz")) and fits.search(p.name))
     if len(files) > 1:

@@ -142,8 +142,10 @@ def train_decoder_at_refined_posteriors(
         direction = -section.svi_lr * clip * velocity
         # A Hessian-vector product is the difference of two gradients along the direction, over its length.
         step = _RELATIVE_STEP * (1 + float(_norms(at))) / max(float(_norms(direction)), 1e-12)
+        # What both passes leave in the decoder's gradients is the mixed second derivative along the direction.
         _, _, ahead = backward(at + step * direction, eps, 1 / (step * total))
         backward(at, eps, -1 / (step * total), last=not left)
+        # ``gradient`` was kept from the descent; ``ahead`` has the step in its scale already.
         adjoint = adjoint + ahead - gradient / step
         adjoint = adjoint * _clip(adjoint, section.svi_clip)
         velocity = section.svi_momentum * velocity
@@ -201,10 +203,12 @@ def train_encoder_aggressively(
         batch = random_batch(number - 1)
         encoded: EncoderOutput = encoder(batch.encoder_tokens, batch.eps, batch.encoder_dropout)
         assert encoded.density is not None
+        # The frozen decoder passes the gradient on to z and gathers none itself.
         rec = frozen(decoder, encoded.z, batch.decoder_tokens, batch.valid, batch.decoder_dropout)
         loss = rec + beta * (encoded.density.kl() * batch.valid).sum()
         encoder.backward(loss * batch.loss_scale)
         encoder.step()
+        # Over all ranks, which must stop after the same update.
         losses += float(distributed.all_reduce_sum(loss))
         words += batch.scored * batch.views
         if number % _CHECK_EVERY == 0:
@@ -325,6 +329,7 @@ def train_critics(job: LatentJob, critics: Engine, encoded: EncoderOutput, batch
             f"{share:.0%} of their values at draws of the prior are above critic.clamp={job.critic.clamp:g}, where "
             "they no longer learn", job.critic.lr,
         )  # fmt: skip
+    # Eq. 3 by the values before the last update; the 1 makes it 0 where f is 0.
     difference = values.f_q.detach() - values.f_p.detach().clamp(max=job.critic.clamp).exp()
     return {
         "kl_dual": 1 + (difference * batch.valid).sum() * batch.loss_scale / batch.views,

@@ -119,6 +119,7 @@ def _file_names(sections: Sequence[ReportSection]) -> list[list[str]]:
         for figure in section.figures:
             stem = re.sub(r"[^A-Za-z0-9._-]+", "-", figure.name)[:100].strip("-.") or "figure"
             tries = (f"{stem}{f'-{number}' if number > 1 else ''}.png" for number in count(1))
+            # In lower case: some file systems take such names for one.
             names[-1].append(next(name for name in tries if name.lower() not in taken))
             taken.add(names[-1][-1].lower())
     return names

@@ -62,6 +62,7 @@ def _tables(found: list[tuple[str, Section]]) -> list[ReportSection]:
     for (name, _), of in columns.items():
         rows = list(dict.fromkeys(figure for figures in of.values() for figure in figures))
         cells = [
+            # Without the pooler behind it, the name of a figure says whether more is better.
             [f"{row} {ARROWS[direction(row.partition(' ')[0])]}".strip(), *(_figure(each, row) for each in of.values())]
             for row in rows
         ]
@@ -115,6 +116,7 @@ def _picture(
         axis.set_yticks(range(len(names)), names)
         axis.invert_yaxis()
         axis.bar_label(drawn, fmt=" %.3f", fontsize=8, color=axis.title.get_color())
+        # Room to the right of the bars for their labels.
         axis.set_xlim(0, 1.15 * max(values) if max(values) > 0 else 1)
 
     def curves(axis: Axes, theme: Theme) -> None:

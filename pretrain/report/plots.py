@@ -180,21 +180,25 @@ def to_png(figure: Figure, handles: Sequence[Line2D], theme: Theme) -> Drawing:
 def _points_of(axis: Axes, most: int) -> dict[str, Any]:
     """Describe a panel that has been drawn: its place, its axes, and at most ``most`` points of each of its curves."""
     box, ticks = axis.get_position(), axis.xaxis.get_major_formatter()
+    # Places with names instead of numbers.
     names = dict(zip(axis.get_xticks(), ticks.seq, strict=False)) if isinstance(ticks, FixedFormatter) else {}
     lines = []
     for line in axis.lines:
         name = str(line.get_label())
         x, y = (np.asarray(values, dtype=float) for values in line.get_data())
         finite = np.isfinite(x) & np.isfinite(y)
+        # A line across the whole panel has one coordinate in axis units, and markers alone are no curve either.
         is_curve = (
             all(line.get_transform().contains_branch_seperately(axis.transData)) and line.get_linestyle() != "None"
         )
         if name == HIDDEN or not is_curve or not finite.any():
             continue
         step = math.ceil(finite.sum() / max(most, 20))
+        # Six digits are finer than a pixel.
         points = [
             [float(f"{a:.6g}"), float(f"{b:.6g}")] for a, b in zip(x[finite][::step], y[finite][::step], strict=True)
         ]
+        # Matplotlib itself names a line without a label, with _ at the front.
         lines.append({
             "name": "" if name.startswith("_") else name, "colour": to_hex(line.get_color()), "points": points,
         })  # fmt: skip
@@ -238,6 +242,7 @@ def count_steps(axis: Axes, last: int) -> None:
 
 
 def _panel(comparison: Comparison, axis: Axes, key: str, theme: Theme) -> None:
+    # The more runs lie over each other, the fainter each is.
     faint = 0.4 / math.sqrt(len(comparison.runs))
     for number, group in enumerate(comparison.groups):
         for run, seed in zip(group.runs, group.seeds, strict=True):

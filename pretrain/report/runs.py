@@ -150,6 +150,7 @@ def read_run(folder: Path) -> RunRecord:
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: no such run folder")
+    # A run that has just begun has no metrics yet: an error of its own, which a report of several runs passes over.
     for name in ("config.yaml", METRICS):
         if not (folder / name).exists():
             kind = NothingLoggedError if name == METRICS else DataError

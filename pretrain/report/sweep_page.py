@@ -148,6 +148,7 @@ def _axis_of(axis: Axes, values: Sequence[Any]) -> Any:
         low, high = min(distinct), max(distinct)
         if low > 0 and high / low >= _LOGARITHMIC_FROM:
             axis.set_xscale("log")
+        # A tick for each of few values.
         if len(distinct) <= 6:
             axis.set_xticks(distinct, [f"{value:g}" for value in distinct])
             axis.set_xticks([], minor=True)

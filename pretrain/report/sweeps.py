@@ -108,10 +108,12 @@ def read_trials(path: Path) -> tuple[dict[str, TrialRecord], list[str]]:
                 line = TrialRecord.model_validate(json.loads(raw))
             except ValidationError as error:
                 key = error.errors(include_url=False, include_input=False, include_context=False)[0]["loc"]
+                # The key alone, shortened: what the file holds there may be of any length.
                 damaged.append(f"{number} ({ascii(key[0])[:42] if key else 'no object'})")
             except (ValueError, RecursionError):
                 damaged.append(str(number))
             else:
+                # Popped before it is set again: the last line of a run decides its place too.
                 records.pop(line.run, None)
                 records[line.run] = line
     more = f" and {len(damaged) - 10} more" if len(damaged) > 10 else ""
@@ -307,6 +309,7 @@ def read_sweep(folder: Path) -> SweepRecord:
         by_study.setdefault(line.study, []).append(line)
     studies = [_study(name, of_study, folder, seeds) for name, of_study in sorted(by_study.items())]
     for study in studies:
+        # A pruned trial was ended without a score on purpose: it lacks none.
         lacking = [c for c in study.configurations if len(c.scores) + c.pruned < len(study.seeds)]
         if lacking:
             total = len(study.configurations)

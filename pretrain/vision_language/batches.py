@@ -179,6 +179,7 @@ class Assembler:
         corrupted, chosen_words = self._mask_words(tokens, draws.words)
         regions = self._store.regions(pictures, self._most)
         zeroed, replaced, chosen_regions = self._mask_regions(regions.present, draws.regions)
+        # The third number of a region says whose features it is exchanged for.
         places = self._other_regions(draws.regions[:, 2][replaced])
         masked = np.flatnonzero(chosen_words)
         wants = self._objectives
@@ -214,6 +215,7 @@ class Assembler:
         )
         for i, (epoch, number) in enumerate(zip(epochs.tolist(), numbers.tolist(), strict=True)):
             generator = generator_for(self._stream, self._seed, epoch, number)
+            # Each sample draws all of its numbers, whether or not a setting uses them.
             generator.random(out=draws.words[i])
             generator.random(out=draws.regions[i])
             exchange, draws.answer[i] = generator.random(2)
@@ -279,6 +281,7 @@ class Assembler:
             ids, scores = self._pairs.answers(int(numbers[i]))
             if len(ids):
                 ends = np.cumsum(scores, dtype=np.float64)
+                # Rounding may bring the draw up to the last end.
                 chosen[i] = ids[min(int(np.searchsorted(ends, draws[i] * ends[-1], side="right")), len(ids) - 1)]
         return chosen
 

@@ -69,6 +69,7 @@ def evaluate(
     """
     trained = checkpoint if isinstance(checkpoint, LoadedModel) else load_model(checkpoint)
     job = trained.job
+    # Files that are named here take the place of all that the run was configured with.
     changed = {"source": "files", "train": list(data), "mixture": []} if data else {}
     files = data_files(job.data.model_copy(update=changed | ({"regions": regions} if regions else {})), ALONE)
     paths = list(chain.from_iterable(files.train if data else files.validation))
@@ -167,6 +168,7 @@ def _section(
     measured = validate(module, [HeldOut("", assembler, min(job.validate_.samples, len(pairs)))], job)
     metrics = {key: float(value) for key, value in measured.items() if not callable(value)}
     samples = int(metrics.pop("validation_samples"))
+    # The noise is measured by the distances between texts, of which one text has none.
     if samples > 1:
         metrics |= _noise(module, assembler, samples, job.micro_batch(1))
     rates, versions = job.objectives, provenance()

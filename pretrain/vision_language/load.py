@@ -272,6 +272,7 @@ def answer_rows(
         answers: the answers of the rows to make.
         source: what to call it in the log.
     """
+    # Reversed, so that the first of equal texts counts; one that is equal as it is goes before a converted one.
     rows = {convert_ans(text): row for row, text in reversed(list(enumerate(names)))}
     rows |= {text: row for row, text in reversed(list(enumerate(names)))}
     index = torch.tensor([rows.get(text, rows.get(convert_ans(text), -1)) for text in answers])

@@ -147,6 +147,7 @@ def loss_sums(output: LxmertOutput, batch: PairBatch, section: ObjectivesSection
         "mlm": LossSum(output.mlm.loss_sum, output.mlm.correct),
         "matching": matching_loss(output.matching, batch.matched),
     }
+    # Rows of IGNORE only fill a batch up, absent regions only a picture.
     real = (batch.matched != IGNORE).unsqueeze(1) & batch.present
     if section.region_scope == "masked":
         masked = torch.zeros_like(batch.present).flatten()

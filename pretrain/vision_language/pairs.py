@@ -83,6 +83,7 @@ def located(data: _D, use: str | None = None) -> _D:
     world = World(pictures=asked.size, seed=asked.seed, feature_size=asked.feature_size, noise=asked.noise)
     logger.warning("data.source=microworld: the data are synthetic; no figure of this run is about real pictures")
     files = ensure_microworld(world, data.cache).of(use or "pretraining")
+    # Statements have no answers.
     answers = data.answers if use == "nlvr2" else data.answers or files.answers
     update = {"regions": files.regions, "train": list(files.train), "validation": list(files.validation)}
     return data.model_copy(update={**update, "answers": answers})
@@ -107,6 +108,7 @@ class Split:
         digests = zip(paths, verifier.digests(paths), strict=True)
         self.content: list[list[Any]] = [[path.name, digest] for path, digest in digests]
         """Name and SHA-256 of each file; the name says of which part of COCO a picture is."""
+        # The same files in other sources are other parts of the pairs.
         if len(sources) > 1:
             self.content.append([len(files) for files in sources])
 
@@ -252,6 +254,7 @@ class EncodedPairs:
     def _array(self, name: str, length: int, dtype: type) -> Any:
         path = self.folder / f"{name}.npy"
         try:
+            # A file without values cannot be mapped.
             mapped = np.load(path, mmap_mode="r" if length else None, allow_pickle=False)
         except (OSError, ValueError) as problem:
             raise DataError(f"{path}: damaged ({problem}); remove {self.folder}, it is made again") from None
@@ -283,6 +286,7 @@ def write_pairs(
         missing: the picture of each sentence that was left out.
         parts: sentences of each source of a mixture.
     """
+    # Flat arrays that grow: millions of sentences are never as many objects at the same time.
     tokens, lengths, cut = array("i"), array("q"), 0
     for words in sentences:
         tokens.frombytes(words[:longest].astype(np.int32, copy=False).tobytes())

@@ -97,6 +97,7 @@ def _completed(job: VisionLanguageJob, store: _Store) -> tuple[VisionLanguageJob
 def _batch(job: VisionLanguageJob, store: _Store, n: int) -> PairBatch:
     length, regions, wants = job.data.sequence_length, store.most_regions, job.objectives
     words, masked = round(n * length * wants.word_rate), round(n * regions * wants.region_rate)
+    # The share that is exchanged for features of others, between _MASKED and _CHANGED of the batches.
     replaced = round(masked * 0.1)
 
     def ids(*shape: int) -> Tensor:

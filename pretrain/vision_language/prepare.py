@@ -72,6 +72,7 @@ def tokenizer_folder(
     digest = sha256()
     for sentence in sentences:
         data = sentence.encode()
+        # With its length: other sentences never have the same bytes one after the other.
         digest.update(len(data).to_bytes(4, "little") + data)
     return trained_on(section, digest.hexdigest(), lambda: sentences, cache, positions, ranks)
 
@@ -88,6 +89,7 @@ def trained_on(
 
     Arguments and errors are those of `tokenizer_folder`.
     """
+    # SentencePiece folds case in the rules whose names end in _cf.
     if section.lower_case and not section.normalization.endswith("_cf"):
         section = section.model_copy(update={"normalization": f"{section.normalization}_cf"})
     return trained_tokenizer(
@@ -175,6 +177,7 @@ def prepare(job: VisionLanguageJob, ranks: Ranks = ALONE, run_dir: Path | None =
         _check_mismatches(job, splits[0])
         if held_out is not None:
             _report_overlap(*splits)
+    # The sentences are encoded: their Python objects are not needed in training.
     train.forget()
     order, mixture = None, job.data.mixture
     if mixture:
@@ -211,6 +214,7 @@ def _tokenizer_folder(
             if start.tokenizer_folder is None:
                 raise ConfigError(f"tokenizer.path is missing: model.init {job.model.init} has no tokenizer")
             return start.tokenizer_folder
+    # Outside of the block, which must not hold collectives: both calls agree between the ranks themselves.
     kept = None if run_dir is None else kept_in_run(run_dir, "tokenizer", trained_alike, ranks)
     return kept or trained_on(job.tokenizer, train.key, train.texts, job.data.cache, job.model.max_positions, ranks)
 
@@ -250,6 +254,7 @@ def encoded_pairs(
     length, table = job.data.sequence_length, [] if answers is None else list(answers.answers)
     skip = job.data.missing_pictures == "skip"
     content = [_VERSION, split.content, store.manifest.key, tokenizer.fingerprint, length, table]
+    # A job that skips nothing has the key of a version without this choice.
     key = digest_of([*content, *(["without missing pictures"] if skip else [])])
     folder = job.data.cache / "pairs" / key
     make_once(
@@ -283,6 +288,7 @@ def _encode(
     parts: list[list[Example]] = split.parts
     missing: list[str] = []
     if skip:
+        # A source without sentences stays an empty part, so that every source keeps its place.
         kept = [with_pictures(part, store, split.what) for part in parts if part]
         found = iter([part for part, _ in kept])
         parts = [next(found) if part else [] for part in parts]
@@ -300,6 +306,7 @@ def _encode(
         pictures=store.rows([example.pictures[0] for example in examples], split.what),
         untrue=np.array([example.truth is False for example in examples]),
         answers=scored,
+        # Two of the tokens are special: the first and the last.
         longest=length - 2,
         missing=missing,
         parts=[len(part) for part in parts],
@@ -392,6 +399,7 @@ def completed(
     """
     job = _without_absent_labels(job, store)
     model = job.model if init is None else _with_sizes_of(job.model, init)
+    # Tables may have more rows than the data need; padding, features and answers must be exactly theirs.
     sizes: dict[str, Any] = {
         "vocab_size": _at_least(model.vocab_size, tokenizer.vocab_size, "vocab_size", "ids of the tokenizer"),
         "pad_id": _exactly(model.pad_id, tokenizer.special.pad, "pad_id", "padding id of the tokenizer"),
@@ -426,6 +434,7 @@ def _without_absent_labels(job: VisionLanguageJob, store: StoreManifest) -> Visi
         key = f"{kind}s"
         if not weight or classes:
             continue
+        # A loss that the job asks for by name is an error; one that is on by default is turned off.
         if key in job.objectives.model_fields_set:
             raise ConfigError(
                 f"objectives.{key} is {weight:g}, but the region store has no {kind} labels: set objectives.{key}=0, "

@@ -129,6 +129,7 @@ class VisionLanguageTask(ContrastTask[PairBatch]):
             return []
         names = [part.name for part in self.job.data.mixture] or [""]
         sizes = dict(zip(names, pairs.parts, strict=True))
+        # A source without held-out sentences takes no part.
         samples = held_out_samples(self.job.validate_.samples, {name: size for name, size in sizes.items() if size})
         ends = dict(zip(names, accumulate(sizes.values()), strict=True))
         rows = {name: range(ends[name] - sizes[name], ends[name]) for name in samples}
@@ -211,6 +212,7 @@ class VisionLanguageTask(ContrastTask[PairBatch]):
         batches = (part.assembler(np.array([n])) for part in self._held_out() for n in range(part.samples))
         for batch in batches:
             found += self.job.contrast.mismatched or bool(batch.matched[0] == 1)
+            # Two pairs can be compared.
             if found == 2:
                 return ""
         return (

@@ -79,8 +79,10 @@ def estimate(bounds: Bounds, words: Float64[Tensor, " n"], draws: int) -> dict[s
     value = perplexity(nats, float(words.mean()))
     if not math.isfinite(value):
         count = int((~bounds.nats.isfinite()).sum())
+        # A bound can be finite whose exponential is not.
         reason = f"the bound of {count} sentences is not finite" if count else "more than a float holds"
         return missing(reason, draws=draws, sentences=n) | ({} if count else {"nats": nats})
+    # Delta method: the perplexity is exp(sum of nats / sum of words), whose error is that of the residuals.
     residuals = bounds.nats - bounds.nats.sum() / words.sum() * words
     scale = value / float(words.sum())
     over_sentences = scale * math.sqrt(n / (n - 1) * float(residuals.square().sum())) if n > 1 else None
@@ -178,6 +180,7 @@ def aggregate_information(z: Float[Tensor, "n d"], posteriors: Normal) -> float:
     """
     n = len(posteriors.mean)
     log_q = posteriors.log_prob(z).double()
+    # All n x n pairs at once would not fit into memory.
     block = max(1, _BLOCK_ELEMENTS // (n * z.shape[1]))
     total = 0.0
     for rows, log_q_rows in zip(z.split(block), log_q.split(block), strict=True):
@@ -298,6 +301,7 @@ def best_start(model: TextModel, batch: Batch, starts: Sequence[Normal], generat
     """Choose for each sentence the diagonal Gaussian of the highest ELBO, by draws that are used for nothing else."""
     starts = [diagonal(start) for start in starts]
     losses = torch.stack([negative_elbo(model, batch, start, _START_DRAWS, generator) for start in starts])
+    # argmin would choose NaN.
     losses = losses.where(losses.isfinite(), losses.new_tensor(math.inf))
     chosen, rows = losses.argmin(0), torch.arange(batch.total, device=losses.device)
     means, log_variances = (
@@ -331,6 +335,7 @@ def refitted_proposal(
     mean, log_variance = start.mean.detach().clone(), start.log_variance.detach().clone()
     optimizer = torch.optim.Adam([mean, log_variance], betas=_BETAS)
     for step in range(steps):
+        # Drawn on the CPU, so that every device has the same numbers.
         eps = torch.randn(mean.shape, generator=generator).to(mean)
         deviation = (0.5 * log_variance).exp()
         gradient = log_likelihood_gradients(model.decoder, (mean + deviation * eps)[None], batch.tokens)[0]

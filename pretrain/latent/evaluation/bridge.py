@@ -84,6 +84,7 @@ def bridge(
     betas = [(t / temperatures) ** _POWER for t in range(temperatures + 1)]
     for before, beta in itertools.pairwise(betas):
         log_weights += (beta - before) * state.log_p
+        # Behind the last density there is nothing to move for.
         if beta < 1:
             state, share = _move(model, batch, state, beta, (1 + beta * excess).rsqrt(), generator)
             accepted += share / (temperatures - 1)
@@ -101,12 +102,14 @@ def _move(
     def energy(at: _State, momentum: Tensor) -> Tensor:
         return 0.5 * (at.z.double().square() + momentum.double().square()).sum(-1) - beta * at.log_p
 
+    # Momenta are standard normal: ``scale`` takes the part of a mass matrix.
     start = torch.randn(state.z.shape, generator=generator).to(state.z)
     size = _STEP * (0.8 + 0.4 * float(torch.rand((), generator=generator)))  # no trajectory comes back to its start
     momentum, z, slope_there = start, state.z, slope(state)
     for step in range(_LEAPFROG):
         momentum = momentum + 0.5 * size * slope_there
         z = z + size * scale * momentum
+        # Only the end of the trajectory needs log p, for the energy; a point within it needs the gradient alone.
         if step + 1 == _LEAPFROG:
             proposed = _State.at(model, batch, z)
         else:
@@ -114,6 +117,7 @@ def _move(
             proposed = _State(z, state.log_p, gradient)
         slope_there = slope(proposed)
         momentum = momentum + 0.5 * size * slope_there
+    # Metropolis: to accept by the change of energy corrects the error of the leapfrog exactly.
     log_ratio = energy(state, start) - energy(proposed, momentum)
     uniform = torch.rand(log_ratio.shape, generator=generator, dtype=torch.float64).to(log_ratio.device)
     accept = uniform.log() < log_ratio
@@ -147,6 +151,7 @@ def bridge_check(model: TextModel, collected: LikelihoodBounds, number: int) -> 
             assert guide.log_variance is not None
             own = Batch(batch.tokens[rows], torch.arange(len(rows)), len(rows), len(rows))
             guide = Normal(guide.mean[rows], log_variance=guide.log_variance[rows])
+            # A seed of its own: the chains of a batch do not depend on how many sentences others bridge.
             generator = torch.Generator().manual_seed(derive(0, "latent/bridge", first))
             found = bridge(model, own, guide, generator, chains=CHAINS, temperatures=TEMPERATURES)
             parts.append(found.log_weights.cpu())

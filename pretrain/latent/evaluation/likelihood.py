@@ -206,18 +206,22 @@ class LikelihoodBounds:
         from_prior = draw(p)
         self._add_weighted("prior", p, from_prior)
         if is_point:
+            # An infinitely narrow density cannot propose; a Gaussian around the point only begins the refit.
             point = posterior.z[0]
             start = Normal(point, log_variance=torch.full_like(point, _POINT_LOG_VARIANCE))
             self._reasons |= dict.fromkeys(("q", "mixture"), "the posterior is a point and proposes nothing")
         else:
+            # Draws with a density propose as they are, else a Gaussian fitted to them does.
             if posterior.density is not None:
                 start, from_q = posterior.density, _Drawn(posterior.z[: self.draws], found.first(self.draws))
             else:
                 start = fitted_normal(posterior.z)
                 from_q = draw(start)
             self._add_weighted("q", start, from_q)
+            # The draws of both components together are stratified draws of their mixture.
             self._add_weighted("mixture", Mixture([start, p]), from_q, from_prior)
         refitted = refitted_proposal(model, batch, [start, p], generator, steps=self.refit_steps)
+        # The prior in the mixture bounds the weights by 2 p(x|z), however badly the refitted Gaussian fits.
         self._add_weighted("refitted", Mixture([refitted, p]), draw(refitted), from_prior)
         self.batches.append((batch, refitted))
 

@@ -87,11 +87,13 @@ def mean_codes(model: LoadedModel, sentences: Sequence[str], samples: int = 128,
     for sentence in sentences:
         words = vocabulary.encode(sentence.split())
         found = zip(sentence.split(), words, strict=True)
+        # The word that a text itself writes for unknown ones needs no warning.
         unknown += [word for word, i in found if i == vocabulary.unknown_id and word != vocabulary.unknown]
         if len(words) == 0 or (words == vocabulary.unknown_id).all():
             raise DataError(f"{sentence!r}: no word of it is among the {len(vocabulary)} known ones")
         if len(words) > model.job.data.max_words:
             raise DataError(f"{sentence[:40]!r}...: {len(words)} words, data.max_words is {model.job.data.max_words}")
+        # One sentence a batch and the same noise for each: a code does not depend on the other sentences.
         tokens = torch.from_numpy(Sentences.of([words]).rows(np.zeros(1, dtype=np.int64)))
         batch = Batch(tokens, torch.zeros(1, dtype=torch.int64), 1, 1)
         noise = StepNoise(seed, ("codes",), None, 1, tokens.device)
@@ -185,6 +187,7 @@ def text_metrics(
     for number, batch in batches:
         batch = batch.to(model.device)
         totals.add(sentences=batch.total, scored=batch.scored, unknown=(batch.tokens == unknown).sum())
+        # A language model has no z to draw, and its likelihood is exact.
         if model.encoder is None:
             z = torch.zeros(batch.total, job.model.latent, device=model.device)
             found = likelihoods(model.decoder, z[None], batch.tokens, unknown)
@@ -208,11 +211,13 @@ def _add_batch(
     bounds: LikelihoodBounds | None,
 ) -> None:  # fmt: skip
     noise = StepNoise(0, ("measure", number), None, batch.total, model.device)
+    # One set of draws serves everything below: as many as the part that needs most.
     proposed = bounds.posterior_draws(number, job.model.posterior) if bounds is not None else 0
     if counts.mixture and job.model.posterior == "mlp":
         proposed = max(proposed, FIT_DRAWS)
     posterior = sample_posterior(job, model, batch, noise, max(counts.samples, proposed))
     z, density = posterior.z[: counts.samples], posterior.density
+    # The bounds take over the likelihoods of draws with a density; of other draws only the mean is needed.
     found = likelihoods(model.decoder, posterior.z if density is not None else z, batch.tokens, unknown)
     means = density.mean if density is not None else z.mean(0)
     rec = -found.words[: counts.samples].double().mean(0).sum()
@@ -260,6 +265,7 @@ def _mean_metrics(ranks: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
     # Ranks hold different numbers of sentences: sums are added first, and divided once.
     sentences = float(total["sentences"])
     scored = float(total["scored"]) / sentences
+    # Popped: what remains in ``total`` is divided by the number of sentences.
     unknown_share = float(total.pop("unknown") / total["scored"])
     units = {name: active_units(*(total.pop(name) / sentences)) for name in ("au", "au_sampled") if name in total}
     mean = {name: float(value) / sentences for name, value in total.items()}
@@ -279,6 +285,7 @@ def _mean_metrics(ranks: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
         metrics |= {"nelbo_dual": rec + kl, "ppl_dual": perplexity(rec + kl, scored)}
     if "kl_aggregate_dual" in mean:
         kl_aggregate = mean["kl_aggregate_dual"]
+        # I(x; z) = E KL(q(z|x) || p) - KL(q(z) || p).
         metrics |= {"kl_aggregate_dual": kl_aggregate, "mi_dual": mean["kl_dual"] - kl_aggregate}
     return metrics | {name: float(count) for name, count in units.items()}
 

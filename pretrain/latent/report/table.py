@@ -226,6 +226,7 @@ def _model_row(run: RunRecord) -> ModelRow:
     if evaluation is None:
         metrics, measured = _best_validation(run)
     else:
+        # A number is a metric; an object with a ``value`` is an estimate with its errors.
         metrics = {key: float(value) for key, value in evaluation.items() if _is_metric(value)}
         for key, value in evaluation.items():
             if isinstance(value, dict) and _is_metric(value.get("value")):
@@ -329,6 +330,7 @@ def bounds_table(rows: Sequence[ModelRow]) -> Table:
                 "PPL, exact KL": _estimate(row, "ppl_exact") or number(row.get("ppl_exact"), 1),
                 "the same, weighted sentences": _estimate(row, "ppl_exact_there"),
                 **{f"PPL, {proposal}": _estimate(row, name) for name, proposal in _WEIGHTED.items()},
+                # One number where all proposals have the same, else each of them.
                 **{key: "; ".join(dict.fromkeys(f"{of[key]:,}" for of in weighted)) for key in ("draws", "sentences")},
                 "bridge: sentences, PPL": f"{bridge['sentences']:,}, {_estimate(row, 'bridge')}" if bridge else "",
                 "best bound there": number(bridge.get("ppl_best_there"), 1),

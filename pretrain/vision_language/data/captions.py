@@ -102,6 +102,7 @@ def read_table(document: Document) -> list[Example]:
             open, or continues after its end; a column of which the first line has two.
     """
     separator = _separator(document.rows[0])
+    # The lines have lost their ends, which a quoted cell that goes over several lines keeps.
     reader = csv.reader((f"{line}\n" for line in document.rows), delimiter=separator, strict=True)
     header = _cells(document.rows[0], separator)
     if twice := next((name for name in ("image", "caption") if header.count(name) > 1), None):
@@ -112,6 +113,7 @@ def read_table(document: Document) -> list[Example]:
         first = 1
         try:
             for cells in reader:
+                # A row may go over several lines; its place is that of the first.
                 place, first = document.place(first), reader.line_num
                 if separator == "\t" and any("\t" in cell and "\n" in cell for cell in cells):
                     raise DataError(f"{place}: a double quote joins rows of the table; {_QUOTES}")

@@ -104,6 +104,7 @@ def read_document(path: Path, limit: int = LARGEST) -> Document:
         if not content:
             raise DataError(f"{path}: an empty {'list' if start[0] == '[' else 'object'}; the file holds no row")
         return Document(path, content, {}) if isinstance(content, list) else Document(path, [], content)
+    # Not JSON: the lines of a table or of Flickr8k.
     lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     return Document(path, [line.rstrip("\r") for _, line in lines], {}, [number for number, _ in lines])
 
@@ -111,10 +112,12 @@ def read_document(path: Path, limit: int = LARGEST) -> Document:
 def _text(path: Path, limit: int) -> str:
     try:
         with open_regular(path) as raw, unpacked(raw, path) if path.suffix in PACKED else raw as file:
+            # The head first: a NUL tells a binary or packed file before the rest is read.
             size = os.fstat(raw.fileno()).st_size
             content = file.read(_HEAD)
             if b"\0" in content:
                 raise DataError(f"{path}: not text: a NUL among its first bytes; if it is packed, name it .gz")
+            # One byte more than the limit tells that there is more, also where a small packed file unpacks to any size.
             content += file.read(limit + 1 - len(content)) if size <= limit else b""
     except DAMAGED as problem:
         raise DataError(f"{path}: not a whole {PACKED[path.suffix]} file: {problem}; fetch or pack it again") from None

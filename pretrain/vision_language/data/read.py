@@ -149,6 +149,7 @@ def examples_of(documents: Sequence[Document], *, what: str = "data.train") -> l
             examples += _form(document).read(document)
     if annotations and not questions:
         raise DataError(f"{what}: {annotations[0].path} holds annotations; name the file of their questions as well")
+    # VQA's questions and annotations are joined when all files are read: they may come in any order.
     return examples + vqa.read_questions(questions, annotations)
 
 

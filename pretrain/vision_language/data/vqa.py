@@ -85,6 +85,7 @@ def read_annotations(documents: Iterable[Document]) -> dict[int, Annotation]:
             unique.add(row.question_id, place)
             annotations[row.question_id] = Annotation(
                 row.question_id,
+                # Millions of rows have the same few texts: one object for each.
                 tuple(map(intern, row.answers)),
                 intern(row.answer_type),
                 intern(row.question_type),
@@ -112,6 +113,7 @@ def read_questions(questions: Sequence[Document], annotations: Sequence[Document
         for place, row in checked(_Question, parts(document, "questions")):
             unique.add(row.question_id, place)
             name = (coco_name(row.image_id, subtype),)
+            # Popped: what remains are annotations without a question.
             annotation = answers.pop(row.question_id, None)
             if annotation is None:
                 bare.append(row.question_id)

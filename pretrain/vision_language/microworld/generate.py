@@ -168,6 +168,7 @@ def ensure_microworld(world: World, cache: Path) -> Microworld:
         return made.folder.is_dir() and (made.regions / MANIFEST).is_file()
 
     def make() -> None:
+        # Each of the two folders appears whole: what an interrupted process has finished is kept.
         if not made.folder.is_dir():
             logger.info("drawing the synthetic microworld: %s", world)
             write_world(made.folder, world)
@@ -203,6 +204,7 @@ def draw_set(seed: int, split: str, number: int) -> tuple[Statement, list[Pair]]
     rng = random_for(f"statements/{split}", seed, number)
     for attempt in count():
         statement = draw_statement(rng)
+        # Half of the pairs are true, half false: a guess without the pictures is right half of the time.
         wanted = {True: PAIRS // 2, False: PAIRS // 2}
         pairs: list[Pair] = []
         for k in range(_TRIES):
@@ -234,6 +236,7 @@ def write_pairs(out: Path, split: str, statements: int, recipe: Recipe) -> Itera
                         *(recipe.feature_size, recipe.noise, _stream(split)),
                     )
                     tsv.write(tsv_row(regions))
+                # The last number of NLVR2's identifiers is that of the sentence, of which a set here has one.
                 rows.write(json.dumps(_row(statement, f"{identifier}-0", pair.truth)) + "\n")
             yield number
 

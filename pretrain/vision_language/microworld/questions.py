@@ -63,6 +63,7 @@ def ask(scene: Scene, rng: Random, number: int) -> list[Question]:
     A question that is answered with yes or no has either answer with equal probability, as far as the scene allows.
     """
     questions: dict[str, Question] = {}
+    # More than are asked for: some do not fit the scene, others give a question again.
     for form in rng.choices(list(FORMS), list(FORMS.values()), k=6 * number):
         question = form(scene, rng)
         if question is not None:
@@ -205,6 +206,7 @@ def both(scene: Scene, rng: Random) -> Question | None:
     if yes and len(present) < 2:
         return None
     pair = rng.sample(present, 2) if yes else [rng.choice(present), rng.choice(absent)]
+    # In either order, so that the absent thing does not always come last.
     one, other = (Described(kind) for kind in rng.sample(pair, 2))
     entailed = (exists(one, "yes"), exists(other, "yes")) if yes else ()
     text = f"Is there a {one.words()} and a {other.words()}?"

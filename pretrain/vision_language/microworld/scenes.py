@@ -65,6 +65,7 @@ def _thing(rng: Random, kind: int, colour: int, cell: int) -> Thing:
     large = rng.random() < 0.5
     width, height = (rng.randint(*_SIDES[large]) for _ in range(2))
     across, down = WIDTH // _COLUMNS, HEIGHT // _ROWS
+    # Anywhere within its cell: no two things overlap.
     left = cell % _COLUMNS * across + rng.randint(0, across - width)
     top = cell // _COLUMNS * down + rng.randint(0, down - height)
     return Thing(kind, colour, large, (left, top, left + width, top + height))
