@@ -13,7 +13,7 @@ from typing import IO
 
 import numpy as np
 
-from capt.finetune.glue.files import Examples, find_split
+from capt.finetune.glue.files import Examples
 from capt.finetune.glue.tasks import GLUE, GlueTask
 from capt.finetune.predictions import write_checked
 from capt.pretrain.base.errors import CheckpointError, DataError

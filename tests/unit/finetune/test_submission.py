@@ -158,6 +158,11 @@ def test_what_is_wrong_is_found(
     assert any(problem in line for line in problems)
 
 
+def test_a_folder_in_the_zip_is_no_file(valid: Path, tmp_path: Path) -> None:
+    path = changed(valid, tmp_path / "with-a-folder.zip", lambda files: files.update({"empty/": ""}))
+    assert check_submission(path) == check_submission(valid)
+
+
 def test_many_wrong_lines_are_counted(valid: Path, tmp_path: Path) -> None:
     path = changed(valid, tmp_path / "bad.zip", replace("CoLA.tsv", "\t1\n", "\tyes\n", -1))
     shown = [line for line in check_submission(path) if line.startswith("CoLA.tsv")]
