@@ -160,7 +160,7 @@ def test_what_is_wrong_is_found(
 
 def test_a_folder_in_the_zip_is_no_file(valid: Path, tmp_path: Path) -> None:
     path = changed(valid, tmp_path / "with-a-folder.zip", lambda files: files.update({"empty/": ""}))
-    assert check_submission(path) == check_submission(valid)
+    assert check_submission(path) == ["QQP.tsv is missing"]
 
 
 def test_many_wrong_lines_are_counted(valid: Path, tmp_path: Path) -> None:
