@@ -120,7 +120,7 @@ class Pods:
                 since = None
                 continue
             since = since or time.monotonic()
-            # Not at the first call: more pods may follow at once.
+            # Not at the first call: more pods may follow immediately.
             if time.monotonic() - since > _SETTLED:
                 log.info("more pods have called: the job saves, and starts again with them")
                 self._grown = True
@@ -173,7 +173,7 @@ def lead(launcher: Pods, words: Sequence[str], options: Options, name: str) -> i
     while True:
         begun = holds_run(job.run.dir)
         code = carry_on(replace(launch, again=begun), launcher, name_of_job=name)
-        # Stopped to go on with more pods, and not to end.
+        # Stopped to continue with more pods, and not to end.
         if code == STOPPED and launcher.grown():
             continue
         return DONE if code == STOPPED and _has_reached_its_stop(job) else code

@@ -82,7 +82,7 @@ def rust_errors(where: object, what: str) -> Iterator[None]:
     except UserError:
         raise
     except BaseException as error:
-        # A panic of Rust is a BaseException, as an interrupt is, which goes on.
+        # A panic of Rust is a BaseException, as an interrupt is, which is raised again.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise DataError(f"{where}: {what} ({printable(str(error)) or type(error).__name__})") from error

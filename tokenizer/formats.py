@@ -255,7 +255,7 @@ def _from_tokenizer_json(path: Path, folder: _Folder) -> Tokenizer:
                 f"{path}: has no merges, without which no text gets {shown(longer[0])} and {len(longer) - 1:,} other "
                 "tokens of model.vocab; fetch the file again"
             )
-    # A token that stands for text is found in texts; those with a role are not.
+    # A token of text is found in texts; those with a role are not.
     for token in spec["added_tokens"]:
         if token["special"] and folder.is_text(token["content"]):
             token["special"] = False

@@ -127,7 +127,7 @@ def _keep_text_as_text(tokenizer: Tokenizer, special: SpecialIds, where: Path) -
         at = next((i for i, c in enumerate(name) if c not in letters), 0)
         patterns.append(f"(?<={re.escape(name[:at])}){re.escape(name[at])}(?={re.escape(name[at + 1 :])})")
     pattern = Regex("|".join(patterns))
-    # Where unknown characters are <unk>, one may stand for another; where they are bytes, it would give other bytes.
+    # Where unknown characters are <unk>, one may replace another; where they are bytes, it would give other bytes.
     if special.unk in tokenizer.encode(absent, add_special_tokens=False).ids:
         step = normalizers.Replace(pattern, absent)
         tokenizer.normalizer = normalizers.Sequence([n for n in (tokenizer.normalizer, step) if n is not None])

@@ -261,7 +261,7 @@ def examples(rows: Labelled, data: LabelsData) -> Examples:
 def _parsed(rows: Labelled, i: int, data: LabelsData) -> Label:
     """The label of row ``i`` by ``data.kind``."""
     cell, place, column = rows.cells[i], rows.places[i], rows.columns.labels[0]
-    # Several columns, each with a label of its own, in which 0 or 1 stands.
+    # Several columns, each with a label of its own, whose cells are 0 or 1.
     if isinstance(cell, tuple):
         return tuple(name for name, each in zip(rows.columns.labels, cell, strict=True) if _flag(each, name, place))
     # An empty list is a row without labels, and a missing cell a row that nobody has labelled.

@@ -54,7 +54,7 @@ class Rank:
         context = ray.get_runtime_context()
         gpus = tuple(map(str, context.get_accelerator_ids().get("GPU", ())))
         with socket.socket() as s:
-            # Given up again at once; rank 0, which has the rendezvous, takes it a little later.
+            # Given up again immediately; rank 0, which has the rendezvous, takes it a little later.
             s.bind(("", 0))
             port = int(s.getsockname()[1])
         return Place(context.get_node_id(), raycluster.own_address(), gpus, port)

@@ -132,7 +132,7 @@ class Watcher:
         if now - self._looked > _SUSPENDED or self._ranks.is_held_up():
             self._awake = now
         self._looked = now
-        # Old news would look like a rank that stands still; a node that stays silent is lost before long.
+        # Old news would look like a rank that makes no progress; a node that stays silent is lost before long.
         if not self._ranks.is_fresh():
             return None
         pulses = self._pulses()

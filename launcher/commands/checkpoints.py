@@ -70,7 +70,7 @@ def convert(
     from capt.pretrain.convert.output import push as upload
 
     if push is not None:
-        # Before the export: what refuses the upload is known at once.
+        # Before the export: what refuses the upload is known early.
         check_push(push)
     about = About(license, tuple(language or ()), base_model, push or "PATH")
     written = write(

@@ -109,7 +109,7 @@ class Gathering:
         for index, host in enumerate(hosts):
             while host in missing and (spare := next((each for each in spares if each.slots >= host.slots), None)):
                 spares.remove(spare)
-                # The spare host runs as many ranks as the one that it replaces.
+                # The spare host runs the number of ranks of the one that it replaces.
                 taken = Host(spare.name, host.slots)
                 if reason := self._call([taken], lines):
                     log.warning("the spare host %s cannot be used: %s", spare.name, reason[taken])

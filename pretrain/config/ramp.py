@@ -38,7 +38,7 @@ class BatchSizeSchedule:
         steps, step, samples = list[tuple[int, int]](), 0, 0
         for tokens, sequences in ramp:
             steps.append((step, sequences))
-            # Rounded up to whole steps; none where the stage before has seen as many tokens already.
+            # Rounded up to whole steps; none where the stage before has seen that number of tokens already.
             more = max(0, -(-(tokens - samples * sample_tokens) // (sequences * sample_tokens)))
             step, samples = step + more, samples + more * sequences
         return cls.of_steps([*steps, (step, batch)])

@@ -133,7 +133,7 @@ def _write_graph(model: CaptModel, path: Path, pooling: Pooling) -> None:
 def _quiet_exporter() -> Iterator[None]:
     """The exporter reports that torchvision is absent, deprecations in its own code, every constant it folds."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx._internal.exporter", "onnx_ir", "onnxscript")]
-    # The levels are put back, for the process may go on logging.
+    # The levels are put back, for the process may log later.
     levels = [log.level for log in loggers]
     for log in loggers:
         log.setLevel(logging.ERROR)

@@ -89,7 +89,7 @@ def docstring_file(
     ``progress`` gets the number of files read and of all files. Raises ``DataError`` when there is no docstring at all.
     """
     files = [path for folder in (folders or python_folders()) for path in _python_files(folder)]
-    # Names and sizes stand for the content: no file is opened to see that the cache is good.
+    # Names and sizes are compared in place of the content: no file is opened to see that the cache is good.
     listing = [(str(path), path.stat().st_size) for path in files]
     key = hashlib.sha256(json.dumps([_FORMAT, sys.version_info[:2], listing]).encode()).hexdigest()[:16]
     path = cache / f"docstrings-{key}.txt"
@@ -195,7 +195,7 @@ def prose(docstring: str) -> Iterator[str]:
     for line in [*inspect.cleandoc(docstring).splitlines(), ""]:
         text, indent = line.strip(), len(line) - len(line.lstrip())
         field, is_code = _FIELD.match(text), _CODE.match(text) is not None
-        # A field such as `x: the first` goes on in lines that are indented further.
+        # A field such as `x: the first` continues in lines that are indented further.
         same = indent == last or (hanging and indent > first)
         if paragraph and (not text or is_code or field or not same):
             yield from _english(" ".join(paragraph))

@@ -247,7 +247,7 @@ class _RoundedCounts:
         begin = block * _BLOCK
         known = np.array([begin, begin + _BLOCK])
         counts: np.ndarray = np.stack([self._at_end(begin), self._at_end(begin + _BLOCK)])
-        # Halve all gaps at once until every sample of the block has its counts.
+        # Halve all gaps together until every sample of the block has its counts.
         while len(known) <= _BLOCK:
             middle = (known[:-1] + known[1:]) // 2
             between = self._rounded(middle, counts[:-1], counts[1:])

@@ -130,7 +130,7 @@ class _GroupedOrder:
         count = sampler.blocks
         key = stream_key(f"blocks/{epoch}", sampler.seed)
         self.blocks = permute(np.arange(count, dtype=np.int64), count, key)
-        # The last block of the data may be shorter, wherever it stands in the order.
+        # The last block of the data may be shorter, wherever it is in the order.
         sizes = np.where(self.blocks == count - 1, sampler.windows - (count - 1) * sampler.block, sampler.block)
         self._ends = np.cumsum(sizes)
         last_of_group = np.minimum(np.arange(sampler.at_once, count + sampler.at_once, sampler.at_once), count) - 1

@@ -242,7 +242,7 @@ class ShardCache:
             partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
             try:
                 with partial.open("wb") as file_out:
-                    # Take the bytes at once: two fetches must not count on the same room.
+                    # Reserve the bytes first: two fetches must not count on the same room.
                     os.posix_fallocate(file_out.fileno(), 0, size)
             except OSError as error:
                 partial.unlink(missing_ok=True)

@@ -69,7 +69,7 @@ class InitialVectors:
             row = index.get(word)
             if row is None:
                 continue
-            # Counted on every rank, whoever holds the row: either all of them raise below or none.
+            # Counted on every rank, whichever rank holds the row: either all of them raise below or none.
             known += 1
             if not start <= row < end:
                 continue

@@ -352,7 +352,7 @@ def judge(job: EmbeddingJob, discriminator: EmbeddingTables, played: Played) -> 
         weights = weights.masked_fill(played.masked, 0.0)
     density = None if played.log_density is None else played.log_density.negative.flatten(0, 1).double()
     rewards = reward(job, played.scores.flatten(0, 1).double(), density)
-    # The draws alone make the statistics; the noise, which stands before them, is scaled by the same.
+    # The draws alone make the statistics; the noise, which is before them, is scaled by the same.
     statistics = RewardStatistics.of(rewards[:, -m:], weights)
     if not math.isfinite(statistics.mean):
         raise TrainingDivergedError(
@@ -396,7 +396,7 @@ def update_generator(job: EmbeddingJob, engine: Engine, played: Played, outcome:
         gradient, of_noise = score_gradient(coefficients), None
     else:
         lam, k = noise_share(job), outcome.noise_rewards.shape[1]
-        # Words of the noise stand in for draws of the generator, each weighted by G / noise.
+        # Words of the noise take the place of draws of the generator, each weighted by G / noise.
         ratio = importance_weights(log_g[:, :-m], _per_centre(played.log_noise, played.band), section.importance_clip)
         advantages = outcome.noise_rewards - outcome.baseline.mean(1, keepdim=True)
         fixed = lam * ratio * advantages * (outcome.share[:, None] / k)

@@ -126,7 +126,7 @@ class SegmentReader:
             blocks = -(-count // self._block)
             padding = (0, blocks * self._block - count)
             words.append(np.pad(ids[kept], padding))
-            # Sentence numbers go on from segment to segment, so that no window reaches over a border.
+            # Sentence numbers continue from segment to segment, so that no window reaches over a border.
             sentence.append(np.pad((np.cumsum(begins) + (sentences - 1))[kept], padding, constant_values=-1))
             # The window of a centre is uniform in 1 .. window, as in word2vec.
             reach.append(np.pad(generator.integers(1, self._window + 1, count), padding))

@@ -336,7 +336,7 @@ def sample_batch(job: LatentJob, batch: Batch, noise: StepNoise) -> SampledBatch
     # Equal sentences are no negatives of each other; their ids tell which are equal.
     if contrast.weight > 0 and contrast.mask_duplicates:
         ids = _sentence_ids(batch, mean_pair=contrast.mean_pair and distributed.rank() == 0)
-    # So many for each anchor of all ranks, each rank drawing its part of them.
+    # This number for each anchor of all ranks, each rank drawing its part of them.
     if contrast.weight > 0 and contrast.prior_negatives:
         number = contrast.prior_negatives * (batch.total + int(contrast.mean_pair))
         negatives = noise.normal_shared(number, model.latent, distributed.rank(), distributed.world_size())

@@ -166,7 +166,7 @@ class TextDecoder(nn.Module):
             word = chosen.unsqueeze(0)
             rows.append(word[0])
             ended |= word[0] == END
-        # A row that has ended goes on with the others; what it then writes is cut off here.
+        # A row that has ended is continued with the others; what it then writes is cut off here.
         sentences = torch.stack(rows, 1).tolist()
         return [row[: row.index(END)] if END in row else row for row in sentences]
 

@@ -106,7 +106,7 @@ class LatentTask:
                     "%d of %d batches hold one sentence, which has no contrast; batch.lengths=similar joins them",
                     self._train.alone, len(self._train),
                 )  # fmt: skip
-        # A batch of clusters is as many draws as there are classes, each repeated: its size is no choice.
+        # A batch of clusters is one draw for each class, repeated: its size is no choice.
         elif job.batch.global_ != job.data.clusters * job.data.repeats:
             raise ConfigError(
                 f"batch.global {job.batch.global_} is not data.clusters x data.repeats = "

@@ -244,7 +244,7 @@ class EncoderConfig(Section):
     @model_validator(mode="wrap")
     @classmethod
     def _of_its_arch(cls, value: Any, handler: Callable[[Any], Any]) -> Any:
-        # `model` itself stands for no encoder: the class that its `arch` names takes over.
+        # `model` itself is no encoder: the class that its `arch` names takes over.
         if cls is not EncoderConfig or not isinstance(value, Mapping):
             return handler(value)
         arch = value.get("arch", "roberta")

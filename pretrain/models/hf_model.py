@@ -85,7 +85,7 @@ def start_from(model: CaptModel, source: HFModel, name: str, *, head: Literal["r
         CheckpointError: a tensor has another shape.
     """
     own = model.state_dict()
-    # An aggregation head stays behind where the model has none; an unknown tensor goes on, to be named.
+    # An aggregation head stays behind where the model has none; an unknown tensor is kept, to be named.
     state = {key: tensor for key, tensor in source.state.items() if key in own or not key.startswith(HEAD)}
     for what, prefix, file in (
         ("masked-language-model", MLM, "no lm_head"),

@@ -179,7 +179,7 @@ class Layouts:
         known: dict[str, str] = {}  # usual name -> name
         for name in names:
             usual = _usual(name)
-            # A name that the user wrote, or that is usual as it stands, is not taken for another.
+            # A name that the user wrote, or that is usual as it is, is not taken for another.
             is_free = name not in asked and usual not in names and usual not in known
             known[usual if is_free else name] = name
         layout = self._by_usual_name(list(known))

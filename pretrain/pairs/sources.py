@@ -145,7 +145,7 @@ class SourceRows:
         values = self.positives.values
         if len(values) != len(self):
             return False
-        # In blocks: the arrays are mapped files, and a comparison of all at once would copy them.
+        # In blocks: the arrays are mapped files, and one comparison of all would copy them.
         blocks = (slice(first, first + _BLOCK) for first in range(0, len(self), _BLOCK))
         return all(
             bool((self.documents.keys[values[block]] == self.queries.keys[self.query[block]]).all()) for block in blocks

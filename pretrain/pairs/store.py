@@ -171,7 +171,7 @@ class _Side:
         if parts:
             self.ids.write(np.concatenate(parts))
         self.starts.extend(starts)
-        # The key is of the text alone: documents are equal whatever prompt stands before them.
+        # The key is of the text alone: documents are equal whatever prompt is before them.
         self.keys.write(np.array([text_key(text) for _, text in waiting], dtype=np.int64))
         waiting.clear()
 

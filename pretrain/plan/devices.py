@@ -117,7 +117,9 @@ def cluster(text: str) -> Cluster:
     found = _FORM.fullmatch(text.strip().lower())
     name, count = ("", 0) if found is None else (found[2], int(found[1] or 1))
     if count == 0:
-        raise ConfigError(f"--gpus {text!r}: write the number and the kind of the devices, such as 8xh100")
+        raise ConfigError(
+            f"--gpus {text!r}: write the number (below a million) and the kind of the devices, such as 8xh100"
+        )
     if name not in DEVICES:
         raise ConfigError(f"--gpus {text!r}: unknown device {name!r}; {did_you_mean(name, list(DEVICES))}")
     device = DEVICES[name]

@@ -162,7 +162,7 @@ class BucketVectors(Vectors):
     def finish(self, added: int) -> None:
         """Write the list of blocks. Raises ``DataError`` where ``added`` of them would be missing from it."""
         content = json.dumps({name: self._files[name].size for name in sorted(self._files)}, indent=0).encode()
-        # Where nothing was added the length of the stored list stands for its content, which is not fetched again.
+        # Where nothing was added only the length of the stored list is compared: it is not fetched again.
         is_listed = not added and len(content) == self._indexed
         if self._scheme not in WRITABLE or is_listed or not self._files:
             return

@@ -286,7 +286,7 @@ def write_pairs(
         missing: the picture of each sentence that was left out.
         parts: sentences of each source of a mixture.
     """
-    # Flat arrays that grow: millions of sentences are never as many objects at the same time.
+    # Flat arrays that grow: millions of sentences are never an object each.
     tokens, lengths, cut = array("i"), array("q"), 0
     for words in sentences:
         tokens.frombytes(words[:longest].astype(np.int32, copy=False).tobytes())

@@ -180,7 +180,7 @@ def aggregate_information(z: Float[Tensor, "n d"], posteriors: Normal) -> float:
     """
     n = len(posteriors.mean)
     log_q = posteriors.log_prob(z).double()
-    # All n x n pairs at once would not fit into memory.
+    # All n x n pairs together would not fit into memory.
     block = max(1, _BLOCK_ELEMENTS // (n * z.shape[1]))
     total = 0.0
     for rows, log_q_rows in zip(z.split(block), log_q.split(block), strict=True):

@@ -211,7 +211,7 @@ def _add_batch(
     bounds: LikelihoodBounds | None,
 ) -> None:  # fmt: skip
     noise = StepNoise(0, ("measure", number), None, batch.total, model.device)
-    # One set of draws serves everything below: as many as the part that needs most.
+    # One set of draws serves everything below: the number that the largest part needs.
     proposed = bounds.posterior_draws(number, job.model.posterior) if bounds is not None else 0
     if counts.mixture and job.model.posterior == "mlp":
         proposed = max(proposed, FIT_DRAWS)

@@ -71,7 +71,7 @@ def plotted(row: ModelRow, name: str) -> float | None:
 
 
 def _paint_bounds(axis: Axes, rows: Sequence[ModelRow], language_model: Sequence[ModelRow], theme: Theme) -> None:
-    # The first row stands at the top.
+    # The first row is at the top.
     places = np.arange(len(rows))[::-1]
     for i, (name, _, mark) in enumerate(_PERPLEXITIES):
         values = [plotted(row, name) or np.nan for row in rows]

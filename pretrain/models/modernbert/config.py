@@ -228,7 +228,7 @@ class ModernBertConfig(EncoderConfig):
         if missing:
             raise CheckpointError(f"{source} has no {', '.join(missing)}; a ModernBERT encoder needs them")
         try:
-            # null stands for the default.
+            # null is the default.
             hf = _HFConfig.model_validate({key: value for key, value in config.items() if value is not None})
             fields = {ours: getattr(hf, theirs) for ours, theirs in _HF_FIELDS.items()}
             every = _global_every(config, hf.num_hidden_layers, source)
