@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from pydantic import ValidationError
 
@@ -234,23 +234,27 @@ class Link:
 
 def ask(asked: Iterable[Link], lines: Iterable[Link], what: str, **where: Any) -> dict[Link, Met]:
     """Have nodes listen for the others, or call the one that listens; their answers, also that of a lost one."""
-    asked, lines = list(asked), list(lines)
-    for link in asked:
-        link.met = None
-        link.send(what, where=where)
-    while any(link.met is None and not link.lost for link in asked):  # bounded: a silent host is lost
-        pump(lines, REPORT / 10)
+    asked = list(asked)
+    _wait_for("met", asked, lines, what, where=where)
     return {link: link.met or Met(problem=link.lost) for link in asked}
 
 
 def ask_for_gpus(links: Iterable[Link]) -> None:
     """Have nodes say which GPUs they have; ``gpus`` of a link that is lost stays None."""
     links = list(links)
-    for link in links:
-        link.gpus = None
-        link.send("gpus")
-    while any(link.gpus is None and not link.lost for link in links):  # bounded: a silent host is lost
-        pump(links, REPORT / 10)
+    _wait_for("gpus", links, links, "gpus")
+
+
+def _wait_for(
+    answer: Literal["met", "gpus"], asked: Sequence[Link], lines: Iterable[Link], what: str, **told: Any
+) -> None:
+    """Ask, and read on all ``lines`` until each link has its ``answer`` or is lost."""
+    lines = list(lines)
+    for link in asked:
+        setattr(link, answer, None)
+        link.send(what, **told)
+    while any(getattr(link, answer) is None and not link.lost for link in asked):  # bounded: a silent host is lost
+        pump(lines, REPORT / 10)
 
 
 def pump(links: Iterable[Link], seconds: float) -> None:

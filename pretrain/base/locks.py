@@ -80,13 +80,8 @@ def file_lock(
                 continue
             if not is_current:  # its last owner has removed the file: lock the new one
                 continue
-            _held.add(file)
-            try:
+            with _holding(file, path, remove=remove):
                 yield
-            finally:
-                _held.discard(file)
-                if remove:
-                    path.unlink()
             return
 
 
@@ -109,14 +104,22 @@ def make_once(lock: Path, is_made: Callable[[], bool], make: Callable[[], None])
         with open_lock(lock, error=DataError) as file:
             if not (_lock(file, lock, _CACHE_REMEDY, DataError, blocking=True) and _is_open_at(file, lock)):
                 continue  # its last owner has removed the file, and may have made what it was for
-            _held.add(file)
-            try:
+            with _holding(file, lock, remove=True):
                 if not is_made():
                     make()
-            finally:
-                _held.discard(file)
-                lock.unlink()
             return
+
+
+@contextmanager
+def _holding(file: IO[str], path: Path, *, remove: bool) -> Iterator[None]:
+    """Let a fork know of a file that is locked; at the end of the block it may be removed."""
+    _held.add(file)
+    try:
+        yield
+    finally:
+        _held.discard(file)
+        if remove:
+            path.unlink()
 
 
 def is_locked(path: Path) -> bool:
