@@ -150,6 +150,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=5, help="the last seed")
     parser.add_argument("--first-seed", type=int, default=1, help="share the seeds out over machines or evenings")
     parser.add_argument("--starts", nargs="*", default=list(STARTS), choices=STARTS)
+    parser.add_argument("--arms", nargs="*", default=[*ARMS, *EQUAL_TIME], choices=[*ARMS, *EQUAL_TIME])
     parser.add_argument("--parallel", type=int, default=2, help="runs at a time, each with one thread")
     parser.add_argument("--epochs", type=float, default=EPOCHS, help="passes over the text, of arms of equal words")
     parser.add_argument("--books", nargs="*", default=[f"books.train.0{i}.txt.gz" for i in range(3)])
@@ -170,11 +171,13 @@ def main() -> int:
         make_base(study)
         if not (study.out / "base.json").exists():
             measure(study, study.base, study.out / "base.json")
+    equal_words, equal_time = ([arm for arm in options.arms if arm in of] for of in (ARMS, EQUAL_TIME))
     for start in options.starts:  # arms stand side by side: the runs of the first seed measure the time
-        together((job(start, arm, seed, study.epochs) for seed in seeds for arm in ARMS), options.parallel)
-        epochs = epochs_of_equal_time(study, start, options.first_seed)
-        together((job(start, arm, seed, epochs[arm]) for seed in seeds for arm in EQUAL_TIME), options.parallel)
-    arms = [*ARMS, *EQUAL_TIME]
+        together((job(start, arm, seed, study.epochs) for seed in seeds for arm in equal_words), options.parallel)
+        if equal_time:
+            epochs = epochs_of_equal_time(study, start, options.first_seed)
+            together((job(start, arm, seed, epochs[arm]) for seed in seeds for arm in equal_time), options.parallel)
+    arms = options.arms
     trials = [
         trial
         for start in options.starts for arm in arms for seed in seeds for trial in trials_of(study, start, arm, seed)

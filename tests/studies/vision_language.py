@@ -179,7 +179,12 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=5, help="the last seed")
     parser.add_argument("--first-seed", type=int, default=1, help="share the seeds out over machines or evenings")
     parser.add_argument("--parallel", type=int, default=2, help="runs at a time, each with one thread")
+    parser.add_argument("--arms", nargs="*", default=list(ARMS), choices=ARMS)
+    parser.add_argument("--tasks", nargs="*", default=list(FINE_TUNING), choices=FINE_TUNING)
     parser.add_argument("--steps", type=int, default=STEPS, help="of pretraining")
+    parser.add_argument(
+        "--equal-compute", type=int, help="steps of lxmert-equal-compute (by the seconds a step of the first seed)"
+    )
     parser.add_argument("--warmup", type=int, default=WARMUP)
     parser.add_argument("--scenes", default=" ".join(SCENES), help="options of capt regions microworld")
     parser.add_argument("--pretraining", nargs="*", default=[], help="a.b=c for every pretraining run")
@@ -200,15 +205,17 @@ def main() -> int:
         return lambda: fine_tune(study, arm, seed, task)
 
     # The first two runs are side by side: they measure the compute.
-    together((pretraining(arm, seed, study.steps) for seed in seeds for arm in ("capt", "lxmert")), options.parallel)
-    steps = steps_of_equal_compute(
-        study.out / WORLD / "compute.json", study.steps,
-        {arm: study.run(arm, options.first_seed) for arm in ("capt", "lxmert")},
-    )  # fmt: skip
-    together((pretraining("lxmert-equal-compute", seed, steps) for seed in seeds), options.parallel)
-    each = [(arm, seed, task) for task in ("vqa", "nlvr2") for seed in seeds for arm in ARMS]
+    first = [arm for arm in ("capt", "lxmert") if arm in options.arms]
+    together((pretraining(arm, seed, study.steps) for seed in seeds for arm in first), options.parallel)
+    if "lxmert-equal-compute" in options.arms:
+        steps = options.equal_compute or steps_of_equal_compute(
+            study.out / WORLD / "compute.json", study.steps,
+            {arm: study.run(arm, options.first_seed) for arm in ("capt", "lxmert")},
+        )  # fmt: skip
+        together((pretraining("lxmert-equal-compute", seed, steps) for seed in seeds), options.parallel)
+    each = [(arm, seed, task) for task in options.tasks for seed in seeds for arm in options.arms]
     together((fine_tuning(*which) for which in each), options.parallel)
-    trials = [trial(study, arm, seed, task) for task in ("vqa", "nlvr2") for arm in ARMS for seed in seeds]
+    trials = [trial(study, arm, seed, task) for task in options.tasks for arm in options.arms for seed in seeds]
     write_trials(trials, study.out / "trials.csv")
     write_tables(trials, study.out / "tables.md")
     capt("report", *(study.run(*which) for which in each), "--out", study.out / f"report-{WORLD}")
