@@ -30,6 +30,7 @@ from typing import Any, Literal, Protocol, get_args, runtime_checkable
 import torch
 from torch import Tensor
 
+from capt.pretrain.base.blocks import blocks
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.contrast.masks import InstanceIds, NegativeMask
 
@@ -263,9 +264,9 @@ def _blocks(q: Tensor, keys: Tensor) -> Iterator[tuple[slice, slice]]:
     largest = _LARGEST_BLOCK["cuda" if q.is_cuda else "cpu"]
     rows = max(1, min(len(q), largest[0], 4 * q.shape[1]))
     columns = max(1, min(largest[1], math.ceil(len(keys) / 8)))
-    for k in range(0, len(keys), columns):
-        for a in range(0, len(q), rows):
-            yield slice(a, min(a + rows, len(q))), slice(k, min(k + columns, len(keys)))
+    for k in blocks(len(keys), columns):
+        for a in blocks(len(q), rows):
+            yield a, k
 
 
 def _logits(workspace: Tensor, q: Terms, keys: Terms) -> Tensor:

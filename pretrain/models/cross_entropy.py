@@ -9,6 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from capt.pretrain.base.blocks import blocks
+
 UNUSED = -100
 """The label of a row that is not predicted, as ``ignore_index`` of ``F.cross_entropy``."""
 
@@ -41,10 +43,8 @@ class _MaskedCrossEntropy(torch.autograd.Function):
         dbias = torch.zeros_like(bias_exact)
         block = max(1, _BLOCK_BYTES.get(x.device.type, 256 << 20) // (4 * max(1, weight.shape[0])))
         scratch = x.new_empty((min(block, len(x)), len(weight)), dtype=exact)
-        for begin in range(0, len(x), block):
-            rows = slice(begin, begin + block)
-            # The last block may have fewer rows.
-            part = torch.add(logits[rows], bias_exact, out=scratch[: len(x) - begin])
+        for rows in blocks(len(x), block):
+            part = torch.add(logits[rows], bias_exact, out=scratch[: rows.stop - rows.start])
             row_max, at_target = part.amax(1, keepdim=True), part.gather(1, target[rows])  # argmax is slow
             total = part.sub_(row_max).exp_().sum(1, keepdim=True)
             target_log_p[rows] = at_target - row_max - total.log()
