@@ -147,6 +147,8 @@ def _lines(config: str, found: Prediction, tried: Sequence[Change], runs: Sequen
     yield from (f"rates from {run}" for run in runs)
     if not device.is_gpu and not runs:
         yield "the rates of a CPU are a guess: --calibrate RUN takes them from runs on this machine"
+        if "bfloat16" in step.encoder.flops_of:
+            yield "  bf16 counts as fast as fp32: a CPU without units for it (avx512_bf16, AMX) is many times slower"
     if tried:
         yield ""
         yield "changes that fit and are faster"

@@ -29,7 +29,11 @@ def measure(on: bool) -> None:
 
 @contextmanager
 def own_section() -> Iterator[None]:
-    """Count the time of a block, of training alone (with gradients on)."""
+    """Count the time of a block, of training alone (with gradients on).
+
+    The first pass of a cached contrast has none and does not count: a micro-batch is one forward pass on every rank,
+    whether its graph was kept or is made again.
+    """
     if not _Own.on or not torch.is_grad_enabled():
         yield
         return
