@@ -213,8 +213,8 @@ def _rank_step(job: Any, world: int, *, gpu: bool, known: Known) -> RankStep:
         sent, queue = (*counted, *whole.sent), whole.queue
         # Both views, in fp32, of the micro-batches that were not simulated.
         rows = (parts - shown) * 2 * job.micro_batch(world) * rehearsal.task.width * 4
-        # Twice: the contrast sees the leaves of all micro-batches and their join; the second passes, the leaves and their
-        # gradients.
+        # Twice: the contrast sees the leaves of all micro-batches and their join, the second passes see the leaves and
+        # their gradients.
         during = marks.get("when the contrast begins", 0) + (whole.peak - whole.before) + 2 * rows
         during += queue
         outside = marks["peak outside the contrast"] + 2 * rows + queue
