@@ -64,7 +64,7 @@ def rank_of(world: int, rank: int = 0, *, gpu: bool = True) -> Iterator[None]:
     if dist.is_initialized():
         raise RuntimeError("a simulated rank needs a process of its own: this one has a process group")
     dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
-    # Fake tensors make so many small objects that collections of all that the imports made took a fifth of the time.
+    # Of all that the imports made, collections took a fifth of the time: fake tensors bring them about often.
     gc.freeze()
     try:
         with ExitStack() as stack:
