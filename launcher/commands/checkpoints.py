@@ -124,6 +124,9 @@ def neighbors(
     queries: Annotated[list[str], typer.Argument(metavar="QUERY...", help="Sentences to find neighbours of.")],
     run: Annotated[Path | None, typer.Option(help="Search in the training text of this run.")] = None,
     text: Annotated[list[Path] | None, typer.Option(help="Search in this file (may be repeated).")] = None,
+    text_column: Annotated[
+        str, typer.Option(help="Column or key with the text of a row of a .jsonl, .csv, .tsv or .parquet.")
+    ] = "text",
     top: Annotated[int, typer.Option(min=1, help="Neighbours of each query.")] = 3,
     lines: Annotated[int, typer.Option("--lines", "--limit", min=1, help="How many lines to search, at most.")] = 2000,
     json: o.Json = False,
@@ -134,7 +137,7 @@ def neighbors(
 
     from capt.pretrain.retrieval.neighbors import neighbors as find_neighbors
 
-    results = find_neighbors(model, queries, run=run, text=text or (), top=top, limit=lines)
+    results = find_neighbors(model, queries, run=run, text=text or (), column=text_column, top=top, limit=lines)
     if json:
         o.echo_json(
             [{"query": query, "found": [asdict(n) for n in near]} for query, near in zip(queries, results, strict=True)]

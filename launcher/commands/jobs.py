@@ -15,7 +15,7 @@ def register(app: typer.Typer) -> None:
     app.command(
         "pretrain", epilog="\b\nExample: capt pretrain capt_tiny data.files=my.txt run.dir=runs/first --nproc 2"
     )(_command("Pretrain an encoder. On this host, on several, or on a cluster."))
-    app.command("finetune", epilog="\b\nExample: capt finetune rte data.path=glue_data model.init=runs/first")(
+    app.command("finetune", epilog="\b\nExample: capt finetune mine data.train=reviews.csv model.init=runs/first")(
         _command("Fine-tune an encoder on a task. model.init names it; launched as capt pretrain is.", finetunes=True)
     )
     app.command(epilog="\b\nExample: capt resume runs/first --nproc 4")(resume)

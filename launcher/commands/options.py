@@ -18,7 +18,7 @@ from capt.pretrain.base.files import finite
 from capt.pretrain.base.parallel import ProgressCallback
 
 Config = Annotated[
-    str, typer.Argument(metavar="CONFIG", help="A YAML file, or the name of a shipped job (capt_tiny, rte, ...).")
+    str, typer.Argument(metavar="CONFIG", help="A YAML file, or the name of a shipped job (capt config list).")
 ]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[a.b=c ...]", help="Keys to set on top of the file's.")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]

@@ -378,7 +378,9 @@ READERS: dict[str, FileReader] = {
 def _missing_column(column: str, names: Sequence[str]) -> str:
     near = get_close_matches(column, names, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(map(repr, names)) or 'none'}"
-    return f"there is no {column!r} (data.text_column; capt tokenizer train: --text-column); {hint}"
+    return (
+        f"there is no {column!r} (data.text_column; --text-column of capt tokenizer train and capt neighbors); {hint}"
+    )
 
 
 def _check_text(value: str, where: str, column: str) -> str:

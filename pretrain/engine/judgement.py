@@ -84,6 +84,10 @@ def judge(training: Sequence[Row], validation: Sequence[Row], best: str | None =
         return Judgement("diverged", f"the loss of step {training[-1].step} is not a finite number")
     if (collapse := _collapse(training, validation)) is not None:
         return collapse
+    if validation and validation[-1].figures.get("degenerate") == 1:
+        always = all(row.figures.get("degenerate", 1) == 1 for row in validation)
+        told = f"all predictions are the same at step {validation[-1].step}; try another optimizer.lr"
+        return Judgement("not learning" if always else "collapsed", told)
     metric = judged_metric(validation, best)
     values = series(validation, metric) if metric else []
     if metric is None or len(values) < 2:

@@ -124,7 +124,9 @@ def check_hf_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise CheckpointError(f"model.init: no folder {folder}; name a Hugging Face folder, or USER/NAME of the hub")
     if not (folder / "config.json").is_file():
-        raise CheckpointError(f"model.init {folder}: no config.json; name a Hugging Face folder")
+        is_run = (folder / "config.yaml").is_file() or (folder / "checkpoints").is_dir()
+        remedy = f"capt convert {folder} OUT --to hf makes one" if is_run else "name one"
+        raise CheckpointError(f"model.init {folder}: no config.json, so no Hugging Face folder; {remedy}")
     if not any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
         raise CheckpointError(f"model.init {folder}: no model.safetensors")
 

@@ -385,7 +385,8 @@ class PairJob(Job):
             if source.corpus is not None:
                 _paths([str(source.corpus)], f"source {source.name}: corpus")
             size = sum(file.stat().st_size for file in files if file.is_file())
-            lines.append(f"source {source.name}: {len(files)} files, {size:,} bytes, weight {source.weight:g}")
+            number = "1 file" if len(files) == 1 else f"{len(files)} files"
+            lines.append(f"source {source.name}: {number}, {size:,} bytes, weight {source.weight:g}")
         if self.data.validation_files:
             lines.append(f"held-out pairs: {len(self.data.held_out_paths())} files")
         if self.batch.micro_tokens is not None:

@@ -185,8 +185,8 @@ def _table(
             if layout.by_order and has_header(path):
                 logger.warning(
                     "%s: the first line counts as names of columns, none of them a usual one, so their order decides:"
-                    " %s; columns={query: NAME, positive: NAME} names them; if the first line is itself a pair, put a "
-                    "line of names above it, such as anchor and positive", path, layout.describe(),
+                    " %s; data.columns='{query: NAME, positive: NAME}' names them; if the first line is itself a pair, "
+                    "put a line of names above it, such as anchor and positive", path, layout.describe(),
                 )  # fmt: skip
             for label in sorted(set(layout.ignored) & set(LABELS)) if layout.kind == "pairs" else ():
                 logger.warning("%s: %r is not read; every row counts as a pair that belongs together", path, label)
@@ -416,7 +416,7 @@ class _Meaning:
             if counts.used > 1 and self._numeric[part]:
                 raise DataError(
                     f"{name}: every {part} is a number, as {text}: is it an id? Texts of ids come by corpus; "
-                    "columns={query: NAME, positive: NAME} chooses other columns"
+                    "data.columns='{query: NAME, positive: NAME}' chooses other columns"
                 )
             # Scored pairs may share one of the two texts: their scores differ.
             if counts.used > 1 and self._one[part] and (first.score is None or all(self._one.values())):

@@ -174,7 +174,7 @@ def text_of(place: str, column: str, value: Any) -> str:
     if not isinstance(value, str):
         raise DataError(
             f"{place}: {column!r} must be text, it holds {shown(value, 40)} ({type(value).__name__}); are the columns "
-            "mixed up? columns={query: NAME, positive: NAME} chooses them"
+            "mixed up? data.columns='{query: NAME, positive: NAME}' chooses them"
         )
     if "\0" in value:
         raise DataError(f"{place}: {column!r} is binary, not text: NUL at character {value.index(chr(0))}")

@@ -33,8 +33,10 @@ class Neighbor:
     similarity: float
 
 
-def candidates(run: Path | None, text: Sequence[Path], limit: int) -> list[str]:
+def candidates(run: Path | None, text: Sequence[Path], limit: int, column: str = "text") -> list[str]:
     """The distinct lines among the first ``limit`` of the files ``text``, or of the training text of ``run``.
+
+    Of a table the lines are those of its ``column``.
 
     The log says how many are searched, and when there are more.
 
@@ -43,7 +45,7 @@ def candidates(run: Path | None, text: Sequence[Path], limit: int) -> list[str]:
     """
     lines: Iterable[str]
     if text:
-        corpus = FileCorpus(resolve_paths([str(path) for path in text], "--text"), "text", None)
+        corpus = FileCorpus(resolve_paths([str(path) for path in text], "--text"), column, None)
         lines = (line for passage in corpus for line in passage.text.splitlines())
     elif run is not None:
         job = load_job(run / "config.yaml", resolved=True)
@@ -72,6 +74,7 @@ def neighbors(
     *,
     run: Path | None = None,
     text: Sequence[Path] = (),
+    column: str = "text",
     top: int = 3,
     limit: int = 2000,
     store: Path | None = None,
@@ -83,6 +86,7 @@ def neighbors(
         queries: sentences.
         run: a run whose training text is searched.
         text: files that are searched instead.
+        column: where a table among them has its text.
         top: lines for each query.
         limit: lines at most.
         store: where vectors are kept for the next call; without it the store of this host.
@@ -91,7 +95,7 @@ def neighbors(
         CheckpointError: as `load_text_encoder`.
         DataError: as `candidates`.
     """
-    texts = candidates(run, text, limit)
+    texts = candidates(run, text, limit, column)
     encoder = load_text_encoder(model, EncoderOptions())
     options = Options(store or default_store())
     rows = rows_of(embed(encoder, queries, "query", options), queries)

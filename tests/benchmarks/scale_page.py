@@ -27,7 +27,7 @@ on several GPUs.**
 An MFU of 35% on 8 to 128 GPUs and of 20% on 1,024 was aimed at: **missed** at each number by the central prediction. Of
 the job that was shipped until 2026-11-25, with recomputation and without compilation, the column was 20.2, 20.0, 19.6
 and 14.1%, by assumptions that one H200 has shown to be too fast since; by the same assumptions the present job had
-34.3, 37.9, 42.4 and 18.8%."""
+34.3, 37.9, 42.4 and 18.8% (predicted once, on 2026-11-26; the rates have changed since)."""
 
 _CONTRAST = """`MB received`: of all collectives of the contrast, in a step. `peak above`: the largest memory above
 queue and representations. `operations`: of the matrix products. `operators`: about the kernels that are started."""

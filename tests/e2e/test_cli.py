@@ -191,7 +191,7 @@ def test_a_tokenizer_of_another_column(capt: Capt, text: Path, tmp_path: Path) -
     rows = [json.dumps({"id": str(i), "body": line}) for i, line in enumerate(text.read_text().splitlines()) if line]
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     code, _, err = capt("tokenizer", "train", "rows.jsonl", "--out", "tok", "--vocab-size", "370")
-    assert (code, "capt tokenizer train: --text-column" in err, "it has 'id', 'body'" in err) == (2, True, True)
+    assert (code, "--text-column of capt tokenizer train" in err, "it has 'id', 'body'" in err) == (2, True, True)
     train = ("tokenizer", "train", "rows.jsonl", "--out", "tok", "--vocab-size", "370", "--json")
     code, out, _ = capt(*train, "--text-column", "body")
     assert (code, json.loads(out)["vocab_size"]) == (0, 370)

@@ -240,6 +240,7 @@ def _pairs(folder: Path) -> None:
     texts = [f"The river {number} runs over stone {number}." for number in range(40)]
     rows = [{"query": f"Where is river {n}?", "pos": [text]} for n, text in enumerate(texts)]
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "articles.csv").write_text("title,body\na cat,a cat sat on the mat\na dog,a dog ran in the rain\n")
     (folder / "qa.csv").write_text("title,body\n" + "".join(f"Where is {n}?,{text}\n" for n, text in enumerate(texts)))
     for name, key in (("corpus", "d"), ("queries", "q")):
         lines = [json.dumps({"_id": f"{key}{n}", "title": "", "text": f"{text} {key}"}) for n, text in enumerate(texts)]

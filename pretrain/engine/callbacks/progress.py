@@ -143,19 +143,20 @@ class ProgressDisplay(Callback):
     def next_due(self, run: Run) -> int:
         return NEVER
 
-    def _left(self, run: Run) -> str:
+    def _left(self, run: Run, seconds: float | None = None) -> str:
+        """The time left at the pace so far; ``seconds`` is what the steps took, by default all since the start."""
         # By samples and not steps: batch.ramp makes later steps longer.
         samples_before = run.job.batch_sizes.samples_before
         done, first = samples_before(run.progress.step), samples_before(self._first)
-        seconds = (time.monotonic() - self._began) / max(done - first, 1)
-        return str(timedelta(seconds=round(seconds * (samples_before(run.job.schedule.max_steps) - done))))
+        each = (time.monotonic() - self._began if seconds is None else seconds) / max(done - first, 1)
+        return str(timedelta(seconds=round(each * (samples_before(run.job.schedule.max_steps) - done))))
 
     def _tell_first(self, run: Run, seconds: float) -> None:
-        """Say how long the first step took, where the first figures are some way off."""
+        """Say how long the first step took and all would take, where the first figures are some way off."""
         if seconds >= _SLOW:
             logger.info(
-                "step %d/%d took %.1f s; figures come every %d steps (run.log_every)",
-                run.progress.step, run.job.schedule.max_steps, seconds, run.job.run.log_every,
+                "step %d/%d took %.1f s, which makes %s for the others; figures come every %d steps (run.log_every)",
+                run.progress.step, run.job.schedule.max_steps, seconds, self._left(run, seconds), run.job.run.log_every,
             )  # fmt: skip
 
     def _tell_step(self, run: Run) -> None:

@@ -44,6 +44,18 @@ def test_windows_cut_the_stream_and_mark_document_borders(tmp_path: Path) -> Non
     assert windows.real_tokens == 16 / 18
 
 
+def test_no_window_by_shard_goes_over_the_end_of_a_shard(tmp_path: Path) -> None:
+    whole = pack(tmp_path / "s", ["abcdefghij", "kl"], 6, shard_tokens=6)
+    windows = PackedDataset(whole.shards, 6, by_shard=True)
+    assert [windows.window(i).tolist() for i in range(len(windows))] == [
+        [BOS, *ids("abcd"), EOS],
+        [BOS, *ids("ef"), EOS, PAD, PAD],
+        [BOS, *ids("ghij"), EOS],
+        [BOS, *ids(".k"), EOS, PAD, PAD],
+        [BOS, *ids("l."), EOS, PAD, PAD],
+    ]
+
+
 def test_documents_are_numbered_within_each_window(tmp_path: Path) -> None:
     windows = pack(tmp_path / "s", ["abcd", "ef", "g"], 6)
     assert [windows.documents(i).tolist() for i in range(len(windows))] == [

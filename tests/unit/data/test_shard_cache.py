@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.data import shard_cache
 from capt.pretrain.data.sampler import GroupedSampler
+from capt.pretrain.data.shard_cache import ShardCache
 from capt.pretrain.data.shards import PackedDataset, ShardSet
 from tests.unit.data import faulty
 from tests.unit.data.faulty import FaultyStore, faulty_store
@@ -93,6 +96,123 @@ def test_what_is_needed_last_goes_first(tmp_path: Path, store: type[FaultyStore]
     digests = [shards.cache.files[shards.manifest.shards[turn]].sha256 for turn in turns]
     assert set(digests[:5]) <= names
     assert digests[5] not in names
+
+
+def in_turn(shards: ShardSet) -> tuple[ShardCache, GroupedSampler, list[str]]:
+    """The cache of a set, an order of groups of one shard, and the shards in this order."""
+    assert shards.cache is not None
+    windows = PackedDataset(shards, 64, by_shard=True)
+    order = GroupedSampler(len(windows), windows.block, 1, 3)
+    turns = [
+        shards.manifest.shards[int(blocks[0])] for _, (_, blocks) in zip(range(8), order.groups_from(0), strict=False)
+    ]
+    return shards.cache, order, turns
+
+
+def has(cache: ShardCache, name: str) -> bool:
+    return (cache.folder / f"{cache.files[name].sha256}.bin").exists()
+
+
+def test_the_group_in_use_and_the_next_one_stay(
+    tmp_path: Path, store: type[FaultyStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_cache, "_PATIENCE", 0.0)
+    cache, order, turns = in_turn(opened(tmp_path, 1, 3 * SHARD))
+    cache.follow(order, 0)
+    assert [cache.is_coming(name) for name in turns[:3]] == [True, True, False]
+    for name in (*turns[:3], turns[4]):
+        cache.path(name)
+    assert [has(cache, name) for name in turns[:5]] == [True, True, False, False, True]
+    cache.limit = 2 * SHARD
+    with pytest.raises(DataError, match="has no room"):
+        cache.path(turns[3])
+    assert [has(cache, name) for name in turns[:2]] == [True, True]
+
+
+def test_the_next_group_is_fetched_meanwhile_and_no_group_twice(
+    tmp_path: Path, store: type[FaultyStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, order, turns = in_turn(opened(tmp_path, 1))
+    cache.follow(order, 0)
+    until = time.monotonic() + 20
+    while not all(has(cache, name) for name in turns[:2]):
+        assert time.monotonic() < until, "the next group is not fetched ahead"
+        time.sleep(0.01)
+    wanted: list[str] = []
+    monkeypatch.setattr(cache, "_prefetch", wanted.extend)
+    cache.follow(order, 1)
+    assert not wanted
+
+
+def test_files_of_other_sets_go_before_those_of_this_one(tmp_path: Path, store: type[FaultyStore]) -> None:
+    shards = opened(tmp_path, 1)
+    cache, order, turns = in_turn(shards)
+    documents = cache.path("documents.bin")
+    other = cache.folder / f"{'b' * 64}.bin"
+    other.write_bytes(bytes(SHARD))
+    os.utime(documents, (1, 1))  # the other file was used later
+    cache.limit = SHARD * 2 + documents.stat().st_size
+    cache.follow(order, 0)
+    for name in turns[:2]:
+        cache.path(name)
+    assert (other.exists(), documents.exists()) == (False, True)
+
+
+def test_files_of_a_set_that_is_fetched_whole_do_not_give_way_to_one_another(
+    tmp_path: Path, store: type[FaultyStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_cache, "_PATIENCE", 0.0)
+    build(tmp_path / "set")
+    stored = tmp_path / "cache" / "stored"
+    stored.mkdir(parents=True)
+    other = stored / f"{'b' * 64}.bin"
+    other.write_bytes(bytes(SHARD))
+    total = sum(path.stat().st_size for path in (tmp_path / "set").glob("*.bin"))
+    with other.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)  # in use by another job
+        with pytest.raises(DataError, match="has no room"):
+            opened(tmp_path, None, total)
+    opened(tmp_path, None, total)
+
+
+def test_room_is_taken_before_the_first_byte(tmp_path: Path, store: type[FaultyStore]) -> None:
+    cache, _, turns = in_turn(opened(tmp_path, 1))
+    path = cache.path(turns[0])
+    partial = cache._room(path, 12_345)
+    assert partial.stat().st_size == 12_345
+
+
+def test_a_file_of_another_length_is_not_fetched(tmp_path: Path, store: type[FaultyStore]) -> None:
+    shards = opened(tmp_path, 2)
+    first = tmp_path / "set" / "shard-00000.bin"
+    first.write_bytes(first.read_bytes() + b"\0")
+    with pytest.raises(DataError, match="has 20,001 bytes, the manifest says 20,000"):
+        shards.read(0, 1)
+    assert "shard-00000.bin" not in store.requests
+
+
+def test_what_an_earlier_job_has_left_is_hashed_once(
+    tmp_path: Path, store: type[FaultyStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, _, turns = in_turn(opened(tmp_path, 1))
+    path = cache.path(turns[0])
+    os.utime(path, (1, 1))
+    hashed: list[Path] = []
+    whole = shard_cache.hash_file
+    monkeypatch.setattr(shard_cache, "hash_file", lambda path, *rest: (hashed.append(path), whole(path, *rest))[1])
+    for _ in range(2):
+        cache.path(turns[0])
+    assert hashed == [path]
+
+
+def test_a_file_that_was_cut_short_is_fetched_again_without_hashes_too(
+    tmp_path: Path, store: type[FaultyStore]
+) -> None:
+    cache, _, turns = in_turn(opened(tmp_path, 1, check=False))
+    path = cache.path(turns[0])
+    content = path.read_bytes()
+    os.truncate(path, 10)
+    assert cache.path(turns[0]).read_bytes() == content
 
 
 @pytest.mark.parametrize("fault", [faulty.server_error, faulty.truncated, faulty.damaged, faulty.slow])

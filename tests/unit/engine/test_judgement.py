@@ -135,3 +135,16 @@ def test_a_posterior_without_active_units_has_collapsed() -> None:
 
 def test_nothing_logged_is_too_early() -> None:
     assert _judged([]) == "too early to tell: logged steps: 0, validations: 0"
+
+
+@pytest.mark.parametrize(("degenerate", "verdict"), [
+    ((1, 1), "not learning"), ((0, 1), "collapsed"), ((1, 0), "learning"),
+])  # fmt: skip
+def test_a_classifier_that_always_says_the_same_has_not_learnt(degenerate: tuple[int, int], verdict: Verdict) -> None:
+    validation = [
+        Row(step, VALIDATION, {"loss": 1 / step, "degenerate": value})
+        for step, value in zip((10, 20), degenerate, strict=True)
+    ]
+    found = judge(rows(falls(8, 2), "loss", 20, 1), validation)
+    assert found.verdict == verdict
+    assert ("all predictions are the same at step 20; try another optimizer.lr" in found.reason) == (degenerate[1] == 1)

@@ -11,10 +11,11 @@ import pytest
 
 from capt.finetune.config import describe_initial_model
 from capt.finetune.load import load_backbone
-from capt.pretrain.base.errors import UserError
+from capt.pretrain.base.errors import CheckpointError, UserError
 from capt.pretrain.config.load import load_job
 from capt.pretrain.convert.huggingface import export_hf
 from capt.pretrain.language.config import LanguageJob
+from capt.pretrain.language.inputs import check_hf_folder
 from capt.pretrain.language.prepare import prepare
 from capt.pretrain.models.lxmert.read import read_lxmert
 from capt.pretrain.vision_language.inputs import describe_inputs as describe_pictures
@@ -113,3 +114,12 @@ def test_a_padding_id_behind_the_vocabulary_is_said(folder: Path) -> None:
     (folder.parent / "late" / "tokenizer_config.json").write_text(json.dumps(keys | {"pad_token": "<late>"}))
     job = _job(folder, "model.init=null", f"tokenizer.path={folder.parent / 'late'}", f"model.pad_id={used.vocab_size}")
     assert any(f"{used.vocab_size + 1:,} of the" in line and "position" in line for line in job.check_inputs())
+
+
+def test_a_run_as_the_start_is_told_its_conversion(tmp_path: Path) -> None:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"no Hugging Face folder; capt convert .*run OUT --to hf makes one"):
+        check_hf_folder(tmp_path / "run")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match="no Hugging Face folder; name one"):
+        check_hf_folder(tmp_path / "empty")

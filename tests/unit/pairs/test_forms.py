@@ -673,7 +673,7 @@ def test_a_first_line_that_may_be_a_pair_is_said(tmp_path: Path, caplog: pytest.
         path.write_text(f"{header}\ncat\tdog\nred\tblue\n")
         assert len(list(read_pairs([path]))) == 2
         assert ("the first line counts as names of columns" in caplog.text) == said
-        assert ("columns={query: NAME, positive: NAME} names them" in caplog.text) == said
+        assert ("data.columns='{query: NAME, positive: NAME}' names them" in caplog.text) == said
 
 
 def test_the_index_that_pandas_writes_is_no_score(tmp_path: Path) -> None:

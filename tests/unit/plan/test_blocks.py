@@ -26,17 +26,17 @@ def _found(more: list[str], *, gpu: bool) -> tuple[Simulated, dict[str, int]]:
 @pytest.mark.parametrize(
     "more",
     [
-        ["contrast.queue=507", "contrast.precision=bf16x3"],
-        ["contrast.queue=4096", "contrast.cached=false"],
-        ["contrast.queue=507", "contrast.hardness=1", "contrast.drift=moments"],
+        ["contrast.queue=215", "contrast.precision=bf16x3"],
+        ["contrast.queue=1024", "contrast.cached=false"],
+        ["contrast.queue=215", "contrast.hardness=1", "contrast.drift=moments"],
         ["contrast.queue=0", "model.activation_checkpointing=full"],
     ],
     ids=["cached", "parts", "weighted", "live"],
 )
 def test_figures_are_those_of_all_blocks(monkeypatch: pytest.MonkeyPatch, more: list[str], *, gpu: bool) -> None:
     # Blocks of a size that leaves some anchors and some classes over.
-    monkeypatch.setitem(kernels._LARGEST_BLOCK, "cuda" if gpu else "cpu", (7, 13))
-    monkeypatch.setitem(cross_entropy._BLOCK_BYTES, "cuda" if gpu else "cpu", 4 * 320 * 5)
+    monkeypatch.setitem(kernels._LARGEST_BLOCK, "cuda" if gpu else "cpu", (7, 61))
+    monkeypatch.setitem(cross_entropy._BLOCK_BYTES, "cuda" if gpu else "cpu", 4 * 320 * 9)
     once = _found(more, gpu=gpu)
     monkeypatch.setattr(simulated, "_blocks_once", blocks)
     assert _found(more, gpu=gpu) == once

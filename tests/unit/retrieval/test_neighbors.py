@@ -1,4 +1,4 @@
-"""How many lines are searched is said, and so is that there were more."""
+"""What `capt neighbors` searches: which lines, how many, and that there were more."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from capt.pretrain.base.errors import DataError
 from capt.pretrain.retrieval.neighbors import candidates
 
 
@@ -20,3 +21,11 @@ def test_the_lines_that_are_searched_are_counted(tmp_path: Path, caplog: pytest.
     caplog.clear()
     assert len(candidates(None, [text], 7)) == 7
     assert "--lines" not in caplog.text
+
+
+def test_the_column_of_a_table_is_named(tmp_path: Path) -> None:
+    table = tmp_path / "articles.csv"
+    table.write_text("title,body\na wing,a wing in the slipstream of a propeller\n")
+    assert candidates(None, [table], 5, "body") == ["a wing in the slipstream of a propeller"]
+    with pytest.raises(DataError, match=r"there is no 'text' .*--text-column of .* capt neighbors"):
+        candidates(None, [table], 5)
