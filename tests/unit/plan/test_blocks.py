@@ -35,7 +35,7 @@ def _found(more: list[str], *, gpu: bool) -> tuple[Simulated, dict[str, int]]:
 )
 def test_figures_are_those_of_all_blocks(monkeypatch: pytest.MonkeyPatch, more: list[str], *, gpu: bool) -> None:
     # Blocks of a size that leaves some anchors and some classes over.
-    monkeypatch.setitem(kernels._LARGEST_BLOCK, "cuda" if gpu else "cpu", (7, 61))
+    monkeypatch.setitem(kernels._LARGEST_BLOCK, "cuda" if gpu else "cpu", (31, 61))
     monkeypatch.setitem(cross_entropy._BLOCK_BYTES, "cuda" if gpu else "cpu", 4 * 320 * 9)
     once = _found(more, gpu=gpu)
     monkeypatch.setattr(simulated, "_blocks_once", blocks)

@@ -460,6 +460,10 @@ def test_the_command(capt: Capt) -> None:
     assert line is not None, "no line says how long the steps take"
     assert line[1] != "days"
     assert float(line[2]) >= 1
+    slow = "a CPU without units for it"
+    assert slow not in out
+    _, out, _ = capt("plan", "capt_tiny", *SMALL, "engine.precision=bf16", "--gpus", "1xcpu", "--no-advice")
+    assert slow in out
     code, out, _ = capt("plan", "capt_large", *SMALL, "--gpus", "8xh100", "--no-advice", "--json")
     values = json.loads(out)
     assert code == 0
