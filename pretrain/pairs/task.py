@@ -105,6 +105,7 @@ class PairTask(ContrastTask[PairBatch]):
             self._check(prepared.train, prepared.record)
             train.append(prepared.train)
         self._check_sizes(train)
+        self._tell_epochs(train)
         # Held-out files are compared by the first source's prompts and lengths, whatever loss it trains with.
         if data.validation_files:
             source = next(data.each()).model_copy(update={**HELD_OUT, "loss": "auto", "view": "dropout"})
@@ -176,6 +177,15 @@ class PairTask(ContrastTask[PairBatch]):
                 "distillation.weight: no source has a teacher's scores (pos_scores, neg_scores); capt mine "
                 "--cross-encoder writes them, or set distillation.weight=0"
             )
+
+    def _tell_epochs(self, sources: Sequence[SourceRows]) -> None:
+        """Log how often the job reads each source: many epochs of few pairs are learnt by heart."""
+        if distributed.rank() == 0:
+            steps, total = self.job.schedule.max_steps, sum(pairs.source.weight for pairs in sources)
+            samples = self.job.batch_sizes.samples_before(steps)
+            for pairs in sources:
+                epochs = samples * pairs.source.weight / total / len(pairs)
+                logger.info("source %s: %.1f epochs in %s", pairs.source.name, epochs, counted(steps, "step"))
 
     def _pools(self, held_out: list[SourceRows]) -> Pools:
         """What validation looks at, with a word about what of it is trained on too."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from itertools import chain
 from pathlib import Path
@@ -177,6 +178,22 @@ def test_pairs_that_teach_nothing_are_refused_with_the_remedy(
     job = job_from_mapping(mapping, "test")
     with pytest.raises(UserError, match=said):
         PairTask(job, tmp_path / "run")
+
+
+def test_the_epochs_of_each_source_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from capt.pretrain.pairs.task import PairTask
+
+    sources = [
+        {"name": name, "files": [str(tmp_path / f"{name}.jsonl")], "weight": w} for name, w in (("few", 1), ("many", 3))
+    ]
+    for name, rows in (("few", _MANY[:8]), ("many", _MANY[:16])):
+        (tmp_path / f"{name}.jsonl").write_text(_pairs(*rows))
+    data = {"files": [], "sources": sources, "validation_fraction": 0.0}
+    mapping = pairs_mapping(tmp_path, data=data, schedule={"max_steps": 20}, batch={"global": 8})
+    with caplog.at_level(logging.INFO):
+        PairTask(job_from_mapping(mapping, "test"), tmp_path / "run")
+    assert "source few: 5.0 epochs in 20 steps" in caplog.text
+    assert "source many: 7.5 epochs in 20 steps" in caplog.text
 
 
 @pytest.mark.parametrize(
