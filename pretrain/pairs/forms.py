@@ -18,7 +18,7 @@ import numpy as np
 
 from capt.pretrain.base.errors import ConfigError, DataError, counted, did_you_mean, shown
 from capt.pretrain.base.overlap import same_text
-from capt.pretrain.pairs.layout import LABELS, Layout, Layouts
+from capt.pretrain.pairs.layout import Layout, Layouts, unread_labels
 from capt.pretrain.pairs.tables import (
     DOCUMENT_IDS,
     has_header,
@@ -188,7 +188,7 @@ def _table(
                     " %s; data.columns='{query: NAME, positive: NAME}' names them; if the first line is itself a pair, "
                     "put a line of names above it, such as anchor and positive", path, layout.describe(),
                 )  # fmt: skip
-            for label in sorted(set(layout.ignored) & set(LABELS)) if layout.kind == "pairs" else ():
+            for label in unread_labels(layout):
                 logger.warning("%s: %r is not read; every row counts as a pair that belongs together", path, label)
         counts.rows += 1
         pair = _pair(place, row, layout, texts, counts)

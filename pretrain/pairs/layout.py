@@ -20,7 +20,7 @@ ROLES: dict[str, tuple[str, ...]] = {
     "positive": (
         *("positive", "pos", "positives", "document", "passage", "answer", "response", "pos_doc", "positive_passages"),
         *("sentence2", "sentence_2", "sentence_B", "text2", "question2", "sent1", "positive_document_ids"),
-        *("positive_ids", "pos_ids"),
+        *("positive_ids", "pos_ids", "positive_id", "pos_id"),
     ),
     "negative": (
         *(
@@ -33,7 +33,7 @@ ROLES: dict[str, tuple[str, ...]] = {
             "hard_negatives",
             "hard_neg",
         ),
-        *("negative_document_ids", "negative_ids", "neg_ids"),
+        *("negative_document_ids", "negative_ids", "neg_ids", "negative_id", "neg_id"),
     ),
     "score": ("score", "scores", "similarity", "similarity_score", "relatedness_score"),
     "positive_scores": ("pos_scores", "positive_scores"),
@@ -44,7 +44,7 @@ ROLES: dict[str, tuple[str, ...]] = {
 LABELS = ("label", "labels", "is_duplicate", "gold_label")
 """Names of columns that hold a score from 0 to 1, or the number of a class, which is not a score."""
 _KINDS = {"flagembedding": "pairs", "columns": "pairs", "scores": "scores", "texts": "texts", "ids": "pairs"}
-_IDS = ("positive_document_ids", "positive_ids", "pos_ids", "negative_document_ids", "negative_ids", "neg_ids")
+_IDS = tuple(name for names in ROLES.values() for name in names if name.endswith(("_id", "_ids")))
 _USUAL = {name.lower(): name for names in (*ROLES.values(), LABELS, ("text", "sentence", "prompt")) for name in names}
 _NUMBERED = re.compile(r"(positive|pos|negative|neg|hard_negative|hard_neg)[_-]?(\d{1,4})")
 _NUMBER_OF_ROW = re.compile(
@@ -161,6 +161,11 @@ class Layouts:
         ids = [name for name in (*layout.positives, *layout.negatives) if _usual(name) in _IDS]
         if ids and not self._with_corpus:
             raise DataError(f"{place}: {ids[0]!r} holds ids; name the texts of the documents by corpus")
+        if self._with_corpus and not layout.positives:
+            raise DataError(
+                f"{place}: of the columns {_listed(names)} none is known to hold the ids of the documents, whose texts "
+                "corpus has; data.columns='{query: NAME, positive: NAME}' names it"
+            )
         layout = replace(layout, ignored=tuple(dict.fromkeys((*layout.ignored, *self._not_read))))
         # The first row sets what kind of rows the file has.
         if self._first is None:
@@ -270,6 +275,12 @@ class Layouts:
             by_order=len(texts) > 1,
         )
         return _with_ignored(layout, names)
+
+
+def unread_labels(layout: Layout) -> list[str]:
+    """The columns of a file of pairs that may say which rows belong together, and that are not read."""
+    known = (*LABELS, *ROLES["score"])
+    return [name for name in layout.ignored if _usual(name) in known] if layout.kind == "pairs" else []
 
 
 def _no_layout(form: str, names: Sequence[str]) -> str:

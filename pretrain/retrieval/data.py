@@ -14,8 +14,9 @@ from typing import Any
 
 from capt.pretrain.base.errors import ConfigError, DataError, shown
 from capt.pretrain.base.files import is_utf8, printable, read_lines
+from capt.pretrain.data.corpus import warn_once
 from capt.pretrain.data.files import json_object
-from capt.pretrain.pairs.layout import Layouts
+from capt.pretrain.pairs.layout import Layouts, unread_labels
 from capt.pretrain.pairs.tables import (
     DOCUMENT_IDS,
     QUERY_IDS,
@@ -296,8 +297,8 @@ class PairRow:
 def read_pair_rows(files: Sequence[Path]) -> Iterator[PairRow]:
     """Rows with a query and one positive or several, from tables of any kind (`read_table`).
 
-    Columns are found by their names, or by their order, as for training on pairs (`Layouts`); scores have no meaning
-    here and are among the other columns.
+    Columns are found by their names, or by their order, as for training on pairs (`Layouts`); scores and labels have no
+    meaning here and are among the other columns. The log names such columns.
 
     Raises:
         DataError: a file cannot be read, or a row has no query or no positive, or one of them is not a text.
@@ -316,6 +317,9 @@ def read_pair_rows(files: Sequence[Path]) -> Iterator[PairRow]:
                 raise DataError(f"{where}: no positive; remove the row")
             if not all(text.strip() for text in (*query, *positives)):
                 raise DataError(f"{where}: an empty query or positive; remove the row")
+            # Once, although a file is read twice where its positives are the corpus.
+            for label in unread_labels(layout):
+                warn_once(f"{path}: {label!r} is not read; every row counts as a pair that belongs together")
             used = (layout.query, *layout.positives, *layout.negatives)
             others = {name: value for name, value in row.items() if name not in used}
             # The other columns are written again, as JSON.

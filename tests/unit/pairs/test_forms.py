@@ -193,6 +193,22 @@ def test_one_of_several_columns_is_chosen(tmp_path: Path) -> None:
     assert read(path, columns={"query": "body", "positive": "title"}) == [Pair("b", ("a",)), Pair("d", ("c",))]
 
 
+def test_a_corpus_that_no_column_of_ids_belongs_to_is_refused(tmp_path: Path) -> None:
+    # Rows would be read as queries alone, and train something else.
+    corpus = write_json(tmp_path / "corpus.jsonl", [{"_id": i, "text": f"text {i}"} for i in range(3)])
+    path = tmp_path / "a.csv"
+    path.write_text("query,product_id\na,1\nb,2\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"a\.csv:2: of the columns 'query', 'product_id' none is known"):
+        read(path, corpus=corpus)
+    named = {"query": "query", "positive": "product_id"}
+    expected = [Pair("a", ("text 1",)), Pair("b", ("text 2",))]
+    assert read(path, corpus=corpus, columns=named) == expected
+    path.write_text("query,positive_id\na,1\nb,2\n", encoding="utf-8")
+    assert read(path, corpus=corpus) == expected
+    with pytest.raises(DataError, match=r"'positive_id' holds ids; name the texts"):
+        read(path)
+
+
 @pytest.mark.parametrize("name", WITH_LISTS)
 @pytest.mark.parametrize("corpus_name", WRITERS)
 def test_ids_with_a_corpus(tmp_path: Path, name: str, corpus_name: str) -> None:

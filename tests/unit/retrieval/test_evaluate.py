@@ -224,6 +224,19 @@ def test_documents_in_parquet_have_ids_and_titles_that_are_texts(column: str, va
         list(collection.documents())
 
 
+@pytest.mark.parametrize("column", ["is_duplicate", "Label", "score"])
+def test_a_label_of_pairs_is_not_passed_over_in_silence(
+    column: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Quora's file: two questions that are no duplicates would count as one that finds the other.
+    path = tmp_path / "quora.csv"
+    path.write_text(f"id,question1,question2,{column}\n0,a b,c d,0\n1,e f,g h,1\n", encoding="utf-8")
+    (collection,) = read_collections(path)
+    assert len(list(collection.documents())) == 2
+    says = f"{path}: {column!r} is not read; every row counts as a pair that belongs together"
+    assert [record.getMessage() for record in caplog.records] == [says]
+
+
 def test_bm25_of_texts_without_a_word() -> None:
     pytest.importorskip("bm25s", reason="bm25s is not installed")
     from capt.pretrain.retrieval.evaluate import Corpus, bm25_rankings
