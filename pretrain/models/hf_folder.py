@@ -172,7 +172,8 @@ def _refuse_code(value: Any, path: Path, where: str) -> None:
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """All tensors of ``model.safetensors``, or of the shards that ``model.safetensors.index.json`` names.
 
-    Of a folder that has both, transformers reads the former, whichever is older; so is it here, with a warning.
+    Of a folder that has both, transformers reads the former, whichever is older; so is it here, with a warning. What
+    DistributedDataParallel (``module.``) and torch.compile (``_orig_mod.``) put into names is left out.
 
     Raises:
         CheckpointError: no safetensors (pickles are never opened), a shard that is not a regular file of this folder,
@@ -185,7 +186,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         logger.warning("%s: the adapters of peft beside the weights are not read", folder)
     # Without either file the reader of the whole one says what is missing.
     if whole.exists() or not index.exists():
-        return read_tensor_file(whole)
+        return _unwrapped(read_tensor_file(whole))
     try:
         weight_map = _Index.model_validate(read_json(index)).weight_map
     except ValidationError as error:
@@ -201,7 +202,15 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     if tensors.keys() != weight_map.keys():
         unequal = sorted(tensors.keys() ^ weight_map.keys())
         raise CheckpointError(f"{index}: the index and its shards name different tensors: {list_names(unequal)}")
-    return tensors
+    return _unwrapped(tensors)
+
+
+def _unwrapped(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors under the names of the model itself, where it was saved inside DistributedDataParallel or compiled."""
+    found = {name.replace("_orig_mod.", ""): tensor for name, tensor in tensors.items()}
+    if all(name.startswith("module.") for name in found):
+        found = {name.removeprefix("module."): tensor for name, tensor in found.items()}
+    return found if len(found) == len(tensors) else tensors
 
 
 def read_tensor_file(path: Path) -> dict[str, Tensor]:

@@ -54,11 +54,17 @@ def read_hf(folder: Path) -> HFModel:
     path = folder / "config.json"
     claimed, tokenizer = read_description(folder)
     config = claimed.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
-    tensors = with_prefix(read_tensors(folder), config)
+    given = read_tensors(folder)
+    tensors = with_prefix(given, config)
     # Sizes go under the keys of config.json, for the messages.
     claims = claimed.to_hf(bos_id=tokenizer.special.bos, eos_id=tokenizer.special.eos)
     # First the number of layers, by which the table of names is made.
-    if (layers := layers_in(tensors, config)) is not None:
+    if (layers := layers_in(tensors, config)) == 0:
+        raise CheckpointError(
+            f"{folder}: no tensor has the name of a layer of {config.hf.what}; rename them as transformers does, they "
+            f"are {list_names(sorted(given))}"
+        )
+    if layers is not None:
         _require_sizes(claims, {"num_hidden_layers": layers}, path)
     state = from_hf(tensors, config, str(folder))
     _require_sizes(claims, {key: _size(state[name], axis) for key, (name, axis) in config.hf.sizes.items()}, path)

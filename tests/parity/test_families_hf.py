@@ -154,6 +154,14 @@ def test_a_bert_that_is_not_ours_is_named(keys: dict[str, Any], message: str, tm
         load_hf(_edited(folder, tmp_path / "edited", keys))
 
 
+def test_names_without_a_layer_are_not_said_to_be_a_wrong_size(tmp_path: Path) -> None:
+    folder = write_encoder(tmp_path / "hf", "BertForMaskedLM")
+    tensors = load_file(folder / "model.safetensors")
+    save_file({f"student.{name}": tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"hf: no tensor has the name of a layer of BERT; .* are student\.bert"):
+        load_hf(folder)
+
+
 def test_a_family_on_transformers_that_lies_about_its_sizes_is_named(tmp_path: Path) -> None:
     folder = write_encoder(tmp_path / "hf", "DebertaV2ForMaskedLM", **_DEBERTA)
     with pytest.raises(CheckpointError, match="its tensors have other shapes: encoder"):

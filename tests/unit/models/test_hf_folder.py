@@ -134,6 +134,19 @@ def test_shards_are_joined(tmp_path):
     refused(lambda: read_tensors(tmp_path), "b, c")
 
 
+@pytest.mark.parametrize("wrapped", ["module.{}", "_orig_mod.{}", "_orig_mod.module.{}", "module._orig_mod.{}"])
+def test_names_of_a_model_that_was_saved_wrapped(tmp_path, wrapped):
+    names = ("encoder.layer.0.weight", "pooler.bias")
+    save_file({wrapped.format(name): torch.zeros(1) for name in names}, tmp_path / "model.safetensors")
+    assert set(read_tensors(tmp_path)) == set(names)
+    # A layer that was compiled alone, and a part of a model that is called so.
+    save_file({"layer.0._orig_mod.weight": torch.zeros(1), "module.x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    assert set(read_tensors(tmp_path)) == {"layer.0.weight", "module.x"}
+    # Two tensors of one name would be one.
+    save_file({"x": torch.zeros(1), "_orig_mod.x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    assert set(read_tensors(tmp_path)) == {"x", "_orig_mod.x"}
+
+
 def test_one_file_comes_before_shards_as_transformers_has_it(tmp_path, caplog):
     from transformers import BertConfig, BertModel
 
