@@ -35,6 +35,8 @@ _VECTOR = "Of a vector of 0 and 1 make a column for each label: data.label=[NAME
 _COMMA = re.compile(r"[+-]?\d+(,\d+)+")
 _NO_LABEL = ("nan", "<na>", "#n/a", "#ref!", "#div/0!", "#value!", "#name?", "#num!", "#null!")
 """How programs write a cell that is missing or has no value. None, NA and null are names of classes as well."""
+_UNLABELLED = ("-1", "-")
+"""How sets of the hub, and SNLI's own files, mark a row on which people did not agree. Both may be names of classes."""
 _MANY_CLASSES = 20
 """More different whole numbers than that may be classes or scores: the user has to say which."""
 
@@ -188,6 +190,13 @@ def _classes(rows: Labelled, labels: Sequence[Any], kind: Kind) -> list[str]:
         raise DataError(
             f"{rows.path}: every row has the labels {shown(', '.join(labels[0]))}; there is nothing to learn. {_VECTOR}"
         )
+    for name in _UNLABELLED:
+        if kind == "classification" and 0 < 10 * counts[name] * len(counts) < len(rows):
+            logger.warning(
+                "%s: %s is read as a class, and is rare (%s, the first is %s); sets such as SNLI mark rows without a "
+                "label so: remove these if they are",
+                rows.path, shown(name), counted(counts[name], "row"), rows.places[labels.index(name)],
+            )  # fmt: skip
     # Two spellings of one class (true and 1, 1 and 1.0, other letter case) would be trained as two.
     spellings: dict[str, str] = {}
     for name in counts:

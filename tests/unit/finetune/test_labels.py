@@ -329,6 +329,22 @@ def test_a_text_with_two_labels_is_said(tmp_path: Path, caplog: pytest.LogCaptur
     assert f"rows whose text has another label above: 2, the first is {path}, line 4" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("mark", "classes", "rows"), [("-1", ("0", "1", "2"), 1), ("-", ("no", "yes"), 1), ("-1", ("0", "1"), 30)]
+)
+def test_a_mark_of_rows_without_a_label_is_said(
+    mark: str, classes: tuple[str, ...], rows: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # SNLI has 785 such rows of 550,152. As frequent as the others, it is a class of its own, as of feelings.
+    labels = [classes[i % len(classes)] for i in range(60)] + [mark] * rows
+    path = tmp_path / "a.csv"
+    path.write_text("text,label\n" + "".join(f"t {i},{label}\n" for i, label in enumerate(labels)))
+    assert mark in (read_splits(_data(path)).data.labels or ())
+    said = f"{mark!r} is read as a class, and is rare (1 row, the first is {path}, line 62)"
+    assert (said in caplog.text) == (rows == 1)
+    assert ("SNLI" in caplog.text) == (rows == 1)
+
+
 def test_validation_on_texts_that_are_trained_on_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     _csv(tmp_path / "train.csv", GOOD)
     _csv(tmp_path / "validation.csv", [*GOOD[:2], {**GOOD[2], "text": "a new one"}])
