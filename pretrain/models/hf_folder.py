@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 
 from capt.pretrain.base import files as safe_files
-from capt.pretrain.base.errors import CheckpointError, shown
+from capt.pretrain.base.errors import CheckpointError, quoted, shown
 from capt.pretrain.models.architecture import EncoderConfig, encoder_of_type, model_types
 from capt.pretrain.models.hf_config import list_names
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
@@ -81,13 +81,19 @@ def is_hf(folder: Path) -> bool:
     """True for a folder with a ``config.json``, which our checkpoints and runs do not have.
 
     Raises:
-        CheckpointError: the folder holds adapters of peft alone.
+        CheckpointError: the folder holds adapters of peft alone, or keeps the encoder in a folder within, as old
+            releases of sentence-transformers do.
     """
     found = (folder / "config.json").is_file()
     if not found and (folder / _ADAPTERS).is_file():
         raise CheckpointError(
             f"{folder}: adapters of peft without their model; merge them into it (merge_and_unload), and save that "
             "and its tokenizer"
+        )
+    if not found and (within := next(folder.glob("0_*/config.json"), None)) is not None:
+        raise CheckpointError(
+            f"{folder}: an old sentence-transformers folder, whose encoder is in {within.parent.name}; put it beside "
+            f"modules.json: cp {quoted(within.parent)}/* {quoted(folder)}"
         )
     return found
 
