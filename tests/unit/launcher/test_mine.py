@@ -24,6 +24,7 @@ def test_the_next_command_asks_for_negatives_that_there_are(
     monkeypatch.setattr(retrieval, "carry_out", lambda *_, **__: audit)
     arguments = ["--pairs", "pairs.jsonl", "--model", "model", "--number", "2", "--short", "keep"]
     said = CliRunner().invoke(app, ["mine", *arguments, "--out", str(tmp_path / "mined")]).output
+    assert "data.form=flagembedding" in said
     assert ("data.negatives=2" in said) == (found > 0)
     assert ("no document passed the rules as a negative" in said) == (found == 0)
     assert (f"rows with fewer than 2 negatives: {few}" in said) == (few > 0)

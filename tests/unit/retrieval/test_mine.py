@@ -172,6 +172,21 @@ def test_training_reads_what_was_mined(names: tuple[str, ...], scores: tuple[str
     assert ("row scores: the new negatives have none" in audit["removed"]) == bool(scores)
 
 
+@pytest.mark.parametrize("column", ["is_duplicate", "score"])
+def test_the_command_that_is_named_trains_on_what_was_mined_from_scored_rows(column: str, tmp_path: Path) -> None:
+    """A score of the input stays in its row, beside the new negatives, and is none of three texts."""
+    from capt.pretrain.pairs.forms import read_pairs
+
+    _, corpus = write_pairs(tmp_path)
+    pairs = tmp_path / "scored.csv"
+    pairs.write_text(f"question1,question2,{column}\nriver 1,stone 1,1\nriver 2,stone 2,0\n")
+    mine([pairs], corpus, Path("toy"), tmp_path / "out", Options(tmp_path / "store"), EncoderOptions(), Rules(number=2))
+    read = [pair for _, pair in read_pairs([tmp_path / "out" / "pairs.jsonl"], form="flagembedding")]
+    assert [(pair.query, pair.positives, pair.score, len(pair.negatives)) for pair in read] == [
+        ("river 1", ("stone 1",), None, 2), ("river 2", ("stone 2",), None, 2)
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("copy", [
     {"text": "Caf\u00e9 door"}, {"text": "cafe\u0301  DOOR"}, {"title": "A Title", "text": "cafe\u0301 door"},
 ])  # fmt: skip
