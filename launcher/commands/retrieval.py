@@ -188,9 +188,9 @@ def mine(
         o.say("  no document passed the rules as a negative; loosen them")
     from capt.pretrain.base.errors import quoted
 
-    files = f"data.files={quoted(out / 'pairs.jsonl')}"
+    train = f"capt pretrain capt_pairs model.init=MODEL data.files={quoted(out / 'pairs.jsonl')}"
     # By the names that were written: a label or a score of the input would make two texts of a row, and no negatives.
-    train = f"capt pretrain capt_pairs model.init=MODEL {files} data.form=flagembedding"
+    train += " data.form=flagembedding"
     o.say(f"next: {train}" + (f" data.negatives={number}" if found else ""))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
+from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, quoted
 from capt.pretrain.data.config import DataConfig
 from capt.pretrain.data.sources import named, source_of
 from capt.pretrain.models.hf_config import hub_id
@@ -125,7 +125,7 @@ def check_hf_folder(folder: Path) -> None:
         raise CheckpointError(f"model.init: no folder {folder}; name a Hugging Face folder, or USER/NAME of the hub")
     if not (folder / "config.json").is_file():
         is_run = (folder / "config.yaml").is_file() or (folder / "checkpoints").is_dir()
-        remedy = f"capt convert {folder} OUT --to hf makes one" if is_run else "name one"
+        remedy = f"capt convert {quoted(folder)} OUT --to hf makes one" if is_run else "name one"
         raise CheckpointError(f"model.init {folder}: no config.json, so no Hugging Face folder; {remedy}")
     if not any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
         raise CheckpointError(f"model.init {folder}: no model.safetensors")
