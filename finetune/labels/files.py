@@ -86,7 +86,9 @@ def find_columns(table: Table, text: str | None, second: str | None, labels: Seq
     listed = ", ".join(map(repr, names))[:300]
     for key, name in (("text", text), ("second", second), *(("label", name) for name in labels)):
         if name is not None and name not in names:
-            raise DataError(f"{path}: no column {name!r} (data.{key}); {did_you_mean(name, names, 'it has')}")
+            raise DataError(
+                f"{path}: no column {name!r}, which data.{key} of the job names; {did_you_mean(name, names, 'it has')}"
+            )
     # Reversed, so that the first of names that differ in their case counts.
     usual = {name.lower(): name for name in reversed(names)}
     labels = tuple(labels) or tuple(usual[name] for name in _LABELS if name in usual)[:1]
