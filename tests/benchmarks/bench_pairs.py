@@ -220,6 +220,8 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=12)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
+    if "CAPT_DATA" not in os.environ:
+        parser.error("CAPT_DATA does not name a folder with the real data")
     data = Path(os.environ["CAPT_DATA"])
     rows = []
     with tempfile.TemporaryDirectory() as home:

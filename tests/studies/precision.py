@@ -71,6 +71,8 @@ def main() -> int:
     parser.add_argument("--extra", nargs="*", default=[], help="a.b=c for every run")
     parser.add_argument("--parallel", type=int, default=1, help="runs at a time, each with one thread")
     given = parser.parse_args()
+    if "CAPT_DATA" not in os.environ:
+        parser.error("CAPT_DATA must name the folder with corpus")
     same_settings(given.out, {name: getattr(given, name) for name in ("job", "text", "steps", "extra")})
     text = sorted((Path(os.environ["CAPT_DATA"]) / "corpus").glob(given.text))
     keys = [(arm, seed) for seed in range(1, given.seeds + 1) for arm in ARMS]
