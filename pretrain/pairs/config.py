@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from capt.pretrain.base.cache import default_cache
-from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.base.errors import ConfigError, DataError, counted
 from capt.pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
 from capt.pretrain.config.contrast import ContrastSection, TemperatureSection, check_validation_samples
 from capt.pretrain.config.lora import LoraSection
@@ -385,10 +385,11 @@ class PairJob(Job):
             if source.corpus is not None:
                 _paths([str(source.corpus)], f"source {source.name}: corpus")
             size = sum(file.stat().st_size for file in files if file.is_file())
-            number = "1 file" if len(files) == 1 else f"{len(files)} files"
-            lines.append(f"source {source.name}: {number}, {size:,} bytes, weight {source.weight:g}")
+            lines.append(
+                f"source {source.name}: {counted(len(files), 'file')}, {size:,} bytes, weight {source.weight:g}"
+            )
         if self.data.validation_files:
-            lines.append(f"held-out pairs: {len(self.data.held_out_paths())} files")
+            lines.append(f"held-out pairs: {counted(len(self.data.held_out_paths()), 'file')}")
         if self.batch.micro_tokens is not None:
             lines.append(f"micro-batches: of at most {self.batch.micro_tokens:,} tokens, in place of batch.micro")
         lines += self.validate_.retrieval.describe()

@@ -188,8 +188,8 @@ def _table(
                     " %s; data.columns='{query: NAME, positive: NAME}' names them; if the first line is itself a pair, "
                     "put a line of names above it, such as anchor and positive", path, layout.describe(),
                 )  # fmt: skip
-            for label in unread_labels(layout):
-                logger.warning("%s: %r is not read; every row counts as a pair that belongs together", path, label)
+            for remark in unread_labels(path, layout):
+                logger.warning("%s", remark)
         counts.rows += 1
         pair = _pair(place, row, layout, texts, counts)
         if pair is not None:

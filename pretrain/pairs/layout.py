@@ -277,10 +277,11 @@ class Layouts:
         return _with_ignored(layout, names)
 
 
-def unread_labels(layout: Layout) -> list[str]:
-    """The columns of a file of pairs that may say which rows belong together, and that are not read."""
+def unread_labels(path: Path, layout: Layout) -> list[str]:
+    """A remark on each column of a file of pairs that may say which rows belong together, and that is not read."""
     known = (*LABELS, *ROLES["score"])
-    return [name for name in layout.ignored if _usual(name) in known] if layout.kind == "pairs" else []
+    labels = [name for name in layout.ignored if _usual(name) in known] if layout.kind == "pairs" else []
+    return [f"{path}: {label!r} is not read; every row counts as a pair that belongs together" for label in labels]
 
 
 def _no_layout(form: str, names: Sequence[str]) -> str:

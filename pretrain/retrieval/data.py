@@ -318,8 +318,8 @@ def read_pair_rows(files: Sequence[Path]) -> Iterator[PairRow]:
             if not all(text.strip() for text in (*query, *positives)):
                 raise DataError(f"{where}: an empty query or positive; remove the row")
             # Once, although a file is read twice where its positives are the corpus.
-            for label in unread_labels(layout):
-                warn_once(f"{path}: {label!r} is not read; every row counts as a pair that belongs together")
+            for remark in unread_labels(path, layout):
+                warn_once(remark)
             used = (layout.query, *layout.positives, *layout.negatives)
             others = {name: value for name, value in row.items() if name not in used}
             # The other columns are written again, as JSON.

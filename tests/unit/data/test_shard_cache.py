@@ -82,22 +82,6 @@ def test_a_set_larger_than_the_cache(tmp_path: Path, store: type[FaultyStore]) -
     assert len(fetched) <= 2 * count + 4
 
 
-def test_what_is_needed_last_goes_first(tmp_path: Path, store: type[FaultyStore]) -> None:
-    shards = opened(tmp_path, 1, 6 * SHARD)
-    assert shards.cache is not None
-    windows = PackedDataset(shards, 64, by_shard=True)
-    order = GroupedSampler(len(windows), windows.block, 1, 3)
-    turns = [int(blocks[0]) for _, (_, blocks) in zip(range(8), order.groups_from(0), strict=False)]
-    for turn in turns[:6]:
-        shards.cache.path(shards.manifest.shards[turn])
-    shards.cache.follow(order, 0)
-    shards.cache.path("documents.bin")
-    names = {path.stem for path in kept(tmp_path)}
-    digests = [shards.cache.files[shards.manifest.shards[turn]].sha256 for turn in turns]
-    assert set(digests[:5]) <= names
-    assert digests[5] not in names
-
-
 def in_turn(shards: ShardSet) -> tuple[ShardCache, GroupedSampler, list[str]]:
     """The cache of a set, an order of groups of one shard, and the shards in this order."""
     assert shards.cache is not None
@@ -111,6 +95,16 @@ def in_turn(shards: ShardSet) -> tuple[ShardCache, GroupedSampler, list[str]]:
 
 def has(cache: ShardCache, name: str) -> bool:
     return (cache.folder / f"{cache.files[name].sha256}.bin").exists()
+
+
+def test_what_is_needed_last_goes_first(tmp_path: Path, store: type[FaultyStore]) -> None:
+    cache, order, turns = in_turn(opened(tmp_path, 1, 6 * SHARD))
+    for name in turns[:6]:
+        cache.path(name)
+    cache.follow(order, 0)
+    cache.path("documents.bin")
+    assert all(has(cache, name) for name in turns[:5])
+    assert not has(cache, turns[5])
 
 
 def test_the_group_in_use_and_the_next_one_stay(
