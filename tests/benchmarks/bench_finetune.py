@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import tempfile
 from functools import partial
@@ -29,6 +28,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tests.benchmarks.paired import answer, in_turns, trainer_turns
+from tests.realdata import real_data
 
 BOUND, THREADS = 1.3, 2
 SIZE = {"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 1024}
@@ -151,9 +151,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=TURNS, help=f"{TURNS} are an epoch")
     arguments = parser.parse_args()
-    if "CAPT_DATA" not in os.environ:
-        parser.error("CAPT_DATA does not name a folder with the real data")
-    data = Path(os.environ["CAPT_DATA"])
+    data = real_data(parser, "glue", "vocab/roberta")
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder), data)
         rows = [

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import resource
 import shutil
@@ -32,6 +31,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tests.benchmarks.paired import answer, in_turns, trainer_turns
+from tests.realdata import real_data
 from tests.support import run_ranks
 
 BOUND, MOST_GROWTH = 2.0, 1.1
@@ -220,9 +220,7 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=12)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    if "CAPT_DATA" not in os.environ:
-        parser.error("CAPT_DATA does not name a folder with the real data")
-    data = Path(os.environ["CAPT_DATA"])
+    data = real_data(parser, "glue", "vocab/roberta")
     rows = []
     with tempfile.TemporaryDirectory() as home:
         folder = Path(home)

@@ -16,12 +16,12 @@ import argparse
 import dataclasses
 import gzip
 import json
-import os
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.realdata import real_data
 from tests.runs import rows_of
 from tests.studies.ace_tables import Trial, write_tables
 from tests.studies.support import capt, finish, together, usual, write_trials
@@ -156,9 +156,8 @@ def main() -> int:
     parser.add_argument("--books", nargs="*", default=[f"books.train.0{i}.txt.gz" for i in range(3)])
     parser.add_argument("--extra", nargs="*", default=[], help="a.b=c for every run")
     options = parser.parse_args()
-    if "CAPT_DATA" not in os.environ:
-        parser.error("CAPT_DATA must name the folder with corpus and wordsim")
-    out, data = options.out.resolve(), Path(os.environ["CAPT_DATA"])
+    data = real_data(parser, "corpus", "wordsim")
+    out = options.out.resolve()
     study = Study(out, data, options.books, options.epochs, options.extra)
     study.out.mkdir(parents=True, exist_ok=True)
     make_text(study)

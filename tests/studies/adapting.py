@@ -15,7 +15,6 @@ import argparse
 import functools
 import json
 import logging
-import os
 import shutil
 import sys
 import threading
@@ -26,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.realdata import real_data
 from tests.runs import rows_of
 from tests.studies.adapting_sets import NOISES, TEXTS, MeasuredSet, Rows, damaged, measured_sets, training_text
 from tests.studies.adapting_tables import write_tables
@@ -109,11 +109,12 @@ def main() -> int:
     if options.tables:
         write_tables(out, order(options.text))
         return 0
-    if "CAPT_DATA" not in os.environ or options.encoder is None:
-        parser.error("CAPT_DATA must name the folder with glue, vl and retrieval, and --encoder the encoder")
+    data = real_data(parser, "glue", "retrieval", "vl")
+    if options.encoder is None:
+        parser.error("--encoder must name the encoder")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    sets = measured_sets(Path(os.environ["CAPT_DATA"]))
-    text, left_out = training_text(Path(os.environ["CAPT_DATA"]), sets, options.text)
+    sets = measured_sets(data)
+    text, left_out = training_text(data, sets, options.text)
     same_settings(out, {"steps": STEPS, "lines": len(text), "left out": left_out, "encoder": str(options.encoder)})
     for name in ("trials", "items", "runs"):
         (out / name).mkdir(exist_ok=True)

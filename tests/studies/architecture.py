@@ -15,11 +15,11 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import os
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.realdata import real_data
 from tests.runs import rows_of
 from tests.studies.seeds import Paired, paired, spread
 from tests.studies.support import capt, finish, same_settings, steps_of_equal_compute, together, write_trials
@@ -104,9 +104,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=1000, help="of both architectures at equal tokens")
     parser.add_argument("--parallel", type=int, default=2, help="runs at a time, each with one thread")
     options = parser.parse_args()
-    if "CAPT_DATA" not in os.environ:
-        parser.error("CAPT_DATA must name the folder with corpus and lm")
-    out, data = options.out.resolve(), Path(os.environ["CAPT_DATA"])
+    data = real_data(parser, "corpus", "lm")
+    out = options.out.resolve()
     same_settings(out, {"steps": options.steps})
     train = functools.partial(train_and_measure, out, data)
     beside = {arm: out / f"{arm}-seed1" for arm in ("modernbert", "roberta")}

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from capt.pretrain.base.files import write_json
+from tests.realdata import real_data
 from tests.studies.glue_plots import plot_curves, plot_differences
 from tests.studies.glue_tables import write_tables
 from tests.studies.glue_trials import (
@@ -173,12 +173,11 @@ def main() -> int:
     parser.add_argument("--pretraining", nargs="*", default=[], help="a.b=c for every pretraining run")
     parser.add_argument("--fine-tuning", nargs="*", default=[], help="a.b=c for every fine-tuning run")
     options = parser.parse_args()
-    if "CAPT_DATA" not in os.environ:
-        parser.error("CAPT_DATA must name the folder with corpus and glue")
+    data = real_data(parser, "corpus", "glue")
     if "mlm-equal-compute" in options.arms and not {"capt", "mlm"} <= set(options.arms):
         parser.error("--arms: mlm-equal-compute is measured by capt and mlm; name them too")
     study = Study(
-        options.out.resolve(), Path(os.environ["CAPT_DATA"]), options.steps,
+        options.out.resolve(), data, options.steps,
         range(options.first_seed, options.seeds + 1), options.fine_tuning_seeds, tuple(options.tasks),
         options.parallel, options.pretraining, options.fine_tuning,
     )  # fmt: skip

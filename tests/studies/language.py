@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.realdata import real_data
 from tests.studies.language_plot import plot_trials
 from tests.studies.language_tables import trial_of, write_tables
 from tests.studies.support import capt, finish, same_settings, steps_of_equal_compute, together, write_trials
@@ -96,12 +96,11 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=STEPS, help="of every variant of equal tokens")
     parser.add_argument("overrides", nargs="*", default=[], help="a.b=c for every run")
     options = parser.parse_intermixed_args()
-    if "CAPT_DATA" not in os.environ:
-        parser.error("CAPT_DATA must name the folder with corpus, lm and glue")
+    data = real_data(parser, "corpus", "glue", "lm")
     chosen = [variant for variant in VARIANTS if variant in options.variants]
     if "mlm-equal-compute" in chosen and not {REFERENCE, "mlm"} <= set(chosen):
         parser.error(f"--variants: mlm-equal-compute is measured by {REFERENCE} and mlm; name them too")
-    study = Study(options.out.resolve(), Path(os.environ["CAPT_DATA"]), options.steps, options.overrides)
+    study = Study(options.out.resolve(), data, options.steps, options.overrides)
     same_settings(study.out, {"steps": study.steps, "overrides": study.overrides})
     seeds = range(options.first_seed, options.seeds + 1)
 

@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+from tests.realdata import real_data
 from tests.studies.latent_tables import Trial, trial_of, write_sentences, write_tables
 from tests.studies.support import capt, finish, same_settings, together, write_trials
 
@@ -128,12 +129,11 @@ def main() -> int:
     parser.add_argument("--parallel", type=int, default=2, help="runs at a time, each with one thread")
     parser.add_argument("--extra", nargs="*", default=[], help="a.b=c for every run")
     options = parser.parse_args()
-    if "CAPT_DATA" not in os.environ:
-        parser.error("CAPT_DATA must name the folder with lm/ptb and vae/")
+    data = real_data(parser, "lm/ptb", "vae")
     measure = ["--draws", options.draws, "--weighted", options.weighted, "--bridge", options.bridge]
     if options.sentences is not None:
         measure += ["--weighted-sentences", options.sentences]
-    out, data = options.out.resolve(), Path(os.environ["CAPT_DATA"]).resolve()
+    out = options.out.resolve()
     study = Study(out, data, options.epochs, [str(word) for word in measure], options.extra)
     same = ("epochs", "draws", "weighted", "sentences", "extra")  # the bridge's sentences stand beside each trial
     same_settings(out, {name: getattr(options, name) for name in same})

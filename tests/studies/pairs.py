@@ -14,11 +14,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.realdata import real_data
 from tests.studies.pairs_data import SOURCES, counting_words, write_files, write_kept_back
 from tests.studies.pairs_tables import Trial, trial_of, write_tables
 from tests.studies.support import capt, finish, same_settings, steps_of_equal_compute, together, write_trials
@@ -169,9 +169,7 @@ def main() -> int:
     parser.add_argument("--kept-back", action="store_true", help="measure MRPC, once the other tables are final")
     parser.add_argument("--words", action="store_true", help="show what counting words gives, and train nothing")
     options = parser.parse_args()
-    if "CAPT_DATA" not in os.environ:
-        parser.error("CAPT_DATA must name the folder with corpus, glue, vl and retrieval")
-    data = Path(os.environ["CAPT_DATA"])
+    data = real_data(parser, "corpus", "glue", "retrieval", "vl")
     study = Study(options.out.resolve(), data, options.start_steps, options.steps, options.minilm)
     seeds = range(options.first_seed, options.seeds + 1)
     if options.kept_back:

@@ -8,7 +8,6 @@ are.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.realdata import real_data
 from tests.runs import rows_of
 from tests.studies.seeds import paired, spread
 from tests.studies.support import finish, same_settings, together
@@ -71,10 +71,9 @@ def main() -> int:
     parser.add_argument("--extra", nargs="*", default=[], help="a.b=c for every run")
     parser.add_argument("--parallel", type=int, default=1, help="runs at a time, each with one thread")
     given = parser.parse_args()
-    if "CAPT_DATA" not in os.environ:
-        parser.error("CAPT_DATA must name the folder with corpus")
+    data = real_data(parser, "corpus")
     same_settings(given.out, {name: getattr(given, name) for name in ("job", "text", "steps", "extra")})
-    text = sorted((Path(os.environ["CAPT_DATA"]) / "corpus").glob(given.text))
+    text = sorted((data / "corpus").glob(given.text))
     keys = [(arm, seed) for seed in range(1, given.seeds + 1) for arm in ARMS]
 
     def job(arm: str, seed: int) -> Callable[[], None]:

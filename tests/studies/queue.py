@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.realdata import real_data
 from tests.studies.queue_plot import plot_trials
 from tests.studies.queue_tables import trial_of, write_tables
 from tests.studies.support import capt, finish, same_settings, together, write_trials
@@ -161,13 +161,11 @@ def main() -> int:
     parser.add_argument("--steps", type=int, help="of every run")
     parser.add_argument("--extra", nargs="*", default=[], help="a.b=c for every run")
     options = parser.parse_args()
-    if "CAPT_DATA" not in os.environ:
-        parser.error("CAPT_DATA must name the folder with corpus and glue")
+    data = real_data(parser, "corpus", "glue")
     shape = PARTS[options.part]
     for name in ("queues", "arms", "temperatures", "texts"):
         if getattr(options, name) is None:
             setattr(options, name, list(getattr(shape, name)))
-    data = Path(os.environ["CAPT_DATA"])
     study = Study(options.out.resolve(), data, shape, options.steps or shape.steps, options.extra)
     same_settings(study.out, {"part": options.part, "steps": study.steps, "extra": study.extra})
     keys = list(keys_of(options))

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import os
 import re
 import subprocess
 import sys
@@ -29,6 +28,7 @@ import numpy as np
 from capt.pretrain.embeddings.load import load_tables
 from capt.pretrain.embeddings.similarity import find_sets, score_sets
 from capt.pretrain.embeddings.vectors import WordVectors
+from tests.realdata import real_data
 from tests.studies.support import finish, newest_checkpoint, same_settings
 
 DIM, WINDOW, NEGATIVES, SUBSAMPLE, MIN_COUNT, PAIRS = 300, 5, 5, 1e-3, 5, 60_000
@@ -143,9 +143,8 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, nargs="+", default=[1, 3, 5])
     options = parser.parse_args()
-    if "CAPT_DATA" not in os.environ:
-        parser.error("CAPT_DATA names no folder: the texts and the sets of word pairs are read from it")
-    data, out = Path(os.environ["CAPT_DATA"]), options.out
+    data = real_data(parser, "corpus", "wordsim")
+    out = options.out
     same_settings(out, {"dim": DIM, "window": WINDOW, "negatives": NEGATIVES, "subsample": SUBSAMPLE})
     trials, sets = out / "trials.jsonl", find_sets(data / "wordsim")
     rows = [json.loads(line) for line in trials.read_text().splitlines()] if trials.exists() else []

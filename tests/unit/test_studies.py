@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
 import pytest
 
+from tests.realdata import real_data
 from tests.studies import architecture
 from tests.studies.pairs_data import counting_words, without, words_of
 from tests.studies.queue_tables import Trial, write_tables
@@ -34,6 +36,23 @@ def test_a_study_of_other_settings_is_refused(tmp_path: Path) -> None:
     same_settings(tmp_path / "out", {"steps": 100, "extra": []})
     with pytest.raises(SystemExit, match=r"begun with steps 100, this command has 200.*another --out"):
         same_settings(tmp_path / "out", {"steps": 200, "extra": []})
+
+
+def test_a_study_needs_the_folders_that_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    monkeypatch.delenv("CAPT_DATA", raising=False)
+    with pytest.raises(SystemExit):
+        real_data(parser, "corpus", "lm/ptb")
+    assert "CAPT_DATA must name a folder with corpus, lm/ptb" in capsys.readouterr().err
+    monkeypatch.setenv("CAPT_DATA", str(tmp_path))
+    (tmp_path / "corpus").mkdir()
+    with pytest.raises(SystemExit):
+        real_data(parser, "corpus", "lm/ptb")
+    assert f"CAPT_DATA names {tmp_path}, which has no lm/ptb" in capsys.readouterr().err
+    (tmp_path / "lm" / "ptb").mkdir(parents=True)
+    assert real_data(parser, "corpus", "lm/ptb") == tmp_path
 
 
 def trial(arm: str, queue: int, seed: int, loss: float) -> Trial:
