@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -87,6 +88,41 @@ def test_installs_the_pinned_dependencies_but_for_torch(name: str) -> None:
     if name == "Dockerfile.cpu":
         (pin,) = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch==")]
         assert pin in (DOCKER / name).read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_layers_of_the_cpu_image_build_in_a_clean_root(tmp_path: Path) -> None:
+    """The RUN lines of the first stage, on the files that are sent to the builder, with a Python that has nothing."""
+    sent = [line[1:] for line in (DOCKER / "Dockerfile.cpu.dockerignore").read_text().splitlines() if line[:1] == "!"]
+    source, installed = tmp_path / "src", tmp_path / "opt" / "capt"
+    tracked = subprocess.run(["git", "ls-files", *sent], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in tracked.splitlines():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, source / name, follow_symlinks=False)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(Path(sys.base_prefix) / "bin" / "python3")
+    environment = {
+        "PATH": f"{installed / 'bin'}:{tmp_path / 'bin'}:/usr/bin:/bin",
+        "HOME": str(tmp_path),
+        # Where torch comes from a folder of wheels (PIP_FIND_LINKS), what it depends on comes from here.
+        "PIP_EXTRA_INDEX_URL": "https://pypi.org/simple",
+        **{name: value for name, value in os.environ.items() if name.startswith("PIP_") or name.endswith("_proxy")},
+    }
+    stages = [number for number, (word, _) in enumerate(_instructions("Dockerfile.cpu")) if word == "FROM"]
+    for word, rest in _instructions("Dockerfile.cpu")[stages[0] : stages[1]]:
+        if word == "RUN":
+            line = rest.replace("/opt/capt", str(installed))
+            subprocess.run(["sh", "-ec", line], cwd=source, env=environment, check=True)
+    for command in (["pip", "check"], ["capt", "doctor"], ["capt", "pretrain", "capt_tiny", "--dry-run"]):
+        done = subprocess.run(
+            [installed / "bin" / command[0], *command[1:]],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", DOCKERFILES)
