@@ -11,7 +11,7 @@ from capt.pretrain.base import files as safe_files
 from capt.pretrain.base.errors import CheckpointError, ConfigError, did_you_mean, shown
 from capt.pretrain.engine.checkpoint import find_best, load_module, open_checkpoint, read_job
 from capt.pretrain.models.foreign.encoder import build_encoder
-from capt.pretrain.models.hf_config import SENTENCE_FILES, local_folder
+from capt.pretrain.models.hf_config import SENTENCE_FILES, local_folder, pooling_file
 from capt.pretrain.models.hf_folder import is_hf, read_json
 from capt.pretrain.models.lora import merge_lora
 from capt.pretrain.pairs.config import PairData, PairJob, Pooling, Prompts
@@ -122,10 +122,10 @@ def _pooling_of(folder: Path) -> Pooling | None:
     """How sentence-transformers pools the encoder in ``folder``; None where the folder does not say.
 
     Raises:
-        CheckpointError: it pools in a way that is not known here.
+        CheckpointError: it pools in a way that is not known here, or ``modules.json`` is lost.
     """
-    path = folder / "1_Pooling" / "config.json"
-    if not path.is_file():
+    path = pooling_file(folder)
+    if path is None:
         return None
     config = read_json(path)
     # Newer releases write one key, older ones a flag for each way.

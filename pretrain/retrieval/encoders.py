@@ -29,7 +29,7 @@ from capt.pretrain.models.foreign.encoder import load_encoder as load_foreign
 from capt.pretrain.models.foreign.encoder import read_encoder
 from capt.pretrain.models.foreign.families import FAMILIES
 from capt.pretrain.models.heads import mean_over_tokens
-from capt.pretrain.models.hf_config import SENTENCE_FILES, TOKENIZER_FILES, local_folder
+from capt.pretrain.models.hf_config import SENTENCE_FILES, TOKENIZER_FILES, local_folder, pooling_file
 from capt.pretrain.models.hf_folder import PICKLES, is_hf, modules_of, read_json, require_regular
 from capt.pretrain.pairs.batches import PaddedTexts
 from capt.pretrain.pairs.load import load_model as load_pairs
@@ -278,6 +278,8 @@ def load_text_encoder(path: Path, options: EncoderOptions) -> TextEncoder:
         model = load_sentence_model(folder)
         pooled = " + ".join(type(module).__name__ for module in model.children())
         return SentenceEncoder(str(path), model, _facts(_hashes(folder), pooled), options)
+    if options.pooling is None:
+        pooling_file(folder)  # refuses a folder that has lost its modules.json
     pooling = options.pooling or "mean"
     if is_hf(folder):
         facts = _facts(_hashes(folder), pooling)

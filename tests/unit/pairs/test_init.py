@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from capt.pretrain.base.errors import CheckpointError
 from capt.pretrain.pairs.config import PairData
-from capt.pretrain.pairs.load import left_behind
+from capt.pretrain.pairs.load import left_behind, pooling_of_init
+from capt.pretrain.retrieval.encoders import EncoderOptions, load_text_encoder
 
 _KINDS = ["Transformer", "Pooling", "Normalize"]
 _PROMPTS = {"query": "query: ", "document": ""}
@@ -40,3 +42,14 @@ def test_what_a_folder_does_and_the_job_does_not_is_said(
     remarks = left_behind(tmp_path, PairData(files=["a.jsonl"], **data))
     assert len(remarks) == len(said)
     assert all(re.search(pattern, remark) for pattern, remark in zip(said, remarks, strict=True)), remarks
+
+
+def test_a_folder_that_lost_its_modules_is_not_averaged_in_silence(tmp_path: Path) -> None:
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "cls"}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    for read in (pooling_of_init, lambda folder: load_text_encoder(folder, EncoderOptions())):
+        with pytest.raises(CheckpointError, match=r"1_Pooling/config.json is there, but not modules.json.*--pooler"):
+            read(tmp_path)
+    (tmp_path / "modules.json").write_text("[]")
+    assert pooling_of_init(tmp_path) == "cls"
