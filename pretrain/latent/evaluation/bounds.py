@@ -242,27 +242,6 @@ def prior(number: int, width: int, device: torch.device) -> Normal:
     return Normal(zeros, log_variance=zeros)
 
 
-@torch.no_grad()
-def log_likelihood_bound(
-    model: TextModel, batch: Batch, proposal: Proposal, draws: int, generator: torch.Generator
-) -> Float64[Tensor, " n"]:
-    r"""Estimate :math:`\hat\ell_k(x)` of each sentence: nats, on average not above :math:`\log p(x)`.
-
-    All sentences and draws are decoded together, in passes of bounded size.
-
-    Args:
-        model: the model in evaluation mode.
-        batch: the sentences.
-        proposal: a density for each sentence, such as :class:`~capt.pretrain.latent.posterior.Normal`,
-            :func:`prior`, :class:`Mixture`, or that of
-            :func:`~capt.pretrain.latent.evaluation.bounds.refitted_proposal`.
-        draws: ``k``.
-        generator: the source of the draws, on the CPU.
-    """
-    z = proposal.sample(draws, generator)
-    return -importance_weighted_nll(z, log_likelihoods(model.decoder, z, batch.tokens), proposal)
-
-
 # A proposal that is refitted to the decoder, sentence by sentence: stochastic variational inference.
 #
 # The encoder's Gaussian may be far from the decoder's posterior :math:`p(z|x)`, and then every bound that it proposes

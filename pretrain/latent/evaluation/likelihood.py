@@ -87,8 +87,17 @@ def weighted_nlls(
     r"""Estimate :math:`-\log p(x)` and :math:`-\log p_K(x)` of each sentence by importance weighting.
 
     The draws are the same for both, and both are, on average, not below the truth
-    (:func:`~capt.pretrain.latent.evaluation.bounds.importance_weighted_nll`). The arguments are those of
-    :func:`~capt.pretrain.latent.evaluation.bounds.log_likelihood_bound` and of :func:`likelihoods`.
+    (:func:`~capt.pretrain.latent.evaluation.bounds.importance_weighted_nll`).
+
+    Args:
+        model: the model in evaluation mode.
+        batch: the sentences.
+        proposal: a density for each sentence, such as :class:`~capt.pretrain.latent.posterior.Normal`,
+            :func:`~capt.pretrain.latent.evaluation.bounds.prior`, or that of
+            :func:`~capt.pretrain.latent.evaluation.bounds.refitted_proposal`.
+        draws: ``k``.
+        generator: the source of the draws, on the CPU.
+        unknown: as in :func:`likelihoods`.
     """
     z = proposal.sample(draws, generator)
     found = likelihoods(model.decoder, z, batch.tokens, unknown)

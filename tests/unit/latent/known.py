@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from capt.pretrain.latent.batches import Batch
-from capt.pretrain.latent.evaluation.bounds import Mixture, log_likelihood_bound, prior, refitted_proposal
+from capt.pretrain.latent.evaluation.bounds import Mixture, importance_weighted_nll, prior, refitted_proposal
 from capt.pretrain.latent.evaluation.model import log_likelihoods
 from capt.pretrain.latent.models import TextModel, build
 from capt.pretrain.latent.posterior import Normal, standard_log_prob
@@ -55,4 +55,6 @@ class KnownDecoder:
                 "refitted": self.refitted()}  # fmt: skip
 
     def bound(self, proposal: Normal | Mixture, draws: int, seed: int = 0) -> Tensor:
-        return log_likelihood_bound(self.model, self.batch, proposal, draws, seeded(seed))
+        with torch.no_grad():
+            z = proposal.sample(draws, seeded(seed))
+            return -importance_weighted_nll(z, log_likelihoods(self.model.decoder, z, self.batch.tokens), proposal)

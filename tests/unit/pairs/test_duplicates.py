@@ -13,7 +13,7 @@ from capt.launcher.cli import app
 from capt.pretrain.base.errors import DataError, counted
 from capt.pretrain.base.overlap import same_text
 from capt.pretrain.pairs.duplicates import find_duplicates
-from tests.unit.pairs.test_forms import write_json
+from tests.unit.pairs.written import write_json
 
 WORDS = [f"{a}{b}{c}" for a in "bdfgk" for b in "aeiou" for c in ("ln", "r", "st", "m")]
 
