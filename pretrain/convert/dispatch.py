@@ -11,6 +11,7 @@ from capt.pretrain.base.errors import ConfigError, did_you_mean, quoted
 from capt.pretrain.commands import accepted_options, command_module, task_of
 from capt.pretrain.convert.card import About
 from capt.pretrain.convert.output import refuse_existing
+from capt.pretrain.models.hf_folder import is_hf
 from capt.pretrain.registry import IMPORTERS, task_module
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,11 @@ def convert(
         logger.info("train on it with: capt resume %s data.files=FILE", quoted(out))
         return out
     assert to is not None
+    if is_hf(source):
+        raise ConfigError(
+            f"{source}: a Hugging Face folder, and --to is for checkpoints of ours: train one with it as model.init, "
+            "or take it over with --from hf (RoBERTa and XLM-R)"
+        )
     task = task_of(source)
     export = command_module(source, task, "export")
     if to not in export.TARGETS:

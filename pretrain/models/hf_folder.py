@@ -219,15 +219,24 @@ def _unwrapped(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return found if len(found) == len(tensors) else tensors
 
 
-def read_tensor_file(path: Path) -> dict[str, Tensor]:
-    """All tensors of one safetensors file. Raises ``CheckpointError`` as :func:`read_tensors` does."""
-    pickles = sorted(p.name for p in path.parent.glob("*") if p.suffix in PICKLES)
+def require_weights(folder: Path, name: str = "model.safetensors") -> None:
+    """Raise ``CheckpointError`` unless ``folder`` has the file of weights ``name``, or an index of its shards."""
+    # A link that leads nowhere is there: its reader says so.
+    if any(path.exists() or path.is_symlink() for path in (folder / name, folder / "model.safetensors.index.json")):
+        return
+    pickles = sorted(p.name for p in folder.glob("*") if p.suffix in PICKLES)
     # A pickle beside the weights is ignored; alone it is named, with the way to convert it.
-    if not path.exists() and pickles:
+    if pickles:
         raise CheckpointError(
-            f"{path.parent}: holds no {path.name} but {pickles[0]}, a pickle, which could run code when it is opened; "
+            f"{folder}: holds no {name} but {pickles[0]}, a pickle, which could run code when it is opened; "
             f"in that folder: {TO_SAFETENSORS.replace('FILE', pickles[0])}"
         )
+    raise CheckpointError(f"{folder / name}: no such file; a Hugging Face folder needs it")
+
+
+def read_tensor_file(path: Path) -> dict[str, Tensor]:
+    """All tensors of one safetensors file. Raises ``CheckpointError`` as :func:`read_tensors` does."""
+    require_weights(path.parent, path.name)
     with open_tensors(path) as file:
         unusable = [
             f"{kind} {name}"

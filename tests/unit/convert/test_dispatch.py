@@ -185,7 +185,7 @@ def test_arguments_that_make_no_sense(run, hf, tmp_path):
     refused("is in it", run, run, to="hf", overwrite=True)
     refused("is in it", run, run.parent, to="hf", overwrite=True)
     refused("neither a checkpoint", tmp_path / "nowhere", out, to="hf")
-    refused("neither a checkpoint", hf, out, to="hf")
+    refused("a Hugging Face folder, and --to is for checkpoints of ours", hf, out, to="hf")
     refused("config.json", run, out, from_="hf")
     assert list(tmp_path.iterdir()) == []
 

@@ -123,3 +123,15 @@ def test_a_run_as_the_start_is_told_its_conversion(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="no Hugging Face folder; name one"):
         check_hf_folder(tmp_path / "empty")
+
+
+def test_a_pickle_as_the_start_is_told_its_conversion(folder: Path) -> None:
+    """Before the job starts as well as at its start, whichever reader comes first."""
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    for read in (check_hf_folder, describe_initial_model, load_backbone):
+        with pytest.raises(CheckpointError, match=r"pytorch_model.bin, a pickle, .*: python -c .*safetensors"):
+            read(folder)
+    (folder / "pytorch_model.bin").unlink()
+    for read in (check_hf_folder, describe_initial_model, load_backbone):
+        with pytest.raises(CheckpointError, match=r"model.safetensors: no such file; a Hugging Face folder needs it"):
+            read(folder)
