@@ -18,7 +18,6 @@ from capt.pretrain.contrast import cached_backward, info_nce
 losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
 
 STEPS, N, NEGATIVES, IN, OUT, TAU = 20, 10, 3, 7, 12, 0.1
-COLUMNS = 2 + NEGATIVES
 
 FORMS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {}),

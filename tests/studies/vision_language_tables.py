@@ -1,8 +1,7 @@
-"""The tables of docs/results/vision_language.md from ``trials.csv``: arms over their seeds, and paired differences."""
+"""The tables of docs/results/vision_language.md, of trials: arms over their seeds, and paired differences."""
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -38,20 +37,6 @@ class Trial(NamedTuple):
     consistency: float | None
     baseline: float
     rows: int
-
-
-def read_trials(path: Path) -> list[Trial]:
-    """Read ``trials.csv``."""
-    with path.open(newline="") as file:
-        return [
-            Trial(
-                row["world"], row["task"], row["arm"], int(row["seed"]), int(row["pretraining_steps"]),
-                float(row["pretraining_seconds"]), float(row["validation"]), float(row["test"]),
-                _optional(row["error"]), _optional(row["consistency"]), float(row["baseline"]),
-                int(row["rows"]),
-            )
-            for row in csv.DictReader(file)
-        ]  # fmt: skip
 
 
 def write_tables(trials: Sequence[Trial], out: Path) -> None:
@@ -94,7 +79,3 @@ def differences_table(trials: Sequence[Trial]) -> str:
 
 def _name(trial: Trial) -> str:
     return trial.task + (" (synthetic)" if trial.world == "microworld" else "")
-
-
-def _optional(text: str) -> float | None:
-    return float(text) if text else None

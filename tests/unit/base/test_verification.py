@@ -18,8 +18,6 @@ from capt.pretrain.base import verification
 from capt.pretrain.base.errors import CheckpointError, DataError
 from capt.pretrain.base.verification import ExpectedFile, FileState, Inspection, Verifier
 
-PAST = time.time() - 1000
-
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:

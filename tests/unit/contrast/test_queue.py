@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,6 @@ from capt.pretrain.base.errors import CheckpointError, ConfigError
 from capt.pretrain.contrast import ShardedQueue, shards
 from capt.pretrain.contrast.queue import NO_ID, check_ids
 from tests.unit.contrast.support import unit
-
-MakeRanks = Callable[..., list[ShardedQueue]]
 
 
 def _ranks(patch: pytest.MonkeyPatch, world: int, capacity: int, dim: int = 1) -> list[ShardedQueue]:

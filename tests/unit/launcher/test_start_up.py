@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-HEAVY = ("torch", "deepspeed", "ray", "transformers", "datasets", "numpy", "pydantic", "rich")
 
 
 @pytest.mark.parametrize(
