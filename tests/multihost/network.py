@@ -19,6 +19,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from tests.multihost.warm import command, warm_server
 
 INTERFACE = "eth0"
@@ -131,8 +133,11 @@ def two_hosts(folder: Path) -> Iterator[Hosts]:
 def several_hosts(folder: Path, addresses: tuple[str, ...], *, warm: bool = False) -> Iterator[Hosts]:
     """Make hosts of these addresses, and take all of it away again, whatever runs in them.
 
-    Of ``warm`` ones each Python that ssh would start is forked (:mod:`tests.multihost.warm`).
+    Of ``warm`` ones each Python that ssh would start is forked (:mod:`tests.multihost.warm`). The test is skipped where
+    this machine lacks something.
     """
+    if reason := missing():
+        pytest.skip(reason)
     tag = uuid.uuid4().hex[:6]
     names = tuple(f"capt-{tag}-{letter}" for letter, _ in zip("abc", addresses, strict=False))
     bridge = f"br-{tag}"

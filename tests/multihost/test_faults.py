@@ -16,7 +16,7 @@ import pytest
 
 from capt.launcher.supervisor.heartbeats import is_stopped
 from capt.pretrain.engine.heartbeat import HEADER, SECTIONS
-from tests.multihost.network import ADDRESSES, INTERFACE, SPARE, Hosts, missing, several_hosts
+from tests.multihost.network import ADDRESSES, INTERFACE, SPARE, Hosts, several_hosts
 from tests.runs import crashes, losses, step
 from tests.small_job import ROOT, write_job
 from tests.support import run_capt
@@ -30,8 +30,6 @@ FIRST, OTHER = ADDRESSES
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    if reason := missing():
-        pytest.skip(reason)
     with several_hosts(tmp_path_factory.mktemp("hosts"), (*ADDRESSES, SPARE), warm=True) as all_of_them:
         yield all_of_them
 

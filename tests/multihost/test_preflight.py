@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.multihost.network import ADDRESSES, INTERFACE, Hosts, missing, two_hosts
+from tests.multihost.network import ADDRESSES, INTERFACE, Hosts, two_hosts
 
 pytestmark = [pytest.mark.multihost, pytest.mark.timeout(300)]
 
@@ -32,8 +32,6 @@ print(json.dumps([asdict(check) for check in checks]))
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    if reason := missing():
-        pytest.skip(reason)
     with two_hosts(tmp_path_factory.mktemp("hosts")) as both:
         work = both.folder / "work"
         work.mkdir()

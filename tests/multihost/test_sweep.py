@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.multihost.network import ADDRESSES, INTERFACE, Hosts, missing, two_hosts
+from tests.multihost.network import ADDRESSES, INTERFACE, Hosts, two_hosts
 from tests.sweep.support import CAPT, Folder, wait_for
 
 pytestmark = [pytest.mark.multihost, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -26,8 +26,6 @@ PORT = 6379
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    if reason := missing():
-        pytest.skip(reason)
     with two_hosts(tmp_path_factory.mktemp("hosts")) as both:
         yield both
 

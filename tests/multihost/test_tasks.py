@@ -14,7 +14,7 @@ from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.config.reader import job_to_yaml
 from capt.pretrain.config.schema import Job
 from tests import embeddings, latent
-from tests.multihost.network import ADDRESSES, INTERFACE, Hosts, missing, several_hosts
+from tests.multihost.network import ADDRESSES, INTERFACE, Hosts, several_hosts
 from tests.pairs import pairs_mapping
 from tests.runs import losses
 from tests.small_job import ROOT
@@ -29,8 +29,6 @@ STEPS = 4
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    if reason := missing():
-        pytest.skip(reason)
     with several_hosts(tmp_path_factory.mktemp("hosts"), ADDRESSES, warm=True) as both:
         yield both
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from tests.multihost.network import ADDRESSES, INTERFACE, Hosts, missing, two_hosts
+from tests.multihost.network import ADDRESSES, INTERFACE, Hosts, two_hosts
 from tests.runs import losses
 from tests.small_job import ROOT, write_job
 from tests.support import free_port, run_capt
@@ -29,8 +29,6 @@ QUEUE = 37  # odd and smaller than three steps: the shards differ in size and wr
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    if reason := missing():
-        pytest.skip(reason)
     with two_hosts(tmp_path_factory.mktemp("hosts")) as both:
         yield both
 
@@ -136,8 +134,6 @@ def test_an_unknown_host_key_is_an_error_and_not_a_question(hosts: Hosts, workpl
 
 
 def test_nothing_is_left_of_the_hosts(tmp_path: Path) -> None:
-    if reason := missing():
-        pytest.skip(reason)
     with two_hosts(tmp_path) as both:
         tag = both.names[0].split("-")[1]  # other tests may make hosts of their own at the same time
         sleeper = both.popen(["sleep", "60"], cwd=tmp_path, log=tmp_path / "log")
