@@ -169,7 +169,6 @@ def export_lxmert_hf(
     architecture: Architecture,
     answers: Sequence[str] | None = None,
     max_length: int | None = None,
-    check: bool = True,
     overwrite: bool = False,
 ) -> None:
     """Write ``out``, load it with transformers, and compare every logit and the token ids with ours.
@@ -187,7 +186,6 @@ def export_lxmert_hf(
         architecture: the stock class.
         answers: labels of the answer head's logits.
         max_length: the tokenizer's limit in ids; without it the number of positions.
-        check: False leaves the comparison out.
         overwrite: replace an older export.
 
     Raises:
@@ -200,10 +198,9 @@ def export_lxmert_hf(
             state, config, tokenizer, folder, architecture=architecture, answers=answers, max_length=max_length
         )
         (folder / "README.md").write_text(card, encoding="utf-8")
-        if check:
-            with quiet_transformers():
-                difference = check_lxmert_hf(state, config, tokenizer, folder, architecture)
-            logger.info("%s: transformers gives our logits within %.1e", out, difference)
+        with quiet_transformers():
+            difference = check_lxmert_hf(state, config, tokenizer, folder, architecture)
+        logger.info("%s: transformers gives our logits within %.1e", out, difference)
 
 
 def write_lxmert_hf(
