@@ -14,9 +14,7 @@ from capt.finetune.config import AnyTextJob, TextJob
 from capt.finetune.text_training import Classifier, TextFineTuning, TextObjective, classifier_on
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import Progress, StepMetrics
-from capt.pretrain.language.plan import described_encoder
-from capt.pretrain.models.encoder import Encoder
-from capt.pretrain.models.foreign.encoder import build_encoder
+from capt.pretrain.language.plan import described_encoder, rehearsed_encoder
 from capt.pretrain.plan.rehearsal import Rehearsal
 from capt.tokenizer.encode import TextTokenizer
 
@@ -28,18 +26,12 @@ class RehearsedTask(TextFineTuning):
         self.job, self.status = job, ""
         self._hf_config = hf_config
         with torch.device("meta"):
-            encoder = self._build()
+            encoder = rehearsed_encoder(hf_config, job.model)
         self._backbone: Any = SimpleNamespace(encoder=encoder)
         self.job = job.with_encoder(hf_config, encoder.max_positions)
         self.length = self.job.longest(encoder.max_positions)
         self.train: Any = SimpleNamespace(lengths=np.full(1, self.length))
         self.objective = TextObjective(job.data.text_task)
-
-    def _build(self) -> Encoder:
-        model = self.job.model
-        return build_encoder(
-            self._hf_config, dropout=model.dropout, attention_dropout=model.attention_dropout, source=str(model.init)
-        )
 
     def read_rows(
         self, job: TextJob, tokenizer: TextTokenizer, length: int, types: bool
@@ -49,7 +41,7 @@ class RehearsedTask(TextFineTuning):
 
     def build_model(self) -> Classifier:
         """An encoder of these sizes under its head."""
-        return classifier_on(self._build(), self.job)
+        return classifier_on(rehearsed_encoder(self._hf_config, self.job.model), self.job)
 
     def step(self, engines: Mapping[str, Engine], batch: Any, progress: Progress) -> StepMetrics:
         """A step of the micro-batches in ``batch``."""

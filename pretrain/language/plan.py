@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,8 @@ from capt.pretrain.language.load import encoder_description
 from capt.pretrain.language.task import LanguageTask
 from capt.pretrain.models.architecture import EncoderConfig
 from capt.pretrain.models.config import RobertaConfig
+from capt.pretrain.models.encoder import Encoder
+from capt.pretrain.models.foreign.encoder import build_encoder
 from capt.pretrain.models.hf_config import hub_id
 from capt.pretrain.models.hf_folder import read_description
 from capt.pretrain.plan.rehearsal import Rehearsal
@@ -108,3 +111,10 @@ def described_encoder(init: Path, positions: int) -> tuple[dict[str, Any], tuple
         return encoder_description(init), ()
     base = RobertaConfig(size="base", vocab_size=VOCABULARY, max_positions=max(512, positions))
     return base.to_hf(bos_id=0, eos_id=2), (f"the sizes of RoBERTa-base, for model.init {init} is not on this host",)
+
+
+def rehearsed_encoder(hf_config: Mapping[str, Any], model: Any) -> Encoder:
+    """An encoder of these sizes with the dropouts of ``model``, the section of a job of another task."""
+    return build_encoder(
+        hf_config, dropout=model.dropout, attention_dropout=model.attention_dropout, source=str(model.init)
+    )

@@ -12,9 +12,7 @@ import torch
 
 from capt.pretrain.contrastive.task import ContrastTask
 from capt.pretrain.language.load import encoder_tokenizer
-from capt.pretrain.language.plan import described_encoder
-from capt.pretrain.models.encoder import Encoder
-from capt.pretrain.models.foreign.encoder import build_encoder
+from capt.pretrain.language.plan import described_encoder, rehearsed_encoder
 from capt.pretrain.pairs.batches import GroupedTexts, MaskedTexts, PaddedTexts, PairBatch
 from capt.pretrain.pairs.config import PairJob
 from capt.pretrain.pairs.loss import PairViews
@@ -96,7 +94,7 @@ class RehearsedTask(PairTask):
         ContrastTask.__init__(self, job)
         self._hf_config = hf_config
         with torch.device("meta"):
-            encoder = self._build()
+            encoder = rehearsed_encoder(hf_config, job.model)
         self._backbone: Any = SimpleNamespace(encoder=encoder)
         self._pooling = "mean" if job.model.pooling == "auto" else job.model.pooling
         self._width = job.model.projection or encoder.hidden_size
@@ -107,15 +105,9 @@ class RehearsedTask(PairTask):
         self._shape = shape
         self.sources = [_longest_row(self.job, shape)]
 
-    def _build(self) -> Encoder:
-        model = self.job.model
-        return build_encoder(
-            self._hf_config, dropout=model.dropout, attention_dropout=model.attention_dropout, source=str(model.init)
-        )
-
     def build_module(self) -> PairModule:
         """An encoder of these sizes under its pooling."""
-        return PairModule(self.job, self._build(), self._pooling)
+        return PairModule(self.job, rehearsed_encoder(self._hf_config, self.job.model), self._pooling)
 
     def contrasted_views(self, count: int, width: int) -> PairViews:
         """What is contrasted of ``count`` pairs."""
