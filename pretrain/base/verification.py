@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import itertools
+import json
 import logging
 import os
 import re
@@ -45,6 +46,11 @@ def sha256(path: Path) -> str:
     """SHA-256 of a file that this process has written, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_of(content: Any) -> str:
+    """32 hexadecimal digits that represent a JSON value."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True)

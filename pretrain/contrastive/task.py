@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import CheckpointError, ConfigError
 from capt.pretrain.base.randomness import EPOCHS, derive
 from capt.pretrain.base.records import Count, Record, parse_record
+from capt.pretrain.base.verification import digest_of
 from capt.pretrain.config.ramp import BatchSizeSchedule
 from capt.pretrain.contrast.kernels import check_precision
 from capt.pretrain.contrastive.collapse import CollapseState, CollapseWatch, Figures
@@ -159,7 +158,7 @@ class ContrastTask(ABC, Generic[BatchT]):
         data = {name: digest for name, (_, digest) in self.digests().items()}
         kept = {**data, "tokenizer": self.fingerprint, "length": self.job.data.sequence_length}
         noise = self.job.model_dump(mode="json", include=set(self.noise))
-        return SampleOrder(self.samples, self.job.run.seed, _digest(kept), _digest(noise))
+        return SampleOrder(self.samples, self.job.run.seed, digest_of(kept), digest_of(noise))
 
     def consumed(self, batch: list[BatchT]) -> list[Rows]:
         """The rows of every micro-batch."""
@@ -407,7 +406,3 @@ class ContrastTask(ABC, Generic[BatchT]):
                     f"{folder}: trained on other {what} than this job reads (files or data.* options have changed"
                     " since); data.allow_change=true continues with what there is now"
                 )
-
-
-def _digest(value: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]

@@ -14,8 +14,6 @@ million places with random weights of 2 to 50 sources, one in ten thousand was o
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,6 +25,7 @@ from jaxtyping import Float64, Int64
 
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.randomness import GOLDEN, mix64, stream_key
+from capt.pretrain.base.verification import digest_of
 from capt.pretrain.data.sampler import GroupedSampler, Sampler
 
 Numbers = Int64[np.ndarray, " n"]
@@ -103,8 +102,7 @@ class MixtureSampler:
     @property
     def key(self) -> str:
         """A digest of what decides the source of each sample."""
-        kept = [self.names, self.sizes, self.course, self.limits]
-        return hashlib.sha256(json.dumps(kept).encode()).hexdigest()[:32]
+        return digest_of([self.names, self.sizes, self.course, self.limits])
 
     @property
     def firsts(self) -> list[int]:

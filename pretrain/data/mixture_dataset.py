@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from jaxtyping import Int32, Int64
 
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.randomness import EPOCHS
+from capt.pretrain.base.verification import digest_of
 from capt.pretrain.config.ramp import BatchSizeSchedule
 from capt.pretrain.data.config import Weighted, schedule_at
 from capt.pretrain.data.mixture import MixtureSampler, Numbers
@@ -143,8 +142,7 @@ class MixtureDataset:
     @property
     def key(self) -> str:
         """A digest of the names and the texts of the sources."""
-        keys = [[name, part.key] for name, part in self.parts.items()]
-        return hashlib.sha256(json.dumps(keys).encode()).hexdigest()[:32]
+        return digest_of([[name, part.key] for name, part in self.parts.items()])
 
 
 def held_out_samples(samples: int, sizes: Mapping[str, int]) -> dict[str, int]:

@@ -9,7 +9,6 @@ of a sentence is stored as its bitwise complement (a negative number): sentences
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import re
 import unicodedata
@@ -29,7 +28,7 @@ from capt.pretrain.base.files import printable, read_lines, write_text
 from capt.pretrain.base.locks import make_once
 from capt.pretrain.base.parallel import ProgressCallback, ordered_map, usable_cores
 from capt.pretrain.base.records import Count, Record, read_record
-from capt.pretrain.base.verification import ALONE, Ranks, Verifier
+from capt.pretrain.base.verification import ALONE, Ranks, Verifier, digest_of
 from capt.pretrain.data.files import FileCorpus
 from capt.pretrain.data.paths import resolve_paths
 from capt.pretrain.embeddings.config import DataSection
@@ -210,7 +209,7 @@ def open_corpus(data: DataSection, progress: ProgressCallback | None = None, ran
         options.append(data.missing)
     if data.split != "blanks":
         options.append(data.split)
-    key = hashlib.sha256(json.dumps([text, options]).encode()).hexdigest()[:32]
+    key = digest_of([text, options])
     folder = data.cache / "embeddings" / key
     with ranks.synchronize_errors():
         # The lock lies beside the folder, which appears only when it is whole.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from capt.pretrain.base.locks import make_once
-from capt.pretrain.base.verification import ALONE, Ranks
+from capt.pretrain.base.verification import ALONE, Ranks, digest_of
 from capt.pretrain.config.base import PositiveInt, Section
 from capt.pretrain.models.hf_config import Source
 
@@ -62,8 +60,7 @@ def trained_tokenizer(
         ranks: those that need it.
     """
     recipe = {**content, **section.model_dump(mode="json", exclude={"path"})}
-    name = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:32]
-    folder = cache / "tokenizers" / name
+    folder = cache / "tokenizers" / digest_of(recipe)
     if not folder.exists():  # said by every rank: the one that trains may be one whose log is not shown
         logger.info("no tokenizer.path: one is trained on the text, and kept in %s", folder)
 

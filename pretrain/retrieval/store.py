@@ -25,6 +25,7 @@ from capt.pretrain.base.atomic import sync
 from capt.pretrain.base.cache import default_cache
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.files import write_json
+from capt.pretrain.base.verification import digest_of
 
 DType = Literal["fp32", "fp16"]
 _TYPES: dict[str, np.dtype[Any]] = {"fp32": np.dtype("<f4"), "fp16": np.dtype("<f2")}
@@ -65,7 +66,7 @@ class Identity:
     @property
     def key(self) -> str:
         """The name of the folder of these vectors: 32 hexadecimal digits of a SHA-256."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:32]
+        return digest_of(asdict(self))
 
 
 def text_hash(text: str) -> bytes:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +19,7 @@ from capt.pretrain.base.atomic import new_folder
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.files import write_json
 from capt.pretrain.base.records import Count, Record, read_record
-from capt.pretrain.base.verification import Ranks, Verifier
+from capt.pretrain.base.verification import Ranks, Verifier, digest_of
 from capt.pretrain.vision_language.data.examples import Example
 from capt.pretrain.vision_language.data.read import read_examples
 from capt.pretrain.vision_language.inputs import require, require_own_files
@@ -151,11 +149,6 @@ class Split:
         """Free the memory of the examples."""
         for name in ("examples", "parts"):
             self.__dict__.pop(name, None)
-
-
-def digest_of(content: Any) -> str:
-    """32 hexadecimal digits that represent a JSON value."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
 _RECORD = "pairs.json"

@@ -19,7 +19,7 @@ from jaxtyping import Int32
 from capt.pretrain.base.errors import ConfigError, DataError, counted, shown
 from capt.pretrain.base.locks import make_once
 from capt.pretrain.base.overlap import Shared, report_overlap, shared
-from capt.pretrain.base.verification import ALONE, Ranks, Verifier
+from capt.pretrain.base.verification import ALONE, Ranks, Verifier, digest_of
 from capt.pretrain.config.schema import Job
 from capt.pretrain.data.mixture import MixtureSampler
 from capt.pretrain.data.mixture_dataset import mixture_of, seen
@@ -41,7 +41,7 @@ from capt.pretrain.vision_language.data.answers import (
 )
 from capt.pretrain.vision_language.data.examples import Example
 from capt.pretrain.vision_language.load import Start, named_answers, read_start, require_same_features
-from capt.pretrain.vision_language.pairs import DataFiles, EncodedPairs, Split, data_files, digest_of, write_pairs
+from capt.pretrain.vision_language.pairs import DataFiles, EncodedPairs, Split, data_files, write_pairs
 from capt.pretrain.vision_language.sections import SentenceTokenizer
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 

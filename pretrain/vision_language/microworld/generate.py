@@ -6,7 +6,6 @@ import json
 import logging
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from hashlib import sha256
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 from capt.pretrain.base.atomic import new_folder
 from capt.pretrain.base.locks import make_once
 from capt.pretrain.base.parallel import ProgressCallback
+from capt.pretrain.base.verification import digest_of
 from capt.pretrain.regions.importing import import_regions
 from capt.pretrain.regions.manifest import MANIFEST
 from capt.pretrain.vision_language.microworld.pictures import Recipe, picture, tsv_row, write_answers, write_pictures
@@ -160,7 +160,7 @@ def ensure_microworld(world: World, cache: Path) -> Microworld:
     Raises:
         DataError: the cache cannot be locked.
     """
-    key = sha256(json.dumps([FORMAT, asdict(world)], sort_keys=True).encode()).hexdigest()[:32]
+    key = digest_of([FORMAT, asdict(world)])
     root = cache / "microworld"
     made = Microworld(root / key / "world", root / key / "store")
 
