@@ -127,9 +127,16 @@ def check_hf_folder(folder: Path) -> None:
         is_run = (folder / "config.yaml").is_file() or (folder / "checkpoints").is_dir()
         remedy = f"capt convert {quoted(folder)} OUT --to hf makes one" if is_run else "name one"
         raise CheckpointError(f"model.init {folder}: no config.json, so no Hugging Face folder; {remedy}")
+    _require_weights(folder)
+
+
+def _require_weights(folder: Path) -> None:
     from capt.pretrain.models.hf_folder import require_weights
 
-    require_weights(folder)
+    try:
+        require_weights(folder)
+    except CheckpointError as error:
+        raise CheckpointError(f"model.init: {error}") from None
 
 
 def _shards(data: DataConfig) -> list[str]:
@@ -171,7 +178,7 @@ def describe_initial_model(init: Path) -> str:
             or tokenizer is one that the job would refuse.
     """
     from capt.pretrain.models.foreign.families import read_description
-    from capt.pretrain.models.hf_folder import is_hf, require_weights
+    from capt.pretrain.models.hf_folder import is_hf
 
     if hub_id(init) is not None:
         return f"the hub's model {init}, fetched at the start"
@@ -179,7 +186,7 @@ def describe_initial_model(init: Path) -> str:
         raise CheckpointError(f"model.init: no folder {init}; name a run, a checkpoint or a Hugging Face folder")
     if is_hf(init):
         read_description(init)
-        require_weights(init)
+        _require_weights(init)
     if not any((init / mark).exists() for mark in _MARKS):
         raise CheckpointError(f"model.init {init}: neither a run or checkpoint of ours nor a Hugging Face folder")
     return str(init)
