@@ -26,12 +26,12 @@ from capt.pretrain.engine.task import CheckedValidation, Progress, to_float
 from capt.pretrain.models.hf_folder import (
     BUFFER,
     is_hf,
-    modules_of,
     read_json,
     read_tensor_file,
     read_tensors,
     require_regular,
 )
+from capt.pretrain.models.sentence_folder import modules_of
 from capt.pretrain.registry import task_class
 
 _VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "spm.model", "sentencepiece.bpe.model")

@@ -43,23 +43,6 @@ SENTENCE_FILES = (
 """The files that each kind of reader opens, as patterns of the hub client."""
 
 
-def pooling_file(folder: Path) -> Path | None:
-    """Where sentence-transformers says how the encoder in ``folder`` is pooled; None where the folder does not say.
-
-    Raises:
-        CheckpointError: ``1_Pooling`` is there without ``modules.json``: the library would ignore it and take the mean.
-    """
-    path = folder / "1_Pooling" / "config.json"
-    if not path.is_file():
-        return None
-    if not (folder / "modules.json").is_file():
-        raise CheckpointError(
-            f"{path} is there, but not modules.json, without which sentence-transformers ignores it and takes the "
-            "mean: copy modules.json, or say how to pool (model.pooling in a job, --pooler in a command)"
-        )
-    return path
-
-
 def source_path(text: str | Path) -> Path:
     """A path as it was typed: a leading ``./``, which `pathlib` drops, says that no hub id is meant."""
     return Path.cwd() / text if str(text).startswith("./") else Path(text)

@@ -10,18 +10,19 @@ from __future__ import annotations
 import logging
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 
 from capt.pretrain.base import files as safe_files
 from capt.pretrain.base.errors import CheckpointError, quoted, shown
 from capt.pretrain.models.architecture import EncoderConfig, encoder_of_type, model_types
 from capt.pretrain.models.hf_config import list_names
+from capt.pretrain.models.sentence_folder import require_encoder
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -43,17 +44,6 @@ BUFFER = re.compile(r"(.*\.)?((position|token_type)_ids|num_batches_tracked)")
 """Integers that old releases of transformers wrote beside the weights."""
 
 
-class _Module(BaseModel):
-    """An entry of ``modules.json``: a class of the library itself, and the folder with its files."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-    type: Annotated[str, Field(pattern=r"^sentence_transformers\.[A-Za-z0-9_.]+$", max_length=200)]
-    path: Annotated[str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9_-]*)?$", max_length=100)]
-
-
-_MODULES = TypeAdapter(list[_Module])
-
-
 class _Index(BaseModel):
     """``model.safetensors.index.json``: in which shard each tensor is."""
 
@@ -62,10 +52,14 @@ class _Index(BaseModel):
 
 
 TO_SAFETENSORS = (
-    'python -c "import torch, safetensors.torch as s; s.save_file({k: v.clone().contiguous() for k, v in '
-    "torch.load('FILE', weights_only=True).items()}, 'model.safetensors')\""
+    'python -c "import glob, torch, safetensors.torch as s; s.save_file({k: v.clone().contiguous() for f in '
+    "glob.glob('FILES') for k, v in torch.load(f, weights_only=True).items()}, 'model.safetensors')\""
 )
-"""The command that turns a pickle of tensors, and of nothing else, into safetensors: every tensor under its name."""
+"""The command that turns pickles of tensors, and of nothing else, into safetensors: every tensor under its name."""
+
+_SHARD = re.compile(r"-\d+-of-\d+(?=\.)")
+_STATES = re.compile(r"(optimizer|scheduler|scaler|rng_state|training_args)\b.*|rng_state_\d+.*")
+"""Pickles that a trainer writes beside the weights."""
 
 _RUNS_CODE = re.compile(r"auto_map|trust_remote_code|custom_(pipelines|generate)|_?(attn|experts)_implementation.*")
 """Keys through which a configuration names code to import, a kernel to download, or a wish to be trusted."""
@@ -81,8 +75,8 @@ def is_hf(folder: Path) -> bool:
     """True for a folder with a ``config.json``, which our checkpoints and runs do not have.
 
     Raises:
-        CheckpointError: the folder holds adapters of peft alone, or keeps the encoder in a folder within, as old
-            releases of sentence-transformers do.
+        CheckpointError: the folder holds adapters of peft alone, or keeps its encoders in folders within, as old
+            releases of sentence-transformers do, and routers.
     """
     found = (folder / "config.json").is_file()
     if not found and (folder / _ADAPTERS).is_file():
@@ -95,6 +89,8 @@ def is_hf(folder: Path) -> bool:
             f"{folder}: an old sentence-transformers folder, whose encoder is in {within.parent.name}; put it beside "
             f"modules.json: cp {quoted(within.parent)}/* {quoted(folder)}"
         )
+    if not found:
+        require_encoder(folder)
     return found
 
 
@@ -124,18 +120,36 @@ def read_description(folder: Path) -> tuple[EncoderConfig, TextTokenizer]:
     """The configuration and the tokenizer of an encoder that can be pretrained; no tensor is read.
 
     Raises:
-        CheckpointError: as `read_config`, or a size is impossible.
+        CheckpointError: as `read_config`, `require_encoder` and `require_fit`, or a size is impossible.
         DataError: its tokenizer cannot be read.
-        ConfigError: tokenizer and model do not fit.
     """
+    require_encoder(folder)
     keys = read_config(folder)
     encoder = encoder_of_type(keys["model_type"])
     assert encoder is not None, "read_config refuses other encoders"
     config = encoder.from_hf(keys, str(folder / "config.json"))
     read_tokenizer_configs(folder)
     tokenizer = load_tokenizer(folder)
-    config.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+    require_fit(folder, keys, tokenizer)
     return config, tokenizer
+
+
+def require_fit(folder: Path, keys: Mapping[str, Any], tokenizer: TextTokenizer) -> None:
+    """Compare the tokenizer of ``folder`` with the ``keys`` of its ``config.json``.
+
+    Raises:
+        CheckpointError: they pad with different ids, or the tokenizer has ids without a row of the word embedding.
+    """
+    pad, rows = keys.get("pad_token_id"), keys.get("vocab_size")
+    if pad not in (None, tokenizer.special.pad):
+        raise CheckpointError(f"{folder}: the model pads with {shown(pad)}, its tokenizer with {tokenizer.special.pad}")
+    if isinstance(rows, int) and tokenizer.vocab_size > rows:
+        last = tokenizer.vocab_size - 1
+        raise CheckpointError(
+            f"{folder}: its tokenizer has {last + 1} ids, and the model {rows} rows (vocab_size in config.json), none "
+            f"for {shown(tokenizer.backend.id_to_token(last))}; remove the tokens that were added, or give them rows: "
+            "resize_token_embeddings of transformers"
+        )
 
 
 def read_tokenizer_configs(folder: Path) -> None:
@@ -224,12 +238,13 @@ def require_weights(folder: Path, name: str = "model.safetensors") -> None:
     # A link that leads nowhere is there: its reader says so.
     if any(path.exists() or path.is_symlink() for path in (folder / name, folder / "model.safetensors.index.json")):
         return
-    pickles = sorted(p.name for p in folder.glob("*") if p.suffix in PICKLES)
+    pickles = sorted(p.name for p in folder.glob("*") if p.suffix in PICKLES and not _STATES.fullmatch(p.name))
     # A pickle beside the weights is ignored; alone it is named, with the way to convert it.
     if pickles:
+        first = next((each for each in pickles if each.startswith("pytorch_model")), pickles[0])
         raise CheckpointError(
-            f"{folder}: holds no {name} but {pickles[0]}, a pickle, which could run code when it is opened; "
-            f"in that folder: {TO_SAFETENSORS.replace('FILE', pickles[0])}"
+            f"{folder}: holds no {name} but {first}, a pickle, which could run code when it is opened; "
+            f"in that folder: {TO_SAFETENSORS.replace('FILES', _SHARD.sub('-*', first))}"
         )
     raise CheckpointError(f"{folder / name}: no such file; a Hugging Face folder needs it")
 
@@ -246,21 +261,16 @@ def read_tensor_file(path: Path) -> dict[str, Tensor]:
         if unusable:
             raise CheckpointError(f"{path}: weights are {', '.join(_DTYPES)} here, not {list_names(unusable)}")
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if empty := [name for name, tensor in tensors.items() if not tensor.numel()]:
+        raise CheckpointError(
+            f"{path}: tensors without elements ({list_names(empty)}), as ZeRO 3 leaves where nothing gathers its "
+            "weights; save the model again with stage3_gather_16bit_weights_on_model_save"
+        )
     # One NaN would spread to every loss, long after the file is closed.
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not BUFFER.fullmatch(name) and not tensor.isfinite().all():
             raise CheckpointError(f"{path}: {name!a} holds weights that are not finite; name another model")
     return tensors
-
-
-def modules_of(folder: Path) -> list[tuple[str, str]]:
-    """The class and the folder of each module that ``modules.json`` lists. Raises ``CheckpointError``."""
-    try:
-        content = safe_files.read_json(folder / "modules.json", limit=100_000, error=CheckpointError)
-        return [(module.type.rpartition(".")[2], module.path) for module in _MODULES.validate_python(content)]
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise CheckpointError(f"{folder / 'modules.json'}: {shown(first['input'])}: {first['msg']}") from None
 
 
 @contextmanager

@@ -117,16 +117,35 @@ def from_hf(
     return out | {name: out[other] for name, other in ties(config).items()}
 
 
-def with_prefix(state: Mapping[str, Tensor], config: EncoderConfig) -> dict[str, Tensor]:
+def with_prefix(state: Mapping[str, Tensor], config: EncoderConfig, source: str) -> dict[str, Tensor]:
     """``state`` under the names of the class with a language-model head: a bare encoder writes them without prefix.
 
     Names of old releases and of the authors' own files are those of today.
+
+    Raises:
+        CheckpointError: two tensors have one name then, and differ.
     """
     hf = config.hf
-    state = {renamed(name, {**OLD_NAMES, **hf.renamed}): tensor for name, tensor in state.items()}
+    state = under({name: renamed(name, {**OLD_NAMES, **hf.renamed}) for name in state}, state, source)
     if any(name.startswith(hf.prefix) for name in state):
         return state
     return {name if name.startswith(hf.heads) else hf.prefix + name: tensor for name, tensor in state.items()}
+
+
+def under(names: Mapping[str, str], state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
+    """The tensors of ``state`` that ``names`` has (old -> new), under their new names.
+
+    Raises:
+        CheckpointError: two of them get one name, and differ.
+    """
+    first: dict[str, str] = {}
+    for old, new in names.items():
+        other = first.setdefault(new, old)
+        if other != old and not torch.equal(state[other].float(), state[old].float()):
+            raise CheckpointError(
+                f"{source}: {list_names([other, old])} are two names of one tensor, with different values; remove one"
+            )
+    return {new: state[old] for new, old in first.items()}
 
 
 def renamed(name: str, names: Mapping[str, str]) -> str:

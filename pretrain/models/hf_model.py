@@ -55,7 +55,7 @@ def read_hf(folder: Path) -> HFModel:
     claimed, tokenizer = read_description(folder)
     config = claimed.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     given = read_tensors(folder)
-    tensors = with_prefix(given, config)
+    tensors = with_prefix(given, config, str(folder))
     # Sizes go under the keys of config.json, for the messages.
     claims = claimed.to_hf(bos_id=tokenizer.special.bos, eos_id=tokenizer.special.eos)
     # First the number of layers, by which the table of names is made.

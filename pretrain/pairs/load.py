@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
-from capt.pretrain.base import files as safe_files
 from capt.pretrain.base.errors import CheckpointError, ConfigError, did_you_mean, shown
 from capt.pretrain.engine.checkpoint import find_best, load_module, open_checkpoint, read_job
 from capt.pretrain.models.foreign.encoder import build_encoder
-from capt.pretrain.models.hf_config import SENTENCE_FILES, local_folder, pooling_file
+from capt.pretrain.models.hf_config import SENTENCE_FILES, local_folder
 from capt.pretrain.models.hf_folder import is_hf, read_json
 from capt.pretrain.models.lora import merge_lora
+from capt.pretrain.models.sentence_folder import modules_of, pooling_file, poolings
 from capt.pretrain.pairs.config import PairData, PairJob, Pooling, Prompts
 from capt.pretrain.pairs.module import PairModule
 from capt.pretrain.pairs.sources import longest_text
@@ -122,7 +122,7 @@ def _pooling_of(folder: Path) -> Pooling | None:
     """How sentence-transformers pools the encoder in ``folder``; None where the folder does not say.
 
     Raises:
-        CheckpointError: it pools in a way that is not known here, or ``modules.json`` is lost.
+        CheckpointError: it pools in a way that is not known here, or `pooling_file` refuses it.
     """
     path = pooling_file(folder)
     if path is None:
@@ -131,10 +131,10 @@ def _pooling_of(folder: Path) -> Pooling | None:
     # Newer releases write one key, older ones a flag for each way.
     if "pooling_mode" in config:
         modes = config["pooling_mode"]
-        named = modes if isinstance(modes, list) else [modes]
+        named = list(map(str, modes if isinstance(modes, list) else [modes]))
     else:
         named = [name for name, chosen in config.items() if name.startswith("pooling_mode_") and chosen is True]
-    if len(named) == 1 and (mode := _MODES.get(cast(str, named[0]))) is not None:
+    if len(named) == 1 and (mode := _MODES.get(named[0])) is not None:
         return mode
     raise CheckpointError(f"{path}: pools by {shown(named)}; set model.pooling to mean, cls or last")
 
@@ -147,16 +147,18 @@ def left_behind(init: Path, data: PairData) -> list[str]:
     """What the sentence-transformers folder ``init`` does to a text and a model that starts from it does not."""
     folder = local_folder(init, SENTENCE_FILES)
     said = []
-    if (folder / "modules.json").is_file():
-        modules = safe_files.read_json(folder / "modules.json", limit=100_000, error=CheckpointError)
-        # `sentence_transformers.models.Pooling` -> `Pooling`.
-        kinds = [str(module.get("type")).rpartition(".")[2] for module in modules if isinstance(module, dict)]
-        if others := [kind for kind in kinds if kind not in _TAKEN]:
-            said.append(f"{', '.join(map(shown, others))}: the vectors begin as those of encoder and pooling alone")
-    pooling, settings = folder / "1_Pooling" / "config.json", folder / "config_sentence_transformers.json"
-    if pooling.is_file() and read_json(pooling).get("include_prompt") is False:
+    modules = modules_of(folder) if (folder / "modules.json").is_file() else []
+    if others := [kind for kind, _ in modules if kind not in _TAKEN]:
+        said.append(f"{', '.join(map(shown, others))}: the vectors begin as those of encoder and pooling alone")
+    if any(path.is_file() and read_json(path).get("include_prompt") is False for path in poolings(folder)):
         said.append("include_prompt false: here the tokens of a prompt are pooled with the text")
-    prompts = read_json(settings).get("prompts") if settings.is_file() else None
+    path = folder / "config_sentence_transformers.json"
+    settings = read_json(path) if path.is_file() else {}
+    similarity, width, prompts = (settings.get(key) for key in ("similarity_fn_name", "truncate_dim", "prompts"))
+    if similarity not in (None, "cosine"):
+        said.append(f"similarity_fn_name {shown(similarity)}: pairs are compared by their cosine here")
+    if width is not None:
+        said.append(f"truncate_dim {shown(width)}: vectors have all dimensions of the encoder here")
     own = [source.prompts or data.prompts for source in data.each()]
     if isinstance(prompts, dict) and any(prompts.values()) and not any(each.query or each.document for each in own):
         named = ", ".join(f"{name} {shown(text)}" for name, text in prompts.items() if text)

@@ -29,8 +29,9 @@ from capt.pretrain.models.foreign.encoder import load_encoder as load_foreign
 from capt.pretrain.models.foreign.encoder import read_encoder
 from capt.pretrain.models.foreign.families import FAMILIES
 from capt.pretrain.models.heads import mean_over_tokens
-from capt.pretrain.models.hf_config import SENTENCE_FILES, TOKENIZER_FILES, local_folder, pooling_file
-from capt.pretrain.models.hf_folder import PICKLES, is_hf, modules_of, read_json, require_regular
+from capt.pretrain.models.hf_config import SENTENCE_FILES, TOKENIZER_FILES, local_folder
+from capt.pretrain.models.hf_folder import PICKLES, is_hf, read_json, require_regular, require_weights
+from capt.pretrain.models.sentence_folder import modules_of, pooling_file
 from capt.pretrain.pairs.batches import PaddedTexts
 from capt.pretrain.pairs.load import load_model as load_pairs
 from capt.pretrain.retrieval.store import DType, Identity, digest
@@ -200,6 +201,10 @@ class SentenceEncoder(TextEncoder):
                 raise ConfigError(f"length {options.length}: {name} takes at most {room} tokens")
             self._model.max_seq_length = options.length
         self.similarity = "dot" if model.similarity_fn_name in ("dot", "dot_product") else "cosine"
+        if model.similarity_fn_name in ("euclidean", "manhattan"):
+            logger.warning(
+                "%s: made for %s distances; texts are compared by cosine here", name, model.similarity_fn_name
+            )
         # A router sends queries and documents through different modules.
         self._routes = any("Router" in type(module).__name__ for module in model.modules())
         self._facts = {**facts, "length": self._limit() or 0}
@@ -426,6 +431,8 @@ def _check(folder: Path) -> None:
         if number > _MAX_FILES:
             raise CheckpointError(f"{folder}: over {_MAX_FILES} files; name the folder of one model")
         if path.suffix in PICKLES:
+            if path.name == "pytorch_model.bin":
+                require_weights(path.parent)  # names the command that converts it
             raise CheckpointError(f"{path}: a pickle, which could run code when it is opened; remove it")
         if not path.is_dir() or path.is_symlink():
             require_regular(path)

@@ -98,7 +98,9 @@ class BertConfig(RobertaConfig):
         """Tensors with the rows of positions that padding has here."""
         from torch.nn.functional import pad
 
-        return {**state, _POSITION: pad(state[_POSITION], (0, 0, self.pad_id + 1, 0))}
+        table = state[_POSITION]
+        # One that is no table is kept, to be named where sizes are compared.
+        return {**state, _POSITION: pad(table, (0, 0, self.pad_id + 1, 0)) if table.ndim == 2 else table}
 
     def to_hf_tensors(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors without the rows of positions that padding has here."""

@@ -25,7 +25,7 @@ from capt.pretrain.models.foreign.families import family_of, own_encoder, read_d
 from capt.pretrain.models.heads import take_rows
 from capt.pretrain.models.hf_config import list_names
 from capt.pretrain.models.hf_folder import read_tensors
-from capt.pretrain.models.hf_map import OLD_NAMES, concatenate, renamed, with_first_names
+from capt.pretrain.models.hf_map import OLD_NAMES, concatenate, renamed, under, with_first_names
 from capt.tokenizer.encode import TextTokenizer
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ def read_encoder(folder: Path) -> PretrainedEncoder:
     if own is not None:
         tensors = with_first_names(tensors, own.hf.tied)
         tensors = {name: x for name, x in tensors.items() if not name.startswith(own.hf.heads)}
-    state = _encoder_tensors(tensors, tied=hf_config.get("tie_word_embeddings") is not False)
+    state = _encoder_tensors(tensors, str(folder), tied=hf_config.get("tie_word_embeddings") is not False)
     layers = hf_config.get("num_hidden_layers", hf_config.get("n_layers", 1))
     # Before a table of names is made for this number of layers.
     if not isinstance(layers, int) or not 0 < layers <= _MAX_LAYERS:
@@ -95,19 +95,20 @@ def encoder_keys(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in hf_config.items() if key not in HEAD_KEYS}
 
 
-def _encoder_tensors(tensors: Mapping[str, Tensor], *, tied: bool) -> dict[str, Tensor]:
+def _encoder_tensors(tensors: Mapping[str, Tensor], source: str, *, tied: bool) -> dict[str, Tensor]:
     """Tensors under the names of a bare encoder: without the model's prefix, heads, pooler, old names and buffers.
 
     The word embedding may have the name of the output matrix that it is ``tied`` to alone.
     """
-    state: dict[str, Tensor] = {}
+    names: dict[str, str] = {}
     # A class with heads writes `bert.embeddings. ...`, a bare encoder `embeddings. ...`.
     prefixes = {name.partition(".")[0] for name in tensors if re.match(r"\w+\.embeddings\.", name)}
-    for name, tensor in tensors.items():
+    for name in tensors:
         first, _, rest = name.partition(".")
         bare = renamed(rest if first in prefixes else name, OLD_NAMES)
         if not _HEADS.fullmatch(bare) and not _BUFFERS.fullmatch(bare):
-            state[bare] = tensor
+            names[name] = bare
+    state = under(names, tensors, source)
     output = next((name for name in _OUTPUT_MATRICES if name in tensors), None)
     if tied and output is not None and _WORDS not in state:
         state[_WORDS] = tensors[output]

@@ -8,7 +8,8 @@ from typing import Any
 
 from capt.pretrain.base.errors import CheckpointError, DataError, shown
 from capt.pretrain.models.architecture import EncoderConfig, Family, encoder_of_type, model_types
-from capt.pretrain.models.hf_folder import read_config, read_json, read_tokenizer_configs
+from capt.pretrain.models.hf_folder import read_config, read_json, read_tokenizer_configs, require_fit
+from capt.pretrain.models.sentence_folder import require_encoder
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 
 FAMILIES: dict[str, Family] = {
@@ -65,17 +66,16 @@ def read_description(folder: Path) -> tuple[dict[str, Any], TextTokenizer]:
 
     Raises:
         CheckpointError: the family is not known, the files are damaged or name code to run, there is no usable
-            tokenizer, or model and tokenizer pad with different ids.
+            tokenizer, or model and tokenizer do not fit.
     """
+    require_encoder(folder)
     hf_config = read_json(folder / "config.json")
     require_known(hf_config, str(folder / "config.json"))
     if own_encoder(hf_config) is not None:
         hf_config = read_config(folder)
     read_tokenizer_configs(folder)
     tokenizer = read_tokenizer(folder, folder)
-    pad = hf_config.get("pad_token_id")
-    if pad not in (None, tokenizer.special.pad):
-        raise CheckpointError(f"{folder}: the model pads with {shown(pad)}, its tokenizer with {tokenizer.special.pad}")
+    require_fit(folder, hf_config, tokenizer)
     return hf_config, tokenizer
 
 

@@ -238,7 +238,7 @@ WORD, QUERY = "roberta.embeddings.word_embeddings.weight", "roberta.encoder.laye
         (edit_config(vocab_size=10**12), "vocab_size"),
         (edit_config(num_hidden_layers=10**12), "num_hidden_layers"),
         (edit_config(layer_norm_eps=None), "config.json"),
-        (edit_config(vocab_size=320), "vocab_size 320 is smaller"),
+        (edit_config(vocab_size=320), "and the model 320 rows"),
         (tokenizer_with_code, "auto_map"),
         (fifo, "not a regular file"),
         (pickle_only, "pickle"),

@@ -196,6 +196,32 @@ def test_only_a_pickle(tmp_path):
     refused(lambda: read_tensors(tmp_path), "pytorch_model.bin", "pickle", "safetensors")
 
 
+@pytest.mark.parametrize(
+    ("names", "files"),
+    [
+        (["optimizer.pt", "pytorch_model.bin", "rng_state_0.pth", "training_args.bin"], "'pytorch_model.bin'"),
+        (["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"], "'pytorch_model-*.bin'"),
+        (["model.pt", "optimizer.pt"], "'model.pt'"),
+    ],
+)
+def test_the_pickles_that_are_converted_are_the_weights(tmp_path, names, files):
+    """A trainer writes its states beside them, whose names sort first; of shards each is one part."""
+    for name in names:
+        (tmp_path / name).touch()
+    refused(lambda: read_tensors(tmp_path), f"glob.glob({files})")
+
+
+def test_states_of_a_trainer_are_no_weights(tmp_path):
+    for name in ("optimizer.pt", "scheduler.pt", "training_args.bin"):
+        (tmp_path / name).touch()
+    refused(lambda: read_tensors(tmp_path), "model.safetensors: no such file")
+
+
+def test_weights_that_zero_3_has_left_empty(tmp_path):
+    save_file({"a": torch.zeros(2), "b": torch.empty(0)}, tmp_path / "model.safetensors")
+    refused(lambda: read_tensors(tmp_path), "tensors without elements (b)", "stage3_gather_16bit_weights_on_model_save")
+
+
 def header(length, content):
     return struct.pack("<Q", length) + content
 

@@ -26,13 +26,21 @@ _PROMPTS = {"query": "query: ", "document": ""}
         (_KINDS, {"include_prompt": False}, {}, {}, ["include_prompt false"]),
         (_KINDS, {}, {"prompts": _PROMPTS}, {}, [r"its prompts \(query 'query: '\): data.prompts.query"]),
         (_KINDS, {}, {"prompts": _PROMPTS}, {"prompts": {"query": "q: "}}, []),
+        (
+            _KINDS,
+            {},
+            {"similarity_fn_name": "dot", "truncate_dim": 8},
+            {},
+            ["fn_name 'dot': .* cosine", "truncate_dim 8"],
+        ),
+        (_KINDS, {}, {"similarity_fn_name": "cosine", "truncate_dim": None}, {}, []),
     ],
 )
 def test_what_a_folder_does_and_the_job_does_not_is_said(
     kinds: list[str], pooling: Any, settings: Any, data: Any, said: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "1_Pooling").mkdir()
-    modules = [{"type": f"sentence_transformers.models.{kind}", "path": ""} for kind in kinds]
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": f"{i}_{kind}"} for i, kind in enumerate(kinds)]
     for name, content in (
         ("modules.json", modules),
         ("1_Pooling/config.json", pooling),
@@ -51,5 +59,6 @@ def test_a_folder_that_lost_its_modules_is_not_averaged_in_silence(tmp_path: Pat
     for read in (pooling_of_init, lambda folder: load_text_encoder(folder, EncoderOptions())):
         with pytest.raises(CheckpointError, match=r"1_Pooling/config.json is there, but not modules.json.*--pooler"):
             read(tmp_path)
-    (tmp_path / "modules.json").write_text("[]")
+    listed = {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}
+    (tmp_path / "modules.json").write_text(json.dumps([listed]))
     assert pooling_of_init(tmp_path) == "cls"

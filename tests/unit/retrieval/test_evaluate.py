@@ -13,7 +13,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
 from capt.pretrain.config.retrieval import METRICS
 from capt.pretrain.retrieval import encoders
 from capt.pretrain.retrieval.data import Collection, read_collections, read_documents, read_queries
@@ -425,6 +425,28 @@ def test_a_table_of_vectors_has_no_limit_of_length(sentences: Path, tmp_path: Pa
     assert encoder.encode(["river " * 500, ""], "document").shape == (2, 8)
     with pytest.raises(ConfigError, match="takes texts of any length"):
         load_text_encoder(tmp_path / "table", EncoderOptions(length=20))
+
+
+@pytest.mark.parametrize(("similarity", "warned"), [("euclidean", True), ("manhattan", True), ("cosine", False)])
+def test_distances_that_are_not_taken_are_said(
+    similarity: str, warned: bool, sentences: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = shutil.copytree(sentences, tmp_path / "model")
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"similarity_fn_name": similarity}))
+    assert load_text_encoder(folder, EncoderOptions()).similarity == "cosine"
+    assert (f"made for {similarity} distances; texts are compared by cosine" in caplog.text) == warned
+
+
+def test_a_module_in_a_pickle_is_told_its_conversion(sentences: Path, tmp_path: Path) -> None:
+    """LaBSE's layer, and others of their time, are ``2_Dense/pytorch_model.bin``: removed, the folder would be none."""
+    folder = shutil.copytree(sentences, tmp_path / "model")
+    (folder / "2_Dense").mkdir()
+    (folder / "2_Dense" / "pytorch_model.bin").touch()
+    with pytest.raises(CheckpointError, match=r"2_Dense: holds no model.safetensors but .*: python -c .*safetensors"):
+        load_text_encoder(folder, EncoderOptions())
+    (folder / "2_Dense" / "model.safetensors").touch()
+    with pytest.raises(CheckpointError, match=r"2_Dense/pytorch_model.bin: a pickle, .*; remove it"):
+        load_text_encoder(folder, EncoderOptions())
 
 
 def test_embedding_is_refused_where_a_vector_is_not_finite(tmp_path: Path) -> None:
