@@ -11,16 +11,24 @@ from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 from tokenizers import normalizers
 
 from capt.pretrain.base.atomic import new_folder
-from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.errors import DataError, shown
 from capt.pretrain.base.files import read_bytes
 from capt.tokenizer.check import LINES, agreement, check_round_trip, check_with_transformers
 from capt.tokenizer.encode import TextTokenizer
-from capt.tokenizer.pieces import CONTROL, TRAINED_HERE, UNKNOWN, to_tokenizer, unicode_steps
-from capt.tokenizer.special import resolve_special_ids
+from capt.tokenizer.pieces import CONTROL, TRAINED_HERE, UNKNOWN, USER_DEFINED, to_tokenizer, unicode_steps
+from capt.tokenizer.special import ROLE_NAMES, resolve_special_ids
 
 logger = logging.getLogger(__name__)
 
 MODEL_FILE = "sentencepiece.model"
+
+_AS_CONTROL = (
+    'python -c "from sentencepiece import sentencepiece_model_pb2 as pb; '
+    "m = pb.ModelProto.FromString(open('FILE', 'rb').read()); "
+    "[setattr(p, 'type', 3) for p in m.pieces if p.type == 4 and p.piece in NAMES]; "
+    "open('control.model', 'wb').write(m.SerializeToString())\""
+)
+"""The command that makes user-defined symbols control symbols: the same ids for all texts that do not spell them."""
 
 
 def export(
@@ -84,6 +92,12 @@ def write_folder(
     if processor.get_piece_size() == 0:
         raise DataError(f"{where}: not a SentencePiece model (it has no pieces)")
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+    if named := [piece.piece for piece in proto.pieces if piece.type == USER_DEFINED and piece.piece in ROLE_NAMES]:
+        raise DataError(
+            f"{where}: {', '.join(map(shown, named))}: user-defined, and so found in texts by SentencePiece, and a "
+            "special token here, which no text becomes; train with control_symbols in place of user_defined_symbols, "
+            f"or change its type: {_AS_CONTROL.replace('FILE', where.name).replace('NAMES', repr(named))}"
+        )
     trained = proto.normalizer_spec.name.startswith(TRAINED_HERE)
     spec = proto.trainer_spec
     ids = {"bos": spec.bos_id, "pad": spec.pad_id, "eos": spec.eos_id, "unk": spec.unk_id}

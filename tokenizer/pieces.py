@@ -25,12 +25,12 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.errors import DataError, shown
 from capt.pretrain.base.files import read_bytes
 from capt.tokenizer.special import NEVER_IN_TEXT
 
 _UNIGRAM, _BPE = 1, 2
-_NORMAL, UNKNOWN, CONTROL, _USER_DEFINED = 1, 2, 3, 4
+_NORMAL, UNKNOWN, CONTROL, USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 TRAINED_HERE = "capt_"
 """Begins the name of the normalization of a model of `train`, whose text is normalised before SentencePiece gets it."""
 
@@ -55,6 +55,8 @@ def to_tokenizer(proto: sentencepiece_model_pb2.ModelProto, where: Path, *, mark
         DataError: the model is neither unigram nor BPE, or uses a setting that has no counterpart.
     """
     normalizer, trainer = proto.normalizer_spec, proto.trainer_spec
+    # SentencePiece merges such characters all the same, and an unknown piece costs it less.
+    absent = _characters_without_piece(proto)
     # Settings that change ids and have no step in `tokenizers`; each is refused by its name.
     unsupported = {
         f"model type {trainer.ModelType.Name(trainer.model_type)}": trainer.model_type not in (_UNIGRAM, _BPE),
@@ -63,7 +65,12 @@ def to_tokenizer(proto: sentencepiece_model_pb2.ModelProto, where: Path, *, mark
         "remove_extra_whitespaces=false": not normalizer.remove_extra_whitespaces,
         "escape_whitespaces=false": not normalizer.escape_whitespaces,
         "user-defined symbols in a BPE model": trainer.model_type == _BPE
-        and any(piece.type == _USER_DEFINED and len(piece.piece) > 1 for piece in proto.pieces),
+        and any(piece.type == USER_DEFINED and len(piece.piece) > 1 for piece in proto.pieces),
+        # SentencePiece merges over them and divides the result again.
+        "unused pieces in a BPE model": trainer.model_type == _BPE
+        and any(piece.type == _UNUSED for piece in proto.pieces),
+        f"pieces of characters that have no piece ({shown(absent)})": trainer.model_type in (_UNIGRAM, _BPE)
+        and bool(absent),
     }
     used_features = [name for name, used in unsupported.items() if used]
     if used_features:
@@ -83,6 +90,13 @@ def to_tokenizer(proto: sentencepiece_model_pb2.ModelProto, where: Path, *, mark
         [AddedToken(piece, normalized=False, special=True, lstrip=piece == "<mask>") for piece in control]
     )
     return tokenizer
+
+
+def _characters_without_piece(proto: sentencepiece_model_pb2.ModelProto) -> str:
+    """The first characters of usual pieces that are no piece by themselves, as in a vocabulary that was cut down."""
+    single = {piece.piece for piece in proto.pieces if piece.type in (_NORMAL, USER_DEFINED)}
+    held = {character for piece in proto.pieces if piece.type == _NORMAL for character in piece.piece}
+    return "".join(sorted(held - single)[:5])
 
 
 def unicode_steps(
@@ -121,7 +135,7 @@ def _unigram(proto: sentencepiece_model_pb2.ModelProto) -> models.Unigram:
     best = max((piece.score for piece in proto.pieces if piece.type == _NORMAL), default=0.0)
 
     def score(piece: sentencepiece_model_pb2.ModelProto.SentencePiece) -> float:
-        if piece.type == _USER_DEFINED:  # preferred to any other segmentation: unigram_model.cc
+        if piece.type == USER_DEFINED:  # preferred to any other segmentation: unigram_model.cc
             return float(len(piece.piece.encode()) * best - 0.1)
         return float(piece.score) if piece.type == _NORMAL else NEVER_IN_TEXT
 
@@ -134,7 +148,7 @@ def _unigram(proto: sentencepiece_model_pb2.ModelProto) -> models.Unigram:
 
 def _bpe(proto: sentencepiece_model_pb2.ModelProto) -> models.BPE:
     ids = {piece.piece: i for i, piece in enumerate(proto.pieces)}
-    scores = {piece.piece: piece.score for piece in proto.pieces if piece.type in (_NORMAL, _USER_DEFINED)}
+    scores = {piece.piece: piece.score for piece in proto.pieces if piece.type in (_NORMAL, USER_DEFINED)}
     # Every way to make a piece of two others, in the order of the scores: SentencePiece merges by the result alone.
     merges = [
         (-score, ids[piece[:cut]], ids[piece[cut:]])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
+from sentencepiece import sentencepiece_model_pb2 as pb
 
 from capt.pretrain.base.errors import DataError
 from capt.tokenizer.check import LINES, TRICKY
@@ -113,6 +115,7 @@ def test_pieces_over_spaces(tmp_path: Path) -> None:
         ({"treat_whitespace_as_suffix": True}, "treat_whitespace_as_suffix"),
         ({"add_dummy_prefix": False, "remove_extra_whitespaces": False}, "add_dummy_prefix=false, remove_extra_white"),
         ({"model_type": "bpe", "user_defined_symbols": ["<sep>"]}, "user-defined symbols in a BPE model"),
+        ({"user_defined_symbols": ["<mask>", "[X]"]}, "m.model: '<mask>': user-defined, .* in \\['<mask>'\\]"),
     ],
 )
 def test_models_without_a_counterpart(tmp_path: Path, options: dict[str, Any], message: str) -> None:
@@ -120,6 +123,36 @@ def test_models_without_a_counterpart(tmp_path: Path, options: dict[str, Any], m
     with pytest.raises(DataError, match=message):
         export(model, tmp_path / "out", add_missing=True)
     assert [p.name for p in tmp_path.iterdir()] == ["m.model"]
+
+
+def _cut_down(model: pb.ModelProto) -> None:
+    kept = [piece for piece in model.pieces if piece.piece not in ("e", "q")]
+    del model.pieces[:]
+    model.pieces.extend(kept)
+
+
+def _unused(model: pb.ModelProto) -> None:
+    next(piece for piece in model.pieces if len(piece.piece) == 4).type = 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "message"),
+    [
+        ("unigram", _cut_down, "pieces of characters that have no piece \\('eq'\\) cannot be exported"),
+        ("bpe", _cut_down, "pieces of characters that have no piece \\('eq'\\) cannot be exported"),
+        ("bpe", _unused, "unused pieces in a BPE model"),
+    ],
+)
+def test_models_that_were_changed(
+    kind: str, change: Callable[[pb.ModelProto], None], message: str, tmp_path: Path
+) -> None:
+    """Few texts get other ids, none of them in the check without texts: the model tells."""
+    path = foreign(tmp_path / "m.model", model_type=kind)
+    model = pb.ModelProto.FromString(path.read_bytes())
+    change(model)
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(DataError, match=message):
+        export(path, tmp_path / "out", add_missing=True)
 
 
 def test_merges_in_another_order_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
