@@ -216,9 +216,17 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{index}: {where} {problem}; a shard is a plain *.safetensors file name") from None
     if not weight_map:
         raise CheckpointError(f"{index}: weight_map is empty")
+    import torch
+
     tensors: dict[str, Tensor] = {}
     for name in sorted(set(weight_map.values())):
-        tensors.update(read_tensor_file(folder / name))
+        shard = read_tensor_file(folder / name)
+        twice = sorted(key for key in tensors.keys() & shard.keys() if not torch.equal(tensors[key], shard[key]))
+        if twice:
+            raise CheckpointError(
+                f"{folder / name}: {list_names(twice)} are in another shard too, and differ; remove one of both"
+            )
+        tensors.update(shard)
     if tensors.keys() != weight_map.keys():
         unequal = sorted(tensors.keys() ^ weight_map.keys())
         raise CheckpointError(f"{index}: the index and its shards name different tensors: {list_names(unequal)}")

@@ -132,6 +132,12 @@ def test_shards_are_joined(tmp_path):
     assert {name: float(x) for name, x in read_tensors(tmp_path).items()} == {"a": 0.0, "b": 1.0}
     index(tmp_path, {"a": "model-00001-of-00002.safetensors", "c": "model-00002-of-00002.safetensors"})
     refused(lambda: read_tensors(tmp_path), "b, c")
+    both = {"a": torch.ones(1), "b": torch.ones(1)}
+    save_file(both, tmp_path / "model-00002-of-00002.safetensors")
+    index(tmp_path, {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"})
+    refused(lambda: read_tensors(tmp_path), "a are in another shard too, and differ")
+    save_file(both | {"a": torch.zeros(1)}, tmp_path / "model-00002-of-00002.safetensors")
+    assert float(read_tensors(tmp_path)["a"]) == 0.0
 
 
 @pytest.mark.parametrize("wrapped", ["module.{}", "_orig_mod.{}", "_orig_mod.module.{}", "module._orig_mod.{}"])
