@@ -57,6 +57,7 @@ TO_SAFETENSORS = (
 )
 """The command that turns pickles of tensors, and of nothing else, into safetensors: every tensor under its name."""
 
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _SHARD = re.compile(r"-\d+-of-\d+(?=\.)")
 _STATES = re.compile(r"(optimizer|scheduler|scaler|rng_state|training_args)\b.*|rng_state_\d+.*")
 """Pickles that a trainer writes beside the weights."""
@@ -250,10 +251,16 @@ def require_weights(folder: Path, name: str = "model.safetensors") -> None:
     # A pickle beside the weights is ignored; alone it is named, with the way to convert it.
     if pickles:
         first = next((each for each in pickles if each.startswith("pytorch_model")), pickles[0])
+        named, command = first, TO_SAFETENSORS.replace("FILES", _SHARD.sub("-*", first))
+        # Somebody else's name may not become code in a command that is copied.
+        if not _PLAIN.fullmatch(first):
+            named, command = shown(first), "rename it, in letters and digits"
         raise CheckpointError(
-            f"{folder}: holds no {name} but {first}, a pickle, which could run code when it is opened; "
-            f"in that folder: {TO_SAFETENSORS.replace('FILES', _SHARD.sub('-*', first))}"
+            f"{folder}: holds no {name} but {named}, a pickle, which could run code when it is opened; in that folder: "
+            f"{command}"
         )
+    if any(folder.glob("model-*-of-*.safetensors")):
+        raise CheckpointError(f"{folder}: its shards lack model.safetensors.index.json, which says what is in them")
     raise CheckpointError(f"{folder / name}: no such file; a Hugging Face folder needs it")
 
 

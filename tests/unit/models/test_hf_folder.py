@@ -245,3 +245,16 @@ def test_truncated_safetensors(tmp_path):
     save_file({"w": torch.ones(100)}, path)
     path.write_bytes(path.read_bytes()[:-1])
     refused(lambda: read_tensors(tmp_path), "model.safetensors")
+
+
+def test_the_name_of_a_pickle_becomes_no_code_in_the_command_that_is_told(tmp_path):
+    (tmp_path / "a'); print('b.bin").touch()
+    with pytest.raises(CheckpointError) as caught:
+        read_tensors(tmp_path)
+    assert "rename it" in str(caught.value)
+    assert "python -c" not in str(caught.value)
+
+
+def test_shards_without_their_index_are_said(tmp_path):
+    save_file({"a": torch.zeros(1)}, tmp_path / "model-00001-of-00002.safetensors")
+    refused(lambda: read_tensors(tmp_path), "its shards lack model.safetensors.index.json")
