@@ -11,7 +11,7 @@ from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 from tokenizers import normalizers
 
 from capt.pretrain.base.atomic import new_folder
-from capt.pretrain.base.errors import DataError, shown
+from capt.pretrain.base.errors import DataError, quoted, shown
 from capt.pretrain.base.files import read_bytes
 from capt.tokenizer.check import LINES, agreement, check_round_trip, check_with_transformers
 from capt.tokenizer.encode import TextTokenizer
@@ -23,12 +23,14 @@ logger = logging.getLogger(__name__)
 MODEL_FILE = "sentencepiece.model"
 
 _AS_CONTROL = (
-    'python -c "from sentencepiece import sentencepiece_model_pb2 as pb; '
-    "m = pb.ModelProto.FromString(open('FILE', 'rb').read()); "
+    'python -c "import sys; from sentencepiece import sentencepiece_model_pb2 as pb; '
+    "m = pb.ModelProto.FromString(open(sys.argv[1], 'rb').read()); "
     "[setattr(p, 'type', 3) for p in m.pieces if p.type == 4 and p.piece in NAMES]; "
-    "open('control.model', 'wb').write(m.SerializeToString())\""
+    "open('control.model', 'wb').write(m.SerializeToString())\" FILE"
 )
-"""The command that makes user-defined symbols control symbols: the same ids for all texts that do not spell them."""
+"""The command that makes user-defined symbols control symbols: the same ids for all texts that do not spell them.
+
+The file is an argument, so that somebody else's name is quoted and becomes no code."""
 
 
 def export(
@@ -96,7 +98,7 @@ def write_folder(
         raise DataError(
             f"{where}: {', '.join(map(shown, named))}: user-defined, and so found in texts by SentencePiece, and a "
             "special token here, which no text becomes; train with control_symbols in place of user_defined_symbols, "
-            f"or change its type: {_AS_CONTROL.replace('FILE', where.name).replace('NAMES', repr(named))}"
+            f"or change its type: {_AS_CONTROL.replace('NAMES', repr(named)).replace('FILE', quoted(where.name))}"
         )
     trained = proto.normalizer_spec.name.startswith(TRAINED_HERE)
     spec = proto.trainer_spec

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import io
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,6 +126,17 @@ def test_models_without_a_counterpart(tmp_path: Path, options: dict[str, Any], m
     with pytest.raises(DataError, match=message):
         export(model, tmp_path / "out", add_missing=True)
     assert [p.name for p in tmp_path.iterdir()] == ["m.model"]
+
+
+def test_the_name_of_a_model_becomes_no_code_in_the_command_that_is_told(tmp_path: Path) -> None:
+    model = foreign(tmp_path / "a'); print('b.model", user_defined_symbols=["<mask>"])
+    with pytest.raises(DataError) as caught:
+        export(model, tmp_path / "out", add_missing=True)
+    _, _, command = str(caught.value).partition("change its type: python ")
+    told = f"{shlex.quote(sys.executable)} {command}"
+    done = subprocess.run(told, shell=True, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == ""
+    export(tmp_path / "control.model", tmp_path / "out", add_missing=True)
 
 
 def _cut_down(model: pb.ModelProto) -> None:
