@@ -15,7 +15,7 @@ from capt.pretrain.base.files import read_json
 from capt.pretrain.base.records import Count, Record, read_record
 from capt.pretrain.config import flatten, load_mapping
 from capt.pretrain.config.load import load_job
-from capt.pretrain.engine.judgement import Judgement, judge
+from capt.pretrain.engine.judgement import Judgement, judge, untrained_figures
 from capt.pretrain.engine.metrics_file import METRICS, Row, read_metrics
 from capt.pretrain.engine.run_folder import EVALUATION, Section, read_sections, read_status
 from capt.pretrain.engine.step_folders import MANIFEST, checkpoints_of, is_step
@@ -109,7 +109,8 @@ class RunRecord:
     def judgement(self) -> Judgement:
         """Whether the run learns, by its records."""
         best = self.config.get("checkpoint.best")
-        return judge(self.training, self.validation, best if isinstance(best, str) else None)
+        best = best if isinstance(best, str) else None
+        return judge(self.training, self.validation, best, untrained_figures(self.config))
 
     def series(self, key: str, *, validation: bool) -> tuple[list[int], list[float]]:
         """The steps and values of one curve; both empty where the run never logged it."""

@@ -60,7 +60,13 @@ def find_checkpoint(path: Path) -> Path:
     if not complete and not path.exists():
         raise CheckpointError(f"{path}: no such folder, so neither a checkpoint nor a run")
     if not complete:
-        raise CheckpointError(f"{path}: neither a checkpoint (no {MANIFEST}) nor a run with complete checkpoints in it")
+        # DeepSpeed writes this file beside every checkpoint of its own.
+        of_deepspeed = (path / "zero_to_fp32.py").is_file()
+        raise CheckpointError(
+            f"{path}: neither a checkpoint (no {MANIFEST}) nor a run with complete checkpoints in it"
+            + "; it is DeepSpeed's: let its zero_to_fp32.py write the weights with --safe_serialization, and put "
+            "the model's config.json and tokenizer beside them" * of_deepspeed
+        )
     return complete[-1]
 
 

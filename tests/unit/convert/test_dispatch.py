@@ -172,6 +172,15 @@ def test_a_damaged_checkpoint_is_named(run, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_checkpoint_of_deepspeeds_own_is_named_with_what_turns_it_into_weights(tmp_path):
+    theirs = tmp_path / "theirs"
+    (theirs / "global_step10").mkdir(parents=True)
+    (theirs / "zero_to_fp32.py").write_text("")
+    refused("zero_to_fp32.py write the weights with --safe_serialization", theirs, tmp_path / "out", to="hf")
+    (theirs / "zero_to_fp32.py").unlink()
+    refused("complete checkpoints in it$", theirs, tmp_path / "out", to="hf")
+
+
 def test_arguments_that_make_no_sense(run, hf, tmp_path):
     out = tmp_path / "out"
     refused("--to .* or --from", run, out)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from capt.pretrain.engine.judgement import Verdict, judge
+from capt.pretrain.engine.judgement import Verdict, judge, judged_metric, untrained_figures
 from capt.pretrain.engine.metrics_file import VALIDATION, Row
 
 Curve = Callable[[float], float]
@@ -148,3 +148,31 @@ def test_a_classifier_that_always_says_the_same_has_not_learnt(degenerate: tuple
     found = judge(rows(falls(8, 2), "loss", 20, 1), validation)
     assert found.verdict == verdict
     assert ("all predictions are the same at step 20; try another optimizer.lr" in found.reason) == (degenerate[1] == 1)
+
+
+def test_an_objective_without_weight_is_measured_and_not_judged() -> None:
+    """Adapting a sentence encoder trains no MLM, whose random head gets worse and means nothing."""
+    untrained = untrained_figures({"mlm.weight": 0.0, "contrast.weight": 1.0, "optimizer.lr": 0})
+    worse, better = turns(8, 4, 7), falls(8, 1)
+    training = [
+        Row(
+            row.step, row.split, {**row.figures, "loss/mlm": worse(row.step / 400), "loss/capt": better(row.step / 400)}
+        )
+        for row in rows(better, "loss", 400, 10)
+    ]
+    validation = [
+        Row(
+            row.step,
+            row.split,
+            {**row.figures, "loss/mlm/books": worse(row.step / 400), "loss/capt_fixed": better(row.step / 400)},
+        )
+        for row in rows(worse, "loss/mlm", 400, 40, split=VALIDATION)
+    ]
+    assert judge(training, validation).verdict == "getting worse"
+    judged = judge(training, validation, untrained=untrained)
+    assert (judged.verdict, judged.reason.split()[0]) == ("learning", "loss/capt_fixed")
+    assert judge(training, [], untrained=untrained).verdict == "learning"
+    assert judged_metric(validation, None, untrained) == "loss/capt_fixed"
+    # The metric that the job itself chose is the one that is judged.
+    assert judged_metric(validation, "loss/mlm", untrained) == "loss/mlm"
+    assert judge(training, validation, "loss/mlm", untrained).reason.startswith("loss/mlm ")
