@@ -65,7 +65,7 @@ help:
 	@echo "make test-gpu    what needs a CUDA GPU"
 	@echo "make test-floor  unit, parity and some distributed tests with the lowest releases that are allowed"
 	@echo "make fuzz        thousands of hostile inputs of every kind (FUZZ=10000), about an hour"
-	@echo "make faults      the fault tests alone: processes, hosts, disks and memories that fail, about ten minutes"
+	@echo "make faults      the fault tests alone: processes, hosts, disks and memories that fail, about five minutes"
 	@echo "make soak        processes of supervised jobs are killed a thousand times (KILLS=1000), about half an hour"
 	@echo "make check       ruff, mypy"
 	@echo "make docs        build the documentation, warnings are errors"
