@@ -6,8 +6,10 @@ import json
 import re
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -167,11 +169,35 @@ def written_place(given: str) -> str:
     return found
 
 
+_INTERVAL = 60.0
+"""Seconds between two lines of progress in a log."""
+
+
+def progress_lines(what: str) -> ProgressCallback:
+    """Return a function of (done, total) that writes to stderr, once an interval, the part done and the time left."""
+    of = first = 0
+    began = told = time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal of, first, began, told
+        now = time.monotonic()
+        if total != of:  # what an earlier start has done says nothing about the speed
+            of, first, began = total, done, now
+        if now - told < _INTERVAL or not 0 < done <= total:
+            return
+        told = now
+        left = (now - began) * (total - done) / (done - first) if done > first else None
+        then = "" if left is None else f", about {timedelta(seconds=round(left))} left"
+        typer.echo(f"{what}: {done / total:.0%}{then}", err=True)
+
+    return tell
+
+
 @contextmanager
-def progress_bar(what: str) -> Iterator[ProgressCallback | None]:
-    """Yield a function of (done, total) that draws a bar on stderr, or None where stderr is not a terminal."""
+def progress_bar(what: str) -> Iterator[ProgressCallback]:
+    """Yield a function of (done, total) that draws a bar on stderr; `progress_lines` where that is no terminal."""
     if not sys.stderr.isatty():
-        yield None
+        yield progress_lines(what)
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
