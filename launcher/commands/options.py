@@ -194,10 +194,13 @@ def progress_lines(what: str) -> ProgressCallback:
 
 
 @contextmanager
-def progress_bar(what: str) -> Iterator[ProgressCallback]:
-    """Yield a function of (done, total) that draws a bar on stderr; `progress_lines` where that is no terminal."""
+def progress_bar(what: str, *, lines: bool = True) -> Iterator[ProgressCallback | None]:
+    """Yield a function of (done, total) that draws a bar on stderr.
+
+    Where that is no terminal it is `progress_lines`, or None without ``lines``: for work that writes to a log itself.
+    """
     if not sys.stderr.isatty():
-        yield progress_lines(what)
+        yield progress_lines(what) if lines else None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn

@@ -265,7 +265,7 @@ def carry_out(work: Mapping[str, Any], folder: Path, **given: Any) -> dict[str, 
     if options == Options():
         from capt.pretrain.retrieval.work import perform
 
-        with o.progress_bar("encoding") as progress:
+        with o.progress_bar("encoding", lines=False) as progress:
             return perform(work, progress)
     return _on_ranks(work, folder.absolute(), options)
 

@@ -11,18 +11,22 @@ def test_a_log_is_told_once_a_minute_what_is_done_and_the_time_left(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(options.time, "monotonic", lambda: now)
+    monkeypatch.setattr("time.monotonic", lambda: now)
     monkeypatch.setattr("sys.stderr.isatty", lambda: False)
 
     def after(seconds: float, done: int, total: int) -> str:
         nonlocal now
         now += seconds
+        assert progress is not None
         progress(done, total)
         said = capsys.readouterr()
         assert said.out == ""
         return said.err
 
+    with options.progress_bar("encoding", lines=False) as nothing:
+        assert nothing is None
     with options.progress_bar("preparing") as progress:
+        assert progress is not None
         assert after(5, 400, 1000) == ""  # done by an earlier start
         assert after(50, 450, 1000) == ""
         assert after(10, 460, 1000) == "preparing: 46%, about 0:09:00 left\n"
@@ -35,6 +39,7 @@ def test_a_log_is_told_once_a_minute_what_is_done_and_the_time_left(
 
 def test_what_is_short_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
     with options.progress_bar("preparing") as progress:
+        assert progress is not None
         for done in range(100):
             progress(done, 100)
     assert capsys.readouterr().err == ""
