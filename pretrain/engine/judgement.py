@@ -183,6 +183,9 @@ def _by_validation(metric: str, values: Series, training: Sequence[Row]) -> Judg
     best_step, best = best_of(values, metric)
     gain, lost = sign * (best - first), sign * (best - last)
     told = f"{metric} went from {first:.4g} at step {first_step} to {last:.4g} at step {last_step}"
+    # A trained encoder that training makes worse from the first steps on.
+    too_fast = "; it was best before the first step: a lower optimizer.lr keeps more of the start"
+    advice = too_fast if best_step == 0 and lost > _NO_GAIN * abs(best) else ""
     later = sum(step > best_step for step, _ in values)
     # Two later validations at least: one bad value is no verdict.
     if later >= 2 and lost > _WORSE * gain and lost > _NO_GAIN * abs(best):
@@ -192,12 +195,12 @@ def _by_validation(metric: str, values: Series, training: Sequence[Row]) -> Judg
         after = [value for _, value in loss][-_ROWS:]
         if before and fmean(after) < fmean(before):
             fell = f"while the training loss fell from {fmean(before):.4g} to {fmean(after):.4g}"
-            return Judgement("over-fitted", f"{worse}, {fell}")
-        return Judgement("getting worse", f"{worse}, and the training loss does not fall")
+            return Judgement("over-fitted", f"{worse}, {fell}{advice}")
+        return Judgement("getting worse", f"{worse}, and the training loss does not fall{advice}")
     if gain <= _NO_GAIN * abs(first):
         # No gain since the first validation: it may have come when all was learnt.
         start = _by_training([row for row in training if row.step <= first_step], 0)
-        return Judgement("levelled off" if start.verdict == "learning" else "not learning", told)
+        return Judgement("levelled off" if start.verdict == "learning" else "not learning", told + advice)
     three_quarters = [value for step, value in values if step <= first_step + 0.75 * (last_step - first_step)][-1]
     if len(values) >= 4 and sign * (last - three_quarters) < _LEVEL * gain:
         return Judgement("levelled off", f"{told}, hardly any better in the last quarter")

@@ -176,3 +176,20 @@ def test_an_objective_without_weight_is_measured_and_not_judged() -> None:
     # The metric that the job itself chose is the one that is judged.
     assert judged_metric(validation, "loss/mlm", untrained) == "loss/mlm"
     assert judge(training, validation, "loss/mlm", untrained).reason.startswith("loss/mlm ")
+
+
+@pytest.mark.parametrize(("steps", "verdict"), [([0, 60], "not learning"), ([0, 60, 120, 180], "getting worse")])
+def test_a_start_that_was_better_says_what_to_lower(steps: list[int], verdict: Verdict) -> None:
+    """A rate for random weights spoils a trained encoder; a later validation that is best is not that."""
+
+    def judged(values: Sequence[float]) -> str:
+        validation = [Row(step, VALIDATION, {"loss": value}) for step, value in zip(steps, values, strict=False)]
+        found = judge(rows(flat(5), "loss", 180, 10), validation)
+        assert found.verdict == verdict
+        return found.reason
+
+    assert judged([0.2226, 0.36, 0.37, 0.38]).endswith("a lower optimizer.lr keeps more of the start")
+    if len(steps) > 2:
+        assert "optimizer.lr" not in judged([0.36, 0.2226, 0.37, 0.38])
+    else:
+        assert "optimizer.lr" not in judged([0.36, 0.36])
