@@ -193,7 +193,9 @@ def _by_validation(metric: str, values: Series, training: Sequence[Row]) -> Judg
         loss = _training_loss(training)
         before = [value for step, value in loss if step <= best_step][-_ROWS:]
         after = [value for _, value in loss][-_ROWS:]
-        if before and fmean(after) < fmean(before):
+        # The noise is that of the last rows alone: the first ones may fall steeply.
+        noise = stdev(after) * math.sqrt(2 / len(after)) if len(after) > 1 else 0.0
+        if before and fmean(before) - fmean(after) > 3 * noise:
             fell = f"while the training loss fell from {fmean(before):.4g} to {fmean(after):.4g}"
             return Judgement("over-fitted", f"{worse}, {fell}{advice}")
         return Judgement("getting worse", f"{worse}, and the training loss does not fall{advice}")

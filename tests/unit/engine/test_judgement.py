@@ -193,3 +193,14 @@ def test_a_start_that_was_better_says_what_to_lower(steps: list[int], verdict: V
         assert "optimizer.lr" not in judged([0.36, 0.2226, 0.37, 0.38])
     else:
         assert "optimizer.lr" not in judged([0.36, 0.36])
+
+
+@pytest.mark.parametrize(("start", "verdict"), [(5.0, "getting worse"), (5.6, "over-fitted")])
+def test_noise_of_the_training_loss_is_no_fall(start: float, verdict: Verdict) -> None:
+    def training(t: float) -> float:
+        return start if t < 0.4 else 5.0
+
+    validation = rows(turns(8, 4, 7), "loss", 400, 40, split=VALIDATION)
+    for noise in (0.1, 0.2):
+        found = judge(rows(training, "loss", 400, 10, noise), validation)
+        assert found.verdict == verdict, found
