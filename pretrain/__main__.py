@@ -27,7 +27,7 @@ from pathlib import Path
 from capt.pretrain.base.errors import ConfigError, RunFailedError, UserError, is_passing, user_text
 from capt.pretrain.base.process import error_line, use_scratch, with_value_of_resume
 from capt.pretrain.base.verification import sha256
-from capt.pretrain.config import flatten, load_job
+from capt.pretrain.config import flat_keys, load_job
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine import heartbeat, interruption
 from capt.pretrain.engine.run_folder import BAD_INPUT, FAILED, LOGGED, STOPPED
@@ -181,7 +181,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _facts(job: Job, options: argparse.Namespace) -> dict[str, object]:
     """What all ranks must have alike: the job, its options, versions, and the files of this program and the task."""
-    facts = flatten(job.model_dump(mode="json", by_alias=True))
+    facts = flat_keys(job)
     facts |= {f"--{name}": getattr(options, name) for name in ("resume", "checkpoint", "skip_damaged", "wait")}
     facts |= {name: importlib.metadata.version(name) for name in ("torch", "deepspeed")}
     packages, of_task = ["capt.finetune", "capt.pretrain", "capt.tokenizer"], type(job).__module__.rpartition(".")[0]

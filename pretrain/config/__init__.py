@@ -1,6 +1,6 @@
 """One configuration system: YAML with ``base:`` -> dotlist overrides -> pydantic. Imports no torch."""
 
-from capt.pretrain.config.load import flatten, load_job, load_mapping, resolve_path
+from capt.pretrain.config.load import flat_keys, flatten, load_job, load_mapping, resolve_path
 from capt.pretrain.config.schema import Job
 
-__all__ = ["Job", "flatten", "load_job", "load_mapping", "resolve_path"]
+__all__ = ["Job", "flat_keys", "flatten", "load_job", "load_mapping", "resolve_path"]

@@ -234,6 +234,11 @@ def flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def flat_keys(job: Job) -> dict[str, Any]:
+    """Return every key of ``job`` with its value, as `flatten` does: ``{"optimizer.lr": 0.0002}``."""
+    return flatten(job.model_dump(mode="json", by_alias=True))
+
+
 def load_job(config: str | Path, overrides: Sequence[str] = (), *, resolved: bool = False) -> Job:
     """Read, merge and validate a job; ``resolved`` is that of ``load_mapping``: a run's or a checkpoint's file.
 

@@ -7,7 +7,7 @@ Imports no torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any, Literal
@@ -72,30 +72,29 @@ def direction(metric: str) -> int:
     return 1 if any(word in parts for word in _HIGHER_IS_BETTER) else 0
 
 
-def untrained_figures(config: Mapping[str, Any]) -> frozenset[str]:
-    """Name the figures of objectives with ``NAME.weight`` 0, which a run measures and does not train on.
+def trained_on(rows: Sequence[Row], config: Mapping[str, Any], best: str | None = None) -> list[Row]:
+    """Leave out the figures of objectives with ``NAME.weight`` 0, with those of sources below them, unless ``best``.
 
-    ``config`` has flat keys. A loss that nothing lowers says nothing about the training.
+    A run measures these and does not train on them, so that they say nothing about the training. ``config`` has flat
+    keys.
     """
     names = [key.removesuffix(".weight") for key, value in config.items() if key.endswith(".weight") and value == 0]
-    return frozenset(f"{figure}/{name}" for name in names for figure in ("loss", "accuracy"))
+    untrained = {f"{figure}/{name}" for name in names for figure in ("loss", "accuracy")}
+
+    def is_kept(name: str) -> bool:
+        return name == best or "/".join(name.split("/")[:2]) not in untrained
+
+    return [replace(row, figures={k: v for k, v in row.figures.items() if is_kept(k)}) for row in rows]
 
 
-def judge(
-    training: Sequence[Row],
-    validation: Sequence[Row],
-    best: str | None = None,
-    untrained: Collection[str] = (),
-) -> Judgement:
+def judge(training: Sequence[Row], validation: Sequence[Row], best: str | None = None) -> Judgement:
     """Judge a run by its rows in the order of their steps.
 
     Args:
         training: the rows of training steps.
         validation: the rows of validations.
         best: the validation metric that chooses the best checkpoint, which is then the one that is judged.
-        untrained: figures, with those of sources below them, by which the run is not judged unless one is ``best``.
     """
-    training, validation = ([_without(row, untrained, best) for row in rows] for rows in (training, validation))
     if training and not math.isfinite(training[-1].figures.get("loss", 0.0)):
         return Judgement("diverged", f"the loss of step {training[-1].step} is not a finite number")
     if (collapse := _collapse(training, validation)) is not None:
@@ -111,10 +110,9 @@ def judge(
     return _by_validation(metric, values, training)
 
 
-def judged_metric(validation: Sequence[Row], best: str | None = None, untrained: Collection[str] = ()) -> str | None:
+def judged_metric(validation: Sequence[Row], best: str | None = None) -> str | None:
     """Choose ``best`` where it was logged, else the first loss, CAPT's own after others, else any known direction."""
-    rows = [_without(row, untrained, best) for row in validation]
-    names = dict.fromkeys(name for row in rows for name in row.figures if direction(name))
+    names = dict.fromkeys(name for row in validation for name in row.figures if direction(name))
     losses = sorted((name for name in names if name.split("/")[0] == "loss"), key=lambda name: "capt" in name)
     return best if best in names else next(iter([*losses, *names]), None)
 
@@ -128,14 +126,6 @@ def series(rows: Sequence[Row], name: str) -> Series:
 def best_of(values: Series, metric: str) -> tuple[int, float]:
     """Return the step and value of the best point of a series."""
     return max(values, key=lambda point: direction(metric) * point[1])
-
-
-def _without(row: Row, untrained: Collection[str], best: str | None) -> Row:
-    kept = {
-        name: value for name, value in row.figures.items()
-        if name == best or "/".join(name.split("/")[:2]) not in untrained
-    }  # fmt: skip
-    return replace(row, figures=kept)
 
 
 def _collapse(training: Sequence[Row], validation: Sequence[Row]) -> Judgement | None:

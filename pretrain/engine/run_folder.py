@@ -17,7 +17,7 @@ from capt.pretrain.base.files import finite, open_lock, read_json, require_own_f
 from capt.pretrain.base.locks import is_locked
 from capt.pretrain.base.records import Count, Record, read_record
 from capt.pretrain.base.verification import ALONE, Ranks
-from capt.pretrain.config.load import flatten, load_job
+from capt.pretrain.config.load import flat_keys, flatten, load_job
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine.metrics_file import METRICS, last_step_in
 from capt.pretrain.engine.step_folders import checkpoints_of
@@ -165,7 +165,7 @@ def refuse_another_job(folder: Path, changed: Mapping[str, tuple[object, object]
 
 def changed_keys(old: Job, new: Job) -> dict[str, tuple[object, object]]:
     """The dotted keys whose values differ between two jobs, each with its old and new value."""
-    a, b = (flatten(job.model_dump(mode="json", by_alias=True)) for job in (old, new))
+    a, b = (flat_keys(job) for job in (old, new))
     return {key: (a.get(key), b.get(key)) for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)}
 
 

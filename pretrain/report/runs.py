@@ -13,9 +13,9 @@ from pydantic import Field
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.files import read_json
 from capt.pretrain.base.records import Count, Record, read_record
-from capt.pretrain.config import flatten, load_mapping
+from capt.pretrain.config import flat_keys, flatten, load_mapping
 from capt.pretrain.config.load import load_job
-from capt.pretrain.engine.judgement import Judgement, judge, untrained_figures
+from capt.pretrain.engine.judgement import Judgement, judge, trained_on
 from capt.pretrain.engine.metrics_file import METRICS, Row, read_metrics
 from capt.pretrain.engine.run_folder import EVALUATION, Section, read_sections, read_status
 from capt.pretrain.engine.step_folders import MANIFEST, checkpoints_of, is_step
@@ -110,7 +110,8 @@ class RunRecord:
         """Whether the run learns, by its records."""
         best = self.config.get("checkpoint.best")
         best = best if isinstance(best, str) else None
-        return judge(self.training, self.validation, best, untrained_figures(self.config))
+        training, validation = (trained_on(rows, self.config, best) for rows in (self.training, self.validation))
+        return judge(training, validation, best)
 
     def series(self, key: str, *, validation: bool) -> tuple[list[int], list[float]]:
         """The steps and values of one curve; both empty where the run never logged it."""
@@ -180,7 +181,7 @@ def read_run(folder: Path) -> RunRecord:
 def with_defaults(run: RunRecord) -> RunRecord:
     """Complete the configuration of ``run`` with the defaults of its job. Raises ``ConfigError`` where it is none."""
     job = load_job(str(run.folder / "config.yaml"), resolved=True)
-    return replace(run, config=flatten(job.model_dump(mode="json", by_alias=True)))
+    return replace(run, config=flat_keys(job))
 
 
 def _plan(folder: Path, notes: list[str]) -> PlanFacts | None:

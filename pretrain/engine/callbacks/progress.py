@@ -17,10 +17,10 @@ from rich.text import Text
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.files import printable
-from capt.pretrain.config.load import flatten
+from capt.pretrain.config.load import flat_keys
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine.callbacks.metrics import Metrics
-from capt.pretrain.engine.judgement import best_of, direction, judge, judged_metric, series, untrained_figures
+from capt.pretrain.engine.judgement import best_of, direction, judge, judged_metric, series, trained_on
 from capt.pretrain.engine.loop import NEVER, Callback, Run
 from capt.pretrain.engine.metrics_file import METRICS, read_metrics
 from capt.pretrain.engine.task import StepMetrics, is_logged
@@ -285,10 +285,11 @@ class NextSteps(Callback):
             logger.warning("%s; no judgement of the run", error)
             return
         best = run.job.checkpoint.best
-        untrained = untrained_figures(flatten(run.job.model_dump(mode="json", by_alias=True)))
-        metric = judged_metric(rows.validation, best, untrained)
-        values = series(rows.validation, metric) if metric else []
+        config = flat_keys(run.job)
+        training, validation = (trained_on(part, config, best) for part in (rows.training, rows.validation))
+        metric = judged_metric(validation, best)
+        values = series(validation, metric) if metric else []
         if metric is not None and direction(metric) and values:
             step, value = best_of(values, metric)
             yield f"validation: {metric} {values[-1][1]:.4g} at the end, best {value:.4g} at step {step}"
-        yield f"judgement: {judge(rows.training, rows.validation, best, untrained)}"
+        yield f"judgement: {judge(training, validation, best)}"

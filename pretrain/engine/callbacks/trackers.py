@@ -18,7 +18,7 @@ from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.files import read_json, write_json
 from capt.pretrain.base.records import Record, parse_record
 from capt.pretrain.base.sensitive import is_secret
-from capt.pretrain.config import flatten
+from capt.pretrain.config import flat_keys
 from capt.pretrain.engine import heartbeat
 from capt.pretrain.engine.loop import NEVER, Callback, Run
 from capt.pretrain.registry import require_tracker
@@ -101,7 +101,7 @@ def title(run: Run) -> str:
 
 def _shown(run: Run) -> dict[str, Any]:
     """Return the configuration as dotted keys, without values that look like secrets."""
-    flat = flatten(run.job.model_dump(mode="json", by_alias=True))
+    flat = flat_keys(run.job)
     return {key: value for key, value in flat.items() if not is_secret(key.rpartition(".")[2], str(value))}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from capt.pretrain.engine.judgement import Verdict, judge, judged_metric, untrained_figures
+from capt.pretrain.engine.judgement import Verdict, judge, judged_metric, trained_on
 from capt.pretrain.engine.metrics_file import VALIDATION, Row
 
 Curve = Callable[[float], float]
@@ -152,7 +152,7 @@ def test_a_classifier_that_always_says_the_same_has_not_learnt(degenerate: tuple
 
 def test_an_objective_without_weight_is_measured_and_not_judged() -> None:
     """Adapting a sentence encoder trains no MLM, whose random head gets worse and means nothing."""
-    untrained = untrained_figures({"mlm.weight": 0.0, "contrast.weight": 1.0, "optimizer.lr": 0})
+    config = {"mlm.weight": 0.0, "contrast.weight": 1.0, "optimizer.lr": 0}
     worse, better = turns(8, 4, 7), falls(8, 1)
     training = [
         Row(
@@ -169,13 +169,16 @@ def test_an_objective_without_weight_is_measured_and_not_judged() -> None:
         for row in rows(worse, "loss/mlm", 400, 40, split=VALIDATION)
     ]
     assert judge(training, validation).verdict == "getting worse"
-    judged = judge(training, validation, untrained=untrained)
+    trained, validated = (trained_on(part, config) for part in (training, validation))
+    judged = judge(trained, validated)
     assert (judged.verdict, judged.reason.split()[0]) == ("learning", "loss/capt_fixed")
-    assert judge(training, [], untrained=untrained).verdict == "learning"
-    assert judged_metric(validation, None, untrained) == "loss/capt_fixed"
+    assert judge(trained, []).verdict == "learning"
+    assert judged_metric(validated) == "loss/capt_fixed"
     # The metric that the job itself chose is the one that is judged.
-    assert judged_metric(validation, "loss/mlm", untrained) == "loss/mlm"
-    assert judge(training, validation, "loss/mlm", untrained).reason.startswith("loss/mlm ")
+    chosen = "loss/mlm"
+    trained, validated = (trained_on(part, config, chosen) for part in (training, validation))
+    assert judged_metric(validated, chosen) == chosen
+    assert judge(trained, validated, chosen).reason.startswith("loss/mlm ")
 
 
 @pytest.mark.parametrize(("steps", "verdict"), [([0, 60], "not learning"), ([0, 60, 120, 180], "getting worse")])
