@@ -10,7 +10,7 @@ from capt.pretrain.config.load import load_job
 from capt.pretrain.embeddings.config import EmbeddingJob
 
 ROOT = Path(__file__).parents[1]
-ACE = ROOT / "configs" / "pretrain" / "ace"
+ACE = ROOT / "capt" / "configs" / "pretrain" / "ace"
 
 
 def write_text(path: Path, words: int = 3000, seed: int = 0, largest: int = 12) -> Path:

@@ -12,7 +12,7 @@ from capt.pretrain.engine.task import to_float
 from capt.pretrain.latent.config import LatentJob
 
 ROOT = Path(__file__).parents[1]
-PTB = ROOT / "configs" / "pretrain" / "latent" / "ptb"
+PTB = ROOT / "capt" / "configs" / "pretrain" / "latent" / "ptb"
 PRESETS = (
     "vae", "beta_vae", "cyc_vae", "sa_vae", "lag_vae", "ae", "lstm_lm", "ivae", "ivae_mi", "clvae", "clvae_mi",
     "clvae_plus", "clvae_plus_mi", "clvae_plus_paper", "clvae_plus_mi_paper",

@@ -1,8 +1,8 @@
 """One rank of 8, 64 and 1,024 in a step of CAPT-Large, simulated; and a prediction of the step's time.
 
 Bytes, memory and operations come from running the contrast and the step on tensors without data in a fake process group
-(``pretrain/plan``). Gloo ranks with real numbers prove the simulation where they can. The time is a
-model of published constants (``pretrain/plan/devices.py``). Nothing here was measured on a GPU.
+(``capt/pretrain/plan``). Gloo ranks with real numbers prove the simulation where they can. The time is a
+model of published constants (``capt/pretrain/plan/devices.py``). Nothing here was measured on a GPU.
 """
 
 from __future__ import annotations

@@ -219,8 +219,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     mixture = next(block for block in blocks(ROOT / "docs/guide/data.md", "yaml") if "mixture" in block)
     (folder / "my_mixture.yaml").write_text(mixture.replace("base: capt_small", SMALL_MIXTURE))
     (folder / "my_job.yaml").write_text("{base: capt_small, data: {files: [my.txt]}, run: {dir: runs/my_job}}\n")
-    shutil.copy(ROOT / "configs/cluster/slurm.yaml", folder / "my_cluster.yaml")
-    pods = (ROOT / "configs/cluster/kubernetes.yaml").read_text().replace("cpus_per_pod: 0 ", "cpus_per_pod: 8 ")
+    shutil.copy(ROOT / "capt/configs/cluster/slurm.yaml", folder / "my_cluster.yaml")
+    pods = (ROOT / "capt/configs/cluster/kubernetes.yaml").read_text().replace("cpus_per_pod: 0 ", "cpus_per_pod: 8 ")
     pods = pods.replace("network_policy: true ", "network_policy: false ")  # as a sweep needs it
     (folder / "my_kubernetes.yaml").write_text(pods)
     sweep = {

@@ -34,7 +34,7 @@ from tests.finetune import write_encoder, write_vocabulary
 from tests.support import Capt
 from tests.unit.regions.pictures import random_pictures
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = Path(__file__).parents[2] / "capt" / "configs"
 FILES = sorted(path for kind in ("pretrain", "finetune") for path in (CONFIGS / kind).rglob("*.yaml"))
 JOBS = [path for path in FILES if not path.stem.startswith("_")]
 BASES = [path for path in FILES if path.stem.startswith("_")]

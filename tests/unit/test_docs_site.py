@@ -138,13 +138,13 @@ def test_every_public_package_has_a_page() -> None:
 def test_the_architecture_names_every_room() -> None:
     page = (ROOT / "docs/architecture.md").read_text()
     picture = (ROOT / "docs/architecture.svg").read_text()
-    rooms = {path.parent.name for path in (ROOT / "pretrain").glob("*/__init__.py")}
+    rooms = {path.parent.name for path in (ROOT / "capt/pretrain").glob("*/__init__.py")}
     assert rooms == set(PUBLIC), "a new room: add it to the page, the picture, and to PUBLIC"
     for room in rooms:
-        assert f"`pretrain/{room}/`" in page, room
+        assert f"`capt/pretrain/{room}/`" in page, room
     for room in {*rooms, "launcher", "finetune", "tokenizer", "registry"}:
         assert f">{room}</text>" in picture, room
-    for method in _methods("pretrain/engine/task.py", "Task") - {"__init__"}:
+    for method in _methods("capt/pretrain/engine/task.py", "Task") - {"__init__"}:
         assert f"`{method}(" in page, method
 
 
@@ -187,7 +187,7 @@ def test_the_shipped_queues_are_those_of_the_jobs() -> None:
     page = (ROOT / "docs/guide/training.md").read_text()
     rows = re.findall(r"^\| (`capt_[^|]+) \| (\d+) \| ([\d.]+) \| (.+) \|$", page, re.M)
     told = {name: row[1:] for row in rows for name in re.findall(r"`(\w+)`", row[0])}
-    shipped = [path.stem for path in (ROOT / "configs/pretrain").glob("capt_*.yaml") if path.stem != "capt_pairs"]
+    shipped = [path.stem for path in (ROOT / "capt/configs/pretrain").glob("capt_*.yaml") if path.stem != "capt_pairs"]
     assert sorted(told) == sorted(shipped)
     for name, (queue, steps, guard) in told.items():
         job: Any = load_job(name, ["model.init=x"] if name in ("capt_adapt", "capt_continue") else [])

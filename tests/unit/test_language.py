@@ -13,7 +13,7 @@ import pytest
 
 from tests.documented import ROOT
 
-PACKAGES = ("pretrain", "finetune", "launcher", "tokenizer")
+PACKAGES = ("capt/pretrain", "capt/finetune", "capt/launcher", "capt/tokenizer")
 SHOWN = ("help", "description", "epilog")
 """Keywords whose text a user reads."""
 FRAGMENT = re.compile(r"(?:Of|That|Those|As)\b")
@@ -87,7 +87,7 @@ def test_a_planted_fault_is_found(source: str, said: str) -> None:
     assert said in "".join(faults(source))
 
 
-@pytest.mark.parametrize("folder", ["configs", "docs"])
+@pytest.mark.parametrize("folder", ["capt/configs", "docs"])
 def test_pages_are_plain(folder: str) -> None:
     """The comments of the shipped jobs, and every page but the log of experiments and the generated ones."""
     paths = [p for p in (ROOT / folder).rglob("*") if p.suffix in (".yaml", ".md") and p.name != "log.md"]

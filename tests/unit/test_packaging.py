@@ -24,6 +24,7 @@ from tests.support import Capt
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("tokenizer", "pretrain", "finetune", "launcher", "configs")
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+WHEEL = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index", "--no-build-isolation")
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
 
@@ -49,8 +50,10 @@ def _pins(name: str) -> dict[str, str]:
 def test_every_package_says_that_it_is_typed() -> None:
     include = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
     assert include == ["capt*"]
-    assert {path.name for path in (ROOT / "capt").iterdir() if path.is_symlink()} == set(PACKAGES)
-    assert all((ROOT / "capt" / package).samefile(ROOT / package) for package in PACKAGES)
+    assert all(
+        (ROOT / "capt" / package).is_dir() and not (ROOT / "capt" / package).is_symlink() for package in PACKAGES
+    )
+    assert all((ROOT / package).samefile(ROOT / "capt" / package) for package in PACKAGES)
     assert (ROOT / "capt" / "py.typed").is_file()
 
 
@@ -76,9 +79,7 @@ def test_a_missing_package_is_one_sentence_and_an_unknown_one_is_a_fault_of_ours
 
 def test_no_text_installs_an_extra_from_an_index() -> None:
     """The distribution is on no index: an extra is installed in a checkout."""
-    files = [
-        path for folder in (*PACKAGES, "configs", "docs", "docker", "tests") for path in (ROOT / folder).rglob("*")
-    ]
+    files = [path for folder in ("capt", "docs", "docker", "tests") for path in (ROOT / folder).rglob("*")]
     files += [path for path in ROOT.iterdir() if path.name != "CHANGELOG.md"]
     texts = [path for path in files if path.suffix in (".py", ".md", ".yaml", ".yml", ".sh") or path.name == "Makefile"]
     name = PROJECT["name"]
@@ -109,18 +110,34 @@ def _closure(lines: list[str]) -> set[str]:
     return names
 
 
+def _without_links(folder: Path) -> Path:
+    """Copy the checkout as git writes it with ``core.symlinks=false``: a link is a file that holds its target."""
+    shutil.copytree(ROOT / "capt", folder / "capt", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder / name)
+    for package in PACKAGES:
+        (folder / package).write_text(os.readlink(ROOT / package))
+    return folder
+
+
+def _files(package: Path) -> set[Path]:
+    """The files of the package in a checkout, without what Python has compiled."""
+    return {path.relative_to(package) for path in package.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+
+
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The python of a fresh environment: the wheel, and of what is installed here what its core asks for."""
+    """The python of a fresh environment: the wheel, and of what is installed here what its core asks for.
+
+    The wheel is made of the source distribution, and that of a checkout without symbolic links.
+    """
     folder = tmp_path_factory.mktemp("wheel")
-    source, env = folder / "source", folder / "env"
-    for package in PACKAGES:
-        shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "capt", source / "capt", symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source / name)
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
-    subprocess.run([*pip, "--wheel-dir", str(folder), str(source)], check=True)
+    source, env = _without_links(folder / "source"), folder / "env"
+    sdist = "import setuptools.build_meta as backend, sys; print(backend.build_sdist(sys.argv[1]))"
+    done = subprocess.run([sys.executable, "-c", sdist, str(folder)], cwd=source, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (packed,) = folder.glob("capt_pretraining-*.tar.gz")
+    subprocess.run([*WHEEL, "--wheel-dir", str(folder), str(packed)], check=True)
     (wheel,) = folder.glob("capt_pretraining-*.whl")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(env)], check=True)
     (site,) = env.glob("lib/python*/site-packages")
@@ -165,7 +182,32 @@ def test_the_wheel_holds_the_shipped_jobs_and_the_marks_of_typed_packages(enviro
     (site,) = environment.parents[1].glob("lib/python*/site-packages")
     assert [path.name for path in site.iterdir() if path.name in PACKAGES] == [], "one name in site-packages"
     assert (site / "capt" / "py.typed").is_file()
-    shipped = {path.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.yaml")}
-    assert {path.relative_to(site / "capt") for path in (site / "capt" / "configs").rglob("*.yaml")} == shipped
-    assert (site / "capt" / "pretrain" / "report" / "page.html").is_file()
-    assert (site / "capt" / "pretrain" / "report" / "page.js").is_file()
+    assert _files(site / "capt") == _files(ROOT / "capt")
+
+
+def test_a_checkout_runs_under_either_name_and_without_links_under_its_own(tmp_path: Path) -> None:
+    bare = _without_links(tmp_path / "bare")
+    for folder, module in ((ROOT, "pretrain"), (ROOT, "capt.pretrain"), (bare, "capt.pretrain")):
+        done = subprocess.run([sys.executable, "-m", module, "--help"], cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert "CONFIG" in done.stdout
+
+
+@pytest.mark.slow
+def test_an_editable_install_and_a_wheel_from_git_hold_the_package(tmp_path: Path) -> None:
+    bare = _without_links(tmp_path / "bare")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "env")], check=True)
+    python = tmp_path / "env" / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
+    (site,) = (tmp_path / "env").glob("lib/python*/site-packages")
+    (site / "setuptools.pth").write_text(str(distribution("setuptools").locate_file("")))
+    subprocess.run([*pip, "--no-build-isolation", "--editable", str(bare)], check=True)
+    done = _run(python, "-c", "import capt.pretrain.base.errors as module; print(module.__file__)")
+    assert done.stdout == f"{bare / 'capt/pretrain/base/errors.py'}\n", done.stderr
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "capt", "pyproject.toml", "README.md", "LICENSE"], ["commit", "-qm", "a"]):
+        subprocess.run([*git, *command], cwd=bare, check=True)
+    subprocess.run([*WHEEL, "--wheel-dir", str(tmp_path), f"git+file://{bare}"], check=True)
+    (wheel,) = tmp_path.glob("capt_pretraining-*.whl")
+    names = {Path(name).relative_to("capt") for name in zipfile.ZipFile(wheel).namelist() if name.startswith("capt/")}
+    assert names == _files(ROOT / "capt")

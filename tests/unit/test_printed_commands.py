@@ -63,7 +63,7 @@ def _unquoted_in_log(call: ast.Call, text: str) -> Iterator[int]:
 
 
 def _sources() -> list[Path]:
-    return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    return sorted(path for package in PACKAGES for path in (ROOT / "capt" / package).rglob("*.py"))
 
 
 def test_every_value_in_a_printed_command_is_quoted() -> None:

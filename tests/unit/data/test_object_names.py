@@ -95,7 +95,11 @@ def test_a_file_that_is_a_folder_as_well_is_read(bucket: str, pattern: str) -> N
     ("name", "content", "told"),
     [
         ("empty.txt", b"", r"empty\.txt is empty: remove it, or name the others"),
-        ("b.txt", gzip.compress(b"Text.\n", mtime=0), r"b\.txt is not UTF-8 text: it is packed with gzip; unpack it, or name"),
+        (
+            "b.txt",
+            gzip.compress(b"Text.\n", mtime=0),
+            r"b\.txt is not UTF-8 text: it is packed with gzip; unpack it, or name",
+        ),
         ("c.txt.gz", b"Text.\n", r"c\.txt\.gz is not a whole gzip file: .*name it without \.gz if it is not packed"),
         ("d", b"Text.\n", r"d: no reader for files ending in nothing; .*rename a file of plain text"),
     ],

@@ -64,7 +64,7 @@ Launcher = Annotated[
 MasterAddr = Annotated[str | None, typer.Option(help="Address of the first host, as the others reach it.")]
 MasterPort = Annotated[int | None, typer.Option(min=1, max=65535, help="Port of the rendezvous on the first host.")]
 Cluster = Annotated[
-    Path | None, typer.Option(help="Settings of Slurm or Kubernetes (a copy of a file in configs/cluster).")
+    Path | None, typer.Option(help="Settings of Slurm or Kubernetes (a copy of a file in capt/configs/cluster).")
 ]
 Preflight = Annotated[
     bool,

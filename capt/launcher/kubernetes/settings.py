@@ -1,4 +1,4 @@
-"""The settings of a Kubernetes cluster: a small YAML file (``configs/cluster/kubernetes.yaml`` shows them all)."""
+"""The settings of a Kubernetes cluster: a small YAML file (``capt/configs/cluster/kubernetes.yaml`` shows them all)."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ _Count = Annotated[int, Field(ge=0, le=100_000)]
 
 
 class SlurmCluster(Section):
-    """Nodes, ranks and limits of a Slurm job (``configs/cluster/slurm.yaml`` shows all keys).
+    """Nodes, ranks and limits of a Slurm job (``capt/configs/cluster/slurm.yaml`` shows all keys).
 
     What is None or 0 is left to the cluster's own defaults.
     """

@@ -1,6 +1,7 @@
 """The configuration of the ``ace`` job: word embeddings against fixed or adaptive noise. Imports no torch.
 
-A preset of ``configs/pretrain/ace`` makes each method: plain skip-gram, self-adversarial weights, ACE, NCE with ACE.
+A preset of ``capt/configs/pretrain/ace`` makes each method: plain skip-gram, self-adversarial weights, ACE, NCE with
+ACE.
 """
 
 from __future__ import annotations

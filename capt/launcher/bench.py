@@ -27,7 +27,7 @@ from capt.pretrain.engine.provenance import provenance
 
 log = logging.getLogger(__name__)
 
-_CHECKOUT = Path(__file__).resolve().parents[1]
+_CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def find_benchmarks(names: Sequence[str], root: Path = _CHECKOUT) -> dict[str, Path]:
