@@ -184,7 +184,7 @@ quickstart-retrieval: install
 test slow test-floor faults: export OMP_NUM_THREADS ?= 1
 
 test: install
-	$(BIN)/python -m pytest -m "not gpu and not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not gpu and not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=50 --durations-min=1
 
 slow: install
 	$(BIN)/python -m pytest -m "slow and not gpu" -n $(WORKERS) --dist loadfile --no-loadscope-reorder

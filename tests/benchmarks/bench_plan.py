@@ -14,16 +14,18 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
+from scipy.optimize import nnls
 
 from capt.pretrain.config.load import load_job
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine.engines.build import build_engines
 from capt.pretrain.engine.task import Progress
-from capt.pretrain.plan.calibrate import Measured, calibrated
-from capt.pretrain.plan.devices import cluster
+from capt.pretrain.plan.devices import CENTRAL, Assumptions, Cluster, cluster
 from capt.pretrain.plan.predict import predict
 from capt.pretrain.plan.rehearsal import fill_queue, rehearse
 from tests.support import run_ranks
@@ -157,8 +159,8 @@ def time_rows(rounds: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     times = run_ranks(step_times, 1, jobs, rounds, timeout=900)[0]
     least = [min(busy for busy, _ in taken) for taken in times]
     one = cluster("cpu")
-    runs = [Measured(_name(o), job_of(o), one, seconds) for o, seconds in zip(FITTED, least, strict=False)]
-    cases = calibrated(runs, "cpu", "capt_language")
+    given = fitted_rates(one, least[: len(FITTED)])
+    cases = {"central": given, "slow": given, "fast": given}
     rows = []
     for overrides, own, taken in zip(TIMED, least[len(FITTED) :], times[len(FITTED) :], strict=True):
         predicted = predict(job_of(overrides), one, cases).seconds
@@ -166,10 +168,26 @@ def time_rows(rounds: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         rows.append({"job": _name(overrides), "predicted, ms": round(1e3 * predicted, 1),
                      "processor, ms": round(1e3 * own, 1), "clock (median), ms": round(1e3 * clock, 1),
                      "ratio": round(predicted / own, 3)})  # fmt: skip
-    given, device = cases["central"], one.device
+    device = one.device
     rates = {"GFLOP/s": given.products * device.fp32 / 1e9, "GB/s": given.memory * device.bandwidth / 1e9,
              "microseconds an operator": 1e6 * given.launch}  # fmt: skip
     return rows, rates
+
+
+def fitted_rates(one: Cluster, seconds: list[float]) -> Assumptions:
+    """The rates of products, bytes and operators that fit `FITTED`: least squares of relative errors, none below 0."""
+    parts = []
+    for overrides, own in zip(FITTED, seconds, strict=True):
+        time = predict(job_of(overrides), one, dict.fromkeys(("central", "slow", "fast"), CENTRAL)).times["central"]
+        parts.append([time.products / own, (time.between + time.update) / own, time.launches / own])
+    factors, _ = nnls(np.array(parts), np.ones(len(parts)))
+    products, between, launch = (max(float(factor), 1e-9) for factor in factors)
+    return replace(
+        CENTRAL,
+        products=CENTRAL.products / products,
+        memory=CENTRAL.memory / between,
+        launch=CENTRAL.launch * launch,
+    )
 
 
 def _name(overrides: list[str]) -> str:

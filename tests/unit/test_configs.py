@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import importlib.util
+import itertools
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -70,9 +71,7 @@ NEEDS = {
     "latent_table1": ["data.path=@/ptb"],
 }
 
-jobs = pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
 LOADS: dict[str, Callable[[Path], Any]] = {"slurm": load_cluster, "kubernetes": load_kubernetes}
-clusters = pytest.mark.parametrize("path", CLUSTERS, ids=lambda path: path.stem)
 
 
 def test_every_shipped_file_is_looked_at() -> None:
@@ -124,14 +123,14 @@ def _job(path: Path) -> Job:
     return load_job(path, _needs(path))
 
 
-@jobs
-def test_job_loads_by_name(path: Path) -> None:
-    name = _name(path)
-    assert resolve_path(name).samefile(path)
-    job = load_job(name, _needs(path))
-    assert job.run.dir.parts[0] == "runs"
-    assert job.run.dir.name.endswith(path.stem)
-    assert job == _job(path)
+def test_job_loads_by_name() -> None:
+    for path in JOBS:
+        name = _name(path)
+        assert resolve_path(name).samefile(path)
+        job = load_job(name, _needs(path))
+        assert job.run.dir.parts[0] == "runs"
+        assert job.run.dir.name.endswith(path.stem)
+        assert job == _job(path)
 
 
 def test_no_two_shipped_jobs_share_a_run_folder() -> None:
@@ -158,47 +157,46 @@ def test_sweep_loads_and_its_jobs_are_valid(path: Path, tmp_path: Path, here: Pa
     assert not (tmp_path / "out").exists()
 
 
-@jobs
-@pytest.mark.parametrize("world", WORLDS)
-def test_batches_fit_the_world_or_are_refused(path: Path, world: int) -> None:
-    job = _job(path)
-    size, most = job.batch.global_, job.micro_batch(world)
-    if size % (most * world) and not job.shares_unevenly:
-        with pytest.raises(ConfigError, match=r"batch\.global .* x accumulation x"):
-            deepspeed_config(job, world)
-        return
-    generated = deepspeed_config(job, world)
-    accumulation = generated["gradient_accumulation_steps"]
-    assert generated["train_micro_batch_size_per_gpu"] * accumulation * world == generated["train_batch_size"]
-    assert size <= generated["train_batch_size"] < size + most * world
-    assert generated["zero_optimization"]["stage"] == job.engine.zero_stage
-    assert ("torch_autocast" in generated) == (job.engine.precision == "bf16")
+def test_batches_fit_the_world_or_are_refused() -> None:
+    for path, world in itertools.product(JOBS, WORLDS):
+        job = _job(path)
+        size, most = job.batch.global_, job.micro_batch(world)
+        if size % (most * world) and not job.shares_unevenly:
+            with pytest.raises(ConfigError, match=r"batch\.global .* x accumulation x"):
+                deepspeed_config(job, world)
+            continue
+        generated = deepspeed_config(job, world)
+        accumulation = generated["gradient_accumulation_steps"]
+        assert generated["train_micro_batch_size_per_gpu"] * accumulation * world == generated["train_batch_size"]
+        assert size <= generated["train_batch_size"] < size + most * world
+        assert generated["zero_optimization"]["stage"] == job.engine.zero_stage
+        assert ("torch_autocast" in generated) == (job.engine.precision == "bf16")
 
 
-@jobs
-def test_precision_is_chosen(path: Path) -> None:
+def test_precision_is_chosen() -> None:
     """The default, fp32, is many times slower on a GPU than the products of an encoder need to be."""
-    job = _job(path)
-    assert "precision" in job.engine.model_fields_set or job.task.type in ("ace", "latent")
+    for path in JOBS:
+        job = _job(path)
+        assert "precision" in job.engine.model_fields_set or job.task.type in ("ace", "latent")
 
 
-@jobs
-def test_job_can_be_launched(path: Path, tmp_path: Path, here: Path) -> None:
-    shown: list[str] = []
-    job = load_job(path, _needs(path, here))
-    assert job.check_inputs()
-    overrides = [*_needs(path, here), f"run.dir={tmp_path / 'run'}"]
-    if job.batch.micro is not None:
-        overrides.append(f"batch.micro={job.batch.global_ // 2}")
-    assert begin("capt.pretrain", str(path), overrides, Options(nproc=2), debug=False, show=shown.append) == 0
-    (plan,) = shown
-    merged = to_yaml(load_mapping(path, overrides))
-    file = job_file(tmp_path / "run", merged)
-    assert f"-m capt.pretrain {file} --merged" in plan
-    assert f"# file that would be written: {file}\n{merged.rstrip()}\n" in plan
-    assert f"batch.global {job.batch.global_} = " in plan
-    assert f"# {job.check_inputs()[0]}\n" in plan
-    assert not (tmp_path / "run").exists(), "a dry run writes nothing"
+def test_job_can_be_launched(tmp_path: Path, here: Path) -> None:
+    for path in JOBS:
+        shown: list[str] = []
+        job = load_job(path, _needs(path, here))
+        assert job.check_inputs()
+        overrides = [*_needs(path, here), f"run.dir={tmp_path / 'run'}"]
+        if job.batch.micro is not None:
+            overrides.append(f"batch.micro={job.batch.global_ // 2}")
+        assert begin("capt.pretrain", str(path), overrides, Options(nproc=2), debug=False, show=shown.append) == 0
+        (plan,) = shown
+        merged = to_yaml(load_mapping(path, overrides))
+        file = job_file(tmp_path / "run", merged)
+        assert f"-m capt.pretrain {file} --merged" in plan
+        assert f"# file that would be written: {file}\n{merged.rstrip()}\n" in plan
+        assert f"batch.global {job.batch.global_} = " in plan
+        assert f"# {job.check_inputs()[0]}\n" in plan
+        assert not (tmp_path / "run").exists(), "a dry run writes nothing"
 
 
 @pytest.mark.parametrize("path", [p for p in SWEEPS if NEEDS[p.stem]], ids=lambda path: path.stem)
@@ -247,12 +245,12 @@ def test_vision_language_baseline_differs_in_the_contrast_alone() -> None:
         assert job["schedule"]["warmup_steps"] == round(0.05 * steps)
 
 
-@clusters
-def test_cluster_loads(path: Path) -> None:
-    loaded = LOADS[path.stem](path)
-    assert (loaded.pods if isinstance(loaded, KubernetesCluster) else loaded.nodes) >= 1
-    left_out = type(loaded).model_fields.keys() - yaml.safe_load(path.read_text()).keys()
-    assert not left_out, "the shipped file shows every key"
+def test_cluster_loads() -> None:
+    for path in CLUSTERS:
+        loaded = LOADS[path.stem](path)
+        assert (loaded.pods if isinstance(loaded, KubernetesCluster) else loaded.nodes) >= 1
+        left_out = type(loaded).model_fields.keys() - yaml.safe_load(path.read_text()).keys()
+        assert not left_out, "the shipped file shows every key"
 
 
 def _keys(value: Any, parents: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -284,20 +282,20 @@ def _message_of(mapping: dict[str, Any]) -> str:
     return str(caught.value)
 
 
-@jobs
-def test_typos_of_every_key_are_refused_and_named(path: Path) -> None:
+def test_typos_of_every_key_are_refused_and_named() -> None:
     """What is still required without the mistyped key is named instead of it (``task``, ``data``)."""
-    mapping = load_mapping(path, _needs(path))
-    own = yaml.safe_load(path.read_text())
-    own.pop("base", None)
-    for keys in _keys(own):
-        for typo in sorted(_typos(keys)):
-            if typo in (node := _at(mapping, keys[:-1])):
-                raise AssertionError(f"{typo} is a key of {node}: the test needs another word")
-            message = _message_of(_renamed(mapping, keys, typo))
-            wrong, right = ".".join([*keys[:-1], typo]), ".".join(keys)
-            assert wrong in message or right in message, message
-            assert "\n" not in message
+    for path in JOBS:
+        mapping = load_mapping(path, _needs(path))
+        own = yaml.safe_load(path.read_text())
+        own.pop("base", None)
+        for keys in _keys(own):
+            for typo in sorted(_typos(keys)):
+                if typo in (node := _at(mapping, keys[:-1])):
+                    raise AssertionError(f"{typo} is a key of {node}: the test needs another word")
+                message = _message_of(_renamed(mapping, keys, typo))
+                wrong, right = ".".join([*keys[:-1], typo]), ".".join(keys)
+                assert wrong in message or right in message, message
+                assert "\n" not in message
 
 
 def _at(mapping: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
@@ -323,15 +321,15 @@ def test_typo_in_an_override_is_refused() -> None:
         load_job("capt_tiny", ["optimizer.lrr=1e-3"])
 
 
-@clusters
-def test_typo_in_a_cluster_file_is_refused(path: Path, tmp_path: Path) -> None:
-    mapping = yaml.safe_load(path.read_text())
-    file = tmp_path / "cluster.yaml"
-    required = {key: mapping[key] for key in mapping if key == "image"}  # without it that is the first error
-    for key in mapping:
-        file.write_text(yaml.safe_dump({**_renamed(mapping, (key,), key[:-1]), **required}))
-        with pytest.raises(ConfigError, match=f"{key[:-1]}: unknown key; did you mean '{key}'"):
-            LOADS[path.stem](file)
+def test_typo_in_a_cluster_file_is_refused(tmp_path: Path) -> None:
+    for path in CLUSTERS:
+        mapping = yaml.safe_load(path.read_text())
+        file = tmp_path / "cluster.yaml"
+        required = {key: mapping[key] for key in mapping if key == "image"}  # without it that is the first error
+        for key in mapping:
+            file.write_text(yaml.safe_dump({**_renamed(mapping, (key,), key[:-1]), **required}))
+            with pytest.raises(ConfigError, match=f"{key[:-1]}: unknown key; did you mean '{key}'"):
+                LOADS[path.stem](file)
 
 
 @pytest.mark.parametrize(

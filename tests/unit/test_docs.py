@@ -28,7 +28,6 @@ from tests.documented import BLOCK, OURS, PAGES, ROOT, SHELL, blocks, capt_comma
 
 BIN = Path(sys.executable).parent
 _OVERRIDE = re.compile(r"(?<![\w./-])([a-z_]+(?:\.[a-z_]+)+)=")
-pages = pytest.mark.parametrize("page", OURS, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 def capt_mentions(page: Path) -> Iterator[list[str]]:
@@ -65,14 +64,14 @@ def check_mention(words: list[str]) -> None:
     assert not unknown, f"no option {', '.join(unknown)}"
 
 
-@pages
-def test_every_capt_command_line_is_accepted(page: Path) -> None:
-    for check, lines in ((check_command, capt_commands(page)), (check_mention, capt_mentions(page))):
-        for words in lines:
-            try:
-                check(words)
-            except (AssertionError, typer.TyperException) as error:
-                raise AssertionError(f"{page.relative_to(ROOT)}: capt {shlex.join(words)}: {error}") from None
+def test_every_capt_command_line_is_accepted() -> None:
+    for page in OURS:
+        for check, lines in ((check_command, capt_commands(page)), (check_mention, capt_mentions(page))):
+            for words in lines:
+                try:
+                    check(words)
+                except (AssertionError, typer.TyperException) as error:
+                    raise AssertionError(f"{page.relative_to(ROOT)}: capt {shlex.join(words)}: {error}") from None
 
 
 @pytest.mark.parametrize(
@@ -110,16 +109,16 @@ def test_the_pages_show_every_command() -> None:
             assert path in shown, f"no page shows capt {' '.join(path)} in a block"
 
 
-@pages
-def test_every_raw_form_is_accepted(page: Path) -> None:
+def test_every_raw_form_is_accepted() -> None:
     """``python -m capt.pretrain ...`` and what ``deepspeed`` and ``torchrun`` start."""
-    for command in commands(page):
-        marker = next((flag for flag in ("-m", "--module") if flag in command), None)
-        if marker is None or command[command.index(marker) + 1] != "capt.pretrain":
-            continue
-        options = parse(command[command.index(marker) + 2 :])
-        if not options.config.isupper():
-            resolve_path(options.config)
+    for page in OURS:
+        for command in commands(page):
+            marker = next((flag for flag in ("-m", "--module") if flag in command), None)
+            if marker is None or command[command.index(marker) + 1] != "capt.pretrain":
+                continue
+            options = parse(command[command.index(marker) + 2 :])
+            if not options.config.isupper():
+                resolve_path(options.config)
 
 
 def test_there_are_raw_forms_and_python_blocks_to_check() -> None:
@@ -127,13 +126,13 @@ def test_there_are_raw_forms_and_python_blocks_to_check() -> None:
     assert any("from capt" in body for page in OURS if page.name != "recipes.md" for body in blocks(page, "python"))
 
 
-@pages
-def test_every_make_target_exists(page: Path) -> None:
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
-    inline = [shlex.split(text) for text in re.findall(r"`(make [^`]+)`", page.read_text())]
-    for command in [*commands(page), *inline]:
-        if command[0] == "make":
-            assert command[1] in targets, f"{page.relative_to(ROOT)}: make {command[1]}"
+def test_every_make_target_exists() -> None:
+    for page in OURS:
+        targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+        inline = [shlex.split(text) for text in re.findall(r"`(make [^`]+)`", page.read_text())]
+        for command in [*commands(page), *inline]:
+            if command[0] == "make":
+                assert command[1] in targets, f"{page.relative_to(ROOT)}: make {command[1]}"
 
 
 @pytest.mark.parametrize(
@@ -171,50 +170,50 @@ OWN = {key for model in (Sweep, *map(job_class, SHIPPED)) for key in keys(model)
 KEYS = OWN | {f"sweep.{key}" for key in keys(Sweep)}  # so written on the command line of `capt sweep`
 
 
-@pages
-def test_every_key_exists(page: Path) -> None:
+def test_every_key_exists() -> None:
     """Keys of overrides (``a.b=c``), and words in code style that begin with the name of a section."""
-    text = page.read_text()
-    sections = {key for key in KEYS if any(other.startswith(f"{key}.") for other in KEYS)}
-    named = set(_OVERRIDE.findall(text)) | set(re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)`", text))
-    for key in named - {"a.b"}:
-        if key.split(".")[0] in sections and not key.endswith(
-            (".yaml", ".json", ".jsonl", ".txt", ".py", ".onnx", ".safetensors")
-        ):
-            assert key in KEYS, f"{page.relative_to(ROOT)}: there is no key {key}"
+    sections = {key.partition(".")[0] for key in KEYS if "." in key}
+    for page in OURS:
+        text = page.read_text()
+        named = set(_OVERRIDE.findall(text)) | set(re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)`", text))
+        for key in named - {"a.b"}:
+            if key.split(".")[0] in sections and not key.endswith(
+                (".yaml", ".json", ".jsonl", ".txt", ".py", ".onnx", ".safetensors")
+            ):
+                assert key in KEYS, f"{page.relative_to(ROOT)}: there is no key {key}"
 
 
-@pages
-def test_every_override_has_a_section(page: Path) -> None:
+def test_every_override_has_a_section() -> None:
     sections = {key.split(".")[0] for key in KEYS}
-    for key in _OVERRIDE.findall("\n".join(blocks(page, *SHELL))):
-        assert key.split(".")[0] in sections | {"a"}, f"{page.relative_to(ROOT)}: {key}"
+    for page in OURS:
+        for key in _OVERRIDE.findall("\n".join(blocks(page, *SHELL))):
+            assert key.split(".")[0] in sections | {"a"}, f"{page.relative_to(ROOT)}: {key}"
 
 
-@pages
-def test_every_yaml_block_is_a_job_or_a_sweep(page: Path, tmp_path: Path) -> None:
-    for body in blocks(page, "yaml"):
-        file = tmp_path / "job.yaml"
-        file.write_text(body)
-        mapping = load_mapping(file)
-        model = Sweep if "studies" in mapping else job_class(mapping["task"]["type"])
-        model.model_validate(mapping)
+def test_every_yaml_block_is_a_job_or_a_sweep(tmp_path: Path) -> None:
+    for page in OURS:
+        for body in blocks(page, "yaml"):
+            file = tmp_path / "job.yaml"
+            file.write_text(body)
+            mapping = load_mapping(file)
+            model = Sweep if "studies" in mapping else job_class(mapping["task"]["type"])
+            model.model_validate(mapping)
 
 
-@pages
-def test_every_python_block_runs_or_at_least_compiles(page: Path) -> None:
+def test_every_python_block_runs_or_at_least_compiles() -> None:
     """Blocks that need nothing but this project are run; tests/distributed/test_recipes.py runs the recipes."""
-    for body in blocks(page, "python"):
-        code = compile(body, str(page.relative_to(ROOT)), "exec")
-        if "from capt" in body and page.name != "recipes.md":
-            exec(code, {})
+    for page in OURS:
+        for body in blocks(page, "python"):
+            code = compile(body, str(page.relative_to(ROOT)), "exec")
+            if "from capt" in body and page.name != "recipes.md":
+                exec(code, {})
 
 
-@pages
-def test_every_named_test_exists(page: Path) -> None:
-    for path, name in re.findall(r"`(tests/[\w/]+(?:\.py)?/?)(?:::(\w+))?`", page.read_text()):
-        assert (ROOT / path).exists(), f"{page.relative_to(ROOT)}: {path}"
-        assert not name or f"def {name}(" in (ROOT / path).read_text(), f"{page.relative_to(ROOT)}: {path}::{name}"
+def test_every_named_test_exists() -> None:
+    for page in OURS:
+        for path, name in re.findall(r"`(tests/[\w/]+(?:\.py)?/?)(?:::(\w+))?`", page.read_text()):
+            assert (ROOT / path).exists(), f"{page.relative_to(ROOT)}: {path}"
+            assert not name or f"def {name}(" in (ROOT / path).read_text(), f"{page.relative_to(ROOT)}: {path}::{name}"
 
 
 @pytest.mark.parametrize("page", sorted(ROOT.glob("*.md")), ids=lambda page: page.name)
@@ -225,10 +224,10 @@ def test_links_of_the_pages_outside_the_site_exist(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-@pages
-def test_named_files_exist(page: Path) -> None:
-    for name in re.findall(r"`((?:docker|configs|docs|pretrain|tokenizer|launcher)/[\w./-]*)`", page.read_text()):
-        assert (ROOT / name).exists(), f"{page.relative_to(ROOT)}: {name}"
+def test_named_files_exist() -> None:
+    for page in OURS:
+        for name in re.findall(r"`((?:docker|configs|docs|pretrain|tokenizer|launcher)/[\w./-]*)`", page.read_text()):
+            assert (ROOT / name).exists(), f"{page.relative_to(ROOT)}: {name}"
 
 
 def test_quoted_symptoms_are_messages_of_the_code() -> None:

@@ -303,9 +303,7 @@ LIGHT = {
         HEAVY,
     ),
     # records of runs and sweeps are read where the extra of the reports is not installed
-    **dict.fromkeys(
-        (*_in("capt.pretrain.report", "sweeps", "document"), "capt.pretrain.plan.calibrate"), ("matplotlib",)
-    ),
+    **dict.fromkeys(_in("capt.pretrain.report", "sweeps", "document"), ("matplotlib",)),
 }
 """Modules, and what each of them and those before it leave alone."""
 

@@ -49,8 +49,7 @@ def prepare(
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="Leave documents out, with --out: min_words=N, max_words=N, repetition=true, languages=en, exact=true "
-            "(equal ones), near=0.8 (similar ones). May be repeated.",
+            help="Leave documents out, with --out: min_words=N, max_words=N, exact=true (equal ones). May be repeated.",
         ),
     ] = None,
     steps: Annotated[Path | None, typer.Option(help="A YAML file of the keys of --filter.")] = None,

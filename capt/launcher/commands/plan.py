@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,8 +14,6 @@ from capt.launcher.commands import options as o
 
 if TYPE_CHECKING:
     from capt.pretrain.plan.advice import Change
-    from capt.pretrain.plan.calibrate import Measured
-    from capt.pretrain.plan.devices import Assumptions, Case
     from capt.pretrain.plan.predict import Prediction
     from capt.pretrain.plan.step import Known
 
@@ -27,8 +25,7 @@ def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
     app.command(
         epilog="\b\nExample: capt plan capt_large --gpus 8xh100\n"
-        "capt plan capt_large batch.micro=8 --gpus 64xh100 --json\n"
-        "capt plan capt_small --gpus 1xcpu --calibrate runs/first"
+        "capt plan capt_large batch.micro=8 --gpus 64xh100 --json"
     )(plan)
 
 
@@ -39,10 +36,6 @@ def plan(
     gpus: Annotated[
         str, typer.Option(metavar="NxKIND", help="The devices: a100, h100, h200, b200 or cpu, such as 8xh100.")
     ] = "8xh100",
-    calibrate: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="RUN", help="Take the rates from runs on such devices (may be repeated; best 3 or more)."),
-    ] = None,
     save: Annotated[
         Path | None,
         typer.Option(metavar="RUN", help="Keep the prediction in this run folder, for capt report to compare."),
@@ -59,40 +52,33 @@ def plan(
     from capt.pretrain.base.files import write_json
     from capt.pretrain.config.load import load_job
     from capt.pretrain.engine.run_folder import require_run
-    from capt.pretrain.plan.devices import CASES, cluster
+    from capt.pretrain.plan.devices import cluster
 
     devices = cluster(gpus)
     job = load_job(config, overrides or [])
-    for folder in [*(calibrate or []), *([save] if save is not None else [])]:
-        require_run(folder)
+    if save is not None:
+        require_run(save)
     silent = nullcontext() if o.debug(context) else _errors_alone()
     with silent, o.explained(f"simulating a step of one rank on {devices}"):
         o.quiet(context)
         from capt.pretrain.plan.advice import changes
         from capt.pretrain.plan.predict import PLAN, predict, require_fit
 
-        assumptions: Mapping[Case, Assumptions] = CASES
-        runs: Sequence[Measured] = ()
-        if calibrate:
-            from capt.pretrain.plan.calibrate import calibrated, measured  # reports are read with matplotlib
-
-            runs = [measured(folder) for folder in calibrate]
-            assumptions = calibrated(runs, devices.device.name, job.task.type)
         known: Known = {}
-        found = predict(job, devices, assumptions, known=known)
+        found = predict(job, devices, known=known)
     tried = []
     if advice:
         silent = nullcontext() if o.debug(context) else _errors_alone()
         with silent, o.explained("simulating changes of the job (--no-advice leaves them out)"):
-            tried = changes(job, found, assumptions, known)
+            tried = changes(job, found, known)
     require_fit(found, job, [" ".join(change.keys) for change in tried])
-    values = {**found.to_json(), "rates_from": [str(run) for run in runs]}
+    values = found.to_json()
     if save is not None:
         write_json(save / PLAN, values)
     if json:
         o.echo_json({**values, "changes": [change.to_json() for change in tried]})
     else:
-        o.say("\n".join(_lines(config, found, tried, runs)))
+        o.say("\n".join(_lines(config, found, tried)))
     return 0
 
 
@@ -108,7 +94,7 @@ def _errors_alone() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _lines(config: str, found: Prediction, tried: Sequence[Change], runs: Sequence[Measured]) -> Iterator[str]:
+def _lines(config: str, found: Prediction, tried: Sequence[Change]) -> Iterator[str]:
     step, memory, device = found.step, found.memory, found.cluster.device
     least, most = found.bracket
     yield f"{config} on {found.cluster}: {step.weights:,} parameters, {found.samples:,} samples a step"
@@ -144,9 +130,8 @@ def _lines(config: str, found: Prediction, tried: Sequence[Change], runs: Sequen
         yield f"{unit:<23} {_three(*(hours * s for s in (found.seconds, least, most)))}"
     if step.assumed:
         yield f"assumed: {'; '.join(step.assumed)}"
-    yield from (f"rates from {run}" for run in runs)
-    if not device.is_gpu and not runs:
-        yield "the rates of a CPU are a guess: --calibrate RUN takes them from runs on this machine"
+    if not device.is_gpu:
+        yield "the rates of a CPU are a guess: compare with seconds_per_step of a short run"
         if "bfloat16" in step.encoder.flops_of:
             yield "  bf16 counts as fast as fp32: a CPU without units for it (avx512_bf16, AMX) is many times slower"
     if tried:

@@ -210,7 +210,7 @@ _EXTRAS = {
     "mteb": ("mteb",),
     "vision": ("PIL",),
     "duplicates": ("datasketch",),
-    "prepare": ("py3langid", "zstandard"),
+    "prepare": ("zstandard",),
     "kubernetes": ("kubernetes",),
     "track": ("mlflow", "wandb"),
 }  # fmt: skip

@@ -30,9 +30,8 @@ from capt.pretrain.base.stores import StoreFile
 from capt.pretrain.base.verification import Verifier, file_state, hash_file
 from capt.pretrain.data.card import Card, card_of, write_card
 from capt.pretrain.data.corpus import Corpus, Piece
-from capt.pretrain.data.duplicates import Signatures, choose
+from capt.pretrain.data.duplicates import choose
 from capt.pretrain.data.files import FileCorpus, no_text, source_record
-from capt.pretrain.data.filters import filters_of
 from capt.pretrain.data.join import ShardStream, write_file
 from capt.pretrain.data.parts import PART, PartRecord, SourceCounts, write_part
 from capt.pretrain.data.paths import TextFile, identity
@@ -64,9 +63,6 @@ def prepare_plan(
     Raises:
         DataError: the text cannot be used, the folder holds other shard sets, or a worker was killed.
     """
-    filters_of(plan.filters)  # what is not installed is said once, before anything starts
-    if plan.filters.near is not None:
-        Signatures(plan.filters.near)
     worker = PreparationWorker(plan)
     for split in plan.splits:
         worker.target.require_free(split)
@@ -261,7 +257,7 @@ class PreparationWorker:
 
     def _write_kept(self) -> None:
         """Decide which documents stay, and write for each split the tokens and documents of each part that do."""
-        records, steps = self._records, self.plan.filters
+        records = self._records
         with_text = {source for source, counts in self._by_source() if counts.documents}
         # A file in several units may have all its text in one of them.
         for source in self.plan.sources:
@@ -269,10 +265,11 @@ class PreparationWorker:
                 raise no_text(source.file)
         with new_folder(self._kept) as folder:
             # Filters of single documents were applied in the parts; duplicates need all of them.
-            kept = choose(self._parts, [record.kept for record in records], steps) if steps.compares else None
+            kept = choose(self._parts, [record.kept for record in records]) if self.plan.filters.exact else None
             if kept is not None:
                 kept.mask.tofile(folder / "mask")
-                write_json(folder / "kept.json", {"removed": kept.removed, "pairs": kept.pairs})
+                pair = list(kept.pair) if kept.pair is not None else []
+                write_json(folder / "kept.json", {"removed": kept.removed, "pair": pair})
             for split in self.plan.splits:
                 counts = [record.splits[split] for record in records]
                 tokens = np.array([count.tokens for count in counts], dtype=np.int64)
@@ -386,7 +383,7 @@ class PreparationWorker:
             self.target.finish(split, made / MANIFEST, self._gathered(split))
 
     def _card(self, counts: dict[Split, tuple[int, int]]) -> Card:
-        compared = read_json(self._kept / "kept.json") if self.plan.filters.compares else {"removed": {}, "pairs": {}}
+        compared = read_json(self._kept / "kept.json") if self.plan.filters.exact else {"removed": 0, "pair": ()}
         return card_of(self.plan, self._parts, self._records, self._described(), counts, **compared)
 
     def _described(self) -> list[dict[str, str | int]]:

@@ -54,8 +54,8 @@ def card_of(
     sources: list[dict[str, str | int]],
     counts: dict[Split, tuple[int, int]],
     *,
-    removed: dict[str, int],
-    pairs: dict[str, Sequence[int]],
+    removed: int,
+    pair: Sequence[int],
 ) -> Card:
     """The card of a plan that was carried out.
 
@@ -65,18 +65,18 @@ def card_of(
         records: what is known of them.
         sources: the records of the sources.
         counts: documents and tokens of each split.
-        removed: how many documents each comparing step has left out.
-        pairs: the first one of these, and the one that stays in its place, by their numbers over all parts.
+        removed: the number of documents that equal an earlier one.
+        pair: the first one of these, and the one that stays in its place, by their numbers over all parts.
     """
     left = sum(record.documents for record in records)
     steps = []
-    # A comparing step counts over all parts, a filter within each.
+    # Equal documents are counted over all parts, those of a filter within each.
     for name in plan.filters.names:
-        count = removed.get(name, sum(record.removed.get(name, 0) for record in records))
+        count = removed if name == "exact" else sum(record.removed.get(name, 0) for record in records)
         left -= count
         found = (record.examples[name].text for record in records if name in record.examples)
-        pair = [_compared_text(plan, parts, records, number) for number in pairs.get(name, ())]
-        example = pair or list(islice(found, 1))
+        compared = [_compared_text(plan, parts, records, number) for number in pair] if name == "exact" else []
+        example = compared or list(islice(found, 1))
         setting = plan.filters.model_dump(mode="json")[name]
         steps.append(StepCount(name=name, setting=setting, removed=count, left=left, example=example))
     return Card(

@@ -4,7 +4,6 @@ A part is a folder::
 
     train.tokens, train.ends, train.of      token ids, where each document ends, and its number; each split has these
     hashes                                  of each document 16 bytes, equal where documents are (step ``exact``)
-    signatures, bands                       of each document its MinHash (step ``near``); bands are one after the other
     part.json                               counts
 
 Documents are numbered as they leave the filters. Memory does not grow with the unit, but for some bytes a document.
@@ -25,10 +24,9 @@ import numpy as np
 from pydantic import Field
 
 from capt.pretrain.base.files import printable, write_json
-from capt.pretrain.base.overlap import folded_text, same_text
+from capt.pretrain.base.overlap import folded_text
 from capt.pretrain.base.records import Record
 from capt.pretrain.data.corpus import Corpus, Passage, is_held_out
-from capt.pretrain.data.duplicates import Signatures, words_in_a_row
 from capt.pretrain.data.filters import DocumentFilters, filters_of
 from capt.pretrain.data.shard_writer import PASSAGES_AT_ONCE, Encoder, TokenArray
 from capt.pretrain.data.shards import Tokenizer, token_dtype
@@ -163,7 +161,7 @@ def write_part(
     record = judge.record
     encode = Encoder(tokenizer)
     with ExitStack() as files:
-        compared = files.enter_context(_Compared(folder, filters)) if filters.compares else None
+        compared = files.enter_context(_Hashes(folder)) if filters.exact else None
         streams = {split: files.enter_context(_Split(folder, split, tokenizer)) for split in splits}
 
         def passages() -> Iterator[tuple[Split, int, Passage]]:
@@ -288,45 +286,25 @@ def _independent_cut(text: str) -> int:
     return last if last > _PLACES else 0
 
 
-class _Compared(AbstractContextManager["_Compared"]):
-    """By what documents are compared with those of other units: hashes of their words, and MinHash signatures."""
+class _Hashes(AbstractContextManager["_Hashes"]):
+    """Writes a hash of the words of each document, by which it is compared with those of other units."""
 
-    def __init__(self, folder: Path, filters: DocumentFilters) -> None:
-        self._folder = folder
-        self._signatures = Signatures(filters.near) if filters.near is not None else None
-        self._bands = array("Q")
+    def __init__(self, folder: Path) -> None:
         self._words: _TextHash | None = None
-        # If the second file cannot be opened, the first is closed.
-        with ExitStack() as files:
-            self._hashes = files.enter_context((folder / "hashes").open("wb"))
-            self._rows = files.enter_context((folder / "signatures").open("wb")) if self._signatures else None
-            self._files = files.pop_all()
+        self._file = (folder / "hashes").open("wb")
 
     def __exit__(self, *error: object) -> None:
-        self._files.close()
+        self._file.close()
 
     def add(self, piece: list[Passage], begins: bool) -> None:
         """Take a piece of a document, which may begin one."""
-        text = "".join(passage.text for passage in piece)
         if begins:
-            self._end_document()
+            self.finish()
             self._words = _TextHash()
-            # The beginning of a document is enough to tell similar ones.
-            if self._signatures is not None and self._rows is not None:
-                signature = self._signatures.signature(words_in_a_row(same_text(text).split()))
-                self._rows.write(signature.tobytes())
-                self._bands.extend(self._signatures.in_bands(signature).tolist())
         assert self._words is not None, "the first piece begins a document"
-        self._words.update(text)
-
-    def _end_document(self) -> None:
-        if self._words is not None:
-            self._hashes.write(self._words.digest())
+        self._words.update("".join(passage.text for passage in piece))
 
     def finish(self) -> None:
-        """End the last document, and write the bands, each of all documents."""
-        self._end_document()
-        if self._signatures is not None:
-            # Band after band, as they are compared: one read of a file for each.
-            bands = np.asarray(self._bands, dtype="<u8").reshape(-1, self._signatures.bands)
-            (self._folder / "bands").write_bytes(np.ascontiguousarray(bands.T).tobytes())
+        """End the last document."""
+        if self._words is not None:
+            self._file.write(self._words.digest())

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.overlap import same_text
-from capt.pretrain.data.duplicates import Signatures
 from capt.pretrain.pairs.tables import read_table
 
 _CHARACTERS = 5
+_PERMUTATIONS = 128
+"""Numbers of a signature. The standard error of a similarity that is estimated by it is about .04."""
+_MARGIN = 0.15
+"""How far below the threshold candidates are looked for."""
+_PERMUTED = 10_000
+"""Members of a set that are permuted at a time: 5 MB of numbers."""
 
 
 @dataclass(frozen=True)
@@ -100,16 +107,27 @@ class _Index:
 
     def __init__(self, texts: Mapping[str, object], threshold: float) -> None:
         self._threshold = threshold
-        self._signatures = Signatures(threshold)
-        self._index = self._signatures.index
+        from datasketch import MinHash, MinHashLSH
+
+        self._empty = MinHash(num_perm=_PERMUTATIONS, seed=1, hashfunc=crc32, scheme="affine32")
+        # A missed pair counts more than a candidate too many.
+        least = max(threshold - _MARGIN, 0.05)
+        self._index = MinHashLSH(threshold=least, num_perm=_PERMUTATIONS, weights=(0.2, 0.8))
         for key in texts:
-            self._index.insert(key, self._signatures.minhash(_shingles(key)))
+            self._index.insert(key, self._minhash(_shingles(key)))
+
+    def _minhash(self, members: Iterable[str]) -> Any:
+        made = self._empty.copy()
+        left = iter(members)
+        while some := [member.encode() for member in islice(left, _PERMUTED)]:
+            made.update_batch(some)
+        return made
 
     def similar(self, key: str) -> dict[str, float]:
         """The evaluation texts whose similarity to a text is the threshold or more."""
         own = _shingles(key)
         found = {}
-        for candidate in self._index.query(self._signatures.minhash(own)):
+        for candidate in self._index.query(self._minhash(own)):
             other = _shingles(candidate)
             similarity = len(own & other) / len(own | other)
             if similarity >= self._threshold:

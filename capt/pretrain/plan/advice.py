@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.schema import Job
-from capt.pretrain.plan.devices import CASES, Assumptions, Case
 from capt.pretrain.plan.predict import Prediction, compiles, predict
 from capt.pretrain.plan.step import Known, RankStep, contrast_of
 
@@ -42,9 +41,7 @@ class Change:
         }
 
 
-def changes(
-    job: Job, found: Prediction, cases: Mapping[Case, Assumptions] = CASES, known: Known | None = None
-) -> list[Change]:
+def changes(job: Job, found: Prediction, known: Known | None = None) -> list[Change]:
     """What fits and is faster than ``job``, the fastest first; for a job that does not fit, whatever fits.
 
     ``known`` has contrasts that were simulated before (`predict`).
@@ -57,7 +54,7 @@ def changes(
             break
         try:
             alike = tuple(key for key in keys if not key.startswith(_NOT_SIMULATED))
-            prediction = predict(changed, found.cluster, cases, simulated.get(alike), known)
+            prediction = predict(changed, found.cluster, step=simulated.get(alike), known=known)
         # The job's own rules refuse this combination.
         except ConfigError:
             continue

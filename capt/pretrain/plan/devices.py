@@ -84,7 +84,7 @@ DEVICES = {
         "b200", 2250e12, 1125e12, 75e12, 7.7e12, 178.3 * GIB, 900e9, CARD.value,
         "NVIDIA HGX B200 data sheet, dense, an eighth of the board",
     ),
-    # A guess of one thread with 8-wide fused multiply-adds at 3 GHz; --calibrate replaces it.
+    # A guess of one thread with 8-wide fused multiply-adds at 3 GHz.
     "cpu": Device("cpu", 96e9, 96e9, 96e9, 12e9, 0.0, 10e9, 1e9, "an assumption: one thread of a recent x86 processor"),
 }  # fmt: skip
 
@@ -151,7 +151,6 @@ class Assumptions:
     links: float = 0.80
     rails: bool = True
     zero_hidden: float = 0.5
-    scale: float = 1.0
 
 
 ABOUT = {
@@ -164,7 +163,6 @@ ABOUT = {
     "links": "share of a link's peak that a ring reaches",
     "rails": "whether a ring between hosts uses all network cards of a host; else one card",
     "zero_hidden": "share of ZeRO's reduction of gradients that is hidden behind the backward pass",
-    "scale": "what the time of computation is multiplied by, from --calibrate",
 }
 CENTRAL = Assumptions()
 SLOW = replace(

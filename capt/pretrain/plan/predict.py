@@ -382,11 +382,11 @@ def _time(job: Any, cluster: Cluster, step: RankStep, zero: Sequence[tuple[str, 
     updates = step.update / owners / device.peak("bf16" if device.is_gpu else "fp32")
     products = updates + sum(flops / peaks[name] for name, flops in work.flops_of.items())
     return StepTime(
-        products=given.scale * products / given.products,
-        between=given.scale * work.moved / bandwidth,
-        launches=given.scale * given.launch * work.operators,
+        products=products / given.products,
+        between=work.moved / bandwidth,
+        launches=given.launch * work.operators,
         # Weight, gradient and moments are read, weight and moments written, 4 bytes each.
-        update=given.scale * 4 * (3 * step.trained + 2 * step.moments) / owners / bandwidth,
+        update=4 * (3 * step.trained + 2 * step.moments) / owners / bandwidth,
         zero=(1 - given.zero_hidden) * traffic_seconds(reductions, world, given, device)
         + traffic_seconds(gathers, world, given, device),
         contrast=traffic_seconds(parts_of(step.sent), world, given, device),

@@ -118,10 +118,8 @@ class RunRecord:
         rows = [row for row in (self.validation if validation else self.training) if key in row.figures]
         return [row.step for row in rows], [row.figures[key] for row in rows]
 
-    def of_whole_steps(self, key: str, since: int = 0, until: int | None = None) -> list[float]:
+    def of_whole_steps(self, key: str) -> list[float]:
         """The values of a training curve after its first row that are of steps of ``batch.global`` alone.
-
-        Only those of steps behind step ``since``, and up to step ``until`` where one is given.
 
         Raises:
             ConfigError: the configuration has ``batch.ramp``, and is none of a job that is known here.
@@ -130,11 +128,7 @@ class RunRecord:
         if self.config.get("batch.ramp"):
             ramp = load_job(str(self.folder / "config.yaml"), resolved=True).batch_sizes.stages[-1].step
         steps, values = self.series(key, validation=False)
-        spans = zip(steps, steps[1:], values[1:], strict=False)
-        return [
-            value for before, step, value in spans
-            if before >= max(ramp, since) and (until is None or step <= until)
-        ]  # fmt: skip
+        return [value for before, value in zip(steps, values[1:], strict=False) if before >= ramp]
 
     def keys(self, *, validation: bool) -> list[str]:
         """The names of all curves, in the order in which the run first logged them."""

@@ -439,7 +439,7 @@ def test_what_takes_long_is_said_on_stderr(
     ]
 
 
-@pytest.mark.parametrize("words", [["--gpus", "0xh100"], ["batch.mico=4"], ["--calibrate", "none"], ["--save", "none"]])
+@pytest.mark.parametrize("words", [["--gpus", "0xh100"], ["batch.mico=4"], ["--save", "none"]])
 def test_what_is_refused_is_refused_before_torch_is_imported(words: list[str]) -> None:
     code = (
         "import sys; from capt.launcher.cli import main\n"
