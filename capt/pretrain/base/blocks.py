@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from capt.pretrain.base.traits import traits
+
 
 def blocks(length: int, size: int) -> Iterator[slice]:
     """Cut ``length`` rows into blocks of ``size``; the last one may have fewer.
@@ -11,5 +13,4 @@ def blocks(length: int, size: int) -> Iterator[slice]:
     ``capt plan`` runs only some of the blocks (`capt.pretrain.plan.simulated`): what a loop over them computes and
     holds may depend on the size of a block, not on its place.
     """
-    for begin in range(0, length, size):
-        yield slice(begin, min(begin + size, length))
+    return traits().blocks(length, size)

@@ -31,6 +31,7 @@ from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[a
 from capt.pretrain.base import errors
 from capt.pretrain.base.errors import ConfigError, RunFailedError, UserError, is_passing, shown, user_text
 from capt.pretrain.base.process import LISTENS, SECRET, allow_open_files
+from capt.pretrain.base.traits import traits
 
 logger = logging.getLogger(__name__)
 
@@ -296,7 +297,7 @@ def barrier() -> None:
 
 def device() -> torch.device:
     """Return the device of this process: ``cuda:LOCAL_RANK`` where a GPU is present, else the CPU."""
-    return torch.device("cuda", local_rank()) if torch.cuda.is_available() else torch.device("cpu")
+    return torch.device("cuda", local_rank()) if traits().gpu_is_here() else torch.device("cpu")
 
 
 def wait_for_device() -> None:

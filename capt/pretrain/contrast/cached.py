@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 
 from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.traits import traits
 
 BatchT = TypeVar("BatchT")
 Encode = Callable[[BatchT], Sequence[Tensor]]
@@ -128,4 +129,4 @@ def cached_backward(
 
 
 def _on_gpu() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_initialized()
+    return traits().gpu_is_here() and torch.cuda.is_initialized()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from capt.pretrain.base import distributed
+from capt.pretrain.base.traits import traits
 from capt.pretrain.contrast.kernels import SoftmaxSums
 
 
@@ -33,6 +34,8 @@ class Exchange:
         if equal or distributed.world_size(group) == 1:
             return cls((rows,) * distributed.world_size(group), group)
         counts = distributed.all_gather(torch.tensor(rows, device=device), group)
+        if not traits().has_values:  # those of the others are not known: all are like this one
+            return cls((rows,) * distributed.world_size(group), group)
         return cls(tuple(counts.tolist()), group)
 
     def with_views(self, views: int) -> Exchange:

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from capt.pretrain.base.blocks import blocks
 from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.traits import traits
 from capt.pretrain.contrast.masks import InstanceIds, NegativeMask
 
 Precision = Literal["fp32", "tf32", "bf16x6", "bf16x3", "bf16"]
@@ -90,7 +91,7 @@ def check_precision(precision: Precision, device: torch.device) -> None:
     """Raise :class:`ConfigError` for an unknown precision, and for one that ``device`` does not have."""
     if precision not in get_args(Precision):
         raise ConfigError(f"precision must be one of {', '.join(get_args(Precision))}, got {precision!r}")
-    if precision == "tf32" and device.type != "cuda":
+    if precision == "tf32" and device.type != "cuda" and traits().is_here:
         raise ConfigError(f"contrast.precision tf32 needs a CUDA GPU, these rows are on {device.type}: use fp32")
 
 
@@ -113,10 +114,11 @@ def transpose(terms: Terms) -> Terms:
 
 
 def _multiply(out: Tensor, a: Tensor, b: Tensor, *, add: bool) -> None:
-    if a.is_cpu or a.dtype == out.dtype:  # on a CPU bf16 products would be rounded to bf16; in fp32 they are exact
+    # On a CPU bf16 products would be rounded to bf16; in fp32 they are exact.
+    if not traits().is_gpu(a.device) or a.dtype == out.dtype:
         a, b = a.to(out.dtype), b.to(out.dtype)
         torch.addmm(out, a, b, out=out) if add else torch.mm(a, b, out=out)
-    elif add:
+    elif add and traits().adds_products:
         torch.addmm(out, a, b, out_dtype=out.dtype, out=out)
     else:
         torch.mm(a, b, out_dtype=out.dtype, out=out)
@@ -261,7 +263,7 @@ def _blocks(q: Tensor, keys: Tensor) -> Iterator[tuple[slice, slice]]:
 
     However small the problem, a block has at most ``4 d`` anchors and an eighth of the keys: half the size of the keys.
     """
-    largest = _LARGEST_BLOCK["cuda" if q.is_cuda else "cpu"]
+    largest = _LARGEST_BLOCK["cuda" if traits().is_gpu(q.device) else "cpu"]
     rows = max(1, min(len(q), largest[0], 4 * q.shape[1]))
     columns = max(1, min(largest[1], math.ceil(len(keys) / 8)))
     for k in blocks(len(keys), columns):

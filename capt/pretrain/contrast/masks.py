@@ -19,6 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from capt.pretrain.base.traits import traits
+
 
 class InstanceIds:
     """Instance ids of anchors ``(N,)`` and of keys ``(c,)``; a key with the anchor's id is not a negative."""
@@ -47,7 +49,7 @@ class InstanceIds:
         In fp32 on a CPU, which multiplies numbers ten times as fast as it fills by a mask, and in bytes on a GPU.
         """
         if self._negative_mask is None:
-            dtype = torch.float32 if self.anchors.is_cpu else torch.bool
+            dtype = torch.bool if traits().is_gpu(self.anchors.device) else torch.float32
             mask = torch.empty(len(self.anchors), len(self.keys), dtype=dtype, device=self.anchors.device)
             self._negative_mask = torch.ne(self.anchors[:, None], self.keys[None, :], out=mask)
         return self._negative_mask

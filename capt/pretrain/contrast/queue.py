@@ -39,6 +39,7 @@ from torch import Tensor
 
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import CheckpointError, ConfigError
+from capt.pretrain.base.traits import traits
 from capt.pretrain.contrast import shards
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ would otherwise be blown up without bound when its residual meets the live devia
 
 def is_readable(values: Tensor) -> bool:
     """Whether a value can be read without waiting for a CUDA stream and without breaking a compiled graph."""
-    return not values.is_cuda and not torch.compiler.is_compiling()
+    return traits().can_read(values)
 
 
 def may_be_unit(rows: Tensor) -> bool:

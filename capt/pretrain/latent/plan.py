@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import torch
-from torch import Tensor
 
-from capt.pretrain.base import distributed
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import Progress, StepMetrics
-from capt.pretrain.latent import training
 from capt.pretrain.latent.batches import Batch, SampledBatch, StepNoise, sample_batch
 from capt.pretrain.latent.config import LatentJob
 from capt.pretrain.latent.corpus import END, Vocabulary
@@ -35,18 +31,11 @@ class RehearsedTask(LatentTask):
     def step(self, engines: Mapping[str, Engine], batch: Any, progress: Progress) -> StepMetrics:
         """A step of the one micro-batch in ``batch``."""
         (only,) = batch
-        with mock.patch.object(training, "over_ranks", _unread):
-            return super().step(engines, only, progress)
+        return super().step(engines, only, progress)
 
     def tokens(self, batch: list[SampledBatch], sentences: int) -> int:
         """Words of a step of ``sentences`` over all ranks that are predicted; 0 of the clusters."""
         return 0 if self._train is None else sentences * self._scored
-
-
-def _unread(number: Tensor) -> int:
-    """Exchange a number that is a matter of values: of those that are clamped, none."""
-    distributed.all_reduce_sum(number)
-    return 0
 
 
 def rehearse(job: LatentJob, world: int) -> Rehearsal:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import RunFailedError
+from capt.pretrain.base.traits import traits
 from capt.pretrain.contrast import ShardedQueue
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import StepMetrics
@@ -340,5 +341,6 @@ def train_critics(job: LatentJob, critics: Engine, encoded: EncoderOutput, batch
 
 
 def over_ranks(number: Tensor) -> int:
-    """The sum of the ranks' numbers, for the host to read."""
-    return int(distributed.all_reduce_sum(number))
+    """Return the sum of the ranks' numbers, for the host to read; 0 where tensors have no values."""
+    total = distributed.all_reduce_sum(number)
+    return int(total) if traits().has_values else 0

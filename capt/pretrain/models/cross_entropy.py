@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from capt.pretrain.base.blocks import blocks
+from capt.pretrain.base.traits import traits
 
 UNUSED = -100
 """The label of a row that is not predicted, as ``ignore_index`` of ``F.cross_entropy``."""
@@ -41,7 +42,7 @@ class _MaskedCrossEntropy(torch.autograd.Function):
         target_log_p = torch.empty_like(target, dtype=exact)
         correct = torch.empty_like(used)
         dbias = torch.zeros_like(bias_exact)
-        block = max(1, _BLOCK_BYTES.get(x.device.type, 256 << 20) // (4 * max(1, weight.shape[0])))
+        block = max(1, _BLOCK_BYTES["cuda" if traits().is_gpu(x.device) else "cpu"] // (4 * max(1, weight.shape[0])))
         scratch = x.new_empty((min(block, len(x)), len(weight)), dtype=exact)
         for rows in blocks(len(x), block):
             part = torch.add(logits[rows], bias_exact, out=scratch[: rows.stop - rows.start])

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.traits import traits
 from capt.pretrain.models.cross_entropy import UNUSED, masked_cross_entropy
 
 # From hidden states at all positions to those that a head reads: chosen positions, or the mean over tokens.
@@ -56,7 +57,7 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 def leaves_out_unused(x: Tensor) -> bool:
     """True where the head computes nothing for rows without a label: on a CPU. A GPU would have to wait for them."""
-    return x.device.type == "cpu"
+    return traits().has_values and not traits().is_gpu(x.device)
 
 
 class MLMHead(nn.Module):

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from capt.pretrain.base.cache import use_own_compile_cache
 from capt.pretrain.base.errors import ConfigError, how_to_install
+from capt.pretrain.base.traits import traits
 from capt.pretrain.models.heads import WordEmbedding, take_rows
 
 # Dropout whose masks are cheap to draw on a CPU.
@@ -69,7 +70,7 @@ def dropout(x: Float[Tensor, "*shape"], p: float, training: bool) -> Float[Tenso
 
 def draws_own_masks(x: Tensor) -> bool:
     """True where ``keep_mask`` is the faster generator: on a CPU, outside compiled code."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+    return not torch.compiler.is_compiling() and not traits().is_gpu(x.device)
 
 
 # Multi-head self-attention, for all positions or only for those whose output is read.
@@ -280,7 +281,7 @@ def prefers_runs(x: Float[Tensor, "b L h"], runs: int, compiled: bool) -> bool:
 def prefers_one_product(x: Tensor) -> bool:
     """True where queries, keys and values of the same rows are one matrix product: on a GPU, whose product of three
     widths is faster than two; a CPU would copy the weights for nothing."""
-    return x.is_cuda
+    return traits().is_gpu(x.device)
 
 
 @runtime_checkable
@@ -488,5 +489,5 @@ def _recomputed(layer: nn.Module, offload: bool, *args: Any) -> Any:
     forward = functools.partial(type(layer).forward, layer)
     if not torch.is_grad_enabled():
         return forward(*args)
-    with save_on_cpu(pin_memory=torch.cuda.is_available()) if offload else nullcontext():
-        return checkpoint(forward, *args, use_reentrant=False)
+    with save_on_cpu(pin_memory=traits().gpu_is_here()) if offload else nullcontext():
+        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=traits().has_values)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from capt.pretrain.base.traits import traits
+
 
 def lacks_bf16(device: torch.device) -> bool:
     """True where torch's fused LSTM cannot compute in bf16: oneDNN has none for CPUs without AVX-512."""
-    return device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return not traits().is_gpu(device) and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 class LSTM(nn.LSTM):

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.traits import traits
 from capt.pretrain.models import layers
 from capt.pretrain.models.config import RobertaConfig
 from capt.pretrain.models.encoder import Encoder
@@ -56,7 +57,7 @@ class RobertaEncoder(Encoder):
         self.hidden_size, self.vocab_size = config.hidden, config.classes
         self.max_positions, self.pad_id = config.max_positions, config.pad_id
         self.embeddings = Embeddings(config)
-        self._compiled = torch.cuda.is_available() if config.compile == "auto" else config.compile
+        self._compiled = traits().gpu_is_here() if config.compile == "auto" else config.compile
         self.layers = nn.ModuleList(
             checkpointed(EncoderLayer(config, self._compiled), config.activation_checkpointing)
             for _ in range(config.layers)

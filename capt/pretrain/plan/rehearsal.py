@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +14,7 @@ from torch.nn import functional as F
 
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.traits import using
 from capt.pretrain.config.schema import Job, OptimizerSection
 from capt.pretrain.contrastive.task import ContrastTask
 from capt.pretrain.contrastive.term import ContrastTerm
@@ -24,7 +24,7 @@ from capt.pretrain.engine.optim.build import freeze
 from capt.pretrain.engine.optim.muon import muon_groups, orthogonalize_flops
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
 from capt.pretrain.engine.task import Progress
-from capt.pretrain.plan.simulated import OpTracer, Sent, Wire, on_the_host, rank_of
+from capt.pretrain.plan.simulated import OnTheHost, OpTracer, Sent, Wire, rank_of
 from capt.pretrain.registry import task_module
 
 TEMPERATURE = 0.05
@@ -75,7 +75,7 @@ def completed(job: Job) -> Job:
 
 def rehearse(job: Job, world: int) -> Rehearsal:
     """The task of a job without its data. Raises ``ConfigError`` where it cannot be planned."""
-    with mock.patch("capt.pretrain.contrastive.task.check_precision"):  # this host may not have the device's types
+    with using(OnTheHost()):  # which may not have the device's types
         found: Rehearsal = _planner(job).rehearse(job, world)
     return found
 
@@ -130,8 +130,7 @@ def simulate_step(
     Gradients stay where they are: averaging and updating them is the engine's, whose traffic and state are formulas.
     """
     parts = job.accumulation(world) if parts is None else parts
-    with on_the_host():
-        rehearsal = rehearse(job, world)
+    rehearsal = rehearse(job, world)
     task: Any = rehearsal.task
     # The same tensors each time, for they hold no values.
     batch = [rehearsal.batch] * parts
@@ -178,7 +177,7 @@ def simulate_contrast(
     job: Any, width: int, world: int, rank: int = 0, *, gpu: bool = True, task: Any = None
 ) -> Simulated:
     """`contrast_step` of one simulated rank; ``task`` has a `build_term` and may have views of its own to contrast."""
-    with rank_of(world, rank, gpu=gpu), mock.patch("capt.pretrain.contrast.info_nce.check_precision"):
+    with rank_of(world, rank, gpu=gpu):
         return contrast_step(job, width, task=task)
 
 
@@ -247,7 +246,7 @@ def _marked(term: ContrastTerm | None, tracer: OpTracer, marks: dict[str, int]) 
         tracer.peak = tracer.live
         return value
 
-    with mock.patch.object(term, "loss", loss):
+    with _instead(term, loss=loss):
         yield
 
 
@@ -262,9 +261,15 @@ def _weights_of_16_bits() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _unmoved() -> Any:
-    """Modules stay where they are, as peft moves its adapters; parameters that are watched cannot be swapped."""
-    return mock.patch.object(nn.Module, "to", lambda module, *_, **__: module)
+@contextmanager
+def _unmoved() -> Iterator[None]:
+    """Leave modules where they are: peft moves its adapters, and torch cannot move parameters without data."""
+    move = nn.Module.to
+    nn.Module.to = lambda module, *_, **__: module  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        nn.Module.to = move  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -293,8 +298,19 @@ def _passes(task: Any, tracer: OpTracer, marks: dict[str, int]) -> Iterator[list
         marks.setdefault("graph", tracer.live - before)
         return values
 
-    with mock.patch.multiple(task, represent=measured_pass, losses=measured_losses):
+    with _instead(task, represent=measured_pass, losses=measured_losses):
         yield found
+
+
+@contextmanager
+def _instead(watched: Any, **methods: Callable[..., Any]) -> Iterator[None]:
+    """Let an object call ``methods`` in place of those of its class until the block ends."""
+    vars(watched).update(methods)
+    try:
+        yield
+    finally:
+        for name in methods:
+            del vars(watched)[name]
 
 
 class _Gradients(Engine):

@@ -5,39 +5,32 @@ of a size, and no numbers. So the code of a job runs as rank ``r`` of any number
 any size, in seconds. What depends on values cannot run (``stats``, ``only``, rows that are not known to be equal).
 
 The fake tensors say that they are on a CPU, for a build of torch may know no other device. Where our code treats CPUs
-and GPUs differently, `rank_of` takes the GPU's side unless asked for a CPU's: blocks of a GPU's size, masks of bytes,
-torch's own dropout, and attention that keeps no weights (`_Flash`).
+and GPUs differently, `rank_of` takes the GPU's side unless asked for a CPU's (`capt.pretrain.base.traits`): blocks of a
+GPU's size, masks of bytes, torch's own dropout, and attention that keeps no weights (`_Flash`).
 """
 
 from __future__ import annotations
 
 import gc
 import math
-import sys
-import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from capt.pretrain.base import distributed
-from capt.pretrain.base.distributed import GATHER, REDUCE_SCATTER
-from capt.pretrain.contrast import kernels, masks
-from capt.pretrain.models import cross_entropy, heads, layers, lstm
-from capt.pretrain.models.modernbert import attention
+from capt.pretrain.base.traits import DeviceTraits, using
 
 _PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1}
 """Matrix products, and the place of their first factor among the arguments."""
@@ -47,174 +40,6 @@ _FREE = ("detach", "empty", "new_empty", "empty_like", "empty_strided", "_unsafe
 
 _OVERWRITES = ("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_")
 """Operators in place that do not read what they overwrite."""
-_COLLECTIVES = (GATHER, "all_reduce")
-_PATIENCE = 10.0
-"""Seconds until a backend that still holds a tensor counts as a leak."""
-
-
-@contextmanager
-def rank_of(world: int, rank: int = 0, *, gpu: bool = True) -> Iterator[None]:
-    """Be rank ``rank`` of ``world``, with fake tensors and a fake process group, until the block ends.
-
-    With ``gpu`` false the code takes the side of a CPU wherever that does not depend on values.
-
-    Raises:
-        RuntimeError: this process already belongs to a process group.
-    """
-    if dist.is_initialized():
-        raise RuntimeError("a simulated rank needs a process of its own: this one has a process group")
-    dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
-    # Of all that the imports made, collections took a fifth of the time: fake tensors bring them about often.
-    gc.freeze()
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(on_the_host())
-            stack.enter_context(as_on_a_gpu() if gpu else _without_values())
-            stack.enter_context(mock.patch.object(F, "scaled_dot_product_attention", _flash) if gpu else nullcontext())
-            stack.enter_context(mock.patch.object(attention, "by_kernel", _flash_of_runs) if gpu else nullcontext())
-            stack.enter_context(mock.patch.object(torch._VF, "lstm", _lstm))
-            for loop in (kernels, cross_entropy):
-                stack.enter_context(mock.patch.object(loop, "blocks", _blocks_once))
-            stack.enter_context(mock.patch.object(_module("exchange").Exchange, "gather_counts", _alike))
-            stack.enter_context(mock.patch.object(torch, "get_rng_state", _nothing))  # no data, no state
-            stack.enter_context(mock.patch.object(torch, "set_rng_state", _nothing))
-            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-            yield
-    finally:
-        gc.unfreeze()
-        dist.destroy_process_group()
-
-
-@contextmanager
-def on_the_host() -> Iterator[None]:
-    """Where this host has a GPU, build and compute on the CPU all the same: fake tensors of both do not mix."""
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(torch.cuda, "is_available", _no))
-        stack.enter_context(mock.patch.object(distributed, "device", _host))
-        yield
-
-
-def _host() -> torch.device:
-    return torch.device("cpu")
-
-
-@contextmanager
-def as_on_a_gpu() -> Iterator[None]:
-    """The places where the code asks for the device, answered as on a GPU; works with real tensors as well.
-
-    Answers are plain functions: a `Mock` would remember its arguments, and tensors would never die.
-    """
-    patches = [
-        *_unreadable(),
-        mock.patch.dict(kernels._LARGEST_BLOCK, cpu=kernels._LARGEST_BLOCK["cuda"]),
-        mock.patch.object(masks.InstanceIds, "negative_mask", property(_byte_mask)),
-        mock.patch.dict(cross_entropy._BLOCK_BYTES, cpu=cross_entropy._BLOCK_BYTES["cuda"]),
-        mock.patch.object(kernels, "_multiply", _multiply_as_on_a_gpu),
-        mock.patch.object(layers, "draws_own_masks", _no),
-        mock.patch.object(attention, "prefers_kernel", _yes),
-        mock.patch.object(layers, "prefers_one_product", _yes),
-        mock.patch.object(lstm, "lacks_bf16", _no),
-        mock.patch.object(_module("info_nce"), "check_precision", _nothing),  # tf32
-        *(mock.patch.object(dist, name, _settled(getattr(dist, name))) for name in _COLLECTIVES),
-        mock.patch.object(dist, REDUCE_SCATTER, _settled(_unseen(getattr(dist, REDUCE_SCATTER)))),
-    ]
-    with ExitStack() as stack:
-        for patch in patches:
-            stack.enter_context(patch)
-        yield
-
-
-def _unreadable() -> Iterator[Any]:
-    yield from (mock.patch.object(_module(name), "is_readable", _no) for name in ("queue", "info_nce"))
-    yield mock.patch.object(heads, "leaves_out_unused", _no)
-
-
-@contextmanager
-def _without_values() -> Iterator[None]:
-    """The places where code for a CPU reads the values of tensors, which fake ones do not have."""
-    with ExitStack() as stack:
-        for patch in (*_unreadable(), mock.patch.object(_module("info_nce"), "check_precision", _nothing)):
-            stack.enter_context(patch)
-        yield
-
-
-def _module(name: str) -> ModuleType:
-    """A module of the contrast; the package has a function of the same name."""
-    return sys.modules[f"capt.pretrain.contrast.{name}"]
-
-
-def _alike(rows: int, device: torch.device, group: Any, *, equal: bool = False) -> Any:
-    """The exchange of ranks that all have the number of rows of this one, which none can read of the others here."""
-    world = distributed.world_size(group)
-    # Called for `Wire`, which counts it; what it returns has no values.
-    if world > 1 and not equal:
-        distributed.all_gather(torch.tensor(rows, device=device), group)
-    return _module("exchange").Exchange((rows,) * world, group)
-
-
-def _blocks_once(length: int, size: int) -> Iterator[slice]:
-    """The `blocks` that differ: the first, the second for all that follow, and the last where it is shorter.
-
-    An operator in a block counts for all that the block is for. The second is not like the first: a loop still holds
-    some of the block before.
-    """
-    whole, rest = divmod(length, size)
-    for place, alike in ((0, min(whole, 1)), (1, whole - 1), (whole, min(rest, 1))):
-        if alike > 0:
-            with _counted(alike):
-                yield slice(place * size, min((place + 1) * size, length))
-
-
-def _counted(times: int) -> Any:
-    tracer = OpTracer.current
-    return nullcontext() if tracer is None else tracer.counted(times)
-
-
-def _no(*_: Any) -> bool:
-    return False
-
-
-def _yes(*_: Any) -> bool:
-    return True
-
-
-def _nothing(*_: Any) -> None: ...
-
-
-def _unseen(collective: Callable[..., Any]) -> Callable[..., Any]:
-    """Count nothing of what a backend does in a collective: gloo has no reduce-scatter, and makes a copy."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with mock.patch.object(OpTracer, "paused", True):
-            return collective(*args, **kwargs)
-
-    return call
-
-
-def _settled(collective: Callable[..., Any]) -> Callable[..., Any]:
-    """Return when the backend has let go of the tensors: a thread of gloo's holds them for a moment after its work."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        tensors = [each for each in args if isinstance(each, Tensor)]
-        before = [_uses(each) for each in tensors]
-        result = collective(*args, **kwargs)
-        deadline = time.monotonic() + _PATIENCE
-        while any(_uses(each) > count for each, count in zip(tensors, before, strict=True)):
-            assert time.monotonic() < deadline, "the backend keeps a tensor of a collective that is done"
-            time.sleep(1e-4)
-        return result
-
-    return call
-
-
-def _uses(tensor: Any) -> int:
-    return int(tensor._use_count())
-
-
-def _byte_mask(ids: masks.InstanceIds) -> Tensor:
-    if ids._negative_mask is None:
-        ids._negative_mask = ids.anchors[:, None] != ids.keys[None, :]
-    return ids._negative_mask
 
 
 def _adds_in_another_type() -> bool:
@@ -231,11 +56,92 @@ ADDS_IN_ANOTHER_TYPE = _adds_in_another_type()
 """Whether torch knows the shape of a product that is added in another type than its factors': 2.11 does not."""
 
 
-def _multiply_as_on_a_gpu(out: Tensor, a: Tensor, b: Tensor, *, add: bool) -> None:
-    kind: dict[str, Any] = {} if a.dtype == out.dtype else {"out_dtype": out.dtype}
-    if kind and not ADDS_IN_ANOTHER_TYPE:
-        add = False  # the same FLOP; that the sum is read before it is written is then not counted
-    torch.addmm(out, a, b, out=out, **kind) if add else torch.mm(a, b, out=out, **kind)
+class OnTheHost(DeviceTraits):
+    """Build and compute on the CPU, where this host has a GPU as well: fake tensors of both do not mix."""
+
+    is_here = False
+
+    def gpu_is_here(self) -> bool:
+        """Return false."""
+        return False
+
+
+class AsOnGPU(OnTheHost):
+    """The side of a GPU, with tensors on a CPU; works with real numbers as well."""
+
+    def is_gpu(self, device: torch.device) -> bool:
+        """Return true."""
+        return True
+
+
+class _WithoutValues(OnTheHost):
+    """Tensors without numbers."""
+
+    has_values = False
+
+    def blocks(self, length: int, size: int) -> Iterator[slice]:
+        """Yield the blocks that differ: the first, the second for all that follow, and the last where it is shorter.
+
+        An operator in a block counts for all that the block is for. The second is not like the first: a loop still
+        holds some of the block before.
+        """
+        whole, rest = divmod(length, size)
+        for place, alike in ((0, min(whole, 1)), (1, whole - 1), (whole, min(rest, 1))):
+            if alike > 0:
+                with _counted(alike):
+                    yield slice(place * size, min((place + 1) * size, length))
+
+
+class _SimulatedGPU(_WithoutValues, AsOnGPU):
+    """Tensors without numbers on the side of a GPU."""
+
+    adds_products = ADDS_IN_ANOTHER_TYPE
+
+    def __init__(self) -> None:
+        self.attend_runs = _flash_of_runs
+
+
+class _FusedKernels(TorchFunctionMode):
+    """Attention (on a GPU) and the LSTM by what a fused kernel of theirs holds and computes."""
+
+    def __init__(self, *, gpu: bool) -> None:
+        super().__init__()
+        self._attends = gpu
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.scaled_dot_product_attention and self._attends:
+            return _flash(*args, **(kwargs or {}))
+        if func == torch._VF.lstm:
+            return _lstm(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def rank_of(world: int, rank: int = 0, *, gpu: bool = True) -> Iterator[None]:
+    """Be rank ``rank`` of ``world``, with fake tensors and a fake process group, until the block ends.
+
+    With ``gpu`` false the code takes the side of a CPU wherever that does not depend on values.
+
+    Raises:
+        RuntimeError: this process already belongs to a process group.
+    """
+    if dist.is_initialized():
+        raise RuntimeError("a simulated rank needs a process of its own: this one has a process group")
+    dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+    # Of all that the imports made, collections took a fifth of the time: fake tensors bring them about often.
+    gc.freeze()
+    chosen = _SimulatedGPU() if gpu else _WithoutValues()
+    try:
+        with using(chosen), FakeTensorMode(allow_non_fake_inputs=True), _FusedKernels(gpu=gpu):
+            yield
+    finally:
+        gc.unfreeze()
+        dist.destroy_process_group()
+
+
+def _counted(times: int) -> Any:
+    tracer = OpTracer.current
+    return nullcontext() if tracer is None else tracer.counted(times)
 
 
 class _Flash(torch.autograd.Function):
@@ -264,7 +170,7 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> Tensor:
     return _Flash.apply(q, k, v, k.shape[-2])  # type: ignore[no-any-return]
 
 
-def _flash_of_runs(qkv: Tensor, _: Tensor, longest: int, window: int | None) -> Tensor:
+def _flash_of_runs(qkv: Tensor, longest: int, window: int | None) -> Tensor:
     """`capt.pretrain.models.modernbert.attention.by_kernel` of runs that are all as long as the longest."""
     q, k, v = qkv.transpose(0, 2).unbind(1)
     seen = longest if window is None else min(longest, 2 * window + 1)
@@ -337,7 +243,6 @@ class OpTracer(TorchDispatchMode):
         product_bytes: bytes that matrix products read and wrote, each operand once.
     """
 
-    paused = False
     current: OpTracer | None = None
     """The innermost one that is in force; what is no operator of torch counts itself there."""
 
@@ -381,8 +286,6 @@ class OpTracer(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        if self.paused:
-            return out
         results = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         for result in results:
             self._follow(result)

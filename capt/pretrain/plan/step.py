@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.traits import using
 from capt.pretrain.config.contrast import ContrastSection
 from capt.pretrain.config.schema import Job
 from capt.pretrain.plan.rehearsal import (
@@ -19,7 +20,7 @@ from capt.pretrain.plan.rehearsal import (
     simulate_contrast,
     simulate_step,
 )
-from capt.pretrain.plan.simulated import Sent, on_the_host
+from capt.pretrain.plan.simulated import OnTheHost, Sent
 
 LAYERS = 2
 """Layers of the shorter of the two stacks from which a deeper one is extrapolated."""
@@ -118,7 +119,7 @@ Known = dict[str, Simulated]
 """Contrasts that have been simulated, which are the same whatever the encoder is, and however a rank cuts its part."""
 
 
-@on_the_host()
+@using(OnTheHost())
 def rank_step(job: Job, world: int, *, gpu: bool, known: Known | None = None) -> RankStep:
     """Simulate rank 0 of ``world`` in a step of ``job``. What ``known`` holds is not simulated again.
 

@@ -12,10 +12,10 @@ from capt.pretrain.base import distributed
 from capt.pretrain.plan.devices import CENTRAL, DEVICES
 from capt.pretrain.plan.predict import collective_seconds, zero_received
 from capt.pretrain.plan.rehearsal import Simulated
-from capt.pretrain.plan.simulated import OpTracer, as_on_a_gpu, rank_of
+from capt.pretrain.plan.simulated import OpTracer, rank_of
 from capt.pretrain.plan.step import Work
 from tests.benchmarks.scale_forms import contrast_received
-from tests.benchmarks.scale_proof import measures, real_contrast
+from tests.benchmarks.scale_proof import as_on_a_gpu, measures, real_contrast
 from tests.benchmarks.scale_step import job_at, simulate_contrast, simulate_step
 from tests.benchmarks.scale_tables import state_bytes
 from tests.benchmarks.scale_time import step_time

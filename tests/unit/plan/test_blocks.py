@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from capt.pretrain.base.blocks import blocks
+from capt.pretrain.base.traits import DeviceTraits
 from capt.pretrain.config.load import load_job
 from capt.pretrain.contrast import kernels
 from capt.pretrain.models import cross_entropy
@@ -38,7 +38,7 @@ def test_figures_are_those_of_all_blocks(monkeypatch: pytest.MonkeyPatch, more: 
     monkeypatch.setitem(kernels._LARGEST_BLOCK, "cuda" if gpu else "cpu", (31, 61))
     monkeypatch.setitem(cross_entropy._BLOCK_BYTES, "cuda" if gpu else "cpu", 4 * 320 * 9)
     once = _found(more, gpu=gpu)
-    monkeypatch.setattr(simulated, "_blocks_once", blocks)
+    monkeypatch.setattr(simulated._WithoutValues, "blocks", DeviceTraits.blocks)
     assert _found(more, gpu=gpu) == once
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.attention.varlen import varlen_attn
 
+from capt.pretrain.base.traits import traits
 from capt.pretrain.models import layers
 from capt.pretrain.models.layers import Runs, attend
 
@@ -143,6 +144,8 @@ class Sequences:
         # A window that reaches over the longest run hides nothing.
         if window is not None and window >= self.longest - 1:
             window = None
+        if (simulated := traits().attend_runs) is not None:
+            return simulated(qkv, self.longest, window)
         if prefers_kernel(qkv, p):
             return by_kernel(qkv, self.offsets, self.longest, window)
         # Blocks compute less than a mask of the whole run only where the run is long enough.

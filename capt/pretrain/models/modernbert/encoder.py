@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.traits import traits
 from capt.pretrain.models.encoder import Encoder
 from capt.pretrain.models.heads import WordEmbedding
 from capt.pretrain.models.layers import autocast_dtype, checkpointed, compile_whole, dropout
@@ -101,7 +102,7 @@ class ModernBertEncoder(Encoder):
         self.hidden_size, self.vocab_size = config.hidden, config.classes
         self.max_positions, self.pad_id = config.max_positions, config.pad_id
         self.embeddings = Embeddings(config)
-        compiled = torch.cuda.is_available() if config.compile == "auto" else config.compile
+        compiled = traits().gpu_is_here() if config.compile == "auto" else config.compile
         self.layers = nn.ModuleList(
             checkpointed(Layer(config, number, compiled), config.activation_checkpointing)
             for number in range(config.layers)
