@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from urllib.parse import parse_qs
+from uuid import uuid4
 
 import pytest
 import yaml
@@ -57,6 +60,119 @@ def validate(objects: list[dict[str, Any]]) -> None:
         inside(crd["schema"], each)
 
 
+def pods(value: Any) -> Iterator[dict[str, Any]]:
+    """Find the templates of all pods in objects."""
+    if isinstance(value, list):
+        for each in value:
+            yield from pods(each)
+    elif isinstance(value, dict):
+        if "containers" in value.get("spec", ()):
+            yield value
+        for each in value.values():
+            yield from pods(each)
+
+
+_VOLUMES = frozenset(
+    ("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret")
+)
+_SYSCTLS = frozenset(
+    (
+        *("kernel.shm_rmid_forced", "net.ipv4.ip_local_port_range", "net.ipv4.ip_unprivileged_port_start"),
+        *("net.ipv4.tcp_syncookies", "net.ipv4.ping_group_range", "net.ipv4.ip_local_reserved_ports"),
+        *("net.ipv4.tcp_keepalive_time", "net.ipv4.tcp_fin_timeout", "net.ipv4.tcp_keepalive_intvl"),
+        *("net.ipv4.tcp_keepalive_probes", "net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem"),
+    )
+)
+_SELINUX = frozenset(("", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"))
+
+
+def unrestricted(pod: Mapping[str, Any]) -> list[str]:
+    """What the Pod Security Standard "restricted", "baseline" included, refuses in a pod, control by control.
+
+    https://kubernetes.io/docs/concepts/security/pod-security-standards/, as of Kubernetes 1.37.
+    """
+    spec = pod["spec"]
+    whole = spec.get("securityContext", {})
+    containers = [each for key in ("initContainers", "containers", "ephemeralContainers") for each in spec.get(key, ())]
+    found = [f"{key} is true" for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
+    for volume in spec.get("volumes", ()):
+        found += [f"volume type {kind}" for kind in volume.keys() - {"name"} - _VOLUMES]
+    found += [f"sysctl {each['name']}" for each in whole.get("sysctls", ()) if each["name"] not in _SYSCTLS]
+    notes = pod.get("metadata", {}).get("annotations", {})
+    found += [
+        f"AppArmor {value}"
+        for key, value in notes.items()
+        if key.startswith("container.apparmor.security.beta.kubernetes.io/")
+        and value != "runtime/default"
+        and not value.startswith("localhost/")
+    ]
+    for own in [whole, *(each.get("securityContext", {}) for each in containers)]:
+        linux = own.get("seLinuxOptions", {})
+        found += ["hostProcess"] * bool(own.get("windowsOptions", {}).get("hostProcess"))
+        found += ["runAsUser 0"] * (own.get("runAsUser") == 0)
+        found += ["SELinux"] * bool(linux.get("type", "") not in _SELINUX or linux.get("user") or linux.get("role"))
+        found += ["AppArmor"] * (own.get("appArmorProfile", {}).get("type") == "Unconfined")
+        found += ["seccomp Unconfined"] * (own.get("seccompProfile", {}).get("type") == "Unconfined")
+    for each in containers:
+        own, name = each.get("securityContext", {}), each["name"]
+        caps = own.get("capabilities", {})
+        found += [f"{name}: privileged"] * bool(own.get("privileged"))
+        found += [f"{name}: hostPort"] * any(port.get("hostPort") for port in each.get("ports", ()))
+        found += [f"{name}: procMount"] * (own.get("procMount", "Default") != "Default")
+        found += [f"{name}: privileges escalate"] * (own.get("allowPrivilegeEscalation") is not False)
+        found += [f"{name}: capabilities"] * (
+            "ALL" not in caps.get("drop", ()) or not {*caps.get("add", ())} <= {"NET_BIND_SERVICE"}
+        )
+        found += [f"{name}: may be root"] * (own.get("runAsNonRoot", whole.get("runAsNonRoot")) is not True)
+        found += [f"{name}: no seccomp profile"] * (
+            "type" not in own.get("seccompProfile", whole.get("seccompProfile", {}))
+        )
+        hooks = [each.get(key, {}) for key in ("livenessProbe", "readinessProbe", "startupProbe")]
+        hooks += each.get("lifecycle", {}).values()
+        found += [f"{name}: host of a probe"] * any(
+            hook.get(way, {}).get("host") for hook in hooks for way in ("httpGet", "tcpSocket")
+        )
+    return found
+
+
+def admitted(
+    policies: list[dict[str, Any]], marks: Mapping[str, str], other: Mapping[str, str], port: int, *, elsewhere: bool
+) -> bool:
+    """Whether policies let a pod of the labels ``other`` (``elsewhere``: of another namespace) reach a port."""
+
+    def fits(selector: Mapping[str, Any], found: Mapping[str, str]) -> bool:
+        return selector.get("matchLabels", {}).items() <= found.items()
+
+    own = [each["spec"] for each in policies if fits(each["spec"]["podSelector"], marks)]
+    rules = [rule for spec in own for rule in spec["ingress"]]
+    return not own or any(
+        port in [each["port"] for each in rule.get("ports", [{"port": port}])]
+        and any(
+            fits(peer["podSelector"], other) and (not elsewhere or "namespaceSelector" in peer)
+            for peer in rule.get("from", [{"podSelector": {}, "namespaceSelector": {}}])
+        )
+        for rule in rules
+    )
+
+
+def plain_texts(manifest: str) -> list[str]:
+    """Scalars of a manifest without quotes that are neither numbers nor truths, and keys that could be such."""
+    word, truth = r"[A-Za-z][A-Za-z0-9_./-]*", r"(?i:y|yes|true|on|n|no|false|off|null)"
+
+    def inside(node: yaml.Node, plain: str) -> Iterator[str]:
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                yield from inside(key, rf"(?!{truth}$){word}")
+                yield from inside(value, plain)
+        elif isinstance(node, yaml.SequenceNode):
+            for each in node.value:
+                yield from inside(each, plain)
+        elif node.style is None and not re.fullmatch(plain, node.value):
+            yield node.value
+
+    return [found for node in yaml.compose_all(manifest) for found in inside(node, r"0|-?[1-9][0-9]*|true|false")]
+
+
 @contextmanager
 def api_server(*, without: str = "") -> Iterator[tuple[str, dict[str, dict[str, Any]]]]:
     """Serve a cluster that keeps objects by their path and knows all operators but ``without``; its address."""
@@ -64,7 +180,7 @@ def api_server(*, without: str = "") -> Iterator[tuple[str, dict[str, dict[str, 
     groups: dict[str, list[dict[str, Any]]] = {}
     known = {**_CORE, **{key: crd["plural"] for key, crd in CRDS.items() if crd["kind"] != without}}
     for (version, kind), plural in known.items():
-        verbs = ["create", "get", "patch"]
+        verbs = ["create", "delete", "get", "list", "patch"]
         groups.setdefault(version, []).append(
             {"name": plural, "singularName": "", "namespaced": True, "kind": kind, "verbs": verbs}
         )
@@ -111,8 +227,25 @@ def api_server(*, without: str = "") -> Iterator[tuple[str, dict[str, dict[str, 
                 self.answer(_openapi(path.removeprefix("/openapi/v3").strip("/"), groups))
             elif path in kept:
                 self.answer(kept[path])
+            elif path.rpartition("/")[2] in known.values():
+                self.answer({"kind": "List", "apiVersion": "v1", "metadata": {}, "items": self.selected(path)})
             else:
                 self.refuse()
+
+        def selected(self, path: str) -> list[dict[str, Any]]:
+            """The objects of a kind that have the labels, and the name, of the query."""
+            asked = parse_qs(self.path.partition("?")[2])
+            marks, fields = (
+                dict(pair.split("=") for pair in asked.get(key, [""])[0].split(",") if pair)
+                for key in ("labelSelector", "fieldSelector")
+            )
+            found = [each for place, each in kept.items() if place.rpartition("/")[0] == path]
+            return [
+                each
+                for each in found
+                if marks.items() <= each["metadata"]["labels"].items()
+                and fields.get("metadata.name", each["metadata"]["name"]) == each["metadata"]["name"]
+            ]
 
         def refuse(self) -> None:
             self.answer(
@@ -131,8 +264,21 @@ def api_server(*, without: str = "") -> Iterator[tuple[str, dict[str, dict[str, 
                     403,
                 )  # fmt: skip
                 return
+            given["metadata"]["uid"] = before["metadata"].get("uid") or str(uuid4())
             kept[path] = given | {key: before[key] for key in ("status",) if key in before}
             self.answer(given, 201)
+
+        def do_DELETE(self) -> None:
+            """Remove an object, and then what it owns, as the garbage collector does."""
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            gone = kept.pop(self.path.partition("?")[0], None)
+            if gone is None:
+                return self.refuse()
+            uid = gone["metadata"]["uid"]
+            for path, each in list(kept.items()):
+                if uid in [owner["uid"] for owner in each["metadata"].get("ownerReferences", ())]:
+                    del kept[path]
+            self.answer({"kind": "Status", "apiVersion": "v1", "status": "Success"})
 
         def do_POST(self) -> None:
             self.take("")
@@ -243,11 +389,12 @@ class Kubelet:
         env = {}
         for variable in self.container["env"]:
             value = variable.get("value") or facts[variable["valueFrom"]["fieldRef"]["fieldPath"]]
-            env[variable["name"]] = self._dns.get(value, value)
+            env[variable["name"]] = self._dns.get(value, value).replace("$$", "$")
         env["MASTER_PORT"] = str(self.port)
         argv = []
         for word in self.container["command"]:
             path = next((path for path in places if word.startswith(path)), "")
+            word = word.replace("$$", "$")
             argv.append(str(places[path] / word.removeprefix(path).lstrip("/")) if path else word)
         assert argv[0] == "python"
         inherited = {name: os.environ[name] for name in ("PATH", "HOME", "OMP_NUM_THREADS") if name in os.environ}
@@ -321,6 +468,49 @@ class Kubelet:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+
+
+def fields_without_text(kind: str, leave: set[str]) -> set[str]:
+    """The fields of a kind of Kubernetes' schemas that take numbers or truths, without ``leave`` and their own."""
+    checker = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
+    folder = Path(checker.__file__).parent / "kubernetes-json-schema/v1.37.0-local"
+    definitions = json.loads((folder / "_definitions.json").read_text())["$defs"]
+    found, visited = set[str](), set[str]()
+
+    def inside(schema: Mapping[str, Any], name: str) -> None:
+        ref = schema.get("$ref", "").rpartition("/")[2]
+        if ref and ref not in visited:
+            visited.add(ref)
+            inside(definitions[ref], name)
+        types = [schema.get("type"), *(each.get("type") for each in schema.get("oneOf", ()))]
+        if {one for each in types for one in (each if isinstance(each, list) else [each])} & {
+            "integer",
+            "number",
+            "boolean",
+        }:
+            found.add(name)
+        for key, value in schema.get("properties", {}).items():
+            if key not in leave:
+                inside(value, key)
+        for key in ("items", "additionalProperties"):
+            if isinstance(schema.get(key), dict):
+                inside(schema[key], name)
+
+    inside(json.loads((folder / f"{kind}.json").read_text()), kind)
+    return found
+
+
+def read_by_kubectl(manifest: str) -> list[Any]:
+    """The objects of a manifest as Kubernetes' own reader of YAML has them."""
+    words = ["kubectl", "annotate", "--local", "-f", "-", "read=1", "-o", "json"]
+    text = subprocess.run(words, input=manifest, capture_output=True, text=True, check=True).stdout.lstrip()
+    found = []
+    while text:
+        value, end = json.JSONDecoder().raw_decode(text)
+        text = text[end:].lstrip()
+        del value["metadata"]["annotations"]
+        found.append(value)
+    return found
 
 
 def has_kubectl() -> bool:

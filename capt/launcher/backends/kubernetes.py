@@ -1,4 +1,4 @@
-"""Kubernetes: the job as a JobSet (or a TrainJob) whose pods supervise their ranks together (``capt.launcher.pod``)."""
+"""Kubernetes: the job as a JobSet whose pods supervise their ranks together (``capt.launcher.pod``)."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator
 
@@ -17,20 +17,37 @@ Name = Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$")]
 """A label of RFC 1035, as services and the pods behind them are named."""
 _Label = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 """A label of RFC 1123, as namespaces are named."""
-_ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
+_ObjectName = Annotated[
+    str, Field(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$", max_length=253)
+]
+"""A subdomain of RFC 1123, as claims and Secrets are named."""
 _Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,200}$")]
 _Quantity = Annotated[str, Field(pattern=r"^[1-9][0-9]*(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$")]
 _Path = Annotated[str, Field(pattern=r"^/[^\x00-\x1f\x7f:]{0,1000}$")]
 _Text = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$", max_length=4096)]
 _Word = Annotated[str, Field(pattern=r"^[^\s\x00-\x1f\x7f]+$", max_length=1000)]
 _Count = Annotated[int, Field(ge=0, le=100_000)]
-_OWN_FIELDS = {
+OWN_FIELDS = {
     "containers": "image, env, volumes and the resources", "initContainers": "an image of your own",
     "volumes": "volumes", "restartPolicy": "restarts", "terminationGracePeriodSeconds": "save_seconds",
     "subdomain": "", "hostname": "",
 }  # fmt: skip
 """Fields of a pod that other keys set, and those on which the manifest relies."""
-_SET_BY_US = frozenset(("MASTER_ADDR", "MASTER_PORT", "JOB_COMPLETION_INDEX", "CAPT_JOB"))
+_SET_BY_US = frozenset(
+    (
+        *("MASTER_ADDR", "MASTER_PORT", "JOB_COMPLETION_INDEX", "CAPT_JOB"),
+        *("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"),
+    )
+)
+NOT_TEXT = frozenset(
+    (
+        *("activeDeadlineSeconds", "automountServiceAccountToken", "enableServiceLinks", "hostIPC", "hostNetwork"),
+        *("hostPID", "hostUsers", "priority", "setHostnameAsFQDN", "shareProcessNamespace"),
+        *("fsGroup", "runAsGroup", "runAsNonRoot", "runAsUser", "supplementalGroups", "hostProcess"),
+        *("maxSkew", "minDomains", "tolerationSeconds", "weight", "overhead", "resources"),
+    )
+)
+"""Fields of a pod's spec that hold numbers or truths; all others hold texts."""
 
 
 class VolumeSection(Section):
@@ -49,9 +66,6 @@ class KubernetesCluster(Section):
 
     model_config = ConfigDict(strict=True)
 
-    form: Literal["jobset", "trainjob"] = Field(
-        "jobset", description="object that runs a job: JobSet, or Kubeflow's TrainJob with a runtime of its own"
-    )
     name: Name | None = Field(None, description="name of all objects; null = that of the run folder")
     namespace: _Label | None = Field(None, description="null = that of kubectl's context")
     image: _Word = Field(description="an image with CAPT in it (docker/), by tag or, better, by digest")
@@ -78,7 +92,7 @@ class KubernetesCluster(Section):
     restarts: int = Field(3, ge=0, le=1000, description="pods that failed (not those that stopped) and are replaced")
     group: _Count | None = Field(1000, description="group that owns the volumes (fsGroup): the images' user")
     network_policy: bool = Field(
-        True, description="pods of the job take connections of each other alone; a sweep needs false"
+        True, description="pods of the job take connections of each other alone (a sweep's: of KubeRay's operator too)"
     )
     pod_spec: dict[str, Any] = Field(
         {}, description="further fields of the pods' spec (nodeSelector, tolerations, priorityClassName, hostNetwork)"
@@ -97,11 +111,29 @@ class KubernetesCluster(Section):
     @field_validator("pod_spec")
     @classmethod
     def _own_fields_stay(cls, pod: dict[str, Any]) -> dict[str, Any]:
-        for name in sorted(_OWN_FIELDS.keys() & pod.keys()):
+        for name in sorted(OWN_FIELDS.keys() & pod.keys()):
             raise ValueError(
-                f"{name}: {f'set {_OWN_FIELDS[name]}' if _OWN_FIELDS[name] else 'pods find each other by it'}"
+                f"{name}: {f'set {OWN_FIELDS[name]}' if OWN_FIELDS[name] else 'pods find each other by it'}"
             )
+        if not isinstance(pod.get("securityContext", {}), dict):
+            raise ValueError("securityContext: give a mapping")
+        _require_texts(pod, "")
         return pod
+
+
+def _require_texts(value: Any, place: str) -> None:
+    """Raise ``ValueError`` for a number, truth or null where Kubernetes wants a text: ``nodeSelector: {gpu: yes}``."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise ValueError(f"{place}{key!r} is no text: write it in quotes")
+            if key not in NOT_TEXT:
+                _require_texts(inner, f"{place}{key}.")
+    elif isinstance(value, list):
+        for inner in value:
+            _require_texts(inner, place)
+    elif not isinstance(value, str):
+        raise ValueError(f"{place.rstrip('.')}: {value!r} is no text: write it in quotes")
 
 
 def load_kubernetes(path: Path) -> KubernetesCluster:

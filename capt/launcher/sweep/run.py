@@ -322,13 +322,8 @@ def manifest(sweep: Sweep, cluster: KubernetesCluster) -> str:
     Jobs that are in files of this machine go with it.
 
     Raises:
-        ConfigError: a trial has more ranks, cores or GPUs than the pods have, or the cluster file a network policy.
+        ConfigError: a trial has more ranks, cores or GPUs than the pods have.
     """
-    if cluster.network_policy:
-        raise ConfigError(
-            "the cluster file of a sweep needs network_policy: false: KubeRay's operator and submitter call its pods, "
-            "so that none is rendered; give the namespace a policy of its own"
-        )
     ranks_per_pod = _ranks_per_pod(sweep, cluster)
     if sweep.trial.workers > ranks_per_pod * cluster.pods:
         raise ConfigError(
@@ -336,10 +331,10 @@ def manifest(sweep: Sweep, cluster: KubernetesCluster) -> str:
             f"{ranks_per_pod * cluster.pods} such ranks; set pods, cpus_per_pod or gpus_per_pod"
         )
     files, studies = {}, dict(sweep.studies)
-    for name, study in sweep.studies.items():
-        # Base jobs in files of this machine travel along.
+    for number, (name, study) in enumerate(sweep.studies.items()):
+        # Base jobs in files of this machine travel along; not every name of a study may be one in a ConfigMap.
         if Path(study.base).is_file():
-            base = f"base-{name}.yaml"
+            base = f"base-{number}.yaml"
             files[base] = to_yaml(load_mapping(study.base))
             studies[name] = study.model_copy(update={"base": base})
     folder = PurePosixPath(cluster.folder)
