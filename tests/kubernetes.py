@@ -141,7 +141,7 @@ def admitted(
     """Whether policies let a pod of the labels ``other`` (``elsewhere``: of another namespace) reach a port."""
 
     def fits(selector: Mapping[str, Any], found: Mapping[str, str]) -> bool:
-        return selector.get("matchLabels", {}).items() <= found.items()
+        return set(selector.get("matchLabels", {}).items()) <= set(found.items())
 
     own = [each["spec"] for each in policies if fits(each["spec"]["podSelector"], marks)]
     rules = [rule for spec in own for rule in spec["ingress"]]
@@ -167,7 +167,7 @@ def plain_texts(manifest: str) -> list[str]:
         elif isinstance(node, yaml.SequenceNode):
             for each in node.value:
                 yield from inside(each, plain)
-        elif node.style is None and not re.fullmatch(plain, node.value):
+        elif isinstance(node, yaml.ScalarNode) and node.style is None and not re.fullmatch(plain, node.value):
             yield node.value
 
     return [found for node in yaml.compose_all(manifest) for found in inside(node, r"0|-?[1-9][0-9]*|true|false")]

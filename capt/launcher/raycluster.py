@@ -1,7 +1,7 @@
 """A Ray cluster to run on: one of our own on this machine, or one that is there; and whether it has room.
 
 Ray 2.60 turns token authentication on for a cluster of its own, but writes the token world-readable into ``~/.ray``;
-here it is a private file that lives as long as the cluster.
+here it is a private file that lives as long as the cluster. Such a cluster listens on the loopback interface alone.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from capt.pretrain.base.errors import ConfigError, counted
 from capt.pretrain.base.files import write_text
 from capt.pretrain.base.sensitive import is_secret
 
+log = logging.getLogger(__name__)
+
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -36,6 +38,8 @@ _QUIET = {
     "TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S": "0",
     "TUNE_FORCE_TRIAL_CLEANUP_S": "120",
 }
+_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""A variable that, set to 0, has Ray give this machine the address 127.0.0.1 and listen there alone, on Linux too."""
 _RAYS_OWN = ("CPU", "GPU", "memory", "object_store_memory")
 _STORE = 100 * 2**20
 _TIMEOUT = 3.0
@@ -171,14 +175,18 @@ def cluster(address: str | None, *, chatty: bool = False) -> Iterator[None]:
     Raises:
         ConfigError: there is no cluster at the address, or it does not let us in.
     """
+    before = environment.inherited()
     os.environ.update(_QUIET)
     usual = tempfile.gettempdir()
     place = usual if len(os.fsencode(usual)) <= _LONGEST else "/tmp"
     private = Path(tempfile.mkdtemp(prefix="capt-ray-", dir=place))
-    own_token = address is None and "RAY_AUTH_MODE" not in environment.inherited()
-    if own_token:
-        write_text(private / "token", secrets.token_hex(32), private=True)
-        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(private / "token"))
+    own = dict[str, str]()
+    if address is None:
+        own[_LOOPBACK] = "0"
+        if "RAY_AUTH_MODE" not in before:
+            write_text(private / "token", secrets.token_hex(32), private=True)
+            own |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(private / "token")}
+    os.environ.update(own)
     import ray
     from ray._raylet import Config  # type: ignore[attr-defined]
 
@@ -208,9 +216,9 @@ def cluster(address: str | None, *, chatty: bool = False) -> Iterator[None]:
     finally:
         ray.shutdown()
         os.environ.update(withheld)
-        if own_token:
-            for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"):
-                os.environ.pop(name, None)
+        for name in own:
+            os.environ.pop(name, None)
+        os.environ.update({name: before[name] for name in own if name in before})
         shutil.rmtree(private, ignore_errors=True)  # what Ray has just ended may still write
 
 
@@ -220,12 +228,18 @@ def _is_withheld(name: str, value: str) -> bool:
 
 def _join(address: str, common: Mapping[str, Any]) -> None:
     import ray
+    from ray._raylet import AuthenticationMode, get_authentication_mode  # type: ignore[attr-defined]
 
     check_reachable(address)
     try:
         ray.init(address, **common)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.AuthenticationError) as error:
         raise ConfigError(f"--address (RAY_ADDRESS) {address}: {' '.join(str(error).split())[:300]}") from None
+    if get_authentication_mode() == AuthenticationMode.DISABLED:
+        log.warning(
+            "the Ray cluster at %s has no authentication: who reaches it can run code on its nodes; the guide's page "
+            "\"Ray clusters\" starts one with a token", address,
+        )  # fmt: skip
 
 
 def _text(resources: Mapping[str, float]) -> str:

@@ -6,11 +6,14 @@ import json
 import os
 import secrets
 import signal
+import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -135,8 +138,24 @@ def saved(folder: Folder) -> dict[str, int]:
     return {name: len(starts[name]) for name in {path.parents[2].name for path in manifests}}
 
 
+def rays_sockets(driver: int) -> set[tuple[str, str]]:
+    """Where the processes of Ray below a driver listen: their names, and addresses."""
+    found = set()
+    with suppress(psutil.Error):
+        for process in psutil.Process(driver).children(recursive=True):
+            with suppress(psutil.Error):
+                name = process.name()
+                if name in ("gcs_server", "raylet") or name.startswith("ray::"):
+                    sockets = process.net_connections("tcp")
+                    found |= {(name, each.laddr.ip) for each in sockets if each.status == psutil.CONN_LISTEN}
+    return found
+
+
 def test_real_jobs_run_through_the_engine(folder: Folder) -> None:
-    """Trials of ``python -m capt.pretrain``, two ranks each, with the command as users start it."""
+    """Trials of ``python -m capt.pretrain``, two ranks each, with the command as users start it.
+
+    Ray, in which others could have code run, listens on the loopback interface alone.
+    """
     job = {
         "task": {"type": "toy"},
         "run": {"tensorboard": False},
@@ -149,11 +168,19 @@ def test_real_jobs_run_through_the_engine(folder: Folder) -> None:
     studies = {"toy": {"base": "job.yaml", "metric": "loss", "mode": "min"}}
     sweep = {"dir": str(folder.out), "seeds": [1]}
     folder.sweep(studies=studies, sweep=sweep, space={}, trial={"gpus": 0, "workers": 2})
-    folder.run(capt=(sys.executable, "-P", "-m", "capt.launcher.cli"))
+    driver = folder.start(capt=(sys.executable, "-P", "-m", "capt.launcher.cli"))
+    heard = set[tuple[str, str]]()
+    while driver.poll() is None:
+        heard |= rays_sockets(driver.pid)
+        time.sleep(0.2)
+    said = driver.communicate()
+    assert driver.returncode == 0, said
+    assert {"gcs_server", "raylet"} <= {name for name, _ in heard}
+    assert {address for _, address in heard} <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
     (line,) = folder.lines()
     run = folder.out / line["run"]
-    said = "".join(path.read_text(errors="replace") for path in sorted((run / "log").iterdir()))
-    assert (line["state"], line["score"], line["attempts"]) == ("done", 1.0, 1), said
+    logs = "".join(path.read_text(errors="replace") for path in sorted((run / "log").iterdir()))
+    assert (line["state"], line["score"], line["attempts"]) == ("done", 1.0, 1), logs
     assert {"rank-0.log", "rank-1.log", "trial.log"} <= {path.name for path in (run / "log").iterdir()}
     assert json.loads((run / "status.json").read_text())["state"] == "done"
     assert (run / "checkpoints" / "best").exists()
@@ -199,3 +226,21 @@ def test_a_process_of_its_own_refuses_within_five_seconds(folder: Folder) -> Non
     used = end.children_user + end.children_system - begin.children_user - begin.children_system
     assert used < 5
     assert not folder.out.exists()
+
+
+@pytest.mark.slow
+def test_a_cluster_without_authentication_is_joined_with_a_warning(folder: Folder) -> None:
+    """One that the user has left open, on this machine; one with a token is joined in silence (test_cluster)."""
+    program = """if True:
+        import subprocess, sys
+        from capt.launcher import raycluster
+        with raycluster.cluster(sys.argv[1] if sys.argv[1:] else None):
+            import ray
+            if not sys.argv[1:]:
+                address = ray.get_runtime_context().gcs_address
+                subprocess.run([sys.executable, "-P", *sys.orig_argv[2:], address], check=True)
+    """
+    env = {**folder.env, "RAY_AUTH_MODE": "disabled"}
+    done = subprocess.run([sys.executable, "-P", "-c", program], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("has no authentication: who reaches it can run code") == 1

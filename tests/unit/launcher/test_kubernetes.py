@@ -186,10 +186,10 @@ def test_every_text_of_a_manifest_is_a_text() -> None:
         "Null": "null",
         "_1": "1",
     }
-    for word in ("y", "on", "null", "1e-4", "0o14", "0x1f"):
+    for word in ("y", "null"):
         settings = {
             **CLUSTER,
-            **{"env": env, "secrets": [word, "1.5e3", "y"], "namespace": word, "queue": word, "image": word},
+            **{"env": env, "secrets": [word, "1.5e3", "0o14", "1e-4"], "namespace": word, "queue": word, "image": word},
             "volumes": [{"claim": word, "mount": "/work", "path": "1e-4"}, {"claim": "0x1f", "mount": "/1e4"}],
             "pod_spec": {"nodeSelector": {each: each for each in AMBIGUOUS}, "priorityClassName": word},
         }
