@@ -87,7 +87,7 @@ _SELINUX = frozenset(("", "container_t", "container_init_t", "container_kvm_t", 
 
 
 def unrestricted(pod: Mapping[str, Any]) -> list[str]:
-    """What the Pod Security Standard "restricted", "baseline" included, refuses in a pod, control by control.
+    """Faults of a pod by the Pod Security Standard "restricted", "baseline" included, control by control.
 
     https://kubernetes.io/docs/concepts/security/pod-security-standards/, as of Kubernetes 1.37.
     """
@@ -138,7 +138,7 @@ def unrestricted(pod: Mapping[str, Any]) -> list[str]:
 def admitted(
     policies: list[dict[str, Any]], marks: Mapping[str, str], other: Mapping[str, str], port: int, *, elsewhere: bool
 ) -> bool:
-    """Whether policies let a pod of the labels ``other`` (``elsewhere``: of another namespace) reach a port."""
+    """Return whether policies let a pod of the labels ``other`` (``elsewhere``: of another namespace) reach a port."""
 
     def fits(selector: Mapping[str, Any], found: Mapping[str, str]) -> bool:
         return set(selector.get("matchLabels", {}).items()) <= set(found.items())

@@ -237,7 +237,7 @@ def _join(address: str, common: Mapping[str, Any]) -> None:
         raise ConfigError(f"--address (RAY_ADDRESS) {address}: {' '.join(str(error).split())[:300]}") from None
     if get_authentication_mode() == AuthenticationMode.DISABLED:
         log.warning(
-            "the Ray cluster at %s has no authentication: who reaches it can run code on its nodes; the guide's page "
+            "the Ray cluster at %s has no authentication: all who reach it can run code on its nodes; the guide's page "
             "\"Ray clusters\" starts one with a token", address,
         )  # fmt: skip
 

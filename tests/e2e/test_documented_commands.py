@@ -140,6 +140,7 @@ NOT_RUN = {
     "apptainer": "needs Apptainer; tests/unit/test_docker.py",
     "export": "a word of the shell",
     ". .venv": "a word of the shell",
+    "kubectl": "needs a cluster; tests/unit/launcher/test_kubernetes.py",
     "ray": "starts a cluster on this machine; tests/sweep/test_sweep.py",
     "docker": "needs a container engine; tests/unit/test_docker.py",
     "git clone": "needs the network, and apex",

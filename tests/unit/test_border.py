@@ -66,7 +66,7 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "launcher/backends/deepspeed.py": ("subprocess.run", "pdsh: every word checked or quoted for the remote shell"),
     "launcher/supervisor/processes.py": (".read_text subprocess.Popen", "/proc; the planned command, no shell"),
     "launcher/kubernetes/apply.py": (
-        "subprocess.run yaml.safe_dump_all yaml.safe_load_all",
+        "subprocess.run yaml.safe_load_all",
         "kubectl: no word of the user, the manifest on its stdin; a text of ours",
     ),
     "launcher/kubernetes/manifests.py": ("yaml.dump_all", "writes"),

@@ -107,7 +107,7 @@ def sweep_manifest(cluster: KubernetesCluster, name: str, files: Mapping[str, st
     """Render a RayJob: a Ray cluster of ``pods`` pods that lives as long as the sweep, and the command on its head.
 
     ``files`` are the sweep and its jobs, in `JOB_FILES`. A RayJob knows no exit codes: one that ends otherwise than
-    with 0 is started again, up to ``restarts`` times. Whoever reaches Ray can have it run code, so it wants a token,
+    with 0 is started again, up to ``restarts`` times. All who reach Ray can have it run code, so it wants a token,
     which KubeRay makes for each cluster and gives to its pods, and the network policy lets in only the pods of the
     sweep and, at the dashboard, KubeRay's operator.
 

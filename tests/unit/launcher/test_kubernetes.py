@@ -113,7 +113,7 @@ def test_every_object_of_a_job_is_valid(settings: dict[str, Any], elsewhere: Pat
 
 
 def test_every_pod_passes_the_standard_restricted() -> None:
-    """Those of KubeRay as well, whose own submitter would not; a cluster file may add to a pod's security."""
+    """KubeRay's submitter as well, which would not by itself; a cluster file may add to a pod's security."""
     added = {"pod_spec": {"securityContext": {"supplementalGroups": [7]}, "imagePullSecrets": [{"name": "mine"}]}}
     for settings in (CLUSTER, FULL, {**CLUSTER, **added}):
         found = [*pods(shown(settings)), *pods(list(yaml.safe_load_all(swept(settings))))]
@@ -179,7 +179,7 @@ AMBIGUOUS = [
 
 
 def test_every_text_of_a_manifest_is_a_text() -> None:
-    """Wherever a cluster file takes one: to PyYAML, and to kubectl where it is installed, which reads as Go does."""
+    """Manifests are read by PyYAML, and by kubectl where it is installed, which reads as Go does."""
     env = {f"V{index}": word for index, word in enumerate(AMBIGUOUS)} | {
         "y": "n",
         "N": "1e3",
@@ -384,7 +384,7 @@ def test_a_job_that_is_there(way: str, elsewhere: Path, monkeypatch: pytest.Monk
 
 
 def test_what_is_deleted_leaves_nothing(way: str, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job alone where we have applied it; by the line of the guide where a manifest was applied by hand."""
+    """A job that we have applied takes its objects along; the guide has the line for a manifest applied by hand."""
     guide = (ROOT / "docs/guide/kubernetes.md").read_text()
     with api_server() as (server, kept):
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig(elsewhere / "config", server)))
