@@ -34,7 +34,7 @@ _LONGEST_NAME, _LONGEST_FILES = 63, 1 << 20
 _LONGEST_SWEEP = 47  # KubeRay adds six characters for the cluster and ten for its services
 _RAY = "2.60.0"
 """The lowest release of Ray that the extra ``sweep`` takes; KubeRay gives a token to none without a version."""
-_DASHBOARD = 8265
+_DASHBOARD = 8265  # where Ray has it by default
 _OPERATOR = {"app.kubernetes.io/component": "kuberay-operator"}
 """A label that KubeRay's operator has however it was installed."""
 _UID_OF_JOB = "metadata.labels['batch.kubernetes.io/controller-uid']"
@@ -140,7 +140,7 @@ def sweep_manifest(cluster: KubernetesCluster, name: str, files: Mapping[str, st
             "authOptions": {"mode": "token"},
             "headGroupSpec": {
                 # The submitter and the operator are other pods.
-                "rayStartParams": {"dashboard-host": "0.0.0.0", "dashboard-port": str(_DASHBOARD)},
+                "rayStartParams": {"dashboard-host": "0.0.0.0"},
                 "template": _pod(cluster, marks, head, described),
             },
             "workerGroupSpecs": [
