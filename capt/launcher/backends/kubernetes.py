@@ -64,7 +64,7 @@ def plan(launch: Launch) -> Plan:
         port=port,
         metrics_port=_metrics_port(launch),
     )
-    command = Command(("kubectl", "apply", "-f", "-"))
+    command = Command(("kubectl", "apply", "--server-side", "-f", "-"))
     return Plan(
         "kubernetes",
         hosts,
