@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from capt.launcher import environment
+from capt.launcher.allocation import Allocation
 from capt.launcher.backends import backend
 from capt.launcher.backends.slurm import SCRIPT
 from capt.launcher.plan import UNATTENDED, Launch, Options
@@ -26,15 +26,15 @@ def main(arguments: Sequence[str]) -> int:
     """Run the job of these arguments of its ranks; returns its exit code."""
     logging.basicConfig(level=logging.INFO, format="[capt] %(message)s", stream=sys.stderr)
     module, *words = arguments
-    given = parse(words)
+    given, allocation = parse(words), Allocation.here()
     try:
         job = job_of(given)
         # Slurm has queued the job again: nobody is there to name an older checkpoint where the newest is damaged.
-        if given.resume == "always" and environment.inherited().get("SLURM_RESTART_COUNT", "0") != "0":
+        if given.resume == "always" and allocation.restarts:
             words = [*_newest_once_gone_back(words), *UNATTENDED]
         options = Options.read(Path(given.config).parent / "launch.json")  # a task of an array has a folder of its own
         launch = Launch(module, tuple(words), job, options)
-        return carry_on(launch, backend("srun"), name_of_job=environment.inherited().get("SLURM_JOB_ID", ""))
+        return carry_on(launch, backend("srun"), name_of_job=allocation.own_id)
     except Exception as error:
         text = user_text(error)
         if text is None or given.debug:

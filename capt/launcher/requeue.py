@@ -22,7 +22,7 @@ from pathlib import Path
 
 from pydantic import Field, FiniteFloat
 
-from capt.launcher import environment
+from capt.launcher.allocation import Allocation
 from capt.launcher.watch import StatusWatch
 from capt.pretrain.base.errors import UserError, quoted, user_text
 from capt.pretrain.base.files import write_json
@@ -179,8 +179,9 @@ def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="[capt] %(message)s", stream=sys.stderr)
     run, code = Path(arguments[0]), int(arguments[1])
     record_end(run, code)
+    allocation = Allocation.here()
     try:
-        job = environment.inherited().get("SLURM_JOB_ID", "")
+        job = allocation.own_id
         if not arguments[2:] or code in (DONE, BAD_INPUT):
             return 1
         if cancelled(job):
@@ -192,7 +193,7 @@ def main(arguments: Sequence[str]) -> int:
         if text is None:
             raise
         if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EIO, errno.ESTALE):
-            done = int(environment.inherited().get("SLURM_RESTART_COUNT", "0"))  # Slurm counts where we cannot
+            done = allocation.restarts  # Slurm counts where we cannot
             log.warning("%s; queued again by Slurm's count (%d of %s)", text, done, arguments[2])
             return 0 if done < int(arguments[2]) else 1
         log.error("not queued again: %s", text)

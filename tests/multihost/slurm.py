@@ -69,8 +69,8 @@ class Cluster:
         assert done.returncode == 0, f"{argv}: {done.stderr}"
         return done.stdout
 
-    def state(self, job: int) -> str:
-        """The state of a job, such as RUNNING."""
+    def state(self, job: int | str) -> str:
+        """The state of a job, or of a task of an array (``7_2``), such as RUNNING."""
         shown = self.run("scontrol", "show", "job", str(job), "--oneliner")
         return shown.partition("JobState=")[2].split()[0]
 
@@ -81,8 +81,8 @@ class Cluster:
                 self.run("scontrol", "update", f"JobId={job}", "StartTime=now")
         return self.state(job) == "RUNNING"
 
-    def requeued(self, job: int) -> int:
-        """How often a job was queued again."""
+    def requeued(self, job: int | str) -> int:
+        """How often a job, or a task of an array, was queued again."""
         shown = self.run("scontrol", "show", "job", str(job), "--oneliner")
         return int(shown.partition("Restarts=")[2].split()[0])
 

@@ -14,6 +14,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from capt.launcher.allocation import Allocation
+from capt.launcher.backends.slurm import SlurmCluster, render
+from capt.launcher.plan import Launch, Options
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.config.load import load_job
 from tests.multihost.slurm import NODES, Cluster, missing, slurm_cluster
 from tests.runs import step
 from tests.small_job import ROOT, write_job
@@ -119,6 +124,57 @@ def test_a_cancelled_job_saves_and_stays_away(cluster: Cluster, work: Path) -> N
     status = json.loads((run / "status.json").read_text())
     assert (status["state"], status["exit_code"]) == ("stopped", 75)
     assert (run / "checkpoints" / f"step-{status['step']:08d}" / "manifest.json").is_file()
+
+
+def test_a_task_of_an_array_queues_itself_again_and_no_other(cluster: Cluster, work: Path) -> None:
+    """The last task to start has the number of the array, by which Slurm means all of its tasks."""
+    settings = {"nodes": 1, "array": "1-2", "array_key": "run.seed", "setup": [f"export PYTHONPATH={ROOT}"]}
+    job_file = load_job(str(work / "job.yaml"), [f"run.dir={work / 'array'}"])
+    launch = Launch("capt.pretrain", ("job.yaml",), job_file, Options(launcher="slurm"))
+    script = render(launch, SlurmCluster.model_validate(settings))
+    # In the place of the job: the first task goes on, the second one stops at its time limit.
+    begins = f'touch "{work}/begun$SLURM_ARRAY_TASK_ID"'
+    stops = f'{begins}; if [ "$SLURM_ARRAY_TASK_ID" = 2 ]; then exit 75; else sleep 100; fi'
+    script, replaced = re.subn(r"^\S+ -m capt\.launcher\.batch .*$", f"( {stops} )", script, flags=re.MULTILINE)
+    assert replaced == 1
+    (work / "array.sbatch").write_text(script)
+    for task in "12":
+        (work / "array" / task).mkdir(parents=True)
+    (work / "array" / "log").mkdir()
+    job = int(cluster.run("sbatch", "--parsable", "--chdir", str(work), str(work / "array.sbatch")))
+    wait_until(lambda: (work / "begun1").exists() and (work / "begun2").exists(), 30, work / "array" / "log")
+    facts = cluster.run("scontrol", "show", "job", f"{job}_2", "--oneliner")
+    assert f"JobId={job} ArrayJobId={job} ArrayTaskId=2 " in facts
+    wait_until(lambda: cluster.requeued(f"{job}_2") == 1, 60, work / "array" / "log")
+    assert (cluster.requeued(f"{job}_1"), cluster.state(f"{job}_1")) == (0, "RUNNING")
+    cluster.run("scancel", str(job))
+
+
+def test_an_allocation_is_read_as_slurm_describes_it(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--ntasks`` alone, tasks by node, none; in the allocation, in a step of a part, and in one that says all."""
+    monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
+    step = "srun --overlap --nodes=1 --ntasks=1 --quiet"
+    found = {}
+    for options in ("-n4", "--ntasks-per-node=2", ""):
+        line = f"env -0; echo; {step} env -0; echo; {step} --preserve-env env -0"
+        said = cluster.run("salloc", "--quiet", "-N2", *options.split(), "bash", "-c", line)
+        for where, lines in zip(("allocation", "step", "whole"), said.split("\0\n"), strict=True):
+            variables = dict(each.split("=", 1) for each in lines.strip("\0").split("\0"))
+            try:
+                found[options, where] = [(host.name, host.slots) for host in Allocation(variables).hosts()]
+            except ConfigError as error:
+                found[options, where] = str(error)
+    four, two = [("n1", 2), ("n2", 2)], [("n1", 1), ("n2", 1)]
+    refused = (
+        "SLURM_TASKS_PER_NODE=1: a job step of 1 node, in an allocation of 2 nodes (n[1-2]); leave the step, or start "
+        "it by srun --preserve-env"
+    )
+    assert found == {
+        ("-n4", "allocation"): four, ("-n4", "step"): refused, ("-n4", "whole"): four,
+        ("--ntasks-per-node=2", "allocation"): four, ("--ntasks-per-node=2", "step"): four,
+        ("--ntasks-per-node=2", "whole"): four,
+        ("", "allocation"): two, ("", "step"): refused, ("", "whole"): two,
+    }  # fmt: skip
 
 
 @pytest.mark.slow

@@ -73,7 +73,7 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "launcher/supervisor/calls.py": ("os.fdopen os.open", "connections of the nodes, in JSON and checked; /dev/null"),
     "launcher/backends/slurm.py": ("subprocess.run", "sbatch: the script's words are quoted"),
     "launcher/requeue.py": ("subprocess.run", "scontrol: one word, that Slurm itself has set; with a time limit"),
-    "launcher/backends/srun.py": ("subprocess.run", "scontrol: one word, that Slurm itself has set"),
+    "launcher/allocation.py": ("subprocess.run", "scontrol: one word, that Slurm itself has set"),
     "launcher/bench.py": (".read_text .write_text subprocess.run", "benchmarks of the source checkout; " + OUT),
     "launcher/commands/cache.py": (".read_text", "/proc"),
     "launcher/commands/config.py": ("yaml.safe_dump", "writes"),

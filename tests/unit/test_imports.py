@@ -170,7 +170,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "launcher.backends": (
         *(*BASE, *_in("pretrain.config", "base", "load", "reader"), "pretrain.engine", "pretrain.registry"),
-        *_in("launcher", "environment", "kubernetes", "plan", "raycluster", "ssh", "supervisor"),
+        *_in("launcher", "allocation", "environment", "kubernetes", "plan", "raycluster", "ssh", "supervisor"),
         "launcher.watch",
     ),
     "launcher.preflight": (

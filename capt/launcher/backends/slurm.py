@@ -17,6 +17,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from capt.launcher import environment
+from capt.launcher.allocation import ARRAY_NUMBER, OWN_ID, outside
 from capt.launcher.backends.hosts import check_spares
 from capt.launcher.plan import Command, End, Launch, Plan
 from capt.launcher.ssh import Host, Slots
@@ -37,7 +38,8 @@ _OWN_DIRECTIVES = {
     **{name: name for name in ("nodes", "time", "partition", "account", "qos", "constraint", "array")},
     "N": "nodes", "t": "time", "p": "partition", "A": "account", "q": "qos", "C": "constraint", "a": "array",
     "ntasks-per-node": "ranks_per_node", "gpus-per-node": "gpus_per_node", "cpus-per-task": "cpus_per_rank",
-    "c": "cpus_per_rank", "requeue": "requeue", "no-requeue": "requeue", "signal": "save_before_end",
+    "c": "cpus_per_rank", "ntasks": "nodes and ranks_per_node", "n": "nodes and ranks_per_node",
+    "requeue": "requeue", "no-requeue": "requeue", "signal": "save_before_end",
     "output": "", "o": "", "open-mode": "", "export": "", "wrap": "",
 }  # fmt: skip
 """Options of sbatch that other keys set, and those on which the script relies."""
@@ -155,10 +157,9 @@ exit "$code"
 """
 _REQUEUE = """\
 if {after} {restarts}; then
-  scontrol requeue "$SLURM_JOB_ID"
+  scontrol requeue {own_id}
 fi"""
 SCRIPT = "job.sbatch"
-_TASK = '"$SLURM_ARRAY_TASK_ID"'
 # What the script itself needs; a login shell sets the rest.
 _SITE = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "USER")
 
@@ -200,7 +201,7 @@ def start(launch: Launch, plan: Plan) -> End:
     (command,) = plan.commands
     require_own_folder(launch.run_dir / "log", error=ConfigError)
     (launch.run_dir / "log").mkdir(parents=True, exist_ok=True)
-    code = subprocess.run(command.argv, check=False).returncode
+    code = subprocess.run(command.argv, env=outside(environment.inherited()), check=False).returncode
     return End(DONE) if code == 0 else End(FAILED, f"sbatch ended with {code}")
 
 
@@ -221,8 +222,8 @@ def render(launch: Launch, cluster: SlurmCluster) -> str:
             raise ConfigError("array_key begins runs of their own: resume one of them with a cluster file without it")
         if as_override("run.dir", str(run_dir)) != f"run.dir={run_dir}":
             raise ConfigError(f"run.dir {run_dir}: array_key adds to it; take a path that needs no quotes in YAML")
-        folder += f"/{_TASK}"
-        arguments += f" {cluster.array_key}={_TASK} {shlex.quote(f'run.dir={run_dir}')}/{_TASK}"
+        folder += f"/{ARRAY_NUMBER}"
+        arguments += f" {cluster.array_key}={ARRAY_NUMBER} {shlex.quote(f'run.dir={run_dir}')}/{ARRAY_NUMBER}"
     after = f'{python} -m capt.launcher.requeue {folder} "$code"'
     # A job that stopped at schedule.stop_after has done what it was asked to.
     requeue = cluster.requeue and launch.job.schedule.stop_after is None
@@ -234,7 +235,7 @@ def render(launch: Launch, cluster: SlurmCluster) -> str:
         arguments=arguments,
         python=python,
         module=launch.module,
-        after=_REQUEUE.format(after=after, restarts=cluster.restarts) if requeue else after,
+        after=_REQUEUE.format(after=after, restarts=cluster.restarts, own_id=OWN_ID) if requeue else after,
     )
 
 

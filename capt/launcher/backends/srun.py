@@ -7,10 +7,8 @@ allocation. Slurm signals every step: the supervisors pass SIGTERM and SIGUSR1 o
 from __future__ import annotations
 
 import shutil
-import subprocess
-from collections.abc import Mapping
 
-from capt.launcher import environment
+from capt.launcher.allocation import Allocation
 from capt.launcher.backends import hosts as on_hosts
 from capt.launcher.backends.slurm import SlurmCluster, load_cluster
 from capt.launcher.plan import End, Launch, Plan
@@ -29,7 +27,7 @@ SPARES = True
 
 
 def plan(launch: Launch) -> Plan:
-    """One command a rank: ``--ntasks-per-node`` of the allocation, else the GPUs of a node, else one.
+    """One command a rank: the tasks of the allocation, else the GPUs of a node, else one (`Allocation.hosts`).
 
     Nodes beyond ``--nodes`` are spares. Outside an allocation the plan is blocked.
 
@@ -37,35 +35,36 @@ def plan(launch: Launch) -> Plan:
         ConfigError: ``--hostfile`` or ``--nproc`` is given, the allocation is too small, or there is no spare node
             where one would be needed.
     """
-    options, slurm = launch.options, environment.inherited()
+    options, allocation = launch.options, Allocation.here()
     if options.hostfile is not None or options.nproc is not None:
         given = "--hostfile" if options.hostfile else "--nproc"
         raise ConfigError(f"{given} does not go with --launcher srun: the allocation says where how many ranks run")
     blocked = "" if shutil.which("srun") else "there is no srun here"
-    if "SLURM_JOB_ID" not in slurm:
+    if not allocation.job:
         blocked = "this is no Slurm allocation; run it after salloc, or use --launcher slurm"
-    listed = _nodes(slurm) if not blocked else (Host("node-1", 1),)
+    listed = allocation.hosts() if not blocked else (Host("node-1", 1),)
     if options.nodes is not None and options.nodes > len(listed):
         raise ConfigError(f"--nodes {options.nodes}: the allocation has only {len(listed)} nodes")
     hosts, spares = listed[: options.nodes], listed[options.nodes :] if options.nodes is not None else ()
     if not blocked:
         on_hosts.check_spares(launch, listed, spares, "the allocation")
     # By the number of the job: two allocations that share a node need different ports.
-    port = options.master_port or _FIRST_PORT + int(slurm.get("SLURM_JOB_ID", 0)) % _PORTS
+    port = options.master_port or _FIRST_PORT + int(allocation.job or 0) % _PORTS
     commands = on_hosts.commands(launch, hosts, options.master_addr or hosts[0].name, port, _cluster(launch).python)
     return Plan("srun", hosts, commands, files=launch.files, master_port=port, spares=spares, blocked_reason=blocked)
 
 
 def start(launch: Launch, plan: Plan) -> End:
     """Run the job on the nodes that can be reached; Slurm's signals and those of this process reach every rank."""
-    inherited, cluster = environment.inherited(), _cluster(launch)
+    allocation, cluster = Allocation.here(), _cluster(launch)
+    inherited = allocation.step_environment()
     path = [entry for entry in inherited.get("PYTHONPATH", "").split(":") if entry]
     contained = bool(cluster.container) or any(word.startswith("--container") for word in cluster.srun)
     # A container may have to be unpacked before anything in it can answer.
     answer = _UNPACKING if contained else ANSWER
 
     def connect(host: Host, output: Output) -> Link:
-        command = srun_command(host, inherited, cluster)
+        command = srun_command(host, allocation, cluster)
         return Link.through(host.name, command, inherited, path, output, signalled=True, answer=answer)
 
     return on_hosts.run(launch, plan, connect, {}, cluster.python)
@@ -76,28 +75,15 @@ def _cluster(launch: Launch) -> SlurmCluster:
     return load_cluster(launch.options.cluster) if launch.options.cluster else SlurmCluster()
 
 
-def srun_command(host: Host, slurm: Mapping[str, str], cluster: SlurmCluster) -> list[str]:
+def srun_command(host: Host, allocation: Allocation, cluster: SlurmCluster) -> list[str]:
     """A job step of one task on a node, with all that the job has there, and in its container."""
     supervisor = python_reading(PROGRAM)
-    # since Slurm 22.05 srun does not take this from the batch job
-    cpus = int(slurm.get("SLURM_CPUS_PER_TASK", 0)) * host.slots
     return [
         *("srun", "--export=ALL", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host.name}"),
         *("--mem=0", "--cpu-bind=none", "--unbuffered", "--quiet"),
-        *([f"--cpus-per-task={cpus}"] if cpus else []),
+        *allocation.step_options(host.slots),
         *cluster.srun,
         *cluster.container,
         cluster.python or supervisor[0],
         *supervisor[1:],
     ]
-
-
-def _nodes(slurm: Mapping[str, str]) -> tuple[Host, ...]:
-    """The nodes of the allocation, in Slurm's order."""
-    names = subprocess.run(
-        ["scontrol", "show", "hostnames", slurm["SLURM_JOB_NODELIST"]], capture_output=True, text=True, check=False
-    )
-    if names.returncode != 0:
-        raise ConfigError(f"scontrol show hostnames: {names.stderr.strip()}")
-    slots = int(slurm.get("SLURM_NTASKS_PER_NODE") or slurm.get("SLURM_GPUS_ON_NODE") or 1)
-    return tuple(Host(name, slots) for name in names.stdout.split())

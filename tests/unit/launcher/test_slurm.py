@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -102,7 +103,7 @@ def test_further_options_and_an_array_that_continues_one_run(tmp_path: Path) -> 
     text = script_of(make(tmp_path, cluster=cluster_file(tmp_path, **settings)))
     for line in ("--mem=0", '--comment="a b"', "--array=1-8%1"):
         assert f"#SBATCH {line}\n" in text
-    assert "SLURM_ARRAY_TASK_ID" not in text
+    assert not re.search(r"run\.dir=\S*SLURM", text)
     assert "--resume=auto\n" in text
 
 
@@ -149,6 +150,7 @@ def test_a_job_that_stops_on_purpose_is_not_queued_again(tmp_path: Path) -> None
         ({"array": "0-9", "array_key": "$(id)"}, "array_key"),
         ({"extra": ["--nodes=3"]}, "set nodes"),
         ({"extra": ["-t", "--output=x"]}, "set time"),
+        ({"extra": ["--ntasks=12"]}, "set nodes and ranks_per_node"),
         ({"extra": ["--output=x"]}, "relies on its own"),
         ({"extra": ["--mem=0\n#SBATCH --uid=0"]}, "extra"),
         ({"extra": ["mem=0"]}, "extra"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from capt.launcher.allocation import Allocation
 from capt.launcher.backends import slurm, srun
 from capt.launcher.backends.slurm import SlurmCluster, load_cluster
 from capt.launcher.plan import End, Launch, Options, Plan
@@ -62,11 +63,11 @@ def test_outside_an_allocation_it_cannot_be_started(
 
 
 def test_a_step_has_all_cores_that_the_job_has_on_a_node() -> None:
-    command = srun.srun_command(Host("n2", 8), {"SLURM_CPUS_PER_TASK": "12"}, SlurmCluster())
+    command = srun.srun_command(Host("n2", 8), Allocation({"SLURM_CPUS_PER_TASK": "12"}), SlurmCluster())
     assert command[0] == "srun"
     assert {"--nodelist=n2", "--ntasks=1", "--overlap", "--cpus-per-task=96"} <= set(command)
     assert command[command.index("-c") - 3] == sys.executable
-    assert not any("cpus-per-task" in word for word in srun.srun_command(Host("n2", 8), {}, SlurmCluster()))
+    assert not any("cpus-per-task" in word for word in srun.srun_command(Host("n2", 8), Allocation({}), SlurmCluster()))
 
 
 def test_ranks_and_their_supervisors_run_in_the_container(allocation: None, tmp_path: Path) -> None:
@@ -74,10 +75,10 @@ def test_ranks_and_their_supervisors_run_in_the_container(allocation: None, tmp_
     path.write_text("container: [apptainer, exec, --nv, my image.sif]\nsrun: [--mpi=none]\npython: /opt/python\n")
     plan = srun.plan(launch(tmp_path, cluster=path))
     assert {command.argv[0] for command in plan.commands} == {"/opt/python"}
-    words = srun.srun_command(Host("n2", 8), {}, load_cluster(path))
+    words = srun.srun_command(Host("n2", 8), Allocation({}), load_cluster(path))
     at = words.index("apptainer")
     assert words[at - 1 : at + 5] == ["--mpi=none", "apptainer", "exec", "--nv", "my image.sif", "/opt/python"]
-    assert words[at + 5 :] == srun.srun_command(Host("n2", 8), {}, SlurmCluster())[-4:]
+    assert words[at + 5 :] == srun.srun_command(Host("n2", 8), Allocation({}), SlurmCluster())[-4:]
 
 
 @pytest.mark.parametrize(
