@@ -154,7 +154,7 @@ def test_an_allocation_is_read_as_slurm_describes_it(cluster: Cluster, monkeypat
     """``--ntasks`` alone, tasks by node, none; in the allocation, in a step of a part, and in one that says all."""
     monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
     step = "srun --overlap --nodes=1 --ntasks=1 --quiet"
-    found = {}
+    found: dict[tuple[str, str], object] = {}
     for options in ("-n4", "--ntasks-per-node=2", ""):
         line = f"env -0; echo; {step} env -0; echo; {step} --preserve-env env -0"
         said = cluster.run("salloc", "--quiet", "-N2", *options.split(), "bash", "-c", line)
