@@ -189,20 +189,3 @@ def _expanded(text: str) -> list[int]:
             raise ConfigError(f"SLURM_TASKS_PER_NODE={text[:80]!r}: not of the form 8(x2) or 2(x3),1")
         counts += [int(found[1])] * int(found[2] or 1)
     return counts
-
-
-def outside(variables: Mapping[str, str]) -> dict[str, str]:
-    """Variables without those of a Slurm job: what sbatch and the ranks of other launchers are to know nothing of.
-
-    sbatch hands every ``SLURM_*`` on, whatever ``--export`` says; a job that is submitted from a task of an array would
-    take itself for that task.
-    """
-    return {
-        name: value
-        for name, value in variables.items()
-        if not name.startswith(("SLURM_", "SLURMD_")) or name in _OF_CLIENTS
-    }
-
-
-_OF_CLIENTS = frozenset({"SLURM_CLUSTERS", "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_TIME_FORMAT"})
-"""Settings of Slurm's commands, which a user may have in any shell."""

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.files import read_text
+from capt.pretrain.base.process import without_launchers
 from capt.pretrain.base.sensitive import is_secret
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,11 @@ _MAX_BYTES = 1 << 16
 def inherited() -> dict[str, str]:
     """A copy of this process's environment."""
     return dict(os.environ)
+
+
+def of_ranks(*, within_slurm: bool = False) -> dict[str, str]:
+    """What ranks on this host inherit: this process's environment without other launchers' variables."""
+    return without_launchers(os.environ, within_slurm=within_slurm)
 
 
 def visible_gpus() -> list[str]:

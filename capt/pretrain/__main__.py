@@ -161,7 +161,8 @@ def _run(options: argparse.Namespace) -> int:
     from capt.pretrain.base import distributed
     from capt.pretrain.engine.run import run_job
 
-    distributed.initialize(job.engine.timeout_minutes if job else _TIMEOUT_MINUTES)
+    by_deepspeed = options.local_rank is not None
+    distributed.initialize(job.engine.timeout_minutes if job else _TIMEOUT_MINUTES, by_deepspeed=by_deepspeed)
     with distributed.synchronize_errors():  # one host may see another file
         if refusal is not None:
             raise refusal

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import socket
 import sys
 from collections.abc import Callable, Iterator
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,7 @@ from tests import embeddings, latent
 from tests.multihost.network import ADDRESSES, INTERFACE, Hosts, several_hosts
 from tests.pairs import pairs_mapping
 from tests.runs import losses
-from tests.small_job import ROOT
+from tests.small_job import ROOT, write_job
 from tests.support import run_capt
 from tests.unit.retrieval.toy import write_beir, write_sentence_folder
 from tests.vision_language import vision_language_mapping
@@ -76,6 +79,21 @@ def test_a_job_has_the_same_losses_on_two_hosts(hosts: Hosts, kind: str) -> None
     assert "2 ranks on 2 hosts" in _on_both(hosts, work, [*words, "run.dir=two", "--no-preflight"], 75)
     assert sorted(losses(work / "one")) == list(range(1, STEPS + 1))
     assert losses(work / "two") == losses(work / "one")
+
+
+def test_hosts_whose_names_are_loopback_addresses_end_with_a_line_to_write(hosts: Hosts) -> None:
+    """Gloo announces what the name stands for: no host reaches another. With the line that is named the job trains."""
+    if not ip_address(socket.gethostbyname(socket.gethostname())).is_loopback:
+        pytest.skip("needs a machine whose name is a loopback address")
+    work = write_job(hosts.folder / "names", schedule={"max_steps": 2, "warmup_steps": 0})
+    words = ["pretrain", "job.yaml", "run.dir=run", "--no-preflight"]
+    said = _on_both(hosts, work, words, 1)
+    (setting,) = re.findall(
+        r"^error: rank 0 on .*gloo would announce 127.* write (\S+) into \.deepspeed_env", said, re.M
+    )
+    assert "Traceback" not in said
+    (work / ".deepspeed_env").write_text(f"{setting}\n")
+    _on_both(hosts, work, words, 0)
 
 
 def test_two_hosts_give_the_figures_of_retrieval_of_one(hosts: Hosts) -> None:

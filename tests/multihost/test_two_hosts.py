@@ -4,17 +4,21 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file
 
+from capt.pretrain.config.reader import job_to_yaml
 from tests.multihost.network import ADDRESSES, INTERFACE, Hosts, two_hosts
+from tests.multihost.test_tasks import JOBS
 from tests.runs import losses
 from tests.small_job import ROOT, write_job
 from tests.support import free_port, run_capt
@@ -99,6 +103,38 @@ def test_the_raw_deepspeed_launcher(hosts: Hosts, workplace: Path, one_host: dic
         *("--module", "capt.pretrain", "job.yaml", "run.dir=raw", f"schedule.stop_after={STEPS}"),
     )
     check_two_hosts(said, workplace / "raw", one_host)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["pairs", "vision_language"])
+def test_the_raw_deepspeed_launcher_with_other_jobs(hosts: Hosts, kind: str) -> None:
+    folder = hosts.folder / kind
+    folder.mkdir()
+    (folder / ".deepspeed_env").write_text(f"GLOO_SOCKET_IFNAME={INTERFACE}\n")
+    (folder / "job.yaml").write_text(job_to_yaml(JOBS[kind](folder)))
+    words = ["job.yaml", "validate.every=0", "schedule.stop_after=4"]
+    one = run_capt("pretrain", *words, "run.dir=one", "--nproc", "2", cwd=folder, env=dict(os.environ))
+    assert one.returncode == 75, one.stderr
+    deepspeed = (BIN / "deepspeed", "--hostfile", hosts.hostfile(), "--master_addr", ADDRESSES[0])
+    run(hosts, folder, kind, *deepspeed, "--module", "capt.pretrain", *words, "run.dir=two")
+    assert sorted(losses(folder / "one")) == [1, 2, 3, 4]
+    assert losses(folder / "two") == losses(folder / "one")
+
+
+@pytest.mark.slow
+def test_the_raw_deepspeed_launcher_says_which_variable_gloo_needs(hosts: Hosts) -> None:
+    """On hosts whose names are loopback addresses, and without the variable; both launchers end."""
+    if not ip_address(socket.gethostbyname(socket.gethostname())).is_loopback:
+        pytest.skip("needs a machine whose name is a loopback address")
+    folder = write_job(hosts.folder / "names")
+    deepspeed = (BIN / "deepspeed", "--hostfile", hosts.hostfile(), "--master_addr", ADDRESSES[0])
+    with started(hosts, folder, "names", *deepspeed, "--module", "capt.pretrain", "job.yaml") as (process, log):
+        assert process.wait(timeout=150) == 1, log.read_text(errors="replace")[-6000:]
+    said = log.read_text(errors="replace")
+    assert re.search(
+        rf"^{ADDRESSES[0]}: error: rank 0 on .*GLOO_SOCKET_IFNAME={INTERFACE} into \.deepspeed_env", said, re.M
+    )
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize("launcher", [pytest.param("ssh", marks=pytest.mark.slow), "deepspeed"])

@@ -99,7 +99,7 @@ def start(launch: Launch, plan: Plan) -> End:
     (command,) = plan.commands
     inherited = {
         name: value
-        for name, value in environment.inherited().items()
+        for name, value in environment.of_ranks().items()
         if name in plan.forwarded_env or not name.startswith(_SENT_BY_DEEPSPEED)
     }
     ssh = command.env[USERS_OPTIONS]

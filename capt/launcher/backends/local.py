@@ -65,7 +65,7 @@ def run_ranks(
 
     They meet at ``port`` of the loopback interface (0: any that is free); ``again`` is that of a launch.
     """
-    base, ranks = environment.inherited(), LocalRanks()
+    base, ranks = environment.of_ranks(), LocalRanks()
     try:
         port = ranks.listen(port, alone=True, again=again)
     except OSError as error:

@@ -61,7 +61,7 @@ class Rank:
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], cwd: Path, output: Path | None) -> None:
         """Start the process."""
-        merged = {**environment.inherited(), **env}
+        merged = {**environment.of_ranks(), **env}
         self._process = processes.start(argv, merged, on_parent_death=signal.SIGKILL, cwd=cwd, output=output)
 
     def poll(self) -> int | None:

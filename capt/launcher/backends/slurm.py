@@ -17,7 +17,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from capt.launcher import environment
-from capt.launcher.allocation import ARRAY_NUMBER, OWN_ID, outside
+from capt.launcher.allocation import ARRAY_NUMBER, OWN_ID
 from capt.launcher.backends.hosts import check_spares
 from capt.launcher.plan import Command, End, Launch, Plan
 from capt.launcher.ssh import Host, Slots
@@ -201,7 +201,8 @@ def start(launch: Launch, plan: Plan) -> End:
     (command,) = plan.commands
     require_own_folder(launch.run_dir / "log", error=ConfigError)
     (launch.run_dir / "log").mkdir(parents=True, exist_ok=True)
-    code = subprocess.run(command.argv, env=outside(environment.inherited()), check=False).returncode
+    # sbatch hands every SLURM_* on, whatever --export says: within another job this one would take itself for that.
+    code = subprocess.run(command.argv, env=environment.of_ranks(), check=False).returncode
     return End(DONE) if code == 0 else End(FAILED, f"sbatch ended with {code}")
 
 

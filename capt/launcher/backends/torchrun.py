@@ -138,4 +138,4 @@ def _blocked_reason(hosts: tuple[Host, ...]) -> str:
 def start(launch: Launch, plan: Plan) -> End:
     """Run the job on this host."""
     (command,) = plan.commands
-    return run_launcher(command, environment.inherited(), launch.run_dir)
+    return run_launcher(command, environment.of_ranks(), launch.run_dir)

@@ -22,7 +22,7 @@ from typing import Any
 from capt.launcher.supervisor import processes
 from capt.launcher.supervisor.messages import LEASE, MARK, REPORT
 from capt.launcher.supervisor.ranks import LocalRanks
-from capt.pretrain.base.process import boot_id, born
+from capt.pretrain.base.process import boot_id, born, without_launchers
 
 _POLL = 0.05
 _ENDING = 5.0
@@ -55,7 +55,7 @@ def serve(signalled: bool) -> int:
     os.dup2(nothing, 0)  # no rank reads what the head says
     os.dup2(2, 1)
     os.close(nothing)
-    supervisor = Supervisor(inward, outward)
+    supervisor = Supervisor(inward, outward, signalled=signalled)
     if signalled:
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, lambda number, _: supervisor.stop(signal.Signals(number)))
@@ -65,8 +65,8 @@ def serve(signalled: bool) -> int:
 class Supervisor:
     """The ranks of this host, and the line to the head."""
 
-    def __init__(self, inward: int, outward: int) -> None:
-        self._in, self._out = inward, outward
+    def __init__(self, inward: int, outward: int, *, signalled: bool = False) -> None:
+        self._in, self._out, self._signalled = inward, outward, signalled
         os.set_blocking(outward, False)  # a cut line must not keep us from our own end
         self._heard, self._unsaid = b"", b"\n"  # what a login shell has printed may have no end
         self._lease = time.monotonic() + LEASE
@@ -150,8 +150,9 @@ class Supervisor:
         """Start a rank for each environment, once what is ``left`` of an earlier attempt here has ended."""
         if stuck := processes.end_recorded([(pid, born) for pid, born in left], _ENDING):
             raise OSError(f"processes of before do not end: {', '.join(map(str, stuck))}")
+        inherited = without_launchers(os.environ, within_slurm=self._signalled)
         for own in each:
-            self._ranks.start(argv, {**os.environ, **env, **own})
+            self._ranks.start(argv, {**inherited, **env, **own})
             self._born.append(born(self._ranks.where(len(self._born))[1]) or 0)
 
     def _report(self) -> None:

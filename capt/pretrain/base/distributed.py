@@ -30,7 +30,8 @@ from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[a
 
 from capt.pretrain.base import errors
 from capt.pretrain.base.errors import ConfigError, RunFailedError, UserError, is_passing, shown, user_text
-from capt.pretrain.base.process import LISTENS, SECRET, allow_open_files
+from capt.pretrain.base.network import Announced, unreachable
+from capt.pretrain.base.process import LISTENS, SECRET, allow_open_files, leave_other_launchers
 from capt.pretrain.base.traits import traits
 
 logger = logging.getLogger(__name__)
@@ -334,16 +335,31 @@ def prepare_gpus(traces: Path) -> dict[str, str]:
     return chosen
 
 
-def initialize(timeout_minutes: float) -> None:
+_NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def initialize(timeout_minutes: float, *, by_deepspeed: bool = False) -> None:
     """Join the process group that the launcher describes (NCCL on GPUs, gloo on CPUs); alone, make a group of one.
 
     A group of one is made for a lone process as well, because DeepSpeed's engine asks for one. Ranks that are all on
-    this host listen on the loopback interface alone.
+    this host listen on the loopback interface alone. ``by_deepspeed``: DeepSpeed's launcher has started this rank.
+
+    Raises:
+        ConfigError: the launcher has left out one of the variables of a rank, or this host lets a process open too
+            few files.
     """
     if is_distributed():
         return
-    if "RANK" not in os.environ:
-        os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    if warning := leave_other_launchers(by_deepspeed=by_deepspeed):
+        logger.warning("%s", warning)
+    if os.environ.get("WORLD_SIZE", "1") == "1" and os.environ.get("RANK", "0") == "0":
+        for name, value in zip(_NEEDED, ("0", "1", "0", "127.0.0.1", "0"), strict=True):
+            os.environ.setdefault(name, value)
+    if missing := [name for name in _NEEDED if not os.environ.get(name)]:
+        raise ConfigError(
+            f"RANK is set and {', '.join(missing)} not: a launcher gives every rank {', '.join(_NEEDED)}; for one "
+            "process alone: unset RANK"
+        )
     world = int(os.environ["WORLD_SIZE"])
     files = allow_open_files(world)
     # Rank 0, where all meet, has a connection of each rank; over gloo each of two has one of the other.
@@ -355,21 +371,22 @@ def initialize(timeout_minutes: float) -> None:
             f"{world} needs {needed} at least: ulimit -n {1024 if needed <= 1024 else 65536}"
         )
     here = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE")
-    if world == 1 or (here and int(here) == world):
+    one_host = world == 1 or bool(here and int(here) == world)
+    if one_host:
         os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
     timeout = datetime.timedelta(minutes=timeout_minutes)
     if torch.cuda.is_available():
         global _control_group
         torch.cuda.set_device(local_rank())
-        _join("nccl", world, timeout)
+        _join("nccl", world, timeout, one_host=one_host)
         # A mesh of all ranks would be a descriptor a peer in every process; so those that talk connect when they do.
         os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
         _control_group = dist.new_group(backend="gloo", timeout=timeout)
     else:
-        _join("gloo", world, timeout)
+        _join("gloo", world, timeout, one_host=one_host)
 
 
-def _join(backend: str, world: int, timeout: datetime.timedelta) -> None:
+def _join(backend: str, world: int, timeout: datetime.timedelta, *, one_host: bool) -> None:
     """Make the process group. Ranks that torchrun has started again must not find addresses of the dead ones.
 
     torchrun (``--max-restarts``) keeps one store for all attempts on a host; agents of several hosts make a new one for
@@ -383,6 +400,8 @@ def _join(backend: str, world: int, timeout: datetime.timedelta) -> None:
         store = PrefixStore(f"attempt-{attempt}" if alone else "default_pg", shared)
     number = int(os.environ["RANK"])
     _require_one_backend(store, backend, number)
+    if not one_host:
+        _require_reachable(store, number, world)
     dist.init_process_group(backend, store=store, rank=number, world_size=world, timeout=timeout)
 
 
@@ -408,6 +427,24 @@ def _require_one_backend(store: dist.Store, backend: str, number: int) -> None:
     )
     error.everywhere, error.passing = False, True
     raise error
+
+
+def _require_reachable(store: dist.Store, number: int, world: int) -> None:
+    """Refuse hosts that gloo cannot join: some would wait for the others until their time is over. On GPUs as well,
+    where the ranks agree over gloo.
+
+    Raises:
+        RunFailedError: on every rank, with what is to be written where.
+    """
+    said = Announced.here(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    store.set(f"capt/address/{number}", said.to_json())
+    if number == 0:
+        everyone = [Announced.from_json(store.get(f"capt/address/{each}")) for each in range(world)]
+        store.set("capt/unreachable", f"{unreachable(everyone)}\n")  # an empty value would be none
+    if problem := store.get("capt/unreachable").decode().strip():
+        error = RunFailedError(problem)
+        error.everywhere = True
+        raise error
 
 
 _FILES = 66

@@ -12,7 +12,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import TextIOBase
 from pathlib import Path
 from typing import TextIO
@@ -52,6 +52,63 @@ def error_line(text: str, stream: TextIO | TextIOBase) -> str:
 
 LISTENS, SECRET = "CAPT_LISTENS", "CAPT_SECRET"
 """Variables of a rank: the socket of the rendezvous that rank 0 inherits, and what only ranks of this job know."""
+
+_ALWAYS_OTHERS: tuple[str, ...] = (
+    *("OMPI_", "PMIX_", "PRTE_"),  # Open MPI
+    *("PMI_", "HYDRA_", "HYDI_", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "I_MPI_"),  # MPICH, Intel MPI
+    *("MV2_", "MPISPAWN_"),  # MVAPICH2
+    *("PALS_", "ALPS_", "JSM_", "FLUX_"),  # Cray, IBM, Flux
+    *("AZUREML_EXPERIMENT_ID", "AZ_BATCH", "SM_"),  # Azure ML, SageMaker: DeepSpeed reads them as MPI's
+)
+_OF_RANKS = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("CROSS_RANK", "CROSS_SIZE", "NODE_RANK"),
+)
+_OF_TORCHRUN = ("TORCHELASTIC_", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_", "LOCAL_WORLD_SIZE")
+_OF_SLURM = ("SLURM_", "SLURMD_")
+_OF_SLURMS_COMMANDS = frozenset({"SLURM_CLUSTERS", "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_TIME_FORMAT"})
+_COUNTS = {
+    "OMPI_COMM_WORLD_SIZE": "mpirun", "PMI_SIZE": "mpiexec", "MV2_COMM_WORLD_SIZE": "mpirun",
+    "SLURM_STEP_NUM_TASKS": "srun",
+}  # fmt: skip
+"""Variables in which other launchers say how many processes they have started."""
+
+
+def without_launchers(variables: Mapping[str, str], *, within_slurm: bool = False) -> dict[str, str]:
+    """Variables without those by which any launcher numbers its processes: what ranks that we start inherit.
+
+    A shell may itself be a process of mpirun, torchrun or srun, and libraries believe what it has left there. What
+    users set for Slurm's commands stays; ``within_slurm``, all that Slurm has set does.
+    """
+    others = (*_ALWAYS_OTHERS, *_OF_TORCHRUN, "PET_", *(() if within_slurm else _OF_SLURM))
+    return {
+        name: value
+        for name, value in variables.items()
+        if name in _OF_SLURMS_COMMANDS or not (name in _OF_RANKS or name.startswith(others))
+    }
+
+
+def leave_other_launchers(*, by_deepspeed: bool) -> str:
+    """Take out of this rank's environment what launchers have left there that have not started it; return a warning.
+
+    Without ``RANK`` nobody has started it as a rank. ``by_deepspeed``: DeepSpeed's launcher has; else it may be
+    torchrun, whose variables then stay. What Slurm says stays in any case, for no library takes it for a rank's.
+    """
+    alone, others = "RANK" not in os.environ, _ALWAYS_OTHERS
+    counts = [(name, os.environ[name]) for name in _COUNTS if os.environ.get(name, "1") != "1"] if alone else []
+    if alone or by_deepspeed:
+        others += _OF_TORCHRUN
+    for name in [name for name in os.environ if name.startswith(others) or (alone and name in _OF_RANKS)]:
+        del os.environ[name]
+    if not counts:
+        return ""
+    name, count = counts[0]
+    return (
+        f"{name}={count} is of {_COUNTS[name]}, which gives no RANK: this process trains alone; `capt pretrain` starts "
+        "ranks (--nproc, --hostfile, --launcher srun)"
+    )
+
+
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 

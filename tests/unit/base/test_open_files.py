@@ -39,11 +39,12 @@ def test_a_limit_that_a_thousand_ranks_would_reach_is_refused_before_they_meet(
     monkeypatch: pytest.MonkeyPatch, rank: str, gpu: bool, files: int, refused: bool
 ) -> None:
     """Else the last of them would wait until the time-out of the process group, and nothing would say why."""
-    for name, value in {"RANK": rank, "WORLD_SIZE": "1024", "LOCAL_WORLD_SIZE": "8", "LOCAL_RANK": "0"}.items():
+    place = {"RANK": rank, "WORLD_SIZE": "1024", "LOCAL_WORLD_SIZE": "8", "LOCAL_RANK": "0"}
+    for name, value in {**place, "MASTER_ADDR": "node-1", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)
     met: list[str] = []
     monkeypatch.setattr(distributed, "allow_open_files", lambda more: files)
-    monkeypatch.setattr(distributed, "_join", lambda backend, *_: met.append(backend))
+    monkeypatch.setattr(distributed, "_join", lambda backend, *_, **__: met.append(backend))
     monkeypatch.setattr(distributed.dist, "new_group", lambda **_: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)

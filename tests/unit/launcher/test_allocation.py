@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from capt.launcher.allocation import OWN_ID, Allocation, outside
+from capt.launcher.allocation import OWN_ID, Allocation
 from capt.launcher.ssh import Host
 from capt.pretrain.base.errors import ConfigError
 
@@ -139,12 +139,6 @@ def test_a_task_of_an_array_names_itself_alone(variables: str, own_id: str) -> N
     script = ["bash", "-uc", f"echo {OWN_ID}"]
     said = subprocess.run(script, env=dict(here.variables), capture_output=True, text=True, check=True).stdout
     assert said == f"{own_id}\n"
-
-
-def test_a_job_that_is_submitted_within_another_is_not_taken_for_it() -> None:
-    inner = {"SLURM_JOB_ID": "100", "SLURM_ARRAY_TASK_ID": "3", "SLURM_HET_SIZE": "2", "SLURMD_NODENAME": "n1"}
-    kept = {"PATH": "/bin", "SLURM_CONF": "/etc/slurm.conf", "SBATCH_ACCOUNT": "a"}
-    assert outside({**inner, **kept}) == kept
 
 
 @pytest.mark.parametrize(
