@@ -1,6 +1,6 @@
-"""Who this process is in Slurm: its job, its task of an array, and the nodes and tasks of its allocation.
+"""The place of this process in Slurm: its job, its task of an array, and the nodes and tasks of its allocation.
 
-Nothing else of the product reads ``SLURM_*``. What a variable means is said in the manuals of sbatch, salloc and srun:
+Nothing else of the launcher reads ``SLURM_*``. What a variable means is said in the manuals of sbatch, salloc and srun:
 some are set only where an option was given (``SLURM_NTASKS``, ``SLURM_NTASKS_PER_NODE``); a job step replaces others
 by its own (``SLURM_TASKS_PER_NODE``, ``SLURM_NTASKS``) and leaves the job's list of nodes; and without any option about
 tasks ``SLURM_TASKS_PER_NODE`` counts processors.
@@ -37,7 +37,7 @@ _OF_A_STEP = (
 
 @dataclass(frozen=True)
 class Allocation:
-    """What Slurm has said to a process, by its variables."""
+    """A job of Slurm as its variables describe it to a process."""
 
     variables: Mapping[str, str]
 
@@ -63,7 +63,7 @@ class Allocation:
 
     @property
     def restarts(self) -> int:
-        """How often Slurm has queued the job again."""
+        """The number of times that Slurm has queued the job again."""
         return self._number("SLURM_RESTART_COUNT") or 0
 
     def hosts(self) -> tuple[Host, ...]:

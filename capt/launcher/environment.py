@@ -43,7 +43,7 @@ def inherited() -> dict[str, str]:
 
 
 def of_ranks(*, within_slurm: bool = False) -> dict[str, str]:
-    """What ranks on this host inherit: this process's environment without other launchers' variables."""
+    """The environment that ranks on this host inherit: that of this process without other launchers' variables."""
     return without_launchers(os.environ, within_slurm=within_slurm)
 
 

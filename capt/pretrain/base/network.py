@@ -1,4 +1,4 @@
-"""How ranks on other hosts reach this one over gloo, found out before they meet.
+"""Hosts that gloo cannot join, found before their ranks meet.
 
 Gloo announces the first address of the host's name, or that of ``GLOO_SOCKET_IFNAME``. Where that is a loopback address
 (Debian writes ``127.0.1.1 NAME`` into /etc/hosts), every other host connects to itself.
@@ -20,19 +20,19 @@ VARIABLE = "GLOO_SOCKET_IFNAME"
 
 
 class Announced(NamedTuple):
-    """What one rank says of its host."""
+    """A rank's word on its host."""
 
     place: str
     """The host and its network: ranks of one place reach each other by loopback addresses."""
     host: str
     problem: str
-    """Why ranks of other places do not reach it; empty where nothing is known against it."""
+    """The reason why ranks of other places do not reach it; empty where nothing is known against it."""
     interface: str
     """The interface by which it reaches the rendezvous, where that can be told."""
 
     @classmethod
     def here(cls, master: str, port: int) -> Announced:
-        """What this process says, whose ranks meet at a port of the host ``master``."""
+        """The word of this process, whose ranks meet at a port of the host ``master``."""
         network = os.readlink("/proc/self/ns/net") if os.path.exists("/proc/self/ns/net") else ""
         interfaces = _interfaces()
         towards = _interface_of(_own_address(master, port), interfaces)
@@ -49,7 +49,7 @@ class Announced(NamedTuple):
 
 
 def unreachable(ranks: Sequence[Announced]) -> str:
-    """Why these ranks, on several hosts, will not reach each other, and what to write where; empty where they may."""
+    """The reason why ranks on several hosts will not reach each other, with its remedy; empty where they may."""
     if len({rank.place for rank in ranks}) == 1:
         return ""
     faults = {rank.place: (number, rank) for number, rank in reversed(list(enumerate(ranks))) if rank.problem}
@@ -70,7 +70,7 @@ def unreachable(ranks: Sequence[Announced]) -> str:
 
 
 def _problem(interfaces: dict[str, list[str]]) -> str:
-    """What is wrong with the address that gloo announces."""
+    """The fault of the address that gloo announces."""
     chosen = [name for name in os.environ.get(VARIABLE, "").split(",") if name]
     for name in chosen:
         if name not in interfaces:
