@@ -193,13 +193,8 @@ def test_a_rank_with_another_configuration_ends_the_job_before_it_begins(
 
 def test_too_few_open_files_name_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed, "allow_open_files", lambda _: 40)
-    for name, value in {
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_RANK": "0",
-        "MASTER_ADDR": "x",
-        "MASTER_PORT": "1",
-    }.items():
+    place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "node-1", "MASTER_PORT": "29500"}
+    for name, value in place.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=r"40 files open \(ulimit -n\), rank 0 of 1 needs 66 at least"):
         distributed.initialize(1.0)
@@ -208,7 +203,7 @@ def test_too_few_open_files_name_the_limit(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_rank_without_a_whole_place_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node-1"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match="RANK is set and LOCAL_RANK, MASTER_PORT not: .* unset RANK"):
+    with pytest.raises(ConfigError, match=r"RANK is set and LOCAL_RANK, MASTER_PORT not: .* unset RANK"):
         distributed.initialize(1.0)
 
 

@@ -18,7 +18,7 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -442,11 +442,16 @@ def _require_reachable(store: dist.Store, number: int, world: int) -> None:
         everyone = [Announced.from_json(store.get(f"capt/address/{each}")) for each in range(world)]
         store.set("capt/unreachable", f"{unreachable(everyone)}\n")  # an empty value would be none
     if problem := store.get("capt/unreachable").decode().strip():
+        store.set(f"capt/heard/{number}", "1")
+        if number == 0:  # the store ends with this process
+            with suppress(RuntimeError):
+                store.wait([f"capt/heard/{each}" for each in range(world)], _HEARING)
         error = RunFailedError(problem)
         error.everywhere = True
         raise error
 
 
+_HEARING = datetime.timedelta(seconds=30)
 _FILES = 66
 """Files that one of two ranks has open, with a data worker."""
 _secret = b""
