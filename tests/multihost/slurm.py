@@ -41,8 +41,9 @@ SlurmdTimeout=10
 SlurmdParameters=config_overrides
 KillWait=30
 JobRequeue=1
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 State=UNKNOWN
-NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 State=UNKNOWN
+GresTypes=gpu
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 Gres=gpu:2 State=UNKNOWN
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 Gres=gpu:2 State=UNKNOWN
 PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -102,6 +103,9 @@ def slurm_cluster(folder: Path) -> Iterator[Cluster]:
         conf = folder / "slurm.conf"
         host = socket.gethostname().partition(".")[0]
         conf.write_text(_CONF.format(host=host, folder=folder, ports=ports))
+        for number in range(2):  # to Slurm a GPU is a file
+            (folder / f"gpu{number}").touch()
+        (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-1]\n")
         (folder / "munge.key").write_bytes(os.urandom(128))
         (folder / "munge.key").chmod(0o400)
         env = {"SLURM_CONF": str(conf)}

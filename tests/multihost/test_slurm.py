@@ -177,6 +177,27 @@ def test_an_allocation_is_read_as_slurm_describes_it(cluster: Cluster, monkeypat
     }  # fmt: skip
 
 
+_STEPS = """
+import subprocess, sys
+from capt.launcher.allocation import Allocation
+from capt.launcher.backends.slurm import SlurmCluster
+from capt.launcher.backends.srun import srun_command
+here = Allocation.here()
+for host in here.hosts():
+    words = srun_command(host, here, SlurmCluster())
+    shows = ["bash", "-c", "echo $SLURMD_NODENAME $SLURM_GPUS_ON_NODE"]
+    subprocess.run([*words[: words.index(sys.executable)], *shows], env=here.step_environment(), check=True)
+"""
+
+
+def test_the_supervisor_of_a_node_has_the_gpus_of_its_tasks(cluster: Cluster) -> None:
+    """However they were asked for: srun would count those of a total, or by task, for the supervisor's one task."""
+    ways = ("--gpus=4", "--gpus-per-task=1", "--gpus-per-node=2", "--gres=gpu:2")
+    for options in [*((way, "-n4", "--ntasks-per-node=2") for way in ways), ("--gpus=4", "--ntasks-per-gpu=1")]:
+        said = cluster.run("salloc", "--quiet", "-N2", *options, sys.executable, "-c", _STEPS)
+        assert said.splitlines() == ["n1 2", "n2 2"], options
+
+
 @pytest.mark.slow
 def test_a_node_is_lost(cluster: Cluster, work: Path) -> None:
     """With shrink the allocation survives, and the job goes on with the node that is left."""
