@@ -13,7 +13,7 @@ from jaxtyping import Int32, Int64
 
 from capt.pretrain.base.locks import make_once
 from capt.tokenizer.encode import TextTokenizer
-from capt.tokenizer.special import is_bert_like
+from capt.tokenizer.special import PairTemplate
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +25,8 @@ CACHE_FROM = 50_000
 class EncodedTexts:
     """Token ids of ``n`` rows, special tokens included, one after the other.
 
-    Row ``i`` is ``ids[starts[i] : starts[i + 1]]``; its second text begins at ``seconds[i]`` within it (at its end
-    where there is one text). ``cut`` rows were longer than allowed.
+    Row ``i`` is ``ids[starts[i] : starts[i + 1]]``; its token types are 1 from ``seconds[i]`` on (its end where all are
+    0, as for one text). ``cut`` rows were longer than allowed.
     """
 
     ids: Int32[np.ndarray, " total"]
@@ -50,9 +50,10 @@ def encode_texts(
     max_length: int,
     *,
     source: str,
+    types: bool = False,
     cache: Path | None = None,
 ) -> EncodedTexts:
-    """``<s> A </s>`` or ``<s> A </s></s> B </s>`` of every row; BERT's vocabulary: ``[CLS] A [SEP] B [SEP]``.
+    """``<s> A </s>`` of every row, and of a pair what the tokenizer's own template makes of it (`PairTemplate`).
 
     Rows longer than ``max_length`` lose tokens of their longer text first, then of both (``longest_first`` of
     Hugging Face); how many is logged. Uses all cores.
@@ -63,16 +64,20 @@ def encode_texts(
         tokenizer: made of the vocabulary that the encoder was pretrained with.
         max_length: tokens of a row, special tokens included.
         source: what to call the rows in the log.
+        types: whether token types are read; without it they are all 0.
         cache: folder to keep the ids of ``CACHE_FROM`` rows or more in, by content; any process may share it.
+
+    Raises:
+        DataError: the tokenizer's template for pairs cannot be used; see `PairTemplate`.
     """
     if cache is None or len(first) < CACHE_FROM:
-        encoded = _encode(first, second, tokenizer, max_length)
+        encoded = _encode(first, second, tokenizer, max_length, types)
     else:
-        path = cache / f"{_key(first, second, tokenizer, max_length)}.npz"
+        path = cache / f"{_key(first, second, tokenizer, max_length, types)}.npz"
 
         def make() -> None:
             logger.info("%s: tokenizing %s rows into %s", source, f"{len(first):,}", path)
-            _write(path, _encode(first, second, tokenizer, max_length))
+            _write(path, _encode(first, second, tokenizer, max_length, types))
 
         make_once(path.with_suffix(".lock"), path.exists, make)
         with np.load(path, allow_pickle=False) as file:
@@ -97,33 +102,47 @@ def truncated_lengths(
 
 
 def _encode(
-    first: Sequence[str], second: Sequence[str] | None, tokenizer: TextTokenizer, max_length: int
+    first: Sequence[str], second: Sequence[str] | None, tokenizer: TextTokenizer, max_length: int, types: bool
 ) -> EncodedTexts:
     special = tokenizer.special
     bos, eos = (np.array([i], dtype=np.int32) for i in (special.bos, special.eos))
-    # Between the texts of a pair BERT has one [SEP], RoBERTa two </s>.
-    gap = eos if is_bert_like(tokenizer.backend, special) else np.concatenate([eos, eos])
     texts = tokenizer.encode_batch(first)
     a = np.array([len(ids) for ids in texts], dtype=np.int64)
     if second is None:
         keep = np.minimum(a, max_length - 2)
         parts = [part for ids, n in zip(texts, keep, strict=True) for part in (bos, ids[:n], eos)]
-        # Without a second text ``seconds`` is the end of the row.
         lengths, seconds, cut = keep + 2, keep + 2, keep < a
     else:
         others = tokenizer.encode_batch(second)
         b = np.array([len(ids) for ids in others], dtype=np.int64)
-        keep, keep_b = truncated_lengths(a, b, max_length - 2 - len(gap))
+        template = tokenizer.pair
+        before, gap, after = (np.array(x, dtype=np.int32) for x in (template.before, template.between, template.after))
+        keep, keep_b = truncated_lengths(a, b, max_length - template.added)
         pairs = zip(texts, others, keep, keep_b, strict=True)
-        parts = [part for ids, other, n, m in pairs for part in (bos, ids[:n], gap, other[:m], eos)]
-        seconds = keep + 1 + len(gap)
-        lengths, cut = seconds + keep_b + 1, (keep < a) | (keep_b < b)
+        parts = [part for ids, other, n, m in pairs for part in (before, ids[:n], gap, other[:m], after)]
+        lengths, cut = keep + keep_b + template.added, (keep < a) | (keep_b < b)
+        seconds = _second_type(template, keep, keep_b, lengths) if types else lengths
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     return EncodedTexts(np.concatenate(parts), starts, seconds.astype(np.int32), int(cut.sum()))
 
 
-def _key(first: Sequence[str], second: Sequence[str] | None, tokenizer: TextTokenizer, max_length: int) -> str:
-    digest = hashlib.sha256(f"{tokenizer.fingerprint}/{max_length}/{second is not None}".encode())
+def _second_type(
+    template: PairTemplate, a: Int64[np.ndarray, " n"], b: Int64[np.ndarray, " n"], lengths: Int64[np.ndarray, " n"]
+) -> Int64[np.ndarray, " n"]:
+    """The place in each row of ``a`` and ``b`` tokens of text from which on token types are 1."""
+    place = template.second_type
+    if place is None:
+        return lengths
+    # In the template each text has one place, and takes its own number of tokens in the row.
+    first, second = len(template.before), len(template.before) + 1 + len(template.between)
+    return place + (a - 1) * (place > first) + (b - 1) * (place > second)
+
+
+def _key(
+    first: Sequence[str], second: Sequence[str] | None, tokenizer: TextTokenizer, max_length: int, types: bool
+) -> str:
+    template = None if second is None else tokenizer.pair
+    digest = hashlib.sha256(f"{tokenizer.fingerprint}/{max_length}/{template}/{types}".encode())
     for texts in (first, second or ()):
         for text in texts:
             data = text.encode()

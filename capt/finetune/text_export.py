@@ -132,11 +132,13 @@ def _check(trained: AnyClassifier, family: Family, folder: Path) -> float:
     task: TextTask = section.text_task
     second = TEXTS[::-1] if task.pair else None
     assert section.sequence_length is not None
-    encoded = encode_texts(TEXTS, second, trained.tokenizer, section.sequence_length, source="probe")
+    encoded = encode_texts(
+        TEXTS, second, trained.tokenizer, section.sequence_length, source="probe", types=model.reads_types
+    )
     rows = TextRows(encoded, None, trained.tokenizer.special.pad, types=model.reads_types)
     # Several lengths with padding, then one alone: a mask that is read wrongly shows in the first.
     worst = 0.0
-    for chosen in (encoded.seconds.argsort(), encoded.seconds.argsort()[:1]):
+    for chosen in (encoded.lengths.argsort(), encoded.lengths.argsort()[:1]):
         inputs = rows.batch(chosen).inputs
         segments = {} if inputs.types is None else {"token_type_ids": inputs.types}
         mask = (inputs.tokens != trained.tokenizer.special.pad).long()

@@ -12,7 +12,6 @@ from tokenizers.normalizers import Normalizer
 
 from capt.pretrain.base.errors import DataError
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
-from capt.tokenizer.special import is_bert_like
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
@@ -145,11 +144,8 @@ def check_with_transformers(folder: Path, texts: Sequence[str]) -> int:
         raise DataError(f"{folder}: transformers has {len(theirs)} tokens, the vocabulary has {ours.vocab_size}")
     # Pairs as well: where two texts meet, families differ in their separators, which single texts do not show.
     lines = [*texts, *TRICKY]
-    encoded = [ids.tolist() for ids in ours.encode_batch(lines)]
-    # BERT has one separator between two texts, RoBERTa two.
-    gap = [special.eos] if is_bert_like(ours.backend, special) else [special.eos, special.eos]
-    singles = [[special.bos, *a, special.eos] for a in encoded]
-    pairs = [[special.bos, *a, *gap, *b, special.eos] for a, b in pairwise(encoded)]
+    singles = [[special.bos, *ids.tolist(), special.eos] for ids in ours.encode_batch(lines)]
+    pairs = [pair.ids for pair in ours.backend.encode_batch(list(pairwise(lines)))]
     loaded = chain(
         theirs(lines, split_special_tokens=True, verbose=False)["input_ids"],
         theirs(lines[:-1], lines[1:], split_special_tokens=True, verbose=False)["input_ids"],

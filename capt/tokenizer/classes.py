@@ -179,6 +179,15 @@ _UNIGRAM = ("AlbertTokenizer", "CamembertTokenizer", _DEBERTA, "XLMRobertaTokeni
 _PLAIN = ("PreTrainedTokenizer", "TokenizersBackend")
 """Without the ending ``Fast``: classes that take ``tokenizer.json`` as it is."""
 
+OWN_TEMPLATE: dict[str, bool] = {
+    **{name: name != "MPNetTokenizer" for name in WORD_PIECE},
+    _DEBERTA: True,
+    **dict.fromkeys(("RobertaTokenizer", "LongformerTokenizer", "BartTokenizer", "CamembertTokenizer"), False),
+    "XLMRobertaTokenizer": False,
+}
+"""Classes that put special tokens around texts in their own way, whatever ``tokenizer.json`` says: a pair as BERT's
+(``[CLS] A [SEP] B [SEP]``), or as RoBERTa's (``<s> A </s> </s> B </s>``)."""
+
 _OF_MODELS = {
     "bert": "BertTokenizer", "distilbert": "BertTokenizer", "electra": "BertTokenizer", "lxmert": "LxmertTokenizer",
     "mpnet": "MPNetTokenizer", "roberta": "RobertaTokenizer", "gpt2": "GPT2Tokenizer",

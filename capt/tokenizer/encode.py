@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from capt.pretrain.base.atomic import new_file
 from capt.tokenizer.classes import check_ids, rust_errors
 from capt.tokenizer.formats import open_folder
-from capt.tokenizer.special import SpecialIds, is_bert_like, resolve_special_ids
+from capt.tokenizer.special import PairTemplate, SpecialIds, pair_template, resolve_special_ids
 
 _BATCH_CHARACTERS = 4_000_000
 
@@ -73,6 +73,12 @@ class TextTokenizer:
         content["special"] = asdict(self.special)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
+    @cached_property
+    def pair(self) -> PairTemplate:
+        """The special tokens of a pair of texts. Raises ``DataError`` where its template cannot be used."""
+        with rust_errors("tokenizer", "a pair cannot be encoded"):
+            return pair_template(self.backend)
+
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """The ids of every text, without special tokens around it; the text of a special token is read as text.
 
@@ -105,7 +111,7 @@ class TextTokenizer:
         """
         bos, pad, eos, unk, mask = (self.backend.id_to_token(i) for i in asdict(self.special).values())
         # A model with one segment gets no token types: it has no row for the second one.
-        inputs = ["token_type_ids"] if types and is_bert_like(self.backend, self.special) else []
+        inputs = ["token_type_ids"] if types and 1 in self.backend.encode("a", "b").type_ids else []
         # Special tokens without a role, which `load_tokenizer` must not look for in texts.
         added = self.backend.get_added_tokens_decoder().values()
         controls = [t.content for t in added if t.special and t.content not in (bos, pad, eos, unk, mask)]

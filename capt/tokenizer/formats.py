@@ -23,6 +23,7 @@ from capt.pretrain.base.records import Record, read_record
 from capt.tokenizer.classes import (
     BYTE_LEVEL,
     CONVERT,
+    OWN_TEMPLATE,
     WORD_PIECE,
     check_ids,
     check_pipeline,
@@ -235,6 +236,10 @@ def _from_tokenizer_json(path: Path, folder: _Folder) -> Tokenizer:
     spec = _each_key_once(path)
     check_pipeline(spec, path)
     conform(spec, folder.kind, folder.keys, path)
+    # The usual template of the class, which is set where there is none.
+    own = OWN_TEMPLATE.get(folder.kind or "")
+    if own is not None and own == (folder.declared.get("bos") == "[CLS]"):
+        spec["post_processor"] = None
     for part, key in (("truncation", "direction"), ("padding", "direction")):
         if str((spec.get(part) or {}).get(key, "Right")) != "Right":
             raise DataError(f"{path}: {part} is on the left; texts are padded and cut on the right here")
@@ -339,7 +344,12 @@ def _word_piece(path: Path, folder: _Folder) -> Tokenizer:
 
 
 def _lower_cased(tokenizer: Tokenizer, path: Path) -> Tokenizer:
-    """``tokenizer``, after the step that sentence-transformers puts before all others where its file asks for it."""
+    """``tokenizer``, after the step that sentence-transformers puts before all others where its file asks for it.
+
+    Without ``modules.json`` that library does not read the file.
+    """
+    if not any((folder / "modules.json").is_file() for folder in (path, *path.absolute().parents[:2])):
+        return tokenizer
     names = (f"sentence_{name}_config.json" for name in _SENTENCE_CONFIGS)
     name = next((name for name in names if file_in(path, name) is not None), None)
     if name is None or not _object(path, name).get("do_lower_case"):

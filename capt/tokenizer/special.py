@@ -55,7 +55,7 @@ def resolve_special_ids(
 
     Raises:
         DataError: a role has no token in the vocabulary and ``add_missing`` is false, or the folder puts other special
-            tokens around a text or a pair than encoders here are given.
+            tokens around a text than encoders here are given.
     """
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     # A declared token counts alone, even where a well-known one is there too.
@@ -88,11 +88,6 @@ def resolve_special_ids(
     _keep_text_as_text(tokenizer, special, where)
     logger.debug("%s: special ids %s", where, asdict(special))
     return special
-
-
-def is_bert_like(tokenizer: Tokenizer, special: SpecialIds) -> bool:
-    """Whether pairs are ``[CLS] A [SEP] B [SEP]`` with token types 0 and 1, not ``<s> A </s> </s> B </s>``."""
-    return str(tokenizer.id_to_token(special.bos)) == "[CLS]"
 
 
 def _keep_text_as_text(tokenizer: Tokenizer, special: SpecialIds, where: Path) -> None:
@@ -152,11 +147,15 @@ def _is_taken(tokenizer: Tokenizer, name: str, token: int) -> bool:
 
 
 def _set_template(tokenizer: Tokenizer, special: SpecialIds, where: Path) -> None:
-    """Set the template of a tokenizer that puts nothing around a text, as GPT-2's; check that of any other."""
-    a, b = (tokenizer.encode(text, add_special_tokens=False).ids for text in "ab")
+    """Set the template of a tokenizer that puts nothing around a text, as GPT-2's; check that of any other.
+
+    What a tokenizer makes of a pair of texts is its own: see `pair_template`.
+    """
+    a = tokenizer.encode("a", add_special_tokens=False).ids
     bos, eos = tokenizer.id_to_token(special.bos), tokenizer.id_to_token(special.eos)
-    bert = is_bert_like(tokenizer, special)
-    single, pair = tokenizer.encode("a"), tokenizer.encode("a", "b")
+    # Pairs are [CLS] A [SEP] B [SEP] with token types 0 and 1, or <s> A </s> </s> B </s>.
+    bert = bos == "[CLS]"
+    single = tokenizer.encode("a")
     # Nothing is put around a text.
     if single.ids == a:
         tokenizer.post_processor = processors.TemplateProcessing(
@@ -165,16 +164,69 @@ def _set_template(tokenizer: Tokenizer, special: SpecialIds, where: Path) -> Non
             special_tokens=[(bos, special.bos), (eos, special.eos)],
         )
         return
-    gap = [special.eos] if bert else [special.eos, special.eos]
-    types = [0] * (len(a) + 2) + [1] * (len(b) + 1)
     if single.ids != [special.bos, *a, special.eos]:
         raise DataError(
             f"{where}: the post_processor of tokenizer.json makes {' '.join(single.tokens)} of the text a; "
             f"encoders here read {bos} a {eos}"
         )
-    if pair.ids != [special.bos, *a, *gap, *b, special.eos] or (bert and pair.type_ids != types):
+
+
+@dataclass(frozen=True)
+class PairTemplate:
+    """The special tokens of a pair of texts: ``before A between B after``.
+
+    Attributes:
+        before: ids in front of the first text.
+        between: ids of the special tokens between the texts.
+        after: ids behind the second text.
+        types: token types of ``before``, of all tokens of A, of ``between``, of B and of ``after``, in this order.
+    """
+
+    before: tuple[int, ...]
+    between: tuple[int, ...]
+    after: tuple[int, ...]
+    types: tuple[int, ...]
+
+    @property
+    def added(self) -> int:
+        """The number of special tokens."""
+        return len(self.before) + len(self.between) + len(self.after)
+
+    @property
+    def second_type(self) -> int | None:
+        """The place in ``types`` from which on they are 1; None where all are 0.
+
+        Raises:
+            DataError: they are others, or go back to 0.
+        """
+        if list(self.types) != sorted(self.types) or set(self.types) - {0, 1}:
+            raise DataError(
+                f"the post_processor of tokenizer.json gives the parts of a pair the token types {self.types}; an "
+                "encoder that reads them here has 0, and from some part on 1"
+            )
+        return self.types.index(1) if 1 in self.types else None
+
+
+def pair_template(tokenizer: Tokenizer) -> PairTemplate:
+    """The template by which ``tokenizer`` puts a pair of texts together, as the library and AutoTokenizer do.
+
+    Raises:
+        DataError: it does not put each text there once, the first one first.
+    """
+    a, b = (tokenizer.encode(text, add_special_tokens=False).ids for text in "ab")
+    pair = tokenizer.encode("a", "b")
+    texts = [number for number in pair.sequence_ids if number is not None]
+    first, second = (pair.sequence_ids.index(number) if number in texts else 0 for number in (0, 1))
+    end, last = first + len(a), second + len(b)
+    if texts != [0] * len(a) + [1] * len(b) or pair.ids[first:end] != a or pair.ids[second:last] != b:
         raise DataError(
-            f"{where}: the post_processor of tokenizer.json makes {' '.join(pair.tokens)} (types {pair.type_ids}) of "
-            f"the pair a, b; encoders here read {bos} a {eos} {'b' if bert else f'{eos} b'} {eos}"
-            f"{f' (types {types})' if bert else ''}"
+            f"the post_processor of tokenizer.json makes {' '.join(pair.tokens)} of the pair a, b; a row here has the "
+            "first text, and after it the second one"
         )
+    kinds = pair.type_ids
+    return PairTemplate(
+        before=tuple(pair.ids[:first]),
+        between=tuple(pair.ids[end:second]),
+        after=tuple(pair.ids[last:]),
+        types=(*kinds[: first + 1], *kinds[end : second + 1], *kinds[last:]),
+    )

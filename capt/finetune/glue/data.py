@@ -70,7 +70,9 @@ def row_set(examples: Examples, data: TextData, tokenizer: TextTokenizer, length
         types: whether the encoder reads token types.
     """
     cache = data.cache / "finetune"
-    encoded = encode_texts(examples.first, examples.second, tokenizer, length, source=examples.source, cache=cache)
+    encoded = encode_texts(
+        examples.first, examples.second, tokenizer, length, source=examples.source, types=types, cache=cache
+    )
     return TextRows(encoded, examples.labels, tokenizer.special.pad, types=types)
 
 

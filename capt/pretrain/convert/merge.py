@@ -31,7 +31,7 @@ from capt.pretrain.models.hf_folder import (
     read_tensors,
     require_regular,
 )
-from capt.pretrain.models.sentence_folder import modules_of
+from capt.pretrain.models.sentence_folder import encoder_folder, modules_of
 from capt.pretrain.registry import task_class
 
 _VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "spm.model", "sentencepiece.bpe.model")
@@ -114,11 +114,15 @@ _OTHER_WEIGHTS = (".bin", ".pt", ".onnx", ".h5", ".msgpack", ".ot", ".gguf")
 
 def _merge_folders(sources: Sequence[Path], shares: Sequence[float], out: Path, method: Method) -> None:
     first = sources[0]
-    config = read_json(first / "config.json")
+    # A folder of sentence-transformers may have its encoder in a folder within.
+    encoder = encoder_folder(first)
+    place = encoder.relative_to(first)
+    config = read_json(encoder / "config.json")
     for other in sources[1:]:
         _require_alike(first, config, other)
-    tensors = [read_tensors(source) for source in sources]
-    write_tensors(out / "model.safetensors", _mixed(sources, tensors, shares, method), {"format": "pt"})
+    tensors = [read_tensors(encoder_folder(source)) for source in sources]
+    (out / place).mkdir(parents=True, exist_ok=True)
+    write_tensors(out / place / "model.safetensors", _mixed(sources, tensors, shares, method), {"format": "pt"})
     # The tensors are as large as the models; files that are copied need them no more.
     del tensors
     for path in sorted(first.rglob("*")):
@@ -127,7 +131,7 @@ def _merge_folders(sources: Sequence[Path], shares: Sequence[float], out: Path, 
             continue
         is_model = re.fullmatch(r"model(-\d+-of-\d+)?\..*", path.name) is not None
         # The weights in one file or in shards: the mixture is written as one.
-        if inner.parent == Path() and (is_model or path.name in ("config.json", "README.md")):
+        if inner.parent == place and (is_model or path.name in ("config.json", "README.md")):
             continue
         require_regular(path)
         (out / inner).parent.mkdir(parents=True, exist_ok=True)
@@ -138,7 +142,7 @@ def _merge_folders(sources: Sequence[Path], shares: Sequence[float], out: Path, 
             shutil.copyfile(path, out / inner)
     # Averages are in fp32, whatever the sources were.
     kept = {key: value for key, value in config.items() if key != "torch_dtype"}
-    write_json(out / "config.json", {**kept, "dtype": "float32"})
+    write_json(out / place / "config.json", {**kept, "dtype": "float32"})
 
 
 def _metadata(path: Path) -> dict[str, str]:
@@ -167,7 +171,7 @@ def _mixed(
 
 
 def _require_alike(one: Path, config: Mapping[str, Any], source: Path) -> None:
-    other = read_json(source / "config.json")
+    other = read_json(encoder_folder(source) / "config.json")
     defaults = _defaults(config.get("model_type"))
     # With the defaults of the family a key may be missing on one side, else it must be on both.
     known = config.keys() & other.keys() if defaults else config.keys() | other.keys()
@@ -178,6 +182,7 @@ def _require_alike(one: Path, config: Mapping[str, Any], source: Path) -> None:
     # Behind the same encoder another pooling makes other vectors.
     if (one / "modules.json").exists() and (source / "modules.json").exists() and _behind(one) != _behind(source):
         raise CheckpointError(f"{source}: pools otherwise than {one}, or has other modules, so its vectors are others")
+    one, source = encoder_folder(one), encoder_folder(source)
     here, there = ({name for name in _VOCABULARIES if (folder / name).exists()} for folder in (one, source))
     if (here or there) and not here & there:
         raise CheckpointError(f"{source}: no file of its vocabulary has the name of one in {one}, to compare them")

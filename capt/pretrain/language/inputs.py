@@ -121,8 +121,11 @@ def with_sizes_of_init(
 
 def check_hf_folder(folder: Path) -> None:
     """Raise ``CheckpointError`` unless ``folder`` holds a ``config.json`` and weights in safetensors."""
+    from capt.pretrain.models.sentence_folder import encoder_folder
+
     if not folder.is_dir():
         raise CheckpointError(f"model.init: no folder {folder}; name a Hugging Face folder, or USER/NAME of the hub")
+    folder = encoder_folder(folder)
     if not (folder / "config.json").is_file():
         is_run = (folder / "config.yaml").is_file() or (folder / "checkpoints").is_dir()
         remedy = f"capt convert {quoted(folder)} OUT --to hf makes one" if is_run else "name one"
@@ -179,6 +182,7 @@ def describe_initial_model(init: Path) -> str:
     """
     from capt.pretrain.models.foreign.families import read_description
     from capt.pretrain.models.hf_folder import is_hf
+    from capt.pretrain.models.sentence_folder import encoder_folder
 
     if hub_id(init) is not None:
         return f"the hub's model {init}, fetched at the start"
@@ -186,7 +190,7 @@ def describe_initial_model(init: Path) -> str:
         raise CheckpointError(f"model.init: no folder {init}; name a run, a checkpoint or a Hugging Face folder")
     if is_hf(init):
         read_description(init)
-        _require_weights(init)
-    if not any((init / mark).exists() for mark in _MARKS):
+        _require_weights(encoder_folder(init))
+    elif not any((init / mark).exists() for mark in _MARKS):
         raise CheckpointError(f"model.init {init}: neither a run or checkpoint of ours nor a Hugging Face folder")
     return str(init)

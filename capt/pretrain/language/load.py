@@ -20,6 +20,7 @@ from capt.pretrain.models.hf_folder import is_hf
 from capt.pretrain.models.hf_map import MLM, to_hf
 from capt.pretrain.models.hf_model import read_hf
 from capt.pretrain.models.lora import merged_weights
+from capt.pretrain.models.sentence_folder import encoder_folder
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 
 
@@ -140,7 +141,7 @@ def encoder_description(folder: Path) -> dict[str, Any]:
 
 def encoder_tokenizer(folder: Path) -> TextTokenizer:
     """The tokenizer of the encoder in ``folder``. Raises ``CheckpointError`` where it cannot be read."""
-    return read_tokenizer(folder if is_hf(folder) else find_best(folder) / "tokenizer", folder)
+    return read_tokenizer(encoder_folder(folder) if is_hf(folder) else find_best(folder) / "tokenizer", folder)
 
 
 def _read_checkpoint(path: Path) -> PretrainedEncoder:

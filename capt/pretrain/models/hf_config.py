@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from capt.pretrain.base.errors import CheckpointError, shown
 from capt.pretrain.config.base import PathField
+from capt.pretrain.models.sentence_folder import module_files
 
 # Hub ids in place of Hugging Face folders: ``USER/NAME``, or ``USER/NAME@REVISION`` for a branch or commit.
 #
@@ -30,17 +31,16 @@ _SNAPSHOT = re.compile(r"models--(?P<user>[\w.-]+?)--(?P<name>[\w.-]+)/snapshots
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "merges.txt", "vocab.txt", "sentence_*_config.json",
+    "merges.txt", "vocab.txt", "sentence_*_config.json", "modules.json",
 )  # fmt: skip
 ENCODER_FILES = (
     "config.json", "model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json",
     "capt_head.safetensors", *TOKENIZER_FILES,
 )  # fmt: skip
 SENTENCE_FILES = (
-    *ENCODER_FILES, "modules.json", "config_sentence_transformers.json",
-    "?_*/config.json", "?_*/model.safetensors",
+    *ENCODER_FILES, "config_sentence_transformers.json",
 )  # fmt: skip
-"""The files that each kind of reader opens, as patterns of the hub client."""
+"""The files that each kind of reader opens, as patterns of the hub client; `local_folder` adds those of modules."""
 
 
 def source_path(text: str | Path) -> Path:
@@ -90,7 +90,11 @@ def local_folder(path: Path, files: tuple[str, ...] = ENCODER_FILES) -> Path:
         return path
     from huggingface_hub import constants
 
-    return _snapshot(*named, files, constants.HF_HUB_CACHE)
+    folder = _snapshot(*named, files, constants.HF_HUB_CACHE)
+    # The encoder of a sentence-transformers folder, and what follows it, may be in any folder within.
+    if "config.json" in files and (folder / "modules.json").is_file() and (more := module_files(folder)):
+        _snapshot(named[0], folder.name, (*files, *more), constants.HF_HUB_CACHE)
+    return folder
 
 
 @functools.cache

@@ -19,10 +19,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 
 from capt.pretrain.base import files as safe_files
-from capt.pretrain.base.errors import CheckpointError, quoted, shown
+from capt.pretrain.base.errors import CheckpointError, shown
 from capt.pretrain.models.architecture import EncoderConfig, encoder_of_type, model_types
 from capt.pretrain.models.hf_config import list_names
-from capt.pretrain.models.sentence_folder import require_encoder
+from capt.pretrain.models.sentence_folder import encoder_folder
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -73,25 +73,17 @@ _ADAPTERS = "adapter_config.json"
 
 
 def is_hf(folder: Path) -> bool:
-    """True for a folder with a ``config.json``, which our checkpoints and runs do not have.
+    """True for a folder with the ``config.json`` of an encoder, which our checkpoints and runs do not have.
 
     Raises:
-        CheckpointError: the folder holds adapters of peft alone, or keeps its encoders in folders within, as old
-            releases of sentence-transformers do, and routers.
+        CheckpointError: the folder holds adapters of peft alone, or several encoders (see `encoder_folder`).
     """
-    found = (folder / "config.json").is_file()
+    found = (encoder_folder(folder) / "config.json").is_file()
     if not found and (folder / _ADAPTERS).is_file():
         raise CheckpointError(
             f"{folder}: adapters of peft without their model; merge them into it (merge_and_unload), and save that "
             "and its tokenizer"
         )
-    if not found and (within := next(folder.glob("0_*/config.json"), None)) is not None:
-        raise CheckpointError(
-            f"{folder}: an old sentence-transformers folder, whose encoder is in {within.parent.name}; put it beside "
-            f"modules.json: cp {quoted(within.parent)}/* {quoted(folder)}"
-        )
-    if not found:
-        require_encoder(folder)
     return found
 
 
@@ -121,10 +113,10 @@ def read_description(folder: Path) -> tuple[EncoderConfig, TextTokenizer]:
     """The configuration and the tokenizer of an encoder that can be pretrained; no tensor is read.
 
     Raises:
-        CheckpointError: as `read_config`, `require_encoder` and `require_fit`, or a size is impossible.
+        CheckpointError: as `read_config`, `encoder_folder` and `require_fit`, or a size is impossible.
         DataError: its tokenizer cannot be read.
     """
-    require_encoder(folder)
+    folder = encoder_folder(folder)
     keys = read_config(folder)
     encoder = encoder_of_type(keys["model_type"])
     assert encoder is not None, "read_config refuses other encoders"

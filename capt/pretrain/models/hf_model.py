@@ -18,6 +18,7 @@ from capt.pretrain.models.heads import with_rows
 from capt.pretrain.models.hf_config import list_names, local_folder
 from capt.pretrain.models.hf_folder import open_tensors, read_description, read_tensor_file, read_tensors
 from capt.pretrain.models.hf_map import HEAD, HEAD_FILE, MLM, TIED, from_hf, layers_in, with_prefix
+from capt.pretrain.models.sentence_folder import encoder_folder
 from capt.tokenizer.encode import TextTokenizer
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ def read_hf(folder: Path) -> HFModel:
         DataError: its tokenizer cannot be read.
         ConfigError: tokenizer and model do not fit.
     """
-    folder = local_folder(folder)
+    folder = encoder_folder(local_folder(folder))
     path = folder / "config.json"
     claimed, tokenizer = read_description(folder)
     config = claimed.for_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,24 +15,30 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from capt.pretrain.base.distributed import device
-from capt.pretrain.base.errors import CheckpointError, ConfigError
-from capt.pretrain.base.quiet import quiet_transformers
+from capt.pretrain.base.errors import CheckpointError, ConfigError, shown
 from capt.pretrain.base.verification import sha256
 from capt.pretrain.engine.checkpoint import find_best, read_manifest
 from capt.pretrain.engine.task import Role
 from capt.pretrain.language.load import load_hf, load_model
-from capt.pretrain.models.architecture import encoder_class, encoder_of_type
+from capt.pretrain.models.architecture import encoder_of_type
 from capt.pretrain.models.capt import CaptModel
 from capt.pretrain.models.encoder import Encoder
 from capt.pretrain.models.foreign.encoder import load_encoder as load_foreign
 from capt.pretrain.models.foreign.encoder import read_encoder
-from capt.pretrain.models.foreign.families import FAMILIES
 from capt.pretrain.models.heads import mean_over_tokens
 from capt.pretrain.models.hf_config import SENTENCE_FILES, TOKENIZER_FILES, local_folder
-from capt.pretrain.models.hf_folder import PICKLES, is_hf, read_json, require_regular, require_weights
-from capt.pretrain.models.sentence_folder import modules_of, pooling_file
+from capt.pretrain.models.hf_folder import is_hf, read_json
+from capt.pretrain.models.sentence_folder import SETTINGS, pooling_file, require_embedder
 from capt.pretrain.pairs.batches import PaddedTexts
 from capt.pretrain.pairs.load import load_model as load_pairs
+from capt.pretrain.retrieval.sentence_models import (
+    limit_of,
+    load_sentence_model,
+    positions_of,
+    reads_roles,
+    role_limit,
+    role_prompts,
+)
 from capt.pretrain.retrieval.store import DType, Identity, digest
 from capt.tokenizer.encode import TextTokenizer
 
@@ -43,8 +48,11 @@ logger = logging.getLogger(__name__)
 POOLINGS = ("mean", "cls", "head")
 _TOKENIZED = 512
 """Texts that are tokenized together: all their tokens are in memory."""
-_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus"), "text": ()}
-"""Names of prompts in a sentence-transformers folder for each role, as that library looks for them."""
+_LONGEST_TOKEN = 64
+"""Characters of a token at most, on the average over a prompt."""
+_LONGEST_PROMPT = 100_000
+"""Characters of a prompt where texts may be of any length: it is read again before every text."""
+_PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 @dataclass(frozen=True)
@@ -99,8 +107,21 @@ class TextEncoder(ABC):
             f"{'prompts ' + prompts if prompts else 'no prompts'}, {facts['precision']} on {device().type}"
         )
 
+    def require_short_prompts(self) -> None:
+        """Raise ``ConfigError`` for a prompt that no text could follow, by its characters: nothing is tokenized."""
+        for role in ("query", "document"):
+            length = self.limit(role)
+            longest = length * _LONGEST_TOKEN if length else _LONGEST_PROMPT
+            if len(self.prompts[role]) > longest:
+                raise ConfigError(
+                    f"{self.name}: the {role} prompt {shown(self.prompts[role], 60)} has {len(self.prompts[role]):,} "
+                    f"characters, which {f'{length:,} tokens do not hold' if length else f'is over {longest:,}'}; "
+                    f"shorten it (--{role}-prompt)"
+                )
+
     def require_room(self) -> None:
         """Raise ``ConfigError`` for a prompt that leaves no token for a text, so that all texts would be alike."""
+        self.require_short_prompts()
         for role in ("query", "document"):
             length = self.limit(role)
             if self.prompts[role] and length and self.lengths([""], role)[0] >= length:
@@ -134,6 +155,7 @@ class OwnEncoder(TextEncoder):
         options: what the user has decided.
         prompts: of the model, by role.
         limits: tokens of a query and of a document at most, where the model has a limit for each.
+        usual: tokens that texts are cut to where the user gives no length; None = ``room``.
     """
 
     def __init__(
@@ -147,6 +169,7 @@ class OwnEncoder(TextEncoder):
         *,
         prompts: Mapping[str, str] | None = None,
         limits: Mapping[str, int] | None = None,
+        usual: int | None = None,
     ) -> None:
         super().__init__(name, prompts or {}, options)
         if options.length is not None and not 3 <= options.length <= room:
@@ -154,7 +177,7 @@ class OwnEncoder(TextEncoder):
         self._embed, self._tokenizer = embed, tokenizer
         # A length that the user gave holds for queries and documents alike.
         self._limits = {} if options.length is not None else dict(limits or {})
-        self._facts = {**facts, "length": options.length or room}
+        self._facts = {**facts, "length": options.length or min(usual or room, room)}
         # One empty text tells the number of columns.
         self.dimension = self._vectors([[self._tokenizer.special.bos, self._tokenizer.special.eos]]).shape[1]
         self.require_room()
@@ -185,18 +208,12 @@ class SentenceEncoder(TextEncoder):
     """A sentence-transformers folder, computed by that library: modules, prompts and pooling as the folder says."""
 
     def __init__(self, name: str, model: Any, facts: Mapping[str, Any], options: EncoderOptions) -> None:
-        # The prompts of the folder, by the names that the library looks for.
-        saved = dict(model.prompts or {})
-        default = saved.get(model.default_prompt_name or "", "")
-        named = {role: [saved[name] for name in names if name in saved] for role, names in _NAMES.items()}
-        # the library adds an empty "document" to a folder whose prompt is called "passage"
-        prompts = {role: next(filter(None, texts), "") if texts else default for role, texts in named.items()}
-        super().__init__(name, prompts, options)
+        super().__init__(name, role_prompts(model), options)
         self._model = model.to(device()).eval()
         if options.length is not None:
-            if self._limit() is None:
+            if limit_of(model) is None:
                 raise ConfigError(f"length {options.length}: {name} takes texts of any length; leave it out")
-            room = _positions(model)
+            room = positions_of(model)
             if room is not None and options.length > room:
                 raise ConfigError(f"length {options.length}: {name} takes at most {room} tokens")
             self._model.max_seq_length = options.length
@@ -205,21 +222,37 @@ class SentenceEncoder(TextEncoder):
             logger.warning(
                 "%s: made for %s distances; texts are compared by cosine here", name, model.similarity_fn_name
             )
-        # A router sends queries and documents through different modules.
-        self._routes = any("Router" in type(module).__name__ for module in model.modules())
-        self._facts = {**facts, "length": self._limit() or 0}
-        self.dimension = int(self.encode(["a text"], "text").shape[1])
+        self._reads_roles = reads_roles(model)
+        self._facts = {**facts, "precision": _PRECISIONS.get(model.dtype, "fp32"), "length": limit_of(model) or 0}
+        self.require_short_prompts()
+        self.dimension = int(self.encode(["a text"], "document").shape[1])
         self.require_room()
+        self._tell_unused(model.prompts or {})
 
-    def _limit(self) -> int | None:
-        """Tokens of a text at most; None where there is no limit, as for tables of vectors."""
-        limit = self._model.max_seq_length
-        return int(limit) if limit and math.isfinite(limit) else None
+    def _tell_unused(self, saved: Mapping[str, str]) -> None:
+        """Warn of prompts that a user may expect before queries or documents, and that the library does not put there.
+
+        ``encode_document`` takes "document" before "passage", and every folder has that one, if only as an empty text.
+        """
+        used = {self.prompts["query"], self.prompts["document"]}
+        unused = [name for name, text in saved.items() if text and text not in used]
+        if unused and "" in used:
+            roles = " and ".join(role for role in ("query", "document") if not self.prompts[role])
+            logger.warning(
+                "%s: no prompt before a %s, as sentence-transformers has it; its prompts %s are not used, --%s-prompt "
+                "puts one there",
+                self.name, roles, ", ".join(map(shown, unused[:5])), roles.split()[0],
+            )  # fmt: skip
+
+    def limit(self, role: Role) -> int:
+        """Tokens of a text at most; fewer where the encoder has a limit for the role."""
+        limit, of_role = super().limit(role), role_limit(self._model, role)
+        return of_role or limit
 
     def identity(self, role: Role, dtype: DType = "fp32") -> Identity:
-        """Everything that decides the vector; with the role where the model has a path for each."""
+        """Everything that decides the vector; with the role where the model reads it."""
         identity = super().identity(role, dtype)
-        if not self._routes:
+        if not self._reads_roles:
             return identity
         return Identity(**{**vars(identity), "prompt": f"{role}: {identity.prompt}"})
 
@@ -237,33 +270,19 @@ class SentenceEncoder(TextEncoder):
         return counts
 
     def encode(self, texts: Sequence[str], role: Role) -> Float[np.ndarray, "n d"]:
-        """The vectors that sentence-transformers gives."""
-        chosen = {} if role == "text" or not self._routes else {"task": role}
-        rows = self._model.encode(
+        """The vectors of ``encode_query`` and ``encode_document``; of ``encode`` for a text without a role."""
+        by_role = {"query": self._model.encode_query, "document": self._model.encode_document}
+        rows = by_role.get(role, self._model.encode)(
             list(texts),
-            prompt=self.prompts[role] or None,
+            # An empty prompt switches the default one off.
+            prompt=self.prompts[role],
             batch_size=len(texts),
             show_progress_bar=False,
             convert_to_numpy=True,
             # The store keeps them as they are: a dot product may be what the model was trained for.
             normalize_embeddings=False,
-            **chosen,
         )
         return np.asarray(rows, dtype=np.float32)
-
-
-def _positions(model: Any) -> int | None:
-    """Tokens that a sentence-transformers model has positions for; None where it does not say."""
-    config: Any = getattr(getattr(model[0], "auto_model", None), "config", None)
-    room = getattr(config, "max_position_embeddings", None)
-    if not isinstance(room, int):
-        return None
-    family = FAMILIES.get(config.model_type)
-    counts_from_padding = (
-        family.counts_from_padding if family else config.model_type in encoder_class("roberta").hf.types
-    )
-    # RoBERTa and those like it count positions from the padding id on.
-    return room - config.pad_token_id - 1 if counts_from_padding else room
 
 
 def load_text_encoder(path: Path, options: EncoderOptions) -> TextEncoder:
@@ -287,8 +306,10 @@ def load_text_encoder(path: Path, options: EncoderOptions) -> TextEncoder:
         pooling_file(folder)  # refuses a folder that has lost its modules.json
     pooling = options.pooling or "mean"
     if is_hf(folder):
+        config = read_json(folder / "config.json")
+        require_embedder(folder, config, read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {})
         facts = _facts(_hashes(folder), pooling)
-        if encoder_of_type(read_json(folder / "config.json").get("model_type")) is None:
+        if encoder_of_type(config.get("model_type")) is None:
             return _of_foreign(path, folder, pooling, facts, options)
         trained = load_hf(folder)
     elif folder.is_dir():
@@ -307,8 +328,16 @@ def load_text_encoder(path: Path, options: EncoderOptions) -> TextEncoder:
         raise CheckpointError(f"{path}: no such folder")
     embed = _embed_of(trained.model, pooling, str(path))
     return OwnEncoder(
-        str(path), embed, trained.tokenizer, trained.model.encoder.max_positions, facts, options
+        str(path), embed, trained.tokenizer, trained.model.encoder.max_positions, facts, options,
+        usual=_usual_length(folder),
     )  # fmt: skip
+
+
+def _usual_length(folder: Path) -> int | None:
+    """The ``model_max_length`` of ``folder``, to which transformers and sentence-transformers cut texts."""
+    path = folder / "tokenizer_config.json"
+    length = read_json(path).get("model_max_length") if path.is_file() else None
+    return int(length) if isinstance(length, int | float) and length >= 3 else None
 
 
 def _of_pairs(path: Path, checkpoint: Path, options: EncoderOptions) -> TextEncoder:
@@ -342,7 +371,9 @@ def _of_foreign(
     def embed(tokens: Int[Tensor, "n L"], padded: bool) -> Tensor:
         return _pooled(encoder, tokens, padded, pooling)
 
-    return OwnEncoder(str(path), embed, pretrained.tokenizer, encoder.max_positions, facts, options)
+    return OwnEncoder(
+        str(path), embed, pretrained.tokenizer, encoder.max_positions, facts, options, usual=_usual_length(folder)
+    )
 
 
 def _embed_of(model: CaptModel, pooling: str, source: str) -> Embed:
@@ -392,49 +423,3 @@ def _facts(hashes: Mapping[str, str], pooling: str) -> dict[str, Any]:
         "pooling": pooling,
         "precision": "fp32",
     }
-
-
-# A sentence-transformers folder that somebody else may have written, loaded without running anything in it.
-
-
-_MAX_FILES = 1000
-
-
-def load_sentence_model(path: Path) -> Any:
-    """The ``SentenceTransformer`` in a folder, or of the hub model it names, on the CPU.
-
-    Raises:
-        CheckpointError: no such folder, not sentence-transformers', pickles or code in it, or damaged.
-    """
-    folder = local_folder(path, SENTENCE_FILES)
-    if not (folder / "modules.json").is_file():
-        what = "no modules.json; capt convert --to sentence-transformers writes such a folder"
-        raise CheckpointError(f"{path}: {what if folder.is_dir() else 'no such folder'}")
-    _check(folder)
-    from sentence_transformers import SentenceTransformer
-
-    options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
-    try:
-        with quiet_transformers():
-            model = SentenceTransformer(str(folder), device="cpu", model_kwargs={"use_safetensors": True}, **options)
-            model.encode(["a text"], show_progress_bar=False)
-        return model
-    except Exception as error:  # what its many readers raise for a file that they do not like
-        text = " ".join(str(error).split())[:300]
-        raise CheckpointError(f"{path}: sentence-transformers cannot use it: {type(error).__name__}: {text}") from None
-
-
-def _check(folder: Path) -> None:
-    modules_of(folder)
-    # Bounded: somebody's home folder may be named by mistake.
-    for number, path in enumerate(folder.rglob("*")):
-        if number > _MAX_FILES:
-            raise CheckpointError(f"{folder}: over {_MAX_FILES} files; name the folder of one model")
-        if path.suffix in PICKLES:
-            if path.name == "pytorch_model.bin":
-                require_weights(path.parent)  # names the command that converts it
-            raise CheckpointError(f"{path}: a pickle, which could run code when it is opened; remove it")
-        if not path.is_dir() or path.is_symlink():
-            require_regular(path)
-        if path.name in ("config.json", "tokenizer_config.json", "special_tokens_map.json"):
-            read_json(path)

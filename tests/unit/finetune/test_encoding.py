@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, processors
 from transformers import AutoTokenizer
 
 from capt.finetune import encoding
@@ -17,6 +18,7 @@ from capt.finetune.glue.files import read_split
 from capt.finetune.glue.task import GlueFineTuning
 from capt.finetune.glue.tasks import glue_task
 from capt.finetune.order import ExampleOrder
+from capt.pretrain.base.errors import DataError
 from capt.pretrain.config.load import job_from_mapping
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 from tests.finetune import glue_mapping, sentence, write_encoder, write_vocabulary
@@ -44,9 +46,8 @@ def test_ids_are_those_of_transformers(folder: Path, length: int) -> None:
     theirs = AutoTokenizer.from_pretrained(folder)
     first, second = _texts(1), _texts(2)
     for texts in ((first,), (first, second)):
-        encoded = encode_texts(
-            texts[0], texts[1] if len(texts) > 1 else None, load_tokenizer(folder), length, source="x"
-        )
+        second_texts = texts[1] if len(texts) > 1 else None
+        encoded = encode_texts(texts[0], second_texts, load_tokenizer(folder), length, source="x", types=True)
         expected = theirs(*texts, truncation="longest_first", max_length=length)
         assert _rows(encoded) == expected["input_ids"]
         rows = TextRows(encoded, None, theirs.pad_token_id, types=True)
@@ -59,6 +60,42 @@ def test_ids_are_those_of_transformers(folder: Path, length: int) -> None:
                 types = [expected["token_type_ids"][i] for i in numbers]
                 assert batch.inputs.types is not None
                 assert batch.inputs.types.tolist() == [row + [0] * (width - len(row)) for row in types]
+
+
+PAIRS = {
+    "<s> $A </s> <s> $B </s>": True, "<s> $A </s> <s>:1 $B:1 </s>:1": True, "<s> $A </s> $B:1 </s>:1": True,
+    "<s> $A $B": True, "<s> $A </s>:1 $B:1": True, "$A $B </s>:1": True, "<s> $A <pad> <pad> <pad> $B </s> <s>": True,
+    "<s> $A </s> $B:1 </s>": "types", "<s> $B </s> $A </s>": "once", "<s> $A $A $B": "once",
+}  # fmt: skip
+"""Templates of a pair; what is refused of those that no row here can follow."""
+
+
+def test_a_pair_gets_the_template_of_its_folder(tmp_path: Path) -> None:
+    """As AutoTokenizer does; and texts alone are read whatever it is."""
+    write_vocabulary(tmp_path / "raw")
+    load_tokenizer(tmp_path / "raw").save(tmp_path)
+    backend = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    special = [(name, backend.token_to_id(name)) for name in ("<s>", "</s>", "<pad>")]
+    first, second = _texts(1, 12), _texts(2, 12)
+    for pair, outcome in PAIRS.items():
+        backend.post_processor = processors.TemplateProcessing(single="<s> $A </s>", pair=pair, special_tokens=special)
+        backend.save(str(tmp_path / "tokenizer.json"))
+        theirs = AutoTokenizer.from_pretrained(tmp_path)
+        ours = load_tokenizer(tmp_path)
+        alone = encode_texts(first, None, ours, 20, source="x")
+        assert _rows(alone) == theirs(first, truncation=True, max_length=20)["input_ids"]
+        for length in (9, 20, 90):
+            expected = theirs(first, second, truncation="longest_first", max_length=length, return_token_type_ids=True)
+            for types in (False, True):
+                if outcome == "once" or (outcome == "types" and types):
+                    with pytest.raises(DataError, match=r"post_processor of tokenizer\.json"):
+                        encode_texts(first, second, ours, length, source="x", types=types)
+                    continue
+                encoded = encode_texts(first, second, ours, length, source="x", types=types)
+                assert _rows(encoded) == expected["input_ids"], pair
+                ends = encoded.lengths if not types else encoded.seconds
+                found = [[0] * n + [1] * (len(row) - n) for n, row in zip(ends, _rows(encoded), strict=True)]
+                assert not types or found == expected["token_type_ids"], pair
 
 
 @pytest.mark.parametrize("room", [2, 7, 8])

@@ -10,7 +10,7 @@ import pytest
 from capt.pretrain.base.errors import CheckpointError
 from capt.pretrain.models.foreign.families import read_description
 from capt.pretrain.models.hf_folder import is_hf
-from capt.pretrain.models.sentence_folder import modules_of, require_encoder
+from capt.pretrain.models.sentence_folder import encoder_folder, modules_of
 from capt.pretrain.pairs.load import pooling_of_init
 
 _TRANSFORMER, _POOLING = ("sentence_transformers.models.Transformer", ""), "sentence_transformers.models.Pooling"
@@ -46,22 +46,33 @@ def test_the_pooling_is_the_one_that_is_listed(tmp_path: Path) -> None:
 
 
 def test_the_encoder_is_the_one_that_is_listed(tmp_path: Path) -> None:
-    """What lies beside ``modules.json`` may be of before, too; a copy of the listed one may not."""
-    folder, within = _folder(tmp_path), tmp_path / "0_Transformer"
-    within.mkdir()
-    (within / "config.json").write_text(json.dumps({"model_type": "roberta"}))
-    _modules(folder, (_TRANSFORMER[0], "0_Transformer"), (_POOLING, "1_Pooling"))
-    for read in (require_encoder, read_description):
-        with pytest.raises(CheckpointError, match=r"the encoder is in 0_Transformer, .*: cp .*/0_Transformer/\* "):
-            read(folder)
-    (folder / "config.json").write_bytes((within / "config.json").read_bytes())
-    require_encoder(folder)
+    """What lies beside ``modules.json`` may be of before; without the listed folder it counts."""
+    for number, path in enumerate(("0_Transformer", "a/b c", "./0.T/", "", ".")):
+        folder = _folder(tmp_path / str(number))
+        within = folder / path
+        within.mkdir(parents=True, exist_ok=True)
+        (within / "config.json").write_text(json.dumps({"model_type": "wrong"}))
+        _modules(folder, (_TRANSFORMER[0], path), (_POOLING, "1_Pooling"))
+        assert is_hf(folder)
+        assert encoder_folder(folder) == within
+        with pytest.raises(CheckpointError, match="model_type is 'wrong'") as error:
+            read_description(folder)
+        assert str(within) in str(error.value)
+        (within / "config.json").unlink()
+        assert encoder_folder(folder) == folder
+
+
+@pytest.mark.parametrize("path", ["../x", "a/../../x", "/x", "C:/x", "a\\..\\x", "x\0"])
+def test_no_module_is_outside(path: str, tmp_path: Path) -> None:
+    _modules(tmp_path, (_TRANSFORMER[0], path))
+    with pytest.raises(CheckpointError, match=r"modules\.json: .*: a folder in this one is expected, without \.\."):
+        modules_of(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["Router", "Asym"])
 def test_two_paths_are_no_encoder(kind: str, tmp_path: Path) -> None:
     _modules(tmp_path, (f"sentence_transformers.models.{kind}", ""))
-    for read in (is_hf, require_encoder):
+    for read in (is_hf, encoder_folder):
         with pytest.raises(CheckpointError, match=f"modules.json: {kind} sends queries and documents through"):
             read(tmp_path)
 

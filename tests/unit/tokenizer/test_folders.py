@@ -83,7 +83,8 @@ def _unusual(spec: dict[str, Any], rng: random.Random) -> None:
         ids = {name: spec["model"]["vocab"][name] for name in (bos, eos)}
         single, pair = rng.choice(
             ((f"$A {eos}", f"$A {eos} $B {eos}"), (f"{bos} $A {eos}", f"{bos} $A {eos} {eos} $B:1 {eos}:1"),
-             (f"{bos} $A {eos}", f"{bos} $A {eos} $B {eos}"), ("$A", "$A $B"))
+             (f"{bos} $A {eos}", f"{bos} $A {eos} $B {eos}"), (f"{bos} $A {eos}", f"{bos} $A {eos} {bos} $B {eos}"),
+             ("$A", "$A $B"))
         )  # fmt: skip
         template = processors.TemplateProcessing(single=single, pair=pair, special_tokens=list(ids.items()))
         made = Tokenizer(models.BPE())

@@ -26,6 +26,7 @@ from capt.pretrain.models.heads import take_rows
 from capt.pretrain.models.hf_config import list_names
 from capt.pretrain.models.hf_folder import read_tensors
 from capt.pretrain.models.hf_map import OLD_NAMES, concatenate, renamed, under, with_first_names
+from capt.pretrain.models.sentence_folder import encoder_folder
 from capt.tokenizer.encode import TextTokenizer
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ def read_encoder(folder: Path) -> PretrainedEncoder:
         CheckpointError: the family is not known, the folder is damaged or names code to run, it has no usable
             tokenizer, or model and tokenizer pad with different ids.
     """
+    folder = encoder_folder(folder)
     hf_config, tokenizer = read_description(folder)
     # The tokenizer knows the padding id where the file leaves it out.
     hf_config = {**encoder_keys(hf_config), "pad_token_id": tokenizer.special.pad}

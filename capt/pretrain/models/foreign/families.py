@@ -9,7 +9,7 @@ from typing import Any
 from capt.pretrain.base.errors import CheckpointError, DataError, shown
 from capt.pretrain.models.architecture import EncoderConfig, Family, encoder_of_type, model_types
 from capt.pretrain.models.hf_folder import read_config, read_json, read_tokenizer_configs, require_fit
-from capt.pretrain.models.sentence_folder import require_encoder
+from capt.pretrain.models.sentence_folder import encoder_folder
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 
 FAMILIES: dict[str, Family] = {
@@ -68,7 +68,7 @@ def read_description(folder: Path) -> tuple[dict[str, Any], TextTokenizer]:
         CheckpointError: the family is not known, the files are damaged or name code to run, there is no usable
             tokenizer, or model and tokenizer do not fit.
     """
-    require_encoder(folder)
+    folder = encoder_folder(folder)
     hf_config = read_json(folder / "config.json")
     require_known(hf_config, str(folder / "config.json"))
     if own_encoder(hf_config) is not None:
