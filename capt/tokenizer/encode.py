@@ -16,11 +16,16 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from capt.pretrain.base.atomic import new_file
+from capt.pretrain.base.errors import ConfigError, shown
 from capt.tokenizer.classes import check_ids, rust_errors
 from capt.tokenizer.formats import open_folder
 from capt.tokenizer.special import PairTemplate, SpecialIds, pair_template, resolve_special_ids
 
 _BATCH_CHARACTERS = 4_000_000
+_TOKEN_CHARACTERS = 64
+"""Characters of a token at most, on the average over a prompt."""
+_PROMPT_CHARACTERS = 100_000
+"""Characters of a prompt where texts may be of any length: it is read again before every text."""
 
 
 def _one_thread_after_fork() -> None:
@@ -133,6 +138,18 @@ class TextTokenizer:
             file.write(self.backend.to_str(pretty=True))
         with new_file(out / "tokenizer_config.json") as file:
             file.write(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+
+
+def require_short_prompt(prompt: str, room: int, what: str, remedy: str = "shorten it") -> None:
+    """Refuse a prompt that ``room`` tokens cannot hold, by its characters: it is not tokenized, which takes gigabytes.
+
+    Raises:
+        ConfigError: it is longer.
+    """
+    longest = room * _TOKEN_CHARACTERS if room else _PROMPT_CHARACTERS
+    if len(prompt) > longest:
+        holds = f"which {room:,} tokens do not hold" if room else f"and may have {longest:,}"
+        raise ConfigError(f"{what}: the prompt {shown(prompt, 60)} has {len(prompt):,} characters, {holds}; {remedy}")
 
 
 def load_tokenizer(path: Path, *, add_missing: bool = False) -> TextTokenizer:

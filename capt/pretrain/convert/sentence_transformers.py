@@ -109,7 +109,6 @@ def write_modules(
     dense: Sequence[tuple[torch.nn.Linear, str]] = (),
     max_length: int,
     prompts: Mapping[str, str] | None = None,
-    truncate_dim: int | None = None,
 ) -> None:
     """Write what makes an encoder's folder one of sentence-transformers, up to unit rows.
 
@@ -120,7 +119,6 @@ def write_modules(
         dense: linear maps after the pooling, each with the path of the function that follows it.
         max_length: ids to cut inputs to, special tokens and prompt included.
         prompts: text before an input, by the name under which ``encode`` asks for it.
-        truncate_dim: columns of the vectors that are kept; None = all.
     """
     kinds = ["Transformer", "Pooling", *["Dense"] * len(dense), "Normalize"]
     modules = [
@@ -148,7 +146,6 @@ def write_modules(
         "prompts": dict(prompts or {}),
         "default_prompt_name": None,
         "similarity_fn_name": "cosine",
-        **({} if truncate_dim is None else {"truncate_dim": truncate_dim}),
     }
     write_json(
         folder / "config_sentence_transformers.json",
@@ -158,7 +155,7 @@ def write_modules(
 
 def _write_dense(linear: torch.nn.Linear, folder: Path, activation: str) -> None:
     sizes = {"in_features": linear.in_features, "out_features": linear.out_features}
-    config = {**sizes, "bias": True, "activation_function": activation}
+    config = {**sizes, "bias": linear.bias is not None, "activation_function": activation}
     write_json(folder / "config.json", config)
     tensors = {f"linear.{name}": parameter.detach().contiguous() for name, parameter in linear.named_parameters()}
     write_tensors(folder / "model.safetensors", tensors, {"format": "pt"})

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.files import write_json
@@ -24,6 +25,7 @@ from capt.pretrain.engine.metrics_file import METRICS, read_metrics
 from capt.pretrain.pairs.batches import PaddedTexts
 from capt.pretrain.pairs.config import RETRIEVAL, at_width
 from capt.pretrain.pairs.load import LoadedModel, load_model
+from capt.pretrain.pairs.module import PairModule
 
 logger = logging.getLogger(__name__)
 
@@ -36,10 +38,8 @@ from sentence_transformers import SentenceTransformer
 model = SentenceTransformer("{location}")
 queries = model.encode_query(["what is asked"])
 documents = model.encode_document(["one text", "another text"])
-{shown}
+print(queries @ documents.T)  # unit rows: a dot product is a cosine
 ```"""
-_UNIT = "print(queries @ documents.T)  # unit rows: a dot product is a cosine"
-_CUT = "print(model.similarity(queries, documents))  # cosines; rows of {width} columns are no unit rows"
 
 _KEYS = (
     ("model.init", "started from"),
@@ -83,7 +83,7 @@ def command(
         out: a folder that does not exist or is empty.
         to: ``sentence-transformers``.
         source: the source of pairs whose prompts and lengths the folder has; None = the one with the largest weight.
-        truncate_dim: columns of the vectors that ``encode`` returns; None = all.
+        truncate_dim: first columns of the vectors, which the folder alone has, as unit rows; None = all.
         overwrite: replace ``out`` if it is an older export.
         about: for the model card.
 
@@ -109,10 +109,9 @@ def command(
             folder,
             hidden=model.model.hidden_size,
             mode=model.pooling,
-            dense=[] if trained.model.projection is None else [(trained.model.projection, IDENTITY)],
+            dense=[(linear, IDENTITY) for linear in _projections(trained.model, truncate_dim)],
             max_length=max(lengths),
             prompts=named,
-            truncate_dim=truncate_dim,
         )
         (folder / "README.md").write_text(
             _card(trained, about or About(), named, max(lengths), truncate_dim), encoding="utf-8"
@@ -121,6 +120,24 @@ def command(
         difference = _check(trained, folder, named, max(lengths), truncate_dim)
     logger.info("%s: sentence-transformers gives our vectors within %.1e", out, difference)
     return out
+
+
+def _projections(model: PairModule, width: int | None) -> list[torch.nn.Linear]:
+    """The linear map behind the pooling that leaves the first ``width`` columns; none where all of them stay as pooled.
+
+    sentence-transformers cuts vectors after all modules (``truncate_dim``), so that they are no unit rows. A map in
+    front of its Normalize cuts them before, in every tool that reads such folders.
+    """
+    if width is None:
+        return [] if model.projection is None else [model.projection]
+    whole = model.projection
+    hidden = model.width if whole is None else whole.in_features
+    cut = torch.nn.Linear(hidden, width, bias=whole is not None and whole.bias is not None)
+    with torch.no_grad():
+        cut.weight.copy_((torch.eye(hidden) if whole is None else whole.weight.cpu())[:width])
+        if whole is not None and whole.bias is not None:
+            cut.bias.copy_(whole.bias.cpu()[:width])
+    return [cut]
 
 
 def _write_encoder(trained: LoadedModel, folder: Path, max_length: int) -> None:
@@ -163,7 +180,7 @@ def _check(
         # Short texts together need padding; the long one is cut.
         for texts in (list(TEXTS), [LONG_TEXT]):
             tokens = tokenize([prompt + text for text in texts], trained.tokenizer, max_length)
-            ours: Tensor = model.embed(PaddedTexts(tokens, True))[:, :truncate_dim]
+            ours: Tensor = normalize(model.embed(PaddedTexts(tokens, True))[:, :truncate_dim], dim=1)
             theirs = loaded.encode(texts, prompt_name=name, convert_to_numpy=True, show_progress_bar=False)
             worst = max(worst, require_close(f"sentence-transformers export, {name}", ours, theirs))
     return worst
@@ -192,11 +209,10 @@ def _card(
         about.head(fields, run.name, results),
         run.name,
         "An embedding model trained on pairs of texts: queries and the documents that belong to them.",
-        _USE.format(location=about.location, shown=_UNIT if truncate_dim is None else _CUT.format(width=truncate_dim)),
+        _USE.format(location=about.location),
         model={
             "sentence embedding": model.encoder.pooling + ("" if model.projection is None else ", linear projection"),
-            "columns": model.width,
-            **({} if truncate_dim is None else {"columns that encode returns (truncate_dim)": truncate_dim}),
+            "columns": model.width if truncate_dim is None else f"the first {truncate_dim} of {model.width}",
             "longest input": max_length,
             **{f"prompt of a {name}": repr(prompt) for name, prompt in prompts.items() if prompt},
             "parameters": sum(parameter.numel() for parameter in model.parameters()),

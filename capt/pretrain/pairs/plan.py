@@ -20,6 +20,7 @@ from capt.pretrain.pairs.module import PairModule
 from capt.pretrain.pairs.sources import EncodedTexts, Lists, SourceRows, longest_behind
 from capt.pretrain.pairs.task import PairTask
 from capt.pretrain.plan.rehearsal import TEMPERATURE, Rehearsal, leaf_rows
+from capt.tokenizer.encode import require_short_prompt
 
 _LENGTH = 128
 """Tokens of a text where neither the job says how many nor the encoder is here."""
@@ -147,6 +148,8 @@ def _longest(job: PairJob, tokens_of: Callable[[str], int], positions: int) -> _
         assert each.prompts is not None
         sides = ((each.prompts.query, each.query_length), (each.prompts.document, each.document_length))
         where = f"source {each.name}"
+        for prompt, _ in sides:
+            require_short_prompt(prompt, positions, where, "shorten data.prompts")
         lengths.append([longest_behind(tokens_of(side[0]), *side, positions, where) for side in sides])
     query, document = map(max, zip(*lengths, strict=True))
     return _Shape(query, document, max(each.negatives or 0 for each in sources))

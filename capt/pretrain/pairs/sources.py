@@ -20,7 +20,7 @@ from jaxtyping import Float, Int32, Int64
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.overlap import same_text
 from capt.pretrain.pairs.config import PairSource
-from capt.tokenizer.encode import TextTokenizer
+from capt.tokenizer.encode import TextTokenizer, require_short_prompt
 
 Numbers = Int64[np.ndarray, " n"]
 Loss = Literal["contrast", "cosent", "cosine"]
@@ -176,6 +176,7 @@ def longest_text(tokenizer: TextTokenizer, prompt: str, length: int | None, max_
     Raises:
         ConfigError: the prompt alone is as long as ``length``, or both are longer than the encoder's positions.
     """
+    require_short_prompt(prompt, max_positions, what, "shorten data.prompts")
     return longest_behind(
         len(tokenizer.encode_batch([prompt])[0]) if prompt else 0, prompt, length, max_positions, what
     )

@@ -40,7 +40,7 @@ from capt.pretrain.retrieval.sentence_models import (
     role_prompts,
 )
 from capt.pretrain.retrieval.store import DType, Identity, digest
-from capt.tokenizer.encode import TextTokenizer
+from capt.tokenizer.encode import TextTokenizer, require_short_prompt
 
 logger = logging.getLogger(__name__)
 
@@ -48,10 +48,6 @@ logger = logging.getLogger(__name__)
 POOLINGS = ("mean", "cls", "head")
 _TOKENIZED = 512
 """Texts that are tokenized together: all their tokens are in memory."""
-_LONGEST_TOKEN = 64
-"""Characters of a token at most, on the average over a prompt."""
-_LONGEST_PROMPT = 100_000
-"""Characters of a prompt where texts may be of any length: it is read again before every text."""
 _PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
@@ -108,16 +104,10 @@ class TextEncoder(ABC):
         )
 
     def require_short_prompts(self) -> None:
-        """Raise ``ConfigError`` for a prompt that no text could follow, by its characters: nothing is tokenized."""
+        """Raise ``ConfigError`` for a prompt that no text could follow, before anything is tokenized."""
         for role in ("query", "document"):
-            length = self.limit(role)
-            longest = length * _LONGEST_TOKEN if length else _LONGEST_PROMPT
-            if len(self.prompts[role]) > longest:
-                raise ConfigError(
-                    f"{self.name}: the {role} prompt {shown(self.prompts[role], 60)} has {len(self.prompts[role]):,} "
-                    f"characters, which {f'{length:,} tokens do not hold' if length else f'is over {longest:,}'}; "
-                    f"shorten it (--{role}-prompt)"
-                )
+            what, remedy = f"{self.name}, {role}", f"shorten it (--{role}-prompt)"
+            require_short_prompt(self.prompts[role], self.limit(role), what, remedy)
 
     def require_room(self) -> None:
         """Raise ``ConfigError`` for a prompt that leaves no token for a text, so that all texts would be alike."""

@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from capt.pretrain.base.atomic import new_folder, require_new
-from capt.pretrain.base.distributed import gather_objects, rank, synchronize_errors, world_size
-from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
+from capt.pretrain.base.distributed import device, gather_objects, rank, synchronize_errors, world_size
+from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.files import write_json, write_text
 from capt.pretrain.base.overlap import same_text
 from capt.pretrain.base.parallel import ProgressCallback
-from capt.pretrain.base.quiet import quiet_transformers
 from capt.pretrain.base.randomness import derive
 from capt.pretrain.engine.provenance import provenance
 from capt.pretrain.retrieval.audit import faults, histogram, page
@@ -27,6 +26,7 @@ from capt.pretrain.retrieval.encode import Options, embed, rows_of
 from capt.pretrain.retrieval.encoders import EncoderOptions, TextEncoder, load_text_encoder
 from capt.pretrain.retrieval.evaluate import search
 from capt.pretrain.retrieval.search import by_id, pair_scores, unit_rows
+from capt.pretrain.retrieval.sentence_models import load_cross_encoder
 from capt.pretrain.retrieval.store import text_hash
 
 logger = logging.getLogger(__name__)
@@ -133,13 +133,15 @@ def mine(
     # Reading and encoding take minutes: a rank that fails there must not leave the others in a collective.
     with synchronize_errors(patient=True):
         require_new(out)
+        # Both models before any work: one that does not fit must not be found after hours of encoding.
+        encoder = load_text_encoder(model, encoder_options)
+        teacher = load_cross_encoder(cross_encoder) if cross_encoder is not None else None
         rows = list(read_pair_rows(pairs))
         documents = _distinct(read_documents(corpus) if corpus else _positives_of(rows))
         titled = _titled(corpus) if corpus else {}
-        encoder = load_text_encoder(model, encoder_options)
     found = _search(encoder, rows, documents, titled, options, rules, progress)
     with synchronize_errors(patient=True):
-        scores = _cross_scores(cross_encoder, rows, found) if cross_encoder is not None else None
+        scores = _cross_scores(teacher, rows, found) if teacher is not None else None
     if scores is not None:  # a cross-encoder orders the candidates anew, and its scores are the teacher's labels
         found, labels = _with_scores(rows, found, _shared(scores))
     else:
@@ -248,9 +250,9 @@ def _search(
     return [found[row.query] for row in rows]
 
 
-def _cross_scores(path: Path, rows: Sequence[PairRow], found: Sequence[_Found]) -> dict[str, list[float]]:
+def _cross_scores(teacher: Any, rows: Sequence[PairRow], found: Sequence[_Found]) -> dict[str, list[float]]:
     """The cross-encoder's scores of positives and documents for this rank's share of the rows."""
-    model = _load_cross_encoder(path)
+    model = teacher.to(device())
     scores = {}
     # Rows in turn, as their documents differ in length.
     for number in range(rank(), len(rows), world_size()):
@@ -258,28 +260,8 @@ def _cross_scores(path: Path, rows: Sequence[PairRow], found: Sequence[_Found]) 
         given = model.predict([(rows[number].query, text) for text in texts], show_progress_bar=False)
         scores[str(number)] = np.asarray(given, dtype=np.float64).reshape(len(texts)).tolist()
         if not np.isfinite(scores[str(number)]).all():
-            raise DataError(f"{path}: a score that is not finite for {rows[number].where}")
+            raise DataError(f"--cross-encoder: a score that is not finite for {rows[number].where}")
     return scores
-
-
-def _load_cross_encoder(path: Path) -> Any:
-    from sentence_transformers import CrossEncoder
-
-    from capt.pretrain.models.hf_config import SENTENCE_FILES, local_folder
-    from capt.pretrain.models.hf_folder import is_hf, read_json
-
-    folder = local_folder(path, SENTENCE_FILES)
-    if not is_hf(folder):
-        raise CheckpointError(f"{path}: no config.json; give the folder or hub id of a cross-encoder")
-    read_json(folder / "config.json")
-    try:
-        with quiet_transformers():
-            return CrossEncoder(
-                str(folder), trust_remote_code=False, local_files_only=True, model_kwargs={"use_safetensors": True}
-            )
-    except Exception as error:  # what its many readers raise for a file that they do not like
-        text = " ".join(str(error).split())[:300]
-        raise CheckpointError(f"{path}: sentence-transformers cannot use it: {type(error).__name__}: {text}") from None
 
 
 def _shared(scores: dict[str, list[float]]) -> dict[int, list[float]]:

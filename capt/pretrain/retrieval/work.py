@@ -39,19 +39,21 @@ def _encode(
     with synchronize_errors(patient=True):
         loaded = load_text_encoder(Path(model), EncoderOptions(**encoder))
     result: dict[str, Any] = {"model": model, "protocol": loaded.protocol(), "sources": []}
-    for path in map(Path, text):
-        roles = ("document", "query") if path.is_dir() else (role,)
-        for each in roles:
-            with synchronize_errors(patient=True):
-                # Counted first, for the progress and the time that is left.
-                total = sum(1 for _ in _texts(path, each))
-            stored = embed(loaded, _texts(path, each), each, options, progress, total)  # type: ignore[arg-type]
-            result["sources"].append(
-                {
-                    "source": str(path), "role": each, "texts": total, "encoded": sum(gather_objects(stored.added)),
-                    "stored": len(stored), "folder": str(stored.folder), "dimension": loaded.dimension,
-                }
-            )  # fmt: skip
+    with synchronize_errors(patient=True):
+        # All are counted first, for the time that is left, and because one that cannot be read is no end of hours.
+        sources = [
+            (path, each, sum(1 for _ in _texts(path, each)))
+            for path in map(Path, text)
+            for each in (("document", "query") if path.is_dir() else (role,))
+        ]
+    for path, each, total in sources:
+        stored = embed(loaded, _texts(path, each), each, options, progress, total)  # type: ignore[arg-type]
+        result["sources"].append(
+            {
+                "source": str(path), "role": each, "texts": total, "encoded": sum(gather_objects(stored.added)),
+                "stored": len(stored), "folder": str(stored.folder), "dimension": loaded.dimension,
+            }
+        )  # fmt: skip
     return result
 
 

@@ -286,7 +286,10 @@ def test_a_cross_encoder_decides_and_labels(tmp_path: Path, monkeypatch: pytest.
         def predict(self, pairs: list[tuple[str, str]], **_: Any) -> np.ndarray:
             return np.array([len(text) / 100 for _, text in pairs])
 
-    monkeypatch.setattr(room, "_load_cross_encoder", lambda _: Cross())
+        def to(self, _: object) -> Cross:
+            return self
+
+    monkeypatch.setattr(room, "load_cross_encoder", lambda _: Cross())
     pairs, corpus = write_pairs(tmp_path)
     audit = mine([pairs], corpus, Path("toy"), tmp_path / "out", Options(tmp_path / "store"), EncoderOptions(),
                  Rules(number=3, last=40, margin=0.01, short="keep"), cross_encoder=Path("cross"))  # fmt: skip
