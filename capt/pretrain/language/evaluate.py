@@ -191,6 +191,11 @@ def command(
     start = source.job.model.init
     if before and (start is None or is_hf(checkpoint)):
         raise ConfigError(f"--before: {checkpoint} is not a run that was started from another model (model.init)")
+    # The other model too, and whether it takes the windows: not after an hour of measuring the first one.
+    there = load_hf(local_folder(start)) if before and start is not None else None
+    window = length or source.job.data.sequence_length
+    if there is not None and window > (room := there.model.config.max_positions):
+        raise ConfigError(f"--before: {start} takes at most {room} tokens, and windows have {window}; --length {room}")
     sets = find_sets(sts) if sts is not None else None
     given: dict[str, Any] = {"text": text, "sts": sets, "batch": batch, "seed": seed, "samples": samples}
     result = evaluate(source, **given, poolers=poolers, length=length)
@@ -198,12 +203,9 @@ def command(
         folder = Path(result["checkpoint"])
         sections = with_earlier(folder, result["sections"])
         save_artifact(folder, EVALUATION.format(checkpoint=folder.name), {**result, "sections": sections})
-    if before:
-        assert start is not None
-        there = load_hf(local_folder(start))
+    if there is not None:
         # A model from elsewhere has no aggregation head, but for our own exports.
         shared = [pooler for pooler in poolers if pooler != "head" or there.model.aggregation is not None]
-        window = length or source.job.data.sequence_length
         result["before"] = evaluate(there, **given, poolers=shared or ["mean"], length=window)["sections"]
     if out is not None and rank() == 0:
         write_result(out, result)

@@ -27,6 +27,7 @@ from capt.pretrain.language.inputs import with_sizes_of_init
 from capt.pretrain.models.architecture import EncoderConfig
 from capt.pretrain.models.hf_config import TOKENIZER_FILES, local_folder
 from capt.pretrain.models.hf_model import HFModel, read_hf
+from capt.pretrain.models.sentence_folder import encoder_folder
 from capt.pretrain.models.tokenizer import trained_tokenizer
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 
@@ -61,7 +62,7 @@ def vocabulary_of(tokenizer: TextTokenizer) -> CorruptionVocabulary:
 def _configured_tokenizer(job: LanguageJob) -> Path | None:
     if job.tokenizer.path is not None:
         return local_folder(job.tokenizer.path, TOKENIZER_FILES)
-    return None if job.model.init is None else local_folder(job.model.init)
+    return None if job.model.init is None else encoder_folder(local_folder(job.model.init))
 
 
 def tokenizer_folder(

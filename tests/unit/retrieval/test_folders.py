@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from capt.pretrain.base.errors import UserError
 from capt.pretrain.retrieval.encoders import EncoderOptions, load_text_encoder
+from capt.pretrain.retrieval.neighbors import neighbors
+from capt.pretrain.retrieval.work import perform
 from tests.finetune import write_encoder
+from tests.unit.retrieval.toy import write_beir
 
 TEXTS = ["the river runs", "A stone", "no bird sings and the door opens and the tree falls and the King sleeps"]
 KINDS = ("sentence_transformers.models.{}", "sentence_transformers.sentence_transformer.modules.{}")
@@ -126,3 +130,135 @@ def test_vectors_are_those_of_the_library(encoder: Path, tmp_path: Path) -> None
             prompt = ours.prompts[role]
             if role != "text":
                 assert (f"{role} {prompt!r}" in ours.protocol()) == bool(prompt), (ours.protocol(), said)
+
+
+def edit(path: Path, **changes: Any) -> None:
+    """Change keys of a JSON file."""
+    path.write_text(json.dumps({**(json.loads(path.read_text()) if path.is_file() else {}), **changes}))
+
+
+def without(folder: Path, part: str) -> None:
+    """Leave tensors out of the weights of a folder."""
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "model.safetensors"
+    save_file({name: x for name, x in load_file(path).items() if part not in name}, path, {"format": "pt"})
+
+
+def more_words(path: Path) -> None:
+    """Give a tokenizer more ids than its model has rows."""
+    path.write_text(path.read_text() + "".join(f"more{i}\n" for i in range(50)))
+
+
+LONG = "word " * 2_000_000
+UNFIT_MODELS: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "reranker": ("reranker", lambda folder: None, "a 'CrossEncoder', which scores pairs of texts"),
+    "saved reranker": (
+        "embedder",
+        lambda folder: edit(folder / "config_sentence_transformers.json", model_type="CrossEncoder"),
+        "a 'CrossEncoder', which scores pairs",
+    ),
+    "sparse": (
+        "embedder",
+        lambda folder: edit(folder / "config_sentence_transformers.json", model_type="SparseEncoder"),
+        "a 'SparseEncoder', which gives a weight to each token",
+    ),
+    "generative": ("generative", lambda folder: None, "model_type is 'gpt2'"),
+    "no tokenizer": ("embedder", lambda folder: (folder / "vocab.txt").unlink(), "no tokenizer in it"),
+    "no tokenizer either": ("bert", lambda folder: (folder / "vocab.txt").unlink(), "no tokenizer in it"),
+    "no weights": ("embedder", lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors"),
+    "lacks a layer": ("embedder", lambda folder: without(folder, "layer.1.output"), "lacks weights, .*layer.1.output"),
+    "other tokenizer": (
+        "embedder",
+        lambda folder: more_words(folder / "vocab.txt"),
+        "its tokenizer has .* ids and the model",
+    ),
+    "longer than its positions": (
+        "embedder",
+        lambda folder: edit(folder / "sentence_bert_config.json", max_seq_length=99),
+        "cuts texts to 99 tokens, and the model has positions for 64; set max_seq_length",
+    ),
+    "prompt": (
+        "embedder",
+        lambda folder: edit(folder / "config_sentence_transformers.json", prompts={"document": "no " * 30}),
+        "the document prompt .* fills all 24 tokens",
+    ),
+    "long prompt": (
+        "embedder",
+        lambda folder: edit(folder / "config_sentence_transformers.json", prompts={"query": LONG[:3_000_000]}),
+        "the prompt 'word .* has 3,000,000 characters, which 24 tokens do not hold",
+    ),
+    "longer prompt": (
+        "embedder",
+        lambda folder: edit(folder / "config_sentence_transformers.json", prompts={"query": LONG}),
+        "config_sentence_transformers.json",
+    ),
+}
+"""What is wrong with the folder of a model that gives vectors: what it begins as, what is changed, what is said."""
+
+UNFIT_TEACHERS: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "embedder": ("embedder", lambda folder: None, "a 'SentenceTransformer'; give the folder or hub id of a cross-enc"),
+    "encoder": ("bert", lambda folder: None, r"\['BertModel'\] in config.json gives no scores"),
+    "classifier": ("classifier", lambda folder: None, "a classifier with 2 labels"),
+    "generative": ("generative", lambda folder: None, r"\['GPT2LMHeadModel'\] in config.json gives no scores"),
+    "no tokenizer": ("reranker", lambda folder: (folder / "vocab.txt").unlink(), "no tokenizer in it"),
+    "no head": ("reranker", lambda folder: without(folder, "classifier"), "lacks weights, .*'classifier.bias'"),
+    "nothing": ("reranker", lambda folder: (folder / "config.json").unlink(), "no config.json; give the folder"),
+}
+"""The same of ``--cross-encoder``."""
+
+
+@pytest.fixture(scope="module")
+def models(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    shutil.copytree(encoder, root / "bert")
+    write_folder(root / "embedder", encoder, {}, None, {})
+    write_encoder(root / "reranker", "BertForSequenceClassification", num_labels=1)
+    write_encoder(root / "classifier", "BertForSequenceClassification", num_labels=2)
+    write_encoder(root / "generative", "GPT2LMHeadModel", n_positions=64)
+    return root
+
+
+def test_a_model_that_does_not_fit_is_refused_before_work(models: Path, tmp_path: Path) -> None:
+    """By every command that takes one: in one line, and before a text is encoded."""
+    beir, store = write_beir(tmp_path / "beir"), tmp_path / "store"
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text("".join(json.dumps({"query": f"no {word}", "pos": [word]}) + "\n" for word in TEXTS))
+    options = {"store": str(store), "dtype": "fp32", "tokens": None, "cache_bytes": None}
+    mining = {"command": "mine", "pairs": [str(pairs)], "corpus": str(beir), "encoder": {}, "store": options,
+              "rules": {"short": "keep"}, "out": str(tmp_path / "mined")}  # fmt: skip
+    evaluation = {"dims": [], "bm25": False, "split": None, "per_query": None}
+
+    def encode(model: Path) -> object:
+        return perform({"command": "encode", "model": str(model), "text": [str(beir)], "role": "document",
+                        "encoder": {}, "store": options})  # fmt: skip
+
+    def evaluate(model: Path) -> object:
+        return perform({"command": "evaluate", "model": str(model), "sets": [str(beir)], "encoder": {},
+                        "store": options, "settings": dict(evaluation), "out": None})  # fmt: skip
+
+    def mine(model: Path) -> object:
+        return perform({**mining, "model": str(model), "cross_encoder": None})
+
+    def mine_with(teacher: Path) -> object:
+        return perform({**mining, "model": str(models / "embedder"), "cross_encoder": str(teacher)})
+
+    def find(model: Path) -> object:
+        (tmp_path / "lines.txt").write_text("the river runs and the stone sleeps\n")
+        return neighbors(model, ["river"], text=[tmp_path / "lines.txt"], store=store)
+
+    commands = cycle([encode, evaluate, mine, find])
+    cases = [(name, unfit, next(commands)) for name, unfit in UNFIT_MODELS.items()]
+    cases += [(f"{name}, teacher", unfit, mine_with) for name, unfit in UNFIT_TEACHERS.items()]
+    for name, (begins, change, says), command in cases:
+        folder = tmp_path / "unfit" / name
+        shutil.copytree(models / begins, folder)
+        change(folder)
+        with pytest.raises(UserError, match=says) as error:
+            command(folder)
+        assert "\n" not in str(error.value), name
+        assert len(str(error.value)) < 700, name
+        assert not list(store.rglob("*.rows")), f"{name}: refused after texts were encoded"
+    audit = mine_with(models / "reranker")
+    assert isinstance(audit, dict)
+    assert audit["rows_written"] == 3
