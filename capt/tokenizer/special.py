@@ -218,7 +218,8 @@ def pair_template(tokenizer: Tokenizer) -> PairTemplate:
     texts = [number for number in pair.sequence_ids if number is not None]
     first, second = (pair.sequence_ids.index(number) if number in texts else 0 for number in (0, 1))
     end, last = first + len(a), second + len(b)
-    if texts != [0] * len(a) + [1] * len(b) or pair.ids[first:end] != a or pair.ids[second:last] != b:
+    once = pair.special_tokens_mask.count(0) == len(a) + len(b)
+    if not once or texts != [0] * len(a) + [1] * len(b) or pair.ids[first:end] != a or pair.ids[second:last] != b:
         raise DataError(
             f"the post_processor of tokenizer.json makes {' '.join(pair.tokens)} of the pair a, b; a row here has the "
             "first text, and after it the second one"

@@ -244,11 +244,9 @@ def _check(folder: Path) -> None:
     for number, path in enumerate(folder.rglob("*")):
         if number > _MAX_FILES:
             raise CheckpointError(f"{folder}: over {_MAX_FILES} files; name the folder of one model")
-        # A router has folders of its own within.
+        # Safetensors beside a pickle are read in its place; a router has folders of its own within.
         if path.suffix in PICKLES and (routed or path.parent in read_from):
-            if path.name == "pytorch_model.bin":
-                require_weights(path.parent)  # names the command that converts it
-            raise CheckpointError(f"{path}: a pickle, which could run code when it is opened; remove it")
+            require_weights(path.parent)  # names the command that converts it
         if not path.is_dir() or path.is_symlink():
             require_regular(path)
         if path.name in ("config.json", "tokenizer_config.json", "special_tokens_map.json", SETTINGS):

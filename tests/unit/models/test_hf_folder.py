@@ -169,15 +169,6 @@ def test_one_file_comes_before_shards_as_transformers_has_it(tmp_path, caplog):
     assert "model.safetensors.index.json beside it is not" in caplog.text
 
 
-def test_an_encoder_within_a_sentence_transformers_folder_is_named(tmp_path):
-    folder = tmp_path / "my model"
-    (folder / "0_Transformer").mkdir(parents=True)
-    write(folder / "0_Transformer" / "config.json", GOOD)
-    refused(lambda: is_hf(folder), f"cp '{folder}/0_Transformer'/* '{folder}'")
-    write(folder / "config.json", GOOD)
-    assert is_hf(folder)
-
-
 def test_adapters_of_peft_are_no_model(tmp_path, caplog):
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(CheckpointError, match="adapters of peft without their model; merge them into it"):
