@@ -38,6 +38,7 @@ from capt.pretrain.retrieval.sentence_models import (
     reads_roles,
     role_limit,
     role_prompts,
+    set_limit,
 )
 from capt.pretrain.retrieval.store import DType, Identity, digest
 from capt.tokenizer.encode import TextTokenizer, require_short_prompt
@@ -206,14 +207,14 @@ class SentenceEncoder(TextEncoder):
             room = positions_of(model)
             if room is not None and options.length > room:
                 raise ConfigError(f"length {options.length}: {name} takes at most {room} tokens")
-            self._model.max_seq_length = options.length
+            set_limit(self._model, options.length)
         self.similarity = "dot" if model.similarity_fn_name in ("dot", "dot_product") else "cosine"
         if model.similarity_fn_name in ("euclidean", "manhattan"):
             logger.warning(
                 "%s: made for %s distances; texts are compared by cosine here", name, model.similarity_fn_name
             )
         self._reads_roles = reads_roles(model)
-        self._facts = {**facts, "precision": _PRECISIONS.get(model.dtype, "fp32"), "length": limit_of(model) or 0}
+        self._facts = {**facts, "precision": _PRECISIONS.get(model.dtype, "fp32"), "length": 0}
         self.require_short_prompts()
         self.dimension = int(self.encode(["a text"], "document").shape[1])
         self.require_room()
@@ -235,9 +236,8 @@ class SentenceEncoder(TextEncoder):
             )  # fmt: skip
 
     def limit(self, role: Role) -> int:
-        """Tokens of a text at most; fewer where the encoder has a limit for the role."""
-        limit, of_role = super().limit(role), role_limit(self._model, role)
-        return of_role or limit
+        """Tokens of a text at most, which may be fewer for one of the roles; 0 = of any length."""
+        return role_limit(self._model, role) or 0
 
     def identity(self, role: Role, dtype: DType = "fp32") -> Identity:
         """Everything that decides the vector; with the role where the model reads it."""

@@ -173,21 +173,22 @@ def _require_tokenizer(model: Any, path: Path) -> None:
 
 def _require_long(model: Any, path: Path, probe: Callable[[Any, str], None]) -> None:
     """Refuse a limit above the positions of a model that fails there, which only a long text would show."""
-    room, limit = positions_of(model), limit_of(model)
-    if room is None or limit is None or limit <= room:
-        return
-    try:
-        probe(model, "a " * limit)
-    except (IndexError, RuntimeError):
-        raise CheckpointError(
-            f"{path}: cuts texts to {limit:,} tokens, and the model has positions for {room:,}; set max_seq_length in "
-            f"sentence_bert_config.json, or model_max_length in tokenizer_config.json, to {room}"
-        ) from None
+    for module in _encoders(model):
+        room, limit = positions_of([module]), limit_of(module)
+        if room is None or limit is None or limit <= room:
+            continue
+        try:
+            probe(model, "a " * limit)
+        except (IndexError, RuntimeError):
+            raise CheckpointError(
+                f"{path}: cuts texts to {limit:,} tokens, and the model has positions for {room:,}; set max_seq_length "
+                f"in sentence_bert_config.json, or model_max_length in tokenizer_config.json, to {room}"
+            ) from None
 
 
 def limit_of(model: Any) -> int | None:
     """Tokens of a text at most; None where there is no limit, as for tables of vectors."""
-    limit = model.max_seq_length
+    limit = getattr(model, "max_seq_length", None)
     return int(limit) if limit and limit < _UNBOUNDED else None
 
 
@@ -206,9 +207,23 @@ def positions_of(model: Any) -> int | None:
 
 
 def role_limit(model: Any, role: Role) -> int | None:
-    """Tokens that the encoder of ``model`` allows a query or a document alone; None where both have one limit."""
-    limit = getattr(model[0], f"{role}_length", None) if role != "text" else None
-    return limit if isinstance(limit, int) else None
+    """Tokens of a text in ``role`` at most; None where there is no limit."""
+    reader = model[0]
+    if type(reader).__name__ in ROUTERS:
+        routes = reader.sub_modules
+        route = role if role in routes else reader.default_route
+        reader = next(iter(routes[route].children())) if route in routes else reader
+    limit = getattr(reader, f"{role}_length", None)
+    return limit if isinstance(limit, int) else limit_of(reader)
+
+
+def set_limit(model: Any, length: int) -> None:
+    """Cut queries and documents to ``length`` tokens."""
+    model.max_seq_length = length
+    for module in _encoders(model):
+        for role in ("query", "document"):
+            if getattr(module, f"{role}_length", None) is not None:
+                setattr(module, f"{role}_length", length)
 
 
 def reads_roles(model: Any) -> bool:

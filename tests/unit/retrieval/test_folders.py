@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from capt.pretrain.base.errors import UserError
+from capt.pretrain.language.load import load_backbone
+from capt.pretrain.models.hf_model import read_hf
 from capt.pretrain.retrieval.encoders import EncoderOptions, load_text_encoder
 from capt.pretrain.retrieval.neighbors import neighbors
 from capt.pretrain.retrieval.work import perform
@@ -112,11 +114,28 @@ def folders(root: Path, encoder: Path) -> Iterator[Path]:
         yield write_folder(root / str(number), encoder, *(next(prompts) if reads else ({}, None)), structure)
 
 
+def write_router(folder: Path, encoder: Path) -> Path:
+    """A folder whose queries and documents go through encoders of their own."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Router, Transformer
+
+    shorter = write_encoder(folder.with_name("shorter"), "BertModel", num_hidden_layers=1)
+    queries = [Transformer(str(encoder), max_seq_length=9), Pooling(32)]
+    documents = [Transformer(str(shorter), max_seq_length=7), Pooling(32)]
+    model = SentenceTransformer(modules=[Router.for_query_document(queries, documents)], device="cpu")
+    model.prompts["query"] = "no "
+    model.save(str(folder), create_model_card=False)
+    return folder
+
+
 def test_vectors_are_those_of_the_library(encoder: Path, tmp_path: Path) -> None:
-    """Prompts of any name, modules in any place, poolings, lengths: whatever the library loads."""
+    """Prompts of any name, modules in any place, poolings, lengths, routers: whatever the library loads."""
     from sentence_transformers import SentenceTransformer
 
-    for folder in folders(tmp_path, encoder):
+    router = write_router(tmp_path / "router", encoder)
+    assert "at most 7 tokens (9 of a query)" in load_text_encoder(router, EncoderOptions()).protocol()
+    assert "at most 8 tokens, prompts" in load_text_encoder(router, EncoderOptions(length=8)).protocol()
+    for folder in (router, *folders(tmp_path, encoder)):
         theirs = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
         ours = load_text_encoder(folder, EncoderOptions())
         said = {path.name: path.read_text() for path in folder.glob("*sent*.json")}
@@ -250,6 +269,17 @@ def test_a_model_that_does_not_fit_is_refused_before_work(models: Path, tmp_path
     commands = cycle([encode, evaluate, mine, find])
     cases = [(name, unfit, next(commands)) for name, unfit in UNFIT_MODELS.items()]
     cases += [(f"{name}, teacher", unfit, mine_with) for name, unfit in UNFIT_TEACHERS.items()]
+    # A job that starts from such a folder reads it before its data, or says what it lacks.
+    for name in ("generative", "no tokenizer", "no weights", "lacks a layer", "other tokenizer"):
+        begins, change, _ = UNFIT_MODELS[name]
+        folder = tmp_path / "start" / name
+        shutil.copytree(models / ("bert" if begins == "embedder" else begins), folder)
+        change(folder)
+        for read in (load_backbone, read_hf):
+            with pytest.raises(UserError) as error:
+                read(folder)
+            assert "\n" not in str(error.value), name
+            assert str(folder) in str(error.value)
     for name, (begins, change, says), command in cases:
         folder = tmp_path / "unfit" / name
         shutil.copytree(models / begins, folder)
