@@ -135,7 +135,7 @@ def _second_type(
         return lengths
     # In the template each text has one place, and takes its own number of tokens in the row.
     first, second = len(template.before), len(template.before) + 1 + len(template.between)
-    return place + (a - 1) * (place > first) + (b - 1) * (place > second)
+    return np.asarray(place + (a - 1) * (place > first) + (b - 1) * (place > second), dtype=np.int64)
 
 
 def _key(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from huggingface_hub import constants
 
 from capt.pretrain.base.errors import CheckpointError
-from capt.pretrain.models.hf_config import hub_id, local_folder, origin, source_path
+from capt.pretrain.models.hf_config import SENTENCE_FILES, hub_id, local_folder, origin, source_path
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -84,3 +85,30 @@ def test_only_weights_json_and_tokenizer_files_are_fetched(offline: Path, monkey
              "training_args.bin", "consolidated.pth", "dict.txt"]  # fmt: skip
     fetched = list(filter_repo_objects(there, allow_patterns=asked["allow_patterns"]))  # type: ignore[arg-type]
     assert fetched == there[:4]
+
+
+def test_modules_are_fetched_from_the_folders_that_are_named(
+    offline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub.utils import filter_repo_objects
+
+    folder, asked = tmp_path / ("a" * 40), []
+    folder.mkdir()
+
+    def download(repo: str, **options: object) -> str:
+        asked.append(options)
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    there = ["0_Transformer/config.json", "a b/c/config.json", "a b/c/model.safetensors", "x/y/config.json",
+             "query_0_Transformer/vocab.txt", "a b/c/modeling.py", "onnx/model.onnx"]  # fmt: skip
+    for number, (kinds, expected) in enumerate(
+        ((("Transformer", "Dense"), there[:3]), (("Router", "Dense"), there[:5]))
+    ):
+        modules = zip(kinds, ("0_Transformer", "a b/c"), strict=True)
+        rows = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in modules]
+        (folder / "modules.json").write_text(json.dumps(rows))
+        local_folder(Path(f"x/y{number}"), SENTENCE_FILES)
+        assert asked[-1]["revision"] == folder.name
+        fetched = list(filter_repo_objects(there, allow_patterns=asked[-1]["allow_patterns"]))
+        assert fetched == expected
