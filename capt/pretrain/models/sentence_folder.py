@@ -108,14 +108,14 @@ def require_embedder(folder: Path, config: Mapping[str, Any], settings: Mapping[
 
 
 def scores_pairs(config: Mapping[str, Any]) -> bool:
-    """Whether the keys of a ``config.json`` are those of a reranker: a classifier with one score."""
+    """True for the ``config.json`` of a reranker: a classifier with one score."""
     if "sentence_transformers" in config or "sbert_ce_default_activation_function" in config:
         return True
     return is_classifier(config) and labels_of(config) == 1
 
 
 def is_classifier(config: Mapping[str, Any]) -> bool:
-    """Whether the keys of a ``config.json`` name a class with scores for whole texts."""
+    """True for the ``config.json`` of a class with scores for whole texts."""
     named = config.get("architectures")
     return isinstance(named, list) and any(str(name).endswith("ForSequenceClassification") for name in named)
 

@@ -1,7 +1,7 @@
 """Models that sentence-transformers computes, from folders that somebody else may have written.
 
-Nothing in a folder is run. What the library would replace in silence (weights that are missing, a tokenizer that is not
-there) is refused, and so is what fails at a long text after hours of short ones.
+Nothing in a folder is run. What the library would replace without a word (missing weights, a missing tokenizer) is
+refused, and so is what fails at a long text after hours of short ones.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ def set_limit(model: Any, length: int) -> None:
 
 
 def reads_roles(model: Any) -> bool:
-    """Whether queries and documents with the same prompt may have other vectors: by modules or lengths of their own."""
+    """True where queries and documents of one prompt may have different vectors: they have modules of their own."""
     routes = any(type(module).__name__ in ROUTERS for module in model.modules())
     return routes or getattr(model[0], "query_expansion", None) is not None
 

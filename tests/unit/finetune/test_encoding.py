@@ -71,7 +71,7 @@ PAIRS = {
 
 
 def test_a_pair_gets_the_template_of_its_folder(tmp_path: Path) -> None:
-    """As AutoTokenizer does; and texts alone are read whatever it is."""
+    """AutoTokenizer puts pairs together so; texts alone are read whatever the template of a pair is."""
     write_vocabulary(tmp_path / "raw")
     load_tokenizer(tmp_path / "raw").save(tmp_path)
     backend = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
