@@ -25,7 +25,6 @@ from capt.pretrain.engine.metrics_file import METRICS, read_metrics
 from capt.pretrain.pairs.batches import PaddedTexts
 from capt.pretrain.pairs.config import RETRIEVAL, at_width
 from capt.pretrain.pairs.load import LoadedModel, load_model
-from capt.pretrain.pairs.module import PairModule
 
 logger = logging.getLogger(__name__)
 
@@ -105,11 +104,12 @@ def command(
     model = trained.model.encoder
     with export_folder(out, overwrite=overwrite) as folder, quiet_transformers():
         _write_encoder(trained, folder, max(lengths))
+        linears = projections(trained.model.projection, model.model.hidden_size, truncate_dim)
         write_modules(
             folder,
             hidden=model.model.hidden_size,
             mode=model.pooling,
-            dense=[(linear, IDENTITY) for linear in _projections(trained.model, truncate_dim)],
+            dense=[(linear, IDENTITY) for linear in linears],
             max_length=max(lengths),
             prompts=named,
         )
@@ -122,16 +122,19 @@ def command(
     return out
 
 
-def _projections(model: PairModule, width: int | None) -> list[torch.nn.Linear]:
-    """The linear map behind the pooling that leaves the first ``width`` columns; none where all of them stay as pooled.
+def projections(whole: torch.nn.Linear | None, hidden: int, width: int | None) -> list[torch.nn.Linear]:
+    """The linear map behind the pooling that leaves the first ``width`` columns; none where all stay as pooled.
 
     sentence-transformers cuts vectors after all modules (``truncate_dim``), so that they are no unit rows. A map in
     front of its Normalize cuts them before, in every tool that reads such folders.
+
+    Args:
+        whole: the projection of the model, if it has one.
+        hidden: columns of what is pooled.
+        width: columns that are kept; None = all.
     """
     if width is None:
-        return [] if model.projection is None else [model.projection]
-    whole = model.projection
-    hidden = model.width if whole is None else whole.in_features
+        return [] if whole is None else [whole]
     cut = torch.nn.Linear(hidden, width, bias=whole is not None and whole.bias is not None)
     with torch.no_grad():
         cut.weight.copy_((torch.eye(hidden) if whole is None else whole.weight.cpu())[:width])
