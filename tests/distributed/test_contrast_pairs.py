@@ -32,6 +32,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"hardness_own": 5.0},
     {"matryoshka": (WIDTH, 3, 5), "matryoshka_weights": (1.0, 0.5, 2.0)},
     {"with_ids": True},
+    {"with_ids": "known"},
     {"in_batch": "local"},
     {"in_batch": "none"},
     {"queued": True},
@@ -88,6 +89,8 @@ def _rank_solves(cases: list[Case]) -> list[dict[str, Any]]:
             negative_ids=batch.hard_ids[my_hard] if known and hard else None,
             negative_owners=torch.where(owners < 0, owners, owners - first) if hard else None,
             ids=batch.ids[mine] if known else None,
+            query_ids=batch.query_ids[mine] if known == "known" else None,
+            known=batch.known if known == "known" else None,
             stats=ContrastStats() if case.get("stats") else None,
             **{name: value for name, value in case.items() if name not in ARGUMENTS},
         )

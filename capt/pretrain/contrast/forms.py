@@ -75,6 +75,7 @@ class Softmax:
             one denominator.
         positives: views, one after another; row ``i`` is the positive of row ``i`` of the first side.
         keys: the live keys of this rank: views, one after another.
+        keys_are_queries: of each of these views; the others are of documents.
         hard: the hard negatives of this rank, which are after them; None: there are none.
         interactions: which side sees which of these keys.
         queue_step: every anchor sees the queue (1), or every second one, the queries (2), or none (0).
@@ -84,6 +85,7 @@ class Softmax:
     sides: list[list[Tensor]]
     positives: list[Tensor]
     keys: list[Tensor]
+    keys_are_queries: list[bool]
     hard: Tensor | None
     interactions: list[Interaction]
     queue_step: int = 1
@@ -114,18 +116,21 @@ def softmaxes(
     form = options.form
     if form is None:  # the CAPT paper's form: each row against the other view, or both, of all other samples
         if symmetric and within_view:
-            views = [([q, d], [d, q], [q, d])]
+            views = [([q, d], [d, q], [True, False])]
         elif symmetric:
-            views = [([q], [d], [d]), ([d], [q], [q])]
+            views = [([q], [d], [False]), ([d], [q], [True])]
         else:
-            views = [([q], [d], [q, d] if within_view else [d])]
-        return [_one_sided(*each, hard, options, owned) for each in views]
+            views = [([q], [d], [True, False] if within_view else [False])]
+        return [
+            _one_sided(sides, positives, [q if each else d for each in of_queries], of_queries, hard, options, owned)
+            for sides, positives, of_queries in views
+        ]
     if options.in_batch == "none":  # hard negatives of the query and the queue are left
-        return [_one_sided([q], [d], [], hard, options, owned)]
+        return [_one_sided([q], [d], [], [], hard, options, owned)]
     if form.partition == "joint":
         return [_joint(q, d, hard, form.directions, options, owned)]
     # The direction d-q: hard negatives and the queue are documents, and its keys are queries.
-    reverse = Softmax([[d]], [q], [q], None, [Interaction(0, Span(0, len(q)))], queue_step=0)
+    reverse = Softmax([[d]], [q], [q], [True], None, [Interaction(0, Span(0, len(q)))], queue_step=0)
     return [
         _joint(q, d, hard, (direction,), options, owned) if direction == "q-d" else reverse
         for direction in form.directions
@@ -136,17 +141,21 @@ def _one_sided(
     anchors: list[Tensor],
     positives: list[Tensor],
     live: list[Tensor],
+    of_queries: list[bool],
     hard: Tensor | None,
     options: ContrastOptions,
     owned: bool,
 ) -> Softmax:
-    """Each anchor against all of ``live`` and the hard negatives: the forms of one side."""
-    live = live if options.in_batch != "none" else []
+    """Each anchor against all of ``live`` and the hard negatives: the forms of one side.
+
+    ``of_queries`` says of each view of ``live`` whether it is of queries.
+    """
+    live, of_queries = (live, of_queries) if options.in_batch != "none" else ([], [])
     *views, negatives = _places([*live, hard])
     interactions = [Interaction(0, Span(0, negatives.first), None, options.hardness_in_batch)] if views else []
     if hard is not None:
         interactions += _hard_negatives(negatives, options, owned)
-    return Softmax([anchors], positives, live, hard, _merged(interactions))
+    return Softmax([anchors], positives, live, of_queries, hard, _merged(interactions))
 
 
 def _joint(
@@ -175,6 +184,7 @@ def _joint(
         [[q], [d]] if two_sided else [[q]],
         [d],
         keys,
+        [True, False] if queries_are_keys else [False],
         hard,
         _merged(interactions),
         queue_step=2 if two_sided and "d-d" not in directions else 1,

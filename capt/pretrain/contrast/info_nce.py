@@ -16,12 +16,12 @@ from torch.nn.functional import normalize
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.contrast.exchange import Exchange
-from capt.pretrain.contrast.forms import softmaxes
+from capt.pretrain.contrast.forms import Softmax, softmaxes
 from capt.pretrain.contrast.kernels import Precision, Products, check_precision
 from capt.pretrain.contrast.metrics import ContrastStats
 from capt.pretrain.contrast.options import ContrastOptions
 from capt.pretrain.contrast.queue import NO_ID, ShardedQueue, is_not_one, is_readable, norms_of
-from capt.pretrain.contrast.sharded import Arrived, ShardedSoftmax, SoftmaxContext, cut
+from capt.pretrain.contrast.sharded import Arrived, Known, ShardedSoftmax, SoftmaxContext, cut
 
 
 def compute_dtype(anchors: Tensor, positives: Tensor, precision: Precision) -> torch.dtype:
@@ -79,6 +79,20 @@ def check_rows(
     if is_not_one(torch.cat(list(found.values()))):
         name = next(name for name, values in found.items() if is_not_one(values))
         raise ConfigError(f"{name} must have unit norm: apply torch.nn.functional.normalize(rows, dim=-1) first")
+
+
+def check_known(n: int, ids: Tensor | None, query_ids: Tensor | None, known: Tensor | None) -> None:
+    """Raise for pairs that belong together without the ids of both sides, or of another shape or type."""
+    if (query_ids is None) != (known is None):
+        raise ConfigError("known pairs are found by the queries' ids: give query_ids and known, or neither")
+    if known is None or query_ids is None:
+        return
+    if ids is None:
+        raise ConfigError("known are pairs of query_ids with the ids of documents: give ids, those of the positives")
+    if query_ids.shape != (n,) or query_ids.dtype != torch.int64:
+        raise ConfigError(f"query_ids must be {n} int64 numbers, got {tuple(query_ids.shape)} of {query_ids.dtype}")
+    if known.ndim != 2 or known.shape[1] != 2 or known.dtype != torch.int64:
+        raise ConfigError(f"known must be rows of two int64 ids, got {tuple(known.shape)} of {known.dtype}")
 
 
 def check_negatives(
@@ -170,6 +184,8 @@ def info_nce(
     symmetric: bool = False,
     within_view: bool = False,
     ids: Int[Tensor, " n"] | None = None,
+    query_ids: Int[Tensor, " n"] | None = None,
+    known: Int[Tensor, "p 2"] | None = None,
     group: distributed.Group = None,
     stats: ContrastStats | None = None,
     options: ContrastOptions | None = None,
@@ -203,6 +219,12 @@ def info_nce(
         within_view: rows of the anchor's own view are negatives as well (SimCLR, CAPT).
         ids: instance of each sample; a key with the anchor's id, live or queued, is not a negative (it shows the same
             thing). The positive always counts once.
+        query_ids: with ``known``: the text of each anchor; ``ids`` are then those of the positives' texts.
+        known: pairs of a query's id and a document's that belong together, the same on all ranks: those of every
+            anchor of any rank with the live and queued keys. Row ``(a, b)`` says that a document ``b``, live or
+            queued, is not a negative of a sample whose query is ``a``, and a query ``a`` not one of a sample whose
+            document is ``b``. It says nothing about other texts: what belongs to one query may be a negative of another
+            one, whatever both share. A sample's own pair and copies of its document need no row.
         group: the ranks over which batch and queue are spread. Ranks may hold different ``n``.
         stats: filled with diagnostics of this rank's anchors (with ``matryoshka`` of the widest rows).
         options: :class:`~capt.pretrain.contrast.options.ContrastOptions`.
@@ -217,6 +239,7 @@ def info_nce(
     check_temperature(temperature)
     check_precision(options.precision, anchors.device)
     check_rows(anchors, positives, negatives, ids, wait_for_values=stats is not None)
+    check_known(len(anchors), ids, query_ids, known)
     check_negatives(anchors, negatives, negative_ids, negative_owners, ids, options)
     check_queue(anchors, queue, negatives, options.in_batch, group)
     if options.directions is not None and (symmetric or within_view):
@@ -290,6 +313,7 @@ def info_nce(
             sides=sides,
             positive_count=part.positive_count,
             arrived=None,
+            known=_known(known, query_ids, instances, hard_ids if hard else None, part),
             shared_ids=ids is not None,
             # Diagnostics need the nearest negative, which is the running maximum.
             needs_max=not bounded or stats is not None,
@@ -316,7 +340,8 @@ def _at_widths(
     if widths != [(features, 1.0)]:
         wire = Products(context.options.precision).wire_dtype(anchors.dtype)
         gathered = context.exchange.all_gather(anchors.detach().to(wire))
-        context = replace(context, arrived=Arrived(gathered, context.gathered_ids(len(gathered))))
+        arrived = Arrived(gathered, context.gathered_ids(len(gathered)), context.gathered_queries_of())
+        context = replace(context, arrived=arrived)
     losses = []
     for width, weight in widths:
         queued = context.queued and (cut(context.queued[0], width), context.queued[1])
@@ -327,6 +352,27 @@ def _at_widths(
             loss = ShardedSoftmax.apply(*(cut(rows, width) for rows in tensors), temperature, at_width)
         losses.append(loss if weight == 1 else weight * loss)
     return losses
+
+
+def _known(
+    pairs: Tensor | None, queries: Tensor | None, documents: Tensor, hard: Tensor | None, part: Softmax
+) -> Known | None:
+    """The texts of a softmax by id; None where no pairs are known.
+
+    ``queries`` and ``documents`` are those of the samples, ``hard`` the hard negatives.
+    """
+    if pairs is None or queries is None or not len(pairs):
+        return None
+    nothing, of_queries = torch.full_like(documents, NO_ID), part.keys_are_queries
+    hard = documents[:0] if hard is None else hard
+    return Known(
+        pairs,
+        _interleave([_concatenate([queries] * len(part.positives))] * len(part.sides)),
+        _concatenate([queries if each else nothing for each in of_queries] + [torch.full_like(hard, NO_ID)])
+        if any(of_queries)
+        else None,
+        _concatenate([nothing if each else documents for each in of_queries] + [hard]),
+    )
 
 
 def _weight_of_queue(rows: float, queued: Tensor, group: distributed.Group) -> Tensor:

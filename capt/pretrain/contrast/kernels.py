@@ -33,7 +33,7 @@ from torch import Tensor
 from capt.pretrain.base.blocks import blocks
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.traits import traits
-from capt.pretrain.contrast.masks import InstanceIds, NegativeMask
+from capt.pretrain.contrast.masks import InstanceIds, KnownPairs, NegativeMask
 
 Precision = Literal["fp32", "tf32", "bf16x6", "bf16x3", "bf16"]
 Terms = tuple[Tensor, ...]
@@ -393,8 +393,13 @@ class CompilableKernel:
         return gradient
 
 
-_MASK_SCHEMA = "Tensor? ids_a, Tensor? ids_k, Tensor? owners_a, Tensor? owners_k, bool owned, Tensor? limits"
-_MaskParts = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, bool, Tensor | None]
+_MASK_SCHEMA = (
+    "Tensor? ids_a, Tensor? ids_k, Tensor? owners_a, Tensor? owners_k, bool owned, Tensor? limits, Tensor[] known, "
+    "int[] texts"
+)
+_MaskParts = tuple[
+    Tensor | None, Tensor | None, Tensor | None, Tensor | None, bool, Tensor | None, list[Tensor], list[int]
+]
 
 
 def _parts(mask: NegativeMask | None) -> _MaskParts:
@@ -402,14 +407,17 @@ def _parts(mask: NegativeMask | None) -> _MaskParts:
     mask = mask or NegativeMask()
     ids = (None, None) if mask.ids is None else (mask.ids.anchors, mask.ids.keys)
     owners = (None, None) if mask.owners is None else (mask.owners.anchors, mask.owners.keys)
-    return *ids, *owners, mask.owned, mask.limits
+    known = [tensor for each in mask.known for tensor in (each.anchors, each.keys, each.pairs)]
+    return *ids, *owners, mask.owned, mask.limits, known, [each.texts for each in mask.known]
 
 
 def _mask(parts: _MaskParts) -> NegativeMask | None:
-    ids_a, ids_k, owners_a, owners_k, owned, limits = parts
+    ids_a, ids_k, owners_a, owners_k, owned, limits, tensors, texts = parts
+    known = [KnownPairs(*tensors[3 * i : 3 * i + 3], size) for i, size in enumerate(texts)]
     ids = None if ids_a is None or ids_k is None else InstanceIds(ids_a, ids_k)
     owners = None if owners_a is None or owners_k is None else InstanceIds(owners_a, owners_k)
-    return None if ids is None and owners is None and limits is None else NegativeMask(ids, owners, owned, limits)
+    is_empty = ids is None and owners is None and limits is None and not known
+    return None if is_empty else NegativeMask(ids, known, owners, owned, limits)
 
 
 @torch.library.custom_op(

@@ -18,7 +18,8 @@ stay**. One step has five parts:
 5. all-gather :math:`s_i^+ + L_i`, one number per anchor, from which each rank computes the gradient of its live keys.
 
 The difference :math:`p_i^+ - 1`, which loses all its digits once an anchor has found its positive, is never formed.
-Besides the collectives above there are only those of the anchors' ids, of their largest logits where a running maximum
+Besides the collectives above there are only those of the anchors' ids (and of their queries' where pairs are known that
+belong together), of their largest logits where a running maximum
 is needed, and of the ranks' row counts. ``backward`` has none. ``docs/contrast.md`` has the proofs.
 
 **Hardness.** Queued negatives can be weighted by how near they are to the anchor, exact over the shards of the queue.
@@ -71,17 +72,46 @@ from torch.nn.functional import normalize
 from capt.pretrain.contrast.exchange import Exchange
 from capt.pretrain.contrast.forms import Interaction, Span
 from capt.pretrain.contrast.kernels import KERNELS, Kernel, Products, SoftmaxSums
-from capt.pretrain.contrast.masks import InstanceIds, NegativeMask
+from capt.pretrain.contrast.masks import InstanceIds, KnownPairs, NegativeMask
 from capt.pretrain.contrast.metrics import ContrastStats, effective_number
 from capt.pretrain.contrast.options import ContrastOptions
 from capt.pretrain.contrast.queue import NO_ID
 
 
 class Arrived(NamedTuple):
-    """The anchors of all ranks, whole and not divided by the temperature, and their ids."""
+    """The anchors of all ranks, whole and not divided by the temperature, their ids, and those of their queries."""
 
     anchors: Tensor
     ids: Tensor
+    queries: Tensor | None
+
+
+@dataclass(frozen=True)
+class Known:
+    """Pairs of a query and a document that belong together, and the texts of one softmax by id.
+
+    A document that belongs to a sample's query is no negative of the sample, nor is a query that belongs to its
+    document. The id of a sample is that of its document.
+
+    Attributes:
+        pairs: ``(p, 2)``, the ids of query and document of each pair; the same on all ranks.
+        queries: ``(m,)``, the query of each anchor's sample.
+        live_queries: ``(c,)``, the query that each live key is, `NO_ID` where it is a document; None: all are.
+        live_documents: ``(c,)``, the document that each live key is, `NO_ID` where it is a query.
+    """
+
+    pairs: Tensor
+    queries: Tensor
+    live_queries: Tensor | None
+    live_documents: Tensor
+
+
+class GatheredIds(NamedTuple):
+    """What the gathered anchors are: their ids, and which queued and live keys are known to belong to them."""
+
+    ids: Tensor
+    queue: list[KnownPairs]
+    live: list[KnownPairs]
 
 
 @dataclass(frozen=True)
@@ -102,6 +132,7 @@ class SoftmaxContext:
         sides: how many rows share a denominator, one after another among the anchors.
         positive_count: how often the positive is in the denominator.
         arrived: what has been gathered before, where anchors are cut to fewer features; ``None``: it is sent.
+        known: pairs that belong together, of other texts than those of one id; None: there are none.
         shared_ids: whether an id means the same on every rank and in the queue (because the user gave it).
         needs_max: whether logits may be too large for a bare exponential, or diagnostics ask for the largest.
         scale: factor of the returned loss and of all gradients.
@@ -121,6 +152,7 @@ class SoftmaxContext:
     sides: int
     positive_count: int
     arrived: Arrived | None
+    known: Known | None
     shared_ids: bool
     needs_max: bool
     scale: float
@@ -168,6 +200,23 @@ class SoftmaxContext:
         ids[self.exchange.local_rows] = self.anchor_ids
         return ids
 
+    def gathered_queries_of(self) -> Tensor | None:
+        """The id of the query of each gathered anchor's sample; None where no pairs are known."""
+        if self.arrived is not None:
+            return self.arrived.queries
+        return None if self.known is None else self.exchange.all_gather(self.known.queries)
+
+    def gathered(self, count: int) -> GatheredIds:
+        """What all ``count`` gathered anchors are."""
+        ids, known, queries = self.gathered_ids(count), self.known, self.gathered_queries_of()
+        if known is None or queries is None:
+            return GatheredIds(ids, [], [])
+        live = [KnownPairs.of(queries, known.live_documents, known.pairs)]
+        if known.live_queries is not None:
+            live.append(KnownPairs.of(ids, known.live_queries, known.pairs.flip(1)))
+        queue = [] if self.queued is None else [KnownPairs.of(queries, self.queued[1], known.pairs)]
+        return GatheredIds(ids, queue, live)
+
     def gathered_limits(
         self, positive_cosines: Tensor, temperature: Tensor | float, dtype: torch.dtype
     ) -> Tensor | None:
@@ -177,30 +226,32 @@ class SoftmaxContext:
             return None
         return self.exchange.all_gather(each_side((limits / temperature).to(dtype), self.sides))
 
-    def queue_block(self, gathered_ids: Tensor, limits: Tensor | None) -> Block | None:
+    def queue_block(self, gathered: GatheredIds, limits: Tensor | None) -> Block | None:
         """The queue and the anchors that see it."""
         if self.queued is None:
             return None
-        anchors = Span(0, len(gathered_ids), self.queue_step)
+        anchors, keys = Span(0, len(gathered.ids), self.queue_step), Span(0, len(self.queued[0]))
         # Without ids of the user an id is a place in this batch, which says nothing about queued rows.
-        ids = InstanceIds(gathered_ids[anchors.index], self.queued[1]) if self.shared_ids else None
+        ids = InstanceIds(gathered.ids[anchors.index], self.queued[1]) if self.shared_ids else None
+        known = [each.block(anchors.index, keys.index) for each in gathered.queue]
         limits = None if limits is None else limits[anchors.index]
-        mask = None if ids is None and limits is None else NegativeMask(ids, limits=limits)
-        return Block(anchors, Span(0, len(self.queued[0])), mask, self.options.hardness)
+        mask = None if ids is None and limits is None else NegativeMask(ids, known, limits=limits)
+        return Block(anchors, keys, mask, self.options.hardness)
 
-    def live_blocks(self, gathered_ids: Tensor, limits: Tensor | None) -> Iterator[Block]:
+    def live_blocks(self, gathered: GatheredIds, limits: Tensor | None) -> Iterator[Block]:
         """The gathered anchors that see this rank's live keys, in blocks, with ids where a block has own keys."""
         for each in self.interactions:
             for anchors, is_local in self._anchors_that_see(each):
                 ids = owners = None
                 # Among local rows the sample's own keys must be found, with ids of the user or without.
                 if is_local or self.shared_ids:
-                    ids = InstanceIds(gathered_ids[anchors.index], self.live_ids[each.keys.index])
+                    ids = InstanceIds(gathered.ids[anchors.index], self.live_ids[each.keys.index])
+                known = [pairs.block(anchors.index, each.keys.index) for pairs in gathered.live]
                 # Owners are anchors of this rank: to all others its hard negatives are those of somebody else.
                 if is_local and each.owned is not None:
                     owners = InstanceIds(self.anchor_places[each.side :: self.sides], self.live_owners[each.keys.index])
                 limit = None if limits is None else limits[anchors.index]
-                mask = NegativeMask(ids, owners, bool(each.owned), limit)
+                mask = NegativeMask(ids, known, owners, bool(each.owned), limit)
                 yield Block(anchors, each.keys, None if ids is None and limit is None else mask, each.hardness)
 
     def _anchors_that_see(self, interaction: Interaction) -> Iterator[tuple[Span, bool]]:
@@ -283,13 +334,13 @@ class ShardedSoftmax(torch.autograd.Function):
         sides = context.sides
         # 1. Anchors travel: those of all ranks, over the temperature.
         queries = context.gathered_queries(anchors, temperature)
-        gathered_ids = context.gathered_ids(len(queries))
+        gathered = context.gathered(len(queries))
         # One number per anchor: float64 costs nothing here and saves the digits of a difference of large logits.
         positive_cosines = (anchors[::sides].double() * positives.double()).sum(1)
         positive_logits = positive_cosines / temperature
         limits = context.gathered_limits(positive_cosines, temperature, anchors.dtype)
         # 2. Keys stay: this rank adds up its own ones, the queue's and the live ones, for all anchors.
-        blocks = list(context.live_blocks(gathered_ids, limits))
+        blocks = list(context.live_blocks(gathered, limits))
         # A finite start of the maxima: with -inf an anchor without negatives would have exp(-inf - -inf), which is NaN.
         least = context.least_logits(len(queries), temperature, anchors)
         sums = SoftmaxSums(
@@ -299,7 +350,7 @@ class ShardedSoftmax(torch.autograd.Function):
             squares=torch.zeros_like(least) if context.stats is not None else None,
             largest=least if context.stats is not None and context.options.largest_hardness else None,
         )
-        _accumulate_keys(sums, queries, context.queue_block(gathered_ids, limits), live, blocks, temperature, context)
+        _accumulate_keys(sums, queries, context.queue_block(gathered, limits), live, blocks, temperature, context)
         # 3. The totals of every anchor arrive at its owner.
         sums = context.exchange.reduce_scatter(sums).joined(sides)
 
@@ -410,18 +461,18 @@ def accumulate_hard(
     exchange, kernel, products, hardness = context.exchange, context.kernel, context.products, block.hardness
     scale = hardness * temperature
     # A_i and K_i first, over all ranks: without them no weight is known.
-    by_score = block.mask is not None and block.mask.limits is not None
+    by_logits = block.mask is not None and (block.mask.limits is not None or bool(block.mask.known))
     proposal = SoftmaxSums(
         normaliser=torch.zeros_like(sums.normaliser),
         weighted_keys=None,
         running_max=None if sums.running_max is None else torch.full_like(sums.running_max, -hardness),
-        count=torch.zeros_like(sums.normaliser) if by_score else None,
+        count=torch.zeros_like(sums.normaliser) if by_logits else None,
     )
     kernel.accumulate(proposal, *_operands(block.at(queries, scale), keys), products)
     if proposal.running_max is not None:
         proposal.rescale(exchange.all_reduce_max(proposal.running_max))
     negatives = proposal.count
-    # Without a mask by score the number of negatives follows from the ids, and no logit is needed.
+    # Where ids alone say it the number of negatives follows from them, and is not counted block by block.
     if negatives is None:
         negatives = torch.full_like(proposal.normaliser, float(len(keys)))
         if block.mask is not None and block.mask.ids is not None:

@@ -42,6 +42,14 @@ class Pairs:
     ids: Tensor = field(default_factory=lambda: torch.arange(N) // 2 + 100)
     hard_ids: Tensor = field(default_factory=lambda: torch.arange(K) % 7 + 100)
     queue_ids: Tensor = field(default_factory=lambda: torch.arange(QUEUED) % 5 + 100)
+    query_ids: Tensor = field(default_factory=lambda: torch.tensor([0, 0, 1, 2, 3, 4, 5, 5, 5, 6, 7, 8, 8]) + 500)
+    known: Tensor = field(
+        default_factory=lambda: torch.tensor(
+            [[500, 101], [500, 106], [501, 103], [503, 100], [503, 104], [503, 105], [505, 104], [505, 102], [508, 101],
+             [508, 106], [999, 103], [502, 999]]
+        )
+    )  # fmt: skip
+    """Pairs of texts that belong together beside those of one id; a query of several documents, and the reverse."""
     temperatures: Tensor = field(default_factory=lambda: torch.linspace(0.05, 0.4, N, dtype=torch.float64))
     """What each pair divides by in a case ``by_row``."""
 
@@ -115,7 +123,7 @@ class _Loop:
     def _live_terms(self, i: int, direction: str) -> Iterator[tuple[Tensor, float]]:
         anchor, key = direction[0], direction[2]
         for j in range(N):
-            if self.in_batch != "none" and j != i and self._sees(i, self.batch.ranks[j]) and self._differ(i, "ids", j):
+            if self.in_batch != "none" and j != i and self._sees(i, self.batch.ranks[j]) and self._differ(i, "ids", j, key):
                 yield self.cosines[anchor + key][i, j], self._alpha("hardness_in_batch", direction)
         if key == "q" or not self.options.get("hard", True):
             return
@@ -150,8 +158,13 @@ class _Loop:
     def _sees(self, i: int, rank: int) -> bool:
         return self.in_batch == "global" or (self.in_batch == "local" and self.batch.ranks[i] == rank)
 
-    def _differ(self, i: int, name: str, j: int) -> bool:
-        return not self.options.get("with_ids") or int(self.batch.ids[i]) != int(getattr(self.batch, name)[j])
+    def _differ(self, i: int, name: str, j: int, key: str = "d") -> bool:
+        if not self.options.get("with_ids"):
+            return True
+        ids, queries, other = self.batch.ids.tolist(), self.batch.query_ids.tolist(), int(getattr(self.batch, name)[j])
+        pair = (queries[i], other) if key == "d" else (queries[j], ids[i])
+        is_known = self.options["with_ids"] == "known" and list(pair) in self.batch.known.tolist()
+        return ids[i] != other and not is_known
 
     def _alpha(self, name: str, direction: str) -> float:
         return float(self.options.get(name, 0.0)) if direction == "q-d" else 0.0
