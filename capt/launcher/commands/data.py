@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from capt.pretrain.data.shards import ShardSet, ShardSummary
     from capt.pretrain.language.config import LanguageJob
     from capt.pretrain.pairs.inspect import PairFiles, PairSummary
+    from capt.pretrain.pairs.known import LeftOut
     from capt.tokenizer.encode import TextTokenizer
 
 app = typer.Typer(help="Prepare and inspect corpora.", rich_markup_mode=None)
@@ -153,7 +154,7 @@ def inspect(
     from dataclasses import asdict
 
     from capt.pretrain.base.errors import ConfigError
-    from capt.pretrain.pairs.inspect import PairFiles, Side, is_pairs, summarize_pairs
+    from capt.pretrain.pairs.inspect import PairFiles, Side, is_pairs, left_out_of, summarize_pairs
 
     # A file may be called like a key; then it is a file.
     keys = [path for path in paths or [] if _KEY.match(path) and not Path(path).exists()]
@@ -177,11 +178,13 @@ def inspect(
     named = tokenizer or model
     loaded = _tokenizer_of(named) if named is not None else None
     summaries = [summarize_pairs(source, loaded, samples) for source in sources]
+    found = left_out_of(summaries)
     if json:
-        o.echo_json([asdict(summary) for summary in summaries])
+        rows = [{name: value for name, value in asdict(summary).items() if name != "keys"} for summary in summaries]
+        o.echo_json([row | {"left_out": each and each._asdict()} for row, each in zip(rows, found, strict=True)])
     else:
-        for summary in summaries:
-            _show_pairs(summary, has_tokens=loaded is not None)
+        for summary, each in zip(summaries, found, strict=True):
+            _show_pairs(summary, each, has_tokens=loaded is not None)
 
 
 @app.command(epilog="\b\nExample: capt data duplicates pairs.jsonl --against beir/nfcorpus")
@@ -272,7 +275,7 @@ def _job_of_pairs(config: str, overrides: list[str], files: list[Path]) -> tuple
     return sources, job.model.init
 
 
-def _show_pairs(summary: PairSummary, *, has_tokens: bool) -> None:
+def _show_pairs(summary: PairSummary, left_out: LeftOut | None, *, has_tokens: bool) -> None:
     counts = summary.counts
     for path, described in counts.columns.items():
         o.say(f"{path}: {described}")
@@ -280,6 +283,8 @@ def _show_pairs(summary: PairSummary, *, has_tokens: bool) -> None:
         f"{counts.rows:,} rows, {counts.used:,} usable: {summary.positives:,} positives and {summary.negatives:,} "
         "negatives"
     )
+    if left_out is not None:
+        typer.echo(left_out.text)
     unit = "tokens" if has_tokens else "characters"
     for name, lengths, side in (
         ("query", summary.query, summary.query_side),

@@ -413,7 +413,7 @@ def _parts(mask: NegativeMask | None) -> _MaskParts:
 
 def _mask(parts: _MaskParts) -> NegativeMask | None:
     ids_a, ids_k, owners_a, owners_k, owned, limits, tensors, texts = parts
-    known = [KnownPairs(*tensors[3 * i : 3 * i + 3], size) for i, size in enumerate(texts)]
+    known = [KnownPairs(*each) for each in zip(tensors[::3], tensors[1::3], tensors[2::3], texts, strict=True)]
     ids = None if ids_a is None or ids_k is None else InstanceIds(ids_a, ids_k)
     owners = None if owners_a is None or owners_k is None else InstanceIds(owners_a, owners_k)
     is_empty = ids is None and owners is None and limits is None and not known

@@ -113,7 +113,7 @@ class KnownPairs:
 
 
 def _numbers(texts: Tensor, asked: Tensor) -> Tensor:
-    """A number of the text of each of ``asked``: its first place among ``texts`` when these are sorted, or their count."""
+    """A number for the text of each of ``asked``: its first place among the sorted ``texts``, or their count."""
     ids = texts.sort().values
     places = torch.searchsorted(ids, asked)
     found = ids[places.clamp(max=len(ids) - 1)] == asked

@@ -168,10 +168,46 @@ class ContrastTask(ABC, Generic[BatchT]):
         """The module with its heads (and the temperature, when learned), from the seed or ``model.init``."""
         # All ranks draw the same weights.
         torch.manual_seed(derive(self.job.run.seed, "init"))
+        if self.contrasts:
+            self.require_negatives()
         self._module = self.build_module()
         if self.contrasts:
             self.contrast = self.build_term()
         return {"model": self._module}
+
+    def require_negatives(self) -> None:
+        """Refuse a job whose contrast compares one sample with nothing. Raises ``ConfigError``."""
+        if self.fewest_contrasted < 2 and not self.job.contrast.queue:
+            raise ConfigError(
+                f"{self.lonely_batch} compares a sample with no other one and has no negative, so that its contrast is "
+                "0 and teaches nothing: set batch.global to 2 or more with contrast.cached=auto and "
+                "contrast.in_batch=global, or contrast.queue"
+            )
+
+    @property
+    def fewest_contrasted(self) -> int:
+        """Samples that one contrast compares with each other, in the smallest step of the job."""
+        world, section = distributed.world_size(), self.job.contrast
+        fewest = []
+        for stage in self.batch_sizes.stages:
+            parts = self.job.accumulation(world, stage.batch)
+            by_budget = getattr(self.job.batch, "micro_tokens", None) is not None
+            of_ranks = 1 if by_budget or section.is_cached(parts) else parts
+            # Sizes of micro-batches and of ranks differ by one at most: the larger ones decide.
+            fewest.append(-(-stage.batch // (of_ranks * (world if section.in_batch == "local" else 1))))
+        return min(fewest)
+
+    @property
+    def lonely_batch(self) -> str:
+        """The name of a batch that is too small, in messages."""
+        smallest = min(stage.batch for stage in self.batch_sizes.stages)
+        if smallest == 1:
+            return "batch.global=1" if self.job.batch.global_ == 1 else "batch.ramp: a step of 1"
+        section = self.job.contrast
+        return (
+            f"a contrast of one sample (contrast.cached={str(section.cached).lower()}, "
+            f"contrast.in_batch={section.in_batch})"
+        )
 
     def build_term(self) -> ContrastTerm:
         """The contrast of the job, with its queue."""

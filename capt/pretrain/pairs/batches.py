@@ -10,13 +10,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float, Int, Int64
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from capt.pretrain.base.randomness import generator_for, stream_key
 from capt.pretrain.data.corruption import IGNORE, Corruptor
 from capt.pretrain.data.sampler import BlockMixtureSampler, Sampler, micro_batches
+from capt.pretrain.pairs.known import Candidates, Compared, Pairs, candidates, known_pairs, of_several_documents
 from capt.pretrain.pairs.sources import EncodedTexts, SourceRows
 
 Tokens = list[np.ndarray]
@@ -62,8 +61,9 @@ class PairBatch:
         tokens: ids of all texts, one after another: queries, positives, negatives.
         lengths: tokens of each text.
         ids: row of each query, counted over all sources.
-        keys: what the query and its positive are; a document with the same key is not a negative of the query.
-        negative_keys: what each negative is.
+        keys: key of the positive of each query; a document of the same key is not a negative of the query.
+        query_keys: key of each query.
+        negative_keys: key of each negative.
         owners: place of the query in this micro-batch whose negative each is.
         contents: a digest of all texts of each row.
         sources: number of the source of each row.
@@ -75,12 +75,15 @@ class PairBatch:
         labels: what each of their tokens was where it is to be predicted, else -100.
         step_rows: rows of each source in the whole step, on all ranks.
         step_tokens: tokens of the whole step, on all ranks, padding not counted.
+        known: keys of a query and a document that belong together, of the queries of the whole step that have several.
+        candidates: what the queries of the whole step are compared with.
     """
 
     tokens: Int[Tensor, " total"]
     lengths: Int[Tensor, " texts"]
     ids: Int[Tensor, " n"]
     keys: Int[Tensor, " n"]
+    query_keys: Int[Tensor, " n"]
     negative_keys: Int[Tensor, " k"]
     owners: Int[Tensor, " k"]
     contents: Int[Tensor, " n"]
@@ -93,6 +96,8 @@ class PairBatch:
     labels: Int[Tensor, " masked"]
     step_rows: tuple[int, ...]
     step_tokens: int
+    known: Int[Tensor, "p 2"]
+    candidates: Candidates
 
     def texts(self, pad_id: int, device: torch.device, *, by_length: bool) -> GroupedTexts:
         """The queries, the positives and the negatives on ``device``.
@@ -200,30 +205,6 @@ def draw(source: SourceRows, rows: Int64[np.ndarray, " n"], visits: Int64[np.nda
     )
 
 
-def shared_keys(
-    queries: Int64[np.ndarray, " n"], positives: Int64[np.ndarray, " n"], negatives: Int64[np.ndarray, " k"]
-) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " k"]]:
-    """Give all samples of a step that share a query or a positive one key, and their documents the same.
-
-    All arguments are keys of texts. The key of a sample that shares nothing is that of its positive, so that a queue
-    finds the same document again in other steps.
-    """
-    n = len(queries)
-    texts, place = np.unique(np.concatenate([queries, ~positives]), return_inverse=True)  # ~: a side of its own
-    # A graph of samples and texts; what is connected, directly or through others, shares a key.
-    samples = np.tile(np.arange(n), 2)
-    edges = coo_array((np.ones(2 * n, dtype=np.int8), (samples, n + place)), shape=(n + len(texts), n + len(texts)))
-    _, group = connected_components(edges, directed=False)
-    # The smallest key of the positives: the same whatever the order of the samples.
-    key_of_group = np.full(group.max() + 1, np.iinfo(np.int64).max)
-    np.minimum.at(key_of_group, group[:n], positives)
-    keys = key_of_group[group[:n]]
-    # A negative that is a positive of the step takes that positive's key, and so is no negative in its whole group.
-    documents, first = np.unique(positives, return_index=True)
-    found = np.searchsorted(documents, negatives).clip(max=n and len(documents) - 1)
-    return keys, np.where(documents[found] == negatives, keys[first[found]], negatives)
-
-
 class Noise:
     """Corrupts texts of a source; what is drawn depends on the row and its visit alone.
 
@@ -271,8 +252,9 @@ class Noise:
 class Step(NamedTuple):
     """The rows of a step, of all ranks: where each comes from, and what was drawn of it.
 
-    Texts of source ``s`` that are at ``places[s]`` of the step, as ``drawn[s]`` has them. ``lengths`` are the tokens of
-    all texts of a row; ``shapes`` are those of its query, those of its longest document, and how many documents it has.
+    Texts of source ``s`` that are at ``places[s]`` of the step, as ``drawn[s]`` has them. ``keys`` are those of the
+    positives, ``known`` are pairs of keys of queries with several documents. ``lengths`` are the tokens of all texts of
+    a row; ``shapes`` are those of its query, those of its longest document, and how many documents it has.
     """
 
     ids: Int64[np.ndarray, " n"]
@@ -281,8 +263,11 @@ class Step(NamedTuple):
     places: dict[int, Int64[np.ndarray, " _"]]
     drawn: dict[int, Drawn]
     keys: Int64[np.ndarray, " n"]
+    query_keys: Int64[np.ndarray, " n"]
     negative_keys: Int64[np.ndarray, " k"]
     owners: Int64[np.ndarray, " k"]
+    known: Pairs
+    candidates: Candidates
     lengths: Int64[np.ndarray, " n"]
     shapes: Int64[np.ndarray, "n 3"]
 
@@ -303,14 +288,15 @@ class Assembler:
             ``parts`` is not read. None: ``parts`` micro-batches.
         noise: corrupts texts of one column alone, and those of the masked-language-model loss; None: neither is asked.
         masks: whether there is that loss.
+        compared: what the queries of a step are compared with.
     """
 
     def __init__(
         self, sources: Sequence[SourceRows], sampler: Sampler | BlockMixtureSampler, *, batch: int, parts: int,
         world: int, rank: int, seed: int, bucketing: bool, budget: int | None = None, noise: Noise | None = None,
-        masks: bool = False,
+        masks: bool = False, compared: Compared | None = None,
     ) -> None:  # fmt: skip
-        self._sources, self._sampler = sources, sampler
+        self._sources, self._sampler, self._compared = sources, sampler, compared or Compared()
         self._firsts = np.cumsum([0, *map(len, sources)])
         self._shape = (batch, parts, world, rank)
         self._seed, self._bucketing, self._budget = seed, bucketing, budget
@@ -366,8 +352,53 @@ class Assembler:
             np.add.at(shapes[:, 2], owned, 1)
             negative_keys.append(source.documents.keys[each.negatives])
             owners.append(here[each.owners])
-        keys, others = shared_keys(query_keys, positive_keys, np.concatenate(negative_keys))
-        return Step(ids, visits, sources, places, drawn, keys, others, np.concatenate(owners), lengths, shapes)
+        hard, owned = np.concatenate(negative_keys), np.concatenate(owners)
+        known = self._known(sources, query_keys, positive_keys, hard)
+        counted = self._candidates(start, sources, query_keys, positive_keys, hard, owned, known)
+        return Step(
+            ids, visits, sources, places, drawn, positive_keys, query_keys, hard, owned, known, counted, lengths, shapes
+        )
+
+    def _known(
+        self, sources: Int64[np.ndarray, " n"], queries: Int64[np.ndarray, " n"], positives: Int64[np.ndarray, " n"],
+        hard: Int64[np.ndarray, " k"],
+    ) -> Pairs:  # fmt: skip
+        """What all sources know of the queries of a step: of the documents that the step has, or the queue may have."""
+        if not self._compared.masks:
+            return np.zeros((0, 2), dtype=np.int64)
+        contrasted = np.isin(sources, [i for i, pairs in enumerate(self._sources) if pairs.loss == "contrast"])
+        among = None if self._compared.queue else np.concatenate([positives, hard])
+        return of_several_documents(known_pairs([pairs.known for pairs in self._sources], queries[contrasted], among))
+
+    def _candidates(
+        self, start: int, sources: Int64[np.ndarray, " n"], queries: Int64[np.ndarray, " n"],
+        positives: Int64[np.ndarray, " n"], hard: Int64[np.ndarray, " k"], owners: Int64[np.ndarray, " k"],
+        known: Pairs,
+    ) -> Candidates:  # fmt: skip
+        """Count what the queries of the contrast are compared with in a step."""
+        compared, n = self._compared, len(sources)
+        contrasted = np.array([pairs.loss == "contrast" for pairs in self._sources])[sources]
+        sees_others = np.array([pairs.source.in_batch for pairs in self._sources])[sources]
+        if compared.in_batch == "none":
+            sees_others[:] = False
+        # Pairs of one contrast have one number; a query that sees its own negatives alone has a number of its own.
+        groups = np.zeros(n, dtype=np.int64)
+        if compared.in_batch == "local" or not compared.whole:
+            batch, parts, world, _ = self._shape
+            for rank in range(world):
+                for part, samples in enumerate(
+                    micro_batches(start, batch, 1 if compared.whole else parts, world, rank)
+                ):
+                    groups[samples - start] = part * world + (rank if compared.in_batch == "local" else 0)
+        groups = np.where(sees_others, groups, n * (1 + groups.max(initial=0)) + np.arange(n))
+        number = np.cumsum(contrasted) - 1
+        mine = contrasted[owners]
+        owned = number[owners[mine]]
+        is_own = compared.own_hard | ~sees_others[owners[mine]]
+        _, groups = np.unique(groups[contrasted], return_inverse=True)
+        return candidates(
+            groups, queries[contrasted], positives[contrasted], hard[mine], owned, is_own, known, masks=compared.masks
+        )
 
     def _batch(self, step: Step, part: Int64[np.ndarray, " m"], rate: float | None) -> PairBatch:
         """The micro-batch of the samples at the places ``part`` of a step."""
@@ -415,6 +446,7 @@ class Assembler:
             lengths=torch.tensor([len(text) for text in texts]),
             ids=torch.from_numpy(step.ids[part]),
             keys=torch.from_numpy(step.keys[part]),
+            query_keys=torch.from_numpy(step.query_keys[part]),
             negative_keys=torch.from_numpy(step.negative_keys[owned][order]),
             owners=torch.from_numpy(owners),
             contents=torch.from_numpy(_digests(texts, n, owners)),
@@ -428,6 +460,8 @@ class Assembler:
             labels=torch.from_numpy(np.concatenate([_NONE, *(labels for _, _, labels in masked)])),
             step_rows=tuple(np.bincount(step.sources, minlength=len(self._sources)).tolist()),
             step_tokens=int(step.lengths.sum()),
+            known=torch.from_numpy(step.known),
+            candidates=step.candidates,
         )
 
     def _documents(

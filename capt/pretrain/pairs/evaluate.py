@@ -70,7 +70,7 @@ def _protocol(trained: LoadedModel, source: PairSource, pools: Pools, rows: int)
     if pools.pairs is not None:
         parts += [
             f"{len(pools.pairs)} of {rows} pairs, each query against the first documents of all, and the reverse",
-            "pairs of the same query or document are not candidates",
+            "known positives of a query are not candidates",
             "equal cosines share their ranks",
             f"loss at temperature {trained.job.validate_.temperature:g}",
         ]

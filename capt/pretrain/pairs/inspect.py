@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
+
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.pairs.forms import Counts, Pair, read_pairs
+from capt.pretrain.pairs.known import LeftOut, RowKeys, left_out
+from capt.pretrain.pairs.sources import text_key
 from capt.tokenizer.encode import TextTokenizer
 
 _LENGTH = 128
@@ -89,7 +94,8 @@ class Sample:
 
 @dataclass(frozen=True)
 class PairSummary:
-    """Counts, the number of positives and negatives, lengths of both sides, and the first rows."""
+    """Counts, the number of positives and negatives, lengths of both sides, the first rows, and the keys of all rows
+    without a score, which say what belongs to which query."""
 
     counts: Counts
     positives: int
@@ -99,6 +105,13 @@ class PairSummary:
     query_side: Side
     document_side: Side
     samples: list[Sample]
+    keys: RowKeys
+
+
+def left_out_of(summaries: Sequence[PairSummary]) -> list[LeftOut | None]:
+    """What steps of each source leave out as known positives, those of all sources; None of rows with scores alone."""
+    known = [summary.keys.known for summary in summaries]
+    return [left_out(summary.keys, known) if len(summary.keys.queries) else None for summary in summaries]
 
 
 def text_ids(tokenizer: TextTokenizer, texts: Sequence[str], side: Side) -> tuple[list[list[int]], int]:
@@ -134,10 +147,16 @@ def summarize_pairs(source: PairFiles, tokenizer: TextTokenizer | None, samples:
     lengths = {"query": Lengths(), "document": Lengths()}
     shown: list[Sample] = []
     positives = negatives = 0
+    queries_of, documents_of, starts = array("q"), array("q"), array("q", [0])
     # A tokenizer is fast on many texts at a time, and a source may be larger than memory.
     while block := list(islice(pairs, 1024)):
         positives += sum(len(pair.positives) for _, pair in block)
         negatives += sum(len(pair.negatives) for _, pair in block)
+        for _, pair in block:
+            if pair.score is None:
+                queries_of.append(text_key(pair.query))
+                documents_of.extend(dict.fromkeys(map(text_key, pair.positives or (pair.query,))))
+                starts.append(len(documents_of))
         queries = [pair.query for _, pair in block]
         documents = [text for _, pair in block for text in (*pair.positives, *pair.negatives)]
         for name, texts, side in (("query", queries, source.query), ("document", documents, source.document)):
@@ -148,7 +167,8 @@ def summarize_pairs(source: PairFiles, tokenizer: TextTokenizer | None, samples:
                 lengths[name].add([len(row) for row in ids], limit)
         shown += [_sample(place, pair, source, tokenizer) for place, pair in block[: samples - len(shown)]]
     sides = (source.query, source.document)
-    return PairSummary(counts, positives, negatives, lengths["query"], lengths["document"], *sides, shown)
+    keys = RowKeys(*(np.frombuffer(values, np.int64) for values in (queries_of, documents_of, starts)))
+    return PairSummary(counts, positives, negatives, lengths["query"], lengths["document"], *sides, shown, keys)
 
 
 def _sample(place: str, pair: Pair, source: PairFiles, tokenizer: TextTokenizer | None) -> Sample:

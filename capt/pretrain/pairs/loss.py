@@ -72,9 +72,11 @@ def parts_of(sources: Sequence[SourceRows], step_rows: Sequence[int]) -> tuple[P
 class PairViews(Views):
     """Queries ``s`` and their positives ``s_hat``, with hard negatives and what is known of them.
 
+    ``ids`` are keys of the positives.
+
     Attributes:
         negatives: unit rows, the hard negatives of the queries, any number; None where no source has any.
-        negative_ids: instance of each of them.
+        negative_ids: key of each of them.
         owners: query of each of them.
         parts: what is computed of which rows.
         sources: number of the source of each row; read where there are several parts.
@@ -82,6 +84,8 @@ class PairViews(Views):
         scores: similarity of query and positive.
         teacher: a teacher's score of each positive, nan where there is none.
         negative_teacher: the same of each negative.
+        query_ids: key of each query.
+        known: keys of a query and a document that belong together beside those of a pair; None: there are none.
     """
 
     negatives: Float[Tensor, "m d"] | None = None
@@ -93,6 +97,8 @@ class PairViews(Views):
     scores: Float[Tensor, " n"] | None = None
     teacher: Float[Tensor, " n"] | None = None
     negative_teacher: Float[Tensor, " m"] | None = None
+    query_ids: Int[Tensor, " n"] | None = None
+    known: Int[Tensor, "p 2"] | None = None
 
     def tensors(self) -> tuple[Tensor, ...]:
         """What gradients flow to: ``s``, ``s_hat``, negatives and a learned temperature, as a row."""
@@ -107,7 +113,7 @@ class PairViews(Views):
         negatives = rest.pop(0) if views[0].negatives is not None else None
         whole = super().joined(views, [s, s_hat, *rest])
         together: dict[str, Any] = {}
-        for name in ("negative_ids", "sources", "temperatures", "scores", "teacher", "negative_teacher"):
+        for name in ("negative_ids", "sources", "temperatures", "scores", "teacher", "negative_teacher", "query_ids"):
             values = [getattr(each, name) for each in views]
             together[name] = None if values[0] is None else torch.cat(values)
         # Owners count within their own micro-batch, and are shifted to the rows of all.
@@ -117,7 +123,9 @@ class PairViews(Views):
                 each.owners + start for each, start in zip(views, starts_of(views), strict=True)
                 if each.owners is not None
             ])  # fmt: skip
-        return replace(whole, negatives=negatives, owners=owners, parts=views[0].parts, **together)
+        # What is known of the queries is the same for all micro-batches of a step.
+        known, parts = views[0].known, views[0].parts
+        return replace(whole, negatives=negatives, owners=owners, parts=parts, known=known, **together)
 
     def chosen(self, rows: Int[Tensor, " m"]) -> PairViews:
         """The views of some rows with their negatives."""
@@ -125,7 +133,7 @@ class PairViews(Views):
         place = torch.full_like(self.ids, -1)
         place[rows] = torch.arange(len(rows), device=rows.device)
         names: dict[str, Tensor] = dict.fromkeys(
-            ("s", "s_hat", "ids", "sources", "temperatures", "scores", "teacher"), rows
+            ("s", "s_hat", "ids", "query_ids", "sources", "temperatures", "scores", "teacher"), rows
         )
         changes: dict[str, Any] = {}
         if self.negatives is not None and self.owners is not None:
@@ -205,6 +213,7 @@ class PairTerm(ContrastTerm):
     ) -> Tensor:  # fmt: skip
         queue = self.queue if step >= self.section.queue_start else None
         masks = self.section.mask_duplicates
+        known = views.known if masks else None
         if part.own_alone:
             # The query sees its own negatives alone, so all that concerns other candidates is off.
             queue = None
@@ -215,7 +224,8 @@ class PairTerm(ContrastTerm):
                 views.s, views.s_hat, temperature=temperature, queue=queue, negatives=views.negatives,
                 negative_ids=views.negative_ids if masks and views.negatives is not None else None,
                 negative_owners=views.owners if views.negatives is not None else None,
-                ids=views.ids if masks else None, stats=stats, options=options,
+                ids=views.ids if masks else None, query_ids=views.query_ids if known is not None else None,
+                known=known, stats=stats, options=options,
             )  # fmt: skip
 
         loss = contrast()

@@ -15,6 +15,7 @@ from capt.pretrain.language.load import encoder_tokenizer
 from capt.pretrain.language.plan import described_encoder, rehearsed_encoder
 from capt.pretrain.pairs.batches import GroupedTexts, MaskedTexts, PaddedTexts, PairBatch
 from capt.pretrain.pairs.config import PairJob
+from capt.pretrain.pairs.known import Candidates
 from capt.pretrain.pairs.loss import PairViews
 from capt.pretrain.pairs.module import PairModule
 from capt.pretrain.pairs.sources import EncodedTexts, Lists, SourceRows, longest_behind
@@ -47,12 +48,13 @@ class _Batch(PairBatch):
         ids, none, no_score = torch.arange(n), torch.zeros(0, dtype=torch.int64), torch.zeros(0)
         labels = torch.zeros(2 * n * predicted, dtype=torch.int64)
         return cls(
-            tokens=none, lengths=none, ids=ids, keys=ids,
+            tokens=none, lengths=none, ids=ids, keys=ids, query_keys=ids,
             # From 2**30 on, so that no negative has the id of a pair.
             negative_keys=torch.arange(n * shape.negatives) + (1 << 30), owners=ids.repeat_interleave(shape.negatives),
             contents=none, sources=torch.zeros_like(ids), scores=no_score, teacher=no_score, negative_teacher=no_score,
             masked=labels, masked_lengths=none, labels=labels,
             step_rows=(batch,), step_tokens=step_tokens, shape=shape, predicted=predicted,
+            known=torch.zeros(0, 2, dtype=torch.int64), candidates=Candidates(),
         )  # fmt: skip
 
     def masked_texts(self, pad_id: int, device: torch.device) -> MaskedTexts | None:

@@ -3,7 +3,7 @@
 All arrays may be mapped from files (:mod:`capt.pretrain.pairs.store`), so that nothing here copies a whole one.
 
 Two texts that differ in case, in kinds of spaces or in Unicode's form alone have the same key. Keys decide what is no
-negative: a document of the query itself, wherever in the batch or in the queue it comes from.
+negative (:mod:`capt.pretrain.pairs.known`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from jaxtyping import Float, Int32, Int64
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.overlap import same_text
 from capt.pretrain.pairs.config import PairSource
+from capt.pretrain.pairs.known import KnownPositives, RowKeys
 from capt.tokenizer.encode import TextTokenizer, require_short_prompt
 
 Numbers = Int64[np.ndarray, " n"]
@@ -116,6 +117,7 @@ class SourceRows:
         positive_scores: a teacher's score of each value of ``positives``; None where the source has none.
         negative_scores: the same of ``negatives``.
         digest: SHA-256 of all that the rows are: their tokens, texts and lists.
+        index: the known positives of their queries, where they have been indexed before.
     """
 
     source: PairSource
@@ -128,9 +130,23 @@ class SourceRows:
     positive_scores: Float[np.ndarray, " p"] | None = None
     negative_scores: Float[np.ndarray, " k"] | None = None
     digest: str = ""
+    index: KnownPositives | None = None
 
     def __len__(self) -> int:
         return len(self.query)
+
+    @property
+    def keys(self) -> RowKeys:
+        """The keys of the rows."""
+        positives = self.documents.keys[self.positives.values]
+        return RowKeys(self.queries.keys[self.query], positives, self.positives.starts)
+
+    @cached_property
+    def known(self) -> KnownPositives:
+        """The known positives of each query; of scored pairs, which need not belong together, there are none."""
+        if self.scores is not None:
+            return KnownPositives.of(*np.zeros((2, 0), dtype=np.int64))
+        return self.keys.known if self.index is None else self.index
 
     @property
     def loss(self) -> Loss:

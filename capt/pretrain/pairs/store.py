@@ -29,13 +29,14 @@ from capt.pretrain.base.verification import Verifier
 from capt.pretrain.data.shards import token_dtype
 from capt.pretrain.pairs.config import PairSource
 from capt.pretrain.pairs.forms import Counts, Pair, read_pairs
+from capt.pretrain.pairs.known import KnownPositives
 from capt.pretrain.pairs.sources import EncodedTexts, Lists, SourceRows, longest_text, text_key
 from capt.tokenizer.encode import TextTokenizer
 
 logger = logging.getLogger(__name__)
 
 _RECORD = "rows.json"
-_VERSION = 1
+_VERSION = 2
 _AT_ONCE = 4096
 """Texts that are encoded in one call, and numbers that are written in one."""
 
@@ -327,9 +328,13 @@ class RowsWriter:
             "negatives are positives of their row, and left out": self._wrong,
             "texts are cut": sum(side.cut for side in self._sides),
         }
+        arrays = {name: (column.dtype.str, column.length) for name, column in columns.items()}
+        # Not part of the digest, for it follows from the rows.
+        if not self._is_scored:
+            arrays |= self._index(arrays)
         record = RowsRecord(
             digest=digest,
-            arrays={name: (column.dtype.str, column.length) for name, column in columns.items()},
+            arrays=arrays,
             cut=(self._sides[0].cut, self._sides[1].cut),
             notes=notes,
             remarks=list(remarks),
@@ -341,16 +346,37 @@ class RowsWriter:
             write_json(self._folder / _RECORD, record.model_dump(mode="json"))
         return record
 
+    def _index(self, kinds: Mapping[str, tuple[str, int]]) -> dict[str, tuple[str, int]]:
+        """Write the known positives of each query."""
+        arrays = self._arrays if self._folder is None else _mapped(self._folder, kinds)
+        rows = _rows_of(self.source, arrays, None)
+        index = rows.keys.known
+        written = {}
+        for name in _INDEX:
+            column = _Column(self._folder, f"known_{name}", "<i8")
+            column.write(getattr(index, name))
+            self._arrays[column.name] = column.finish()
+            written[column.name] = (column.dtype.str, column.length)
+        return written
+
     def in_memory(self, record: RowsRecord) -> SourceRows:
         """The rows, where they were kept in memory."""
         return _rows_of(self.source, self._arrays, record)
 
 
-def _rows_of(source: PairSource, arrays: Mapping[str, np.ndarray], record: RowsRecord) -> SourceRows:
+_INDEX = ("queries", "starts", "documents")
+"""The arrays of `KnownPositives`."""
+
+
+def _rows_of(source: PairSource, arrays: Mapping[str, np.ndarray], record: RowsRecord | None) -> SourceRows:
+    """The rows of some arrays; without a record those that are not indexed yet."""
     queries, documents = (
         EncodedTexts(arrays[f"{name}_ids"], arrays[f"{name}_starts"], arrays[f"{name}_keys"], cut)
-        for name, cut in zip(("queries", "documents"), record.cut, strict=True)
+        for name, cut in zip(("queries", "documents"), (0, 0) if record is None else record.cut, strict=True)
     )
+    index = None
+    if "known_queries" in arrays:
+        index = KnownPositives(*(arrays[f"known_{name}"] for name in _INDEX))
     return SourceRows(
         source=source,
         queries=queries,
@@ -361,22 +387,28 @@ def _rows_of(source: PairSource, arrays: Mapping[str, np.ndarray], record: RowsR
         scores=arrays.get("scores"),
         positive_scores=arrays.get("positive_scores"),
         negative_scores=arrays.get("negative_scores"),
-        digest=record.digest,
+        digest="" if record is None else record.digest,
+        index=index,
     )
 
 
-def open_rows(folder: Path, source: PairSource) -> tuple[SourceRows, RowsRecord]:
-    """The rows in ``folder``, mapped. Raises ``DataError`` where a file is missing or of another size."""
-    record = read_record(RowsRecord, folder / _RECORD, "; remove the folder", error=DataError)
-    arrays = {}
-    for name, (kind, length) in record.arrays.items():
+def _mapped(folder: Path, arrays: Mapping[str, tuple[str, int]]) -> dict[str, np.ndarray]:
+    """The arrays in ``folder``, mapped. Raises ``DataError`` where a file is missing or of another size."""
+    found = {}
+    for name, (kind, length) in arrays.items():
         path, dtype = folder / f"{name}.bin", np.dtype(kind)
         if not path.is_file() or path.stat().st_size != length * dtype.itemsize:
             raise DataError(f"{path} is missing or damaged: remove {folder}, it is then written anew")
         # An empty file cannot be mapped.
         mapped = np.memmap(path, dtype, "r", shape=(length,)) if length else np.zeros(0, dtype)
-        arrays[name] = np.asarray(mapped)
-    return _rows_of(source, arrays, record), record
+        found[name] = np.asarray(mapped)
+    return found
+
+
+def open_rows(folder: Path, source: PairSource) -> tuple[SourceRows, RowsRecord]:
+    """The rows in ``folder``, mapped. Raises ``DataError`` where a file is missing or of another size."""
+    record = read_record(RowsRecord, folder / _RECORD, "; remove the folder", error=DataError)
+    return _rows_of(source, _mapped(folder, record.arrays), record), record
 
 
 def encode_source(source: PairSource, pairs: Pairs, tokenizer: TextTokenizer, max_positions: int) -> SourceRows:

@@ -26,14 +26,16 @@ from capt.pretrain.base.verification import Verifier, all_ranks
 from capt.pretrain.config.schema import Job
 from capt.pretrain.contrastive.collapse import Figures
 from capt.pretrain.contrastive.task import Assemble, ContrastState, ContrastTask, Scales, masked_scale
+from capt.pretrain.contrastive.term import options_of
 from capt.pretrain.contrastive.views import Views
 from capt.pretrain.data.corruption import IGNORE, CorruptionVocabulary, Corruptor
 from capt.pretrain.data.sampler import BlockMixtureSampler, Sampler
 from capt.pretrain.engine.engines.base import Engine
-from capt.pretrain.engine.task import Progress, Role, Rows, SampleOrder, StepMetrics
+from capt.pretrain.engine.task import Progress, Role, Rows, SampleOrder, StepMetrics, is_logged
 from capt.pretrain.language.load import Backbone, load_backbone
-from capt.pretrain.pairs.batches import Assembler, MaskedTexts, Noise, PairBatch, padded, shared_keys
+from capt.pretrain.pairs.batches import Assembler, MaskedTexts, Noise, PairBatch, padded
 from capt.pretrain.pairs.config import PairJob, Pooling
+from capt.pretrain.pairs.known import Compared, left_out
 from capt.pretrain.pairs.load import Reading, left_behind, pooling_of_init, reading
 from capt.pretrain.pairs.loss import PairTerm, PairViews, parts_of
 from capt.pretrain.pairs.module import PairModule, PairOutput
@@ -81,6 +83,7 @@ class PairTask(ContrastTask[PairBatch]):
         self.sources, held_out = self._read()
         self.pools = self._pools(held_out)
         self._several = len({pairs.source.temperature for pairs in self.sources}) > 1
+        self._said_alone = False
         self._tokenizer_folder = run_dir / "tokenizer"
         self._width = section.projection or self._backbone.encoder.hidden_size
 
@@ -105,6 +108,7 @@ class PairTask(ContrastTask[PairBatch]):
             self._check(prepared.train, prepared.record)
             train.append(prepared.train)
         self._check_sizes(train)
+        self._check_negatives(train)
         self._tell_epochs(train)
         # Held-out files are compared by the first source's prompts and lengths, whatever loss it trains with.
         if data.validation_files:
@@ -152,12 +156,6 @@ class PairTask(ContrastTask[PairBatch]):
             return
         if bool((pairs.documents.keys == pairs.documents.keys[0]).all()):
             raise DataError(f"source {source.name}: all documents are one text: there is nothing to tell apart")
-        if source.in_batch and len(pairs) <= _MOST_COMPARED and not is_told_apart(pairs):
-            raise DataError(
-                f"source {source.name}: all of its {len(pairs):,} pairs share queries or documents with each other, so "
-                "that none is a negative of another and the loss is 0: give it pairs of different queries and "
-                "documents, or hard negatives and in_batch=false"
-            )
 
     def _check_sizes(self, sources: Sequence[SourceRows]) -> None:
         """Refuse a source that has fewer pairs than a step takes from it."""
@@ -177,6 +175,27 @@ class PairTask(ContrastTask[PairBatch]):
                 "distillation.weight: no source has a teacher's scores (pos_scores, neg_scores); capt mine "
                 "--cross-encoder writes them, or set distillation.weight=0"
             )
+
+    def _check_negatives(self, sources: Sequence[SourceRows]) -> None:
+        """Refuse pairs of which no query has a negative; say how many documents are known positives of a query."""
+        section = self.job.contrast
+        # Documents of other sources may be negatives too, in a mixed step or by way of the queue.
+        sees_others = len(sources) > 1 and (self.job.data.batches == "mixed" or section.queue > 0)
+        for pairs in sources:
+            if pairs.loss != "contrast" or not pairs.source.in_batch or not section.mask_duplicates:
+                continue
+            if sum(map(len, sources)) > _MOST_COMPARED:
+                continue
+            found = left_out(pairs.keys, [each.known for each in sources])
+            if found.alone == len(pairs) and not sees_others and not pairs.source.negatives:
+                raise DataError(
+                    f"source {pairs.source.name}: every document of its {len(pairs):,} pairs is a known positive of "
+                    "every query, so that no query has a negative and the loss is 0: give it pairs of different "
+                    "queries and documents, or hard negatives (data.negatives)"
+                )
+            if distributed.rank() == 0 and found.share:
+                level = logging.WARNING if found.share >= _MUCH or found.alone else logging.INFO
+                logger.log(level, "source %s: %s", pairs.source.name, found.text)
 
     def _tell_epochs(self, sources: Sequence[SourceRows]) -> None:
         """Log how often the job reads each source: many epochs of few pairs are learnt by heart."""
@@ -230,6 +249,16 @@ class PairTask(ContrastTask[PairBatch]):
         """The pretrained encoder under its pooling."""
         return PairModule(self.job, self._backbone.encoder, self._pooling)
 
+    def require_negatives(self) -> None:
+        """Refuse steps of one pair without hard negatives, where a loss compares pairs with each other."""
+        lonely = [pairs for pairs in self.sources if pairs.loss != "cosine" and not pairs.source.negatives]
+        if lonely and self.fewest_contrasted < 2 and not self.job.contrast.queue:
+            raise ConfigError(
+                f"source {lonely[0].source.name}: {self.lonely_batch} compares a query with no other pair and has no "
+                "negative, so that the loss is 0 and nothing is learned: set batch.global to 2 or more with "
+                "contrast.cached=auto and contrast.in_batch=global, data.negatives above 0, or contrast.queue"
+            )
+
     def build_term(self) -> PairTerm:
         """The contrast of queries and documents."""
         return PairTerm(self.job.contrast, self.width, self.job.batch.global_, self.job.distillation)
@@ -249,10 +278,21 @@ class PairTask(ContrastTask[PairBatch]):
         assembler = Assembler(
             self.sources, self._sampler(), batch=batch, parts=parts, world=world, rank=rank, seed=self.job.run.seed,
             bucketing=self.job.data.bucketing and cached, budget=budget, noise=self._noise(),
-            masks=self.job.mlm.weight > 0,
+            masks=self.job.mlm.weight > 0, compared=self._compared(cached),
         )  # fmt: skip
         rate_at, steps = self.job.corruption.rate_at, self.job.schedule.max_steps
         return lambda start, step: assembler(start, rate_at(step / steps))
+
+    def _compared(self, cached: bool) -> Compared:
+        """What the queries of a step are compared with, whose micro-batches have one contrast if ``cached``."""
+        section = self.job.contrast
+        return Compared(
+            whole=cached,
+            in_batch=section.in_batch,
+            own_hard=not options_of(section).sees_all_hard_negatives,
+            queue=section.queue > 0,
+            masks=section.mask_duplicates,
+        )
 
     def _noise(self) -> Noise | None:
         """What corrupts texts, where a loss or a second view asks for it."""
@@ -349,16 +389,45 @@ class PairTask(ContrastTask[PairBatch]):
             scores=there(batch.scores) if scored else None,
             teacher=there(batch.teacher) if taught else None,
             negative_teacher=there(batch.negative_teacher) if taught else None,
+            query_ids=there(batch.query_keys) if len(batch.known) else None,
+            known=there(batch.known) if len(batch.known) else None,
         )  # fmt: skip
 
     def step(self, engines: Mapping[str, Engine], batch: list[PairBatch], progress: Progress) -> StepMetrics:
-        """One optimizer step; see `ContrastTask.step`. Every loss is reported by itself, without its weight."""
+        """One optimizer step; see `ContrastTask.step`. Every loss is reported by itself, without its weight.
+
+        Raises:
+            DataError: no query of the step has a negative, on all ranks.
+        """
+        self._check_candidates(batch[0], progress.step + 1)
+        shown, found = is_logged(self.job, progress.step + 1), batch[0].candidates
         report = super().step(engines, batch, progress)
         assert isinstance(self.contrast, PairTerm)
+        if shown and found.documents:
+            report["contrast/left_out"] = found.left_out / found.documents
         # `take_losses` reports the contrast too, beside the losses of the other parts.
         return {
             name: value for name, value in report.items() if name != self.contrast_loss
         } | self.contrast.take_losses()
+
+    def _check_candidates(self, batch: PairBatch, step: int) -> None:
+        """Refuse a step in which no query has a negative; say once that some have none."""
+        found, rows = batch.candidates, sum(batch.step_rows)
+        if not found.alone or self.job.contrast.queue:
+            return
+        if found.alone == rows:
+            raise DataError(
+                f"step {step}: none of its {counted(rows, 'query')} has a negative, for every other document "
+                f"of the step is a known positive of each: raise batch.global ({rows}), set data.negatives above 0, or "
+                "contrast.queue"
+            )
+        if not self._said_alone and distributed.rank() == 0:
+            logger.warning(
+                "step %d: %d of %s have no negative, for every other document of the step is a known positive of "
+                "theirs: they teach nothing (said once; contrast/left_out has the share of each step)",
+                step, found.alone, counted(found.queries, "query"),
+            )  # fmt: skip
+        self._said_alone = True
 
     def validate(self, engines: Mapping[str, Engine], progress: Progress) -> StepMetrics:
         """Loss and retrieval over the held-out pairs, and the rank correlation of scored ones."""
@@ -464,16 +533,10 @@ class PairTask(ContrastTask[PairBatch]):
 
 
 _MOST_COMPARED = 1 << 20
-"""Rows of a source up to which it is looked at whether all of them are one group of equal texts: half a second."""
+"""Rows of all sources up to which it is counted before the first step what is left out: a second."""
 
-
-def is_told_apart(pairs: SourceRows) -> bool:
-    """Whether any two rows share neither query nor document, directly or through others."""
-    # One row for each positive, so that a positive that two rows share links them.
-    owners = np.repeat(np.arange(len(pairs)), np.diff(pairs.positives.starts))
-    documents = pairs.documents.keys[pairs.positives.values]
-    keys, _ = shared_keys(pairs.queries.keys[pairs.query[owners]], documents, np.zeros(0, dtype=np.int64))
-    return bool((keys != keys[0]).any())
+_MUCH = 0.1
+"""Share of the documents of a step that is worth a warning where so many are left out."""
 
 
 TASK = PairTask

@@ -13,11 +13,13 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from capt.pretrain.base import distributed
+from capt.pretrain.contrast.masks import KnownPairs
 from capt.pretrain.contrast.metrics import PairAccumulator, alignment, first_direction, uniformity
 from capt.pretrain.data.sampler import validation_samples
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.pairs.batches import padded
 from capt.pretrain.pairs.config import at_width
+from capt.pretrain.pairs.known import Pairs, known_pairs
 from capt.pretrain.pairs.module import PairModule
 from capt.pretrain.pairs.sources import SourceRows
 
@@ -37,6 +39,8 @@ class Pool:
     document_keys: Int64[np.ndarray, " n"]
     scores: Float[np.ndarray, " n"]
     """Similarity of the two; nan where it is not known."""
+    known: Pairs
+    """What all held-out rows, those that are not in the pool included, know of its queries among its documents."""
 
     def __len__(self) -> int:
         return len(self.queries)
@@ -85,9 +89,11 @@ def pool_of(sources: Sequence[SourceRows], limit: int) -> Pool:
         documents += source.documents.tokens(positives)
         keys.append((source.queries.keys[texts], source.documents.keys[positives]))
         scores.append(np.full(len(rows), np.nan, np.float32) if source.scores is None else source.scores[rows])
+    query_keys, document_keys = (np.concatenate(each) for each in zip(*keys, strict=True))
+    known = known_pairs([source.known for source in sources], query_keys, document_keys)
     return Pool(
-        queries, documents, np.concatenate([q for q, _ in keys]), np.concatenate([d for _, d in keys]),
-        np.concatenate(scores),
+        queries, documents, query_keys, document_keys,
+        np.concatenate(scores), known,
     )  # fmt: skip
 
 
@@ -107,7 +113,7 @@ def validate(
     """Loss, Recall@1 and MRR in both directions, alignment and spread, equal on all ranks.
 
     ``loss/pairs`` is InfoNCE of each query against all documents of the pool at ``temperature``; it grows with the
-    pool, as the ranks do. Other pairs of the same query or the same document are left out of a pair's candidates. Of
+    pool, as the ranks do. Known positives of a query (:mod:`capt.pretrain.pairs.known`) are not candidates for it. Of
     vectors cut to each of ``widths`` there are Recall@1 and MRR as well. ``spearman`` is the rank correlation of
     cosines and scores over the scored pairs.
     """
@@ -126,13 +132,16 @@ def _retrieval_report(
     engine: Engine | PairModule, pool: Pool, temperature: float, micro: int, pad_id: int, widths: Sequence[int]
 ) -> dict[str, float]:
     q, d, order = _encoded(engine, pool, micro, pad_id)
-    keys = [torch.from_numpy(keys[order]).to(q.device) for keys in (pool.query_keys, pool.document_keys)]
-    report = {"loss/pairs": pool_loss(q, d, *keys, temperature=temperature), "validation_samples": float(len(pool))}
+    sides = [torch.from_numpy(keys[order]).to(q.device) for keys in (pool.query_keys, pool.document_keys)]
+    pairs = torch.from_numpy(pool.known).to(q.device)
+    known = [KnownPairs.of(sides[0], sides[1], pairs), KnownPairs.of(sides[1], sides[0], pairs.flip(1))]
+    loss = pool_loss(q, d, known[0], temperature=temperature)
+    report = {"loss/pairs": loss, "validation_samples": float(len(pool))}
     for width in (None, *widths):
         # A cut vector is no unit row any more.
         cut = [rows if width is None else normalize(rows[:, :width], dim=1) for rows in (q, d)]
         for name, (a, b) in {"to_document": (0, 1), "to_query": (1, 0)}.items():
-            for metric, value in retrieval(cut[a], cut[b], *keys).items():
+            for metric, value in retrieval(cut[a], cut[b], known[a]).items():
                 report[f"{metric}/{name}" if width is None else at_width(f"{metric}/{name}", width)] = value
     return report | {
         "alignment": alignment(q, d),
@@ -163,14 +172,14 @@ def rank_correlation(a: Float[np.ndarray, " n"], b: Float[np.ndarray, " n"]) -> 
     return float(spearmanr(a, b).statistic)
 
 
-def retrieval(queries: Float[Tensor, "n d"], keys: Float[Tensor, "n d"], *ids: Int64[Tensor, " n"]) -> dict[str, float]:
+def retrieval(queries: Float[Tensor, "n d"], keys: Float[Tensor, "n d"], known: KnownPairs) -> dict[str, float]:
     """Recall@1 and the mean reciprocal rank of row ``i`` of ``keys`` for row ``i`` of ``queries``, by cosine.
 
-    Rows that share an id with row ``i`` are not candidates for it. Among ``k`` equal cosines the right one counts as
-    found in ``1 / k`` of all orders, and its rank is the middle one, so that the order of the rows does not matter.
+    Rows that are known to belong to row ``i`` are not candidates for it. Among ``k`` equal cosines the right one counts
+    as found in ``1 / k`` of all orders, and its rank is the middle one, so that the order of the rows does not matter.
     """
     hits = reciprocal = 0.0
-    for rows, scores in _blocks(queries, keys, ids):
+    for rows, scores in _blocks(queries, keys, known):
         own = scores[torch.arange(len(scores)), torch.arange(rows.start, rows.start + len(scores))][:, None]
         better = (scores > own + _TIES).sum(1)
         equal = ((scores - own).abs() <= _TIES).sum(1)  # itself included
@@ -180,25 +189,23 @@ def retrieval(queries: Float[Tensor, "n d"], keys: Float[Tensor, "n d"], *ids: I
 
 
 def pool_loss(
-    queries: Float[Tensor, "n d"], documents: Float[Tensor, "n d"], *ids: Int64[Tensor, " n"], temperature: float
+    queries: Float[Tensor, "n d"], documents: Float[Tensor, "n d"], known: KnownPairs, *, temperature: float
 ) -> float:
     """InfoNCE of each query against all documents that are its candidates, in the mean."""
     total = 0.0
-    for rows, scores in _blocks(queries, documents, ids):
+    for rows, scores in _blocks(queries, documents, known):
         own = scores[torch.arange(len(scores)), torch.arange(rows.start, rows.start + len(scores))]
         total += float(((scores / temperature).logsumexp(1) - own / temperature).sum())
     return total / len(queries)
 
 
-def _blocks(queries: Tensor, keys: Tensor, ids: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor]]:
+def _blocks(queries: Tensor, keys: Tensor, known: KnownPairs) -> Iterator[tuple[slice, Tensor]]:
     """Cosines of some queries with all keys; -inf where a key is no candidate."""
     size = max(1, _BLOCK // max(1, len(keys)))
     for start in range(0, len(queries), size):
         rows = slice(start, start + size)
-        same: Bool[Tensor, "m n"] = torch.zeros(len(queries[rows]), len(keys), dtype=torch.bool, device=queries.device)
-        for values in ids:
-            same |= values[rows, None] == values[None]
+        same: Bool[Tensor, "m n"] = known.block(rows, slice(len(keys))).negative_mask == 0
         own = torch.arange(len(same), device=queries.device)
-        # A pair shares its ids with itself, and is the right answer.
+        # A pair is known itself, and is the right answer.
         same[own, own + start] = False
         yield rows, (queries[rows] @ keys.T).masked_fill(same, -torch.inf)

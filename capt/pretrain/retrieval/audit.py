@@ -10,21 +10,19 @@ import numpy as np
 from jaxtyping import Float
 
 from capt.pretrain.base.overlap import same_text
+from capt.pretrain.pairs.known import positives_by_query
 
 _BINS = 20
 
 
 def faults(lines: Sequence[dict[str, Any]]) -> list[tuple[int, str]]:
     """Rows that would do harm in training: a negative that is a positive of the query or the query, or one twice."""
-    # A query of several rows has the positives of all of them.
-    positives: dict[str, set[str]] = {}
-    for row in lines:
-        positives.setdefault(same_text(row["query"]), set()).update(map(same_text, row["pos"]))
+    positives = positives_by_query((row["query"], row["pos"]) for row in lines)
     found = []
     for number, row in enumerate(lines):
         names = [same_text(text) for text in row["neg"]]
         query = same_text(row["query"])
-        if positives[query] & set(names):
+        if not positives[query].keys().isdisjoint(names):
             found.append((number, f"a negative of {row['query'][:80]!r} is a positive of the same query"))
         elif query in names:
             found.append((number, f"a negative of {row['query'][:80]!r} is the query itself"))

@@ -20,6 +20,7 @@ from capt.pretrain.base.overlap import same_text
 from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.base.randomness import derive
 from capt.pretrain.engine.provenance import provenance
+from capt.pretrain.pairs.known import positives_by_query
 from capt.pretrain.retrieval.audit import faults, histogram, page
 from capt.pretrain.retrieval.data import PairRow, read_documents, read_pair_rows
 from capt.pretrain.retrieval.encode import Options, embed, rows_of
@@ -108,9 +109,9 @@ def mine(
 ) -> dict[str, Any]:
     """Write the folder ``out`` with the pairs and their negatives, and the audit of them. Collective over all ranks.
 
-    A negative is a document near to the query that is not a positive of a row with the same query, no copy of one or of
-    the query (see `same_text`; neither after a title), and passes `Rules`. With a cross-encoder, its scores take the
-    place of the encoder's in `Rules`, and are written as ``pos_scores`` and ``neg_scores``.
+    A negative is a document near to the query that is not a known positive of it (:mod:`capt.pretrain.pairs.known`),
+    nor one after a title, nor the query itself, and passes `Rules`. With a cross-encoder, its scores take the place of
+    the encoder's in `Rules`, and are written as ``pos_scores`` and ``neg_scores``.
 
     Args:
         pairs: files for `read_pair_rows`.
@@ -194,10 +195,7 @@ def _search(
 ) -> list[_Found]:
     # A query is encoded and searched once, however many rows it has.
     queries = list(dict.fromkeys(row.query for row in rows))
-    # A query of several rows has the positives of all of them; texts that differ in case and spaces are one.
-    positives: dict[str, dict[str, str]] = {same_text(query): {} for query in queries}
-    for row in rows:
-        positives[same_text(row.query)].update({same_text(text): text for text in row.positives})
+    positives = positives_by_query((row.query, row.positives) for row in rows)
     of_queries = embed(encoder, queries, "query", options)
     of_documents = embed(
         encoder,

@@ -123,7 +123,12 @@ class _Loop:
     def _live_terms(self, i: int, direction: str) -> Iterator[tuple[Tensor, float]]:
         anchor, key = direction[0], direction[2]
         for j in range(N):
-            if self.in_batch != "none" and j != i and self._sees(i, self.batch.ranks[j]) and self._differ(i, "ids", j, key):
+            if (
+                self.in_batch != "none"
+                and j != i
+                and self._sees(i, self.batch.ranks[j])
+                and self._differ(i, "ids", j, key)
+            ):
                 yield self.cosines[anchor + key][i, j], self._alpha("hardness_in_batch", direction)
         if key == "q" or not self.options.get("hard", True):
             return

@@ -26,7 +26,6 @@ from capt.pretrain.pairs.batches import (
     divided,
     draw,
     groups_by_length,
-    shared_keys,
     within_budget,
 )
 from capt.pretrain.pairs.config import PairSource
@@ -262,29 +261,6 @@ def test_visits_go_through_the_positives_and_through_the_negatives(sources: list
             negatives[row] |= set(mine.tolist())
     assert [len(each) for each in seen] == source.positives.counts(rows).tolist(), "every positive has its turn"
     assert [len(each) for each in negatives] == counts.tolist(), "every negative has its turn"
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_samples_that_share_a_query_or_a_document_have_one_key(seed: int) -> None:
-    """Against the closure by definition; a negative has the key of the samples whose positive it is."""
-    generator = random.Random(seed)
-    n, kinds = generator.randint(1, 30), generator.randint(1, 30)
-    queries = np.array([generator.randrange(kinds) for _ in range(n)])
-    positives = np.array([generator.randrange(kinds) for _ in range(n)])
-    negatives = np.array([generator.randrange(2 * kinds) for _ in range(7)])
-    keys, negative_keys = shared_keys(queries, positives, negatives)
-    group = list(range(n))
-    for _ in range(n):
-        for i in range(n):
-            for j in range(n):
-                if queries[i] == queries[j] or positives[i] == positives[j]:
-                    group[i] = group[j] = min(group[i], group[j])
-    assert [[keys[i] == keys[j] for j in range(n)] for i in range(n)] == [[a == b for b in group] for a in group]
-    for text, key in zip(negatives, negative_keys, strict=True):
-        owners = np.flatnonzero(positives == text)
-        assert key == (keys[owners[0]] if len(owners) else text)
-    alone = [i for i in range(n) if group.count(group[i]) == 1]
-    assert all(keys[i] == positives[i] for i in alone), "a queue finds the document of another step"
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 7])
