@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from capt.pretrain.data.sampler import BlockMixtureSampler, Sampler
-from capt.pretrain.pairs.batches import PairBatch
 from capt.pretrain.pairs.config import PairSource
 from capt.pretrain.pairs.sources import EncodedTexts, Lists, SourceRows, text_key
 
@@ -78,8 +77,3 @@ def source_of(name: str, rows: Sequence[Row], *, in_batch: bool = True) -> Sourc
         source, _texts([query for query, _, _ in rows]), _texts(documents), np.arange(len(rows), dtype=np.int64),
         Lists.of(positives), Lists.of(negatives),
     )  # fmt: skip
-
-
-def masked(batch: PairBatch, query: int, own: int, document: int) -> bool:
-    """Whether a batch says that a document is no negative of a query, whose own positive is ``own``."""
-    return document == own or [query, document] in batch.known.tolist()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+
+from capt.pretrain.base.paired import sign_flip_p
 
 RESAMPLES = 10_000
 STATISTICS = ("95% bootstrap over seeds", "seeds in which it is above 0", "p, sign flips")
@@ -35,14 +36,15 @@ class Paired(NamedTuple):
     def cells(self, digits: int = 1, scale: float = 1.0) -> list[str]:
         """The cells of a table: the mean, and what `STATISTICS` names; mean and interval times ``scale``."""
         mean, low, high = (f"{scale * value:+.{digits}f}" for value in self[:3])
-        return [mean, f"{low} to {high}", f"{self.wins} of {self.seeds}", f"{self.p:.3f}"]
+        interval = f"{low} to {high}" if self.seeds > 1 else "none"
+        return [mean, interval, f"{self.wins} of {self.seeds}", f"{self.p:.3f}"]
 
 
 def paired(first: Mapping[int, float], second: Mapping[int, float], resamples: int = RESAMPLES) -> Paired | None:
     """Compare the scores of two arms by seed; None where they share no seed.
 
-    The interval is that of the percentile bootstrap over seeds (Efron 1979). With five seeds it is too narrow rather
-    than too wide, so the exact test stands beside it.
+    The interval is that of the percentile bootstrap over seeds (Efron 1979), of one seed none. With five seeds it is too
+    narrow rather than too wide, so the exact test stands beside it.
     """
     seeds = sorted(first.keys() & second.keys())
     if not seeds:
@@ -52,16 +54,8 @@ def paired(first: Mapping[int, float], second: Mapping[int, float], resamples: i
     low, high = np.percentile(differences[draws].mean(1), [2.5, 97.5])
     return Paired(
         float(differences.mean()), float(low), float(high), int((differences > 0).sum()), len(seeds),
-        sign_flip_p(differences.tolist()),
+        sign_flip_p(differences),
     )  # fmt: skip
-
-
-def sign_flip_p(differences: Sequence[float]) -> float:
-    """The share of all sign flips whose absolute sum is at least that of ``differences``."""
-    observed = abs(sum(differences)) - 1e-12
-    flips = list(itertools.product((-1, 1), repeat=len(differences)))
-    hits = sum(abs(sum(s * d for s, d in zip(signs, differences, strict=True))) >= observed for signs in flips)
-    return hits / len(flips)
 
 
 def mean_and_sd(scores: Sequence[float]) -> tuple[float, float | None]:

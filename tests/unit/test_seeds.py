@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 
-from tests.studies.seeds import clustered_error, mean_and_sd, paired, sign_flip_p
+from tests.studies.seeds import clustered_error, mean_and_sd, paired
 from tests.studies.vision_language_tables import Trial, arms_table, differences_table
 
 
@@ -23,12 +23,10 @@ def test_differences_are_paired_by_seed() -> None:
     assert result.low == pytest.approx(means[0], abs=0.04), "27 equally likely resamples"
     assert result.high == pytest.approx(means[-1], abs=0.04)
     assert paired({1: 0.5}, {2: 0.5}) is None
-
-
-def test_the_exact_test_cannot_be_sure_with_five_seeds() -> None:
-    assert sign_flip_p([0.1, 0.2, 0.1, 0.3, 0.05]) == pytest.approx(2 / 32)
-    assert sign_flip_p([1.0, -1.0]) == 1.0
-    assert sign_flip_p([3.0, 1.0, -1.0]) == pytest.approx(6 / 8), "of 5, 3, 3, 1 and their negatives"
+    assert result.p == 6 / 8, "of 8 flips two have a sum of 0"
+    alone = paired({1: 0.5}, {1: 0.4})
+    assert alone is not None
+    assert alone.cells() == ["+0.1", "none", "1 of 1", "1.000"]
 
 
 def test_rows_of_a_group_count_once() -> None:

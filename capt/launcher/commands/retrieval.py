@@ -197,11 +197,14 @@ def mine(
 def compare(
     first: Annotated[str, typer.Argument(metavar="A", help="A file of capt evaluate --per-query, or FILE:SYSTEM.")],
     second: Annotated[str, typer.Argument(metavar="B", help="The same of another model.")],
-    samples: Annotated[int, typer.Option(min=100, help="Draws of the bootstrap.")] = 10_000,
+    samples: Annotated[
+        int, typer.Option(min=100, help="Sign flips that are drawn where 2^queries are too many.")
+    ] = 10_000,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 1,
     json: o.Json = False,
 ) -> None:
-    """Compare two models on the same queries. It draws a paired bootstrap."""
+    """Compare two models on the same queries: mean difference, its t interval, and the p of a sign-flip test."""
+    from capt.pretrain.base.errors import counted
     from capt.pretrain.retrieval.evaluate import compare as compare_figures
 
     rows = compare_figures(first, second, samples=samples, seed=seed)
@@ -212,11 +215,14 @@ def compare(
     for row in rows:
         if row["set"] != shown:
             shown = row["set"]
-            o.say(f"{shown}, {row['queries']} queries")
+            o.say(f"{shown}, {counted(row['queries'], 'query')}")
+            if row["least_p"] > 0.05:
+                o.say(f"  of so few queries no p is below {row['least_p']:g}, whatever the difference")
             o.say(f"  {'':<12}{'A':>9}{'B':>9}{'B - A':>9}  95% interval        p")
+        interval = "none" if row["low"] is None else f"{row['low']:+.4f} to {row['high']:+.4f}"
         o.say(
             f"  {row['metric']:<12}{row['first']:>9.4f}{row['second']:>9.4f}{row['difference']:>+9.4f}"
-            f"  {row['low']:+.4f} to {row['high']:+.4f}  {row['p']:.4f}"
+            f"  {interval:<18}  {row['p']:.4f}"
         )
 
 

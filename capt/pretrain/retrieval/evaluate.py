@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from capt.pretrain.base.distributed import rank, synchronize_errors, world_size
 from capt.pretrain.base.errors import ConfigError, DataError, did_you_mean, shown
 from capt.pretrain.base.files import write_text
+from capt.pretrain.base.paired import paired_difference
 from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.config.retrieval import METRICS
 from capt.pretrain.convert.card import with_earlier
@@ -34,7 +35,7 @@ from capt.pretrain.engine.run_folder import (
 from capt.pretrain.retrieval.data import Collection, read_collections, read_json_lines
 from capt.pretrain.retrieval.encode import Options, embed, rows_of
 from capt.pretrain.retrieval.encoders import EncoderOptions, TextEncoder, load_text_encoder
-from capt.pretrain.retrieval.metrics import DEPTH, PROTOCOL, mean_metrics, paired_bootstrap, query_metrics
+from capt.pretrain.retrieval.metrics import DEPTH, PROTOCOL, mean_metrics, query_metrics
 from capt.pretrain.retrieval.search import BLOCK, Nearest, TopK, by_id, pair_scores, unit_rows
 from capt.pretrain.retrieval.store import Vectors, text_hash
 
@@ -372,16 +373,16 @@ def as_text(result: dict[str, Any]) -> str:
 
 
 def compare(first: str, second: str, *, samples: int = 10_000, seed: int = 1) -> list[dict[str, Any]]:
-    """Compare two systems by a paired bootstrap over the queries that `evaluate` has kept of each.
+    """Compare two systems on the queries that `evaluate` has kept of each; see `paired_difference`.
 
     Args:
         first: a file of per-query figures, or ``FILE:SYSTEM`` for a row beside the model (``bm25``, ``256``).
         second: the same.
-        samples: draws.
+        samples: sign flips that are drawn where there are too many to try them all.
         seed: of the draws.
 
     Returns:
-        For each data set and figure the mean of both, and what `paired_bootstrap` says.
+        For each data set and figure the mean of both, and what `paired_difference` says.
 
     Raises:
         DataError: a file is not of the kind, or the two have not the same queries.
@@ -394,12 +395,11 @@ def compare(first: str, second: str, *, samples: int = 10_000, seed: int = 1) ->
     rows = []
     for name in dict.fromkeys(each for each, _ in left):
         keys = [key for key in left if key[0] == name]
-        # One bootstrap with one seed for each figure: the same queries are drawn for all.
         for metric in METRICS:
             a, b = ([side[key][metric] for key in keys] for side in (left, right))
             figures = {"first": float(np.mean(a)), "second": float(np.mean(b))}
-            drawn = paired_bootstrap(a, b, samples=samples, seed=seed)
-            rows.append({"set": name, "metric": metric, "queries": len(keys), **figures, **drawn})
+            found = paired_difference(a, b, draws=samples, seed=seed)
+            rows.append({"set": name, "metric": metric, "queries": len(keys), **figures, **found._asdict()})
     return rows
 
 

@@ -1,11 +1,9 @@
-"""Figures of a ranking, query by query, as trec_eval computes them, and the paired bootstrap between two systems."""
+"""Figures of a ranking, query by query, as trec_eval computes them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-
-import numpy as np
 
 from capt.pretrain.config.retrieval import METRICS
 
@@ -52,30 +50,3 @@ def _discounted(gains: Sequence[int]) -> float:
 def mean_metrics(figures: Sequence[Mapping[str, float]]) -> dict[str, float | None]:
     """The mean of each figure over queries; None without any query."""
     return {name: math.fsum(each[name] for each in figures) / len(figures) if figures else None for name in METRICS}
-
-
-def paired_bootstrap(
-    first: Sequence[float] | np.ndarray, second: Sequence[float] | np.ndarray, *, samples: int = 10_000, seed: int = 1
-) -> dict[str, float]:
-    """Whether ``second`` differs from ``first`` on the same queries (Efron and Tibshirani 1993, chapter 16).
-
-    Queries are drawn with replacement ``samples`` times, and the mean of the differences is computed for each draw.
-
-    Returns:
-        ``difference`` of the means, ``low`` and ``high`` of the 95% percentile interval, and the two-sided ``p``: the
-        share of draws of differences shifted to a mean of zero whose mean is as far from zero as the one measured.
-    """
-    differences = np.asarray(second, dtype=np.float64) - np.asarray(first, dtype=np.float64)
-    mean, n = float(differences.mean()), len(differences)
-    generator = np.random.default_rng(seed)
-    means = np.empty(samples)
-    # Draws are made in blocks of some megabytes.
-    step = max(1, (1 << 22) // n)
-    for start in range(0, samples, step):
-        count = min(step, samples - start)
-        means[start : start + count] = differences[generator.integers(0, n, size=(count, n))].mean(axis=1)
-    low, high = np.percentile(means, [2.5, 97.5])
-    # Differences shifted to a mean of zero are draws under the null hypothesis.
-    extreme = int((np.abs(means - mean) >= abs(mean)).sum())
-    # One more in both: a p of 0 cannot come from a finite number of draws.
-    return {"difference": mean, "low": float(low), "high": float(high), "p": (extreme + 1) / (samples + 1)}

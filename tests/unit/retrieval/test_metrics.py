@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from capt.pretrain.config.retrieval import METRICS
-from capt.pretrain.retrieval.metrics import DEPTH, mean_metrics, paired_bootstrap, query_metrics
+from capt.pretrain.retrieval.metrics import DEPTH, mean_metrics, query_metrics
 
 _TREC = {
     "ndcg@10": "ndcg_cut_10", "mrr@10": "recip_rank", "recall@1": "recall_1", "recall@10": "recall_10",
@@ -57,24 +57,3 @@ def test_a_ranking_by_hand() -> None:
     assert (figures["recall@1"], figures["recall@10"]) == (0, 2 / 3)
     assert figures["map@100"] == pytest.approx((1 / 2 + 2 / 3) / 3)
     assert mean_metrics([]) == dict.fromkeys(METRICS)
-
-
-def test_the_bootstrap_finds_a_difference_where_there_is_one() -> None:
-    generator = np.random.default_rng(0)
-    noise = generator.normal(size=200)
-    same = paired_bootstrap(noise, noise + generator.normal(0, 1, 200))
-    better = paired_bootstrap(noise, noise + generator.normal(0.5, 1, 200))
-    assert same["low"] < 0 < same["high"]
-    assert same["p"] > 0.05
-    assert 0 < better["low"] < better["difference"] < better["high"]
-    assert better["p"] < 0.001
-    assert paired_bootstrap(noise, noise)["p"] == 1
-
-
-def test_the_bootstrap_is_calibrated() -> None:
-    """Without a difference, p is below 0.1 in about a tenth of the comparisons."""
-    generator = np.random.default_rng(1)
-    low = sum(
-        paired_bootstrap(np.zeros(60), generator.normal(size=60), samples=400, seed=i)["p"] < 0.1 for i in range(300)
-    )
-    assert 15 < low < 50
