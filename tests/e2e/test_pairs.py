@@ -17,7 +17,7 @@ from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.reliability.ledger.check import check
 from tests.pairs import pairs_mapping, two_sources, write_pairs
 from tests.runs import rows_of
-from tests.support import run_ranks, stopped_at, train_seen
+from tests.support import run_ranks, stopped_at, train_job, train_seen
 
 
 def _rows(run_dir: Path, split: str | None = None) -> list[dict[str, float]]:
@@ -153,9 +153,9 @@ _MANY = [{"query": f"question {i}", "pos": [f"answer {i}"]} for i in range(20)]
          {"data": {"files": [], "sources": [{"name": "a", "files": ["@"], "in_batch": False, "negatives": 1}]}},
          r"pairs.jsonl.*1: no negative, and source a has in_batch false"),
         (_pairs(*({"query": f"text {i}", "pos": []} for i in range(20))), {}, "document|set model.dropout above 0"),
-        (_pairs(*({"query": f"q {i // 2}", "pos": [f"d {(i + 1) // 2}"]} for i in range(20))),
+        (_pairs(*({"query": f"q {i % 4}", "pos": [f"d {i % 5}"]} for i in range(20))),
          {"data": {"validation_fraction": 0.0}},
-         "all of its .* pairs share queries or documents with each other, so that none is a negative"),
+         "every document of its 20 pairs is a known positive of every query, so that no query has a negative"),
         (_pairs(*({**row, "neg": [f"no {i}"]} for i, row in enumerate(_MANY))),
          {"data": {"negatives": 1}, "distillation": {"weight": 1.0}}, "no source has a teacher's scores"),
         (_pairs(*_MANY), {"batch": {"global": 8, "micro_tokens": 9}, "data": {"validation_fraction": 0.0}},
@@ -178,6 +178,47 @@ def test_pairs_that_teach_nothing_are_refused_with_the_remedy(
     job = job_from_mapping(mapping, "test")
     with pytest.raises(UserError, match=said):
         PairTask(job, tmp_path / "run")
+
+
+def _belongs_to_all(others: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"query": "what is there", "pos": [text for row in others for text in row["pos"]]}
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch", "said"),
+    [
+        (_MANY, 1, "batch.global=1 compares a query with no other pair and has no negative.*set batch.global to 2"),
+        ([*_MANY[:3], *({"query": "one", "pos": [f"part {i}"]} for i in range(3))], 2,
+         r"step \d+: none of its 2 queries has a negative.*raise batch.global \(2\), set data.negatives above 0"),
+    ],
+)  # fmt: skip
+def test_steps_without_a_negative_are_refused_on_all_ranks(
+    tmp_path: Path, rows: list[dict[str, Any]], batch: int, said: str
+) -> None:
+    (tmp_path / "pairs.jsonl").write_text(_pairs(*rows))
+    job = pairs_mapping(
+        tmp_path, data={"validation_fraction": 0.0}, batch={"global": batch, "micro": 1}, schedule={"max_steps": 40}
+    )
+    for code in run_ranks(train_job, batch, job):
+        assert re.search(said, str(code)), code
+
+
+def test_a_query_to_which_every_document_belongs_is_said_once_and_what_is_left_out_is_in_the_metrics(
+    tmp_path: Path,
+) -> None:
+    """Its positives but one are not drawn in a step, and are no negatives of it all the same."""
+    (tmp_path / "pairs.jsonl").write_text(_pairs(*_MANY, _belongs_to_all(_MANY)))
+    job = pairs_mapping(
+        tmp_path, data={"validation_fraction": 0.0}, batch={"global": 20, "micro": 10}, schedule={"max_steps": 4}
+    )
+    assert run_ranks(train_job, 2, job) == [0, 0]
+    shares = [row["contrast/left_out"] for row in rows_of(tmp_path / "run") if "contrast/left_out" in row]
+    assert len(shares) == 4
+    # Of 380 candidates the query's 19, and of one pair the document that the query has drawn.
+    assert {round(share * 380) for share in shares} <= {0, 19, 20}
+    assert max(shares) > 0.04
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert log.count("1 of 20 queries have no negative") == 1
 
 
 def test_the_epochs_of_each_source_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

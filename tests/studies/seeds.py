@@ -43,8 +43,8 @@ class Paired(NamedTuple):
 def paired(first: Mapping[int, float], second: Mapping[int, float], resamples: int = RESAMPLES) -> Paired | None:
     """Compare the scores of two arms by seed; None where they share no seed.
 
-    The interval is that of the percentile bootstrap over seeds (Efron 1979), of one seed none. With five seeds it is too
-    narrow rather than too wide, so the exact test stands beside it.
+    The interval is that of the percentile bootstrap over seeds (Efron 1979), none of one seed. With five seeds it is
+    too narrow rather than too wide, so the exact test stands beside it.
     """
     seeds = sorted(first.keys() & second.keys())
     if not seeds:

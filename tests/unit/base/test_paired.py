@@ -47,7 +47,7 @@ def test_many_differences_are_drawn() -> None:
     theirs = stats.permutation_test((values,), np.mean, permutation_type="samples", n_resamples=20_000, rng=1).pvalue
     assert sign_flip_p(values, draws=20_000) == pytest.approx(theirs, abs=0.02)
     assert sign_flip_p(values + 3) == 1 / 10_001
-    assert sign_flip_p(np.ones(21), draws=10**7) == pytest.approx(2 / 2**21, rel=0.9)
+    assert sign_flip_p(np.ones(21), draws=2_000_000) >= 2 / 2**21
     assert sign_flip_p(np.append(values[:18], np.zeros(500))) == sign_flip_p(values[:18])
     assert sign_flip_p(values) == sign_flip_p(values, seed=1)
 
