@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from capt.pretrain.base import distributed
-from capt.pretrain.contrast import ContrastStats, ShardedQueue, capt_loss
+from capt.pretrain.contrast import ContrastStats, ShardedQueue, capt_loss, info_nce
 from capt.pretrain.plan.simulated import Sent, Wire
 from tests.support import run_ranks
 from tests.unit.contrast.support import unit
@@ -130,6 +130,23 @@ def test_drift_adds_one_sum_to_the_loss_and_one_to_the_push_whatever_the_queue(c
         added = ("allreduce_", (2 * D + 1) * 8)
         assert sorted(result["forward"]) == sorted([*before["forward"], added])
         assert result["later"] == [added]
+
+
+def _known_pairs(known: int) -> list[tuple[str, int]]:
+    rows = unit(N, D, seed=distributed.rank()).requires_grad_()
+    ids, queries = torch.arange(N), torch.arange(N) // 2
+    pairs = torch.stack([torch.arange(known) % N, torch.arange(known)], 1) if known else None
+    with Wire() as wire:
+        options = {"query_ids": queries, "known": pairs} if known else {}
+        info_nce(rows, rows.flip(0).detach(), temperature=0.05, ids=ids, equal_rows=True, **options).backward()
+    return _received(wire.sent)
+
+
+def test_known_pairs_send_one_id_more_for_each_anchor_however_many_they_are() -> None:
+    plain = run_ranks(_known_pairs, 2, 0)
+    for known in (3, 5000):
+        for sent, before in zip(run_ranks(_known_pairs, 2, known), plain, strict=True):
+            assert sorted(sent) == sorted([*before, ("_allgather_base_", N * 8)])
 
 
 def _local_without_queue() -> list[tuple[str, int]]:

@@ -163,7 +163,7 @@ _MANY = [{"query": f"question {i}", "pos": [f"answer {i}"]} for i in range(20)]
         (_pairs({**_MANY[0], "neg": ["no"], "pos_scores": [1], "neg_scores": [0]},
                 *({**row, "neg": [f"no {i}"]} for i, row in enumerate(_MANY[1:]))),
          {"data": {"negatives": 1, "validation_fraction": 0.0}, "distillation": {"weight": 1.0}},
-         r"pairs.jsonl.*2: no pos_scores and neg_scores, which other rows of source pairs have"),
+         r"pairs.jsonl.*2: pos_scores or neg_scores are missing, which other rows of source pairs have.*distill"),
     ],
 )  # fmt: skip
 def test_pairs_that_teach_nothing_are_refused_with_the_remedy(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from capt.pretrain.base import distributed
-from capt.pretrain.base.errors import CheckpointError, ConfigError
+from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
 from capt.pretrain.base.randomness import EPOCHS, derive
 from capt.pretrain.base.records import Count, Record, parse_record
 from capt.pretrain.base.verification import digest_of
@@ -30,6 +31,8 @@ from capt.pretrain.engine.engines.base import Engine, averaged_weights
 from capt.pretrain.engine.loading import training_batches
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
 from capt.pretrain.engine.task import Progress, Rows, SampleOrder, StepMetrics, is_logged, to_float
+
+logger = logging.getLogger(__name__)
 
 BatchT = TypeVar("BatchT")
 Assemble = Callable[[Int64[np.ndarray, " n"]], BatchT]
@@ -97,6 +100,7 @@ class ContrastTask(ABC, Generic[BatchT]):
         self.contrast: ContrastTerm | None = None
         self._module: Any = None
         self._kept: KeptGraphs | None = None
+        self._said_alone = False
 
     @property
     def status(self) -> str:
@@ -176,7 +180,12 @@ class ContrastTask(ABC, Generic[BatchT]):
         return {"model": self._module}
 
     def require_negatives(self) -> None:
-        """Refuse a job whose contrast compares one sample with nothing. Raises ``ConfigError``."""
+        """Refuse a job whose contrast compares one sample with nothing. Raises ``ConfigError``, ``DataError``."""
+        if self.samples < 2:
+            raise DataError(
+                f"the {self.data_name} holds one sample, which has no negative: give more data, or set "
+                "contrast.weight=0"
+            )
         if self.fewest_contrasted < 2 and not self.job.contrast.queue:
             raise ConfigError(
                 f"{self.lonely_batch} compares a sample with no other one and has no negative, so that its contrast is "
@@ -343,6 +352,15 @@ class ContrastTask(ABC, Generic[BatchT]):
         """Add the figures of the contrast, and look for a collapse; a step without a contrast has no loss of it."""
         figures = diagnostics.compute()
         report |= figures
+        # The first steps of a queue have none yet.
+        is_early = self.job.contrast.queue > 0 and step <= self.job.contrast.queue_start + 1
+        if figures.get("contrast/effective_negatives") == 0 and not is_early and not self._said_alone:
+            self._said_alone = True
+            if distributed.rank() == 0:
+                logger.warning(
+                    "step %d: no sample has a negative, so that its contrast is 0 and teaches nothing: all that it is "
+                    "compared with shows the same (said once; contrast/effective_negatives has each logged step)", step
+                )  # fmt: skip
         if "contrast/accuracy" not in figures:
             report.pop(self.contrast_loss, None)
             return

@@ -83,7 +83,6 @@ class PairTask(ContrastTask[PairBatch]):
         self.sources, held_out = self._read()
         self.pools = self._pools(held_out)
         self._several = len({pairs.source.temperature for pairs in self.sources}) > 1
-        self._said_alone = False
         self._tokenizer_folder = run_dir / "tokenizer"
         self._width = section.projection or self._backbone.encoder.hidden_size
 
@@ -149,8 +148,9 @@ class PairTask(ContrastTask[PairBatch]):
             )
         if self.job.distillation.weight and record.unscored:
             raise DataError(
-                f"{record.unscored}: no pos_scores and neg_scores, which other rows of source {source.name} have: "
-                "distillation.weight needs them in every row of a source, or in none; set it to 0, or divide the source"
+                f"{record.unscored}: pos_scores or neg_scores are missing, which other rows of source {source.name} "
+                "have: distillation.weight needs both in every row of a source, or in none; set distillation.weight=0, "
+                "or divide the source"
             )
         if pairs.loss != "contrast":
             return

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -93,6 +93,13 @@ class _Found:
     positive: float
     """The lowest score of a positive: every negative must keep its distance from all of them."""
     consistent: bool
+
+
+class _Labels(NamedTuple):
+    """A cross-encoder's scores of the positives and of the negatives that a row has."""
+
+    positives: list[float]
+    negatives: list[float]
 
 
 def mine(
@@ -249,12 +256,12 @@ def _search(
 
 
 def _cross_scores(teacher: Any, rows: Sequence[PairRow], found: Sequence[_Found]) -> dict[str, list[float]]:
-    """The cross-encoder's scores of positives and documents for this rank's share of the rows."""
+    """The cross-encoder's scores of positives, documents and the row's negatives, for this rank's share of the rows."""
     model = teacher.to(device())
     scores = {}
     # Rows in turn, as their documents differ in length.
     for number in range(rank(), len(rows), world_size()):
-        texts = [*rows[number].positives, *found[number].texts]
+        texts = [*rows[number].positives, *found[number].texts, *rows[number].negatives]
         given = model.predict([(rows[number].query, text) for text in texts], show_progress_bar=False)
         scores[str(number)] = np.asarray(given, dtype=np.float64).reshape(len(texts)).tolist()
         if not np.isfinite(scores[str(number)]).all():
@@ -268,20 +275,21 @@ def _shared(scores: dict[str, list[float]]) -> dict[int, list[float]]:
 
 def _with_scores(
     rows: Sequence[PairRow], found: Sequence[_Found], scores: dict[int, list[float]]
-) -> tuple[list[_Found], list[list[float]]]:
-    """What was found with the cross-encoder's scores in the place of the encoder's, and the scores of the positives."""
+) -> tuple[list[_Found], list[_Labels]]:
+    """What was found with the cross-encoder's scores in the place of the encoder's, and those of what rows have."""
     changed, labels = [], []
     for number, (row, each) in enumerate(zip(rows, found, strict=True)):
-        own, others = scores[number][: len(row.positives)], scores[number][len(row.positives) :]
+        ends = len(row.positives), len(row.positives) + len(each.texts)
+        own, others, negatives = (scores[number][part] for part in map(slice, (0, *ends), (*ends, None)))
         # Equal scores keep the order of the search.
         order = sorted(range(len(others)), key=lambda i: (-others[i], i))
         changed.append(_Found([each.texts[i] for i in order], [others[i] for i in order], min(own), each.consistent))
-        labels.append(own)
+        labels.append(_Labels(own, negatives))
     return changed, labels
 
 
 def _choose(
-    rows: Sequence[PairRow], found: Sequence[_Found], labels: Sequence[list[float]] | None, rules: Rules
+    rows: Sequence[PairRow], found: Sequence[_Found], labels: Sequence[_Labels] | None, rules: Rules
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The rows to write, and their audit. Raises ``DataError`` where that refuses them."""
     removed: Counter[str] = Counter()
@@ -371,10 +379,11 @@ def _refused(score: float, positive: float, rules: Rules) -> str:
     return ""
 
 
-def _line(pair: PairRow, texts: list[str], scores: list[float], labels: list[float] | None) -> dict[str, Any]:
+def _line(pair: PairRow, texts: list[str], scores: list[float], labels: _Labels | None) -> dict[str, Any]:
     """The row as the pair task reads it; every field of the input that has no meaning for it stays."""
     own: dict[str, Any] = {"query": pair.query, "pos": pair.positives, "neg": [*pair.negatives, *texts]}
-    left_out = {*own, *(_SCORES if texts else ())}  # a score for each negative, or for none
-    if labels is not None and not pair.negatives:
-        own |= {"pos_scores": labels, "neg_scores": scores}
+    left_out = {*own, *(_SCORES if texts or labels is not None else ())}  # a score for each negative, or for none
+    # Every row, or a job could not train on their scores.
+    if labels is not None:
+        own |= {"pos_scores": labels.positives, "neg_scores": [*labels.negatives, *scores]}
     return {**{name: value for name, value in pair.others.items() if name not in left_out}, **own}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from capt.pretrain.base import distributed
-from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.contrastive.task import ContrastTask
 from capt.pretrain.data.sampler import micro_batches
@@ -36,6 +36,7 @@ def test_a_contrast_of_one_sample_is_refused(
         job = job_from_mapping(mapping(tmp_path, contrast=changes, batch={"global": batch, "micro": micro}), "test")  # type: ignore[operator]
         one = object.__new__(task)
         ContrastTask.__init__(one, job)
+        monkeypatch.setattr(task, "samples", 9)
         parts = batch // (micro * world)
         shares = [micro_batches(0, batch, 1 if cached else parts, world, rank) for rank in range(world)]
         compared = [sum(map(len, each)) for each in zip(*shares, strict=True)]
@@ -48,3 +49,6 @@ def test_a_contrast_of_one_sample_is_refused(
                 one.require_negatives()
             refused += 1
     assert refused > 5
+    monkeypatch.setattr(task, "samples", 1)
+    with pytest.raises(DataError, match="holds one sample, which has no negative"):
+        one.require_negatives()

@@ -291,11 +291,18 @@ def test_a_cross_encoder_decides_and_labels(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(room, "load_cross_encoder", lambda _: Cross())
     pairs, corpus = write_pairs(tmp_path)
+    old = {"query": "a river in a town", "pos": ["the river"], "neg": ["a longer text than all others", "b"],
+           "pos_scores": [7], "negative_scores": [3, 2]}  # fmt: skip
+    pairs.write_text(pairs.read_text() + json.dumps(old) + "\n")
     audit = mine([pairs], corpus, Path("toy"), tmp_path / "out", Options(tmp_path / "store"), EncoderOptions(),
                  Rules(number=3, last=40, margin=0.01, short="keep"), cross_encoder=Path("cross"))  # fmt: skip
     lines = [json.loads(line) for line in (tmp_path / "out" / "pairs.jsonl").read_text().splitlines()]
     assert audit["cross_encoder"] == "cross"
     assert sum(len(line["neg"]) for line in lines) > 10
+    taught = lines.pop()
+    assert taught["neg"][:2] == old["neg"]
+    assert taught["neg_scores"] == [len(text) / 100 for text in taught["neg"]], "its own negatives too"
+    assert "negative_scores" not in taught
     for line in lines:
         assert line["pos_scores"] == [len(text) / 100 for text in line["pos"]]
         assert line["neg_scores"] == sorted((len(text) / 100 for text in line["neg"]), reverse=True)
