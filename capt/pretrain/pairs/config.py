@@ -256,6 +256,9 @@ class PairContrast(ContrastSection):
         description="cosines in the loss: infonce = query to documents; symmetric = also document to queries, one "
         "softmax each; gte and qwen3 = also queries and documents among themselves, in one softmax",
     )
+    mask_duplicates: bool = Field(
+        True, description="what a row of any source gives to a query, and copies of it, are not negatives of the query"
+    )
     hard_negatives: Literal["all", "own"] | None = Field(
         None, description="a query sees the hard negatives of all queries, or its own; null = as directions has it"
     )
