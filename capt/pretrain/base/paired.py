@@ -1,4 +1,4 @@
-"""Paired comparison: how much two systems differ on the same queries or seeds, and what so many can say of it."""
+"""Paired comparison: by how much two systems differ on the same queries or seeds, and how sure that is."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Paired(NamedTuple):
         low: of the 95% interval of Student's t; None where nothing tells the spread: of one difference, or equal ones.
         high: likewise.
         p: two-sided, of the sign-flip test.
-        least_p: the smallest that so many differences can have.
+        least_p: the smallest that differences of this number can have.
     """
 
     difference: float

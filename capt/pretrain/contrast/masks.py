@@ -97,15 +97,25 @@ class KnownPairs:
     def negative_mask(self) -> Tensor:
         """``(N, c)``, 1 where the key is a negative and 0 elsewhere, of the types of `InstanceIds.negative_mask`."""
         n, c = len(self.anchors), len(self.keys)
-        # One row stands for all anchors of a text, and one column for all keys of a text. What is outside of the block
-        # is written into a row and a column more.
-        row_of, column_of = self._first(self.anchors, n), self._first(self.keys, c)
-        dtype = torch.float32 if self.anchors.is_cpu else torch.bool
-        mask = torch.ones(n + 1, c + 1, dtype=dtype, device=self.anchors.device)
-        mask[row_of[self.pairs[0]], column_of[self.pairs[1]]] = 0
-        return mask[row_of[self.anchors]][:, column_of[self.keys]]
+        # One row is that of all anchors of a text, and one column that of all keys of a text.
+        row_of, column_of = self._place_of(self.anchors, n), self._place_of(self.keys, c)
+        at = row_of[self.pairs[0]], column_of[self.pairs[1]]
+        rows, columns = row_of[self.anchors], column_of[self.keys]
+        if not self.anchors.is_cpu:  # shapes that do not depend on values: what is outside has a row and a column more
+            mask = torch.ones(n + 1, c + 1, dtype=torch.bool, device=self.anchors.device)
+            mask[at] = False
+            return mask[rows][:, columns]
+        inside = (at[0] < n) & (at[1] < c)
+        mask = torch.ones(n, c)
+        mask[at[0][inside], at[1][inside]] = 0
+        # Most texts come once: only the others are copied.
+        again = ((rows != torch.arange(n)) & (self.anchors < self.texts)).nonzero()[:, 0]
+        mask[again] = mask[rows[again]]
+        again = ((columns != torch.arange(c)) & (self.keys < self.texts)).nonzero()[:, 0]
+        mask[:, again] = mask[:, columns[again]]
+        return mask
 
-    def _first(self, numbers: Tensor, outside: int) -> Tensor:
+    def _place_of(self, numbers: Tensor, outside: int) -> Tensor:
         """A place of each text among ``numbers``, ``outside`` where it has none."""
         places = numbers.new_full((self.texts + 1,), outside)
         places[numbers] = torch.arange(len(numbers), device=numbers.device)

@@ -197,7 +197,7 @@ def candidates(
     if not masks:
         return Candidates(len(groups), int(number.sum()), 0, int((number == 0).sum()))
     index = KnownPositives.of(*np.concatenate([known, np.stack([queries, documents], 1)]).T)
-    # Texts by number, so that a number stands for a text in a contrast.
+    # Texts by number, so that one number is a text in a contrast.
     parts = [documents, hard[~is_own], index.documents, hard[is_own]]
     names, places = np.unique(np.concatenate(parts), return_inverse=True)
     held, listed, own = np.split(places, np.cumsum([len(of_group), len(index.documents)]))

@@ -536,7 +536,7 @@ _MOST_COMPARED = 1 << 20
 """Rows of all sources up to which it is counted before the first step what is left out: a second."""
 
 _MUCH = 0.1
-"""Share of the documents of a step that is worth a warning where so many are left out."""
+"""Share of the documents of a step from which on it is a warning that they are left out."""
 
 
 TASK = PairTask
