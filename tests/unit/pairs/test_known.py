@@ -39,7 +39,7 @@ def _steps(data: Bipartite, compared: Compared, world: int = 1, parts: int = 1, 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("queue", [False, True])
 def test_a_document_is_left_out_where_a_row_gives_it_to_the_query_and_nowhere_else(seed: int, queue: bool) -> None:
-    """Of any source, drawn or not, by way of copies too; with a queue also of documents that the step has not."""
+    """A row of any source counts, drawn or not, by way of copies too; with a queue for documents beyond the step."""
     generator = random.Random(seed)
     data = Bipartite.draw(generator, generator.choice([(30,), (20, 17), (13, 14, 15)]), generator.randint(5, 25))
     given = data.given
