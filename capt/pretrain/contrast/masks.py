@@ -84,7 +84,7 @@ class KnownPairs:
         anchors, keys = _numbers(firsts, anchor_ids), _numbers(seconds, key_ids)
         numbers = torch.stack([_numbers(firsts, firsts), _numbers(seconds, seconds)])
         # The pairs of keys that other ranks hold are left out where that costs no wait for the device.
-        if numbers.is_cpu and not torch.compiler.is_compiling():
+        if traits().can_read(numbers):
             there = torch.zeros(len(pairs) + 1, dtype=torch.bool).index_fill(0, keys, True)
             numbers = numbers[:, there[numbers[1]]]
         return cls(anchors, keys, numbers, len(pairs))
@@ -101,7 +101,7 @@ class KnownPairs:
         row_of, column_of = self._place_of(self.anchors, n), self._place_of(self.keys, c)
         at = row_of[self.pairs[0]], column_of[self.pairs[1]]
         rows, columns = row_of[self.anchors], column_of[self.keys]
-        if not self.anchors.is_cpu:  # shapes that do not depend on values: what is outside has a row and a column more
+        if traits().is_gpu(self.anchors.device):  # shapes that do not depend on values: what is outside has a row and a column more
             mask = torch.ones(n + 1, c + 1, dtype=torch.bool, device=self.anchors.device)
             mask[at] = False
             return mask[rows][:, columns]
