@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ import numpy as np
 
 from capt.finetune.glue.files import Examples
 from capt.finetune.labels.config import LabelsData
-from capt.finetune.labels.files import Columns, find_columns, open_table
+from capt.finetune.labels.files import Columns, Table, find_columns, open_table
 from capt.finetune.text_task import Kind
 from capt.pretrain.base.errors import ConfigError, DataError, counted, did_you_mean, shown
 from capt.pretrain.base.files import number_in
@@ -55,6 +55,8 @@ class Labelled:
     first: list[str]
     second: list[str] | None
     cells: list[Any]
+    classes: tuple[str, ...] = ()
+    """The names of the classes, where the schema of the file has them; cells are names then."""
 
     def __len__(self) -> int:
         return len(self.first)
@@ -110,17 +112,45 @@ def read_rows(path: Path, data: LabelsData) -> Labelled:
     """Read the texts and labels of a file. Raises ``DataError`` for a row without a text, or without the columns."""
     table = open_table(path, quotes=data.quotes)
     columns = find_columns(table, data.text, data.second, data.label_columns)
-    rows = Labelled(path, columns, [], [], None if columns.second is None else [], [])
+    classes = _file_classes(table, columns, data)
+    rows = Labelled(path, columns, [], [], None if columns.second is None else [], [], classes)
     for place, cells in table.rows:
         rows.places.append(place)
         rows.first.append(_text(cells, columns.text, place))
         if rows.second is not None and columns.second is not None:
             rows.second.append(_text(cells, columns.second, place))
         found = tuple(_cell(cells, name, place) for name in columns.labels)
+        if classes:
+            found = (_named(found[0], classes, place, columns.labels[0]),)
         rows.cells.append(found if isinstance(data.label, list) else found[0])
     if not len(rows):
         raise DataError(f"{path}: the file holds no row under its header")
     return rows
+
+
+def _file_classes(table: Table, columns: Columns, data: LabelsData) -> tuple[str, ...]:
+    """The names of the classes that a file has of its own; none where the job reads its numbers."""
+    # Several columns are flags, and scores are numbers.
+    if isinstance(data.label, list) or data.kind == "regression":
+        return ()
+    names = tuple(table.classes.get(columns.labels[0], ()))
+    listed = set(data.labels or ())
+    is_by_number = not listed.issuperset(names) and listed.issuperset(map(str, range(len(names))))
+    return () if is_by_number else names
+
+
+def _named(cell: Any, classes: Sequence[str], place: str, column: str) -> Any:
+    """A cell with the names of its classes; None for -1, which ``datasets`` has where there is no label."""
+    if isinstance(cell, list):
+        return [_named(each, classes, place, column) for each in cell]
+    if cell is None or isinstance(cell, str) or cell == -1:
+        return None if cell == -1 else cell
+    if not isinstance(cell, int) or not 0 <= cell < len(classes):
+        raise DataError(
+            f"{place}: {column!r} is {shown(cell)}, and its schema names {len(classes)} classes, numbered "
+            "from 0; correct or remove the row"
+        )
+    return classes[cell]
 
 
 def resolved(data: LabelsData, rows: Labelled) -> LabelsData:
@@ -144,6 +174,8 @@ def resolved(data: LabelsData, rows: Labelled) -> LabelsData:
 
 def _kind(rows: Labelled, data: LabelsData) -> Kind:
     cells = [cell for cell in rows.cells if not _is_missing(cell)]
+    if rows.classes:
+        return "multi_label" if any(isinstance(cell, list) for cell in cells) else "classification"
     if isinstance(data.label, list) or (cells and all(_list_of(cell) is not None for cell in cells)):
         return "multi_label"
     if data.labels is not None:
@@ -190,6 +222,8 @@ def _classes(rows: Labelled, labels: Sequence[Any], kind: Kind) -> list[str]:
         raise DataError(
             f"{rows.path}: every row has the labels {shown(', '.join(labels[0]))}; there is nothing to learn. {_VECTOR}"
         )
+    if rows.classes:
+        return list(rows.classes)
     for name in _UNLABELLED:
         if kind == "classification" and 0 < 10 * counts[name] * len(counts) < len(rows):
             logger.warning(
@@ -218,7 +252,8 @@ def _classes(rows: Labelled, labels: Sequence[Any], kind: Kind) -> list[str]:
 def held_out_rows(rows: Labelled, labels: Sequence[Any], share: float, seed: int) -> list[int]:
     """The rows that are held out: about ``share`` of each class (of each range of scores), chosen by ``seed``.
 
-    Rows with the same texts stay together, so that none is trained on and measured.
+    Rows with the same texts stay together, so that none is trained on and measured. Every class keeps a text in
+    training: one with a single text is not held out.
 
     Raises:
         DataError: there are too few different texts for both sets.
@@ -235,7 +270,48 @@ def held_out_rows(rows: Labelled, labels: Sequence[Any], share: float, seed: int
     wanted = min(max(1, round(share * len(ordered))), len(ordered) - 1)
     # At equal distances in the order of labels, so that each class gives its share.
     places = (np.arange(wanted) + 0.5) * len(ordered) / wanted
-    return sorted(i for place in places.astype(np.int64) for i in ordered[place])
+    chosen = set(places.astype(np.int64).tolist())
+    if not isinstance(labels[0], float):
+        chosen = _with_every_class(rows, [[labels[i] for i in group] for group in ordered], chosen, seed)
+    return sorted(i for place in chosen for i in ordered[place])
+
+
+def _with_every_class(rows: Labelled, labels: Sequence[Sequence[Any]], chosen: set[int], seed: int) -> set[int]:
+    """The groups that are held out, so that every class keeps one in training; others are held out in their place.
+
+    Args:
+        rows: those that are split.
+        labels: of each group of rows.
+        chosen: the groups that chance has held out.
+        seed: chooses those that take their place.
+
+    Raises:
+        DataError: every group is the only one of a class.
+    """
+    classes = [{name for label in group for name in ([label] if isinstance(label, str) else label)} for group in labels]
+    # How many groups each class keeps in training; 0 where all of them are held out.
+    staying = Counter({name: 0 for group in classes for name in group})
+    staying.update(name for i, group in enumerate(classes) if i not in chosen for name in group)
+    held_out = set(chosen)
+    for i in sorted(chosen):
+        if any(not staying[name] for name in classes[i]):
+            held_out.remove(i)
+            staying.update(classes[i])
+    missing = len(chosen) - len(held_out)
+    for i in np.random.default_rng(seed).permutation(len(labels)).tolist() if missing else ():
+        if missing and i not in chosen and all(staying[name] > 1 for name in classes[i]):
+            held_out.add(i)
+            staying.subtract(classes[i])
+            missing -= 1
+    if not held_out:
+        raise DataError(f"{rows.path}: every text is the only one of a label; name held-out rows in data.validation")
+    groups = Counter(name for group in classes for name in group)
+    if alone := sorted(name for name, count in groups.items() if count == 1):
+        logger.warning(
+            "%s with one text alone, which is trained on, so that validation has none of it: %s",
+            counted(len(alone), "label"), ", ".join(map(repr, alone))[:300],
+        )  # fmt: skip
+    return held_out
 
 
 def examples(rows: Labelled, data: LabelsData) -> Examples:
@@ -287,7 +363,7 @@ def _parsed(rows: Labelled, i: int, data: LabelsData) -> Label:
                 raise DataError(f"{place}: {column!r} is {shown(cell)}; it must be a list of labels")
             raise DataError(f"{place}: {column!r} is missing; a row without labels has an empty list")
         for name in names:
-            _require_label(name, place, column, data)
+            _require_label(name, place, column, data, is_known=bool(rows.classes))
         return tuple(sorted(dict.fromkeys(names)))
     if _is_missing(cell):
         raise DataError(f"{place}: no label ({column!r} is empty); add it or remove the row")
@@ -305,14 +381,14 @@ def _parsed(rows: Labelled, i: int, data: LabelsData) -> Label:
     if isinstance(cell, list | dict | bytes):
         raise DataError(f"{place}: {column!r} is {shown(cell)}; a class is a text or a whole number")
     name = _name(cell)
-    if data.labels is None and _LIST.fullmatch(name):
+    if data.labels is None and not rows.classes and _LIST.fullmatch(name):
         raise DataError(f'{place}: {column!r} is {shown(cell)}, a list as text; write it as JSON: ["a", "b"]')
-    _require_label(name, place, column, data)
+    _require_label(name, place, column, data, is_known=bool(rows.classes))
     return name
 
 
-def _require_label(name: str, place: str, column: str, data: LabelsData) -> None:
-    if data.labels is None and name.lower() in _NO_LABEL:
+def _require_label(name: str, place: str, column: str, data: LabelsData, *, is_known: bool) -> None:
+    if data.labels is None and not is_known and name.lower() in _NO_LABEL:
         raise DataError(
             f"{place}: {column!r} is {shown(name)}, as a missing label is written; remove the row, or list it in "
             "data.labels if it is a class"
@@ -408,7 +484,7 @@ def _chosen(rows: Labelled, numbers: Sequence[int]) -> Labelled:
         return [values[i] for i in numbers]
 
     second = None if rows.second is None else take(rows.second)
-    return Labelled(rows.path, rows.columns, take(rows.places), take(rows.first), second, take(rows.cells))
+    return replace(rows, places=take(rows.places), first=take(rows.first), second=second, cells=take(rows.cells))
 
 
 def _digest(*parts: Labelled | None) -> str:

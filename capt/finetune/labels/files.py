@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,6 +41,8 @@ class Table(NamedTuple):
     path: Path
     columns: list[str]
     rows: Iterator[Row]
+    classes: Mapping[str, Sequence[str]] = {}
+    """Column -> the names of the classes whose numbers it holds, as the schema of the file has them."""
 
 
 class Columns(NamedTuple):
@@ -152,7 +154,10 @@ def _json_lines(path: Path) -> Table:
 
 
 def _parquet(path: Path) -> Table:
-    from capt.pretrain.data.files import parquet_batches
+    from capt.pretrain.data.files import class_names, parquet_batches
+
+    with open_regular(path) as raw:
+        classes = class_names(path, raw)
 
     def rows() -> Iterator[Row]:
         with open_regular(path) as raw:
@@ -160,7 +165,7 @@ def _parquet(path: Path) -> Table:
                 for number, cells in enumerate(zip(*batch.values(), strict=True), start=before + 1):
                     yield Row(f"{path}, row {number}", dict(zip(batch, cells, strict=True)))
 
-    return _peeked(path, rows())
+    return _peeked(path, rows())._replace(classes=classes)
 
 
 def _peeked(path: Path, rows: Iterator[Row]) -> Table:

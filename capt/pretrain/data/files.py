@@ -19,7 +19,16 @@ import pyarrow.compute
 import pyarrow.parquet
 
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.base.files import DAMAGED, PACKED, other_form, parse_row, printable, require_ratio, unpacked
+from capt.pretrain.base.files import (
+    DAMAGED,
+    PACKED,
+    other_form,
+    parse_json,
+    parse_row,
+    printable,
+    require_ratio,
+    unpacked,
+)
 from capt.pretrain.base.stores import StoreFile
 from capt.pretrain.base.verification import Verifier
 from capt.pretrain.data.corpus import PASSAGE, Corpus, Missing, Passage, Piece, TextColumn, passages_of, row_pieces
@@ -302,6 +311,38 @@ def parquet_batches(
         raise
     except (pyarrow.ArrowException, OSError, ValueError) as error:  # ValueError: bytes that are not UTF-8, too
         raise DataError(f"{path} is not a readable parquet file: {printable(str(error))}") from None
+
+
+def class_names(path: Path, raw: io.BufferedReader) -> dict[str, list[str]]:
+    """The names of the classes of each column of a parquet file, as ``datasets`` keeps them in its schema.
+
+    A column of ``ClassLabel`` holds numbers, and one of lists of them as well. Files without such columns have none.
+
+    Raises ``DataError`` for a damaged file.
+    """
+    try:
+        schema = pyarrow.parquet.read_schema(raw)
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise DataError(f"{path} is not a readable parquet file: {printable(str(error))}") from None
+    content = (schema.metadata or {}).get(b"huggingface")
+    if content is None:
+        return {}
+    described = parse_json(content, f"{path} (the description of its columns by datasets)")
+    for key in ("info", "features"):
+        described = described.get(key) if isinstance(described, dict) else None
+    found = {name: _names_of(kind) for name, kind in described.items()} if isinstance(described, dict) else {}
+    return {name: names for name, names in found.items() if names and name in schema.names}
+
+
+def _names_of(kind: Any) -> list[str]:
+    """The names of a ``ClassLabel``, or of the one in a list, in their order."""
+    # A list is written as Sequence, List or LargeList with a feature, and by old releases as a list of one.
+    while isinstance(kind, list) or (isinstance(kind, dict) and "feature" in kind):
+        kind = kind["feature"] if isinstance(kind, dict) else kind[0] if kind else None
+    names = kind.get("names") if isinstance(kind, dict) and kind.get("_type") == "ClassLabel" else None
+    if not isinstance(names, list) or not all(isinstance(name, str) and name.strip() for name in names):
+        return []
+    return names if len(set(names)) == len(names) else []
 
 
 def _require_ratio(path: TextFile, table: pyarrow.parquet.ParquetFile) -> None:

@@ -19,7 +19,8 @@ import pytest
 from capt.finetune.glue.files import Examples, read_split
 from capt.finetune.glue.tasks import GLUE
 from capt.finetune.labels.config import LabelsData, LabelsJob
-from capt.finetune.labels.data import held_out_rows, read_rows, read_splits
+from capt.finetune.labels.data import Labelled, held_out_rows, read_rows, read_splits
+from capt.finetune.labels.files import Columns
 from capt.pretrain.base.errors import ConfigError, DataError, UserError
 from capt.pretrain.config.load import job_from_mapping
 
@@ -165,6 +166,98 @@ def test_the_held_out_rows_are_a_share_of_every_class_and_share_no_text(tmp_path
     splits = read_splits(_data(tmp_path / "unique.csv", validation_share=0.2))
     assert splits.validation.labels is not None
     assert (len(splits.validation), int((splits.validation.labels == 0).sum())) == (200, 10)
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_every_class_of_any_table_is_trained_on(many: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    generator = np.random.default_rng(11)
+    split = refused = 0
+    for trial in range(150):
+        texts, classes = int(generator.integers(2, 40)), int(generator.integers(2, 16))
+        # Some classes are rare, and some texts come twice, with one label or two.
+        share = generator.dirichlet(np.full(classes, 0.4))
+        numbers = [int(generator.integers(texts)) for _ in range(int(generator.integers(2, 60)))]
+        drawn = [generator.choice(classes, size=int(generator.integers(0, 4)) if many else 1, p=share) for _ in numbers]
+        labels: list[Any] = [tuple(sorted({f"c{k}" for k in each})) for each in drawn]
+        labels = labels if many else [label[0] for label in labels]
+        rows = Labelled(tmp_path, Columns("text", None, ("label",)), [], [f"text {n}" for n in numbers], None, labels)
+        try:
+            held_out = held_out_rows(rows, labels, float(generator.choice([0.1, 0.5, 0.9])), trial)
+        except DataError:
+            refused += 1
+            continue
+        split += 1
+        kept = sorted(set(range(len(labels))) - set(held_out))
+        assert held_out
+        assert not {rows.first[i] for i in held_out} & {rows.first[i] for i in kept}
+        every, trained = (
+            {n for i in some for n in ([labels[i]], labels[i])[many]} for some in (range(len(labels)), kept)
+        )
+        assert trained == every
+    assert split > 100
+    assert refused
+    assert "with one text alone, which is trained on, so that validation has none of it: 'c" in caplog.text
+
+
+def _schema(path: Path, names: list[str], labels: list[Any], form: str) -> None:
+    """A parquet file as ``datasets`` writes it: numbers, and the names of the classes in the schema."""
+    one = {"names": names, "_type": "ClassLabel"}
+    kind = {"one": one, "sequence": {"feature": one, "_type": "Sequence"}, "list": {"feature": one, "_type": "List"},
+            "old": [one]}[form]  # fmt: skip
+    features = {"text": {"dtype": "string", "_type": "Value"}, "label": kind}
+    table = pyarrow.table({"text": [f"text {i}" for i in range(len(labels))], "label": labels})
+    described = json.dumps({"info": {"features": features}})
+    pyarrow.parquet.write_table(table.replace_schema_metadata({"huggingface": described}), path)
+
+
+@pytest.mark.parametrize("form", ["one", "sequence", "list", "old"])
+def test_the_names_of_a_schema_are_those_of_the_classes(form: str, tmp_path: Path) -> None:
+    generator = np.random.default_rng(5)
+    path = tmp_path / "rows.parquet"
+    for names in (["contradiction", "neutral", "entailment"], ["5 stars", "1 star"], ["2", "1", "0"], ["b", "NaN", "a"],
+                  ["true", "1", "True"], [f"label {i}" for i in generator.permutation(40)]):  # fmt: skip
+        numbers = [int(n) for n in (*generator.permutation(len(names)), *generator.integers(len(names), size=60))]
+        labels: list[Any] = numbers if form == "one" else [sorted({n, numbers[0]}) for n in numbers]
+        _schema(path, names, labels, form)
+        for keys in ({}, {"labels": sorted(names)}):
+            job = LabelsJob.model_validate(
+                {"task": {"type": "labels"}, "data": _data(path, **keys), "model": {"init": "x"}}
+            )
+            splits = read_splits(job.data)
+            found = job.with_data(splits.data).data.text_task
+            assert found.names == tuple(keys.get("labels", names))
+            assert found.kind == ("classification" if form == "one" else "multi_label")
+            for part in (splits.train, splits.validation):
+                assert part.labels is not None
+                for text, label in zip(part.first, part.labels, strict=True):
+                    own = labels[int(text.split()[1])]
+                    if form == "one":
+                        assert found.names[int(label)] == names[own]
+                    else:
+                        assert {found.names[i] for i in np.flatnonzero(label)} == {names[n] for n in own}
+
+
+def test_a_schema_of_names_in_another_order_fits_by_name_and_numbers_stay_where_they_are_asked_for(
+    tmp_path: Path,
+) -> None:
+    train, other = tmp_path / "train.parquet", tmp_path / "other.parquet"
+    _schema(train, ["no", "yes"], [0, 1] * 8, "one")
+    _schema(other, ["maybe", "yes", "no"], [2, 1, 2], "one")
+    validation = read_splits(_data(train, validation=other)).validation
+    assert validation.labels is not None
+    assert validation.labels.tolist() == [0, 1, 0]
+    assert read_splits(_data(train, labels=["1", "0"])).data.labels == ["1", "0"]
+    assert read_splits(_data(train, kind="regression")).data.labels is None
+    for labels, message in (
+        ([0, 1, -1, 0, 1], "row 3: no label"),
+        ([0, 1, 2, 0], "row 3: 'label' is 2, and its schema"),
+    ):
+        _schema(train, ["no", "yes"], labels, "one")
+        with pytest.raises(DataError, match=message):
+            read_splits(_data(train))
+    pyarrow.parquet.write_table(pyarrow.table({"label": [1]}).replace_schema_metadata({"huggingface": "{"}), train)
+    with pytest.raises(DataError, match=r"description of its columns by datasets\): not valid JSON"):
+        read_splits(_data(train))
 
 
 GOOD = [{"text": f"text {i}", "second": f"other {i}", "label": ("yes", "no")[i % 2]} for i in range(12)]
