@@ -149,7 +149,11 @@ def _json_lines(path: Path) -> Table:
     from capt.pretrain.data.files import json_object  # which imports pyarrow
 
     lines = enumerate(read_lines([path]), start=1)
-    rows = (Row(f"{path}, line {i}", json_object(path, i, line)) for i, line in lines if line.strip())
+    rows = (
+        Row(f"{path}, line {i}", json_object(path, i, line, keys=("text", "label")))
+        for i, line in lines
+        if line.strip()
+    )
     return _peeked(path, rows)
 
 

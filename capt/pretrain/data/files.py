@@ -18,7 +18,7 @@ import pyarrow
 import pyarrow.compute
 import pyarrow.parquet
 
-from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.errors import DataError, quoted
 from capt.pretrain.base.files import (
     DAMAGED,
     PACKED,
@@ -209,7 +209,7 @@ class FileCorpus(Corpus):
                 raise DataError(
                     f"{path}, line {number}{after}: over {_LONGEST_ROW:,} characters, more than a row may have"
                 )
-            row = json_object(path, number, line, after)
+            row = json_object(path, number, line, after, keys=(self._column,))
             where = f"{path}, line {number}{after}"
             if self._column in row:
                 known = True
@@ -259,25 +259,37 @@ class FileCorpus(Corpus):
         self._end_of_table(path, column)
 
 
-def json_object(path: TextFile, number: int, line: str, after: str = "") -> dict[str, Any]:
+def json_object(
+    path: TextFile, number: int, line: str, after: str = "", *, keys: Sequence[str] = (), lists: bool = False
+) -> dict[str, Any]:
     """The JSON object on line ``number`` of a file, counted ``after`` some place.
 
-    Raises ``DataError`` for anything else.
+    Args:
+        path: the file.
+        number: of the line.
+        line: its text.
+        after: the place from which lines are counted, where that is not the beginning.
+        keys: what an object is expected to have, for the remedy where there is a list of values instead.
+        lists: whether a list of values is a row as well; its keys are ``column 1``, ``column 2``, ...
+
+    Raises:
+        DataError: the line is neither.
     """
     try:
         row = parse_row(line)
     except json.JSONDecodeError as error:
         is_part = error.msg == "Extra data" or line.strip() in ("{", "[{")
-        hint = (
-            _LIST if line.lstrip().startswith("[") else _ONE_A_LINE if is_part else "; correct the line, or remove it"
-        )
+        is_list = line.lstrip().startswith("[")
+        hint = _OBJECTS if is_list else _ONE_A_LINE if is_part else "; correct the line, or remove it"
         raise DataError(f"{path}, line {number}{after}, column {error.colno}: not JSON ({error.msg}){hint}") from None
     except (ValueError, RecursionError) as error:  # a key twice, a number of thousands of digits, a thousand brackets
         raise DataError(
             f"{path}, line {number}{after}: not JSON that can be read ({error}); correct the line, or remove it"
         ) from None
+    if lists and isinstance(row, list) and not (row and all(isinstance(value, list | dict) for value in row)):
+        return {f"column {i}": value for i, value in enumerate(row, start=1)}
     if not isinstance(row, dict):
-        hint = _LIST if isinstance(row, list) else ""
+        hint = _list_remedy(row, keys) if isinstance(row, list) else ""
         raise DataError(f"{path}, line {number}{after}: a JSON object is needed, this is a {type(row).__name__}{hint}")
     return row
 
@@ -361,8 +373,19 @@ def _size(column: pyarrow.Array) -> int:
     return int(pyarrow.compute.sum(lengths, min_count=0).as_py())
 
 
-_LIST = "; write one object a line: jq -c '.[]' FILE"
+_OBJECTS = "; write one object a line: jq -c '.[]' FILE"
 _ONE_A_LINE = "; write one object a line, with nothing behind it: jq -c . FILE"
+
+
+def _list_remedy(row: list[Any], keys: Sequence[str]) -> str:
+    """How a list becomes objects, one a line: it may hold them, or values in the order of ``keys``."""
+    if not keys or any(isinstance(value, dict) for value in row):
+        return _OBJECTS
+    names = [json.dumps(key) for key in keys]
+    made = f"{names[0]}: .[]" if len(names) == 1 else ", ".join(f"{name}: .[{i}]" for i, name in enumerate(names))
+    # A list of lists has several rows.
+    rows = ".[] | " if any(isinstance(value, list) for value in row) else ""
+    return f"; write one object a line: jq -c {quoted(f'{rows}{{{made}}}')} FILE"
 
 
 def source_record(path: TextFile, sha256: str) -> dict[str, str | int]:

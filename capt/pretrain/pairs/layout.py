@@ -51,6 +51,7 @@ _NUMBER_OF_ROW = re.compile(
     r"|Unnamed: 0|__index_level_\d+__|_?id|idx|index|.*[_-](id|idx)|[qpd]id\d?|docid", re.IGNORECASE
 )
 _PROMPT = "prompt"
+_FIRST_OF_LIST = "column 1"
 _LIST = re.compile(r"\s*\[\s*['\"\]]")
 _NO_NAME = re.compile(r".{61,}|.*[.?!]|(\S+\s+){4,}\S+", re.DOTALL)
 """A cell that reads as a sentence and not as the name of a column."""
@@ -144,11 +145,14 @@ class Layouts:
             first_place, first, first_names = self._first
             if first.by_order and set(names) == set(first_names):
                 return first
-            raise DataError(
-                f"{place}: the columns are {_listed(names)}, and those at {first_place} are {_listed(first_names)}; "
-                "rows of a file have the same columns, of which negatives and scores may be absent: complete the row, "
-                "or remove it"
-            )
+            # Of rows that are lists, some may have more negatives.
+            are_lists = all(columns[:1] == [_FIRST_OF_LIST] for columns in (names, list(first_names)))
+            if not (are_lists and first.kind == "pairs" and len(names) > 1):
+                raise DataError(
+                    f"{place}: the columns are {_listed(names)}, and those at {first_place} are {_listed(first_names)};"
+                    " rows of a file have the same columns, of which negatives and scores may be absent: complete the "
+                    "row, or remove it"
+                )
         # Names decide, and the order of columns only where they say nothing, as in sentence-transformers.
         layout = layout or self._by_order(place, row)
         if _KINDS.get(self._form, layout.kind) != layout.kind:

@@ -33,7 +33,8 @@ def has_header(path: Path) -> bool:
 def read_table(path: Path, split: str = "train", choose: Choose = list) -> Iterator[Row]:
     """Yield the rows of a file, of a folder that ``datasets`` saved, or of a data set of the hub.
 
-    - ``.jsonl``, ``.json``: one object a line; blank lines are passed over.
+    - ``.jsonl``, ``.json``: one object a line, or a list, whose values are ``column 1``, ``column 2``, ... Blank lines
+      are passed over.
     - ``.csv``: a header, commas, quotes as in RFC 4180, so that a cell may have line breaks.
     - ``.tsv``: a header and tabs. There is no quoting, as in GLUE: a quotation mark is text.
     - ``.txt``: one text a line, in the column ``text``.
@@ -86,7 +87,7 @@ def _file(path: Path, choose: Choose) -> Iterator[Row]:
     else:
         for number, line in enumerate(read_lines([path]), start=1):
             if line.strip():
-                yield f"{path}:{number}", json_object(path, number, line)
+                yield f"{path}:{number}", json_object(path, number, line, lists=True)
 
 
 _HEADER_END = re.compile(r"(?!(nan|inf|null|none|na)$)[A-Za-z][A-Za-z _-]*", re.IGNORECASE)

@@ -211,7 +211,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """
     for number, line in enumerate(read_lines([path]), start=1):
         if line.strip():
-            row = json_object(path, number, line)
+            row = json_object(path, number, line, keys=("_id", "text"))
             # Half a character can only come from an escape; the check of whole rows costs time.
             if "\\ud" in line.lower():
                 _require_json(f"{path}:{number}", row)

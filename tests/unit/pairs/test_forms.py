@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import os
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pyarrow
@@ -17,7 +19,7 @@ from capt.pretrain.base.errors import DataError
 from capt.pretrain.pairs.config import PairData
 from capt.pretrain.pairs.forms import FORMS, Counts, Pair, read_pairs
 from capt.pretrain.pairs.layout import ROLES
-from capt.pretrain.retrieval.data import read_collections
+from capt.pretrain.retrieval.data import read_collections, read_pair_rows
 from tests.unit.pairs.written import (
     WITH_LISTS,
     WRITERS,
@@ -109,6 +111,44 @@ def test_scores(tmp_path: Path, name: str, columns: tuple[str, str, str]) -> Non
     expected = [Pair(texts[i], (texts[i + 1],), score=i / 40) for i in range(0, 40, 2)]
     for form in ("auto", "scores"):
         assert read(WRITERS[name](tmp_path / f"{form}-{name}", rows), form=form) == expected
+
+
+@pytest.mark.parametrize("form", ["auto", "named"])
+def test_rows_that_are_lists_are_read_in_the_order_of_columns(tmp_path: Path, form: str) -> None:
+    t = some_texts(7, line_breaks=True)
+    path = tmp_path / "a.jsonl"
+    shapes: dict[str, list[Any]] = {
+        "columns": [[t[0], t[1]], [t[2], t[3], t[4]], [t[5], t[6], t[7], t[8]], [t[9], [t[10]], [t[11], t[12]]]],
+        "scores": [[t[0], t[1], 0.25], [t[2], t[3], 1], [t[4], t[5], 0]],
+        "texts": [[t[0]], [t[1]], [t[2]]],
+    }
+    for name, rows in shapes.items():
+        expected = [Pair(q, (p[0] if isinstance(p, list) else p,),
+                         tuple(text for part in n for text in ([part] if isinstance(part, str) else part)))
+                    for q, p, *n in rows] if name == "columns" else [
+                        Pair(q, tuple(p[:1]), score=float(p[1]) if p else None) for q, *p in rows]  # fmt: skip
+        write_json(path, rows)
+        assert read(path, form="auto" if form == "auto" else name) == expected
+        packed = tmp_path / "a.json.gz"
+        packed.write_bytes(gzip.compress(path.read_bytes()))
+        assert read(packed) == expected
+        if name == "columns":
+            swapped = read(path, columns={"query": "column 2", "positive": "column 1"})
+            assert [pair.query for pair in swapped] == [pair.positives[0] for pair in expected]
+            found = [(row.query, tuple(row.positives), tuple(row.negatives)) for row in read_pair_rows([path])]
+            assert found == [(pair.query, pair.positives, pair.negatives) for pair in expected]
+    refused: list[tuple[Any, str]] = [
+        ([["a", "b"], ["c", "d", 0.5]], "a row of scores"),
+        ([["a", "b"], ["c"]], "the columns are 'column 1'"),
+        ([["a", "b", 0.5], ["c", "d"]], "rows of a file have the same columns"),
+        ([["a", "b", 0.5], ["c", "d", "e"]], "'column 3' must be a number"),
+        ([[]], "the columns none are not"),
+        ([[["a", "b"], ["c", "d"]]], "write one object a line: jq -c '.*' FILE"),
+    ]
+    for rows, message in refused:
+        write_json(path, rows)
+        with pytest.raises(DataError, match=message):
+            read(path)
 
 
 @pytest.mark.parametrize("name", WRITERS)
