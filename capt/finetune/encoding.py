@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int32, Int64
 
+from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.files import require_stored
 from capt.pretrain.base.locks import make_once
 from capt.tokenizer.encode import TextTokenizer
 from capt.tokenizer.special import PairTemplate
@@ -80,8 +83,7 @@ def encode_texts(
             _write(path, _encode(first, second, tokenizer, max_length, types))
 
         make_once(path.with_suffix(".lock"), path.exists, make)
-        with np.load(path, allow_pickle=False) as file:
-            encoded = EncodedTexts(file["ids"], file["starts"], file["seconds"], int(file["cut"]))
+        encoded = _read(path)
     if encoded.cut:
         logger.warning("%s: %d of %d rows were cut to %d tokens", source, encoded.cut, len(encoded), max_length)
     return encoded
@@ -149,6 +151,15 @@ def _key(
             # With its length: other texts never have the same bytes one after the other.
             digest.update(len(data).to_bytes(4, "little") + data)
     return digest.hexdigest()[:32]
+
+
+def _read(path: Path) -> EncodedTexts:
+    require_stored(path)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return EncodedTexts(file["ids"], file["starts"], file["seconds"], int(file["cut"]))
+    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: damaged: {error}; remove it, and it is made again") from None
 
 
 def _write(path: Path, encoded: EncodedTexts) -> None:

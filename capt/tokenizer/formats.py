@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -127,10 +128,13 @@ class _Folder:
     further: list[_Token]
     special: list[_Token]
 
+    @cached_property
+    def _never_text(self) -> frozenset[str]:
+        return frozenset({*self.declared.values(), *ROLE_NAMES, *(self.config.control_symbols or ())})
+
     def is_text(self, token: str) -> bool:
         """Whether a special token belongs to the texts themselves, and does not surround, pad or mask them."""
-        never = {*self.declared.values(), *ROLE_NAMES, *(self.config.control_symbols or ())}
-        return not self.config.split_special_tokens and token not in never
+        return not self.config.split_special_tokens and token not in self._never_text
 
 
 def open_folder(path: Path) -> Opened:
@@ -398,11 +402,13 @@ def _add_tokens(tokenizer: Tokenizer, folder: _Folder) -> None:
             raise DataError(f"{folder.path / source}: two tokens have the same id")
     # A tokenizer numbers added tokens as they come and takes no id: the order decides, and the result is compared.
     before = tokenizer.get_added_tokens_decoder()
-    for number, token in sorted(added.items()):
+    in_order = sorted(added.items())
+    new = [token for number, token in in_order if number not in before or before[number].content != token.content]
+    _add(tokenizer, new, folder)
+    for number, token in in_order:
         known = before.get(number)
-        if known is None or known.content != token.content:
-            _add(tokenizer, token, folder)
-        elif folder.is_text(token.content) and _flags(known) != _flags(token):
+        is_same = known is None or known.content != token.content or _flags(known) == _flags(token)
+        if not is_same and folder.is_text(token.content):
             raise DataError(
                 f"{folder.path}: {source} and tokenizer.json disagree on the flags of {shown(token.content)}"
             )
@@ -412,9 +418,12 @@ def _add_tokens(tokenizer: Tokenizer, folder: _Folder) -> None:
                 f"{tokenizer.token_to_id(token.content)}: added tokens follow the vocabulary; {CONVERT}"
             )
     # Behind the tokens with ids, as transformers appends them.
+    there = {known.content for known in tokenizer.get_added_tokens_decoder().values()}
+    further: dict[str, _Token] = {}
     for token in folder.further:
-        if all(known.content != token.content for known in tokenizer.get_added_tokens_decoder().values()):
-            _add(tokenizer, token, folder)
+        if token.content not in there:
+            further.setdefault(token.content, token)
+    _add(tokenizer, list(further.values()), folder)
 
 
 def _require_different(tokenizer: Tokenizer, path: Path) -> None:
@@ -431,9 +440,14 @@ def _require_different(tokenizer: Tokenizer, path: Path) -> None:
             )
 
 
-def _add(tokenizer: Tokenizer, token: _Token, folder: _Folder) -> None:
-    special = token.special and not folder.is_text(token.content)
-    tokenizer.add_tokens([AddedToken(**token.model_dump() | {"special": special, "normalized": _is_normalized(token)})])
+def _add(tokenizer: Tokenizer, tokens: Sequence[_Token], folder: _Folder) -> None:
+    """Add tokens at once: each call makes the search for all of them anew."""
+
+    def made(token: _Token) -> AddedToken:
+        special = token.special and not folder.is_text(token.content)
+        return AddedToken(**token.model_dump() | {"special": special, "normalized": _is_normalized(token)})
+
+    tokenizer.add_tokens([made(token) for token in tokens])
 
 
 def _flags(token: AddedToken | _Token) -> tuple[bool, ...]:

@@ -31,6 +31,8 @@ from capt.tokenizer.special import NEVER_IN_TEXT
 
 _UNIGRAM, _BPE = 1, 2
 _NORMAL, UNKNOWN, CONTROL, USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
+_LONGEST_PIECE = 512
+"""Characters that SentencePiece's trainer allows: every cut of a piece is looked at."""
 TRAINED_HERE = "capt_"
 """Begins the name of the normalization of a model of `train`, whose text is normalised before SentencePiece gets it."""
 
@@ -77,7 +79,7 @@ def to_tokenizer(proto: sentencepiece_model_pb2.ModelProto, where: Path, *, mark
         raise DataError(
             f"{where}: {', '.join(used_features)} cannot be exported exactly; use a unigram or BPE model without"
         )
-    tokenizer = Tokenizer(_unigram(proto) if trainer.model_type == _UNIGRAM else _bpe(proto))
+    tokenizer = Tokenizer(_unigram(proto) if trainer.model_type == _UNIGRAM else _bpe(proto, where))
     tokenizer.normalizer = _normalizer(normalizer, unicode_steps(normalizer, marks_as_typed=marks_as_typed))
     # Words can be segmented one by one, and cached, unless a piece reaches over a space.
     split = not any("▁" in piece.piece[1:] for piece in proto.pieces if piece.type == _NORMAL)
@@ -146,8 +148,13 @@ def _unigram(proto: sentencepiece_model_pb2.ModelProto) -> models.Unigram:
     )
 
 
-def _bpe(proto: sentencepiece_model_pb2.ModelProto) -> models.BPE:
+def _bpe(proto: sentencepiece_model_pb2.ModelProto, where: Path) -> models.BPE:
     ids = {piece.piece: i for i, piece in enumerate(proto.pieces)}
+    if longest := next((piece for piece in ids if len(piece) > _LONGEST_PIECE), None):
+        raise DataError(
+            f"{where}: the piece {shown(longest)} has {len(longest):,} characters; SentencePiece makes none over "
+            f"{_LONGEST_PIECE}: fetch the file again"
+        )
     scores = {piece.piece: piece.score for piece in proto.pieces if piece.type in (_NORMAL, USER_DEFINED)}
     # Every way to make a piece of two others, in the order of the scores: SentencePiece merges by the result alone.
     merges = [

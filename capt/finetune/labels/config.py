@@ -14,7 +14,7 @@ from pydantic import Field, PositiveFloat, field_validator, model_validator
 from capt.finetune.config import FineTuningCheckpoint, TextData, TextJob
 from capt.finetune.labels.files import find_columns, open_table
 from capt.finetune.text_task import METRICS, Kind
-from capt.pretrain.base.errors import ConfigError, did_you_mean
+from capt.pretrain.base.errors import ConfigError, did_you_mean, repeated
 from capt.pretrain.config.base import NonNegativeInt, PathField
 
 
@@ -77,7 +77,7 @@ class LabelsData(TextData):
     @model_validator(mode="after")
     def _fits(self) -> LabelsData:
         named = [name for name in (self.text, self.second, *self.label_columns) if name is not None]
-        if twice := next((column for column in named if named.count(column) > 1), None):
+        if twice := repeated(named):
             raise ValueError(f"data.text, data.second and data.label name the column {twice!r} twice")
         if self.second is not None and self.text is None:
             raise ValueError("data.second needs data.text: name both columns")
@@ -89,7 +89,7 @@ class LabelsData(TextData):
         if isinstance(self.label, list) and self.kind not in (None, "multi_label"):
             raise ValueError(f"data.label names several columns, which is data.kind=multi_label, not {self.kind}")
         if self.labels is not None:
-            if twice := next((name for name in self.labels if self.labels.count(name) > 1), None):
+            if twice := repeated(self.labels):
                 raise ValueError(f"data.labels names {twice!r} twice")
             if self.kind == "regression":
                 raise ValueError("data.labels are classes; data.kind=regression has none")

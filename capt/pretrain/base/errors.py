@@ -10,7 +10,8 @@ import errno
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -77,7 +78,22 @@ class RunFailedError(RuntimeError):
 def did_you_mean(name: str, known: Sequence[str], otherwise: str = "known:") -> str:
     """What to write instead of ``name``: the nearest that is known, or ``otherwise`` and all of them."""
     near = get_close_matches(name[:100], known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"{otherwise} {', '.join(known)}"
+    return f"did you mean {near[0]!r}?" if near else f"{otherwise} {names_in(known)}"
+
+
+def names_in(known: Sequence[str], most: int = 100) -> str:
+    """The names of a list, as a line has room for: a table may have a million columns."""
+    more = f", and {len(known) - most:,} more" if len(known) > most else ""
+    return ", ".join(name[:100] for name in known[:most]) + more
+
+
+def repeated(names: Iterable[str]) -> str | None:
+    """The first name that comes again later; None where each comes once."""
+    names = list(names)
+    if len(set(names)) == len(names):
+        return None
+    counts = Counter(names)
+    return next(name for name in names if counts[name] > 1)
 
 
 FILE_LIMIT = "raise the limit of the size of a file (ulimit -f unlimited), or use a disk that takes larger ones"

@@ -15,6 +15,7 @@ import math
 import os
 import stat
 import tempfile
+import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -23,7 +24,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
-from capt.pretrain.base.errors import ConfigError, DataError, UserError, shown
+from capt.pretrain.base.errors import ConfigError, DataError, UserError, repeated, shown
 
 SMALL = 64 << 20
 """Bytes that a manifest, a status or a configuration may have at most."""
@@ -126,8 +127,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object, as ``object_pairs_hook``. Raises ``ValueError`` for a key that occurs twice: one would be lost."""
     row = dict(pairs)
     if len(row) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = repeated(name for name, _ in pairs)
         raise ValueError(f"the key {shown(twice)} occurs twice in one object")
     return row
 
@@ -300,12 +300,38 @@ _RATIO = 200
 """Bytes that a packed file may hold in any case, and for each of its own: text is packed to a third or a tenth."""
 
 
+def most_unpacked(packed: int) -> int:
+    """The most bytes that are read of a file of ``packed`` bytes."""
+    return _ALWAYS + _RATIO * packed
+
+
 def require_ratio(path: object, unpacked: int, packed: int) -> None:
     """Refuse a file that unpacks to far more than text does, before hours go into it. Raises ``DataError``."""
-    if unpacked > _ALWAYS + _RATIO * packed:
+    if unpacked > most_unpacked(packed):
         raise DataError(
             f"{path}: {packed:,} bytes hold over {unpacked:,} bytes of text, more than {_RATIO} times their size; if "
             "that is right, unpack the file and name the result"
+        )
+
+
+def require_stored(path: Path, *, error: type[UserError] = DataError) -> None:
+    """Refuse a zip of arrays whose entries are packed: numpy and torch write them as they are, and read any.
+
+    Raises:
+        UserError: of the class ``error``: the entries have more bytes than the file, or it is no whole zip. ``OSError``
+            passes.
+    """
+    try:
+        with open_regular(path, error=error) as file, zipfile.ZipFile(file) as archive:
+            held = sum(entry.file_size for entry in archive.infolist())
+    except (zipfile.BadZipFile, ValueError, NotImplementedError) as problem:
+        if isinstance(problem, UserError):
+            raise
+        raise error(f"{path}: not a whole zip of arrays: {printable(str(problem))}") from None
+    if held > (size := path.stat().st_size):
+        raise error(
+            f"{path}: {size:,} bytes hold {held:,} bytes of arrays, and no more than the file has are read; write it "
+            "again without compression"
         )
 
 
@@ -339,6 +365,10 @@ class _Unpacked(io.RawIOBase):
         return count
 
 
+_ZSTD_AT_ONCE = 1 << 10
+"""Bytes that are unpacked at a time: a frame may hold 128 KiB in four of them, and what they give comes as a whole."""
+
+
 class _Zstd:
     """The content of a file of zstd frames."""
 
@@ -347,7 +377,7 @@ class _Zstd:
 
         self._error = zstandard.ZstdError
         self._new = zstandard.ZstdDecompressor().decompressobj
-        self._raw, self._frame, self._rest = raw, self._new(), b""
+        self._raw, self._frame, self._rest = raw, self._new(), memoryview(b"")
         self._begun = False
 
     def readinto(self, buffer: Any) -> int:
@@ -357,14 +387,15 @@ class _Zstd:
             packed = self._frame.unused_data if self._frame.eof else b""
             if self._frame.eof:
                 self._frame, self._begun = self._new(), False
-            packed = packed or self._raw.read(1 << 14)
+            packed = packed or self._raw.read(_ZSTD_AT_ONCE)
             if not packed:
                 if self._begun:
                     raise DamagedError("it ends within a frame")
                 return 0
             self._begun = True
             try:
-                self._rest = self._frame.decompress(packed)
+                # A view: what is left of a long piece is not copied at each read.
+                self._rest = memoryview(self._frame.decompress(packed))
             except self._error as error:
                 raise DamagedError(str(error)) from None
         count = min(len(buffer), len(self._rest))

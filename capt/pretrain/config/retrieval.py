@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.errors import DataError, repeated
 from capt.pretrain.config.base import PathField, PositiveInt, Section
 
 METRICS = ("ndcg@10", "mrr@10", "recall@1", "recall@10", "recall@100", "map@100")
@@ -34,8 +34,7 @@ class RetrievalSection(Section):
 
     @model_validator(mode="after")
     def _names_differ(self) -> RetrievalSection:
-        names = [folder.name for folder in self.folders]
-        if twice := next((name for name in names if names.count(name) > 1), None):
+        if twice := repeated(folder.name for folder in self.folders):
             raise ValueError(f"validate.retrieval.folders: two folders are called {twice!r}; rename one of them")
         return self
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PositiveFloat, field_validator, model_validator
 
 from capt.pretrain.base.cache import default_cache
+from capt.pretrain.base.errors import repeated
 from capt.pretrain.config.base import Bytes, PathField, PathText, PositiveInt, Section, StorePlace, StoreText
 from capt.pretrain.registry import look_up
 
@@ -131,9 +132,8 @@ class Weighted(Section):
 
 def check_mixture(sources: Sequence[Weighted]) -> None:
     """Raise ``ValueError`` for a name that comes twice, or a time at which all weights are 0."""
-    names = [source.name for source in sources]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"data.mixture: {twice[0]} is the name of several sources; rename one of them")
+    if twice := repeated(source.name for source in sources):
+        raise ValueError(f"data.mixture: {twice} is the name of several sources; rename one of them")
     for share in sorted({share for source in sources for share, _ in source.schedule}):
         backwards = [[(-at, weight) for at, weight in reversed(source.schedule)] for source in sources]
         before = sum(schedule_at(schedule, -share) for schedule in backwards)

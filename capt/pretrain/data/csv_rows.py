@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from capt.pretrain.base.errors import DataError, shown
+from capt.pretrain.base.errors import DataError, repeated, shown
 from capt.pretrain.base.files import LONGEST_LINE
 from capt.pretrain.data.corpus import warn_once
 
@@ -110,7 +110,7 @@ def require_one_of_each(path: object, names: Sequence[str], where: str = "") -> 
 
     Columns without a name are what a spreadsheet has behind its last one.
     """
-    if twice := next((name for name in names if name and names.count(name) > 1), None):
+    if twice := repeated(filter(None, names)):
         raise DataError(f"{path}{where}: two columns have the name {shown(twice)}; rename one of the two")
 
 

@@ -18,10 +18,11 @@ import pyarrow
 import pyarrow.compute
 import pyarrow.parquet
 
-from capt.pretrain.base.errors import DataError, quoted
+from capt.pretrain.base.errors import DataError, names_in, quoted
 from capt.pretrain.base.files import (
     DAMAGED,
     PACKED,
+    most_unpacked,
     other_form,
     parse_json,
     parse_row,
@@ -297,7 +298,7 @@ def json_object(
 def parquet_batches(
     path: TextFile, raw: io.BufferedReader, choose: Callable[[list[str]], list[str]], span: Span | None = None
 ) -> Iterator[tuple[int, dict[str, list[Any]]]]:
-    """Yield 256 rows at a time of a parquet file: how many of the file lie before them, and column -> values.
+    """Yield up to 256 rows at a time of a parquet file: how many of the file lie before them, and column -> values.
 
     ``choose`` picks from the columns that it has, ``span`` from its row groups.
 
@@ -312,7 +313,9 @@ def parquet_batches(
         size = 0
         groups = range(span.begin, span.end) if span is not None else range(table.metadata.num_row_groups)
         before = sum(table.metadata.row_group(group).num_rows for group in range(groups.start))
-        for batch in table.iter_batches(batch_size=256, columns=columns, row_groups=list(groups)):
+        for batch in table.iter_batches(
+            batch_size=_rows_at_once(path, table), columns=columns, row_groups=list(groups)
+        ):
             size += sum(_size(column) for column in batch.columns)
             require_ratio(path, size, size_of(path))
             names = batch.schema.names
@@ -362,6 +365,14 @@ def _require_ratio(path: TextFile, table: pyarrow.parquet.ParquetFile) -> None:
     groups = [table.metadata.row_group(i) for i in range(table.metadata.num_row_groups)]
     size = sum(group.column(i).total_uncompressed_size for group in groups for i in range(group.num_columns))
     require_ratio(path, size, size_of(path))
+
+
+def _rows_at_once(path: TextFile, table: pyarrow.parquet.ParquetFile) -> int:
+    """Rows of a batch: no text is longer than what its column unpacks to, and each may be the longest one."""
+    groups = [table.metadata.row_group(i) for i in range(table.metadata.num_row_groups)]
+    sizes = (group.column(i).total_uncompressed_size for group in groups for i in range(group.num_columns))
+    longest: int = max(sizes, default=0)
+    return max(1, min(256, most_unpacked(size_of(path)) // max(1, longest)))
 
 
 def _size(column: pyarrow.Array) -> int:
@@ -441,7 +452,7 @@ READERS: dict[str, FileReader] = {
 
 def _missing_column(column: str, names: Sequence[str]) -> str:
     near = get_close_matches(column, names, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(map(repr, names)) or 'none'}"
+    hint = f"did you mean {near[0]!r}?" if near else f"it has {names_in([*map(repr, names)]) or 'none'}"
     return (
         f"there is no {column!r} (data.text_column; --text-column of capt tokenizer train and capt neighbors); {hint}"
     )

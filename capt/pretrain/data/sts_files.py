@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.errors import DataError, names_in
 from capt.pretrain.base.files import number_in, read_lines
 from capt.pretrain.data.csv_rows import require_one_of_each
 
@@ -133,7 +133,7 @@ def _read_table(path: Path, columns: Sequence[str]) -> list[ScoredPair]:
     require_one_of_each(path, header, ", line 1")
     missing = [column for column in columns if column not in header]
     if missing:
-        raise DataError(f"{path}, line 1: no column {', '.join(missing)}; the header has {', '.join(header)}")
+        raise DataError(f"{path}, line 1: no column {', '.join(missing)}; the header has {names_in(header)}")
     first, second, gold = (header.index(column) for column in columns)
     pairs: list[ScoredPair] = []
     for number, line in lines:

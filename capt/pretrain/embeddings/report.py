@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,9 +98,10 @@ def method_rows(runs: Sequence[RunRecord]) -> list[MethodRow]:
     """Group runs by configuration; what differs is named where two groups are of one method."""
     groups = compare(runs).groups
     names = [method_of(group.runs[0].config) for group in groups]
+    counts = Counter(names)
     rows = []
     for group, name in zip(groups, names, strict=True):
-        label = name if names.count(name) == 1 else f"{name}; {group.label.partition(': ')[2] or group.label}"
+        label = name if counts[name] == 1 else f"{name}; {group.label.partition(': ')[2] or group.label}"
         found = [evaluation for run in group.runs if (evaluation := newest_evaluation(run.folder)) is not None]
         rows.append(MethodRow(label, group.runs, found))
     return rows

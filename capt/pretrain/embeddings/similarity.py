@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float32, Float64
 from scipy.stats import spearmanr
 
-from capt.pretrain.base.errors import DataError, shown
+from capt.pretrain.base.errors import DataError, repeated, shown
 from capt.pretrain.base.files import read_lines
 from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.embeddings.corpus import split_words
@@ -183,8 +183,7 @@ def score_sets(vectors: WordVectors, sets: Sequence[WordPairs]) -> dict[str, dic
     """
     results = [score_set(vectors, pairs) for pairs in sets]
     names = [result.name for result in results]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+    if twice := repeated(names):
         raise DataError(f"two files of word pairs are both called {twice}: rename one")
     if not any(result.covered for result in results):
         raise DataError(
@@ -223,15 +222,18 @@ def read_sections(path: Path, vectors: WordVectors) -> list[Section]:
             file and line are named.
     """
     sections: list[Section] = []
+    taken = {TOTAL: "that of the sums"}
     for number, line in enumerate(read_lines([path]), start=1):
         words = split_words(line)
         if not words:
             continue
         if words[0].startswith(":"):
             name = " ".join(words).lstrip(":").strip()
-            if name == TOTAL or name in (section.name for section in sections):
-                taken = "that of the sums" if name == TOTAL else "that of a section above"
-                raise DataError(f"{path}, line {number}: the name {shown(name)} is {taken}; give the section another")
+            if name in taken:
+                raise DataError(
+                    f"{path}, line {number}: the name {shown(name)} is {taken[name]}; give the section another"
+                )
+            taken[name] = "that of a section above"
             sections.append(Section(name))
             continue
         if len(words) != 4:
@@ -241,6 +243,7 @@ def read_sections(path: Path, vectors: WordVectors) -> list[Section]:
         # Questions before any section make one, named after the file.
         if not sections:
             sections.append(Section(path.stem))
+            taken[path.stem] = "that of a section above"
         sections[-1].questions += 1
         # A question with an unknown word counts as asked, not as covered.
         rows = [vectors.find(word) for word in words]

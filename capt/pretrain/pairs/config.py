@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from capt.pretrain.base.cache import default_cache
-from capt.pretrain.base.errors import ConfigError, DataError, counted
+from capt.pretrain.base.errors import ConfigError, DataError, counted, repeated
 from capt.pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
 from capt.pretrain.config.contrast import ContrastSection, TemperatureSection, check_validation_samples
 from capt.pretrain.config.lora import LoraSection
@@ -132,9 +132,8 @@ class PairData(Section):
     def _names_pairs(self) -> PairData:
         if self.files and self.sources:
             raise ValueError("data.files and data.sources are both set: name every source in data.sources")
-        names = [source.name for source in self.sources]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"data.sources: {twice[0]} is the name of several sources")
+        if twice := repeated(source.name for source in self.sources):
+            raise ValueError(f"data.sources: {twice} is the name of several sources")
         if self.sources and not sum(source.weight for source in self.sources):
             raise ValueError("data.sources: all weights are 0; give at least one source a weight above 0")
         return self

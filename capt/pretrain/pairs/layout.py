@@ -186,10 +186,11 @@ class Layouts:
         """The layout that the names say, whatever their case; None where they leave query or positive open."""
         asked = {name.strip() for value in self._columns.values() for name in value.split(",")}
         known: dict[str, str] = {}  # usual name -> name
+        given = set(names)
         for name in names:
             usual = _usual(name)
             # A name that the user wrote, or that is usual as it is, is not taken for another.
-            is_free = name not in asked and usual not in names and usual not in known
+            is_free = name not in asked and usual not in given and usual not in known
             known[usual if is_free else name] = name
         layout = self._by_usual_name(list(known))
         return None if layout is None else _renamed(layout, known)
@@ -226,8 +227,8 @@ class Layouts:
 
     def _columns_of(self, role: str, names: Sequence[str]) -> tuple[str, ...]:
         if role in self._columns:
-            wanted = tuple(name.strip() for name in self._columns[role].split(","))
-            return tuple(name for name in wanted if name in names)
+            wanted, given = (name.strip() for name in self._columns[role].split(",")), set(names)
+            return tuple(name for name in wanted if name in given)
         known = next(((name,) for name in ROLES[role] if name in names), ())
         # `negative_2` before `negative_10`: by number.
         numbered = []
@@ -259,7 +260,8 @@ class Layouts:
         is_label = has_score and score is None and len(texts) == 2
         labels = [name for name in names if _usual(name) in LABELS]
         label = labels[0] if is_label and labels else None
-        numbers = [name for name in rest if name not in texts and name != score]
+        are_texts = set(texts)
+        numbers = [name for name in rest if name not in are_texts and name != score]
         roles = ("query", "positive", *["negative"] * len(texts))
         # A name that is known for another role contradicts the order.
         mixed = next((n for n, role in zip(texts, roles, strict=False) if _role(n) not in (None, role)), None)

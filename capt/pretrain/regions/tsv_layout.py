@@ -145,8 +145,9 @@ def _header(line: bytes) -> Layout | None:
         return None
     # one that is not the picture's classes: probabilities of all of them have no classes beside them
     known = [_NAMES.get(name, name) for name in names]
+    has = set(known)
     fields = [
-        name if name not in LABELS or f"{name.split('_')[0]}_id" in known else raw
+        name if name not in LABELS or f"{name.split('_')[0]}_id" in has else raw
         for name, raw in zip(known, names, strict=True)
     ]
     return Layout(title="the first line", fields=fields, header=True)

@@ -320,7 +320,7 @@ def read_pair_rows(files: Sequence[Path]) -> Iterator[PairRow]:
             # Once, although a file is read twice where its positives are the corpus.
             for remark in unread_labels(path, layout):
                 warn_once(remark)
-            used = (layout.query, *layout.positives, *layout.negatives)
+            used = {layout.query, *layout.positives, *layout.negatives}
             others = {name: value for name, value in row.items() if name not in used}
             # The other columns are written again, as JSON.
             _require_json(where, others)

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from capt.pretrain.base.distributed import rank, synchronize_errors, world_size
-from capt.pretrain.base.errors import ConfigError, DataError, did_you_mean, shown
+from capt.pretrain.base.errors import ConfigError, DataError, did_you_mean, repeated, shown
 from capt.pretrain.base.files import write_text
 from capt.pretrain.base.paired import paired_difference
 from capt.pretrain.base.parallel import ProgressCallback
@@ -94,9 +94,7 @@ def evaluate(
     """
     with synchronize_errors(patient=True):
         collections = [each for path in sets for each in read_collections(path, settings.split)]
-        names = [collection.name for collection in collections]
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
+        if twice := repeated(collection.name for collection in collections):
             raise ConfigError(f"--retrieval: two data sets are called {twice!r}; rename a folder or file")
         encoder = load_text_encoder(model, encoder_options)
         wrong = [dim for dim in settings.dims if not 0 < dim <= encoder.dimension]

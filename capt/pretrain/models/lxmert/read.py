@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import zipfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.base.files import require_stored
 from capt.pretrain.models.architecture import expand
 from capt.pretrain.models.hf_config import list_names, local_folder
 from capt.pretrain.models.hf_folder import (
@@ -305,6 +307,9 @@ def _read_airsplay(path: Path) -> PretrainedLxmert:
 def _load(path: Path) -> dict[str, Tensor]:
     """The state dict in a file of ``torch.save``, of which torch reads tensors and nothing else."""
     require_regular(path)
+    # Files of before torch 1.6 are no zips.
+    if zipfile.is_zipfile(path):
+        require_stored(path, error=CheckpointError)
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError, KeyError, AttributeError, OSError,
