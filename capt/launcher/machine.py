@@ -7,16 +7,12 @@ import platform
 from pathlib import Path
 
 from capt.launcher.preflight import probe
+from capt.pretrain.base.process import host_memory
 
 
 def cores() -> int:
     """Processors that this process may use."""
     return len(os.sched_getaffinity(0))
-
-
-def memory() -> int:
-    """Return the bytes of main memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def gpus() -> tuple[list[str], str]:
@@ -32,4 +28,4 @@ def hardware_summary() -> str:
     model = next(
         (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine()
     )
-    return "; ".join([model, f"{cores()} cores", f"{memory() / 2**30:.0f} GiB", *gpus()[0]])
+    return "; ".join([model, f"{cores()} cores", f"{host_memory() / 2**30:.0f} GiB", *gpus()[0]])

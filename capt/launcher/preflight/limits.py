@@ -58,6 +58,13 @@ def gpus(facts: Facts, slots: int, host: str = "") -> Iterator[Check]:
         yield Check("GPUs", "fail", f"{len(facts.gpus)} for {slots} slots", advice, host)
 
 
+def queue_memory(need: int, have: int) -> Iterator[Check]:
+    """Room for the queue of a job whose ranks are all on this host."""
+    if need > have:
+        advice = "a shorter contrast.queue, contrast.queue_dtype=bf16, or more hosts"
+        yield Check("memory", "fail", f"contrast.queue takes {size(need)}, and this host has {size(have)}", advice)
+
+
 def disk(free: int, one: int | None, copies: int, folder: str) -> Check:
     """Room for ``copies`` more checkpoints of ``one`` bytes; None where the configuration does not tell their size."""
     has = f"{size(free)} free at {folder}"

@@ -21,6 +21,7 @@ from capt.launcher.preflight.report import SWITCH, Check, refuse
 from capt.launcher.preflight.survey import existing, survey
 from capt.launcher.ssh import Host
 from capt.pretrain.base.errors import counted
+from capt.pretrain.base.process import host_memory
 from capt.pretrain.config.load import load_job
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine.step_folders import checkpoints_of
@@ -241,7 +242,7 @@ def check_here(job: Job, slots: int, port: int | None = None) -> list[Check]:
 
     ``port`` is that of the rendezvous, where the user has chosen one.
     """
-    checks = [*_folder(job.run.dir), *_disk(job)]
+    checks = [*_folder(job.run.dir), *_memory(job), *_disk(job)]
     checks += limits.shared_memory(*probe.shared_memory(), slots)
     checks += limits.descriptors(probe.descriptors())
     checks += limits.apex(*probe.apex(sys.path))
@@ -334,6 +335,13 @@ def _folder(run_dir: Path) -> Iterator[Check]:
         yield Check("run folder", "fail", finding, "run.dir in a folder that is yours")
     finally:
         probe.remove()
+
+
+def _memory(job: Job) -> Iterator[Check]:
+    need = job.queue_bytes()
+    # The memory of GPUs is asked by the ranks, before anything is allocated.
+    if need is not None and not probe.gpus()[0]:
+        yield from limits.queue_memory(need, host_memory())
 
 
 def _disk(job: Job | None) -> Iterator[Check]:

@@ -13,6 +13,7 @@ import resource
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from io import TextIOBase
 from pathlib import Path
 from typing import TextIO
@@ -200,3 +201,12 @@ def use_scratch() -> None:
         util.get_temp_dir()  # made at the first call, and kept
     finally:
         tempfile.tempdir = before
+
+
+def host_memory() -> int:
+    """Bytes of main memory that processes of this host, or of this container, may have."""
+    have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit in ("memory.max", "memory/memory.limit_in_bytes"):  # cgroups of version 2, then 1
+        with suppress(OSError, ValueError):  # no such limit, which is then the word "max"
+            have = min(have, int((Path("/sys/fs/cgroup") / limit).read_text()))
+    return have

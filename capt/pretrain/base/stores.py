@@ -9,6 +9,7 @@ holds some is refused, and no message shows the user or the query of an address.
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
 import os
@@ -80,7 +81,12 @@ _QUIET = ("azure", "botocore", "aiobotocore", "google", "urllib3", "httpx", "htt
 _CHATTER = {**dict.fromkeys(_QUIET, logging.WARNING), "gcsfs": logging.CRITICAL}
 """Libraries that log every request, with its headers or its signed address, or a stack trace of each failed one, and
 the level that they are kept to."""
-_CLIENT_ERRORS = (400, 404, 405, 410, 416)
+_CLIENT_ERRORS = (400, 402, 404, 405, 406, 407, 410, 411, 413, 414, 415, 416, 422, 451, 501, 505)
+_LASTING_ERRNOS = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP),
+    *(errno.EINVAL, errno.ENAMETOOLONG, errno.ENXIO, errno.ENODEV, errno.EFBIG),
+)
+"""What is wrong with a name, or with what may be done: of a file system, or of S3 as s3fs writes its answers."""
 _LASTING = ("HfUriError", "HFValidationError", "InvalidURL", "ParamValidationError", "TooManyRedirects")
 """Errors of libraries that another attempt meets again: an address that cannot be one, or that leads to itself."""
 
@@ -417,6 +423,8 @@ def _status(error: BaseException) -> int | None:
 
 
 def _is_lasting(error: BaseException) -> bool:
+    if isinstance(error, NotImplementedError) or getattr(error, "errno", None) in _LASTING_ERRNOS:
+        return True
     return type(error) is ValueError or any(kind.__name__ in _LASTING for kind in type(error).__mro__)
 
 

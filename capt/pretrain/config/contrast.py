@@ -115,6 +115,10 @@ class ContrastSection(Section):
         description="precision of the products with keys and queue; tf32 needs a GPU, bf16x* are sums of bf16 products",
     )
 
+    def queue_bytes(self, width: int) -> int:
+        """Bytes of the whole queue: rows of ``width`` numbers, each with the id of its sample."""
+        return self.queue * (width * (4 if self.queue_dtype == "fp32" else 2) + 8)
+
     @model_validator(mode="after")
     def _has_negatives(self) -> ContrastSection:
         if self.weight > 0 and self.queue == 0 and self.in_batch == "none":

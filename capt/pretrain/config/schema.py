@@ -99,7 +99,7 @@ class BatchSection(Section):
         256, le=2**31 - 1, alias="global", description="sequences per optimizer step, over all ranks"
     )
     micro: PositiveInt | None = Field(
-        32, le=2**31 - 1, description="most sequences of a forward pass on one rank; null = batch.global / ranks"
+        32, le=65_536, description="most sequences of a forward pass on one rank; null = batch.global / ranks"
     )
     ramp: list[tuple[PositiveInt, PositiveInt]] = Field(
         [], description="smaller steps first: [[tokens, sequences], ...], each the sequences of a step until the run "
@@ -454,6 +454,10 @@ class Job(Section):
 
     def checkpoint_bytes(self) -> int | None:
         """About how large one checkpoint is; None where the configuration does not tell. Tasks override it."""
+        return None
+
+    def queue_bytes(self) -> int | None:
+        """Bytes of the whole queue of the contrast; None where the configuration does not tell. Tasks override it."""
         return None
 
     @property

@@ -17,9 +17,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from capt.pretrain.base import distributed
-from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
+from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, counted
+from capt.pretrain.base.process import host_memory
 from capt.pretrain.base.randomness import EPOCHS, derive
 from capt.pretrain.base.records import Count, Record, parse_record
+from capt.pretrain.base.traits import traits
 from capt.pretrain.base.verification import digest_of
 from capt.pretrain.config.ramp import BatchSizeSchedule
 from capt.pretrain.contrast.kernels import check_precision
@@ -170,6 +172,7 @@ class ContrastTask(ABC, Generic[BatchT]):
 
     def build_modules(self) -> Mapping[str, nn.Module]:
         """The module with its heads (and the temperature, when learned), from the seed or ``model.init``."""
+        self._require_memory()
         # All ranks draw the same weights.
         torch.manual_seed(derive(self.job.run.seed, "init"))
         if self.contrasts:
@@ -217,6 +220,23 @@ class ContrastTask(ABC, Generic[BatchT]):
             f"a contrast of one sample (contrast.cached={str(section.cached).lower()}, "
             f"contrast.in_batch={section.in_batch})"
         )
+
+    def _require_memory(self) -> None:
+        """Refuse a queue beyond this machine's memory, before the operating system ends a process for it."""
+        section, device = self.job.contrast, distributed.device()
+        if not self.contrasts or not section.queue or not traits().is_here:
+            return
+        where, ranks = ("its GPU", 1) if device.type == "cuda" else ("this host", distributed.local_world_size())
+        need = ranks * section.queue_bytes(self.width) / distributed.world_size()
+        have = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else host_memory()
+        if need > have:
+            fits = int(section.queue * have / need)
+            raise ConfigError(
+                f"contrast.queue {section.queue:,}: {counted(ranks, 'rank')} of {distributed.world_size()} take "
+                f"{need / 2**30:,.1f} GiB for {self.width} numbers a row, and {where} has {have / 2**30:,.1f}; take "
+                f"fewer than {fits:,} rows"
+                + (", or contrast.queue_dtype=bf16" if section.queue_dtype == "fp32" else "")
+            )
 
     def build_term(self) -> ContrastTerm:
         """The contrast of the job, with its queue."""

@@ -125,10 +125,15 @@ class LanguageJob(Job):
         heads = model.hidden * model.hidden + 2 * model.hidden * model.ffn * contrast
         model = model.model_copy(update={"vocab_size": rows})
         parameters, matrices = model.elements + heads, model.elements - model.model_copy(update={"layers": 0}).elements
-        row = model.hidden * (4 if self.contrast.queue_dtype == "fp32" else 2) + 8  # and the id of its window
         average = 4 * ((contrast and self.contrast.momentum is not None) or self.checkpoint.ema is not None)
         weights = parameters * (4 + average) + 4 * self.optimizer.moments(parameters, matrices)
-        return weights + self.contrast.queue * row * contrast
+        return weights + (self.queue_bytes() or 0)
+
+    def queue_bytes(self) -> int | None:
+        """As wide as the encoder; None for one that ``init`` brings."""
+        if self.model.init is not None or not self.contrast.weight:
+            return None
+        return self.contrast.queue_bytes(self.model.hidden)
 
     def check_inputs(self) -> list[str]:
         """Describe the corpus, the tokenizer and ``model.init``; see `capt.pretrain.language.inputs.describe_inputs`.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +15,8 @@ from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor, nn
 
-from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import CheckpointError, ConfigError, quoted
+from capt.pretrain.base.process import host_memory
 from capt.pretrain.base.verification import all_ranks
 from capt.pretrain.config.schema import Job
 from capt.pretrain.contrast.temperature import Schedule
@@ -141,7 +140,6 @@ class LanguageTask(ContrastTask[LanguageBatch]):
 
     def build_module(self) -> nn.Module:
         """The encoder with its heads (and the temperature, when learned), or what ``model.init`` names."""
-        self._require_memory()
         module = LanguageModule(self.job, self.model_config)
         if self.prepared.source is not None:
             start_from(module.capt, self.prepared.source, str(self.job.model.init), head=self.job.mlm.head)
@@ -149,17 +147,12 @@ class LanguageTask(ContrastTask[LanguageBatch]):
 
     def _require_memory(self) -> None:
         """Refuse sizes beyond this host's memory, before the operating system ends a process for them."""
-        need = 4 * self.model_config.elements
-        contrast = self.job.contrast
-        # Else the queue is in the memory of the GPU.
-        if self.contrasts and distributed.device().type == "cpu":
-            rows = contrast.queue // distributed.world_size()
-            need += rows * (8 + self.model_config.hidden * (4 if contrast.queue_dtype == "fp32" else 2))
-        have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        super()._require_memory()
+        need, have = 4 * self.model_config.elements, host_memory()
         if need > have:
             raise ConfigError(
-                f"the model (and contrast.queue, where it is in host memory) takes {need / 2**30:,.1f} GiB on every "
-                f"rank, this host has {have / 2**30:,.1f}: take smaller model.* sizes or a shorter contrast.queue"
+                f"the model takes {need / 2**30:,.1f} GiB on every rank, this host has {have / 2**30:,.1f}: take "
+                "smaller model.* sizes"
             )
 
     def assembler(self, split: str) -> Assembler:

@@ -364,6 +364,11 @@ class PairJob(Job):
         widths = [at_width(name, width) for name in RETRIEVAL for width in self.contrast.matryoshka]
         return frozenset([*METRICS, *widths, *self.validate_.retrieval.metric_names()])
 
+    def queue_bytes(self) -> int | None:
+        """As wide as the vectors of texts; None for a width that ``init`` brings."""
+        width = self.model.projection
+        return None if width is None else self.contrast.queue_bytes(width)
+
     def encoder_config(self) -> dict[str, Any] | None:
         """The encoder of ``model.init``, which the job notes when it starts."""
         return self.model.encoder

@@ -54,6 +54,12 @@ class VisionLanguageJob(Job):
             raise ValueError("every weight of objectives and contrast.weight are 0: nothing would be learnt")
         return self
 
+    def queue_bytes(self) -> int | None:
+        """As wide as the encoder; None for one that ``init`` brings."""
+        if self.model.init is not None or not self.contrast.weight:
+            return None
+        return self.contrast.queue_bytes(self.model.hidden)
+
     @classmethod
     def replaced_by(cls, below: Mapping[str, Any], above: Mapping[str, Any]) -> Mapping[str, Any]:
         """Files that are named later take the place of the microworld."""

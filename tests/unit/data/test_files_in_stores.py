@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import logging
@@ -263,6 +264,42 @@ def test_what_no_repetition_can_mend_is_told_at_once(
     with pytest.raises(DataError, match=told):
         stores.read_range(stores.look_up(f"faulty:/{folder}/a.txt"), 0, 3)
     assert store.requests == ["a.txt"]
+
+
+def test_what_may_pass_is_tried_again_and_nothing_else(
+    store: type[FaultyStore], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores.time, "sleep", lambda _: None)
+    file = stores.look_up(f"faulty:/{folder}/a.txt")
+    of_host = [(errno.errorcode[number], OSError(number, "words")) for number in errno.errorcode]
+    answers = [(str(status), _AnswerError(status)) for status in range(400, 512)]
+    passing = set(
+        "408 409 423 425 429 500 502 503 504 EIO EAGAIN ECONNRESET ETIMEDOUT ECONNREFUSED EPIPE EBUSY".split()
+    )
+    lasting = set("400 401 403 404 405 410 413 416 422 501 ENOENT EACCES EPERM EROFS ENOTDIR EISDIR EINVAL".split())
+    for name, error in [*of_host, *answers, ("NotImplemented", NotImplementedError("no ranges"))]:
+
+        def fail(path: str, content: bytes, error: Exception = error) -> bytes:
+            raise error
+
+        store.faults, store.requests[:] = [fail] * stores.ATTEMPTS, []
+        with pytest.raises(DataError) as given_up:
+            stores.read_range(file, 0, 3)
+        assert len(store.requests) == (stores.ATTEMPTS if given_up.value.passing else 1), name
+        assert given_up.value.passing or name not in passing, name
+        assert not given_up.value.passing or name not in lasting, name
+
+
+@pytest.mark.parametrize("name", ["none.txt", "a.txt/below", "x" * 300, "", "a.txt\0"])
+def test_a_file_of_this_host_that_cannot_be_read_is_tried_once(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores.time, "sleep", lambda _: pytest.fail("tried again"))
+    with pytest.raises(DataError) as error:
+        stores.read_range(stores.StoreFile(f"file://{folder}/{name}", 10, ""), 0, 10)
+    assert not error.value.passing
+    with pytest.raises(DataError):
+        stores.put_bytes(b"x", f"file://{folder}/a.txt/{name or 'below'}")
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError("bucket"), _AnswerError(404)])

@@ -37,6 +37,26 @@ def test_a_full_disk_refuses_and_says_how_much_is_missing() -> None:
     assert limits.disk(1, None, 4, "/runs").level == "note"
 
 
+@pytest.mark.parametrize(
+    ("job", "sizes"),
+    [("capt_tiny", {}), ("capt_vl_microworld", {}), ("pairs_tiny", {"model.projection": 64, "model.init": "x"})],
+)
+def test_sizes_beyond_any_machine_are_refused_before_a_start_by_their_key(
+    job: str, sizes: dict[str, object], tmp_path: Path
+) -> None:
+    more = [f"run.dir={tmp_path / 'run'}", *(f"{key}={value}" for key, value in sizes.items())]
+    for dtype, numbers in (("fp32", 4), ("bf16", 2)):
+        queue = 1_000_000_000
+        checks = run.check_here(load_job(job, [*more, f"contrast.queue={queue}", f"contrast.queue_dtype={dtype}"]), 1)
+        first = next(check for check in checks if check.level == "fail")
+        assert (first.name, first.finding.partition(" takes")[0]) == ("memory", "contrast.queue")
+        assert load_job(job, [*more, f"contrast.queue={queue}"]).queue_bytes() % (queue * 8) == 0  # type: ignore[operator]
+        assert list(limits.queue_memory(queue * numbers, queue * numbers)) == []
+    assert [check for check in run.check_here(load_job(job, more), 1) if check.name == "memory"] == []
+    with pytest.raises(ConfigError, match=r"batch\.micro: 1000000000: input should be less than or equal to 65536"):
+        load_job(job, [*more, "batch.micro=1000000000"])
+
+
 @pytest.mark.parametrize("weight", [1.0, 0.0])
 def test_a_checkpoint_is_estimated_from_the_model_and_measured_in_a_run(tmp_path: Path, weight: float) -> None:
     """The estimate is the parameters of the model that is built, two moments of each, and the queue."""
