@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,35 @@ from jaxtyping import Float, Float32, Int64
 from capt.pretrain.base.errors import DataError, counted, shown
 from capt.pretrain.base.files import printable
 from capt.pretrain.regions.manifest import LONGEST_NAME, FeatureType
+
+# How a picture is called: as its file is, without the ending, with folders or without them.
+#
+# Extraction and imports name the pictures of a store, data files name those that they are about. Data may write more
+# folders than the store has (``photos/a/1.jpg`` of ``a/1``, or of ``1``), and an ending or none.
+
+
+ENDINGS = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+"""What names of files of pictures end with, in any case."""
+
+
+def picture_name(file: str) -> str:
+    """The name of a picture's file without its ending: ``a/1`` of ``./a/1.JPG``. Other endings stay."""
+    path = PurePosixPath(file)
+    whole = path.with_suffix("") if path.suffix.lower() in ENDINGS else path
+    return str(whole).lstrip("/") if path.name else file
+
+
+def tails_of(name: str) -> list[str]:
+    """The name of a picture with all its folders, and with one less each time."""
+    parts = picture_name(name).split("/")
+    return ["/".join(parts[at:]) for at in range(len(parts))]
+
+
+def are_one(name: str, other: str) -> bool:
+    """Whether two names may be of one picture: one has all folders of the other, or more before them."""
+    short, long = sorted((picture_name(name), picture_name(other)), key=len)
+    return long == short or long.endswith(f"/{short}")
+
 
 # The two ways in which pictures of COCO are named: ``COCO_train2014_000000458752`` and ``458752``.
 #

@@ -14,7 +14,7 @@ from capt.pretrain.base.cache import default_cache
 from capt.pretrain.base.errors import DataError, counted, shown
 from capt.pretrain.base.verification import Verifier
 from capt.pretrain.regions.manifest import StoreManifest, fetched, map_array, read_manifest
-from capt.pretrain.regions.picture import TOLERANCE, Labels, Picture, other_forms
+from capt.pretrain.regions.picture import ENDINGS, TOLERANCE, Labels, Picture, are_one, other_forms, tails_of
 
 Rows = Int64[np.ndarray, " n"]
 _REMEDY = "; import the store again"
@@ -40,6 +40,9 @@ class Regions(NamedTuple):
     object_scores: Float32[np.ndarray, "n R"] | None
     attribute_ids: Int64[np.ndarray, "n R"] | None
     attribute_scores: Float32[np.ndarray, "n R"] | None
+
+
+_ENDINGS = (*ENDINGS, *(ending.upper() for ending in ENDINGS))
 
 
 class RegionStore:
@@ -101,14 +104,19 @@ class RegionStore:
         A picture of COCO is found by its number as well as by its name with the subset
         (`capt.pretrain.regions.picture`).
 
+        A name may have an ending and folders that the store lacks (`capt.pretrain.regions.picture`): of ``a/1.jpg`` the
+        store may have ``a/1`` or, where it has no ``a/1``, ``1``.
+
         Raises:
-            DataError: a number is that of pictures of two subsets.
+            DataError: a number is that of pictures of two subsets, or two names with other folders are one picture of
+                the store.
         """
         rows = self._find([name.encode(errors="surrogatepass") for name in names])
-        absent = np.flatnonzero(rows < 0)
         # Only names that are absent: a store that has a picture by that very name has priority.
-        if absent.size:
-            rows[absent] = self._find_other_forms([names[place] for place in absent.tolist()])
+        for find in (self._find_tails, self._find_other_forms):
+            if (absent := np.flatnonzero(rows < 0)).size:
+                rows[absent] = find([names[place] for place in absent.tolist()])
+        self._require_one_each(names, rows)
         return rows
 
     def rows(self, names: Sequence[str], source: str = "data") -> Rows:
@@ -202,11 +210,38 @@ class RegionStore:
         rows: Rows = np.where(self._names[places] == wanted, self._name_rows[places], -1)
         return rows
 
+    def _find_tails(self, names: Sequence[str]) -> Rows:
+        """The row of the longest part of each name that the store has, with an ending or without; -1 for none."""
+        forms = {
+            name: [[tail, *(f"{tail}{ending}" for ending in _ENDINGS)] for tail in tails_of(name)]
+            for name in dict.fromkeys(names)
+        }
+        every = [form.encode(errors="surrogatepass") for tails in forms.values() for tail in tails for form in tail]
+        rows = iter(self._find(every).tolist())
+        places = {}
+        for name, tails in forms.items():
+            found = [[row for _ in tail if (row := next(rows)) >= 0] for tail in tails]
+            places[name] = next((each[0] for each in found if each), -1)
+        return np.array([places[name] for name in names], dtype=np.int64)
+
+    def _require_one_each(self, names: Sequence[str], rows: Rows) -> None:
+        """Refuse names that differ in their folders and are one picture here."""
+        named: dict[int, str] = {}
+        pairs = zip(names, rows.tolist(), strict=True)
+        for name, row in dict.fromkeys((name, row) for name, row in pairs if row >= 0 and "/" in name):
+            first = named.setdefault(row, name)
+            if not are_one(first, name):
+                raise DataError(
+                    f"{self.folder}: {shown(first)} and {shown(name)} are both its picture "
+                    f"{shown(tails_of(name)[-1])}: make the store with --names path, or give each picture a name of "
+                    "its own, here and in the data"
+                )
+
     def _find_other_forms(self, names: Sequence[str]) -> Rows:
         """The row of each name in the other form, -1 for none. All together: millions of sentences may need it."""
         # Bytes that follow the digits and `_` in ASCII, so that all names of the form lie between.
         numbers, coco = self._has_names_between(b"0", b":"), self._has_names_between(b"COCO_", b"COCO`")
-        known = {name: other_forms(name, numbers=numbers, coco=coco) for name in dict.fromkeys(names)}
+        known = {name: other_forms(tails_of(name)[-1], numbers=numbers, coco=coco) for name in dict.fromkeys(names)}
         rows = iter(self._find([form.encode() for forms in known.values() for form in forms]).tolist())
         places = dict.fromkeys(known, -1)
         for name, forms in known.items():

@@ -13,12 +13,9 @@ from typing import NamedTuple
 
 from capt.pretrain.base.errors import DataError, counted
 from capt.pretrain.base.files import open_regular, printable
-from capt.pretrain.regions.picture import Damage, check_name
+from capt.pretrain.regions.picture import ENDINGS, Damage, check_name, picture_name
 
 logger = logging.getLogger(__name__)
-
-ENDINGS = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-"""What names of pictures in folders and archives end with, in any case. What a file holds is seen when it is read."""
 
 MOST_BYTES = 256 << 20
 """Bytes of the largest file that is read as a picture."""
@@ -135,7 +132,7 @@ def _in_archive(archive: Path, names: str, damage: Damage, others: list[str]) ->
 
 
 def _name(path: PurePosixPath, names: str) -> str:
-    name = path.stem if names == "stem" else str(path.with_suffix(""))
+    name = picture_name(path.name if names == "stem" else str(path))
     try:
         name.encode()
     except UnicodeEncodeError:

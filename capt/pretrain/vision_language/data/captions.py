@@ -15,7 +15,8 @@ from pydantic import Field
 
 from capt.pretrain.base.errors import DataError, shown
 from capt.pretrain.base.records import Record
-from capt.pretrain.vision_language.data.examples import Example, coco_name, coco_subtype, file_stem
+from capt.pretrain.regions.picture import picture_name
+from capt.pretrain.vision_language.data.examples import Example, coco_name, coco_subtype
 from capt.pretrain.vision_language.data.files import Document, Name, Number, Scores, Text, Unique, checked, parts
 
 
@@ -70,10 +71,10 @@ def read_annotations(document: Document) -> list[Example]:
     """
     files = {}
     if document.table.get("images"):
-        unique, stems = Unique("id"), _Stems()
+        unique, names = Unique("id"), _Names()
         for place, row in checked(_Image, parts(document, "images")):
             unique.add(row.id, place)
-            files[row.id] = stems.of(row.file_name, place)
+            files[row.id] = names.of(row.file_name, place)
     return _examples(document, list(checked(_Caption, parts(document, "annotations"))), files)
 
 
@@ -128,29 +129,29 @@ def read_table(document: Document) -> list[Example]:
 
 def _own_examples(rows: Iterable[tuple[str, _OwnCaption]]) -> list[Example]:
     examples: list[Example] = []
-    stems = _Stems()
+    names = _Names()
     for place, row in rows:
-        picture = stems.of(row.image, place) if isinstance(row.image, str) else str(row.image)
+        picture = names.of(row.image, place) if isinstance(row.image, str) else str(row.image)
         for caption in [row.caption] if isinstance(row.caption, str) else row.caption:
             examples.append(Example(len(examples), (picture,), caption))
     return examples
 
 
-class _Stems:
-    """The pictures by the names of their files, which are all that a region store has of them."""
+class _Names:
+    """The pictures by the names of their files without the endings, as a region store has them."""
 
     def __init__(self) -> None:
         self._files: dict[str, str] = {}
 
     def of(self, file: str, place: str) -> str:
         """The name of a picture. Raises ``DataError`` where another picture above has it too."""
-        stem = file_stem(file)
-        if Path(first := self._files.setdefault(stem, file)) != Path(file):
+        name = picture_name(file)
+        if Path(first := self._files.setdefault(name, file)) != Path(file):
             raise DataError(
-                f"{place}: {shown(file)} and {shown(first)} above are both called {shown(stem)}, without folder and "
-                "ending; give each picture a name of its own, here and in the region store"
+                f"{place}: {shown(file)} and {shown(first)} above are both called {shown(name)}, without the ending; "
+                "give each picture a name of its own, here and in the region store"
             )
-        return stem
+        return name
 
 
 _QUOTES = """write a cell that begins with a double quote as "..." with each quote in it doubled"""
@@ -168,8 +169,10 @@ def _examples(document: Document, rows: list[tuple[str, _Caption]], files: dict[
     subtype = coco_subtype(document.path.name)
     examples = []
     for i, (_, row) in enumerate(rows):
-        stem = files.get(row.image_id, "")
-        name = coco_name(row.image_id, subtype) if not stem or stem.isdigit() else stem
+        name = files.get(row.image_id, "")
+        # The number alone says nothing of the set that COCO's pictures are of, and folders that are not COCO's do.
+        if not name or name.isdigit() or (subtype is not None and name.rpartition("/")[2].isdigit()):
+            name = coco_name(row.image_id, subtype)
         examples.append(Example(i if row.id is None else row.id, (name,), row.caption))
     return examples
 
@@ -184,7 +187,7 @@ def read_tokens(document: Document) -> list[Example]:
         parsed = _TOKENS.fullmatch(line)
         if parsed is None:
             raise DataError(f"{document.place(i)}: {shown(line)} is not PICTURE.jpg#k TAB caption")
-        examples.append(Example(f"{parsed[1]}#{parsed[2]}", (file_stem(parsed[1]),), parsed[3]))
+        examples.append(Example(f"{parsed[1]}#{parsed[2]}", (picture_name(parsed[1]),), parsed[3]))
     return examples
 
 

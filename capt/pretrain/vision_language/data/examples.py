@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 # How pictures are called in region stores, told from how data files call them.
 
 
 _SUBTYPE = re.compile(r"(?<![a-z0-9])(train2014|val2014|test2014|test2015|test-dev2015)(?![0-9])")
-_ENDING = re.compile(r"\.(jpe?g|png|gif|bmp|webp)$", re.IGNORECASE)
 
 
 def coco_subtype(*texts: str) -> str | None:
@@ -30,11 +28,6 @@ def coco_name(number: int | str, subtype: str | None) -> str:
     if isinstance(number, str) or subtype is None:
         return str(number)
     return f"COCO_{subtype}_{number:012d}"
-
-
-def file_stem(name: str) -> str:
-    """The name of a picture's file without its folders and its ending."""
-    return _ENDING.sub("", Path(name).name)
 
 
 class Example(NamedTuple):

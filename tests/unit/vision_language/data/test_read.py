@@ -177,8 +177,8 @@ WRONG: dict[str, tuple[Any, str]] = {
         r"images\[1\]: id 42 occurs twice",
     ),
     "two pictures of one name": (
-        {**forms.COCO, "images": [{"id": 42, "file_name": "a/1.jpg"}, {"id": 43, "file_name": "b/1.jpg"}]},
-        r"images\[1\]: 'b/1.jpg' and 'a/1.jpg' above are both called '1', .* a name of its own",
+        {**forms.COCO, "images": [{"id": 42, "file_name": "a/1.jpg"}, {"id": 43, "file_name": "a/1.png"}]},
+        r"images\[1\]: 'a/1.png' and 'a/1.jpg' above are both called 'a/1', .* a name of its own",
     ),
     "two pictures of one name in rows": (
         [{"image": name, "caption": "a"} for name in ("x.jpg", "./x.jpg", "x.png")],
