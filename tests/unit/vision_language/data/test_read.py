@@ -15,8 +15,9 @@ import pytest
 from capt.pretrain.base import files as base_files
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.regions.nlvr1 import scene_name
+from capt.pretrain.regions.picture import picture_name
 from capt.pretrain.vision_language.data import files
-from capt.pretrain.vision_language.data.examples import Example, coco_name, coco_subtype, file_stem
+from capt.pretrain.vision_language.data.examples import Example, coco_name, coco_subtype
 from capt.pretrain.vision_language.data.gqa import read_gqa_questions
 from capt.pretrain.vision_language.data.read import read_documents, read_examples, task_of
 from tests.unit.vision_language.data import forms
@@ -120,7 +121,7 @@ def test_names_of_pictures() -> None:
     assert coco_subtype("xtrain2014") is None
     assert coco_name(458752, "train2014") == "COCO_train2014_000000458752"
     assert (coco_name(458752, None), coco_name("scene-3", "train2014")) == ("458752", "scene-3")
-    assert (file_stem("a/b.JPG"), file_stem("12_ab.jpg.1")) == ("b", "12_ab.jpg.1")
+    assert (picture_name("a/b.JPG"), picture_name("12_ab.jpg.1")) == ("a/b", "12_ab.jpg.1")
 
 
 def _without(row: dict[str, Any], key: str) -> dict[str, Any]:
