@@ -227,7 +227,7 @@ def _check_names(archive: zipfile.ZipFile) -> list[str]:
     for name in sorted(wanted - set(names)):
         nested = next((other for other in names if Path(other).name == name), None)
         place = (
-            f"is in the zip as {ascii(nested)[1:-1][:80]}; all files must be at its top (zip -j)"
+            f"is in the zip as {ascii(nested)[1:-1][:80]}; all files must be at its top: zip -j NEW.zip FOLDER/*.tsv"
             if nested
             else "is missing"
         )

@@ -404,8 +404,8 @@ class _Zstd:
 
 
 _OTHER_FORMS = (
-    ((b"\xff\xfe\0\0", b"\0\0\xfe\xff"), "it begins as UTF-32 does; convert it: iconv -f utf-32 -t utf-8"),
-    ((b"\xff\xfe", b"\xfe\xff"), "it begins as UTF-16 does; convert it: iconv -f utf-16 -t utf-8"),
+    ((b"\xff\xfe\0\0", b"\0\0\xfe\xff"), "it begins as UTF-32 does; convert it: iconv -f utf-32 -t utf-8 FILE"),
+    ((b"\xff\xfe", b"\xfe\xff"), "it begins as UTF-16 does; convert it: iconv -f utf-16 -t utf-8 FILE"),
     ((_PACKED_STARTS[".gz"],), "it is packed with gzip; unpack it, or name it .gz"),
     ((_PACKED_STARTS[".zst"],), "it is packed with zstd; unpack it, or name it .zst"),
     ((b"PAR1\x15",), "it is a parquet file; name it .parquet"),
@@ -451,7 +451,10 @@ def read_lines(files: Iterable[Path], progress: Callable[[int], None] | None = N
                     done += 1
         except UnicodeDecodeError as error:
             byte = f"byte 0x{error.object[error.start]:02x}"
-            raise DataError(f"{path}, line {done + 1}: not UTF-8 text ({byte}); convert it with iconv first") from error
+            raise DataError(
+                f"{path}, line {done + 1}: not UTF-8 text ({byte}); convert it from the encoding that it has: "
+                "iconv -f ENCODING -t utf-8 FILE"
+            ) from error
         except DAMAGED as error:
             with open_regular(path) as raw:
                 # The name may be wrong about what the file is.

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from capt.pretrain.base.atomic import new_folder
-from capt.pretrain.base.errors import CheckpointError, ConfigError
+from capt.pretrain.base.errors import CheckpointError, ConfigError, quoted
 from capt.pretrain.base.files import public_mode
 from capt.pretrain.models.hf_config import is_hub_id
 
@@ -100,4 +100,6 @@ def push(folder: Path, repository: str, *, private: bool = True) -> str:
     else:
         logger.info("%s: pushed to %s", folder, address)
         return str(address)
-    raise ConfigError(f"--push {repository}: {problem}; {folder} is written: hf upload {repository} {folder}")
+    raise ConfigError(
+        f"--push {repository}: {problem}; {folder} is written: hf upload {quoted(repository)} {quoted(folder)}"
+    )

@@ -517,7 +517,9 @@ def _diagnose(path: TextFile) -> str:
         if form is not None:
             return f"{path} is not UTF-8 text: {form}"
         where = f"byte 0x{byte:02x} at line {number}, byte {at}"
-        return f"{path} is not UTF-8: {where}; convert it from the encoding that it has: iconv -f ENCODING -t utf-8"
+        return (
+            f"{path} is not UTF-8: {where}; convert it from the encoding that it has: iconv -f ENCODING -t utf-8 FILE"
+        )
 
     with opened(path) as raw, _open(path, raw) as file, _whole_archive(path):
         form = other_form(file.peek(8))

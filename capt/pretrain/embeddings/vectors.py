@@ -324,7 +324,9 @@ def text_rows(file: BufferedIOBase, path: Path, layout: Layout) -> Iterator[Row]
                 f"{where}: more than {layout.width} numbers, which the vectors of this file have: mend or remove it"
             )
         if b"\r" in fields[0]:
-            raise DataError(f"{where}: a carriage return within the line; end lines with a line feed (tr '\\r' '\\n')")
+            raise DataError(
+                f"{where}: a carriage return within the line; end lines with a line feed: tr '\\r' '\\n' < FILE"
+            )
         yield _decoded(fields[0].strip(), where), _parsed(fields[1:], where)
 
 

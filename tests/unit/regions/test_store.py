@@ -192,8 +192,9 @@ def test_names_in_the_other_form_are_looked_up_together(tmp_path: Path, monkeypa
     monkeypatch.setattr(RegionStore, "_find", lambda self, names: (calls.append(len(names)), find(self, names))[1])
     rows = store.find(["7", "x", "49", "7", "50"] * 100)
     assert rows.tolist() == [7, -1, 49, 7, -1] * 100
-    assert len(calls) == 2, "once as they are, once in the other form"
-    assert calls[1] < 50, "each name once"
+    assert len(calls) == 3, "once as they are, once with fewer folders and endings, once in the other form"
+    assert calls[1] == 4 * 21, "each name once, without an ending and with each"
+    assert calls[2] < 50, "each name once"
 
 
 def test_a_store_in_a_bucket_is_copied_once_and_a_damaged_one_is_not_used(tmp_path: Path) -> None:

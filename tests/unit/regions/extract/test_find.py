@@ -34,7 +34,7 @@ def test_a_folder_with_those_below_by_name(tmp_path: Path, caplog: pytest.LogCap
 
 def test_files_whatever_their_ending(tmp_path: Path) -> None:
     (tmp_path / "x.data").write_bytes(b"1")
-    assert [one.name for one in find_pictures([tmp_path / "x.data"], "stem", Damage(False))] == ["x"]
+    assert [one.name for one in find_pictures([tmp_path / "x.data"], "stem", Damage(False))] == ["x.data"]
     with pytest.raises(FileNotFoundError):
         find_pictures([tmp_path / "missing.png"], "stem", Damage(False))
 

@@ -283,7 +283,8 @@ def test_own_captions_are_rows_of_image_and_caption(tmp_path: Path, form: str) -
             writer = csv.DictWriter(file, ["id", "image", "caption"], delimiter="," if form == "csv" else "\t")
             writer.writeheader()
             writer.writerows(rows)
-    assert [(row.pictures, row.text) for row in read_examples([path])] == [((image,), text) for image, text in CAPTIONS]
+    expected = [((f"photos/{image}",), text) for image, text in CAPTIONS]
+    assert [(row.pictures, row.text) for row in read_examples([path])] == expected
 
 
 def test_a_picture_may_have_a_number_and_several_captions(tmp_path: Path) -> None:
@@ -339,7 +340,7 @@ def test_the_fields_that_the_guide_shows_are_those_that_are_read(tmp_path: Path)
         block = section.split(f"```{kind}\n")[1].split("```")[0]
         read = read_examples([forms.write(tmp_path / name, block)])
         assert len(read) == count
-        assert read[0].pictures == ("beach",)
+        assert read[0].pictures == ("photos/beach",)
     section = guide[guide.index("### Questions and statements of your own") :]
     rows = [line.split("|") for line in section.splitlines() if line.startswith("|") and '{"' in line][:4]
     assert len(rows) == 4
