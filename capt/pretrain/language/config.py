@@ -130,7 +130,7 @@ class LanguageJob(Job):
         return weights + (self.queue_bytes() or 0)
 
     def queue_bytes(self) -> int | None:
-        """As wide as the encoder; None for one that ``init`` brings."""
+        """Bytes of the queue, whose rows are as wide as the encoder; None for one that ``init`` brings."""
         if self.model.init is not None or not self.contrast.weight:
             return None
         return self.contrast.queue_bytes(self.model.hidden)

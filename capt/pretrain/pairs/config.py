@@ -365,7 +365,7 @@ class PairJob(Job):
         return frozenset([*METRICS, *widths, *self.validate_.retrieval.metric_names()])
 
     def queue_bytes(self) -> int | None:
-        """As wide as the vectors of texts; None for a width that ``init`` brings."""
+        """Bytes of the queue, whose rows are as wide as the vectors; None for a width that ``init`` brings."""
         width = self.model.projection
         return None if width is None else self.contrast.queue_bytes(width)
 

@@ -55,7 +55,7 @@ class VisionLanguageJob(Job):
         return self
 
     def queue_bytes(self) -> int | None:
-        """As wide as the encoder; None for one that ``init`` brings."""
+        """Bytes of the queue, whose rows are as wide as the encoder; None for one that ``init`` brings."""
         if self.model.init is not None or not self.contrast.weight:
             return None
         return self.contrast.queue_bytes(self.model.hidden)
