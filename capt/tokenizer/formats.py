@@ -441,7 +441,7 @@ def _require_different(tokenizer: Tokenizer, path: Path) -> None:
 
 
 def _add(tokenizer: Tokenizer, tokens: Sequence[_Token], folder: _Folder) -> None:
-    """Add tokens at once: each call makes the search for all of them anew."""
+    """Add tokens in one call: each makes the search for all of them anew."""
 
     def made(token: _Token) -> AddedToken:
         special = token.special and not folder.is_text(token.content)
