@@ -101,7 +101,8 @@ class KnownPairs:
         row_of, column_of = self._place_of(self.anchors, n), self._place_of(self.keys, c)
         at = row_of[self.pairs[0]], column_of[self.pairs[1]]
         rows, columns = row_of[self.anchors], column_of[self.keys]
-        if traits().is_gpu(self.anchors.device):  # shapes that do not depend on values: what is outside has a row and a column more
+        # On a GPU shapes do not depend on values: what is outside has a row and a column more.
+        if traits().is_gpu(self.anchors.device):
             mask = torch.ones(n + 1, c + 1, dtype=torch.bool, device=self.anchors.device)
             mask[at] = False
             return mask[rows][:, columns]
