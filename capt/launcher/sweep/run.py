@@ -28,7 +28,7 @@ from capt.pretrain.base.records import Record, parse_record
 from capt.pretrain.config.load import flatten, load_mapping
 from capt.pretrain.config.reader import to_yaml
 from capt.pretrain.engine.run_folder import DONE, FAILED, OWN_FOLDERS, STOPPED
-from capt.pretrain.report.sweeps import TRIALS
+from capt.pretrain.report.sweeps import TRIALS, format_number
 
 log = logging.getLogger(__name__)
 
@@ -264,14 +264,7 @@ def _current(plan: SweepPlan, spec: TrialSpec) -> dict[str, Any]:
 
 def _outcome(sweep: Sweep, plan: SweepPlan, trial_log: TrialLog, stopping: bool) -> int:
     for study in sweep.studies:
-        best = trial_log.best(study)
-        if best:
-            record = best[0]
-            setting = " ".join(f"{key}={value}" for key, value in record.params.items())
-            log.info(
-                "%s: best by the median over its seeds: %s; median %s %.4g, seed=%s, step %s (%s)",
-                study, setting, record.metric, record.score, record.seed, record.best_step, plan.folder / record.run,
-            )  # fmt: skip
+        say_best(trial_log, study)
     failed = [record for record in trial_log.records.values() if record.state == "failed"]
     for record in failed:
         log.error("failed: %s: %s", record.run, record.error)
@@ -281,6 +274,19 @@ def _outcome(sweep: Sweep, plan: SweepPlan, trial_log: TrialLog, stopping: bool)
     log.info("%s, %d failed: %s", counted(len(trial_log.records), "trial"), len(failed), plan.folder / TRIALS)
     log.info("next: capt report %s (tables and curves; --out FOLDER)", quoted(plan.folder))
     return FAILED if failed else DONE
+
+
+def say_best(trial_log: TrialLog, study: str) -> None:
+    """Log the best setting of a study and its median, as the report has them, and the trial that represents it."""
+    found = trial_log.study(study)
+    if found is None or found.best is None or (trial := found.chosen) is None:
+        return
+    setting = " ".join(f"{key}={value}" for key, value in found.best.params.items())
+    log.info(
+        "%s: best by the median over its seeds: %s; median %s %s over %s; seed=%s represents it, %s at step %s (%s)",
+        study, setting or "as in the base", found.metric, format_number(found.best.median),
+        counted(len(found.best.scores), "seed"), trial.seed, format_number(trial.score), trial.best_step, trial.path,
+    )  # fmt: skip
 
 
 def _need(sweep: Sweep, address: str | None) -> dict[str, float]:

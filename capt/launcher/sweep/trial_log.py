@@ -20,8 +20,7 @@ from capt.pretrain.base.records import Count, Record, read_record
 from capt.pretrain.engine.metrics_file import LINE, METRICS, Row, parse_row, read_metrics
 from capt.pretrain.engine.run_folder import read_status
 from capt.pretrain.engine.step_folders import MANIFEST
-from capt.pretrain.report.compare import from_the_median, ranked
-from capt.pretrain.report.sweeps import TRIALS, ParameterChange, State, TrialRecord, read_trials
+from capt.pretrain.report.sweeps import TRIALS, ParameterChange, State, Study, TrialRecord, read_trials, study_of
 
 # Files that a trial keeps in its run folder: its state, and the setting and seed that it is made of.
 
@@ -232,41 +231,32 @@ class TrialLog:
             f.flush()
             os.fsync(f.fileno())
 
-    def best(self, study: str) -> list[TrialRecord]:
-        """The finished trials of a study: the best setting first, and of a setting the seed with the median score."""
-        sign = 1 if self._plan.studies[study].mode == "max" else -1
-        scores = {
-            setting: [(r.score, r) for r in records if r.state == "done" and r.score is not None]
-            for setting, records in self._settings(study).items()
-        }
-        order = ranked({setting: [score for score, _ in found] for setting, found in scores.items()}, sign)
-        return [record for setting in order for record in from_the_median(scores[setting], sign)]
+    def study(self, name: str) -> Study | None:
+        """The study with its finished trials, as a report has it; None before the first has finished."""
+        records = [record for record in self.records.values() if record.study == name]
+        return study_of(name, records, self._plan.folder, list(self._plan.seeds)) if records else None
 
     def drop_checkpoints(self, study: str, *, ended: bool = False) -> None:
         """Remove the checkpoints of a study's finished trials that are not kept.
 
-        Kept are those of the first trials of `best`. Which of a setting's seeds has the median shows once all are over,
-        so that until then, or until the study has ``ended``, all of its checkpoints stay.
+        Kept are the first of `Study.representatives`. Which of a setting's seeds has the median shows once all are
+        over, so that until then, or until the study has ``ended``, all of its checkpoints stay.
         """
-        kept = {record.run for record in self.best(study)[: self._keep]}
+        found = self.study(study)
+        if found is None:
+            return
+        kept = {trial.run for trial in found.representatives[: self._keep]}
         if self._keep and not ended and not self._plan.population:
-            for records in self._settings(study).values():
-                if len(records) < len(self._plan.seeds) and all(record.state != "pruned" for record in records):
-                    kept |= {record.run for record in records}
+            for setting in found.configurations:
+                if len(setting.trials) < len(self._plan.seeds) and setting.pruned < len(setting.trials):
+                    kept |= {trial.run for trial in setting.trials}
         top = self._plan.folder.resolve()
-        for record in self.records.values():
-            if record.study == study and record.state in ("done", "pruned") and record.run not in kept:
-                run = self._plan.folder / record.run
+        for trial in found.trials:
+            if trial.state in ("done", "pruned") and trial.run not in kept:
+                run = trial.path
                 if not run.resolve().is_relative_to(top):
                     raise DataError(f"{run}: leads out of the sweep's folder by a link; remove it")
                 remove_checkpoints(run)
-
-    def _settings(self, study: str) -> dict[str, list[TrialRecord]]:
-        settings: dict[str, list[TrialRecord]] = {}
-        for record in self.records.values():
-            if record.study == study:
-                settings.setdefault(json.dumps(record.params, sort_keys=True), []).append(record)
-        return settings
 
     def _record(self, spec: TrialSpec) -> TrialRecord | None:
         return self.records.get(str(self._plan.run_dir(spec).relative_to(self._plan.folder)))

@@ -15,7 +15,15 @@ from capt.pretrain.base.errors import DataError
 from capt.pretrain.report.document import ReportFigure, ReportSection, Table
 from capt.pretrain.report.plots import HIDDEN, Theme, colour, count_steps, draw, legend_lines, style_axis
 from capt.pretrain.report.runs import read_run, task_sections
-from capt.pretrain.report.sweeps import Configuration, Study, SweepRecord, Trial, comparable, is_number
+from capt.pretrain.report.sweeps import (
+    Configuration,
+    Study,
+    SweepRecord,
+    Trial,
+    comparable,
+    format_number,
+    is_number,
+)
 
 EARLY_STEPS = 1000
 """Steps of the close-up: where CAPT is said to fine-tune faster (Luo et al. 2020, 5.3 and Figure 3)."""
@@ -367,10 +375,3 @@ def _early_table(names: Sequence[str], curves: dict[str, list[Curves | None]]) -
 
 def _study_names(sweeps: Sequence[SweepRecord]) -> list[str]:
     return list(dict.fromkeys(study.name for sweep in sweeps for study in sweep.studies))
-
-
-def format_number(value: float | None) -> str:
-    """``value`` with at most four decimals; empty for None and NaN."""
-    if value is None or math.isnan(value):
-        return ""
-    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1000 else f"{value:.4g}"

@@ -199,14 +199,20 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Study:
-    """All trials on one base configuration. ``config`` is that of one of its runs, flat; empty where none has begun."""
+    """All trials on one base configuration."""
 
     name: str
     metric: str
     mode: str
     seeds: list[int]
     configurations: list[Configuration]
-    config: dict[str, Any]
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The configuration of one of its runs, flat; empty where none has begun."""
+        files = (trial.path / "config.yaml" for trial in self.trials)
+        found = next((file for file in files if file.is_file()), None)
+        return {} if found is None else flatten(load_mapping(found, resolved=True))
 
     @property
     def trials(self) -> list[Trial]:
@@ -214,18 +220,28 @@ class Study:
         return [trial for configuration in self.configurations for trial in configuration.trials]
 
     @cached_property
-    def best(self) -> Configuration | None:
-        """The configuration with the best median; those that lack seeds come after those that have more."""
+    def ranked(self) -> list[Configuration]:
+        """The configurations that have a score, the best median first; those that lack seeds come after those that
+        have more, and of equal ones the one that `configurations` has first is before the others.
+        """
         order = ranked({number: c.scores for number, c in enumerate(self.configurations)}, self.sign)
-        return self.configurations[order[0]] if order else None
+        return [self.configurations[number] for number in order]
+
+    @property
+    def best(self) -> Configuration | None:
+        """The first of `ranked`."""
+        return next(iter(self.ranked), None)
+
+    @property
+    def representatives(self) -> list[Trial]:
+        """The finished trials: of the best configuration first, and of each the one that has the median first."""
+        scored = [[(t.score, t) for t in c.trials if t.done and t.score is not None] for c in self.ranked]
+        return [trial for pairs in scored for trial in from_the_median(pairs, self.sign)]
 
     @property
     def chosen(self) -> Trial | None:
         """The trial of the best configuration whose score is its median: its checkpoint is the study's."""
-        if self.best is None:
-            return None
-        scored = ((trial.score, trial) for trial in self.best.trials if trial.done and trial.score is not None)
-        return from_the_median(scored, self.sign)[0]
+        return next(iter(self.representatives), None)
 
     @property
     def sign(self) -> int:
@@ -307,7 +323,7 @@ def read_sweep(folder: Path) -> SweepRecord:
     by_study: dict[str, list[TrialRecord]] = {}
     for line in lines.values():
         by_study.setdefault(line.study, []).append(line)
-    studies = [_study(name, of_study, folder, seeds) for name, of_study in sorted(by_study.items())]
+    studies = [study_of(name, of_study, folder, seeds) for name, of_study in sorted(by_study.items())]
     for study in studies:
         # A pruned trial was ended without a score on purpose: it lacks none.
         lacking = [c for c in study.configurations if len(c.scores) + c.pruned < len(study.seeds)]
@@ -322,7 +338,11 @@ def read_sweep(folder: Path) -> SweepRecord:
     return SweepRecord(folder, studies, notes)
 
 
-def _study(name: str, lines: list[TrialRecord], folder: Path, seeds: list[int]) -> Study:
+def study_of(name: str, lines: Sequence[TrialRecord], folder: Path, seeds: list[int]) -> Study:
+    """Group the finished trials of a study, of which there is one at least, by their settings.
+
+    Reports, the last line of a sweep, the checkpoints that it keeps and submissions all ask this one for what is best.
+    """
     trials = [_trial(line, folder) for line in lines]
     groups: dict[str, list[Trial]] = {}
     for trial in trials:
@@ -334,19 +354,12 @@ def _study(name: str, lines: list[TrialRecord], folder: Path, seeds: list[int]) 
     evolved = any(line.history is not None for line in lines)  # population based training: no seeds per setting
     expected_seeds = [trials[0].seed] if evolved else seeds or sorted({trial.seed for trial in trials})
     first = lines[0]
-    return Study(name, first.metric, first.mode, expected_seeds, configurations, _config(trials))
+    return Study(name, first.metric, first.mode, expected_seeds, configurations)
 
 
 def _trial(line: TrialRecord, folder: Path) -> Trial:
     metrics = {name: value for name, value in line.metrics.items() if value is not None}
     return Trial.model_construct(**{**dict(line), "metrics": metrics, "folder": folder})
-
-
-def _config(trials: list[Trial]) -> dict[str, Any]:
-    for trial in trials:
-        if (trial.path / "config.yaml").is_file():
-            return flatten(load_mapping(trial.path / "config.yaml", resolved=True))
-    return {}
 
 
 def _seeds(folder: Path) -> list[int]:
@@ -366,3 +379,10 @@ def _order(configuration: Configuration) -> list[tuple[int, Any]]:
 def is_number(value: Any) -> TypeGuard[int | float]:
     """Whether a value of a configuration is a number; a truth value is not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def format_number(value: float | None) -> str:
+    """``value`` with at most four decimals; empty for None and NaN."""
+    if value is None or math.isnan(value):
+        return ""
+    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1000 else f"{value:.4g}"

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
+import random
+import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from capt.launcher.sweep import trial
-from capt.launcher.sweep.run import check_base_jobs
+from capt.launcher.sweep.run import check_base_jobs, say_best
 from capt.launcher.sweep.trial_log import TrialLog, TrialState, ValidationRows, best_row, started_trials, write_spec
 from capt.launcher.sweep.trials import StudyPlan, SweepPlan, TrialSpec
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.engine.metrics_file import Row
 from capt.pretrain.engine.step_folders import step_folder
-from capt.pretrain.report.sweeps import TrialRecord
+from capt.pretrain.report.sweeps import Study, TrialRecord, format_number, read_sweep
 
 
 def row(step: int, **values: Any) -> str:
@@ -148,9 +151,45 @@ def test_the_median_seed_of_the_best_setting_keeps_its_checkpoint(tmp_path: Path
         if keep:
             assert {(lr, 1), (lr, 2)} <= kept(), "the third seed decides which is the median"
         trial_log.add(make_run(plan, 3, values[3], lr=lr), "done")
-    best = [(record.params["optimizer.lr"], record.seed) for record in trial_log.best("s")]
+    best = [(trial.params["optimizer.lr"], trial.seed) for trial in _study(trial_log).representatives]
     assert best == [(0.2, 1), (0.2, 2), (0.2, 3), (0.1, 3), (0.1, 1), (0.1, 2)]
     assert kept() == set(best[:keep])
+
+
+def _study(trial_log: TrialLog) -> Study:
+    study = trial_log.study("s")
+    assert study is not None
+    return study
+
+
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_the_sweep_says_what_the_report_shows(tmp_path: Path, mode: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Any number of seeds, any order of their ends, equal scores, lost seeds: one setting, median and checkpoint."""
+    caplog.set_level(logging.INFO)
+    draw = random.Random(0)
+    for number in range(20):
+        folder = tmp_path / str(number)
+        seeds = tuple(range(1, draw.randint(1, 4) + 1))
+        plan = make_plan(folder, mode, seeds=seeds)
+        folder.mkdir()
+        trial_log = TrialLog(plan, 1)
+        points = [(lr, seed) for lr in (0.3, 0.1, 0.2) for seed in seeds]
+        for lr, seed in draw.sample(points, len(points)):
+            state = draw.choice(["done"] * 6 + ["failed", "pruned"])
+            trial_log.add(make_run(plan, seed, draw.choice([0.25, 0.5, 0.75]), lr=lr), state)
+        trial_log.drop_checkpoints("s", ended=True)
+        (shown,) = read_sweep(folder).studies
+        caplog.clear()
+        say_best(trial_log, "s")
+        if shown.best is None:
+            assert not caplog.messages
+            continue
+        assert shown.best.median == statistics.median(shown.best.scores)
+        said = f"lr={shown.best.params['optimizer.lr']}; median accuracy {format_number(shown.best.median)} "
+        assert said in caplog.messages[0]
+        assert shown.chosen is not None
+        assert f"seed={shown.chosen.seed} " in caplog.messages[0]
+        assert step_folder(shown.chosen.path, 1).exists(), "a submission predicts with it"
 
 
 def test_a_seed_that_failed_costs_no_other_its_checkpoint(tmp_path: Path) -> None:
@@ -161,7 +200,8 @@ def test_a_seed_that_failed_costs_no_other_its_checkpoint(tmp_path: Path) -> Non
     trial_log.add(make_run(plan, 2, 0.1), "failed")
     for seed, value in ((3, 0.7), (4, 0.8), (5, 0.6)):
         trial_log.add(make_run(plan, seed, value), "done")
-    (best, *_) = trial_log.best("s")
+    best = _study(trial_log).chosen
+    assert best is not None
     assert (best.seed, best.score) == (3, 0.7)
     assert step_folder(tmp_path / best.run, 1).exists()
 
@@ -174,7 +214,7 @@ def test_a_setting_that_lost_seeds_is_never_before_a_whole_one(tmp_path: Path) -
         trial_log.add(make_run(plan, seed, 0.52), "pruned")
     for seed in (1, 2, 3, 4, 5):
         trial_log.add(make_run(plan, seed, 0.8, lr=0.2), "done")
-    assert trial_log.best("s")[0].params == {"optimizer.lr": 0.2}
+    assert _study(trial_log).ranked[0].params == {"optimizer.lr": 0.2}
     assert not list(plan.run_dir(TrialSpec("s", {"optimizer.lr": 0.1}, 1)).glob("checkpoints/*"))
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from capt.pretrain import registry
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.report.sweep_page import Curves, format_number, read_curves
-from capt.pretrain.report.sweeps import TRIALS, Study, comparable, is_sweep, read_sweep
+from capt.pretrain.report.sweep_page import Curves, read_curves
+from capt.pretrain.report.sweeps import TRIALS, Study, comparable, format_number, is_sweep, read_sweep
 from capt.pretrain.report.write import report
 from tests.sweep_folders import add_trial, write_sweep
 from tests.unit.report.test_report import Page, write_run
