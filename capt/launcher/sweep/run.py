@@ -19,8 +19,8 @@ from capt.launcher.kubernetes.manifests import JOB_FILES, object_name, sweep_man
 from capt.launcher.kubernetes.settings import KubernetesCluster
 from capt.launcher.supervisor import processes
 from capt.launcher.sweep.config import Sweep, load_sweep
-from capt.launcher.sweep.trial_log import TrialLog, TrialState, started_trials
-from capt.launcher.sweep.trials import SweepPlan, TrialSpec, check_inputs, check_jobs, make_plan
+from capt.launcher.sweep.trial_log import DrawnSettings, TrialLog, TrialState
+from capt.launcher.sweep.trials import SweepPlan, TrialSpec, check_inputs, check_jobs, make_plan, setting_key
 from capt.pretrain.base.errors import ConfigError, DataError, counted, quoted
 from capt.pretrain.base.files import read_json, require_own_folder, write_text
 from capt.pretrain.base.locks import file_lock
@@ -219,9 +219,9 @@ def _groups(
         scheduler = search.scheduler(sweep, study)
         seeds = sweep.sweep.seeds[:1] if kind == "asha" else sweep.sweep.seeds
         if sweep.search.type == "optuna":
-            settings = {json.dumps(p.params): p.params for p in _possible_trials(sweep, plan, study, found)}
-            searcher, number = search.optuna(sweep, study, trial_log, list(settings.values()), seeds)
-            yield searcher, scheduler, [], {"study": study, "seeds": seeds}, number
+            drawn = DrawnSettings(plan.folder, plan.studies[study])
+            searcher = search.OptunaSettings(sweep, study, drawn, _scores_of(trial_log, drawn, study, seeds), seeds)
+            yield searcher, scheduler, [], {"study": study}, searcher.left
         else:
             first = [spec for spec in found if spec.seed in seeds]
             left = [spec for spec in first if not trial_log.is_done(spec)]
@@ -251,10 +251,22 @@ def _is_finished(sweep: Sweep, specs: Mapping[str, Sequence[TrialSpec]], trial_l
 
 
 def _possible_trials(sweep: Sweep, plan: SweepPlan, study: str, found: Sequence[TrialSpec]) -> list[TrialSpec]:
-    """The trials of a study that may have been started; those that Optuna chose are known by their folders alone."""
+    """The trials of a study that may have been started; of those that Optuna draws, the ones drawn so far."""
     if sweep.search.type != "optuna":
         return list(found)
-    return [spec for spec in started_trials(plan.studies[study]) if spec.seed in sweep.sweep.seeds]
+    settings = DrawnSettings(plan.folder, plan.studies[study]).settings
+    return [TrialSpec(study, params, seed) for params in settings for seed in sweep.sweep.seeds]
+
+
+def _scores_of(trial_log: TrialLog, drawn: DrawnSettings, study: str, seeds: Sequence[int]) -> dict[str, list[float]]:
+    """Return the scores of each setting all of whose seeds are over."""
+    scores = {}
+    for params in drawn.settings:
+        specs = [TrialSpec(study, params, seed) for seed in seeds]
+        if all([trial_log.is_done(spec) for spec in specs]):
+            found = [trial_log.score(spec) for spec in specs]
+            scores[setting_key(params)] = [score for score in found if score is not None]
+    return scores
 
 
 def _current(plan: SweepPlan, spec: TrialSpec) -> dict[str, Any]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import random
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,21 +13,23 @@ import numpy as np
 from ray import tune
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, PopulationBasedTraining, TrialScheduler
-from ray.tune.search import Repeater, Searcher
+from ray.tune.search import Searcher
 
 from capt.launcher.sweep.config import Asha, Dimension, Pbt, Sweep
-from capt.launcher.sweep.trial_log import TrialLog
-from capt.launcher.sweep.trials import TrialSpec
+from capt.launcher.sweep.trial_log import DrawnSettings
+from capt.launcher.sweep.trials import sample_value, setting_key
+
+log = logging.getLogger(__name__)
 
 METRIC, TIME = "objective", "validations"
 _NO_END = 10**9
+_TPE_ATTEMPTS, _ATTEMPTS = 10, 50
+"""How often TPE may draw a setting that is known, and after it the uniform generator for each sample."""
 
 
 def scheduler(sweep: Sweep, study: str) -> TrialScheduler:
     """Build the scheduler of one study's trials."""
     section = sweep.scheduler
-    random.seed(sweep.search.seed)  # Tune draws from the global generators
-    np.random.seed(sweep.search.seed)
     if isinstance(section, Asha):
         return ASHAScheduler(
             time_attr=TIME,
@@ -37,7 +42,7 @@ def scheduler(sweep: Sweep, study: str) -> TrialScheduler:
             stop_last_trials=False,
         )
     if isinstance(section, Pbt):
-        return Population(section, sweep.space_of(study))
+        return Population(section, sweep.space_of(study), f"{sweep.search.seed}/{study}")
     return FIFOScheduler()
 
 
@@ -46,7 +51,7 @@ class Population(PopulationBasedTraining):
     endless wait for a member that failed.
     """
 
-    def __init__(self, section: Pbt, space: Mapping[str, Dimension]) -> None:
+    def __init__(self, section: Pbt, space: Mapping[str, Dimension], seed: str) -> None:
         super().__init__(
             time_attr=TIME,
             metric=METRIC,
@@ -58,7 +63,18 @@ class Population(PopulationBasedTraining):
             synch=True,
             log_config=False,
         )
-        self._space = dict(space)
+        self._space, self._seed = dict(space), seed
+
+    def _checkpoint_or_exploit(self, trial: Any, *others: Any, **named: Any) -> None:
+        """Tune's hook: what a member copies and how it changes is drawn here, from the global generators.
+
+        Each change has draws of its own, so that a population that was killed does not repeat its first ones.
+        """
+        member, time = trial.config["trial"]["spec"].key, self._trial_state[trial].last_train_time
+        digits = hashlib.sha256(f"{self._seed}/{member}/{time}".encode()).hexdigest()
+        random.seed(digits)
+        np.random.seed(int(digits[:8], 16))
+        super()._checkpoint_or_exploit(trial, *others, **named)
 
     def _get_new_config(self, trial: Any, trial_to_clone: Any) -> Any:
         config, operations = super()._get_new_config(trial, trial_to_clone)
@@ -80,40 +96,141 @@ class Population(PopulationBasedTraining):
         return super().choose_trial_to_run(tune_controller)
 
 
-def optuna(
-    sweep: Sweep, study: str, trial_log: TrialLog, known: Sequence[Mapping[str, Any]], seeds: Sequence[int]
-) -> tuple[Searcher, int]:
-    """Optuna's TPE over a study's settings, each run with every one of ``seeds`` and judged by the mean.
+class OptunaSettings(Searcher):
+    """Optuna's TPE over a study's settings: each is run with every seed, and judged by the median over them.
 
-    Args:
-        sweep: the sweep.
-        study: a study of it.
-        trial_log: its recorded trials; settings all of whose seeds are over teach the search without being run.
-        known: settings that were begun, recorded or not.
-        seeds: the sweep's, or those that judge a setting.
-
-    Returns:
-        The searcher, and how many trials are left to run.
+    The n-th setting is drawn from a generator of its own, so that a sweep that was killed continues the sequence. No
+    setting is drawn twice. Each is recorded before Tune gets it.
     """
-    from ray.tune.search.optuna import OptunaSearch  # half a second that other searches need not wait
 
-    sign = 1 if sweep.studies[study].mode == "max" else -1
-    taught, begun = [], []
-    for params in known:
-        scores = [trial_log.score(p) for s in seeds if trial_log.is_done(p := TrialSpec(study, params, s))]
-        numbers = [score for score in scores if score is not None]
-        if len(scores) == len(seeds) and numbers:
-            taught.append((dict(params), sign * float(np.mean(numbers))))
-        else:
-            # Settings that were begun come first, so that all of their seeds get done.
-            begun.append({f"params/{key}": value for key, value in params.items()})
-    space = OptunaSearch.convert_search_space({"params": {key: _domain(d) for key, d in sweep.space_of(study).items()}})
-    # With the seed of before, a continued search would draw the same settings again.
-    searcher = OptunaSearch(space, METRIC, "max", points_to_evaluate=begun, seed=sweep.search.seed + len(taught))
-    for params, value in taught:
-        searcher.add_evaluated_point({f"params/{key}": v for key, v in params.items()}, value)
-    left = max(0, sweep.search.samples - len(taught))
-    return Repeater(searcher, repeat=len(seeds)), left * len(seeds)
+    def __init__(
+        self,
+        sweep: Sweep,
+        study: str,
+        drawn: DrawnSettings,
+        scores: Mapping[str, Sequence[float]],
+        seeds: Sequence[int],
+    ) -> None:
+        """Begin with the settings drawn so far.
+
+        Args:
+            sweep: the sweep.
+            study: a study of it.
+            drawn: its settings so far; those without ``scores`` are handed out first.
+            scores: of each setting all of whose seeds are over, the scores that there are.
+            seeds: the sweep's, or those that judge a setting.
+        """
+        super().__init__(metric=METRIC, mode="max")
+        import optuna  # half a second that other searches need not wait
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._optuna, self._drawn, self._seeds = optuna, drawn, tuple(seeds)
+        self._name, self._seed, self._samples = study, sweep.search.seed, sweep.search.samples
+        self._space = sweep.space_of(study)
+        self._distributions = {key: self._distribution(dimension) for key, dimension in self._space.items()}
+        self._study = optuna.create_study(direction="maximize")
+        self._known = {setting_key(params) for params in drawn.settings}
+        self._asked: dict[str, Any] = {}
+        """Optuna's trials of the settings that are run, by the settings."""
+        self._scores: dict[str, dict[str, float | None]] = {}
+        """The trials of each setting that is run, and their scores once they have ended."""
+        self._running: dict[str, str] = {}
+        self._pending: list[tuple[dict[str, Any], int]] = []
+        self._waiting: list[dict[str, Any]] = []
+        sign = 1 if sweep.studies[study].mode == "max" else -1
+        known = [params for params in drawn.settings if self._is_of_the_space(params)]
+        for params in known:
+            if numbers := [sign * score for score in scores.get(setting_key(params), ())]:
+                trial = optuna.trial.create_trial(
+                    value=statistics.median(numbers), params=params, distributions=self._distributions
+                )
+                self._study.add_trial(trial)
+            else:
+                self._waiting.append(params)
+        self._new = max(0, self._samples - len(known))
+        """Settings that are still to be drawn."""
+
+    @property
+    def left(self) -> int:
+        """The number of trials that are left to run."""
+        return (len(self._waiting) + self._new) * len(self._seeds)
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str:
+        """Return the next seed of a setting, or the first one of the next setting."""
+        if not self._pending:
+            params = self._waiting.pop(0) if self._waiting else self._draw()
+            if params is None:
+                return str(Searcher.FINISHED)
+            key = setting_key(params)
+            if key not in self._asked:
+                self._asked[key] = self._ask(params)
+            self._scores[key] = {}
+            self._pending = [(params, seed) for seed in self._seeds]
+        params, seed = self._pending.pop(0)
+        self._running[trial_id] = setting_key(params)
+        self._scores[self._running[trial_id]][trial_id] = None
+        return {"params": dict(params), "seed": seed}
+
+    def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
+        """Tell Optuna of a setting all of whose seeds are over; those that failed have no score."""
+        key, score = self._running.pop(trial_id), (result or {}).get(METRIC)
+        self._scores[key][trial_id] = float("nan") if score is None else float(score)
+        ended = [value for value in self._scores[key].values() if value is not None]
+        if len(ended) < len(self._seeds):
+            return
+        numbers = [value for value in ended if value == value]
+        failed = None if numbers else self._optuna.trial.TrialState.FAIL
+        self._study.tell(self._asked[key], statistics.median(numbers) if numbers else None, state=failed)
+
+    def save(self, checkpoint_path: str) -> None:
+        """Save nothing: a sweep continues from its folder."""
+
+    def _draw(self) -> dict[str, Any] | None:
+        """Draw a setting that was not drawn before; None where there is no other, or there are enough."""
+        if self._new < 1:
+            return None
+        for attempt in range(_TPE_ATTEMPTS + _ATTEMPTS * self._samples):
+            digits = hashlib.sha256(f"{self._seed}/{self._name}/{len(self._known)}/{attempt}".encode()).hexdigest()
+            if attempt < _TPE_ATTEMPTS:
+                self._study.sampler = self._optuna.samplers.TPESampler(seed=int(digits[:8], 16))
+                trial = self._study.ask(self._distributions)
+            else:  # of a small space TPE may draw the same few without end
+                generator = random.Random(digits)
+                trial = self._ask({key: sample_value(each, generator) for key, each in self._space.items()})
+            params = {key: trial.params[key] for key in self._space}
+            if setting_key(params) not in self._known:
+                self._new -= 1
+                self._known.add(setting_key(params))
+                self._asked[setting_key(params)] = trial
+                self._drawn.add(params)
+                return params
+            self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+        log.warning(
+            "study %s: its space has no more than %d settings, of the search.samples %d",
+            self._name, len(self._known), self._samples,
+        )  # fmt: skip
+        self._new = 0
+        return None
+
+    def _ask(self, params: Mapping[str, Any]) -> Any:
+        """Return Optuna's trial of given values."""
+        self._study.enqueue_trial(dict(params))
+        return self._study.ask(self._distributions)
+
+    def _is_of_the_space(self, params: Mapping[str, Any]) -> bool:
+        """Whether a setting could be drawn now; the space of a sweep that is continued may have changed."""
+        return params.keys() == self._space.keys() and all(
+            _may_be(dimension, params[key]) for key, dimension in self._space.items()
+        )
+
+    def _distribution(self, dimension: Dimension) -> Any:
+        kinds = self._optuna.distributions
+        if dimension.values is not None:
+            return kinds.CategoricalDistribution(dimension.values)
+        if dimension.randint:
+            return kinds.IntDistribution(*dimension.randint)
+        low, high = dimension.bounds or (0.0, 1.0)
+        return kinds.FloatDistribution(low, high, log=dimension.loguniform is not None)
 
 
 def _domain(dimension: Dimension) -> Any:
@@ -127,6 +244,13 @@ def _domain(dimension: Dimension) -> Any:
 
 def _mutation(dimension: Dimension) -> Any:
     return list(dimension.values) if dimension.values is not None else _domain(dimension)
+
+
+def _may_be(dimension: Dimension, value: Any) -> bool:
+    if dimension.bounds is None:
+        return value in (dimension.values or ())
+    kind = int if dimension.randint else int | float
+    return isinstance(value, kind) and dimension.bounds[0] <= value <= dimension.bounds[1]
 
 
 def _within(dimension: Dimension, value: Any) -> Any:

@@ -124,7 +124,7 @@ def spec_of(config: Mapping[str, Any]) -> TrialSpec:
     if "trial" in config:
         spec: TrialSpec = config["trial"]["spec"]
         return spec
-    return TrialSpec(config["study"], dict(config["params"]), config["seeds"][config["__trial_index__"]])
+    return TrialSpec(config["study"], dict(config["params"]), config["seed"])
 
 
 class SweepTrial(tune.Trainable):

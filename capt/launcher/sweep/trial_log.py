@@ -7,17 +7,18 @@ import math
 import os
 import shutil
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from capt.launcher.sweep.trials import StudyPlan, SweepPlan, TrialSpec
+from capt.launcher.sweep.trials import StudyPlan, SweepPlan, TrialSpec, setting_key
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.files import open_for_append, open_regular, require_own_folder, write_text
 from capt.pretrain.base.records import Count, Record, read_record
-from capt.pretrain.engine.metrics_file import LINE, METRICS, Row, parse_row, read_metrics
+from capt.pretrain.engine.metrics_file import LINE, METRICS, Row, bounded_lines, parse_row, read_metrics
 from capt.pretrain.engine.run_folder import read_status
 from capt.pretrain.engine.step_folders import MANIFEST
 from capt.pretrain.report.sweeps import TRIALS, ParameterChange, State, Study, TrialRecord, read_trials, study_of
@@ -26,6 +27,7 @@ from capt.pretrain.report.sweeps import TRIALS, ParameterChange, State, Study, T
 
 
 _STATE, _SPEC = "trial.json", "point.json"
+_DRAWN = "drawn.jsonl"
 
 
 class TrialState(Record):
@@ -61,6 +63,11 @@ class _SpecRecord(Record):
     seed: Count
 
 
+class _DrawnSetting(Record):
+    study: str
+    params: dict[str, Any]
+
+
 def write_spec(run_dir: Path, spec: TrialSpec) -> None:
     """Write the setting and seed of a trial that starts, as ``point.json``."""
     values = {"study": spec.study, "params": dict(spec.params), "seed": spec.seed}
@@ -78,6 +85,36 @@ def started_trials(study: StudyPlan) -> list[TrialSpec]:
     specs = [TrialSpec(record.study, record.params, record.seed) for record in records]
     # A folder is named by the whole job, so that trials of another base job lie in others.
     return [spec for path, spec in zip(files, specs, strict=True) if study.run_dir(spec) == path.parent]
+
+
+class DrawnSettings:
+    """``drawn.jsonl``: the settings of a study that a searcher has drawn, in their order.
+
+    A line is on the disk before the setting is tried, so that no kill lets a sweep draw it again. Of an older sweep
+    without the file they are those of the trials that were started.
+
+    Raises:
+        DataError: the file is not a regular one, or a ``point.json`` is damaged.
+    """
+
+    def __init__(self, folder: Path, study: StudyPlan) -> None:
+        self._path, self._study = folder / _DRAWN, study.name
+        found: dict[str, dict[str, Any]] = {}
+        if self._path.exists():
+            with open_regular(self._path) as file:
+                for line in bounded_lines(file, self._path):
+                    with suppress(ValueError):  # torn as the driver died, so that it was not tried either
+                        record = _DrawnSetting.model_validate_json(line)
+                        if record.study == study.name:
+                            found.setdefault(setting_key(record.params), record.params)
+        for spec in started_trials(study):
+            found.setdefault(setting_key(spec.params), dict(spec.params))
+        self.settings: list[dict[str, Any]] = list(found.values())
+
+    def add(self, params: Mapping[str, Any]) -> None:
+        """Record a setting."""
+        _append(self._path, json.dumps({"study": self._study, "params": dict(params)}))
+        self.settings.append(dict(params))
 
 
 # Reads the validation rows of a run while it writes them.
@@ -217,19 +254,10 @@ class TrialLog:
             history=kept.history or None,
         )
         self.records[record.run] = record
-        self._append(record.to_json())
+        _append(self._path, record.to_json())
         if not self._plan.population:  # members copy from each other until all have ended
             self.drop_checkpoints(spec.study)
         return record
-
-    def _append(self, line: str) -> None:
-        with open_for_append(self._path) as f:
-            # After a line that was torn, the next one begins on its own.
-            if f.tell() and not _ends_with_newline(self._path):
-                f.write("\n")
-            f.write(line + "\n")
-            f.flush()
-            os.fsync(f.fileno())
 
     def study(self, name: str) -> Study | None:
         """The study with its finished trials, as a report has it; None before the first has finished."""
@@ -278,6 +306,16 @@ def remove_checkpoints(run_dir: Path, names: Sequence[str] = ("*",)) -> None:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+def _append(path: Path, line: str) -> None:
+    with open_for_append(path) as f:
+        # After a line that was torn, the next one begins on its own.
+        if f.tell() and not _ends_with_newline(path):
+            f.write("\n")
+        f.write(line + "\n")
+        f.flush()
+        os.fsync(f.fileno())
 
 
 def _ends_with_newline(path: Path) -> bool:

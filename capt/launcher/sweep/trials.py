@@ -6,6 +6,7 @@ import copy
 import hashlib
 import itertools
 import json
+import logging
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,8 @@ from capt.pretrain.base.errors import ConfigError, UserError
 from capt.pretrain.config.load import flatten, job_from_mapping, load_mapping, merge
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine.engines.deepspeed_config import deepspeed_config
+
+log = logging.getLogger(__name__)
 
 _ATTEMPTS = 50
 
@@ -160,6 +163,12 @@ def check_jobs(sweep: Sweep, plan: SweepPlan) -> dict[str, list[TrialSpec]]:
     found = {}
     for study in sweep.studies:
         found[study] = trial_specs(sweep, study)
+        settings = len(found[study]) // len(sweep.sweep.seeds)
+        if sweep.search.type == "random" and settings < sweep.search.samples:
+            log.warning(
+                "study %s: its space has no more than %d settings, of the search.samples %d",
+                study, settings, sweep.search.samples,
+            )  # fmt: skip
         # The ends of ranges too, which no setting that was drawn need come near.
         for key, bound in _ends(sweep.space_of(study)):
             first = found[study][0]
@@ -186,6 +195,11 @@ def check_inputs(plan: SweepPlan, found: Mapping[str, Sequence[TrialSpec]]) -> N
                 plan.job(spec).check_inputs()
             except UserError as error:
                 raise type(error)(f"study {study}: {error}") from None
+
+
+def setting_key(params: Mapping[str, Any]) -> str:
+    """Return the text that two settings share if they are the same one."""
+    return json.dumps(dict(params), sort_keys=True)
 
 
 def set_key(mapping: dict[str, Any], key: str, value: Any) -> None:
