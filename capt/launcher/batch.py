@@ -19,7 +19,7 @@ from capt.launcher.restart import has_gone_back
 from capt.launcher.start import carry_on
 from capt.pretrain.__main__ import job_of, parse
 from capt.pretrain.base.errors import user_text
-from capt.pretrain.engine.run_folder import BAD_INPUT
+from capt.pretrain.engine.run_folder import exit_code_of
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         if text is None or given.debug:
             raise
         sys.stderr.write(f"error: {text}\n")
-        return BAD_INPUT
+        return exit_code_of(error)
 
 
 def _newest_once_gone_back(words: list[str]) -> list[str]:

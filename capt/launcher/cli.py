@@ -105,7 +105,7 @@ for command in itertools.chain(app.registered_commands, *(group.registered_comma
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run ``capt`` and exit: one ``error:`` line and code 2 for what the user can set right."""
+    """Run ``capt`` and exit: one ``error:`` line and code 2 for what the user can mend by typing (`exit_code_of`)."""
     if arguments is None:  # the command itself, and not a test or a program that calls it
         open_closed_streams()
     given = with_value_of_resume(sys.argv[1:] if arguments is None else arguments)
@@ -124,7 +124,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         text = _usage(error) if isinstance(error, typer.TyperException) else user_text(error)
         if debug or text is None:
             raise
-        _die(text)
+        from capt.pretrain.engine.run_folder import exit_code_of
+
+        _die(text, exit_code_of(error))
     sys.exit(result if isinstance(result, int) else 0)
 
 
@@ -160,9 +162,9 @@ def _usage(error: typer.TyperException) -> str:
     return f"{text.rstrip('.')} ({context.command_path} --help)" if context is not None else text
 
 
-def _die(text: str) -> None:
+def _die(text: str, code: int) -> None:
     typer.echo(error_line(" ".join(text.splitlines()), sys.stderr), err=True)
-    sys.exit(2)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from capt.pretrain.__main__ import job_of, parse
 from capt.pretrain.base.errors import ConfigError, UserError, counted, user_text
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine.engines.deepspeed_config import deepspeed_config
-from capt.pretrain.engine.run_folder import BAD_INPUT, DONE, STOPPED, holds_run, last_step
+from capt.pretrain.engine.run_folder import DONE, FAILED, STOPPED, exit_code_of, holds_run, last_step
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ def main(arguments: Sequence[str]) -> int:
         if text is None:
             raise
         sys.stderr.write(f"error: {text}\n")
-        return BAD_INPUT if isinstance(error, UserError) else 1
+        return exit_code_of(error) if isinstance(error, UserError) else FAILED
 
 
 def lead(launcher: Pods, words: Sequence[str], options: Options, name: str) -> int:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from capt.launcher import environment, machine
-from capt.pretrain.base.errors import ConfigError, counted
+from capt.pretrain.base.errors import ConfigError, MachineError, counted
 from capt.pretrain.base.files import write_text
 from capt.pretrain.base.sensitive import is_secret
 
@@ -66,7 +66,7 @@ def check_here(need: Mapping[str, float], count: int, remedy: str) -> None:
     """
     here = {"CPU": float(machine.cores()), "GPU": float(len(environment.visible_gpus()))}
     if _room(here, need) < count:
-        raise ConfigError(
+        raise MachineError(
             f"{counted(count, 'rank')} of {_text(need)} each do not fit this machine ({_text(here)}): {remedy}"
         )
 
@@ -92,7 +92,7 @@ def check_room(
         have = "; ".join(_text(node) for node in nodes)
         added = "; ".join(f"{'any number' if math.isinf(n) else n} of {_text(node)}" for node, n in more)
         have += f", with what it may add: {added}" if more else ""
-        raise ConfigError(f"{counted(count, 'rank')} of {_text(need)} each do not fit the cluster's nodes ({have})")
+        raise MachineError(f"{counted(count, 'rank')} of {_text(need)} each do not fit the cluster's nodes ({have})")
 
 
 def _nodes() -> list[Mapping[str, float]]:
@@ -161,7 +161,7 @@ def check_reachable(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_TIMEOUT).close()
     except (OSError, OverflowError, ValueError) as error:  # ValueError: a host name that IDNA does not take
-        raise ConfigError(f"--address (RAY_ADDRESS) {address[:200]!r}: cannot be reached ({error})") from None
+        raise MachineError(f"--address (RAY_ADDRESS) {address[:200]!r}: cannot be reached ({error})") from None
 
 
 @contextmanager
@@ -234,7 +234,7 @@ def _join(address: str, common: Mapping[str, Any]) -> None:
     try:
         ray.init(address, **common)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.AuthenticationError) as error:
-        raise ConfigError(f"--address (RAY_ADDRESS) {address}: {' '.join(str(error).split())[:300]}") from None
+        raise MachineError(f"--address (RAY_ADDRESS) {address}: {' '.join(str(error).split())[:300]}") from None
     if get_authentication_mode() == AuthenticationMode.DISABLED:
         log.warning(
             "the Ray cluster at %s has no authentication: all who reach it can run code on its nodes; the guide's page "

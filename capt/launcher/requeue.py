@@ -90,6 +90,7 @@ def again(
         log.error("not started again: it would end the same")
         return False
     before, step = _restarts(run, job), last_step(run)
+    lost_host |= status is not None and status.passing  # nor does it say anything of the program
     # Stopped early, at its time limit say: again, as long as it makes steps between.
     if code == STOPPED:
         idle = before.idle_stops + 1 if step == before.stopped_at else 0

@@ -14,7 +14,7 @@ from capt.launcher.preflight.run import before_launch
 from capt.launcher.restart import outlast, supervise
 from capt.launcher.ssh import is_this_host
 from capt.launcher.watch import StatusWatch
-from capt.pretrain.base.errors import ConfigError, counted, quoted
+from capt.pretrain.base.errors import ConfigError, counted, machines_at_fault, quoted
 from capt.pretrain.config.base import NO_TEXT
 from capt.pretrain.config.load import job_from_mapping, load_job, load_mapping, parse_mapping
 from capt.pretrain.config.reader import as_override, to_yaml
@@ -28,6 +28,7 @@ from capt.pretrain.engine.run_folder import (
     FAILED,
     STOPPED,
     check_folders,
+    has_begun,
     holds_run,
     is_finished,
     require_run,
@@ -64,9 +65,26 @@ def begin(
     if finetunes and job.pretrains:
         raise ConfigError(f"{config}: a {job.task.type} job trains a model of its own: capt pretrain {quoted(config)}")
     elsewhere = _runs_elsewhere(options)
-    if not elsewhere and resumes_by_itself(job.run.dir, job) and is_finished(job.run.dir, job) and show is None:
+    begun = not elsewhere and resumes_by_itself(job.run.dir, job)
+    if begun and is_finished(job.run.dir, job) and show is None:
         log.info("%s is finished: all steps of this job are done", job.run.dir)
         return DONE
+    with machines_at_fault(lambda: begun):
+        return _begin(module, job, text, (config, *overrides), options, debug=debug, show=show, preflight=preflight)
+
+
+def _begin(
+    module: str,
+    job: Job,
+    text: str,
+    given: Sequence[str],
+    options: Options,
+    *,
+    debug: bool,
+    show: Callable[[str], None] | None,
+    preflight: bool,
+) -> int:
+    elsewhere = _runs_elsewhere(options)
     # What the job reads need not be here if its processes are not.
     inputs = [] if elsewhere else list(job.check_inputs())
     if not elsewhere and job.run.branch_from is not None and not holds_run(job.run.dir):
@@ -80,7 +98,7 @@ def begin(
         options,
         inputs=tuple(inputs),
         files={path: text},
-        unmerged=(config, *overrides, *debugging),
+        unmerged=(*given, *debugging),
     )
     return _carry_out(launch, show, preflight)
 
@@ -115,11 +133,13 @@ def resume(
     if _has_other_epochs(job, overrides):
         overrides = [*overrides, f"schedule.max_steps={type(job.schedule).model_fields['max_steps'].default}"]
         job = load_job(config, overrides, resolved=True)
+    begun = options == Options() and has_begun(run, job)
     if options == Options():
         options = Options.read(run / "launch.json")
     chosen = ["--checkpoint", checkpoint] if checkpoint else []
     arguments = (str(config), *overrides, "--resume", *chosen, *["--debug"] * debug)
-    return _carry_out(Launch(module, arguments, job, options, inputs=tuple(job.check_inputs())), show, preflight)
+    with machines_at_fault(lambda: begun):
+        return _carry_out(Launch(module, arguments, job, options, inputs=tuple(job.check_inputs())), show, preflight)
 
 
 def _has_other_epochs(job: Job, overrides: Sequence[str]) -> bool:
@@ -146,7 +166,8 @@ def _carry_out(launch: Launch, show: Callable[[str], None] | None, preflight: bo
     if not _runs_elsewhere(launch.options):
         check_callbacks(launch.job.run.callbacks)
         for tracker in launch.job.run.callbacks:
-            require_tracker(tracker)
+            if not has_begun(launch.run_dir, launch.job):  # else its ranks warn of it
+                require_tracker(tracker)
         check_folders(launch.job)
     if name == "local":
         _check_precision_here(launch.job.engine.precision)
@@ -176,7 +197,9 @@ def carry_on(launch: Launch, chosen: Backend, *, name_of_job: str) -> int:
     ``name_of_job`` is the same when the batch job is queued again, so that its restarts are counted over all. A job
     whose nodes cannot be reached (any more) has stopped: queued again, it is given others.
     """
-    end = supervise(launch, lambda each: _attempt(chosen, each, chosen.plan(each)), name_of_job)
+    begun = has_begun(launch.run_dir, launch.job)
+    with machines_at_fault(lambda: begun):
+        end = supervise(launch, lambda each: _attempt(chosen, each, chosen.plan(each)), name_of_job)
     return STOPPED if end.unreached else end.code
 
 
@@ -195,7 +218,7 @@ def _attempt(chosen: Backend, launch: Launch, plan: Plan) -> End:
     finally:
         if end.code != DONE:
             watch.record_end(end.code, end.reason or f"the job ended with {end.code} and did not say why")
-            files.remove(refused=end.code == BAD_INPUT)
+            files.remove(refused=end.code in (BAD_INPUT, STOPPED))
     return end
 
 

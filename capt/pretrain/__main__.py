@@ -24,13 +24,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from capt.pretrain.base.errors import ConfigError, RunFailedError, UserError, is_passing, user_text
+from capt.pretrain.base.errors import MachineError, RunFailedError, UserError, machines_at_fault, user_text
 from capt.pretrain.base.process import error_line, use_scratch, with_value_of_resume
 from capt.pretrain.base.verification import sha256
 from capt.pretrain.config import flat_keys, load_job
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine import heartbeat, interruption
-from capt.pretrain.engine.run_folder import BAD_INPUT, FAILED, LOGGED, STOPPED
+from capt.pretrain.engine.run_folder import CONFIG, FAILED, LOGGED, STOPPED, exit_code_of, has_begun
 
 logger = logging.getLogger("capt.pretrain")
 _TIMEOUT_MINUTES = 10.0
@@ -114,7 +114,7 @@ def _report(error: Exception, rank: int, *, debug: bool) -> int:
         traceback.print_exception(error)
     if rank == 0 or not (isinstance(error, UserError) and error.everywhere):
         _say(text)
-    return FAILED if is_passing(error) else BAD_INPUT
+    return exit_code_of(error)
 
 
 def _is_of_another_rank(error: Exception) -> bool:
@@ -134,7 +134,7 @@ def _wait_for(path: Path) -> None:
     while not path.exists():
         if time.monotonic() > deadline:
             host = socket.gethostname()
-            raise ConfigError(f"{path}: {host} does not see it; name a run.dir on a file system that all hosts mount")
+            raise MachineError(f"{path}: {host} does not see it; name a run.dir on a file system that all hosts mount")
         time.sleep(0.1)
 
 
@@ -145,15 +145,21 @@ def job_of(options: argparse.Namespace) -> Job:
     return load_job(options.config, overrides, resolved=options.merged or of_a_run)
 
 
+def _only_resumes(options: argparse.Namespace) -> bool:
+    """Whether a job is to continue as it is: it has begun, even where this host does not see its folder."""
+    return options.resume == "always" and not options.overrides
+
+
 def _run(options: argparse.Namespace) -> int:
     job, refusal = None, None
     try:
-        if options.merged:
+        if options.merged or (options.resume == "always" and Path(options.config).name == CONFIG):
             _wait_for(Path(options.config))
         job = job_of(options)
     except (UserError, OSError) as error:
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-            raise
+            with machines_at_fault(lambda: _only_resumes(options)):
+                raise
         refusal = error
     from capt.pretrain.base.quiet import quiet_libraries
 
@@ -162,20 +168,22 @@ def _run(options: argparse.Namespace) -> int:
     from capt.pretrain.engine.run import run_job
 
     by_deepspeed = options.local_rank is not None
-    distributed.initialize(job.engine.timeout_minutes if job else _TIMEOUT_MINUTES, by_deepspeed=by_deepspeed)
-    with distributed.synchronize_errors():  # one host may see another file
-        if refusal is not None:
-            raise refusal
-    assert job is not None
-    if distributed.world_size() > 1:  # a rank alone need not read all files of the program
-        distributed.require_alike(_facts(job, options))
-    code = run_job(
-        job,
-        resume=options.resume == "always",
-        checkpoint=options.checkpoint,
-        skip_damaged=options.skip_damaged,
-        wait=options.wait,
-    )
+    begun = has_begun(job.run.dir, job) if job else _only_resumes(options)
+    with machines_at_fault(lambda: begun):
+        distributed.initialize(job.engine.timeout_minutes if job else _TIMEOUT_MINUTES, by_deepspeed=by_deepspeed)
+        with distributed.synchronize_errors():  # one host may see another file
+            if refusal is not None:
+                raise refusal
+        assert job is not None
+        if distributed.world_size() > 1:  # a rank alone need not read all files of the program
+            distributed.require_alike(_facts(job, options))
+        code = run_job(
+            job,
+            resume=options.resume == "always",
+            checkpoint=options.checkpoint,
+            skip_damaged=options.skip_damaged,
+            wait=options.wait,
+        )
     distributed.shutdown()
     return code
 

@@ -50,6 +50,9 @@ CALLBACKS = {
     "wandb": "capt.pretrain.engine.callbacks.trackers:WeightsAndBiases",
 }
 
+METRICS_PORT = 29600
+"""The default port of ``prometheus``: the exporters of a host have 9100 to 9999, NVIDIA's for its GPUs 9400."""
+
 RELIABILITY = {
     "stragglers": "capt.pretrain.reliability.stragglers:Stragglers",
     "spikes": "capt.pretrain.reliability.spikes:Spikes",

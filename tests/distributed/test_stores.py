@@ -229,6 +229,10 @@ def test_a_run_whose_machine_is_gone_continues_from_the_bucket_alone(bucket: str
     (told,) = run_ranks(_train_toy, 1, never, environment)
     assert "holds a run already; continue it with --resume auto" in told
     shutil.rmtree(run / "checkpoints/step-00000030")
+    assert run_ranks(_train_toy, 1, _toy(run, url), environment) == [0]  # this folder has had it
+    shutil.rmtree(run / "checkpoints/step-00000030")
+    rows = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(rows[:-3]))
     (told,) = run_ranks(_train_toy, 1, _toy(run, url), environment)
     assert "has the run's step 30" in told
     assert "another machine has continued it" in told

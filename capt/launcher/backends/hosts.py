@@ -21,7 +21,7 @@ from capt.launcher.supervisor.activity import Crash
 from capt.launcher.supervisor.link import Link, ask, ask_for_gpus
 from capt.launcher.supervisor.output import Output
 from capt.launcher.supervisor.remote import Gathering, NotReachedError, RemoteRanks, end
-from capt.pretrain.base.errors import ConfigError, counted
+from capt.pretrain.base.errors import ConfigError, MachineError, counted
 from capt.pretrain.base.process import SECRET
 from capt.pretrain.engine.engines.deepspeed_config import deepspeed_config
 from capt.pretrain.engine.run_folder import BAD_INPUT, FAILED, STOPPED
@@ -112,7 +112,7 @@ def _meet(launch: Launch, plan: Plan, hosts: Sequence[Host], lines: Mapping[Host
     A job that is started again does without hosts that have lost GPUs meanwhile.
 
     Raises:
-        ConfigError: the port is taken when the job is started for the first time.
+        MachineError: the port is taken when the job is started for the first time.
     """
     assert plan.master_port is not None
     if launch.again and (broken := _without_gpus(hosts, lines)):
@@ -122,7 +122,7 @@ def _meet(launch: Launch, plan: Plan, hosts: Sequence[Host], lines: Mapping[Host
     (opened,) = ask([lines[first]], lines.values(), "listen", **where).values()
     # At the first start a port that cannot be opened is for the user to free; later on it counts against the host.
     if opened.problem and not lines[first].lost and not launch.again:
-        raise ConfigError(
+        raise MachineError(
             f"port {plan.master_port} of {first.name}: {opened.problem}; end what uses it, or choose --master-port"
         )
     if opened.problem:

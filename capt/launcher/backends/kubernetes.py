@@ -13,6 +13,7 @@ from capt.launcher.plan import DEFAULT_PORT, Command, End, Launch, Plan
 from capt.launcher.ssh import Host
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.engine.run_folder import DONE
+from capt.pretrain.registry import METRICS_PORT
 
 log = logging.getLogger(__name__)
 
@@ -97,5 +98,5 @@ def _metrics_port(launch: Launch) -> int | None:
     asked = launch.job.run.callbacks.get("prometheus")
     if asked is None or asked.get("host") != "0.0.0.0":
         return None
-    port = asked.get("port", 9400)
+    port = asked.get("port", METRICS_PORT)
     return port if isinstance(port, int) and port else None

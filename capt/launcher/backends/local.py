@@ -13,7 +13,7 @@ from capt.launcher.plan import Command, End, Launch, Plan
 from capt.launcher.ssh import Host, is_this_host
 from capt.launcher.supervisor import processes
 from capt.launcher.supervisor.ranks import LocalRanks
-from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.errors import ConfigError, MachineError
 from capt.pretrain.base.process import SECRET
 from capt.pretrain.engine.run_folder import BAD_INPUT
 
@@ -87,7 +87,7 @@ def _host(launch: Launch) -> Host:
     options = launch.options
     gpus = len(environment.visible_gpus())
     if options.nproc is not None and 0 < gpus < options.nproc:
-        raise ConfigError(
+        raise MachineError(
             f"--nproc {options.nproc}: this host has {gpus} visible GPUs, one a process "
             "(CUDA_VISIBLE_DEVICES= runs on the CPU)"
         )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.errors import MachineError
 
 # One finding of ``capt doctor`` or of the checks before a launch.
 
@@ -69,7 +69,7 @@ def refuse(checks: Sequence[Check], switch: str = SWITCH) -> None:
     """Log what is not in order.
 
     Raises:
-        ConfigError: a check failed; with several, each has a line in the log.
+        MachineError: a check failed; with several, each has a line in the log.
     """
     for check in checks:
         if check.level == "warn":
@@ -80,4 +80,4 @@ def refuse(checks: Sequence[Check], switch: str = SWITCH) -> None:
     for check in failed[1:]:
         log.error("preflight: %s", line(check))
     more = f"; {len(failed) - 1} more above" if len(failed) > 1 else ""
-    raise ConfigError(f"preflight: {line(failed[0])}{more}{switch}")
+    raise MachineError(f"preflight: {line(failed[0])}{more}{switch}")

@@ -21,7 +21,7 @@ from capt.launcher.supervisor import processes
 from capt.launcher.sweep.config import Sweep, load_sweep
 from capt.launcher.sweep.trial_log import DrawnSettings, TrialLog, TrialState
 from capt.launcher.sweep.trials import SweepPlan, TrialSpec, check_inputs, check_jobs, make_plan, setting_key
-from capt.pretrain.base.errors import ConfigError, DataError, counted, quoted
+from capt.pretrain.base.errors import ConfigError, DataError, LockedError, counted, machines_at_fault, quoted
 from capt.pretrain.base.files import read_json, require_own_folder, write_text
 from capt.pretrain.base.locks import file_lock
 from capt.pretrain.base.records import Record, parse_record
@@ -112,10 +112,20 @@ def run_sweep(
     # On Kubernetes the rest happens in the cluster, where the data are.
     if cluster is not None:
         return _hand_over(manifest(sweep, cluster), show)
-    check_inputs(plan, specs)
-    if show is not None:
-        show(describe_sweep(sweep, plan, specs))
-        return DONE
+    # A sweep that is continued has had its data, its cluster and its folder before.
+    resumes = resume or sweep.sweep.resume == "auto"
+    begun = resumes and (plan.folder / BASES).is_file()
+    with machines_at_fault(lambda: begun):
+        check_inputs(plan, specs)
+        if show is not None:
+            show(describe_sweep(sweep, plan, specs))
+            return DONE
+        return _start(sweep, plan, specs, address, resumes=resumes)
+
+
+def _start(
+    sweep: Sweep, plan: SweepPlan, specs: Mapping[str, Sequence[TrialSpec]], address: str | None, *, resumes: bool
+) -> int:
     # Refuse before the folder is touched: what is asked for must be there.
     if address is None:
         raycluster.check_here(
@@ -125,7 +135,7 @@ def run_sweep(
         )
     else:
         raycluster.check_reachable(address)
-    with _locked_folder(plan.folder, resume or sweep.sweep.resume == "auto"):
+    with _locked_folder(plan.folder, resumes):
         _refuse_links(plan.folder)
         check_base_jobs(plan)
         trial_log = TrialLog(plan, sweep.keep_checkpoints)
@@ -327,7 +337,9 @@ def _locked_folder(folder: Path, resume: bool) -> Iterator[None]:
         raise ConfigError(
             f"sweep.dir {folder} already holds a sweep; continue it with --resume, or name another folder"
         )
-    with file_lock(folder / ".lock", refusal=f"sweep.dir {folder}: another capt sweep is running in it"):
+    with file_lock(
+        folder / ".lock", refusal=f"sweep.dir {folder}: another capt sweep is running in it", error=LockedError
+    ):
         yield
 
 

@@ -29,7 +29,16 @@ from torch import Tensor
 from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from capt.pretrain.base import errors
-from capt.pretrain.base.errors import ConfigError, RunFailedError, UserError, is_passing, shown, user_text
+from capt.pretrain.base.errors import (
+    ConfigError,
+    MachineError,
+    RunFailedError,
+    UserError,
+    is_outside,
+    is_passing,
+    shown,
+    user_text,
+)
 from capt.pretrain.base.network import Announced, unreachable
 from capt.pretrain.base.process import LISTENS, SECRET, allow_open_files, leave_other_launchers
 from capt.pretrain.base.traits import traits
@@ -231,12 +240,12 @@ def synchronize_errors(*, patient: bool = False) -> Iterator[None]:
     failed = [(number, verdict) for number, verdict in enumerate(verdicts) if verdict is not None]
     if not failed:
         return
-    number, (kind, is_users, text, passing) = failed[0]
+    number, (kind, is_users, text, passing, outside) = failed[0]
     where = f"rank {number}: " if world_size() > 1 else ""
     if not is_users:
         raise RuntimeError(f"{where}{kind}: {text}") from error
     agreement: UserError = getattr(errors, kind)(f"{where}{text}")
-    agreement.everywhere, agreement.passing = True, passing
+    agreement.everywhere, agreement.passing, agreement.outside = True, passing, outside
     raise agreement from error
 
 
@@ -244,14 +253,14 @@ _LONGEST = 4000
 """Characters of an error that travel: all that a rank receives are as long as the longest of them."""
 
 
-def _verdict(error: Exception) -> tuple[str, bool, str, bool]:
-    """The name of the error's class, whether a user can set it right, its text, and whether a machine is at fault."""
+def _verdict(error: Exception) -> tuple[str, bool, str, bool, bool]:
+    """The name of the error's class, whether a user can set it right, its text, `is_passing` and `is_outside`."""
     text = user_text(error)
     if text is None:
-        return type(error).__name__, False, str(error)[:_LONGEST], False
+        return type(error).__name__, False, str(error)[:_LONGEST], False, False
     # Other ranks know the classes of `errors` alone: another one travels as the nearest of these.
     known = (kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
-    return next(known, UserError.__name__), True, text[:_LONGEST], is_passing(error)
+    return next(known, UserError.__name__), True, text[:_LONGEST], is_passing(error), is_outside(error)
 
 
 _waited = 0
@@ -366,7 +375,7 @@ def initialize(timeout_minutes: float, *, by_deepspeed: bool = False) -> None:
     meets_all = os.environ["RANK"] == "0" or not torch.cuda.is_available()
     needed = _FILES + (max(0, world - 2) if meets_all else 0)
     if files < needed:
-        raise ConfigError(
+        raise MachineError(
             f"{socket.gethostname()} lets a process have {files} files open (ulimit -n), rank {os.environ['RANK']} of "
             f"{world} needs {needed} at least: ulimit -n {1024 if needed <= 1024 else 65536}"
         )

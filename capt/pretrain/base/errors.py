@@ -11,8 +11,8 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -24,14 +24,28 @@ class UserError(ValueError):
     """Raised on every rank of a job alike, so that one of them says it for all."""
     passing = False
     """Whether the cause may pass by itself (`is_passing`)."""
+    outside = False
+    """Whether it is about something outside of the job (`is_outside`)."""
 
 
 class ConfigError(UserError):
     """A configuration key, value or combination of values is not valid."""
 
 
+class MachineError(ConfigError):
+    """Something of a machine is taken, missing or too small for the job: a port, a GPU, a host, shared memory."""
+
+    outside = True
+
+
+class LockedError(MachineError):
+    """Another process holds a folder: it may be about to end. Of a run that has begun the exit code is 75."""
+
+
 class DataError(UserError):
     """A corpus, shard, tokenizer or data file is missing, damaged or does not fit the job."""
+
+    outside = True
 
 
 class CheckpointError(UserError):
@@ -40,6 +54,8 @@ class CheckpointError(UserError):
 
 class NoSpaceError(CheckpointError):
     """A disk, a quota or a table of inodes is full: what could not be written now may be written later."""
+
+    outside = True
 
 
 def shown(value: object, limit: int = 100) -> str:
@@ -146,6 +162,30 @@ def is_passing(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
+
+
+def is_outside(error: BaseException | None) -> bool:
+    """Whether an error is about something that the job only uses: files, packages, ports, locks, hosts, stores."""
+    while error is not None:
+        if getattr(error, "outside", False) or isinstance(error, OSError | ModuleNotFoundError):
+            return True
+        error = error.__cause__
+    return False
+
+
+@contextmanager
+def machines_at_fault(has_begun: Callable[[], bool]) -> Iterator[None]:
+    """Count what the block finds missing, taken or full as a fault of a machine, where the run ``has_begun``.
+
+    Such a run has had all of it before, and its user has typed nothing since that could be wrong: the job is tried
+    again. At a first start the same error is one of the user, exit code 2.
+    """
+    try:
+        yield
+    except Exception as error:
+        if is_outside(error) and has_begun():
+            error.passing = True  # type: ignore[attr-defined]
+        raise
 
 
 _NAMELESS = {

@@ -130,6 +130,13 @@ class Callback:
         """Return a verified checkpoint beyond step ``after`` that is not in the run folder. Collective."""
         return None
 
+    def mend(self, job: Job, checkpoint: Path) -> bool:
+        """Replace a damaged checkpoint of the run folder by a whole copy of it; return whether one is there now.
+
+        Rank 0 alone.
+        """
+        return False
+
     def give_up(self, run_dir: Path, source: Path) -> bool:
         """Forget ``source``, which `find_checkpoint` has returned; return whether it is forgotten. Rank 0 alone."""
         return False

@@ -8,7 +8,7 @@ import logging
 import torch
 
 from capt.pretrain.base import distributed
-from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.errors import MachineError
 from capt.pretrain.base.randomness import derive
 from capt.pretrain.config.schema import Job
 
@@ -72,14 +72,14 @@ def check_precision(precision: str) -> None:
     Numbers of 16 bits that are emulated count as missing: such a job would run many times slower than in fp32.
 
     Raises:
-        ConfigError: it does not.
+        MachineError: it does not.
     """
     if precision in ("fp32", "auto") or precision.removesuffix("_pure") in (here := device_precisions()):
         return
     device = "GPU" if torch.cuda.is_available() else "CPU"
     fits = " or ".join(["fp32", *here])
     units = precision.removesuffix("_pure")
-    raise ConfigError(f"engine.precision {precision}: this machine's {device} has no {units} units; use {fits}")
+    raise MachineError(f"engine.precision {precision}: this machine's {device} has no {units} units; use {fits}")
 
 
 def device_precisions() -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from capt.pretrain.base import distributed
-from capt.pretrain.base.errors import CheckpointError, ConfigError, RunFailedError, quoted
+from capt.pretrain.base.errors import CheckpointError, ConfigError, MachineError, RunFailedError, quoted
 from capt.pretrain.config.contrast import ContrastSection
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine.branch import branched
@@ -268,9 +268,11 @@ def choose_checkpoint(
         skip_damaged: rename damaged ones to ``damaged-step-...`` as long as the run has an older one.
 
     Raises:
-        CheckpointError: on all ranks: the checkpoint is damaged; the text offers the previous one.
-        ConfigError: the ranks do not see the same run folder.
+        CheckpointError: on all ranks: the checkpoint is damaged, and no callback has a whole copy; the text offers the
+            previous one.
+        MachineError: the ranks do not see the same run folder.
     """
+    mended: set[Path] = set()
     while True:
         source = _newest_permanent(job.run.dir) if name is None else _named(job.run.dir, name)
         if name is None:
@@ -286,8 +288,12 @@ def choose_checkpoint(
             verify_together(source)
             return source
         except CheckpointError as error:
-            # A passing fault (a file server is away) is no damage; a checkpoint that was named is not replaced.
-            if not skip_damaged or name is not None or error.passing or not _pass_over(source, error):
+            if error.passing:  # a file server that is away is no damage
+                raise
+            if source not in mended and _mend(job, source, error, callbacks):
+                mended.add(source)
+            # One that was named is not replaced by another.
+            elif not skip_damaged or name is not None or not _pass_over(source, error):
                 raise
 
 
@@ -339,11 +345,21 @@ def _seen_alike(run_dir: Path, look: Callable[[], Path | None]) -> Path | None:
         differ = f"run.dir {run_dir}: ranks see different checkpoints ({views[0][0]} and {others[0]})"
         with distributed.synchronize_errors():
             if any(late for _, late in views):
-                raise ConfigError(differ)
+                raise MachineError(differ)
         if distributed.rank() == 0 and not told:
             logger.warning("%s; waiting up to %.0f s for the file system", differ, _DISAGREE)
         told = True
         time.sleep(_PAUSE)
+
+
+def _mend(job: Job, source: Path, error: CheckpointError, callbacks: Sequence[Callback]) -> bool:
+    """Let callbacks put a whole copy in the place of a damaged checkpoint. Collective."""
+    done = False
+    with distributed.synchronize_errors(patient=True):
+        if distributed.rank() == 0 and any(callback.mend(job, source) for callback in callbacks):
+            logger.error("%s. A whole copy of it is put in its place", str(error).partition(";")[0])
+            done = True
+    return bool(distributed.broadcast_object(done))
 
 
 def _pass_over(source: Path, error: CheckpointError) -> bool:

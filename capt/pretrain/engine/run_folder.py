@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -12,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
-from capt.pretrain.base.errors import ConfigError, DataError, UserError, quoted, shown
+from capt.pretrain.base.errors import ConfigError, DataError, LockedError, UserError, is_passing, quoted, shown
 from capt.pretrain.base.files import finite, open_lock, read_json, require_own_folder, write_json
 from capt.pretrain.base.locks import is_locked
 from capt.pretrain.base.records import Count, Record, read_record
@@ -23,13 +24,26 @@ from capt.pretrain.engine.metrics_file import METRICS, last_step_in
 from capt.pretrain.engine.step_folders import checkpoints_of
 
 DONE, FAILED, BAD_INPUT, STOPPED = 0, 1, 2, 75
+
+
+def exit_code_of(error: BaseException) -> int:
+    """Return the exit code of a process that ends with an error which ``user_text`` has a line for.
+
+    2 is for what the user can mend by typing. What may be gone when the job is tried again is 1, and 75 where another
+    process holds the folder, which is no failure of this job.
+    """
+    if not is_passing(error):
+        return BAD_INPUT
+    return STOPPED if isinstance(error, LockedError) else FAILED
+
+
 LOGGED = "capt_logged"
 """The attribute of an error that names the log of this rank, where its stack trace is."""
 
 STATUS, BEST, LOCK = "status.json", "best.json", ".training"
 CONFIG = "config.yaml"
 CRASHES = "crashes"
-_RUN_MARKS = (CONFIG, METRICS, "checkpoints")
+_RUN_PARTS = (METRICS, "checkpoints")
 OWN_FOLDERS = ("average", "checkpoints", "codes", CRASHES, "ledger", "log", "profile", "tensorboard")
 """Folders of a run in which a job writes and removes: no links, so that nothing outside the run is touched."""
 _LONGEST_REASON = 2000
@@ -53,6 +67,8 @@ class Status(Record):
     step: Count = 0
     exit_code: int | None = Field(None, ge=0, le=255)
     reason: str = Field("", max_length=1_000_000)
+    passing: bool = False
+    """Whether a job that failed has found a machine at fault, so that it may go well when it is started again."""
     failed_saves: Count = 0
     """Periodic checkpoints that could not be written (a full disk); the run continued without them."""
     final: bool = False
@@ -84,7 +100,9 @@ def read_best(folder: Path) -> Best | None:
 def write_status(folder: Path, status: Status) -> None:
     """Replace ``status.json``; on a full disk in place, since a run that ends there must say so."""
     status = status.model_copy(update={"reason": status.reason[:_LONGEST_REASON]})
-    values = status.model_dump(exclude={name for name in ("failed_saves", "final") if not getattr(status, name)})
+    values = status.model_dump(
+        exclude={name for name in ("failed_saves", "final", "passing") if not getattr(status, name)}
+    )
     try:
         write_json(folder / STATUS, values)
     except OSError as error:
@@ -107,7 +125,7 @@ def _read(path: Path, kind: type[_R]) -> _R | None:
 
 
 def check_is_free(folder: Path) -> None:
-    """Refuse a folder that already holds a run. Raises ``ConfigError``."""
+    """Refuse a folder that already holds a run, or parts of one. Raises ``ConfigError``."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"run.dir {folder} is a file; name a folder")
     if holds_run(folder):
@@ -115,31 +133,54 @@ def check_is_free(folder: Path) -> None:
             f"run.dir {folder} already holds a run; continue it with capt resume {quoted(folder)}, "
             "start or resume it with --resume auto, or name another folder"
         )
+    if part := next((name for name in _RUN_PARTS if os.path.lexists(folder / name)), None):
+        raise ConfigError(
+            f"run.dir {folder} holds {part} of a run without its {CONFIG}, so that it cannot be continued; name "
+            f"another folder, or move it away: mv {quoted(folder)} {quoted(f'{folder}.old')}"
+        )
 
 
 def resumes_by_itself(folder: Path, job: Job) -> bool:
     """Whether ``run.resume=auto`` continues the run in ``folder``; False where the job begins a new one.
 
+    A folder without its ``config.yaml`` may be what a fetch has left that was cut short. Where the job has a store
+    (``checkpoint.upload``) this is for the rank to find out that fetches.
+
     Raises:
         ConfigError: the folder holds a run, and the job is another one or has ``run.resume=never``.
     """
-    if job.run.resume != "auto" or not (folder / CONFIG).is_file():
-        check_is_free(folder)
+    if job.run.resume != "auto" or not holds_run(folder):
+        if job.run.resume != "auto" or job.checkpoint.upload is None:
+            check_is_free(folder)
         return False
     check_is_no_checkpoint(folder)
+    refuse_another_job(folder, _given_keys_of_another_job(folder, job))
+    return True
+
+
+def _given_keys_of_another_job(folder: Path, job: Job) -> dict[str, tuple[object, object]]:
+    """Return `keys_of_another_job` that the job itself sets.
+
+    The run's file holds values for keys that the job leaves open: the data have decided them, or an earlier command.
+    """
     given = flatten(job.model_dump(mode="json", by_alias=True, exclude_unset=True))
     if getattr(job.schedule, "epochs", None) is not None:
         given.pop("schedule.max_steps", None)  # follows from the epochs and the data
-    changed = keys_of_another_job(folder, job)
-    # The run's file holds values for keys that the job leaves open: the data have decided them, or an earlier command.
-    refuse_another_job(folder, {key: values for key, values in changed.items() if key in given})
-    return True
+    return {key: values for key, values in keys_of_another_job(folder, job).items() if key in given}
 
 
 def is_finished(folder: Path, job: Job) -> bool:
     """Whether ``folder`` holds a run of this very job that is done."""
     status = read_status(folder)
     return status is not None and status.state == "done" and not keys_of_another_job(folder, job)
+
+
+def has_begun(folder: Path, job: Job) -> bool:
+    """Whether ``folder`` holds a run of this very job: what it read, wrote and used was there then."""
+    try:
+        return holds_run(folder) and not _given_keys_of_another_job(folder, job)
+    except (UserError, OSError):
+        return False
 
 
 def keys_of_another_job(folder: Path, job: Job) -> dict[str, tuple[object, object]]:
@@ -210,7 +251,12 @@ def check_is_own(folder: Path) -> None:
 def require_run(folder: Path) -> None:
     """Refuse a folder in which no run has begun, and a checkpoint. Raises ``ConfigError``."""
     if not (folder / CONFIG).is_file():
-        raise ConfigError(f"{folder} is not a run folder: it has no {CONFIG}; name a folder that a job wrote (run.dir)")
+        fetched = any(os.path.lexists(folder / name) for name in _RUN_PARTS)
+        more = f", or give the command of the job with --resume auto again, where {folder} was being fetched"
+        raise ConfigError(
+            f"{folder} is not a run folder: it has no {CONFIG}; name a folder that a job wrote (run.dir)"
+            f"{more if fetched else ''}"
+        )
     check_is_no_checkpoint(folder)
 
 
@@ -229,8 +275,11 @@ def check_is_no_checkpoint(folder: Path) -> None:
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether a job has begun a run in ``folder``, which can then be resumed or reported."""
-    return any((folder / mark).exists() or (folder / mark).is_symlink() for mark in _RUN_MARKS)
+    """Whether a job has begun a run in ``folder``, which can then be resumed or reported.
+
+    Its ``config.yaml`` makes it one: it is the first file that a job writes, and the last one that is fetched.
+    """
+    return os.path.lexists(folder / CONFIG)
 
 
 def discard_refused(folder: Path) -> None:

@@ -15,9 +15,12 @@ from typing import IO
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import (
     ConfigError,
+    LockedError,
+    MachineError,
     RunFailedError,
     expect_writable_disks,
     is_passing,
+    machines_at_fault,
     user_text,
 )
 from capt.pretrain.base.files import open_for_append, write_text
@@ -30,7 +33,6 @@ from capt.pretrain.engine.checkpoint import read_job_of_run
 from capt.pretrain.engine.checkpoint.layout import put_back_replaced, remove_checkpoint
 from capt.pretrain.engine.metrics_file import METRICS
 from capt.pretrain.engine.run_folder import (
-    BAD_INPUT,
     CONFIG,
     FAILED,
     LOCK,
@@ -42,6 +44,8 @@ from capt.pretrain.engine.run_folder import (
     check_is_own,
     describe_change,
     discard_refused,
+    exit_code_of,
+    has_begun,
     keys_of_another_job,
     read_status,
     refuse_another_job,
@@ -99,11 +103,11 @@ def _sees(path: Path) -> bool:
 def _refuse_unshared(folder: Path, found: list[tuple[str, str | None, bool]]) -> None:
     for rank, (host, problem, _) in enumerate(found):
         if problem is not None:
-            raise ConfigError(f"run.dir {folder}: {host} (rank {rank}) cannot write there: {problem}")
+            raise MachineError(f"run.dir {folder}: {host} (rank {rank}) cannot write there: {problem}")
     blind = [f"{host} (rank {rank})" for rank, (host, _, unseen) in enumerate(found) if unseen]
     if blind:
         more = f" and {len(blind) - 8} more" if len(blind) > 8 else ""
-        raise ConfigError(
+        raise MachineError(
             f"run.dir {folder.absolute()}: not shared: what {found[0][0]} (rank 0) writes there is not seen on "
             f"{', '.join(blind[:8])}{more}; name a folder on a file system that all hosts mount"
         )
@@ -214,9 +218,10 @@ class RunStatus:
             self._write(
                 "failed",
                 step,
-                FAILED if text is None or is_passing(error) else BAD_INPUT,
+                FAILED if text is None else exit_code_of(error),
                 f"{type(error).__name__}: {text or error}",
                 final=isinstance(error, RunFailedError) and not error.passing,
+                passing=text is not None and is_passing(error),
             )
             if text is not None and self._fresh and not self.training:
                 self._discard()
@@ -262,12 +267,11 @@ class RunStatus:
         failed_saves: int = -1,
         *,
         final: bool = False,
+        passing: bool = False,
     ) -> None:
         lost = self._status.failed_saves if failed_saves < 0 else failed_saves
         status = {"state": state, "step": step, "exit_code": code, "reason": reason, "failed_saves": lost}
-        if final:
-            status["final"] = True
-        self._status = Status.model_validate(status)
+        self._status = Status.model_validate({**status, "final": final, "passing": passing})
         if distributed.rank() == 0 and not self.is_lost():
             write_status(self.folder, self._status)
 
@@ -281,7 +285,7 @@ class RunStatus:
         folder = self.folder
         self._new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
         refusal = f"run.dir {folder}: another process is training in this folder; stop it, or name another one"
-        with file_lock(folder / LOCK, refusal=refusal, wait=wait):
+        with file_lock(folder / LOCK, refusal=refusal, wait=wait, error=LockedError):
             self._locked = True
             yield
 
@@ -295,8 +299,8 @@ def open_run_folder(job: Job, *, resume: bool, wait: float = 0.0) -> Iterator[Ru
             it by itself (``run.resume``); or a host does not see it.
     """
     folder = job.run.dir
-    status = RunStatus(folder)
-    with contextlib.ExitStack() as stack:
+    status, begun = RunStatus(folder), has_begun(job.run.dir, job)
+    with machines_at_fault(lambda: begun), contextlib.ExitStack() as stack:
         with distributed.synchronize_errors(patient=wait > 0):
             if distributed.rank() == 0:
                 status.look(job, resume=resume)
@@ -306,9 +310,11 @@ def open_run_folder(job: Job, *, resume: bool, wait: float = 0.0) -> Iterator[Ru
         status.branch = Path(branch) if branch else None
         interruption.set_exit_action(lambda: status.record_failure(interruption.Interrupted()))
         try:
-            check_is_shared(folder)
-            with _log_of_this_rank(folder):
-                yield status
+            # What is read once the training has begun was there as well.
+            with machines_at_fault(lambda: begun or status.training):
+                check_is_shared(folder)
+                with _log_of_this_rank(folder):
+                    yield status
         except BaseException as error:
             status.record_failure(error)
             raise

@@ -14,12 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from capt.pretrain.base import distributed
-from capt.pretrain.base.errors import ConfigError, DataError, RunFailedError
+from capt.pretrain.base.errors import ConfigError, DataError, LockedError, RunFailedError
 from capt.pretrain.base.files import replacing
+from capt.pretrain.base.locks import file_lock
 from capt.pretrain.base.stores import (
     StoreFile,
     chunks,
     is_url,
+    look_up,
     put_bytes,
     put_file,
     remove_tree,
@@ -29,11 +31,11 @@ from capt.pretrain.base.stores import (
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine import heartbeat, interruption
 from capt.pretrain.engine.callbacks.averager import FOLDER as AVERAGE
-from capt.pretrain.engine.checkpoint.layout import point, put_in_place
+from capt.pretrain.engine.checkpoint.layout import point, put_in_place, set_aside
 from capt.pretrain.engine.loop import NEVER, Callback, Run
 from capt.pretrain.engine.metrics_file import METRICS
-from capt.pretrain.engine.run_folder import BEST, CONFIG, check_is_free, read_best
-from capt.pretrain.engine.step_folders import MANIFEST, steps_of
+from capt.pretrain.engine.run_folder import BEST, CONFIG, LOCK, PATIENCE, check_is_free, holds_run, read_best
+from capt.pretrain.engine.step_folders import MANIFEST, checkpoints_of, step_folder, step_of, steps_of
 from capt.pretrain.engine.task import StepMetrics
 
 logger = logging.getLogger(__name__)
@@ -73,24 +75,18 @@ class Uploads(Callback):
         """`Run.committed` at the last look that found nothing to copy."""
 
     def before_folder(self, job: Job, *, resumes: bool) -> None:
-        """Fetch the run from the store where the run folder has none. Raises ``ConfigError`` and ``DataError``."""
+        """Fetch the run from the store where the run folder has none, or has lost its newest checkpoint.
+
+        Raises ``ConfigError`` and ``DataError``.
+        """
         if job.checkpoint.upload is None or distributed.rank() != 0:
             return
         url, run_dir = job.checkpoint.upload.rstrip("/"), job.run.dir
         there = _complete(url)
         if not there:
+            if not holds_run(run_dir):
+                check_is_free(run_dir)
             put_bytes(b"", f"{url}/{CONFIG}")  # a store that cannot be written to is told before the first step
-            return
-        newest = max(there)
-        # A run folder that is here wins, unless the store is ahead: then two machines have continued one run.
-        if (run_dir / CONFIG).is_file() and resumes:
-            here = steps_of(run_dir)
-            if newest > max(here, default=-1):
-                raise ConfigError(
-                    f"checkpoint.upload: {without_secrets(url)} has the run's step {newest}, {run_dir} only "
-                    f"{max(here, default=0)}: another machine has continued it; remove or rename {run_dir} to continue "
-                    "from there"
-                )
             return
         if not resumes:
             check_is_free(run_dir)
@@ -98,8 +94,26 @@ class Uploads(Callback):
                 f"checkpoint.upload: {without_secrets(url)} holds a run already; continue it with --resume auto, or "
                 "name another address"
             )
-        logger.info("%s: fetching the run up to step %d from %s", run_dir, newest, without_secrets(url))
-        _download(url, run_dir, {newest, *job.checkpoint.averaged_steps(job.schedule.max_steps)}, there)
+        # A job that trains here has saved more than the store has; one that fetches is waited for.
+        if holds_run(run_dir) and max(there) <= max(steps_of(run_dir), default=-1):
+            return
+        steps = {max(there), *job.checkpoint.averaged_steps(job.schedule.max_steps)}
+        refusal = f"run.dir {run_dir}: another process fetches the run, or trains in this folder"
+        with file_lock(run_dir / LOCK, refusal=refusal, wait=PATIENCE, error=LockedError):
+            if not holds_run(run_dir):
+                logger.info("%s: fetching the run up to step %d from %s", run_dir, max(there), without_secrets(url))
+                _download(url, run_dir, steps, there)
+            elif max(there) > max(steps_of(run_dir), default=-1):
+                _fetch_lost(url, run_dir, steps, there)
+
+    def mend(self, job: Job, checkpoint: Path) -> bool:
+        if job.checkpoint.upload is None:
+            return False
+        files = _complete(job.checkpoint.upload.rstrip("/")).get(step_of(checkpoint))
+        if files is not None:
+            logger.info("%s: fetching it again from the store", checkpoint)
+            _fetch_checkpoint(checkpoint, files, damaged=True)
+        return files is not None
 
     def on_start(self, run: Run) -> None:
         self._url = (run.job.checkpoint.upload or "").rstrip("/")
@@ -234,37 +248,81 @@ def _remove(url: str, step: int) -> None:
 
 
 def _download(url: str, run_dir: Path, steps: set[int], there: dict[int, dict[str, StoreFile]]) -> None:
-    """Fetch the records of a run, the checkpoints of ``steps`` and its best one; the job of the run comes last."""
-    run_dir.mkdir(parents=True, exist_ok=True)
+    """Fetch the records of a run, the checkpoints of ``steps`` and its best one; the job of the run comes last.
+
+    Without its job the folder is no run, so that a fetch that was cut short is done again. What one has left counts as
+    far as the store has it too.
+    """
     names = {file.url.removeprefix(f"{url}/"): file for file in tree(url)}
     records = {name: file for name, file in names.items() if not name.startswith(("checkpoints/", f"{AVERAGE}/"))}
     if CONFIG not in records:
         raise DataError(f"{without_secrets(url)}: there is no {CONFIG} beside the checkpoints; not a run's folder")
-    # Without its job the folder is no run yet, so that a fetch that was cut short is done again.
-    for name in sorted(records, key=lambda name: name == CONFIG):
+    for name in records:
         if any(part in ("", ".", "..") for part in name.split("/")) or is_url(name):
             raise DataError(f"{without_secrets(url)}: {name!r} is not a name of a file of a run")
-        if name == CONFIG:
-            for step in steps & there.keys():
-                _fetch_checkpoint(run_dir, step, there[step])
-            best = read_best(run_dir)
-            if best is not None and best.step in there:
-                point("best", _fetch_checkpoint(run_dir, best.step, there[best.step]))
-            point("latest", run_dir / _name(max(there)))
-        _fetch(records[name], run_dir / name)
+    for checkpoint in checkpoints_of(run_dir):
+        files = there.get(step_of(checkpoint), {})
+        if MANIFEST not in files or (checkpoint / MANIFEST).read_bytes() != b"".join(chunks(files[MANIFEST])):
+            set_aside(checkpoint, "other")
+    job = records.pop(CONFIG)
+    for name, file in records.items():
+        _fetch(file, run_dir / name)
+    best = read_best(run_dir)
+    if best is not None and best.step in there:
+        _fetch_checkpoint(step_folder(run_dir, best.step), there[best.step])
+        point("best", step_folder(run_dir, best.step))
+    _fetch_checkpoints(run_dir, steps, there)
+    _fetch(job, run_dir / CONFIG)
 
 
-def _fetch_checkpoint(run_dir: Path, step: int, files: dict[str, StoreFile]) -> Path:
-    target = run_dir / _name(step)
-    if not target.exists():
-        partial = target.with_name(f".{target.name}.fetched.partial")
-        shutil.rmtree(partial, ignore_errors=True)
+def _fetch_lost(url: str, run_dir: Path, steps: set[int], there: dict[int, dict[str, StoreFile]]) -> None:
+    """Fetch checkpoints that the run folder has had and the store still has.
+
+    Raises:
+        ConfigError: the run folder has not had them: two machines have continued one run.
+    """
+    if not _begins_with(run_dir / METRICS, f"{url}/{METRICS}"):
+        raise ConfigError(
+            f"checkpoint.upload: {without_secrets(url)} has the run's step {max(there)}, {run_dir} only "
+            f"{max(steps_of(run_dir), default=0)}: another machine has continued it; remove or rename {run_dir} to "
+            "continue from there"
+        )
+    logger.warning("%s has lost step %d; fetching it from %s", run_dir, max(there), without_secrets(url))
+    _fetch_checkpoints(run_dir, steps, there)
+
+
+def _begins_with(path: Path, url: str) -> bool:
+    """Whether a file begins with what the store has at ``url``: rows were added to it here, and to no other copy."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return all(file.read(len(chunk)) == chunk for chunk in chunks(look_up(url)))
+
+
+def _fetch_checkpoints(run_dir: Path, steps: set[int], there: dict[int, dict[str, StoreFile]]) -> None:
+    """Fetch those of ``steps`` that the store has; the newest one of it is the latest."""
+    for step in sorted(steps & there.keys()):
+        _fetch_checkpoint(step_folder(run_dir, step), there[step])
+    point("latest", step_folder(run_dir, max(there)))
+
+
+def _fetch_checkpoint(target: Path, files: dict[str, StoreFile], *, damaged: bool = False) -> None:
+    """Fetch a checkpoint that is not whole here; one that is ``damaged`` is kept under another name."""
+    if (target / MANIFEST).is_file() and not damaged:
+        return
+    partial = target.with_name(f".{target.name}.fetched.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
         for name, file in files.items():
             if any(part in ("", ".", "..") for part in name.split("/")):
                 raise DataError(f"{file} is not a file of a checkpoint")
             _fetch(file, partial / name)
+        if damaged:
+            set_aside(target, "damaged")
         put_in_place(partial, target)
-    return target
+    except (DataError, OSError):
+        shutil.rmtree(partial, ignore_errors=True)  # a full disk must not stay full of it
+        raise
 
 
 def _fetch(file: StoreFile, target: Path) -> None:

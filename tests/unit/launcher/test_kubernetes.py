@@ -272,7 +272,7 @@ def test_what_the_pods_are_given() -> None:
     assert pod["terminationGracePeriodSeconds"] == 300
     assert container["command"][1:9] == ["-m", "capt.launcher.pod", "--pods", "2", "--nodes", "1", "--ranks", "2"]
     assert container["command"][-4:] == ["capt.pretrain", "/etc/capt/job.yaml", "--merged", "--resume=auto"]
-    assert {"port": 9400} in objects[1]["spec"]["ingress"][1]["ports"]
+    assert {"port": 29600} in objects[1]["spec"]["ingress"][1]["ports"]
     Path("job.yaml").write_text(objects[0]["data"]["job.yaml"])
     assert load_job("job.yaml", resolved=True).run.dir == Path("runs/My_Run")
 

@@ -1,5 +1,7 @@
 import json
 import os
+import shlex
+import subprocess
 import threading
 import time
 from contextlib import nullcontext
@@ -19,11 +21,19 @@ def write_status(folder: Path, **status: object) -> None:
     (folder / "new").replace(folder / "status.json")
 
 
-@pytest.mark.parametrize("mark", ["config.yaml", "metrics.jsonl", "checkpoints"])
-def test_a_folder_with_a_run_is_refused_and_the_way_on_named(tmp_path: Path, mark: str) -> None:
-    (tmp_path / mark).touch()
-    with pytest.raises(ConfigError, match=r"already holds a run.*capt resume"):
-        check_is_free(tmp_path)
+@pytest.mark.parametrize(
+    ("mark", "way_on"), [("config.yaml", "capt resume "), ("metrics.jsonl", "mv "), ("checkpoints", "mv ")]
+)
+def test_a_folder_with_a_run_is_refused_and_the_way_on_named(tmp_path: Path, mark: str, way_on: str) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / mark).touch()
+    with pytest.raises(ConfigError, match=rf"run\.dir {folder} .*{way_on}{folder}") as refusal:
+        check_is_free(folder)
+    if way_on == "mv ":  # what cannot be resumed: the command makes room
+        subprocess.run(shlex.split(str(refusal.value).partition(": ")[2]), check=True)
+        check_is_free(folder)
+        assert (tmp_path / "run.old" / mark).exists()
 
 
 def test_new_and_merely_planned_folders_are_free(tmp_path: Path) -> None:

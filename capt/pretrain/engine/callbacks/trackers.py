@@ -14,14 +14,14 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from capt.pretrain.base import distributed
-from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.errors import ConfigError, UserError, user_text
 from capt.pretrain.base.files import read_json, write_json
 from capt.pretrain.base.records import Record, parse_record
 from capt.pretrain.base.sensitive import is_secret
 from capt.pretrain.config import flat_keys
 from capt.pretrain.engine import heartbeat
 from capt.pretrain.engine.loop import NEVER, Callback, Run
-from capt.pretrain.registry import require_tracker
+from capt.pretrain.registry import METRICS_PORT, require_tracker
 
 logger = logging.getLogger(__name__)
 
@@ -36,26 +36,31 @@ class Tracker(Callback):
     """Sends the configuration and every logged row of metrics to a tracker, from rank 0 alone.
 
     ``RUN/<key>.json`` keeps the tracker's id of the run, so that a resumed run continues there. Configuration values
-    that look like secrets are left out. A tracker that fails while the run continues costs a warning.
+    that look like secrets are left out. A tracker that fails at a resume, or later, costs a warning.
     """
 
     key: ClassVar[str]
     """The key of ``run.callbacks``, which is also the name of the package that must be installed."""
 
     def __init__(self) -> None:
-        require_tracker(self.key)
-        self._open = False
-        self._ended = False
+        self._open = self._ended = self._resumes = False
+
+    def on_resume(self, run: Run, *, newest: bool) -> None:
+        self._resumes = True
 
     def on_start(self, run: Run) -> None:
         with distributed.synchronize_errors(patient=True):  # a server that is down is asked for minutes
             if distributed.rank() == 0:
-                path = run.dir / f"{self.key}.json"
-                known = parse_record(_Identity, read_json(path), path).id if path.exists() else None
-                identity = self.start(run, _shown(run), known)
-                # Open before its id is kept: where the file cannot be written, `close` still ends it at the tracker.
-                self._open = True
-                write_json(path, {"id": identity})
+                _begin(self.key, lambda: self._begin(run), resumes=self._resumes)
+
+    def _begin(self, run: Run) -> None:
+        require_tracker(self.key)
+        path = run.dir / f"{self.key}.json"
+        known = parse_record(_Identity, read_json(path), path).id if path.exists() else None
+        identity = self.start(run, _shown(run), known)
+        # Open before its id is kept: where the file cannot be written, `close` still ends it at the tracker.
+        self._open = True
+        write_json(path, {"id": identity})
 
     def on_metrics(self, run: Run, values: Mapping[str, float], split: str | None) -> None:
         if self._open:
@@ -92,6 +97,16 @@ class Tracker(Callback):
     @abstractmethod
     def finish(self, *, done: bool, stopped: bool) -> None:
         """Send what is left and end: all steps are ``done``, the run has ``stopped`` early, or (neither) it failed."""
+
+
+def _begin(key: str, call: Callable[[], None], *, resumes: bool) -> None:
+    """Begin to send figures. A run that is resumed goes on without them, rather than end for what only watches it."""
+    try:
+        call()
+    except (UserError, ImportError, OSError) as error:
+        if not resumes:
+            raise
+        logger.warning("%s; the run continues without run.callbacks.%s", user_text(error) or error, key)
 
 
 def title(run: Run) -> str:
@@ -213,18 +228,24 @@ class Prometheus(Callback):
         host: the address to listen on. By default the loopback interface alone; ``0.0.0.0`` lets other hosts ask.
     """
 
-    def __init__(self, *, port: int = 9400, host: str = "127.0.0.1") -> None:
-        self._host, self._port = host, port
+    def __init__(self, *, port: int = METRICS_PORT, host: str = "127.0.0.1") -> None:
+        self._host, self._port, self._resumes = host, port, False
         self._values: dict[tuple[str, str], float] = {}
         self._server: ThreadingHTTPServer | None = None
+
+    def on_resume(self, run: Run, *, newest: bool) -> None:
+        self._resumes = True
 
     def on_start(self, run: Run) -> None:
         with distributed.synchronize_errors():
             if distributed.rank() == 0:
-                self._server = self._listen()
-                Thread(target=self._server.serve_forever, name="prometheus", daemon=True).start()
-                address, port = self._server.server_address[:2]
-                logger.info("metrics for Prometheus: http://%s:%s/metrics", str(address), port)
+                _begin("prometheus", self._serve, resumes=self._resumes)
+
+    def _serve(self) -> None:
+        self._server = self._listen()
+        Thread(target=self._server.serve_forever, name="prometheus", daemon=True).start()
+        address, port = self._server.server_address[:2]
+        logger.info("metrics for Prometheus: http://%s:%s/metrics", str(address), port)
 
     def on_metrics(self, run: Run, values: Mapping[str, float], split: str | None) -> None:
         rows = {(name, split or ""): float(value) for name, value in values.items()}
