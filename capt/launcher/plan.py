@@ -130,6 +130,10 @@ class Options(Section):
         }
         return self.model_copy(update=files).model_dump_json(indent=1, exclude_none=True)
 
+    def repeat(self, others: Options) -> bool:
+        """Whether each of these options is one of ``others`` too, so that nothing was typed anew."""
+        return bool(json.loads(self.to_json()).items() <= json.loads(others.to_json()).items())
+
     @classmethod
     def read(cls, path: Path) -> Options:
         """The inverse of ``to_json``; no options where there is no file.

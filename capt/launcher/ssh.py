@@ -14,7 +14,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.errors import ConfigError, MachineError
 from capt.pretrain.base.files import read_bytes
 from capt.pretrain.base.process import allow_open_files
 
@@ -218,7 +218,7 @@ def is_this_host(name: str) -> bool:
 
 def _text(path: Path) -> str:
     if not path.exists():
-        raise ConfigError(f"no hostfile {path}; without --hostfile the job runs on this host only")
+        raise MachineError(f"no hostfile {path}; without --hostfile the job runs on this host only")
     try:
         return read_bytes(path, limit=_MAX_BYTES, error=ConfigError).decode("ascii")
     except UnicodeDecodeError as error:

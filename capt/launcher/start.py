@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,13 +134,18 @@ def resume(
     if _has_other_epochs(job, overrides):
         overrides = [*overrides, f"schedule.max_steps={type(job.schedule).model_fields['max_steps'].default}"]
         job = load_job(config, overrides, resolved=True)
-    begun = options == Options() and has_begun(run, job)
+    launched = Options()
+    with suppress(ConfigError):
+        launched = Options.read(run / "launch.json")
+    begun, repeats = has_begun(run, job), options.repeat(launched)
     if options == Options():
         options = Options.read(run / "launch.json")
     chosen = ["--checkpoint", checkpoint] if checkpoint else []
     arguments = (str(config), *overrides, "--resume", *chosen, *["--debug"] * debug)
     with machines_at_fault(lambda: begun):
-        return _carry_out(Launch(module, arguments, job, options, inputs=tuple(job.check_inputs())), show, preflight)
+        inputs = tuple(job.check_inputs())
+    with machines_at_fault(lambda: begun and repeats):
+        return _carry_out(Launch(module, arguments, job, options, inputs=inputs), show, preflight)
 
 
 def _has_other_epochs(job: Job, overrides: Sequence[str]) -> bool:

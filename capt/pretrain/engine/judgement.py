@@ -46,7 +46,8 @@ _LEVEL = 0.02
 _NO_GAIN = 1e-3
 """Not learning: the gain is less than this part of the first value."""
 _ROWS = 10
-"""Rows that the training loss needs before it says anything."""
+"""Rows that the training loss needs before it says anything; and steps, and rows of any kind where an encoder was never
+better, before a collapse is one."""
 
 Series = list[tuple[int, float]]
 
@@ -129,7 +130,10 @@ def best_of(values: Series, metric: str) -> tuple[int, float]:
 
 
 def _collapse(training: Sequence[Row], validation: Sequence[Row]) -> Judgement | None:
-    """Apply the rules of the collapse watch to the last validation, or to the last training rows without one."""
+    """Apply the rules of the collapse watch to the last validation, or to the last training rows without one.
+
+    A new encoder may begin in one point: in the first steps that is no collapse.
+    """
     if validation and validation[-1].figures.get("au") == 0:
         return Judgement("collapsed", f"no unit of the posterior is active (AU 0) at step {validation[-1].step}")
     for at_validation, *names in _COLLAPSES:
@@ -142,7 +146,10 @@ def _collapse(training: Sequence[Row], validation: Sequence[Row]) -> Judgement |
         if not finite:
             continue
         best = [max(each[i] for each in finite if len(each) > i) for i in range(len(finite[-1]))]
-        if all(_is_fallen(each, best) for each in finite[-1 if at_validation else -TRAINING_LOOKS :]):
+        fallen = [_is_fallen(each, best) for each in finite]
+        looks = 1 if at_validation else TRAINING_LOOKS
+        known = rows[-1].step >= _ROWS and (not all(fallen) or len(training) + len(validation) >= _ROWS)
+        if known and len(fallen) >= looks and all(fallen[-looks:]):
             retrieval, spread, *_ = finite[-1]
             return Judgement(
                 "collapsed",

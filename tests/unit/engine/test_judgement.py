@@ -112,7 +112,7 @@ def test_a_collapse_is_named_and_an_even_spread_is_none(at_validation: bool) -> 
     def verdict(*figures: tuple[float, float, float]) -> Verdict:
         split = VALIDATION if at_validation else "train"
         found = [
-            Row(step, split, dict(zip(names, each, strict=True)) | {"loss": 9.0 - step})
+            Row(10 * step, split, dict(zip(names, each, strict=True)) | {"loss": 9.0 - step})
             for step, each in enumerate([*figures, figures[-1], figures[-1]])
         ]
         return judge([] if at_validation else found, found if at_validation else []).verdict
@@ -120,7 +120,7 @@ def test_a_collapse_is_named_and_an_even_spread_is_none(at_validation: bool) -> 
     assert verdict((0.99, -3.5, 0.1), (0.99, -3.4, 0.1), (0.98, -3.3, 0.1)) != "collapsed"
     assert verdict((0.99, -3.5, 0.1), (0.9, -2.0, 0.2), (0.02, -0.01, 0.99)) == "collapsed"
     assert verdict((0.99, -3.5, 0.1), (0.9, -1.0, 0.8), (0.9, -0.9, 0.8)) == "collapsed"
-    assert verdict((0.01, -0.02, 0.99), (0.01, -0.02, 0.99)) == "collapsed"
+    assert verdict(*[(0.01, -0.02, 0.99)] * 8) == "collapsed"
     assert verdict((0.9, -0.02, 0.99), (0.95, -0.03, 0.98)) != "collapsed", "a new encoder that pools by the mean"
     assert verdict((0.99, -3.5, 0.1), (math.nan, math.nan, math.nan)) != "collapsed"
 
@@ -128,8 +128,23 @@ def test_a_collapse_is_named_and_an_even_spread_is_none(at_validation: bool) -> 
 def test_one_training_row_is_no_collapse() -> None:
     figures = {"contrast/accuracy": 0.9, "contrast/uniformity": -3.0, "loss": 1.0}
     bad = figures | {"contrast/accuracy": 0.0, "contrast/uniformity": 0.0}
-    assert judge([Row(1, "train", figures), Row(2, "train", bad)], []).verdict != "collapsed"
-    assert judge([Row(1, "train", figures), *(Row(s, "train", bad) for s in (2, 3, 4))], []).verdict == "collapsed"
+    assert judge([Row(10, "train", figures), Row(20, "train", bad)], []).verdict != "collapsed"
+    assert judge([Row(10, "train", figures), *(Row(s, "train", bad) for s in (20, 30, 40))], []).verdict == "collapsed"
+
+
+@pytest.mark.parametrize("retrieval", [0.0, 0.49, 0.51])
+@pytest.mark.parametrize("validations", [0, 1, 3])
+@pytest.mark.parametrize("steps", [1, 3, 9])
+def test_in_the_first_steps_nothing_has_collapsed(steps: int, validations: int, retrieval: float) -> None:
+    """A new encoder begins in one point: what is found of its texts by chance must not decide the verdict."""
+    training = [
+        Row(s, "train", {"loss": 8.0, "contrast/accuracy": 0.5 / s, "contrast/uniformity": -0.05 / s})
+        for s in range(1, steps + 1)
+    ]
+    figures = {"loss": 8.0, "retrieval/to_corrupted": retrieval, "uniformity": -1e-6, "first_direction": 1.0}
+    at = range(steps, steps - min(validations, 1), -1) if validations < 3 else range(1, steps + 1)
+    validation = [Row(step, VALIDATION, figures) for step in at]
+    assert judge(training, validation).verdict != "collapsed"
 
 
 def test_a_posterior_without_active_units_has_collapsed() -> None:
