@@ -24,7 +24,7 @@ from pydantic import Field, FiniteFloat
 
 from capt.launcher.allocation import Allocation
 from capt.launcher.watch import StatusWatch
-from capt.pretrain.base.errors import UserError, quoted, user_text
+from capt.pretrain.base.errors import UserError, is_passing, quoted, user_text
 from capt.pretrain.base.files import write_json
 from capt.pretrain.base.records import Count, Record, read_record
 from capt.pretrain.config import load_job
@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 RECORD = "restarts.json"
 _IDLE_STOPS = 10
 _CHECKPOINTS, _HOUR = 10, 3600.0
+_NOT_WRITTEN = (errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 _PATIENCE = 60.0
 """Seconds for Slurm's controller, which may be busy."""
 
@@ -193,7 +194,7 @@ def main(arguments: Sequence[str]) -> int:
         text = user_text(error)
         if text is None:
             raise
-        if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EIO, errno.ESTALE):
+        if isinstance(error, OSError) and (is_passing(error) or error.errno in _NOT_WRITTEN):
             done = allocation.restarts  # Slurm counts where we cannot
             log.warning("%s; queued again by Slurm's count (%d of %s)", text, done, arguments[2])
             return 0 if done < int(arguments[2]) else 1

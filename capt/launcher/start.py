@@ -15,7 +15,7 @@ from capt.launcher.preflight.run import before_launch
 from capt.launcher.restart import outlast, supervise
 from capt.launcher.ssh import is_this_host
 from capt.launcher.watch import StatusWatch
-from capt.pretrain.base.errors import ConfigError, counted, machines_at_fault, quoted
+from capt.pretrain.base.errors import ConfigError, MachineError, counted, machines_at_fault, quoted
 from capt.pretrain.config.base import NO_TEXT
 from capt.pretrain.config.load import job_from_mapping, load_job, load_mapping, parse_mapping
 from capt.pretrain.config.reader import as_override, to_yaml
@@ -168,7 +168,7 @@ def _carry_out(launch: Launch, show: Callable[[str], None] | None, preflight: bo
     if launch.options.nodes is not None and not getattr(chosen, "SPARES", False):
         raise ConfigError(f"--nodes says which hosts are no spares; --launcher {name} has none")
     plan = chosen.plan(launch)
-    deepspeed_config(launch.job, plan.world)  # refuses batch sizes that do not fit before anything starts
+    _require_fitting_batch(launch, plan)
     if not _runs_elsewhere(launch.options):
         check_callbacks(launch.job.run.callbacks)
         for tracker in launch.job.run.callbacks:
@@ -181,7 +181,7 @@ def _carry_out(launch: Launch, show: Callable[[str], None] | None, preflight: bo
         show(describe(launch, plan))
         return DONE
     if plan.blocked_reason:
-        raise ConfigError(plan.blocked_reason)
+        raise MachineError(plan.blocked_reason)
     if _runs_elsewhere(launch.options):  # neither its run folder nor its processes are here
         return chosen.start(launch, plan).code
     if preflight:
@@ -195,6 +195,19 @@ def _carry_out(launch: Launch, show: Callable[[str], None] | None, preflight: bo
             f"continue with: capt resume {quoted(launch.run_dir)}" if begun else "nothing was begun",
         )
     return end.code
+
+
+def _require_fitting_batch(launch: Launch, plan: Plan) -> None:
+    """Refuse batch sizes that do not fit the ranks, before anything starts.
+
+    Where the GPUs of this host say how many ranks there are, a run that has begun has lost some.
+    """
+    try:
+        deepspeed_config(launch.job, plan.world)
+    except ConfigError as error:
+        options = launch.options
+        by_gpus = plan.launcher in ("local", "torchrun") and options.nproc is None and options.hostfile is None
+        raise (MachineError(str(error)) if by_gpus else error) from None
 
 
 def carry_on(launch: Launch, chosen: Backend, *, name_of_job: str) -> int:

@@ -31,6 +31,7 @@ from capt.pretrain.engine.checkpoint.layout import SpikeState, point, set_aside
 from capt.pretrain.engine.engines.build import build_engines
 from capt.pretrain.engine.heartbeat import note_compilations
 from capt.pretrain.engine.loop import NEVER, Callback, Run, train
+from capt.pretrain.engine.provenance import is_processor
 from capt.pretrain.engine.rank import check_precision, keep_freed_memory, with_precision
 from capt.pretrain.engine.run_folder import DONE, PATIENCE, STOPPED, changed_keys
 from capt.pretrain.engine.run_status import RunStatus, open_run_folder
@@ -108,6 +109,7 @@ def run_job(
             with distributed.synchronize_errors():
                 job = branched(job, status.branch)
         source = choose_checkpoint(job, checkpoint, callbacks, skip_damaged=skip_damaged) if resume else None
+        _warn_of_lost_gpus(source)
         # Prepares tokenizer and data: one rank does the work, and the others wait for it by a lock.
         with distributed.synchronize_errors(patient=True):
             task = task_class(job.task.type)(job, job.run.dir)
@@ -142,6 +144,14 @@ def run_job(
             if source is None or not is_blamed or not (done := give_up(job.run.dir, source, callbacks)):
                 raise
             raise GivenUpError(f"{error}. It came right after {source.name} was resumed: {done}") from error
+
+
+def _warn_of_lost_gpus(source: Path | None) -> None:
+    if source is None or distributed.rank() != 0 or torch.cuda.is_available():
+        return
+    had = read_manifest(source).provenance.get("hardware", "")
+    if had and not is_processor(had):
+        logger.warning("the run has trained on %s, and CUDA finds no GPU here: it continues on processors", had)
 
 
 def _continuation(job: Job) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from capt.pretrain.base import distributed
-from capt.pretrain.base.errors import ConfigError, DataError, LockedError, RunFailedError
+from capt.pretrain.base.errors import ConfigError, DataError, LockedError, RunFailedError, machines_at_fault
 from capt.pretrain.base.files import replacing
 from capt.pretrain.base.locks import file_lock
 from capt.pretrain.base.stores import (
@@ -99,7 +99,8 @@ class Uploads(Callback):
             return
         steps = {max(there), *job.checkpoint.averaged_steps(job.schedule.max_steps)}
         refusal = f"run.dir {run_dir}: another process fetches the run, or trains in this folder"
-        with file_lock(run_dir / LOCK, refusal=refusal, wait=PATIENCE, error=LockedError):
+        lock = file_lock(run_dir / LOCK, refusal=refusal, wait=PATIENCE, error=LockedError)
+        with machines_at_fault(lambda: True), lock:  # the store says that the run has begun
             if not holds_run(run_dir):
                 logger.info("%s: fetching the run up to step %d from %s", run_dir, max(there), without_secrets(url))
                 _download(url, run_dir, steps, there)

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from capt.pretrain import __main__ as entry
 from capt.pretrain.base import distributed, errors
-from capt.pretrain.base.errors import CheckpointError, DataError, UserError
+from capt.pretrain.base.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    LockedError,
+    MachineError,
+    NoSpaceError,
+    UserError,
+)
 from capt.pretrain.engine import interruption
 from capt.pretrain.engine.callbacks.agreement import TrainingDivergedError
+from capt.pretrain.engine.run_folder import BAD_INPUT, FAILED, STOPPED, exit_code_of
 from tests.support import ClosedTerminal
 
 
@@ -100,6 +112,49 @@ def test_a_disk_that_turns_read_only_is_no_bad_input(monkeypatch: pytest.MonkeyP
     assert entry._report(error, 0, debug=False) == 2, "a run.dir on a read-only disk is a mistake of the user"
     errors.expect_writable_disks()
     assert entry._report(error, 0, debug=False) == 1
+
+
+OUTSIDE: list[Callable[[], Exception]] = [
+    lambda: DataError("data.files text.txt: no such file"),
+    lambda: MachineError("port 29500: Address already in use"),
+    lambda: NoSpaceError("a disk is full"),
+    lambda: ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow"),
+    *(
+        partial(OSError, number, os.strerror(number), "/data/x")
+        for number in (errno.ENOENT, errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.EMFILE)
+    ),
+]
+TYPED: list[Callable[[], Exception]] = [
+    lambda: ConfigError("optimizer.lr: below 0"),
+    lambda: CheckpointError("another architecture"),
+    lambda: UserError("no such option"),
+]
+
+
+@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize("way", ["here", "of another rank", "as the cause"])
+def test_2_is_for_what_can_be_mended_by_typing(begun: bool, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that has begun had its files, ports and packages then: nothing was typed that could be wrong."""
+
+    def code(make: Callable[[], Exception]) -> int:
+        with pytest.raises(Exception) as caught, errors.machines_at_fault(lambda: begun):  # noqa: PT011
+            if way == "of another rank":  # which this one learns of, without the error itself
+                verdict = distributed._verdict(make())
+                monkeypatch.setattr(distributed, "gather_objects", lambda _: [verdict])
+                with distributed.synchronize_errors():
+                    pass
+            elif way == "as the cause":
+                raise UserError("it could not be begun") from make()
+            raise make()
+        return exit_code_of(caught.value)
+
+    passing = {errno.ESTALE}
+    for make in OUTSIDE:
+        always = isinstance(error := make(), OSError) and error.errno in passing
+        assert code(make) == (FAILED if begun or always else BAD_INPUT), error
+    locked = STOPPED if way != "as the cause" else FAILED
+    assert code(lambda: LockedError("another process is training")) == (locked if begun else BAD_INPUT)
+    assert [code(make) for make in TYPED] == [BAD_INPUT] * len(TYPED)
 
 
 def test_agreement_within_agreement_is_reached_once() -> None:

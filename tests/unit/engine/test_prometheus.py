@@ -87,6 +87,10 @@ def test_the_grafana_board_asks_for_figures_that_there_are() -> None:
 def test_a_port_that_is_taken_is_named_and_the_server_ends_with_the_run(served: tuple[Prometheus, str]) -> None:
     callback, address = served
     port = int(address.rpartition(":")[2])
+    resumed = callback_class("prometheus")(port=port)
+    resumed.on_resume(RUN, newest=True)
+    resumed.on_start(RUN)  # a warning: the run is worth more than its figures
+    resumed.close(RUN)
     with pytest.raises(ConfigError, match=rf"run\.callbacks\.prometheus: 127\.0\.0\.1:{port} .* choose another port"):
         Prometheus(port=port).on_start(RUN)
     callback.close(RUN)

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from capt.launcher.plan import UNATTENDED, End, Launch, Options
+from capt.launcher.requeue import again
 from capt.launcher.restart import supervise
 from capt.launcher.supervisor.activity import Crash, write_crash
 from capt.pretrain.config.load import load_job
-from capt.pretrain.engine.run_folder import FAILED, STOPPED
+from capt.pretrain.engine.run_folder import FAILED, STOPPED, Status, write_status
 
 
 def _checkpoint(run: Path, step: int) -> Path:
@@ -69,6 +70,15 @@ def test_a_host_that_is_lost_while_the_job_starts_again_does_not_end_it(tmp_path
     job = load_job("capt_tiny", [f"run.dir={tmp_path}", "supervise.restarts=5"])
     assert supervise(Launch("capt.pretrain", (), job, Options()), lambda _: ends.pop(0)).code == FAILED
     assert ends == [], "the last two failed at one step, which ends the job"
+
+
+def test_a_machine_that_lacks_something_is_tried_again_at_the_same_step(tmp_path: Path) -> None:
+    """Data that are not mounted yet say nothing of the program; it is counted all the same."""
+    failed = Status(state="failed", exit_code=1, reason="DataError: text.txt: no such file", passing=True)
+    write_status(tmp_path, failed)
+    assert [again(tmp_path, FAILED, 3, "7") for _ in range(4)] == [True, True, True, False]
+    write_status(tmp_path, failed.model_copy(update={"passing": False}))
+    assert [again(tmp_path, FAILED, 3, "8") for _ in range(2)] == [True, False]
 
 
 def test_the_cause_is_the_last_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
