@@ -136,16 +136,19 @@ TYPED: list[Callable[[], Exception]] = [
 def test_2_is_for_what_can_be_mended_by_typing(begun: bool, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that has begun had its files, ports and packages then: nothing was typed that could be wrong."""
 
+    def fail(error: Exception) -> None:
+        if way == "of another rank":  # which this one learns of, without the error itself
+            verdict = distributed._verdict(error)
+            monkeypatch.setattr(distributed, "gather_objects", lambda _: [verdict])
+            with distributed.synchronize_errors():
+                return
+        if way == "as the cause":
+            raise UserError("it could not be begun") from error
+        raise error
+
     def code(make: Callable[[], Exception]) -> int:
-        with pytest.raises(Exception) as caught, errors.machines_at_fault(lambda: begun):  # noqa: PT011
-            if way == "of another rank":  # which this one learns of, without the error itself
-                verdict = distributed._verdict(make())
-                monkeypatch.setattr(distributed, "gather_objects", lambda _: [verdict])
-                with distributed.synchronize_errors():
-                    pass
-            elif way == "as the cause":
-                raise UserError("it could not be begun") from make()
-            raise make()
+        with pytest.raises(Exception) as caught, errors.machines_at_fault(lambda: begun):
+            fail(make())
         return exit_code_of(caught.value)
 
     passing = {errno.ESTALE}
