@@ -126,7 +126,7 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
 
 def test_a_used_run_folder_is_refused(folder: Path) -> None:
     (folder / "r").mkdir()
-    (folder / "r" / "metrics.jsonl").touch()
+    (folder / "r" / "config.yaml").touch()
     with pytest.raises(ConfigError, match="capt resume r"):
         shown("run.dir=r")
 
