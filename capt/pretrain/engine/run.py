@@ -33,7 +33,7 @@ from capt.pretrain.engine.heartbeat import note_compilations
 from capt.pretrain.engine.loop import NEVER, Callback, Run, train
 from capt.pretrain.engine.provenance import is_processor
 from capt.pretrain.engine.rank import check_precision, keep_freed_memory, with_precision
-from capt.pretrain.engine.run_folder import DONE, PATIENCE, STOPPED, changed_keys
+from capt.pretrain.engine.run_folder import DONE, PATIENCE, STOPPED, changed_keys, has_begun
 from capt.pretrain.engine.run_status import RunStatus, open_run_folder
 from capt.pretrain.engine.step_folders import checkpoints_of, step_of
 from capt.pretrain.engine.task import Progress, StepMetrics, Task
@@ -96,7 +96,7 @@ def run_job(
     distributed.initialize(job.engine.timeout_minutes)
     with distributed.synchronize_errors():
         check_precision(job.engine.precision)
-        callbacks = default_callbacks(job, user_callbacks(job))
+        callbacks = default_callbacks(job, user_callbacks(job, begun=has_begun(job.run.dir, job)))
     # A job that starts by itself waits for the folder, and may fetch the run from a store before it is opened.
     if job.run.resume == "auto" and not resume:
         skip_damaged, wait = True, max(wait, PATIENCE)

@@ -14,7 +14,7 @@ from capt.pretrain.engine.callbacks.metrics import Metrics, Validator
 from capt.pretrain.engine.callbacks.performance import GarbageCollector, Profiler, Throughput
 from capt.pretrain.engine.callbacks.progress import NextSteps, ProgressDisplay
 from capt.pretrain.engine.loop import Callback
-from capt.pretrain.registry import callback_class, check_callbacks, reliability_callback
+from capt.pretrain.registry import callback_class, check_callbacks, reliability_callback, require_tracker
 
 
 def default_callbacks(job: Job, users: Sequence[Callback] = ()) -> list[Callback]:
@@ -44,8 +44,10 @@ def default_callbacks(job: Job, users: Sequence[Callback] = ()) -> list[Callback
     return [*callbacks, Checkpointer(), Averager(), *stored, *last]
 
 
-def user_callbacks(job: Job) -> list[Callback]:
+def user_callbacks(job: Job, *, begun: bool = False) -> list[Callback]:
     """Build the callbacks of ``run.callbacks``, in its order; the settings of each are keywords of its class.
+
+    A run that has ``begun`` does not end for the missing package of a tracker, which warns of it.
 
     Raises:
         ConfigError: a key is unknown or leads to no callback, its settings do not fit, or its package
@@ -64,6 +66,8 @@ def user_callbacks(job: Job) -> list[Callback]:
             inspect.signature(cls).bind(**settings)
         except TypeError as error:
             raise ConfigError(f"run.callbacks.{name}: {error}; it takes {_takes(cls)}") from None
+        if not begun:
+            require_tracker(name)
         callbacks.append(cls(**settings))
     return callbacks
 

@@ -51,11 +51,16 @@ class Tracker(Callback):
     def on_start(self, run: Run) -> None:
         with distributed.synchronize_errors(patient=True):  # a server that is down is asked for minutes
             if distributed.rank() == 0:
-                _begin(self.key, lambda: self._begin(run), resumes=self._resumes)
+                # One that a resume has added is refused where it cannot begin.
+                known = self._resumes and self._identity(run).exists()
+                _begin(self.key, lambda: self._begin(run), resumes=known)
+
+    def _identity(self, run: Run) -> Path:
+        return run.dir / f"{self.key}.json"
 
     def _begin(self, run: Run) -> None:
         require_tracker(self.key)
-        path = run.dir / f"{self.key}.json"
+        path = self._identity(run)
         known = parse_record(_Identity, read_json(path), path).id if path.exists() else None
         identity = self.start(run, _shown(run), known)
         # Open before its id is kept: where the file cannot be written, `close` still ends it at the tracker.
