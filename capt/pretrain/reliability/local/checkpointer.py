@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from capt.pretrain.base import distributed
-from capt.pretrain.base.errors import CheckpointError, MachineError, counted
+from capt.pretrain.base.errors import CheckpointError, NoSpaceError, counted
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine import heartbeat
 from capt.pretrain.engine.callbacks.checkpointer import Pace
@@ -174,21 +174,21 @@ class LocalCheckpointer(Callback):
         self._need = max(self._need, self.held)
 
     def _prepare_storage(self, run: Run) -> None:
-        """Make the storage on every host. Collective. Raises ``MachineError``: a host has no room for it."""
+        """Make the storage on every host. Collective. Raises ``CheckpointError``: a host has no room for it."""
         if not self._need:  # nothing was written yet that would tell; and the state of a task may grow
             self._need = self._hosts.held(distributed.gather_objects(state_bytes(run.engines, run.task)))
         with distributed.synchronize_errors():
             if self._hosts.leads:
                 location = self._storage.parent
                 if (free := storage.free_bytes(location)) < self._need:
-                    raise MachineError(
+                    raise NoSpaceError(
                         f"no room for local checkpoints: {location} has {max(free, 0):,} bytes free and they "
                         f"need {self._need:,}; set checkpoint.local.dir, or give the container more shared memory"
                     )
                 try:
                     storage.prepare(self._storage, run.dir, self._incarnation)
                 except OSError as error:
-                    raise MachineError(f"{self._storage}: {error.strerror}; set checkpoint.local.dir") from error
+                    raise CheckpointError(f"{self._storage}: {error.strerror}; set checkpoint.local.dir") from error
 
     def _clean(self, keep: Path | None) -> None:
         """Remove what this host has of the run but ``keep``; what cannot be removed is said once."""
