@@ -30,7 +30,10 @@ VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "clvae_plus": ("clvae_plus", ()),
     "clvae_plus_mi": ("clvae_plus_mi", ()),
     "clvae_plus_mi_paper": ("clvae_plus_mi_paper", ()),
-    "mean_inside": ("clvae_plus", ("critic.circle=mean_inside",)),
+    "mean_inside": (
+        "clvae_plus_paper",
+        ("critic.circle=mean_inside", "objective.critic_term=sum_inside", "contrast.queue=16"),
+    ),
     "over_h": (
         "clvae",
         (

@@ -101,6 +101,7 @@ def softmaxes(
     owned: bool = False,
     symmetric: bool = False,
     within_view: bool = False,
+    across_views: bool = True,
 ) -> list[Softmax]:
     """The softmaxes of a loss of ``n`` pairs ``(q, d)`` on this rank.
 
@@ -112,15 +113,19 @@ def softmaxes(
         owned: whether it is known whose hard negative each is.
         symmetric: without a form: documents are anchors, too.
         within_view: without a form: the rows of the anchor's own view are negatives, too.
+        across_views: without a form: those of the other view are; else the own view's alone.
     """
     form = options.form
     if form is None:  # the CAPT paper's form: each row against the other view, or both, of all other samples
-        if symmetric and within_view:
+        if symmetric and within_view and across_views:
             views = [([q, d], [d, q], [True, False])]
-        elif symmetric:
-            views = [([q], [d], [False]), ([d], [q], [True])]
         else:
-            views = [([q], [d], [True, False] if within_view else [False])]
+            # The anchor's own view, and whether it is that of the queries.
+            pairs = [(q, d, True), (d, q, False)] if symmetric else [(q, d, True)]
+            views = [
+                ([own], [other], [is_query] * within_view + [not is_query] * across_views)
+                for own, other, is_query in pairs
+            ]
         return [
             _one_sided(sides, positives, [q if each else d for each in of_queries], of_queries, hard, options, owned)
             for sides, positives, of_queries in views

@@ -183,6 +183,7 @@ def info_nce(
     negative_owners: Int[Tensor, " k"] | None = None,
     symmetric: bool = False,
     within_view: bool = False,
+    across_views: bool = True,
     ids: Int[Tensor, " n"] | None = None,
     query_ids: Int[Tensor, " n"] | None = None,
     known: Int[Tensor, "p 2"] | None = None,
@@ -217,6 +218,8 @@ def info_nce(
             ``hard_negatives="own"`` or ``in_batch="none"`` an anchor sees its own alone.
         symmetric: positives are anchors as well (the mean is then over both directions).
         within_view: rows of the anchor's own view are negatives as well (SimCLR, CAPT).
+        across_views: rows of the other view are negatives; without it, and with ``within_view``, those of the anchor's
+            own view alone (Eq. 10 of the clVAE paper).
         ids: instance of each sample; a key with the anchor's id, live or queued, is not a negative (it shows the same
             thing). The positive always counts once.
         query_ids: with ``known``: the text of each anchor; ``ids`` are then those of the positives' texts.
@@ -242,8 +245,10 @@ def info_nce(
     check_known(len(anchors), ids, query_ids, known)
     check_negatives(anchors, negatives, negative_ids, negative_owners, ids, options)
     check_queue(anchors, queue, negatives, options.in_batch, group)
-    if options.directions is not None and (symmetric or within_view):
-        raise ConfigError("directions name the form: leave out symmetric and within_view")
+    if options.directions is not None and (symmetric or within_view or not across_views):
+        raise ConfigError("directions name the form: leave out symmetric, within_view and across_views")
+    if not (within_view or across_views):
+        raise ConfigError("across_views=False leaves the anchor's own view as negatives: set within_view=True")
     if options.queue_share == 0:  # its rows would count 0 times, and still be the nearest ones
         queue = None
     # Hardness weighs queued rows alone: without them it must not forbid temperatures of rows, or ask for a maximum.
@@ -257,6 +262,7 @@ def info_nce(
     parts = softmaxes(
         anchors, positives, negatives,
         options=options, owned=negative_owners is not None, symmetric=symmetric, within_view=within_view,
+        across_views=across_views,
     )  # fmt: skip
 
     # The factor of a sum over this rank's anchors that makes the loss a mean over the anchors of all ranks.
@@ -280,7 +286,7 @@ def info_nce(
     # This rank's part of the queue, moved to where the live rows are (drift), and how often each row counts.
     queued, queued_weight = None, None
     if queue is not None:
-        live_views = [anchors, positives] if symmetric or within_view else [positives]
+        live_views = [anchors] * (symmetric or within_view) + [positives] * (symmetric or across_views)
         queued = queue.negatives(live_views), queue.ids
         # L of `ContrastOptions.queue_share`: with in_batch=local an anchor sees the rows of one rank, in the mean 1/W.
         if options.queue_share is not None:

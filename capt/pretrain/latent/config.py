@@ -63,8 +63,9 @@ class CriticSection(Section):
         "code", description="code: as released; mean_inside: Eq. 13; sum_inside: Eq. 18; single_exp: without exp of exp"
     )
     squared: Literal["none", "all", "posterior"] = Field(
-        "none", description="L_SQ of Eq. 17 on g: over the prior's draws as well (all, as released) or not"
+        "none", description="L_SQ of Eq. 17: over the prior's draws as well (all, as released) or not"
     )
+    squared_on: Literal["g", "f"] = Field("g", description="the critic of L_SQ; g as released, f in Eq. 17")
     squared_in_encoder: bool = Field(False, description="L_SQ on g joins the encoder's loss (released, for MI)")
     trained: Literal["both", "f"] = Field("both", description="both: f and g, also where g only reports; f: f alone")
     layers: PositiveInt = Field(3, le=1000, description="hidden layers")
@@ -81,6 +82,12 @@ class ObjectiveSection(Section):
 
     regularizer: Literal["exact", "f", "g", "none"] = Field(
         "exact", description="exact KL; the dual with f; with g (the MI variants); none"
+    )
+    critic_term: Literal["mean", "mean_inside", "sum_inside"] = Field(
+        "mean",
+        description="what the encoder minimises of f or g. mean: their mean, as released and in Eq. 4 and 7;"
+        " mean_inside: log(1 + exp(-mean)) of Eq. 15 and 16; sum_inside: with the sum of Eq. 19. These two lead q(z|x)"
+        " away from the prior",
     )
     views: Literal[1, 2] = Field(1, description="how many times a step encodes and reconstructs a sentence")
     swap: NonNegativeFloat = Field(0.0, lt=1, description="probability of swapping adjacent words in the second view")
@@ -105,6 +112,11 @@ class ContrastSection(Section):
 
     weight: NonNegativeFloat = Field(0.0, description="factor of InfoNCE in the total loss; 0 = no contrast")
     over: Literal["z", "h"] = Field("z", description="the latent variable, or the encoder's output (Table 3)")
+    negatives: Literal["other_view", "own_view"] = Field(
+        "other_view",
+        description="other_view: a sentence is told from the second views of the others, z_j^+, as released;"
+        " own_view: from their first views, z_j, as Eq. 10 writes",
+    )
     temperature: PositiveFloat = Field(0.05, description="temperature of InfoNCE")
     mean_pair: bool = Field(False, description="the batch's mean z and mean z+ as one more pair (released)")
     prior_negatives: NonNegativeInt = Field(
@@ -114,7 +126,9 @@ class ContrastSection(Section):
         False, description="inputs that are equal are not negatives of each other; as released they are"
     )
     queue: NonNegativeInt = Field(
-        0, le=2**31 - 1, description="positives of earlier batches, over all ranks, as negatives"
+        0,
+        le=2**31 - 1,
+        description="rows of earlier batches, over all ranks, as negatives, of the view that contrast.negatives names",
     )
 
 
@@ -223,7 +237,12 @@ class LatentJob(Job):
             raise ValueError("objective.aggressive_updates trains the encoder on -ELBO alone: set contrast.weight=0")
         if self.data.clusters is not None:
             self._clusters_fit()
-        if self.critic.trained == "f" and (objective.regularizer == "g" or self.critic.squared != "none"):
+        if objective.critic_term != "mean" and objective.regularizer not in ("f", "g"):
+            raise ValueError(
+                f"objective.critic_term {objective.critic_term} is of a critic: set objective.regularizer=f or g"
+            )
+        squares_g = self.critic.squared != "none" and self.critic.squared_on == "g"
+        if self.critic.trained == "f" and (objective.regularizer == "g" or squares_g):
             raise ValueError("critic.trained f leaves no g for objective.regularizer or critic.squared")
         if self.critic.squared != "none" and objective.views != 2:
             raise ValueError("critic.squared compares two views: set objective.views=2")

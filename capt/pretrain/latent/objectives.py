@@ -17,14 +17,15 @@ iVAE         rec + beta f                                     4, 6          ivae
 iVAE_MI      rec + beta g                                     7             ivae_mi            ivae_mi
 clVAE        iVAE + L_CL                                      11            clvae              clvae
 clVAE_MI     iVAE_MI + L_CL                                   12            clvae_mi           clvae_mi
-clVAE+       rec + beta f + L_CL, circle critics              15, 18, 19    clvae_plus         clvae_plus
-clVAE+_MI    rec + beta (g + L_SQ) + L_CL, circle critics     16, 18, 19    clvae_plus_mi      clvae_plus_mi
+clVAE+       rec + beta f + L_CL, circle critics              15, 18        clvae_plus         clvae_plus
+clVAE+_MI    rec + beta (g + L_SQ) + L_CL, circle critics     16, 18        clvae_plus_mi      clvae_plus_mi
 ============ ================================================ ============= ================== ======================
 
 rec is -log p(x | z), L_CL is InfoNCE (Eq. 10), and L_SQ is Eq. 17. The critics of iVAE, iVAE_MI, clVAE and clVAE_MI
 minimise the negative dual (Eq. 3), those of clVAE+ and clVAE+_MI the circle loss and L_SQ (Eq. 18). Presets that end in
-``_paper`` have the function of the preset that they are named after; ``yahoo/clvae_plus_mi_code`` and
-``yelp/clvae_plus_mi_code``, whose critics minimise the dual, have ``clvae_mi``.
+``_paper`` have the function of the preset that they are named after, with ``objective.critic_term`` and
+``contrast.negatives`` of the equations; ``yahoo/clvae_plus_mi_code`` and ``yelp/clvae_plus_mi_code``, whose critics
+minimise the dual, have ``clvae_mi``.
 """
 
 from __future__ import annotations
@@ -48,8 +49,13 @@ from capt.pretrain.latent.posterior import Critics, CriticValues, EncoderOutput,
 def contrast_loss(
     encoded: EncoderOutput, batch: SampledBatch, section: ContrastSection, queue: ShardedQueue | None
 ) -> Float[Tensor, ""]:
-    """InfoNCE (Eq. 8 to 10, negated) with cosine similarity; the negatives are the rows of all ranks.
+    r"""InfoNCE (Eq. 8 to 10, negated) with cosine similarity; the negatives are the rows of all ranks.
 
+    .. math::
+        -\frac1N \sum_i \log \frac{e^{c(z_i, z_i^+) / \tau}}{e^{c(z_i, z_i^+) / \tau} + \sum_{j \neq i} e^{c(z_i, n_j) /
+        \tau}}
+
+    where :math:`n_j` is :math:`z_j`, as Eq. 10 writes (``contrast.negatives=own_view``), or :math:`z_j^+`, as released.
     ``contrast.over`` chooses z or h. As released, ``contrast.mean_pair`` adds the batch's mean z and mean z+ as one
     more pair (on rank 0), and ``contrast.prior_negatives`` adds draws of the prior as negatives. Afterwards the
     positives join the queue.
@@ -61,17 +67,20 @@ def contrast_loss(
         means = sum_over_ranks(views.sum(1)) / batch.total
         views = torch.cat([means[:, None][:, : int(distributed.rank() == 0)], views], dim=1)
     anchors, positives = F.normalize(views, dim=-1).unbind()
+    own_view = section.negatives == "own_view"
     loss: Tensor = info_nce(
         anchors,
         positives,
         temperature=section.temperature,
         queue=queue,
         negatives=None if batch.negatives is None else F.normalize(batch.negatives, dim=-1),
+        within_view=own_view,
+        across_views=not own_view,
         ids=batch.ids,
         impl="chunked" if queue is not None else "dense",  # without a queue the logits are few: one pass over them all
     )
     if queue is not None:
-        queue.enqueue(positives.detach(), ids=batch.ids)
+        queue.enqueue((anchors if own_view else positives).detach(), ids=batch.ids)
     return loss
 
 
@@ -111,7 +120,7 @@ def circle_loss(q: Float[Tensor, "v n"], p: Float[Tensor, "v n"], total: int, fo
 
 
 def squared_difference(first: Float[Tensor, " n"], second: Float[Tensor, " n"]) -> Float[Tensor, ""]:
-    r"""L_SQ (Eq. 17, squared): :math:`\sum_i (g(z_i) - g(z_i^+))^2` over the rows of all ranks."""
+    r"""L_SQ (Eq. 17, squared): :math:`\sum_i (f(x_i, z_i) - f(x_i, z_i^+))^2`, or of g, over the rows of all ranks."""
     return sum_over_ranks((first - second).square().sum())
 
 
@@ -124,15 +133,17 @@ def critic_loss(
 
 
 def critics_loss(values: CriticValues, batch: SampledBatch, section: CriticSection) -> Float[Tensor, ""]:
-    """The sum of the losses of f and g; ``critic.squared`` adds L_SQ on g over the draws that it names (Eq. 18).
+    """The losses of f and g (Eq. 18), and L_SQ on ``critic.squared_on`` over the draws of ``critic.squared``, summed.
 
     The loss is that of the rows of all ranks and the same on each; its gradient is exact once averaged over the ranks.
     """
-    loss = critic_loss(valid_rows(values.f_q, batch), valid_rows(values.f_p, batch), batch.total, section)
-    if values.g_q is None or values.g_p is None:
-        return loss
-    q, p = valid_rows(values.g_q, batch), valid_rows(values.g_p, batch)
-    loss = loss + critic_loss(q, p, batch.total, section)
+    q, p = valid_rows(values.f_q, batch), valid_rows(values.f_p, batch)
+    loss = critic_loss(q, p, batch.total, section)
+    if values.g_q is not None and values.g_p is not None:
+        at_g = valid_rows(values.g_q, batch), valid_rows(values.g_p, batch)
+        loss = loss + critic_loss(*at_g, batch.total, section)
+        if section.squared_on == "g":
+            q, p = at_g
     if section.squared != "none":
         loss = loss + squared_difference(*q)
     if section.squared == "all":  # as released; Eq. 17 has the posterior's draws alone
@@ -247,18 +258,18 @@ def clvae_mi(x: Forward) -> Loss:
 
 
 def clvae_plus(x: Forward) -> Loss:
-    r"""clVAE+ (Eq. 15, 19): :math:`-\log p(x|z) + \beta f(x, z) + w L_\mathrm{CL}`, where f minimises the circle loss.
+    r"""clVAE+: :math:`-\log p(x|z) + \beta f(x, z) + w L_\mathrm{CL}`, where f minimises the circle loss.
 
-    As released; Eq. 19 has :math:`\log(1 + e^{-\sum f})` in the place of f, whose gradient has the other sign.
+    As released; Eq. 15 has :math:`\log(1 + e^{-f})` in the place of f (``objective.critic_term``).
     """
     return with_contrast(Loss(x.rec, critic_term(x, f_values(x))), x)
 
 
 def clvae_plus_mi(x: Forward) -> Loss:
-    r"""clVAE+_MI (Eq. 16, 19): :math:`-\log p(x|z) + \beta [g(z) + L_\mathrm{SQ}(g)] + w L_\mathrm{CL}`.
+    r"""clVAE+_MI: :math:`-\log p(x|z) + \beta [g(z) + L_\mathrm{SQ}(g)] + w L_\mathrm{CL}`.
 
-    g minimises the circle loss and L_SQ (Eq. 18). As released; in Eq. 16 and 19 the encoder has no L_SQ
-    (``critic.squared_in_encoder``), and :math:`\log(1 + e^{-\sum g})` takes the place of g.
+    g minimises the circle loss and L_SQ (Eq. 18). As released; in Eq. 16 the encoder has no L_SQ
+    (``critic.squared_in_encoder``), and :math:`\log(1 + e^{-g})` takes the place of g (``objective.critic_term``).
     """
     return with_contrast(Loss(x.rec, critic_term(x, g_values(x))), x)
 
@@ -277,8 +288,19 @@ def g_values(x: Forward) -> Float[Tensor, " vn"]:
 
 
 def critic_term(x: Forward, values: Float[Tensor, " vn"]) -> Float[Tensor, ""]:
-    """beta times the mean of a critic's values, to which ``critic.squared_in_encoder`` adds L_SQ (Eq. 17)."""
-    term = (values * (x.batch.valid * (x.beta * x.batch.loss_scale))).sum()
+    r"""Return beta times what the encoder minimises of a critic, summed over the views.
+
+    ``objective.critic_term`` is ``mean``, :math:`\overline f` (Eq. 4 and 7, and the released code everywhere), or the
+    first term of the circle loss: ``mean_inside``, :math:`\log(1 + e^{-\overline f})` (Eq. 15 and 16), ``sum_inside``,
+    :math:`\log(1 + e^{-\sum_i f_i})` (Eq. 19). These two fall as f grows, so they lead q(z|x) to where the critic tells
+    it from the prior. ``critic.squared_in_encoder`` adds L_SQ (Eq. 17).
+    """
+    form = x.job.objective.critic_term
+    if form == "mean":
+        term = (values * (x.batch.valid * (x.beta * x.batch.loss_scale))).sum()
+    else:
+        sums = sum_over_ranks(valid_rows(values, x.batch).sum(1))
+        term = x.beta * F.softplus(-sums / x.batch.total if form == "mean_inside" else -sums).sum()
     if x.job.critic.squared_in_encoder:
         term = term + x.beta * squared_difference(*valid_rows(values, x.batch))
     return term

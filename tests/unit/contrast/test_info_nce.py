@@ -48,6 +48,12 @@ def _forms() -> list[tuple[dict[str, Any], Any, int]]:
             lambda a, p, x, c: _expected(a, p, [a, p], 2 * N) + _expected(p, a, [a, p], 2 * N),
             2 * N,
         ),
+        ({"within_view": True, "across_views": False}, lambda a, p, x, c: _expected(a, p, [a], N), N),
+        (
+            {"within_view": True, "across_views": False, "symmetric": True, "queue": True, "negatives": True},
+            lambda a, p, x, c: _expected(a, p, [a, x, c], N) + _expected(p, a, [p, x, c], N),
+            2 * N,
+        ),
         ({"queue": True}, lambda a, p, x, c: _expected(a, p, [p, c], N), N),
         ({"queue": True, "in_batch": "none"}, lambda a, p, x, c: _expected(a, p, [c], 0), N),
         (

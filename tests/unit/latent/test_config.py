@@ -64,7 +64,14 @@ def test_every_implicit_row_comes_as_the_paper_writes_it(text: str) -> None:
         assert not paper.critic.squared_in_encoder
         assert not paper.contrast.mean_pair
         assert paper.contrast.prior_negatives == 0
-        assert (paper.objective, paper.schedule) == (code.objective, code.schedule)
+        assert paper.schedule == code.schedule
+        # Eq. 10: a sentence is told from the first views of the others; Eq. 15 and 16: what the encoder minimises.
+        assert (code.contrast.negatives, code.objective.critic_term) == ("other_view", "mean")
+        assert paper.contrast.negatives == ("own_view" if paper.contrast.weight else "other_view")
+        term = "mean_inside" if plus else "mean"
+        assert paper.objective == code.objective.model_copy(update={"critic_term": term})
+        # Eq. 17: L_SQ is of the critic that represents the KL.
+        assert not plus or paper.critic.squared_on == paper.objective.regularizer
 
 
 def test_rows_of_the_table_differ_in_what_they_are_named_for() -> None:
@@ -97,6 +104,8 @@ def test_rows_of_the_table_differ_in_what_they_are_named_for() -> None:
         ("vae", "data.clusters=1", r"data\.clusters"),
         ("vae", "model.latent=0", r"model\.latent: 0"),
         ("ivae_mi", "critic.trained=f", r"leaves no g"),
+        ("clvae_plus", "critic.trained=f", r"leaves no g"),
+        ("vae", "objective.critic_term=mean_inside", r"mean_inside is of a critic: set objective\.regularizer=f or g"),
         ("vae", "data.clusters=4 checkpoint.best=loss", r"set model\.dropout=0"),
         ("sa_vae", "objective.aggressive_updates=2", r"aggressive_updates needs"),
         ("sa_vae", "engine.precision=bf16", r"set engine\.precision=fp32"),

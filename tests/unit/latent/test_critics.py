@@ -130,17 +130,18 @@ def test_each_loss_is_the_function_of_its_equation(section: CriticSection) -> No
     assert torch.autograd.gradcheck(ours, (q, p))
 
 
-@pytest.mark.parametrize("squared", ["all", "posterior"])
-def test_the_squared_loss_is_on_g_alone(squared: str) -> None:
+@pytest.mark.parametrize(("squared", "critic"), [("all", "g"), ("posterior", "g"), ("posterior", "f")])
+def test_the_squared_loss_is_on_one_critic_alone(squared: str, critic: str) -> None:
     values = CriticValues(*(value.requires_grad_() for value in _values() if value is not None))
     assert values.g_q is not None
     assert values.g_p is not None
-    section = CriticSection.model_validate({"squared": squared})
+    section = CriticSection.model_validate({"squared": squared, "squared_on": critic})
     plain, _, without = _both(values, CriticSection())
     loss, _, gradients = _both(values, section)
-    expected = (values.g_q[:N] - values.g_q[N:]).square().sum()
+    q, p = (values.f_q, values.f_p) if critic == "f" else (values.g_q, values.g_p)
+    expected = (q[:N] - q[N:]).square().sum()
     if squared == "all":
-        expected = expected + (values.g_p[:N] - values.g_p[N:]).square().sum()
+        expected = expected + (p[:N] - p[N:]).square().sum()
     assert float(loss - plain) == pytest.approx(float(expected.detach()), rel=1e-9)
     theirs = torch.autograd.grad(expected, list(values), materialize_grads=True)  # type: ignore[arg-type]
     for a, b, c in zip(gradients, without, theirs, strict=True):

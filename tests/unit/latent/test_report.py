@@ -119,7 +119,7 @@ def test_the_papers_variants_have_titles_of_their_own() -> None:
     code, paper = (_flat(PTB / f"{name}.yaml") for name in ("clvae_plus", "clvae_plus_paper"))
     assert row_name(code) == row_name(paper) == "clVAE+"
     assert variant_of(code) == ""
-    assert variant_of(paper) == "mlp, sum_inside"
+    assert variant_of(paper) == "mlp, sum_inside, encoder mean_inside, negatives of the own view"
     masked = _flat(PTB / "clvae.yaml", "contrast.mask_duplicates=true", "schedule.type=cosine")
     assert variant_of(masked) == "duplicates masked, cosine decay"
 

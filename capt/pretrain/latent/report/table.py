@@ -185,12 +185,16 @@ def row_name(config: Mapping[str, Any]) -> str:
 
 
 def variant_of(config: Mapping[str, Any]) -> str:
-    """List how a row differs from the released code: posterior, form of the circle loss, negatives, learning rate."""
+    """List how a row differs from the released code: posterior, critics, negatives, learning rate."""
     parts = []
     if config["model.posterior"] == "mlp" and config["data.clusters"] is None:  # of clusters it is the released one
         parts.append("mlp")
     if config["critic.loss"] == "circle" and config["critic.circle"] != "code":
         parts.append(config["critic.circle"])
+    if config["objective.critic_term"] != "mean":
+        parts.append(f"encoder {config['objective.critic_term']}")
+    if config["contrast.weight"] > 0 and config["contrast.negatives"] == "own_view":
+        parts.append("negatives of the own view")
     if config["contrast.weight"] > 0 and config["contrast.mask_duplicates"]:
         parts.append("duplicates masked")
     if config["schedule.type"] != "constant":
