@@ -120,6 +120,9 @@ class ModelSection(Section):
     context_init: Literal["zeros", "copy", "random"] = Field(
         "zeros", description="init without a context table (GloVe's files): zeros, the input vectors, or random"
     )
+    other_words: Literal["keep", "drop"] = Field(
+        "keep", description="init: words that the text lacks keep their vectors, untrained, or are dropped"
+    )
     freeze_input: NonNegativeInt = Field(0, description="init: the input table stays as it is for this number of steps")
 
     @model_validator(mode="after")

@@ -13,7 +13,7 @@ import logging
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -57,8 +57,9 @@ class Vocabulary:
     """Words and how often they occur; the number of a word is its row in the tables.
 
     Args:
-        words: the words, most frequent first, ties in the order of their code points.
-        counts: occurrences of each word in the text.
+        words: the words, most frequent first, ties in the order of their code points; then those of ``model.init`` that
+            the text lacks.
+        counts: occurrences of each word in the text, 0 of the latter.
     """
 
     def __init__(self, words: tuple[str, ...], counts: Int64[np.ndarray, " V"]) -> None:
@@ -86,6 +87,15 @@ class Vocabulary:
         kept.sort()
         kept = kept[:largest]
         return cls(tuple(word for _, word in kept), np.array([-count for count, _ in kept], dtype=np.int64))
+
+    @property
+    def words_of_text(self) -> int:
+        """How many words are of the text; they come first."""
+        return int(np.count_nonzero(self.counts))
+
+    def with_others(self, words: Sequence[str]) -> Vocabulary:
+        """Return these words and, after them, ``words`` that the text lacks."""
+        return Vocabulary((*self.words, *words), np.append(self.counts, np.zeros(len(words), dtype=np.int64)))
 
     def noise(self, power: float = 0.75) -> Float64[np.ndarray, " V"]:
         r"""The noise distribution of word2vec, :math:`P(w) \propto \mathrm{count}(w)^{power}`."""
@@ -123,9 +133,10 @@ class Vocabulary:
         for number, line in enumerate(read_lines([path]), 1):  # only \n ends a line: a word may hold its relatives
             word, _, count = line.rpartition(" ")
             # A count of 18 digits still fits in int64.
+            # A word that the text lacks is of a file of vectors, where it may hold blanks.
             if (
                 not word
-                or split_words(word) != [word]
+                or (count != "0" and split_words(word) != [word])
                 or not (count.isdecimal() and count.isascii() and len(count) < 19)
             ):
                 raise DataError(f"{path}, line {number}: {printable(line, 80)!r} is not `word count`")

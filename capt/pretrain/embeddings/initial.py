@@ -46,44 +46,54 @@ class InitialVectors:
         for row, word in enumerate(self._stored.words):
             yield word, self._stored.matrix[row], None if context is None else context[row]
 
-    def fill(self, tables: EmbeddingTables, index: Mapping[str, int], context: ContextInit) -> int:
+    def words_beside(self, index: Mapping[str, int], *, keep: bool) -> list[str]:
+        """Return the words that the text lacks, in the order of the source; none without ``keep``. Logs how many.
+
+        Args:
+            index: the words of the text.
+            keep: they are to stay (``model.other_words``).
+
+        Raises:
+            DataError: none of the source's words is of the text.
+        """
+        words = [word for word, *_ in self._rows()]
+        others = [word for word in words if word not in index]
+        known = len(words) - len(others)
+        if not known:
+            raise DataError(
+                f"model.init {self.source}: none of its words is among the {len(index):,} of the text; "
+                "is it another language, or are its words in upper case (data.lowercase=false)?"
+            )
+        # A line of the vocabulary's file ends at \n, and a byte order mark at its start is no part of it.
+        kept = [word for word in others if "\n" not in word and not word.startswith("\ufeff")] if keep else []
+        logger.info(
+            "%d of the text's %d words start from model.init %s; of its %d words that are not in the text "
+            "%d keep their vectors, untrained, and %d are left out",
+            known, len(index), self.source, len(others), len(kept), len(others) - len(kept),
+        )  # fmt: skip
+        return kept
+
+    def fill(self, tables: EmbeddingTables, index: Mapping[str, int], context: ContextInit) -> None:
         """Overwrite the rows of the words that have a vector; the others keep the numbers that they have.
 
         Each rank fills its own rows, without a word to the others.
 
         Args:
             tables: of any number of ranks; ``context`` = ``random`` expects them made with ``random_context``.
-            index: the row of each word of the text.
+            index: the row of each word of the tables.
             context: where the source has no context table: ``zeros``, a copy of the input vectors, or what is there.
-
-        Returns:
-            how many words of the text have a vector.
-
-        Raises:
-            DataError: none has.
         """
         start, end = tables.exchange.start, tables.exchange.end
         inputs, contexts = (table.detach().numpy() for table in (tables.input, tables.context))
-        known = 0
         for word, vector, own_context in self._rows():
             row = index.get(word)
-            if row is None:
-                continue
-            # Counted on every rank, whichever rank holds the row: either all of them raise below or none.
-            known += 1
-            if not start <= row < end:
+            if row is None or not start <= row < end:
                 continue
             inputs[row - start] = vector
             if own_context is None and context == "copy":
                 own_context = vector
             if own_context is not None:
                 contexts[row - start] = own_context
-        if not known:
-            raise DataError(
-                f"model.init {self.source}: none of its words is among the {len(index):,} of the text; "
-                "is it another language, or are its words in upper case (data.lowercase=false)?"
-            )
-        return known
 
 
 def with_initial_width(job: EmbeddingJob, initial: InitialVectors) -> EmbeddingJob:
@@ -117,18 +127,14 @@ def build_tables(
 
     Args:
         job: seed and width.
-        index: the row of each word of the text.
+        index: the row of each word.
         initial: the vectors of ``model.init``, where the job has it.
         name: of the module.
         random_context: without ``initial`` the context table starts random as well, not at zero.
-
-    Raises:
-        DataError: as `InitialVectors.fill`.
     """
     model = job.model
     random = random_context if initial is None else model.context_init == "random"
     tables = EmbeddingTables(len(index), model.dim, job.run.seed, name, random_context=random)
     if initial is not None and not tables.input.is_meta:
-        known = initial.fill(tables, index, model.context_init)
-        logger.info("%s: %d of the text's %d words start from model.init %s", name, known, len(index), initial.source)
+        initial.fill(tables, index, model.context_init)
     return tables

@@ -42,7 +42,9 @@ def load_tables(path: Path, module: str) -> WordVectors:
     if module not in read_manifest(checkpoint).modules:
         hint = ": it was trained with negatives.sampler=noise" if module == GENERATOR else ""
         raise CheckpointError(f"{checkpoint}: has no module {module!r}{hint}")
-    words = Vocabulary.load(checkpoint / VOCABULARY).words
+    vocabulary = Vocabulary.load(checkpoint / VOCABULARY)
+    # A generator draws words of the text, so it has no rows of the others.
+    words = vocabulary.words[: vocabulary.words_of_text] if module == GENERATOR else vocabulary.words
     weights = read_weights(checkpoint, module)
     tables: list[Float32[np.ndarray, "V d"]] = []
     for name in ("input", "context"):

@@ -45,13 +45,24 @@ class EmbeddingTask:
         self._initial = None if job.model.init is None else InitialVectors(job.model.init)
         if self._initial is not None:
             job = with_initial_width(job, self._initial)
-        self._folder = run_dir
-        self.corpus = open_corpus(job.data, ranks=all_ranks())
-        self.vocabulary: Vocabulary = self.corpus.vocabulary
+        self._folder, ranks = run_dir, all_ranks()
+        self.corpus = open_corpus(job.data, ranks=ranks)
         _check_text(self.corpus, job)
+        # Rows of the tables: the words of the text, which negatives are drawn from, and after them those that stay as
+        # they are.
+        self.vocabulary: Vocabulary = self.corpus.vocabulary
+        if self._initial is not None:
+            with ranks.synchronize_errors():
+                keep = job.model.other_words == "keep"
+                others = self._initial.words_beside(self.vocabulary.index, keep=keep)
+                if others:
+                    _check_resumed(run_dir, self.vocabulary)
+            self.vocabulary = self.vocabulary.with_others(others)
+            if len(set(ranks.gather(self.vocabulary.fingerprint))) > 1:
+                raise DataError(f"model.init {self._initial.source}: its words differ from host to host; copy one file")
         self.segments = SegmentReader(self.corpus, job)
         self.job = job.completed(len(self.segments))
-        self._rule = _rule_of(self.job, self.vocabulary, self.segments)
+        self._rule = _rule_of(self.job, self.corpus.vocabulary, self.segments)
         self._raw_per_word = self.corpus.raw_words / len(self.corpus)
 
     @property
@@ -150,6 +161,16 @@ class EmbeddingTask:
         path = self._folder / VOCABULARY
         self.vocabulary.save(path)
         return {VOCABULARY: path}
+
+
+def _check_resumed(folder: Path, text: Vocabulary) -> None:
+    """Raise for a run whose tables hold the words of the text alone, as those of earlier versions do."""
+    path = folder / VOCABULARY
+    if path.is_file() and Vocabulary.load(path).fingerprint == text.fingerprint:
+        raise CheckpointError(
+            f"{folder}: its tables hold the words of the text alone, not the others of model.init; "
+            "model.other_words=drop continues it"
+        )
 
 
 def _check_text(corpus: EncodedCorpus, job: EmbeddingJob) -> None:

@@ -48,6 +48,18 @@ def test_a_saved_vocabulary_is_read_back(tmp_path: Path) -> None:
     assert read.fingerprint == vocabulary.fingerprint
 
 
+def test_words_beside_the_text_are_kept_whatever_they_hold(tmp_path: Path) -> None:
+    """Words of files of vectors may hold spaces, as a few of GloVe's do, and any other character but a line feed."""
+    others = [". . .", "at name@domain.com", " ", "3", "a\u2028b", "\t", "x\ry", "\x85", "0 0"]
+    vocabulary = Vocabulary.of(COUNTS, 5)
+    both = vocabulary.with_others(others)
+    both.save(tmp_path / "vocabulary.txt")
+    read = Vocabulary.load(tmp_path / "vocabulary.txt")
+    assert read.words == (*vocabulary.words, *others)
+    assert (read.words_of_text, read.fingerprint) == (len(vocabulary), both.fingerprint)
+    assert both.noise()[len(vocabulary) :].tolist() == [0] * len(others)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
