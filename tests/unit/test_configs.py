@@ -68,7 +68,7 @@ NEEDS = {
     "capt_tiny_sweep": [],
     "glue_small": ["data.path=@/glue", "model.init=@/encoder"],
     **dict.fromkeys(VISUAL, PICTURES),
-    "latent_table1": ["data.path=@/ptb"],
+    **{key: ["data.path=@/ptb"] for key in ("latent_table1", "latent_table2_yahoo", "latent_table2_yelp")},
 }
 
 LOADS: dict[str, Callable[[Path], Any]] = {"slurm": load_cluster, "kubernetes": load_kubernetes}

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Annotated, Any
@@ -32,6 +33,24 @@ CURVES = (
 )
 """Metrics with a panel each: the paper's figures 1 to 9 are the first three."""
 
+PUBLISHED: dict[tuple[str, str], float] = {
+    ("C&W", "before"): 26.75,
+    ("C&W", "ACE"): 32.86,
+    ("C&W", "noise + ACE"): 37.69,
+    ("GloVe", "before"): 33.94,
+    ("GloVe", "noise + ACE"): 36.37,
+}
+"""Table 2 of the paper: Spearman's rho x 100 on Rare Word by start and method; ``before`` is without fine-tuning."""
+
+PUBLISHED_REMARK = (
+    "Published: Table 2 of Adversarial Contrastive Estimation, vectors of 50 dimensions fine-tuned on Wikipedia of May "
+    "2017; the paper does not say how it counts pairs without a vector, and takes C&W's figure before from Luong et al. "
+    "(2013). Beside them are runs from 50-dimensional vectors whose file is named after GloVe or C&W, measured on all "
+    "of Rare Word's 2,034 pairs."
+)
+_RARE_WORD, _PAIRS, _WIDTH = re.compile(r"(?i)rare.?word|(?<![a-z])rw(?![a-z])"), 2034, 50
+_STARTS = {"GloVe": re.compile(r"(?i)glove"), "C&W": re.compile(r"(?i)c&w|collobert|turian|(?<![a-z])cw(?![a-z])")}
+
 
 class SetRecord(Record):
     """The figures of one set, as ``capt evaluate`` wrote them."""
@@ -46,6 +65,7 @@ class EvaluationRecord(Record):
     """The part of an evaluation file that a report shows."""
 
     words: Count
+    dimensions: Count | None = None
     word_similarity: dict[Annotated[str, Field(max_length=1000)], SetRecord] = Field({}, max_length=10_000)
 
 
@@ -70,6 +90,9 @@ def run_sections(runs: Sequence[RunRecord]) -> list[ReportSection]:
         for rule in RULES:
             title = f"Word similarity, Spearman's rho x 100, unknown words: {rule}"
             sections.append(ReportSection(title, tables=[similarity_table(rows, rule)]))
+        if any(map(_RARE_WORD.search, _set_names(rows))):
+            title = "Rare Word beside the paper (Table 2)"
+            sections.append(ReportSection(title, tables=[published_table(rows)], remarks=[PUBLISHED_REMARK]))
         data = {row.label: [each.model_dump() for each in row.evaluations] for row in rows}
         sections.append(
             ReportSection("Word similarity: pairs covered", tables=[coverage_table(rows)], remarks=remarks, data=data)
@@ -152,6 +175,33 @@ def similarity_table(rows: Sequence[MethodRow], rule: str) -> Table:
         values = [[value for value in each if value is not None] for each in found]
         cells.append([row.label, str(len(row.evaluations)), *(_spread(each, 2) for each in values)])
     return Table(["method", "measured", *names], cells)
+
+
+def published_table(rows: Sequence[MethodRow]) -> Table:
+    """Write the paper's figures on Rare Word, and by both rules those of the runs that have its start and method."""
+    cells = []
+    for (start, method), published in PUBLISHED.items():
+        found: dict[str, list[float]] = {rule: [] for rule in RULES}
+        for row in rows:
+            config = row.runs[0].config
+            name = Path(str(config.get("model.init") or "")).name
+            if _STARTS[start].search(name) and method_of(config).partition(" (")[0] == method:
+                for each, rule in product(_rare_word(row), RULES):
+                    value = getattr(each, rule)
+                    found[rule] += [] if value is None else [value]
+        ours = {f"ours, {rule}": _spread(values, 2) for rule, values in found.items()}
+        cells.append({"start": start, "method": method, "published": number(published, 2), **ours})
+    return Table.of(cells, always=3)
+
+
+def _rare_word(row: MethodRow) -> list[SetRecord]:
+    """The results on the whole of Rare Word of runs whose vectors have the paper's width."""
+    return [
+        result
+        for each in row.evaluations
+        for name, result in each.word_similarity.items()
+        if _RARE_WORD.search(name) and result.pairs == _PAIRS and each.dimensions == _WIDTH
+    ]
 
 
 def coverage_table(rows: Sequence[MethodRow]) -> Table:

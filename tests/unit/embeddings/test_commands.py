@@ -197,6 +197,39 @@ def test_report_of_two_seeds_and_another_method(pairs: Path, tmp_path: Path) -> 
     assert coverage.tables[0].rows[0] == ["noise (sgns)", "8", "4 of 5"]
 
 
+def test_the_papers_figures_stand_beside_runs_of_its_setting_alone(tmp_path: Path) -> None:
+    """Table 2: the start, the method, 50 dimensions and all of Rare Word's pairs; any other run has an empty cell."""
+    settings = {
+        "fits": ("glove.6B.50d.txt", "mixture", 50, "EN-RW-STANFORD", 2034),
+        "again": ("GloVe.txt", "mixture", 50, "rare_word", 2034),
+        "cw": ("cw.50.txt", "generator", 50, "rw", 2034),
+        "noise": ("glove.6B.50d.txt", "noise", 50, "EN-RW-STANFORD", 2034),
+        "wide": ("glove.6B.300d.txt", "mixture", 300, "EN-RW-STANFORD", 2034),
+        "part": ("glove.6B.50d.txt", "mixture", 50, "EN-RW-STANFORD", 2033),
+        "other": ("vectors.txt", "mixture", 50, "EN-RW-STANFORD", 2034),
+        "another set": ("glove.6B.50d.txt", "mixture", 50, "EN-WS-353-ALL", 2034),
+    }
+    runs = []
+    for number, (name, (init, sampler, width, words, pairs)) in enumerate(settings.items(), 1):
+        own = (f"model.init={init}", f"negatives.sampler={sampler}", f"run.seed={number}")
+        runs.append(make_run(tmp_path / name, {"discriminator": tables(1)}, overrides=own))
+        result = {"pairs": pairs, "covered": 2000, "drop": 40.0 + number, "zero": 30.0 + number}
+        evaluation = {"words": 8, "dimensions": width, "word_similarity": {words: result}}
+        (runs[-1] / "evaluation-step-00000000.json").write_text(json.dumps(evaluation))
+    (section,) = [each for each in run_sections([read_run(run) for run in runs]) if "beside the paper" in each.title]
+    assert section.tables[0].header == ["start", "method", "published", "ours, drop", "ours, zero"]
+    assert section.tables[0].rows == [
+        ["C&W", "before", "26.75", "", ""],
+        ["C&W", "ACE", "32.86", "43.00", "33.00"],
+        ["C&W", "noise + ACE", "37.69", "", ""],
+        ["GloVe", "before", "33.94", "", ""],
+        ["GloVe", "noise + ACE", "36.37", "41.50 ± 0.71", "31.50 ± 0.71"],
+    ]
+    assert "does not say how it counts" in section.remarks[0]
+    other = run_sections([read_run(runs[-1])])
+    assert not any("beside the paper" in each.title for each in other), "without Rare Word there is nothing to compare"
+
+
 def test_the_command_line(run: Path, pairs: Path, tmp_path: Path, capt: Capt) -> None:
     code, out, _ = capt("evaluate", run, "--word-similarity", pairs, "--json")
     assert code == 0

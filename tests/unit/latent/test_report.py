@@ -10,6 +10,7 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
+from capt.launcher.sweep.config import StudySection, load_sweep
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.config import flatten
 from capt.pretrain.config.load import load_job
@@ -52,6 +53,25 @@ def test_rows_of_tables_2_3_and_7() -> None:
     for name, end in (("yahoo", "beta_0.4 VAE"), ("yelp", "beta_0.4 VAE")):
         config = _flat(PTB.parent / name / "beta_vae.yaml")
         assert (dataset_of(config), row_name(config)) == (name, end)
+
+
+@pytest.mark.parametrize(
+    ("sweep", "text", "beside"),
+    [
+        ("latent_table1", "ptb", {"LagVAE", "AE", "LSTM language model"}),
+        ("latent_table2_yahoo", "yahoo", {"LSTM language model"}),
+        ("latent_table2_yelp", "yelp", {"LSTM language model"}),
+    ],
+)
+def test_the_shipped_sweeps_have_every_row_of_their_table(sweep: str, text: str, beside: set[str]) -> None:
+    configs = [flatten(load_job(study.base).model_dump(mode="json", by_alias=True)) for study in studies_of(sweep)]
+    assert {dataset_of(config) for config in configs} == {text}
+    printed = {name for name in PUBLISHED[text] if not name.endswith(("over h", "swap"))}  # Tables 3 and 7
+    assert sorted(map(row_name, configs)) == sorted(printed | beside)
+
+
+def studies_of(sweep: str) -> list[StudySection]:
+    return list(load_sweep(sweep).studies.values())
 
 
 def test_a_run_without_an_evaluation_shows_the_validation_that_chose_its_checkpoint(tmp_path: Path) -> None:
