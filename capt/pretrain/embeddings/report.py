@@ -43,10 +43,10 @@ PUBLISHED: dict[tuple[str, str], float] = {
 """Table 2 of the paper: Spearman's rho x 100 on Rare Word by start and method; ``before`` is without fine-tuning."""
 
 PUBLISHED_REMARK = (
-    "Published: Table 2 of Adversarial Contrastive Estimation, vectors of 50 dimensions fine-tuned on Wikipedia of May "
-    "2017; the paper does not say how it counts pairs without a vector, and takes C&W's figure before from Luong et al. "
-    "(2013). Beside them are runs from 50-dimensional vectors whose file is named after GloVe or C&W, measured on all "
-    "of Rare Word's 2,034 pairs."
+    "Published: Table 2 of Adversarial Contrastive Estimation, 50-dimensional vectors, fine-tuned. The paper does not "
+    "say how it counts pairs without a vector, and has C&W's figure before from Luong et al. (2013). Beside them are "
+    "runs from 50-dimensional vectors whose file is named after GloVe or C&W, measured on all of Rare Word's 2,034 "
+    "pairs."
 )
 _RARE_WORD, _PAIRS, _WIDTH = re.compile(r"(?i)rare.?word|(?<![a-z])rw(?![a-z])"), 2034, 50
 _STARTS = {"GloVe": re.compile(r"(?i)glove"), "C&W": re.compile(r"(?i)c&w|collobert|turian|(?<![a-z])cw(?![a-z])")}

@@ -34,7 +34,7 @@ class _Fused(torch.optim.Optimizer):
                 p.grad = None
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
         norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients))
         for group in self.param_groups:
@@ -53,7 +53,8 @@ class _Fused(torch.optim.Optimizer):
         state["exp_avg"].mul_(b1).add_(g, alpha=1 - b1)
         state["exp_avg_sq"].mul_(b2).addcmul_(g, g, value=1 - b2)
         root = (state["exp_avg_sq"] / (1 - b2**t)).sqrt()
-        return state["exp_avg"] / (1 - b1**t) / (root + group["eps"])
+        direction: Tensor = state["exp_avg"] / (1 - b1**t) / (root + group["eps"])
+        return direction
 
     def _move(self, p: Tensor, group: dict[str, Any], norm: float) -> None:
         raise NotImplementedError
@@ -158,7 +159,7 @@ def test_apex_gets_the_groups_of_torch_and_makes_its_updates(
 
 
 def _steps(folder: str, stage: int, backend: str, kind: str) -> tuple[list[float], int]:
-    """Two updates by an engine, the count of updates set as a resume sets it, and one more: the weights and the count."""
+    """Two updates by an engine, their count set as a resume sets it, and one more: the weights and the count."""
     with pytest.MonkeyPatch.context() as patch:
         _install(patch)
         job = load_job("capt_tiny", [
