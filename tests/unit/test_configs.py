@@ -231,6 +231,19 @@ def test_paper_hyperparameters() -> None:
         assert job["model"]["dropout"] == job["model"]["attention_dropout"] == 0.1
 
 
+def test_no_shipped_queue_is_without_a_guard_but_those_of_the_paper() -> None:
+    """A plain queue has collapsed every small encoder that it was tried on; only the letter of the paper ships it."""
+    plain = set()
+    for path in JOBS:
+        contrast = getattr(_job(path), "contrast", None)
+        if contrast is None or not contrast.weight or not contrast.queue or not hasattr(contrast, "drift"):
+            continue
+        guarded = (contrast.drift, contrast.queue_share) == ("moments", 1)
+        if not guarded and not contrast.queue_start:
+            plain.add(path.stem)
+    assert plain == {"capt_small_paper", "capt_base_paper", "capt_large_paper", "capt_vl_paper"}
+
+
 def test_vision_language_baseline_differs_in_the_contrast_alone() -> None:
     """Beside what LXMERT itself does otherwise: its batch, the length that follows from it, and BERT's Adam."""
     capt, lxmert = (load_job(name).model_dump(by_alias=True) for name in ("capt_vl_qa", "lxmert"))
