@@ -79,7 +79,9 @@ def _loss(job: LatentJob, modules: Any, batch: Batch, noise: StepNoise) -> Tenso
     if job.has_critics:
         assert sampled.priors is not None
         values = modules["critics"](z, h.detach(), sampled.priors[-1])
-        loss = loss + BETA * (values.f_q if job.objective.regularizer == "f" else values.g_q).sum() / N
+        of_views = (values.f_q if job.objective.regularizer == "f" else values.g_q).view(-1, N)
+        means = of_views.mean(1)
+        loss = loss + BETA * (means if job.objective.critic_term == "mean" else (1 + (-means).exp()).log()).sum()
         if job.critic.squared_in_encoder:
             loss = loss + BETA * (values.g_q[:N] - values.g_q[N:]).square().sum()
     elif job.objective.regularizer == "exact":
@@ -95,6 +97,9 @@ def _loss(job: LatentJob, modules: Any, batch: Batch, noise: StepNoise) -> Tenso
             assert sampled.negatives.shape == (job.contrast.prior_negatives * (N + 1), z.shape[1])
             keys = torch.cat([second, sampled.negatives])
         logits = F.cosine_similarity(first[:, None], keys[None], dim=-1) / 0.05
+        if job.contrast.negatives == "own_view":  # the positive stays on the diagonal
+            own = F.cosine_similarity(first[:, None], first[None], dim=-1) / 0.05
+            logits = torch.where(torch.eye(len(first), dtype=torch.bool), logits, own)
         if job.contrast.mask_duplicates:  # sentences 0 and 3 are equal; with the mean pair in front they are 1 and 4
             mean = int(job.contrast.mean_pair)
             logits[[mean, mean + 3], [mean + 3, mean]] = -torch.inf
