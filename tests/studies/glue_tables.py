@@ -45,13 +45,18 @@ class Difference(NamedTuple):
 
 
 def write_tables(
-    before: Sequence[Pretraining], trials: Sequence[Trial], predictions: Predictions, glue: Path, out: Path
+    before: Sequence[Pretraining],
+    trials: Sequence[Trial],
+    predictions: Predictions,
+    glue: Path,
+    out: Path,
+    pairs: Sequence[tuple[str, str, str]] = PAIRS,
 ) -> list[Difference]:
-    """Write ``tables.md``, and return the differences that stand in it."""
-    differences = differences_of(trials, predictions, glue)
+    """Write ``tables.md``, and return the differences of ``pairs`` that stand in it."""
+    differences = differences_of(trials, predictions, glue, pairs)
     parts = [
         "## Fine-tuned", scores_table(trials), seeds_table(trials), differences_table(differences),
-        "## Before fine-tuning", pretraining_table(before), sts_differences_table(before),
+        "## Before fine-tuning", pretraining_table(before), sts_differences_table(before, pairs),
     ]  # fmt: skip
     (out / "tables.md").write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
     return differences
@@ -103,19 +108,21 @@ def seeds_table(trials: Sequence[Trial]) -> str:
     return table(["task", "arm", *heads], rows)
 
 
-def differences_of(trials: Sequence[Trial], predictions: Predictions, glue: Path) -> list[Difference]:
-    """The differences of `PAIRS` on every task, and of the mean of the tasks."""
+def differences_of(
+    trials: Sequence[Trial], predictions: Predictions, glue: Path, pairs: Sequence[tuple[str, str, str]] = PAIRS
+) -> list[Difference]:
+    """The differences of ``pairs`` on every task, and of the mean of the tasks."""
     found: list[Difference] = []
     for task in dict.fromkeys(trial.task for trial in trials):
         labels = quoted_examples(task, glue).labels
         assert labels is not None, "quoted_examples reads labelled sets"
         metric = next(trial.metric for trial in trials if trial.task == task)
-        for first, second, what in PAIRS:
+        for first, second, what in pairs:
             seeds = paired(by_seed(trials, task, first), by_seed(trials, task, second))
             if seeds is not None:
                 arms = [predictions[f"{arm}/{task}"] for arm in (first, second)]
                 found.append(Difference(task, first, second, what, seeds, *intervals(*arms, labels, metric)))
-    for first, second, what in PAIRS:
+    for first, second, what in pairs:
         seeds = paired(by_seed(trials, "mean", first), by_seed(trials, "mean", second))
         if seeds is not None:
             found.append(Difference("mean", first, second, what, seeds, None, None))
@@ -156,7 +163,7 @@ def pretraining_table(before: Sequence[Pretraining]) -> str:
     return table(["arm", "steps", "million tokens", "seconds", "MLM loss", *map(_sts_name, STS)], rows)
 
 
-def sts_differences_table(before: Sequence[Pretraining]) -> str:
+def sts_differences_table(before: Sequence[Pretraining], pairs: Sequence[tuple[str, str, str]] = PAIRS) -> str:
     """Paired differences of rho x 100 on STS-B without fine-tuning, by pooler."""
     rows = []
     for key in STS:
@@ -164,7 +171,7 @@ def sts_differences_table(before: Sequence[Pretraining]) -> str:
             arm: {run.seed: value for run in before if run.arm == arm and (value := getattr(run, key)) is not None}
             for arm in dict.fromkeys(run.arm for run in before)
         }
-        for first, second, what in PAIRS:
+        for first, second, what in pairs:
             result = paired(arms.get(first, {}), arms.get(second, {}))
             if result is not None:
                 rows.append([_sts_name(key), _named(first, second, what), *result.cells()])
