@@ -321,6 +321,14 @@ def test_the_best_checkpoint_stays(tmp_path: Path) -> None:
     assert [path.name for path in checkpoints_of(run_dir)] == remembered
 
 
+def test_validations_after_steps_that_are_named(tmp_path: Path) -> None:
+    """Beside those of ``every``, each step once; a step that is the last one, or behind it, adds none."""
+    for every, also, steps in ((0, [1, 4, 6, 99], [1, 4, 6]), (2, [4, 3], [2, 3, 4, 6]), (0, [], [6])):
+        mapping = _mapping(tmp_path / f"run-{every}-{len(also)}", validate={"every": every, "also": also})
+        assert run_ranks(_run, 1, mapping) == [0]
+        assert [row["step"] for row in _rows(Path(mapping["run"]["dir"]), "validation")] == steps
+
+
 def test_a_best_metric_that_validation_does_not_report(tmp_path: Path) -> None:
     outcomes = run_ranks(_run, 2, _mapping(tmp_path / "run", checkpoint={"best": "accuracy"}))
     for outcome in outcomes:

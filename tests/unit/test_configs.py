@@ -66,6 +66,8 @@ NEEDS = {
     "finetune": ["data.files=@/text.txt", "model.init=@/vectors.txt"],
     "latent": ["data.path=@/ptb"],
     "capt_tiny_sweep": [],
+    "capt_figure3_left": ["data.files=@/text.txt"],
+    "capt_figure3_right": ["data.files=@/text.txt"],
     "glue_small": ["data.path=@/glue", "model.init=@/encoder"],
     **dict.fromkeys(VISUAL, PICTURES),
     **{key: ["data.path=@/ptb"] for key in ("latent_table1", "latent_table2_yahoo", "latent_table2_yelp")},
@@ -155,6 +157,16 @@ def test_sweep_loads_and_its_jobs_are_valid(path: Path, tmp_path: Path, here: Pa
     assert f"# {trials} trials of" in shown[0]
     assert path.stem != "glue" or trials == 8 * 6 * 5
     assert not (tmp_path / "out").exists()
+
+
+def test_a_job_of_the_paper_contrasts_the_same_rows_on_any_number_of_ranks() -> None:
+    """Its "size of 128" without a queue: both views of the 64 sequences of one of 32 devices, 2,048 in all."""
+    for size in ("small", "base", "large"):
+        section = load_job(f"capt_{size}_paper", ["data.files=x.txt"]).model_dump(by_alias=True)["contrast"]
+        assert (section["in_batch"], section["cached"], section["queue"]) == ("local", False, 8192)
+        assert (section["drift"], section["queue_share"]) == ("none", None)
+    batch = load_job("capt_small_paper", ["data.files=x.txt"]).batch
+    assert (2 * (batch.micro or 0), batch.global_ // (batch.micro or 1)) == (128, 32)
 
 
 def test_batches_fit_the_world_or_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""The GLUE section of a sweep's report: Table 2 of the CAPT paper, its rows beside ours, and the gap to each.
+"""The GLUE sections of a sweep's report: Table 2 of the CAPT paper, its rows beside ours, and the gap to each.
 
 Luo et al. 2020 say in 3.3 that dev results are the median of several runs and in the caption of Table 2 that they are
 averaged over 5 seeds; so ours show the median first, and the mean and the standard deviation under it.
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from capt.finetune.glue.pretraining import begins_from_several, pretraining_sections
 from capt.finetune.glue.tasks import GLUE
 from capt.pretrain.report.document import ReportSection, Table
 from capt.pretrain.report.sweep_page import sweep_names
@@ -114,11 +115,16 @@ class GlueResults:
 
 
 def sections(sweeps: Sequence[SweepRecord]) -> list[ReportSection]:
-    """The GLUE section; none where no sweep has a study of one of the eight tasks."""
-    results = [results_of_sweep(name, sweep) for name, sweep in zip(sweep_names(sweeps), sweeps, strict=True)]
+    """Table 2 of the sweeps of one initial model, Figure 3 of those of several; none where no sweep has a GLUE task."""
+    results = [
+        results_of_sweep(name, sweep)
+        for name, sweep in zip(sweep_names(sweeps), sweeps, strict=True)
+        if not begins_from_several(sweep)
+    ]
+    figure_3 = pretraining_sections(sweeps)
     tasks = [task for task in CAPT_TASKS if any(result.best(task) for result in results)]
     if not tasks:
-        return []
+        return figure_3
     notes = [note for result in results for note in result.notes]
     lacking = [task for task in CAPT_TASKS if task not in tasks]
     if lacking:
@@ -126,7 +132,8 @@ def sections(sweeps: Sequence[SweepRecord]) -> list[ReportSection]:
         notes.append(f"not measured: {missing}; Avg stays empty, the average of the measured columns is beside it")
     tables = [_table(results, tasks), _spread_table(results), _gap_table(results), _test_table()]
     data = {result.name: _data(result) for result in results}
-    return [ReportSection("GLUE (CAPT, Table 2)", notes=notes, tables=tables, remarks=_REMARKS, data=data)]
+    table_2 = ReportSection("GLUE (CAPT, Table 2)", notes=notes, tables=tables, remarks=_REMARKS, data=data)
+    return [table_2, *figure_3]
 
 
 def results_of_sweep(name: str, sweep: SweepRecord) -> GlueResults:

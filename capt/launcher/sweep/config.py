@@ -71,6 +71,10 @@ class SweepSection(Section):
     seeds: Annotated[list[NonNegativeInt], Field(min_length=1)] = Field(
         [1, 2, 3, 4, 5], description="values of run.seed; every setting runs with each of them"
     )
+    initial: PathField | None = Field(
+        None, description="a finished sweep, as of pretraining: every setting runs from the last checkpoint of each of "
+        "its runs (model.init)"
+    )  # fmt: skip
 
     @field_validator("seeds")
     @classmethod
@@ -217,6 +221,8 @@ class Sweep(Section):
             set_too = sorted({*flatten(self.overrides), *flatten(study.overrides)} & space.keys())
             if set_too:
                 raise ValueError(f"space {set_too[0]}: is set in the overrides too, which would not count; remove one")
+            if self.sweep.initial and "model.init" in {*flatten(self.overrides), *flatten(study.overrides), *space}:
+                raise ValueError("model.init: set by sweep.initial, one run after the other; remove one of the two")
             fixed = sorted({"run.seed", "run.dir"} & space.keys())
             if fixed:
                 raise ValueError(f"space {fixed[0]}: set by the sweep (sweep.seeds, sweep.dir)")
@@ -255,7 +261,8 @@ def load_sweep(config: str, overrides: Sequence[str] = ()) -> Sweep:
     studies = {
         name: study.model_copy(update={"base": _base(folder, study.base)}) for name, study in sweep.studies.items()
     }
-    where = sweep.sweep.model_copy(update={"dir": sweep.sweep.dir.resolve()})
+    folders = {"dir": sweep.sweep.dir, "initial": sweep.sweep.initial}
+    where = sweep.sweep.model_copy(update={name: path.resolve() for name, path in folders.items() if path})
     return sweep.model_copy(update={"studies": studies, "sweep": where})
 
 

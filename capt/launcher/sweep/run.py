@@ -20,7 +20,15 @@ from capt.launcher.kubernetes.settings import KubernetesCluster
 from capt.launcher.supervisor import processes
 from capt.launcher.sweep.config import Sweep, load_sweep
 from capt.launcher.sweep.trial_log import DrawnSettings, TrialLog, TrialState
-from capt.launcher.sweep.trials import SweepPlan, TrialSpec, check_inputs, check_jobs, make_plan, setting_key
+from capt.launcher.sweep.trials import (
+    SweepPlan,
+    TrialSpec,
+    check_inputs,
+    check_jobs,
+    make_plan,
+    setting_key,
+    with_initial_runs,
+)
 from capt.pretrain.base.errors import ConfigError, DataError, LockedError, counted, machines_at_fault, quoted
 from capt.pretrain.base.files import read_json, require_own_folder, write_text
 from capt.pretrain.base.locks import file_lock
@@ -106,12 +114,13 @@ def run_sweep(
         UserError: an input of a job is missing, or a file of the sweep's folder is damaged.
     """
     address = raycluster.chosen_address(address)
-    sweep = load_sweep(config, overrides)
+    asked = load_sweep(config, overrides)
+    sweep = with_initial_runs(asked, here=cluster is None)
     plan = make_plan(sweep, module, raycluster.rank_environment(address))
     specs = check_jobs(sweep, plan)
     # On Kubernetes the rest happens in the cluster, where the data are.
     if cluster is not None:
-        return _hand_over(manifest(sweep, cluster), show)
+        return _hand_over(manifest(asked, cluster), show)
     # A sweep that is continued has had its data, its cluster and its folder before.
     resumes = resume or sweep.sweep.resume == "auto"
     begun = resumes and (plan.folder / BASES).is_file()
@@ -368,10 +377,14 @@ def manifest(sweep: Sweep, cluster: KubernetesCluster) -> str:
             files[base] = to_yaml(load_mapping(study.base))
             studies[name] = study.model_copy(update={"base": base})
     folder = PurePosixPath(cluster.folder)
-    home, where = Path.cwd(), sweep.sweep.dir
-    # Below the pods' working folder, the sweep lies where it would lie below this one.
-    place = folder / (where.relative_to(home) if where.is_relative_to(home) else where)
-    section = sweep.sweep.model_copy(update={"dir": Path(place)})
+
+    # Below the pods' working folder, a sweep lies where it would lie below this one.
+    def placed(where: Path) -> PurePosixPath:
+        return folder / (where.relative_to(Path.cwd()) if where.is_relative_to(Path.cwd()) else where)
+
+    place, initial = placed(sweep.sweep.dir), sweep.sweep.initial
+    moved = {"dir": Path(place)} | ({"initial": Path(placed(initial))} if initial else {})
+    section = sweep.sweep.model_copy(update=moved)
     files[_SWEEP] = sweep.model_copy(update={"studies": studies, "sweep": section}).to_yaml()
     words = shlex.join(
         [

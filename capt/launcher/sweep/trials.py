@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from capt.launcher.sweep.config import Dimension, Sweep
-from capt.pretrain.base.errors import ConfigError, UserError
+from capt.launcher.sweep.config import Dimension, Sweep, load_sweep
+from capt.pretrain.base.errors import ConfigError, UserError, quoted
 from capt.pretrain.config.load import flatten, job_from_mapping, load_mapping, merge
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine.engines.deepspeed_config import deepspeed_config
+from capt.pretrain.engine.step_folders import checkpoints_of
+from capt.pretrain.report.sweeps import SWEEP, TRIALS, read_trials
 
 log = logging.getLogger(__name__)
 
@@ -141,6 +143,47 @@ def make_plan(sweep: Sweep, module: str, env: Mapping[str, str] | None = None) -
         sweep.sweep.dir, Path.cwd(), module, studies, trial.workers, threads, trial.retries, population, env or {},
         tuple(sweep.sweep.seeds),
     )  # fmt: skip
+
+
+def with_initial_runs(sweep: Sweep, *, here: bool = True) -> Sweep:
+    """The sweep with the last checkpoints of ``sweep.initial`` as a grid of ``model.init``; without that key, as it is.
+
+    Where that folder is not ``here`` but in a cluster, it stands for its runs.
+
+    Raises:
+        ConfigError: the folder is no sweep, or a trial of it is missing, has failed or has no checkpoint left.
+        DataError: its record of trials is not a regular file.
+    """
+    folder = sweep.sweep.initial
+    if folder is None:
+        return sweep
+    starts = _last_checkpoints(folder) if here else [folder]
+    space = {**sweep.space, "model.init": Dimension(grid=[str(path) for path in starts])}
+    section = sweep.sweep.model_copy(update={"initial": None})
+    return sweep.model_copy(update={"space": space, "sweep": section})
+
+
+def _last_checkpoints(folder: Path) -> list[Path]:
+    """The last checkpoint of each run of a sweep that is finished: what a run ended with, not the best of it."""
+    if not (folder / SWEEP).is_file() or not (folder / TRIALS).is_file():
+        raise ConfigError(f"sweep.initial {folder}: no sweep has run there; name the sweep.dir of one that is finished")
+    runs = [record.run for record in read_trials(folder / TRIALS)[0].values() if record.state == "done"]
+    sweep = load_sweep(str(folder / SWEEP))
+    # What a scheduler or Optuna leaves out is no gap.
+    fixed = sweep.search.type == "grid" and sweep.scheduler.type == "none"
+    planned = sum(len(trial_specs(sweep, study)) for study in sweep.studies) if fixed else 1
+    if len(runs) < planned:
+        raise ConfigError(
+            f"sweep.initial {folder}: {len(runs)} of {planned} trials are done; finish it: "
+            f"capt sweep {quoted(folder / SWEEP)} --resume"
+        )
+    bare = [run for run in runs if not checkpoints_of(folder / run)]
+    if bare:
+        raise ConfigError(
+            f"sweep.initial {folder}: {bare[0]} has no checkpoint left; that sweep needs keep_checkpoints={len(runs)} "
+            "(sweep.keep_checkpoints on its command line)"
+        )
+    return [checkpoints_of(folder / run)[-1] for run in sorted(runs)]
 
 
 def trial_specs(sweep: Sweep, study: str) -> list[TrialSpec]:

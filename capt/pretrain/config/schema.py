@@ -262,6 +262,7 @@ class ValidateSection(Section):
 
     every: NonNegativeInt = Field(500, description="steps between two validations; 0 = only at the end")
     first: bool = Field(False, description="validate before the first step as well: the baseline of the run")
+    also: list[PositiveInt] = Field([], description="further steps to validate after: the beginning of a curve")
 
 
 class LocalSection(Section):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
+import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from capt.finetune.glue.report import CAPT_TASKS, PUBLISHED_DEV, results_of_sweep, sections
 from capt.finetune.glue.tasks import GLUE
+from capt.pretrain.config.load import load_mapping
 from capt.pretrain.report.sweeps import read_sweep
 from capt.pretrain.report.write import report
 from tests.sweep_folders import add_trial, write_sweep
@@ -131,3 +136,66 @@ def test_other_tasks_and_other_metrics_have_no_place_in_the_table(tmp_path: Path
     found = results_of_sweep("mine", read_sweep(sweep))
     assert found.studies == {}
     assert found.notes == ["mine: rte was selected by loss, no metric of RTE"]
+
+
+def pretrained(folder: Path, name: str, seed: int, **contrast: Any) -> str:
+    """The last checkpoint of a run of pretraining that has logged a step."""
+    run = folder / f"{name}-seed{seed}"
+    run.mkdir(parents=True)
+    config = {"base": "capt_tiny", "run": {"seed": seed, "dir": str(run)}, "contrast": contrast}
+    (folder / "job.yaml").write_text(yaml.safe_dump(config))
+    (run / "config.yaml").write_text(yaml.safe_dump(load_mapping(folder / "job.yaml")))
+    (run / "metrics.jsonl").write_text(json.dumps({"step": 1, "samples": 8, "loss": 1.0}) + "\n")
+    (run / "status.json").write_text(json.dumps({"state": "done"}))
+    return str(run / "checkpoints/step-00000001")
+
+
+def test_figure_3_has_a_row_for_each_pretraining_and_the_mean_over_its_seeds(tmp_path: Path) -> None:
+    """Literally: of each run the best rate by the median of its seeds; then mean and deviation over the runs."""
+    rng, queues, kinds = random.Random(3), (0, 64, 256), ("inverted_triangle", "constant")
+    sweep = write_sweep(tmp_path / "glue", SEEDS)
+    expected: dict[tuple[int, str], list[float]] = {}
+    for queue, kind, seed in itertools.product(queues, kinds, (1, 2)):
+        own: dict[str, Any] = {
+            "queue": queue,
+            "temperature": {"type": kind, "value": 0.1} if kind == "constant" else {},
+        }
+        init = pretrained(tmp_path / "first", f"{queue}-{kind}", seed, **own)
+        best = []
+        for task in ("cola", "rte"):
+            by_rate = []
+            for rate in (1e-5, 2e-5):
+                scores = [rng.random() for _ in SEEDS]
+                by_rate.append(sorted(scores)[1])
+                for number, score in zip(SEEDS, scores, strict=True):
+                    add_trial(
+                        sweep, task, {"optimizer.lr": rate, "model.init": init}, number, [score],
+                        metric=GLUE[task].metric, config={"task": {"type": "glue"}, "data": {"task": task}},
+                    )  # fmt: skip
+            best.append(max(by_rate))
+        expected.setdefault((queue, kind), []).append(statistics.fmean(best))
+    report([sweep], tmp_path / "out")
+    data = json.loads((tmp_path / "out/report.json").read_text())
+    assert "GLUE (CAPT, Table 2)" not in data, "a best setting of several pretrainings is no model's row"
+    rows = {
+        (int(row["pretraining"]["contrast.queue"]), row["pretraining"]["contrast.temperature.type"]): row["Avg"]
+        for row in data["GLUE by pretraining (CAPT, Figure 3)"]["rows"]
+    }
+    assert rows == {key: pytest.approx(values) for key, values in expected.items()}
+    markdown = (tmp_path / "out/report.md").read_text()
+    first = expected[0, "inverted_triangle"]
+    assert f"{100 * statistics.fmean(first):.1f} ± {100 * statistics.stdev(first):.1f} |" in markdown
+    assert (tmp_path / "out/glue-by-pretraining.png").stat().st_size > 1000
+    assert "one pretraining run a row" not in markdown
+
+
+def test_an_initial_model_that_is_gone_is_named(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path / "glue", [1])
+    for number, init in enumerate((pretrained(tmp_path / "first", "a", 1, queue=0), str(tmp_path / "gone"))):
+        add_trial(
+            sweep, "rte", {"model.init": init, "n": number}, 1, [0.5],
+            config={"task": {"type": "glue"}, "data": {"task": "rte"}},
+        )  # fmt: skip
+    (section,) = sections([read_sweep(sweep)])
+    assert any("gone was left out" in note for note in section.notes)
+    assert any(note.startswith("one pretraining run a row") for note in section.notes)

@@ -16,9 +16,11 @@ from capt.finetune.visual.config import VisualJob
 from capt.launcher import raycluster
 from capt.launcher.sweep.config import Sweep, load_sweep
 from capt.launcher.sweep.run import run_sweep
-from capt.launcher.sweep.trials import check_jobs, make_plan, set_key, trial_specs
+from capt.launcher.sweep.trials import check_jobs, make_plan, set_key, trial_specs, with_initial_runs
 from capt.pretrain.base.errors import ConfigError, UserError
 from capt.pretrain.config import flatten
+from capt.pretrain.engine.step_folders import MANIFEST
+from tests.sweep_folders import add_trial
 
 BASE = {"studies": {"capt": {"base": "capt_tiny", "metric": "loss/mlm", "mode": "min"}}}
 
@@ -95,6 +97,56 @@ def test_missing_inputs_are_named_before_anything_starts(tmp_path: Path) -> None
     with pytest.raises(UserError, match=r"study cola: .*NOWHERE"):
         run_sweep("glue", given_, show=str)
     assert not (tmp_path / "out").exists()
+
+
+def first_stage(folder: Path, steps: dict[tuple[int, int], tuple[int, ...]]) -> str:
+    """A finished sweep of two queues and two seeds; ``steps`` are the checkpoints that each run has left."""
+    space = {"contrast.queue": {"grid": [0, 256]}}
+    write(folder, sweep={"dir": str(folder), "seeds": [1, 2]}, space=space)
+    for (queue, seed), kept in steps.items():
+        run = add_trial(folder, "capt", {"contrast.queue": queue}, seed, [1.0], metric="loss/mlm", mode="min")
+        for step in kept:
+            (run / f"checkpoints/step-{step:08d}").mkdir(parents=True)
+            (run / f"checkpoints/step-{step:08d}" / MANIFEST).write_text("{}")
+    return f"sweep.initial={folder}"
+
+
+def test_a_sweep_begins_from_each_run_of_another_one(tmp_path: Path) -> None:
+    """Every setting and seed from the *last* checkpoint of each run, the best of it or not; the rest as it was."""
+    (tmp_path / "first").mkdir()
+    whole = {(queue, seed): (5, 10) for queue in (0, 256) for seed in (1, 2)}
+    key = first_stage(tmp_path / "first", whole)
+    given_ = ["data.path=GLUE", "sweep.seeds=[1,2,3]", f"sweep.dir={tmp_path / 'second'}"]
+    plain = load_sweep("glue", given_)
+    sweep = with_initial_runs(load_sweep("glue", [*given_, key]))
+    specs = trial_specs(sweep, "rte")
+    starts = {spec.params["model.init"] for spec in specs}
+    assert starts == {str(path) for path in tmp_path.glob("first/trials/capt/*/checkpoints/step-00000010")}
+    assert len(specs) == 4 * len(trial_specs(plain, "rte")) == 4 * 6 * 3
+    assert len({make_plan(sweep, "capt.finetune").run_dir(spec) for spec in specs}) == len(specs)
+    again = tmp_path / "again.yaml"
+    again.write_text(sweep.to_yaml())
+    assert [s.params for s in trial_specs(load_sweep(str(again)), "rte")] == [s.params for s in specs], "resumed"
+    assert with_initial_runs(plain) is plain
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ({}, r"no sweep has run there"),
+        ({(0, 1): (5,), (0, 2): (5,), (256, 1): (5,)}, r"3 of 4 trials are done; finish it: capt sweep .* --resume$"),
+        ({(q, s): (5,) * (q == 0) for q in (0, 256) for s in (1, 2)}, r"queue=256-s1 has no checkpoint left.*=4"),
+    ],
+)
+def test_a_sweep_that_cannot_be_begun_from_is_named(
+    tmp_path: Path, steps: dict[tuple[int, int], tuple[int, ...]], said: str
+) -> None:
+    (tmp_path / "first").mkdir()
+    key = first_stage(tmp_path / "first", steps)
+    with pytest.raises(ConfigError, match=said):
+        run_sweep("glue", [key, "data.path=GLUE", f"sweep.dir={tmp_path / 'second'}"], show=str)
+    with pytest.raises(ConfigError, match=r"model\.init: set by sweep\.initial"):
+        run_sweep("glue", [key, "data.path=GLUE", "model.init=x"], show=str)
 
 
 def test_parts_of_cores_and_gpus_and_what_a_cluster_calls_its_own(tmp_path: Path) -> None:

@@ -118,7 +118,8 @@ class Metrics(Callback):
                 self._board.close()
 
 
-# Runs the task's validation every ``validate.every`` steps and at the end, when the last checkpoint is written.
+# Runs the task's validation every ``validate.every`` steps, after those of ``validate.also``, and at the end, when the
+# last checkpoint is written.
 #
 # With ``validate.first`` it also runs before the first step, so that the table of a run has its baseline. With
 # ``validate.retrieval`` it measures retrieval as well, of a task that makes vectors of texts.
@@ -154,13 +155,15 @@ class Validator(Callback):
             self._validate(run)
 
     def after_step(self, run: Run, report: StepMetrics) -> None:
-        every = run.job.validate_.every
+        section, step = run.job.validate_, run.progress.step
+        due = step in section.also or (section.every > 0 and step % section.every == 0)
         # The validation after the last step is in on_end, when that step is saved.
-        if every and run.progress.step % every == 0 and not run.finished:
+        if due and not run.finished:
             self._validate(run)
 
     def next_due(self, run: Run) -> int:
-        return next_multiple(run.progress.step, run.job.validate_.every)
+        section, step = run.job.validate_, run.progress.step
+        return min([next_multiple(step, section.every), *(at for at in section.also if at > step)])
 
     def on_end(self, run: Run) -> None:
         if run.finished:
