@@ -148,7 +148,7 @@ def make_plan(sweep: Sweep, module: str, env: Mapping[str, str] | None = None) -
 def with_initial_runs(sweep: Sweep, *, here: bool = True) -> Sweep:
     """The sweep with the last checkpoints of ``sweep.initial`` as a grid of ``model.init``; without that key, as it is.
 
-    Where that folder is not ``here`` but in a cluster, it stands for its runs.
+    Where that folder is not ``here`` but in a cluster, it represents its runs.
 
     Raises:
         ConfigError: the folder is no sweep, or a trial of it is missing, has failed or has no checkpoint left.
