@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.core.generated.autoscaler_pb2 import ClusterConfig, NodeGroupConfig
 
+import capt.configs
 from capt.finetune.visual.config import VisualJob
 from capt.launcher import raycluster
+from capt.launcher.kubernetes.settings import load_kubernetes
 from capt.launcher.sweep.config import Sweep, load_sweep
 from capt.launcher.sweep.run import run_sweep
 from capt.launcher.sweep.trials import check_jobs, make_plan, set_key, trial_specs, with_initial_runs
@@ -147,6 +149,23 @@ def test_a_sweep_that_cannot_be_begun_from_is_named(
         run_sweep("glue", [key, "data.path=GLUE", f"sweep.dir={tmp_path / 'second'}"], show=str)
     with pytest.raises(ConfigError, match=r"model\.init: set by sweep\.initial"):
         run_sweep("glue", [key, "data.path=GLUE", "model.init=x"], show=str)
+
+
+def test_on_kubernetes_the_first_sweep_lies_where_the_pods_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (Path(capt.configs.__path__[0]) / "cluster/kubernetes.yaml").read_text()
+    text = text.replace("cpus_per_pod: 0 ", "cpus_per_pod: 8 ").replace(
+        "network_policy: true ", "network_policy: false "
+    )
+    (tmp_path / "pods.yaml").write_text(text)
+    cluster, shown = load_kubernetes(tmp_path / "pods.yaml"), list[str]()
+    given_ = ["data.path=GLUE", "sweep.initial=runs/first", "sweep.dir=runs/second"]
+    assert run_sweep("glue", given_, show=shown.append, cluster=cluster) == 0
+    assert f"initial: {cluster.folder}/runs/first\n" in shown[0]
+    assert f"dir: {cluster.folder}/runs/second\n" in shown[0]
+    assert str(tmp_path) not in shown[0]
 
 
 def test_parts_of_cores_and_gpus_and_what_a_cluster_calls_its_own(tmp_path: Path) -> None:
