@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -65,6 +66,10 @@ SWEEPS: Mapping[str, tuple[list[str], Sequence[str], dict[str, Any]]] = {
 """Sweep -> the studies that are run, the keys that make their jobs small, and other grids."""
 WORDS = {"50265": "370", "16": "1", "128": "32", "--nproc": "--nproc", "8": "1", "200": "4"}
 """Numbers of the commands that are made smaller."""
+
+
+COCO = {"train": "train2014", "validation": "val2014", "test": "test2015"}
+"""Split of the synthetic world -> the name of its pictures."""
 
 
 def parts() -> dict[str, str]:
@@ -194,7 +199,7 @@ def test_text_from_the_hub_to_a_submission(world: Path, monkeypatch: pytest.Monk
     for name, file in list(submission.SUBMISSION_FILES.items()):
         task = dataclasses.replace(file.task, rows={**file.task.rows, file.split: TEST_ROWS})
         monkeypatch.setitem(submission.SUBMISSION_FILES, name, dataclasses.replace(file, task=task))
-    monkeypatch.setattr(submission, "majority_wnli", lambda: [0] * TEST_ROWS)
+    monkeypatch.setattr(submission, "majority_wnli", lambda: np.zeros(TEST_ROWS, dtype=np.int64))
     _glue(world)
     run_part("capt-text", world, monkeypatch)
     report = (world / "report_glue/report.md").read_text()
@@ -283,7 +288,7 @@ def _questions(folder: Path) -> None:
                 rows_ = questions["questions"]
                 answers = json.loads((folder / f"world/vqa/{split}_annotations.json").read_text())["annotations"]
                 own = [
-                    {"question_id": q["question_id"], "img_id": f"COCO_train2014_{q['image_id']:012}",
+                    {"question_id": q["question_id"], "img_id": f"COCO_{COCO[split]}_{q['image_id']:012}",
                      "sent": q["question"], "label": {a["multiple_choice_answer"]: 1.0}}
                     for q, a in zip(rows_, answers, strict=True)
                 ]  # fmt: skip
