@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -38,12 +38,21 @@ _ONE_RUN = (
 )
 
 
-@dataclass
+@dataclass(frozen=True)
 class Pretrained:
-    """A pretraining run and the score of each task that was fine-tuned from it."""
+    """A pretraining run and the setting of each task that counts of those that were fine-tuned from it."""
 
     run: RunRecord
-    scores: dict[str, float] = field(default_factory=dict)
+    settings: dict[str, Configuration]
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The score of each task."""
+        return {task: setting.median for task, setting in self.settings.items()}
+
+    def flagged(self, tasks: Sequence[str]) -> int:
+        """The number of trials that predicted a constant, or were no better than one that does."""
+        return sum(bool(t.done and t.flag) for task in tasks for t in self.settings[task].trials)
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,10 @@ def pretraining_sections(sweeps: Sequence[SweepRecord]) -> list[ReportSection]:
     rows = [_row(group, comparison.differing, found, tasks) for group in comparison.groups]
     if any(len(row.scores[AVERAGE]) == 1 for row in rows):
         notes.append(_ONE_RUN)
+    if flagged := sum(one.flagged(tasks) for one in found):
+        notes.append(
+            f"{flagged} of the trials that count predicted a constant, or were no better than one that does (below)"
+        )
     header = [*comparison.differing, "runs", *(GLUE[task].folder for task in tasks), AVERAGE]
     table = Table(
         header,
@@ -119,9 +132,9 @@ def _run_of(init: Path) -> Path:
     return init.parent.parent if init.parent.name == "checkpoints" else init
 
 
-def _best(configurations: Sequence[Configuration], sign: int) -> float:
+def _best(configurations: Sequence[Configuration], sign: int) -> Configuration:
     order = ranked({number: c.scores for number, c in enumerate(configurations)}, sign)
-    return configurations[order[0]].median
+    return configurations[order[0]]
 
 
 def _row(group: RunGroup, keys: Sequence[str], found: Sequence[Pretrained], tasks: Sequence[str]) -> Row:

@@ -193,9 +193,10 @@ def test_an_initial_model_that_is_gone_is_named(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path / "glue", [1])
     for number, init in enumerate((pretrained(tmp_path / "first", "a", 1, queue=0), str(tmp_path / "gone"))):
         add_trial(
-            sweep, "rte", {"model.init": init, "n": number}, 1, [0.5],
+            sweep, "rte", {"model.init": init, "n": number}, 1, [0.5], degenerate=1.0,
             config={"task": {"type": "glue"}, "data": {"task": "rte"}},
         )  # fmt: skip
     (section,) = sections([read_sweep(sweep)])
     assert any("gone was left out" in note for note in section.notes)
     assert any(note.startswith("one pretraining run a row") for note in section.notes)
+    assert any(note.startswith("1 of the trials that count predicted a constant") for note in section.notes)
