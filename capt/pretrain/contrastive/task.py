@@ -172,11 +172,12 @@ class ContrastTask(ABC, Generic[BatchT]):
 
     def build_modules(self) -> Mapping[str, nn.Module]:
         """The module with its heads (and the temperature, when learned), from the seed or ``model.init``."""
-        self._require_memory()
+        # A plan has neither the memory nor the data.
+        if self.contrasts and traits().is_here:
+            self._require_memory()
+            self.require_negatives()
         # All ranks draw the same weights.
         torch.manual_seed(derive(self.job.run.seed, "init"))
-        if self.contrasts:
-            self.require_negatives()
         self._module = self.build_module()
         if self.contrasts:
             self.contrast = self.build_term()
@@ -224,7 +225,7 @@ class ContrastTask(ABC, Generic[BatchT]):
     def _require_memory(self) -> None:
         """Refuse a queue beyond this machine's memory, before the operating system ends a process for it."""
         section, device = self.job.contrast, distributed.device()
-        if not self.contrasts or not section.queue or not traits().is_here:
+        if not section.queue:
             return
         where, ranks = ("its GPU", 1) if device.type == "cuda" else ("this host", distributed.local_world_size())
         need = ranks * section.queue_bytes(self.width) / distributed.world_size()

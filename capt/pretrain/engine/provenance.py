@@ -14,6 +14,8 @@ from pathlib import Path
 
 _PACKAGES = ("capt-pretraining", "torch", "deepspeed", "transformers", "tokenizers", "datasets", "safetensors", "numpy")
 
+_CORES = " cores"
+
 
 @functools.cache
 def provenance() -> dict[str, str]:
@@ -41,13 +43,18 @@ def hardware(gpu: str | None) -> str:
     with suppress(OSError):
         names = re.findall(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(errors="replace"), re.MULTILINE)
         name = names[0].strip() if names else name
-    return f"{name}, {os.cpu_count()} cores"
+    return f"{name}, {os.cpu_count()}{_CORES}"
 
 
 def gpu_kind(name: str, kinds: Iterable[str]) -> str | None:
     """The one of ``kinds`` (``h100``) that a driver's name of a device, such as ``NVIDIA H100 80GB HBM3``, holds."""
     # An RTX A1000 is no A100.
     return next((kind for kind in kinds if re.search(rf"{kind}(?!\d)", name, re.IGNORECASE)), None)
+
+
+def is_processor(hardware: str) -> bool:
+    """Return true where `hardware` has named a processor and not a GPU."""
+    return hardware.endswith(_CORES)
 
 
 def revision() -> str:

@@ -45,9 +45,6 @@ class RehearsedTask(LanguageTask):
         masked = distributed.all_reduce_sum(torch.full((), here, dtype=torch.float64, device=device))
         return {"mlm": distributed.world_size() * len(batch) / masked}
 
-    def _require_memory(self) -> None:
-        """Nothing is allocated."""
-
 
 def rehearse(job: LanguageJob, world: int) -> Rehearsal:
     """The task, and a micro-batch of this rank. Every row is one full document, and so are its masked positions."""

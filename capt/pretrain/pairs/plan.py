@@ -108,9 +108,6 @@ class RehearsedTask(PairTask):
         self._shape = shape
         self.sources = [_longest_row(self.job, shape)]
 
-    def _require_memory(self) -> None:
-        """Nothing is allocated."""
-
     def build_module(self) -> PairModule:
         """An encoder of these sizes under its pooling."""
         return PairModule(self.job, rehearsed_encoder(self._hf_config, self.job.model), self._pooling)

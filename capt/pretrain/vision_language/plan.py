@@ -41,9 +41,6 @@ class RehearsedTask(VisionLanguageTask):
             start=None, store=SimpleNamespace(manifest=store), train=_OnePair(record=words)
         )
 
-    def _require_memory(self) -> None:
-        """Nothing is allocated."""
-
     def scales(self, batch: list[PairBatch], device: torch.device) -> Scales:
         """The counts are exchanged and have no values."""
         distributed.all_reduce_sum(torch.zeros(5, dtype=torch.float64, device=device))
