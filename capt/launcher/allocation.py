@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from capt.launcher import environment
 from capt.launcher.ssh import MAX_SLOTS, Host
-from capt.pretrain.base.errors import ConfigError, counted
+from capt.pretrain.base.errors import ConfigError, MachineError, counted
 
 log = logging.getLogger(__name__)
 
@@ -163,9 +163,9 @@ class Allocation:
         try:
             names = subprocess.run(command, capture_output=True, text=True, check=False)
         except OSError as error:
-            raise ConfigError(f"scontrol cannot be started: {error.strerror}") from None
+            raise MachineError(f"scontrol cannot be started: {error.strerror}") from None
         if names.returncode != 0 or not names.stdout.split():
-            raise ConfigError(f"scontrol show hostnames {listed}: {names.stderr.strip() or 'no names'}")
+            raise MachineError(f"scontrol show hostnames {listed}: {names.stderr.strip() or 'no names'}")
         return names.stdout.split()
 
     def _number(self, name: str) -> int | None:

@@ -17,8 +17,8 @@ from capt.launcher.backends.slurm import SCRIPT
 from capt.launcher.plan import UNATTENDED, Launch, Options
 from capt.launcher.restart import has_gone_back
 from capt.launcher.start import carry_on
-from capt.pretrain.__main__ import job_of, parse
-from capt.pretrain.base.errors import user_text
+from capt.pretrain.__main__ import parse, read_job
+from capt.pretrain.base.errors import machines_at_fault, user_text
 from capt.pretrain.engine.run_folder import exit_code_of
 
 
@@ -28,11 +28,14 @@ def main(arguments: Sequence[str]) -> int:
     module, *words = arguments
     given, allocation = parse(words), Allocation.here()
     try:
-        job = job_of(given)
-        # Slurm has queued the job again: nobody is there to name an older checkpoint where the newest is damaged.
-        if given.resume == "always" and allocation.restarts:
-            words = [*_newest_once_gone_back(words), *UNATTENDED]
-        options = Options.read(Path(given.config).parent / "launch.json")  # a task of an array has a folder of its own
+        # A job that Slurm has queued again has found its files before.
+        with machines_at_fault(lambda: allocation.restarts > 0):
+            job = read_job(given)
+            # Nobody is there to name an older checkpoint where the newest is damaged.
+            if given.resume == "always" and allocation.restarts:
+                words = [*_newest_once_gone_back(words), *UNATTENDED]
+            # A task of an array has a folder of its own.
+            options = Options.read(Path(given.config).parent / "launch.json")
         launch = Launch(module, tuple(words), job, options)
         return carry_on(launch, backend("srun"), name_of_job=allocation.own_id)
     except Exception as error:

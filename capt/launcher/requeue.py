@@ -10,7 +10,6 @@ says itself that it cannot continue (a loss that is not a number) is not.
 
 from __future__ import annotations
 
-import errno
 import logging
 import re
 import signal
@@ -24,7 +23,7 @@ from pydantic import Field, FiniteFloat
 
 from capt.launcher.allocation import Allocation
 from capt.launcher.watch import StatusWatch
-from capt.pretrain.base.errors import UserError, is_passing, quoted, user_text
+from capt.pretrain.base.errors import UserError, quoted, user_text
 from capt.pretrain.base.files import write_json
 from capt.pretrain.base.records import Count, Record, read_record
 from capt.pretrain.config import load_job
@@ -36,7 +35,6 @@ log = logging.getLogger(__name__)
 RECORD = "restarts.json"
 _IDLE_STOPS = 10
 _CHECKPOINTS, _HOUR = 10, 3600.0
-_NOT_WRITTEN = (errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 _PATIENCE = 60.0
 """Seconds for Slurm's controller, which may be busy."""
 
@@ -194,7 +192,7 @@ def main(arguments: Sequence[str]) -> int:
         text = user_text(error)
         if text is None:
             raise
-        if isinstance(error, OSError) and (is_passing(error) or error.errno in _NOT_WRITTEN):
+        if isinstance(error, OSError):
             done = allocation.restarts  # Slurm counts where we cannot
             log.warning("%s; queued again by Slurm's count (%d of %s)", text, done, arguments[2])
             return 0 if done < int(arguments[2]) else 1

@@ -16,7 +16,7 @@ from capt.launcher.requeue import again
 from capt.launcher.supervisor.activity import write_crash
 from capt.launcher.supervisor.output import patient_log
 from capt.launcher.supervisor.processes import stop_asked, stop_signals
-from capt.pretrain.base.errors import ConfigError, UserError, is_passing, user_text
+from capt.pretrain.base.errors import ConfigError, UserError, is_passing, machines_at_fault, user_text
 from capt.pretrain.base.files import read_bytes
 from capt.pretrain.engine.run_folder import CONFIG, FAILED, STATUS, STOPPED
 from capt.pretrain.engine.step_folders import MANIFEST, checkpoints_of
@@ -40,7 +40,7 @@ def supervise(launch: Launch, attempt: Callable[[Launch], End], name: str = "") 
     with patient_log(), stop_signals(lambda _: None, lambda: None):
         while True:
             begun = time.monotonic()
-            end = attempt(launch)
+            end = _guarded(attempt, launch)
             goes_on = end.code == FAILED and _may_go_on(launch, own, end, time.monotonic() - begun)
             if end.crash is not None and _has_begun(launch):
                 report = write_crash(launch.run_dir, end.crash)
@@ -50,6 +50,12 @@ def supervise(launch: Launch, attempt: Callable[[Launch], End], name: str = "") 
             launch = resumed(launch, end, chosen=bool(ahead & _manifests(launch.run_dir)))
             if stop_asked():  # it came meanwhile
                 return End(STOPPED, "asked to stop before the job was started again")
+
+
+def _guarded(attempt: Callable[[Launch], End], launch: Launch) -> End:
+    """Attempt a launch; what one that is started again finds missing, its run has had before."""
+    with machines_at_fault(lambda: launch.again):
+        return attempt(launch)
 
 
 def resumed(launch: Launch, end: End, *, chosen: bool = False) -> Launch:

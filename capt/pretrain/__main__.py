@@ -145,6 +145,13 @@ def job_of(options: argparse.Namespace) -> Job:
     return load_job(options.config, overrides, resolved=options.merged or of_a_run)
 
 
+def read_job(options: argparse.Namespace) -> Job:
+    """`job_of` a command line whose file another host may just have written. Raises ``ConfigError``."""
+    if options.merged or (options.resume == "always" and Path(options.config).name == CONFIG):
+        _wait_for(Path(options.config))
+    return job_of(options)
+
+
 def _only_resumes(options: argparse.Namespace) -> bool:
     """Whether a job is to continue as it is: it has begun, even where this host does not see its folder."""
     return options.resume == "always" and not options.overrides
@@ -153,9 +160,7 @@ def _only_resumes(options: argparse.Namespace) -> bool:
 def _run(options: argparse.Namespace) -> int:
     job, refusal = None, None
     try:
-        if options.merged or (options.resume == "always" and Path(options.config).name == CONFIG):
-            _wait_for(Path(options.config))
-        job = job_of(options)
+        job = read_job(options)
     except (UserError, OSError) as error:
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             with machines_at_fault(lambda: _only_resumes(options)):
@@ -171,6 +176,8 @@ def _run(options: argparse.Namespace) -> int:
     begun = has_begun(job.run.dir, job) if job else _only_resumes(options)
     with machines_at_fault(lambda: begun):
         distributed.initialize(job.engine.timeout_minutes if job else _TIMEOUT_MINUTES, by_deepspeed=by_deepspeed)
+        # Where a rank sees the run, one that does not see its folder is on a machine that lacks it.
+        begun = any(distributed.gather_objects(begun))
         with distributed.synchronize_errors():  # one host may see another file
             if refusal is not None:
                 raise refusal

@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 
+from capt.pretrain import __main__ as entry
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.locks import file_lock
 from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.config.reader import job_to_yaml
 from capt.pretrain.engine import interruption
 from capt.pretrain.engine.checkpoint.layout import put_back_replaced, put_in_place, remove_checkpoint, remove_leftovers
-from capt.pretrain.engine.run_folder import BAD_INPUT, LOCK, STOPPED, read_status
+from capt.pretrain.engine.run_folder import BAD_INPUT, FAILED, LOCK, STOPPED, read_status
 from capt.pretrain.engine.run_status import RunStatus
 from tests.distributed.test_run import _mapping, _rows, _run
 from tests.fuzz.harness import snapshot
@@ -43,6 +45,23 @@ def _run_installed(mapping: dict[str, Any], resume: bool = False) -> int | str:
         return _run(mapping, resume)
     except interruption.Interrupted as stop:
         return f"Interrupted: {stop}"
+
+
+def _enter(paths: list[str]) -> int:
+    """Each rank is told another path of the merged job, as where one does not see it."""
+    entry._FILE_SECONDS = 0.1
+    return entry.main([paths[int(os.environ["RANK"])], "--merged", "--resume=auto"])
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_ranks_agree_whether_the_run_of_a_folder_that_one_does_not_see_has_begun(tmp_path: Path, begun: bool) -> None:
+    """Else the rank that ends first would decide whether the job is tried again."""
+    job = job_from_mapping(_mapping(tmp_path / "run"), "test")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "job.yaml").write_text(job_to_yaml(job))
+    if begun:
+        (tmp_path / "run" / "config.yaml").write_text(job_to_yaml(job))
+    assert run_ranks(_enter, 2, [str(tmp_path / "job.yaml"), "/gone/job.yaml"]) == [FAILED if begun else BAD_INPUT] * 2
 
 
 @pytest.mark.parametrize("rank", [0, 1])

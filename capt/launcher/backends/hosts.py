@@ -21,10 +21,10 @@ from capt.launcher.supervisor.activity import Crash
 from capt.launcher.supervisor.link import Link, ask, ask_for_gpus
 from capt.launcher.supervisor.output import Output
 from capt.launcher.supervisor.remote import Gathering, NotReachedError, RemoteRanks, end
-from capt.pretrain.base.errors import ConfigError, MachineError, counted
+from capt.pretrain.base.errors import ConfigError, MachineError, counted, machines_at_fault
 from capt.pretrain.base.process import SECRET
 from capt.pretrain.engine.engines.deepspeed_config import deepspeed_config
-from capt.pretrain.engine.run_folder import BAD_INPUT, FAILED, STOPPED
+from capt.pretrain.engine.run_folder import FAILED, STOPPED, exit_code_of, has_begun
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,10 @@ def run(launch: Launch, plan: Plan, connect: Connect, env: Mapping[str, str], py
     asked: list[signal.Signals] = []
     output = Output()
     try:
-        with processes.stop_signals(asked.append, lambda: asked.append(signal.SIGTERM)):
+        with (
+            machines_at_fault(lambda: has_begun(launch.run_dir, launch.job)),
+            processes.stop_signals(asked.append, lambda: asked.append(signal.SIGTERM)),
+        ):
             hosts, links = _gathering(launch, plan, asked, lambda host: connect(host, output)).gather(plan.hosts)
             # The stop came while hosts were called: there are no ranks that could answer it.
             if asked:
@@ -59,7 +62,7 @@ def run(launch: Launch, plan: Plan, connect: Connect, env: Mapping[str, str], py
             return _run(launch, plan, hosts, links, env, python)
     except ConfigError as error:
         log.error("%s", error)
-        return End(BAD_INPUT, str(error))
+        return End(exit_code_of(error), str(error))
     except NotReachedError as error:
         log.error("%s", error)
         return End(FAILED, str(error), Crash.here(str(error)[:2000]), unreached=True)

@@ -15,7 +15,7 @@ from capt.launcher.supervisor import processes
 from capt.launcher.supervisor.ranks import LocalRanks
 from capt.pretrain.base.errors import ConfigError, MachineError
 from capt.pretrain.base.process import SECRET
-from capt.pretrain.engine.run_folder import BAD_INPUT
+from capt.pretrain.engine.run_folder import BAD_INPUT, FAILED, has_begun
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,9 @@ def plan(launch: Launch) -> Plan:
 
 def start(launch: Launch, plan: Plan) -> End:
     """Run all ranks to their end."""
-    return run_ranks(plan.commands, stall=launch.job.supervise.stall, port=plan.master_port or 0, again=launch.again)
+    stall, port = launch.job.supervise.stall, plan.master_port or 0
+    begun = has_begun(launch.run_dir, launch.job)
+    return run_ranks(plan.commands, stall=stall, port=port, begun=begun, again=launch.again)
 
 
 def run_ranks(
@@ -59,11 +61,13 @@ def run_ranks(
     patience: float = PATIENCE,
     stall: float | None = None,
     port: int = 0,
+    begun: bool = False,
     again: bool = False,
 ) -> End:
     """Start a process a command, and wait for all of them as :class:`capt.launcher.backends.watching.Watcher` says.
 
-    They meet at ``port`` of the loopback interface (0: any that is free); ``again`` is that of a launch.
+    They meet at ``port`` of the loopback interface (0: any that is free). A run that has ``begun`` had it before;
+    ``again`` is that of a launch.
     """
     base, ranks = environment.of_ranks(), LocalRanks()
     try:
@@ -71,7 +75,7 @@ def run_ranks(
     except OSError as error:
         problem = f"--master-port {port}: {error.strerror}; end what uses it, or leave the option out"
         log.error("%s", problem)
-        return End(BAD_INPUT, problem)
+        return End(FAILED if begun else BAD_INPUT, problem)
     met = {"MASTER_PORT": str(port), SECRET: secrets.token_hex(32)}
     watcher = Watcher(ranks, grace=grace, patience=patience, stall=stall)
     with processes.stop_signals(watcher.stop, watcher.kill):

@@ -52,6 +52,12 @@ class CheckpointError(UserError):
     """A checkpoint is damaged, incomplete, or belongs to another model, tokenizer or run."""
 
 
+class MissingModelError(CheckpointError):
+    """A model that a job begins with, or a file of it, is not there, or the hub that has it does not give it."""
+
+    outside = True
+
+
 class NoSpaceError(CheckpointError):
     """A disk, a quota or a table of inodes is full: what could not be written now may be written later."""
 

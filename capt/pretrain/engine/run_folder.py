@@ -170,8 +170,10 @@ def _given_keys_of_another_job(folder: Path, job: Job) -> dict[str, tuple[object
 
 
 def is_finished(folder: Path, job: Job) -> bool:
-    """Whether ``folder`` holds a run of this very job that is done."""
-    status = read_status(folder)
+    """Whether ``folder`` holds a run of this very job that is done; a damaged status says nothing, and is replaced."""
+    status = None
+    with suppress(ConfigError):
+        status = read_status(folder)
     return status is not None and status.state == "done" and not keys_of_another_job(folder, job)
 
 

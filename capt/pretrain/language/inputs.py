@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, quoted
+from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, MissingModelError, quoted
 from capt.pretrain.data.config import DataConfig
 from capt.pretrain.data.sources import named, source_of
 from capt.pretrain.models.hf_config import hub_id
@@ -124,7 +124,7 @@ def check_hf_folder(folder: Path) -> None:
     from capt.pretrain.models.sentence_folder import encoder_folder
 
     if not folder.is_dir():
-        raise CheckpointError(f"model.init: no folder {folder}; name a Hugging Face folder, or USER/NAME of the hub")
+        raise MissingModelError(f"model.init: no folder {folder}; name a Hugging Face folder, or USER/NAME of the hub")
     folder = encoder_folder(folder)
     if not (folder / "config.json").is_file():
         is_run = (folder / "config.yaml").is_file() or (folder / "checkpoints").is_dir()
@@ -139,7 +139,7 @@ def _require_weights(folder: Path) -> None:
     try:
         require_weights(folder)
     except CheckpointError as error:
-        raise CheckpointError(f"model.init: {error}") from None
+        raise type(error)(f"model.init: {error}") from None
 
 
 def _shards(data: DataConfig) -> list[str]:
@@ -187,7 +187,7 @@ def describe_initial_model(init: Path) -> str:
     if hub_id(init) is not None:
         return f"the hub's model {init}, fetched at the start"
     if not init.is_dir():
-        raise CheckpointError(f"model.init: no folder {init}; name a run, a checkpoint or a Hugging Face folder")
+        raise MissingModelError(f"model.init: no folder {init}; name a run, a checkpoint or a Hugging Face folder")
     if is_hf(init):
         read_description(init)
         _require_weights(encoder_folder(init))

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from capt.pretrain.base.errors import CheckpointError, shown
+from capt.pretrain.base.errors import CheckpointError, MissingModelError, shown
 from capt.pretrain.config.base import PathField
 from capt.pretrain.models.sentence_folder import module_files
 
@@ -83,7 +83,7 @@ def local_folder(path: Path, files: tuple[str, ...] = ENCODER_FILES) -> Path:
     """``path`` itself, or the folder of the hub client's cache with ``files`` of the hub model that ``path`` names.
 
     Raises:
-        CheckpointError: the hub has no such model or revision, or cannot be reached and there is no copy in its cache.
+        MissingModelError: the hub has no such model or revision, or cannot be reached and has no copy in its cache.
     """
     named = hub_id(path)
     if named is None:
@@ -133,7 +133,7 @@ def _snapshot(repo: str, revision: str | None, files: tuple[str, ...], cache: st
     else:
         logger.info("%s: from the hub, revision %s (%s@%s pins it)", path, folder.name, repo, folder.name)
         return folder
-    raise CheckpointError(f"{path}: {problem}")
+    raise MissingModelError(f"{path}: {problem}")
 
 
 Keys = TypeVar("Keys", bound="HFConfig")

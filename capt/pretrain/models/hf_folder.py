@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 
 from capt.pretrain.base import files as safe_files
-from capt.pretrain.base.errors import CheckpointError, shown
+from capt.pretrain.base.errors import CheckpointError, MissingModelError, shown
 from capt.pretrain.models.architecture import EncoderConfig, encoder_of_type, model_types
 from capt.pretrain.models.hf_config import list_names
 from capt.pretrain.models.sentence_folder import encoder_folder
@@ -256,7 +256,7 @@ def require_weights(folder: Path, name: str = "model.safetensors") -> None:
         )
     if any(folder.glob("model-*-of-*.safetensors")):
         raise CheckpointError(f"{folder}: its shards lack model.safetensors.index.json, which says what is in them")
-    raise CheckpointError(f"{folder / name}: no such file; a Hugging Face folder needs it")
+    raise MissingModelError(f"{folder / name}: no such file; a Hugging Face folder needs it")
 
 
 def read_tensor_file(path: Path) -> dict[str, Tensor]:
@@ -301,7 +301,7 @@ def require_regular(path: Path) -> None:
     try:
         mode = path.lstat().st_mode
     except (FileNotFoundError, NotADirectoryError):
-        raise CheckpointError(f"{path}: no such file; a Hugging Face folder needs it") from None
+        raise MissingModelError(f"{path}: no such file; a Hugging Face folder needs it") from None
     if stat.S_ISLNK(mode):
         if not safe_files.is_in_hub_cache(path):
             raise CheckpointError(f"{path}: is a link out of the folder; copy the file it means into the folder")

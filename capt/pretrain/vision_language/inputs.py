@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from pathlib import Path
 
-from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, counted
+from capt.pretrain.base.errors import ConfigError, DataError, MissingModelError, counted
 from capt.pretrain.models.hf_config import hub_id
 from capt.pretrain.models.hf_folder import is_hf, read_json
 from capt.pretrain.models.lxmert.hf_config import parse_hf_config
@@ -35,7 +35,7 @@ def describe_inputs(data: VisionLanguageData, init: Path | None, tokenizer: Toke
     lines.append(f"tokenizer: {_tokenizer(init, tokenizer)}")
     if init is not None:
         if hub_id(init) is None and not init.exists():
-            raise CheckpointError(f"model.init: no file or folder {init}")
+            raise MissingModelError(f"model.init: no file or folder {init}")
         if hub_id(init) is None and is_hf(init):
             parse_hf_config(read_json(init / "config.json"), str(init / "config.json"))
         lines.append(f"model.init: {init}")

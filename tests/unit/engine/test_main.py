@@ -21,12 +21,16 @@ from capt.pretrain.base.errors import (
     DataError,
     LockedError,
     MachineError,
+    MissingModelError,
     NoSpaceError,
     UserError,
+    is_outside,
 )
+from capt.pretrain.config import load_job
 from capt.pretrain.engine import interruption
 from capt.pretrain.engine.callbacks.agreement import TrainingDivergedError
 from capt.pretrain.engine.run_folder import BAD_INPUT, FAILED, STOPPED, exit_code_of
+from capt.pretrain.models.hf_config import local_folder
 from tests.support import ClosedTerminal
 
 
@@ -118,6 +122,7 @@ OUTSIDE: list[Callable[[], Exception]] = [
     lambda: DataError("data.files text.txt: no such file"),
     lambda: MachineError("port 29500: Address already in use"),
     lambda: NoSpaceError("a disk is full"),
+    lambda: MissingModelError("model.init: no folder"),
     lambda: ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow"),
     *(
         partial(OSError, number, os.strerror(number), "/data/x")
@@ -158,6 +163,38 @@ def test_2_is_for_what_can_be_mended_by_typing(begun: bool, way: str, monkeypatc
     locked = STOPPED if way != "as the cause" else FAILED
     assert code(lambda: LockedError("another process is training")) == (locked if begun else BAD_INPUT)
     assert [code(make) for make in TYPED] == [BAD_INPUT] * len(TYPED)
+
+
+READS = {
+    "capt_adapt": ("model.init", "tokenizer.path", "data.files", "data.shards"),
+    "capt_tiny": ("model.init", "tokenizer.path", "data.files"),
+    "capt_vl_microworld": ("model.init", "tokenizer.path"),
+    "pairs_tiny": ("model.init", "data.files"),
+    "simcse_sup": ("model.init", "data.files"),
+    "ptb/vae": ("data.path",),
+}
+
+
+def test_what_a_job_reads_and_is_gone_is_outside_of_it(tmp_path: Path) -> None:
+    """Folders that were mounted when the run began."""
+    text = tmp_path / "text.txt"
+    text.write_text("one line\nanother line\n" * 20)
+    for name, keys in READS.items():
+        for key in keys:
+            given = {} if key.startswith("data.") or name == "capt_vl_microworld" else {"data.files": text}
+            given[key] = tmp_path / "gone" / "x"
+            job = load_job(name, [f"{each}={path}" for each, path in given.items()])
+            with pytest.raises(Exception) as caught:
+                job.check_inputs()
+            assert is_outside(caught.value), (name, key, caught.value)
+
+
+def test_a_hub_that_is_away_is_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(CheckpointError, match="the hub client is offline") as caught:
+        local_folder(Path("user/away"))
+    assert is_outside(caught.value)
 
 
 def test_agreement_within_agreement_is_reached_once() -> None:

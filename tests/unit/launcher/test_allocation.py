@@ -11,7 +11,7 @@ import pytest
 
 from capt.launcher.allocation import OWN_ID, Allocation
 from capt.launcher.ssh import Host
-from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.errors import ConfigError, MachineError
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +95,14 @@ def test_the_ranks_of_each_node(variables: str, ranks: list[int]) -> None:
 def test_what_cannot_be_one_job_is_refused_by_name(variables: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         allocation(variables).hosts()
+
+
+def test_a_scontrol_that_fails_or_is_not_there_is_a_machines(tmp_path: Path) -> None:
+    """A job that is queued again, onto a node in disorder, is not refused for good."""
+    for body in ("exit 1", None):
+        (tmp_path / "scontrol").write_text(f"#!/bin/bash\n{body}\n") if body else (tmp_path / "scontrol").unlink()
+        with pytest.raises(MachineError, match="scontrol"):
+            allocation(f"{TWO} NTASKS=2").hosts()
 
 
 def test_gpus_that_stay_idle_are_named(caplog: pytest.LogCaptureFixture) -> None:

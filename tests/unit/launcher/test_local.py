@@ -253,6 +253,7 @@ def test_a_port_that_is_taken_is_named_and_a_restart_takes_another_one(
         end = run_ranks(ranks(listens), port=port)
         assert (end.code, end.reason) == (2, caplog.messages[-1])
         assert f"--master-port {port}: Address already in use" in end.reason
+        assert run_ranks(ranks(listens), port=port, begun=True).code == 1, "nobody has typed it anew"
         assert run_ranks(ranks(listens), port=port, again=True) == End(0)
     assert run_ranks(ranks(listens), port=port) == End(0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ from capt.launcher.supervisor.output import Output
 from capt.launcher.supervisor.remote import RemoteRanks, end
 from capt.pretrain.base.process import born
 from capt.pretrain.config.load import load_job
+from capt.pretrain.config.reader import job_to_yaml
 
 ROOT = Path(__file__).parents[3]
 SSH = r"""#!/bin/sh
@@ -81,6 +83,26 @@ def test_a_host_that_says_nothing_is_lost_after_its_time(environment: dict[str, 
     assert (slow.lost, usual.lost) == ("no answer in 0.3 s", "")
     slow.close()
     usual.close()
+
+
+def test_a_port_that_is_taken_at_a_resume_is_a_machines(tmp_path: Path, environment: dict[str, str]) -> None:
+    """`capt resume` gives the port of the first launch again; at a first start it may be mistyped."""
+    job = load_job("capt_tiny", [f"run.dir={tmp_path / 'run'}"])
+    hosts = (Host("n1", 1), Host("n2", 1))
+    with socket.create_server(("", 0)) as other:
+        plan = Plan("ssh", hosts, (), master_port=other.getsockname()[1])
+
+        def connect(host: Host, output: Output) -> Link:
+            return Link.through(
+                host.name, ssh_command(host.name, environment, node.PROGRAM), environment, [str(ROOT)], output
+            )
+
+        launch = Launch("capt.pretrain", (), job, Options())
+        ended = on_hosts.run(launch, plan, connect, {})
+        assert (ended.code, "Address already in use" in ended.reason) == (2, True)
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "config.yaml").write_text(job_to_yaml(job))
+        assert on_hosts.run(launch, plan, connect, {}).code == 1
 
 
 def run(links: list[Link], programs: list[str], fault: str = "") -> tuple[End, RemoteRanks, list[int]]:

@@ -15,7 +15,7 @@ from capt.launcher.start import begin, resume
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.config.load import load_job, load_mapping
 from capt.pretrain.config.reader import job_to_yaml
-from capt.pretrain.engine.run_folder import Status, write_status
+from capt.pretrain.engine.run_folder import Status, is_finished, write_status
 
 
 @pytest.fixture
@@ -151,6 +151,8 @@ def test_the_same_command_again_ends_with_0_where_its_run_is_finished(
     with pytest.raises(ConfigError, match=r"holds a run of another job: task.type 'capt_language' -> 'latent'"):
         begin("capt.pretrain", "ptb/vae", ["run.dir=r", "run.resume=auto"], Options(), debug=False, show=None)
     assert {path: path.read_bytes() for path in (folder / "r").iterdir()} == before
+    (folder / "r" / "status.json").write_text('{"state": "do')  # of a host that lost its power; a rank replaces it
+    assert not is_finished(folder / "r", job)
 
 
 @pytest.mark.parametrize("launcher", ["ssh", "torchrun", "deepspeed"])

@@ -13,8 +13,9 @@ from capt.launcher.plan import UNATTENDED, End, Launch, Options
 from capt.launcher.requeue import again
 from capt.launcher.restart import supervise
 from capt.launcher.supervisor.activity import Crash, write_crash
+from capt.pretrain.base.errors import MachineError
 from capt.pretrain.config.load import load_job
-from capt.pretrain.engine.run_folder import FAILED, STOPPED, Status, write_status
+from capt.pretrain.engine.run_folder import BAD_INPUT, FAILED, STOPPED, Status, exit_code_of, write_status
 
 
 def _checkpoint(run: Path, step: int) -> Path:
@@ -79,6 +80,27 @@ def test_a_machine_that_lacks_something_is_tried_again_at_the_same_step(tmp_path
     assert [again(tmp_path, FAILED, 3, "7") for _ in range(4)] == [True, True, True, False]
     write_status(tmp_path, failed.model_copy(update={"passing": False}))
     assert [again(tmp_path, FAILED, 3, "8") for _ in range(2)] == [True, False]
+
+
+def test_what_a_restart_finds_missing_is_no_bad_input(tmp_path: Path) -> None:
+    """Also where the run had not begun when the command was given."""
+    (tmp_path / "config.yaml").write_text("")
+    answers: list[End | Exception] = [End(FAILED), MachineError("scontrol cannot be started")]
+
+    def attempt(launch: Launch) -> End:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    job = load_job("capt_tiny", [f"run.dir={tmp_path}", "supervise.restarts=2"])
+    with pytest.raises(MachineError) as caught:
+        supervise(Launch("capt.pretrain", (), job, Options()), attempt)
+    assert exit_code_of(caught.value) == FAILED
+    answers.append(MachineError("at the first start"))
+    with pytest.raises(MachineError) as caught:
+        supervise(Launch("capt.pretrain", (), job, Options()), attempt)
+    assert exit_code_of(caught.value) == BAD_INPUT
 
 
 def test_the_cause_is_the_last_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

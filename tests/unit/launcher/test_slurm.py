@@ -346,6 +346,25 @@ def test_a_damaged_record_queues_nothing_again(tmp_path: Path, content: str, cap
     assert len(caplog.records) == 1
 
 
+def test_a_node_that_does_not_see_the_run_folder_does_not_end_a_job_that_was_queued_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm's own count then bounds how often: nothing can be written."""
+    monkeypatch.setattr("capt.pretrain.__main__._FILE_SECONDS", 0.1)
+    write_tool(tmp_path / "scontrol", "true")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    (tmp_path / "file").write_text("")
+    run = tmp_path / "file" / "run"  # nor can it be made
+    for words in ([str(run / "job-1.yaml"), "--merged", "--resume=auto"], [str(run / "config.yaml"), "--resume"]):
+        codes = []
+        for count in ("0", "1", "3"):
+            monkeypatch.setenv("SLURM_RESTART_COUNT", count)
+            code = batch(["capt.pretrain", *words])
+            codes.append((code, requeue([str(run), str(code), "3"])))
+        assert codes == [(2, 1), (1, 0), (1, 1)]
+
+
 def test_a_job_whose_nodes_cannot_be_reached_is_queued_again_for_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

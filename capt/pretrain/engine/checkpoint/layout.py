@@ -28,7 +28,7 @@ from pydantic import AfterValidator, Field, FiniteFloat, model_validator
 
 from capt.pretrain.base import distributed
 from capt.pretrain.base.atomic import sync
-from capt.pretrain.base.errors import CheckpointError, quoted
+from capt.pretrain.base.errors import CheckpointError, MissingModelError, quoted
 from capt.pretrain.base.files import read_json
 from capt.pretrain.base.records import Count, Record, parse_record, read_record
 from capt.pretrain.base.verification import ExpectedFile, Verifier, all_ranks
@@ -58,7 +58,7 @@ def find_checkpoint(path: Path) -> Path:
             "checkpoint.every steps and at its end"
         )
     if not complete and not path.exists():
-        raise CheckpointError(f"{path}: no such folder, so neither a checkpoint nor a run")
+        raise MissingModelError(f"{path}: no such folder, so neither a checkpoint nor a run")
     if not complete:
         # DeepSpeed writes this file beside every checkpoint of its own.
         of_deepspeed = (path / "zero_to_fp32.py").is_file()
