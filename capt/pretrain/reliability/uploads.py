@@ -110,11 +110,16 @@ class Uploads(Callback):
     def mend(self, job: Job, checkpoint: Path) -> bool:
         if job.checkpoint.upload is None:
             return False
-        files = _complete(job.checkpoint.upload.rstrip("/")).get(step_of(checkpoint))
-        if files is not None:
-            logger.info("%s: fetching it again from the store", checkpoint)
-            _fetch_checkpoint(checkpoint, files, damaged=True)
-        return files is not None
+        there, step = _complete(job.checkpoint.upload.rstrip("/")), step_of(checkpoint)
+        if step not in there:
+            return False
+        logger.info("%s: fetching it again from the store", checkpoint)
+        _fetch_checkpoint(checkpoint, there[step], damaged=True)
+        # The store's copy may be damaged too: a fresh machine has no older one to fall back on.
+        older = max((each for each in there if each < step), default=None)
+        if older is not None and min(steps_of(job.run.dir)) >= step:
+            _fetch_checkpoint(step_folder(job.run.dir, older), there[older])
+        return True
 
     def on_start(self, run: Run) -> None:
         self._url = (run.job.checkpoint.upload or "").rstrip("/")

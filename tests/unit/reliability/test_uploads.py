@@ -172,6 +172,16 @@ def test_a_lost_or_damaged_checkpoint_is_fetched_again(job: Job, tmp_path: Path,
     assert not Uploads().mend(job, newest.with_name("step-00000011")), "the store has no such checkpoint"
 
 
+def test_where_the_copy_in_the_store_is_damaged_too_an_older_one_comes_along(job: Job, tmp_path: Path) -> None:
+    """Half a checkpoint, with its manifest: a fresh machine would else never train again."""
+    (tmp_path / "box/checkpoints/step-00000010/state.bin").unlink()
+    Uploads().before_folder(job, resumes=True)
+    newest = job.run.dir / "checkpoints/step-00000010"
+    assert Uploads().mend(job, newest)
+    assert steps_of(job.run.dir) == [9, 10]
+    assert (newest.parent / "latest").resolve() == newest, "which one is whole, the ranks find out"
+
+
 def test_a_run_folder_that_is_behind_the_store_is_refused(job: Job, tmp_path: Path) -> None:
     (tmp_path / "box" / METRICS).write_text("row of 9\n")
     Uploads().before_folder(job, resumes=True)
