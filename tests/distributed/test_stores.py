@@ -18,6 +18,7 @@ import pytest
 
 from capt.pretrain.base.stores import chunks, tree
 from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.config.reader import job_to_yaml
 from capt.pretrain.data.filters import DocumentFilters
 from capt.pretrain.data.prepare import open_corpus, prepare, prepare_folder, verifier_of
 from capt.pretrain.data.shard_writer import write_shards
@@ -241,6 +242,26 @@ def test_a_run_whose_machine_is_gone_continues_from_the_bucket_alone(bucket: str
     assert (tmp_path / "lost/checkpoints/step-00000030/manifest.json").is_file()
     assert run_ranks(_train_toy, 1, _toy(tmp_path / "lost", f"{bucket}/runs/lost"), environment) == [0]
     assert 30 in _complete(f"{bucket}/runs/lost")
+
+
+def test_nothing_is_fetched_into_the_run_of_another_job(
+    bucket: str, prepared: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """Two young runs, neither with a row of metrics yet: a rank that no launcher has checked before finds out."""
+    _, mapping = prepared
+    run, box = tmp_path / "run", tmp_path / "box"
+    (box / "checkpoints/step-00000010").mkdir(parents=True)
+    for name in ("config.yaml", "metrics.jsonl", "checkpoints/step-00000010/manifest.json"):
+        (box / name).write_text("")
+    put_tree(box, f"{bucket}/another")
+    run.mkdir()
+    mapping = {**mapping, "run": {**mapping["run"], "dir": str(run), "resume": "auto"}}
+    (run / "config.yaml").write_text(job_to_yaml(job_from_mapping({**mapping, "optimizer": {"lr": 0.5}}, "test")))
+    (run / "metrics.jsonl").write_text("")
+    mapping["checkpoint"] = {**mapping["checkpoint"], "upload": f"{bucket}/another"}
+    with pytest.raises(AssertionError, match=r"holds a run of another job: .*optimizer\.lr 0\.5"):
+        run_ranks(_train, 1, mapping, False, _environment())
+    assert not (run / "checkpoints").exists()
 
 
 def test_shards_are_prepared_into_the_bucket(bucket: str, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from capt.pretrain.engine.heartbeat import note_compilations
 from capt.pretrain.engine.loop import NEVER, Callback, Run, train
 from capt.pretrain.engine.provenance import is_processor
 from capt.pretrain.engine.rank import check_precision, keep_freed_memory, with_precision
-from capt.pretrain.engine.run_folder import DONE, PATIENCE, STOPPED, changed_keys, has_begun
+from capt.pretrain.engine.run_folder import DONE, PATIENCE, STOPPED, changed_keys, has_begun, resumes_by_itself
 from capt.pretrain.engine.run_status import RunStatus, open_run_folder
 from capt.pretrain.engine.step_folders import checkpoints_of, step_of
 from capt.pretrain.engine.task import Progress, StepMetrics, Task
@@ -101,6 +101,8 @@ def run_job(
     if job.run.resume == "auto" and not resume:
         skip_damaged, wait = True, max(wait, PATIENCE)
     with distributed.synchronize_errors(patient=True):
+        if distributed.rank() == 0 and job.run.resume == "auto" and not resume:
+            resumes_by_itself(job.run.dir, job)  # before anything is fetched into the run of another job
         for callback in callbacks:
             callback.before_folder(job, resumes=resume or job.run.resume == "auto")
     with open_run_folder(job, resume=resume, wait=wait) as status:
