@@ -42,10 +42,15 @@ def paired_difference(
     than `_ENUMERATED` are drawn ``draws`` times, with one more for the measured one: :math:`(1 + h) / (1 + draws)`.
     Student's t interval assumes that the mean of the differences is about normal, and is wide where they are few.
     """
-    differences = np.asarray(second, dtype=np.float64) - np.asarray(first, dtype=np.float64)
+    a, b = (np.asarray(values, dtype=np.float64) for values in (first, second))
+    if not np.isfinite([a, b]).all():
+        raise ValueError("figures that are compared must be finite numbers")
+    # Less than this is the rounding of figures that are equal.
+    rounding = _TIE * max(np.abs(a).max(), np.abs(b).max())
+    differences = np.where(np.abs(b - a) > rounding, b - a, 0.0)
     n, mean = len(differences), float(differences.mean())
     low = high = None
-    if n > 1 and np.ptp(differences) > 0:
+    if n > 1 and np.ptp(differences) > rounding:
         from scipy.stats import t
 
         reach = float(t.ppf(0.975, n - 1) * differences.std(ddof=1) / np.sqrt(n))

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from capt.pretrain.base.distributed import device
-from capt.pretrain.base.errors import CheckpointError, ConfigError, shown
+from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, shown
 from capt.pretrain.base.verification import sha256
 from capt.pretrain.engine.checkpoint import find_best, read_manifest
 from capt.pretrain.engine.task import Role
@@ -39,6 +39,7 @@ from capt.pretrain.retrieval.sentence_models import (
     role_limit,
     role_prompts,
     set_limit,
+    tokens_without_row,
 )
 from capt.pretrain.retrieval.store import DType, Identity, digest
 from capt.tokenizer.encode import TextTokenizer, require_short_prompt
@@ -213,7 +214,7 @@ class SentenceEncoder(TextEncoder):
             logger.warning(
                 "%s: made for %s distances; texts are compared by cosine here", name, model.similarity_fn_name
             )
-        self._reads_roles = reads_roles(model)
+        self._reads_roles, self._without_row = reads_roles(model), tokens_without_row(model)
         self._facts = {**facts, "precision": _PRECISIONS.get(model.dtype, "fp32"), "length": 0}
         self.require_short_prompts()
         self.dimension = int(self.encode(["a text"], "document").shape[1])
@@ -261,6 +262,12 @@ class SentenceEncoder(TextEncoder):
 
     def encode(self, texts: Sequence[str], role: Role) -> Float[np.ndarray, "n d"]:
         """The vectors of ``encode_query`` and ``encode_document``; of ``encode`` for a text without a role."""
+        for token in self._without_row:
+            if (bad := next((text for text in texts if token in self.prompts[role] + text), None)) is not None:
+                raise DataError(
+                    f"{self.name}: the model has no row for its token {shown(token)}, which is in the text "
+                    f"{shown(bad, 60)}; take it out"
+                )
         by_role = {"query": self._model.encode_query, "document": self._model.encode_document}
         rows = by_role.get(role, self._model.encode)(
             list(texts),

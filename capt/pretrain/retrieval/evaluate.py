@@ -417,6 +417,9 @@ def _figures(given: str) -> dict[tuple[str, str], dict[str, float]]:
                 if key in found:
                     raise DataError(f"{where}: query {shown(key[1])} of {key[0]} again; a file is of one evaluation")
                 found[key] = {metric: float(row[metric]) for metric in METRICS}
+                for metric, value in found[key].items():
+                    if not np.isfinite(value):
+                        raise DataError(f"{where}: {metric} is {value}; a finite number is expected")
         except DataError:
             raise
         except (KeyError, TypeError, ValueError):

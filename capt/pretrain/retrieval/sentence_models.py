@@ -164,11 +164,29 @@ def _require_tokenizer(model: Any, path: Path) -> None:
             raise CheckpointError(
                 f"{path}: no tokenizer in it (tokenizer.json, vocab.txt): every word would be unknown"
             )
-        rows = module.auto_model.get_input_embeddings().weight.shape[0]
-        if (ids := max(tokenizer.get_vocab().values()) + 1) > rows:
+        # Tokens for pictures, as Gemma's tokenizer has in models of texts too, are in no text but one that spells them.
+        added = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+        if not added.issuperset(_without_row(module)):
+            rows, ids = _rows_of(module), max(tokenizer.get_vocab().values()) + 1
             raise CheckpointError(
                 f"{path}: its tokenizer has {ids:,} ids and the model {rows:,} rows: the tokenizer is of another model"
             )
+
+
+def _rows_of(module: Any) -> int:
+    """The rows of the word embedding of a module."""
+    return int(module.auto_model.get_input_embeddings().weight.shape[0])
+
+
+def _without_row(module: Any) -> list[str]:
+    rows = _rows_of(module)
+    return [token for token, number in module.tokenizer.get_vocab().items() if number >= rows]
+
+
+def tokens_without_row(model: Any) -> list[str]:
+    """The tokens that ``model`` has no row for: a text that spells one cannot be encoded."""
+    tokenized = (module for module in _encoders(model) if hasattr(module.tokenizer, "all_special_ids"))
+    return sorted({token for module in tokenized for token in _without_row(module)})
 
 
 def _require_long(model: Any, path: Path, probe: Callable[[Any, str], None]) -> None:

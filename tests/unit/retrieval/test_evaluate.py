@@ -324,6 +324,9 @@ def test_compare_refuses_other_queries(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").write_text("{}\n")
     with pytest.raises(DataError, match="not a line of capt evaluate"):
         compare(str(first), str(tmp_path / "c.jsonl"))
+    second.write_text(first.read_text().replace("0.5", "NaN"))
+    with pytest.raises(DataError, match=r"b\.jsonl:1: ndcg@10 is nan; a finite number is expected"):
+        compare(str(first), str(second))
     second.write_text(first.read_text() * 2)
     with pytest.raises(DataError, match=r"b\.jsonl:4: query 'q0' of s test again; a file is of one evaluation"):
         compare(str(first), str(second))

@@ -151,6 +151,21 @@ def test_vectors_are_those_of_the_library(encoder: Path, tmp_path: Path) -> None
                 assert (f"{role} {prompt!r}" in ours.protocol()) == bool(prompt), (ours.protocol(), said)
 
 
+def test_a_special_token_without_a_row_is_no_fault_of_texts_that_lack_it(encoder: Path, tmp_path: Path) -> None:
+    """EmbeddingGemma's tokenizer has a token for pictures, and its model no row for it."""
+    from sentence_transformers import SentenceTransformer
+    from transformers import AutoTokenizer
+
+    folder = write_folder(tmp_path / "gemma", encoder, {}, None, {})
+    tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image_soft_token>"]})
+    tokenizer.save_pretrained(str(folder))
+    ours, theirs = load_text_encoder(folder, EncoderOptions()), SentenceTransformer(str(folder), device="cpu")
+    assert np.abs(ours.encode(TEXTS, "query") - theirs.encode_query(TEXTS, show_progress_bar=False)).max() < 1e-5
+    with pytest.raises(UserError, match="no row for its token '<image_soft_token>', which is in the text 'a <image"):
+        ours.encode([*TEXTS, "a <image_soft_token>"], "document")
+
+
 def edit(path: Path, **changes: Any) -> None:
     """Change keys of a JSON file."""
     path.write_text(json.dumps({**(json.loads(path.read_text()) if path.is_file() else {}), **changes}))
