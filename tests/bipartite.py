@@ -40,7 +40,7 @@ class Bipartite:
 
         rows = [
             [
-                (text("query"), [text("document") for _ in range(generator.randint(1, 3))],
+                (text("query"), list(dict.fromkeys(text("document") for _ in range(generator.randint(1, 3)))),
                  [text("document") for _ in range(generator.randint(number == alone, 2))])
                 for _ in range(size)
             ]

@@ -357,6 +357,7 @@ def _names_of(kind: Any) -> list[str]:
     names = kind.get("names") if isinstance(kind, dict) and kind.get("_type") == "ClassLabel" else None
     if not isinstance(names, list) or not all(isinstance(name, str) and name.strip() for name in names):
         return []
+    names = [name.strip() for name in names]  # as the cells of other tables are read
     return names if len(set(names)) == len(names) else []
 
 

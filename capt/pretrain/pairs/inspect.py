@@ -155,7 +155,8 @@ def summarize_pairs(source: PairFiles, tokenizer: TextTokenizer | None, samples:
         for _, pair in block:
             if pair.score is None:
                 queries_of.append(text_key(pair.query))
-                documents_of.extend(dict.fromkeys(map(text_key, pair.positives or (pair.query,))))
+                # As they are drawn: each text of a row once, copies of it beside it.
+                documents_of.extend(map(text_key, dict.fromkeys(pair.positives or (pair.query,))))
                 starts.append(len(documents_of))
         queries = [pair.query for _, pair in block]
         documents = [text for _, pair in block for text in (*pair.positives, *pair.negatives)]

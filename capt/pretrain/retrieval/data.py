@@ -14,6 +14,7 @@ from typing import Any
 
 from capt.pretrain.base.errors import ConfigError, DataError, shown
 from capt.pretrain.base.files import is_utf8, printable, read_lines
+from capt.pretrain.base.overlap import same_text
 from capt.pretrain.data.corpus import warn_once
 from capt.pretrain.data.files import json_object
 from capt.pretrain.pairs.layout import Layouts, unread_labels
@@ -340,22 +341,27 @@ def _require_json(where: str, row: dict[str, Any]) -> None:
 
 
 def _of_pairs(path: Path) -> Collection:
-    """Queries of a pair file; the corpus is the distinct positives and negatives, whose ids are hashes."""
+    """Queries of a pair file; the corpus is its different positives and negatives, whose ids are hashes."""
     queries: dict[str, str] = {}
     judged: dict[str, dict[str, int]] = {}
     # Two passes over the file: queries and judgements are held, documents are streamed.
     for pair in read_pair_rows([path]):
-        # Equal queries and documents are one, for the file has no ids.
-        name = text_hash(pair.query).hex()
-        queries[name] = pair.query
-        judged.setdefault(name, {}).update({text_hash(text).hex(): 1 for text in pair.positives})
+        # Copies of a query or document are one, for the file has no ids: a copy of a positive is no wrong answer.
+        name = _digest(pair.query).hex()
+        queries.setdefault(name, pair.query)
+        judged.setdefault(name, {}).update({_digest(text).hex(): 1 for text in pair.positives})
 
     def documents() -> Iterator[Document]:
         seen: set[bytes] = set()
         for pair in read_pair_rows([path]):
             for text in (*pair.positives, *pair.negatives):
-                if (name := text_hash(text)) not in seen:
+                if (name := _digest(text)) not in seen:
                     seen.add(name)
                     yield name.hex(), text
 
     return Collection(path.name.partition(".")[0], documents, list(queries.items()), judged, "pairs")
+
+
+def _digest(text: str) -> bytes:
+    """The same for copies of a text (:mod:`capt.pretrain.pairs.known`)."""
+    return text_hash(same_text(text))

@@ -215,10 +215,12 @@ def test_the_names_of_a_schema_are_those_of_the_classes(form: str, tmp_path: Pat
     generator = np.random.default_rng(5)
     path = tmp_path / "rows.parquet"
     for names in (["contradiction", "neutral", "entailment"], ["5 stars", "1 star"], ["2", "1", "0"], ["b", "NaN", "a"],
-                  ["true", "1", "True"], [f"label {i}" for i in generator.permutation(40)]):  # fmt: skip
+                  ["true", "1", "True"], [" no", "yes "],
+                  [f"label {i}" for i in generator.permutation(40)]):  # fmt: skip
         numbers = [int(n) for n in (*generator.permutation(len(names)), *generator.integers(len(names), size=60))]
         labels: list[Any] = numbers if form == "one" else [sorted({n, numbers[0]}) for n in numbers]
         _schema(path, names, labels, form)
+        names = [name.strip() for name in names]
         for keys in ({}, {"labels": sorted(names)}):
             job = LabelsJob.model_validate(
                 {"task": {"type": "labels"}, "data": _data(path, **keys), "model": {"init": "x"}}

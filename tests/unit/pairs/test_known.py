@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from capt.pretrain.base.verification import Verifier
 from capt.pretrain.pairs.batches import Assembler
 from capt.pretrain.pairs.config import PairData
+from capt.pretrain.pairs.inspect import PairFiles, left_out_of, summarize_pairs
 from capt.pretrain.pairs.known import Candidates, Compared, left_out
 from capt.pretrain.pairs.sources import text_key
 from capt.pretrain.pairs.store import prepare_source
@@ -110,11 +112,17 @@ def test_the_candidates_of_a_step_are_counted(compared: Compared) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_share_of_a_file_is_the_mean_over_all_draws_of_two_rows(seed: int) -> None:
+def test_the_share_of_a_file_is_the_mean_over_all_draws_of_two_rows(seed: int, tmp_path: Path) -> None:
+    """In the log of a job, which reads encoded rows, and in `capt data inspect`, which reads the files."""
     generator = random.Random(seed)
     data = Bipartite.draw(generator, (15, 9), (1, 2, 5, 8, 20)[seed])
     given = data.given
-    for source, rows in zip(data.sources, data.rows, strict=True):
+    summaries = []
+    for number, rows in enumerate(data.rows):
+        path = tmp_path / f"{number}.jsonl"
+        path.write_text("".join(json.dumps({"query": query, "pos": own}) + "\n" for query, own, _ in rows))
+        summaries.append(summarize_pairs(PairFiles([path]), None))
+    for source, rows, inspected in zip(data.sources, data.rows, left_out_of(summaries), strict=True):
         share, alone = 0.0, 0
         for i, (query, _, _) in enumerate(rows):
             kept = 0.0
@@ -124,7 +132,7 @@ def test_the_share_of_a_file_is_the_mean_over_all_draws_of_two_rows(seed: int) -
                 kept += (i != j) * (1 - np.mean(is_known))
             alone += kept < 1e-9
         found = left_out(source.keys, [each.known for each in data.sources])
-        assert found == (pytest.approx(share), alone)
+        assert found == inspected == (pytest.approx(share), alone)
         assert found.alone == (len(rows) if seed == 0 else found.alone)
 
 

@@ -129,6 +129,11 @@ def test_nano_beir_and_pairs_give_the_figures_of_the_beir_folder(sentences: Path
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
     (of_pairs,) = read_collections(tmp_path / "pairs.jsonl")
     assert len(list(of_pairs.documents())) == 3
+    copies = [{"query": f" {row['query'].upper()}", "pos": [row["pos"][1].upper()]} for row in pairs]
+    (tmp_path / "copies.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*pairs, *copies]))
+    (with_copies,) = read_collections(tmp_path / "copies.jsonl")
+    assert list(with_copies.documents()) == list(of_pairs.documents())
+    assert (with_copies.queries, with_copies.judged) == (of_pairs.queries, of_pairs.judged)
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(pairs), tmp_path / "pairs.parquet")
     (in_parquet,) = read_collections(tmp_path / "pairs.parquet")
     assert list(in_parquet.documents()) == list(of_pairs.documents())
