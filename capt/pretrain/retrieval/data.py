@@ -341,27 +341,31 @@ def _require_json(where: str, row: dict[str, Any]) -> None:
 
 
 def _of_pairs(path: Path) -> Collection:
-    """Queries of a pair file; the corpus is its different positives and negatives, whose ids are hashes."""
+    """Queries of a pair file; the corpus is its different positives and negatives, whose ids are hashes.
+
+    Copies of a text (:mod:`capt.pretrain.pairs.known`) are one, with the id of the first: a copy of a positive is no
+    wrong answer.
+    """
+    names: tuple[dict[bytes, str], dict[bytes, str]] = ({}, {})
     queries: dict[str, str] = {}
     judged: dict[str, dict[str, int]] = {}
+
+    def name_of(text: str, *, is_query: bool = False) -> str:
+        return names[is_query].setdefault(text_hash(same_text(text)), text_hash(text).hex())
+
     # Two passes over the file: queries and judgements are held, documents are streamed.
     for pair in read_pair_rows([path]):
-        # Copies of a query or document are one, for the file has no ids: a copy of a positive is no wrong answer.
-        name = _digest(pair.query).hex()
+        name = name_of(pair.query, is_query=True)
         queries.setdefault(name, pair.query)
-        judged.setdefault(name, {}).update({_digest(text).hex(): 1 for text in pair.positives})
+        own, _ = [[name_of(text) for text in texts] for texts in (pair.positives, pair.negatives)]
+        judged.setdefault(name, {}).update(dict.fromkeys(own, 1))
 
     def documents() -> Iterator[Document]:
-        seen: set[bytes] = set()
+        seen: set[str] = set()
         for pair in read_pair_rows([path]):
             for text in (*pair.positives, *pair.negatives):
-                if (name := _digest(text)) not in seen:
+                if (name := name_of(text)) not in seen:
                     seen.add(name)
-                    yield name.hex(), text
+                    yield name, text
 
     return Collection(path.name.partition(".")[0], documents, list(queries.items()), judged, "pairs")
-
-
-def _digest(text: str) -> bytes:
-    """The same for copies of a text (:mod:`capt.pretrain.pairs.known`)."""
-    return text_hash(same_text(text))
