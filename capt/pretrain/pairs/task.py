@@ -251,13 +251,23 @@ class PairTask(ContrastTask[PairBatch]):
 
     def require_negatives(self) -> None:
         """Refuse steps of one pair without hard negatives, where a loss compares pairs with each other."""
-        lonely = [pairs for pairs in self.sources if pairs.loss != "cosine" and not pairs.source.negatives]
-        if lonely and self.fewest_contrasted < 2 and not self.job.contrast.queue:
-            raise ConfigError(
-                f"source {lonely[0].source.name}: {self.lonely_batch} compares a query with no other pair and has no "
-                "negative, so that the loss is 0 and nothing is learned: set batch.global to 2 or more with "
-                "contrast.cached=auto and contrast.in_batch=global, data.negatives above 0, or contrast.queue"
-            )
+        if self.fewest_contrasted > 1 or self.job.contrast.queue:
+            return
+        remedy = "set batch.global to 2 or more with contrast.cached=auto and contrast.in_batch=global"
+        for pairs in self.sources:
+            if pairs.loss != "cosine" and not pairs.source.negatives:
+                raise ConfigError(
+                    f"source {pairs.source.name}: {self.lonely_batch} compares a query with no other pair and has no "
+                    f"negative, so that the loss is 0 and nothing is learned: {remedy}, data.negatives above 0, or "
+                    "contrast.queue"
+                )
+            without = int((np.diff(pairs.negatives.starts) == 0).sum())
+            if pairs.loss != "cosine" and without:
+                raise ConfigError(
+                    f"source {pairs.source.name}: {self.lonely_batch} compares a query with no other pair, and "
+                    f"{counted(without, 'row')} of {len(pairs):,} have no hard negative, so that their loss is 0: "
+                    f"{remedy}, or contrast.queue, or leave them out"
+                )
 
     def build_term(self) -> PairTerm:
         """The contrast of queries and documents."""
@@ -412,18 +422,21 @@ class PairTask(ContrastTask[PairBatch]):
 
     def _check_candidates(self, batch: PairBatch, step: int) -> None:
         """Refuse a step in which no query has a negative; say once that some have none."""
-        found, rows = batch.candidates, sum(batch.step_rows)
-        if not found.alone or self.job.contrast.queue:
+        found, rows, section = batch.candidates, sum(batch.step_rows), self.job.contrast
+        # The queue has nothing before the first step, and is not read before its own.
+        if not found.alone or (section.queue and step > max(1, section.queue_start)):
             return
-        if found.alone == rows:
+        if found.alone == rows and not section.queue:
+            negatives = any(pairs.source.negatives for pairs in self.sources)
             raise DataError(
-                f"step {step}: none of its {counted(rows, 'query')} has a negative, for every other document "
-                f"of the step is a known positive of each: raise batch.global ({rows}), set data.negatives above 0, or "
+                f"step {step}: none of its {counted(rows, 'query')} has a negative, for there is no other document in "
+                f"the step but known positives of each: raise batch.global ({rows}), "
+                f"{'give every row a hard negative' if negatives else 'set data.negatives above 0'}, or set "
                 "contrast.queue"
             )
         if not self._said_alone and distributed.rank() == 0:
             logger.warning(
-                "step %d: %d of %s have no negative, for every other document of the step is a known positive of "
+                "step %d: %d of %s have no negative, for there is no other document in the step but known positives of "
                 "theirs: they teach nothing (said once; contrast/left_out has the share of each step)",
                 step, found.alone, counted(found.queries, "query"),
             )  # fmt: skip
