@@ -306,6 +306,8 @@ def parquet_batches(
     """
     try:
         table = pyarrow.parquet.ParquetFile(raw)
+        if listed := _listed_texts(table):
+            table = pyarrow.parquet.ParquetFile(raw, metadata=table.metadata, read_dictionary=listed)
         require_one_of_each(path, table.schema_arrow.names)
         columns = choose(table.schema_arrow.names)
         # Before the first batch: a row group unpacks as a whole.
@@ -361,10 +363,30 @@ def _names_of(kind: Any) -> list[str]:
     return names if len(set(names)) == len(names) else []
 
 
+def _listed_texts(table: pyarrow.parquet.ParquetFile) -> list[str]:
+    """The columns of texts in lists, which are read as numbers of a dictionary.
+
+    A list may hold one text a million times: what a batch of such rows unpacks to is then known before it is unpacked.
+    """
+    columns = [table.schema.column(i) for i in range(table.metadata.num_columns)]
+    is_text = ("STRING", "NONE")
+    return [
+        column.path
+        for column in columns
+        if column.max_repetition_level and column.physical_type == "BYTE_ARRAY" and column.logical_type.type in is_text
+    ]
+
+
 def _require_ratio(path: TextFile, table: pyarrow.parquet.ParquetFile) -> None:
     """Refuse by its own account a file that unpacks to far more than text does: a group of rows is read as a whole."""
     groups = [table.metadata.row_group(i) for i in range(table.metadata.num_row_groups)]
-    size = sum(group.column(i).total_uncompressed_size for group in groups for i in range(group.num_columns))
+    lists = [table.schema.column(i).max_repetition_level > 0 for i in range(table.metadata.num_columns)]
+    # Values of a list may take no bits of the file, and eight bytes each in memory.
+    size = sum(
+        max(column.total_uncompressed_size, 8 * column.num_values if in_list else 0)
+        for group in groups
+        for column, in_list in zip(map(group.column, range(group.num_columns)), lists, strict=True)
+    )
     require_ratio(path, size, size_of(path))
 
 
@@ -377,12 +399,23 @@ def _rows_at_once(path: TextFile, table: pyarrow.parquet.ParquetFile) -> int:
 
 
 def _size(column: pyarrow.Array) -> int:
-    """Bytes of the rows of a column: a text of its dictionary may occur in a million rows."""
-    kind = column.type
-    if not (pyarrow.types.is_dictionary(kind) and pyarrow.types.is_string(kind.value_type)):
+    """Bytes of the rows of a column: a text of its dictionary may occur in a million rows, or in a list of one."""
+    kind, types = column.type, pyarrow.types
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return 8 * len(column) + _size(column.flatten())
+    if types.is_map(kind):
+        begin, end = column.offsets[0].as_py(), column.offsets[-1].as_py()
+        return 8 * len(column) + sum(_size(part[begin:end]) for part in (column.keys, column.items))
+    if types.is_struct(kind):
+        return len(column) + sum(map(_size, column.flatten()))
+    value = kind.value_type if types.is_dictionary(kind) else None
+    if value is None or not any(test(value) for test in _TEXTS):
         return int(column.nbytes)
     lengths = pyarrow.compute.binary_length(column.dictionary).take(column.indices)
     return int(pyarrow.compute.sum(lengths, min_count=0).as_py())
+
+
+_TEXTS = (pyarrow.types.is_string, pyarrow.types.is_large_string, pyarrow.types.is_binary, pyarrow.types.is_large_binary)
 
 
 _OBJECTS = "; write one object a line: jq -c '.[]' FILE"

@@ -17,7 +17,7 @@ from capt.finetune.labels.files import open_table
 from capt.pretrain.base import files
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.data.corpus import Missing
-from capt.pretrain.data.files import READERS, FileCorpus
+from capt.pretrain.data.files import READERS, FileCorpus, parquet_batches
 from capt.pretrain.data.paths import SUFFIXES, held_out_files, resolve_files, resolve_paths
 from tests.unit.data.doubles import documents
 
@@ -340,6 +340,41 @@ def test_a_small_file_that_holds_far_more_than_text_is_refused(
     monkeypatch.setattr(files, "_ALWAYS", 1 << 16)
     with pytest.raises(DataError, match=rf"{name}: [\d,]+ bytes hold over [\d,]+ bytes of text, more than 200 times"):
         read(tmp_path / name)
+
+
+_NESTED = {
+    "lists": lambda text, count: pyarrow.array([[text]] * count),
+    "one row": lambda text, count: pyarrow.array([[text] * count]),
+    "coded": lambda text, count: pyarrow.array(
+        [[text]] * count, pyarrow.list_(pyarrow.dictionary(pyarrow.int32(), pyarrow.string()))
+    ),
+    "large": lambda text, count: pyarrow.array([[text] * count], pyarrow.large_list(pyarrow.large_string())),
+    "objects": lambda text, count: pyarrow.array([[{"text": text, "id": 1}] * count]),
+    "map": lambda text, count: pyarrow.array([[("a", text)] * count], pyarrow.map_(*2 * [pyarrow.string()])),
+    "numbers": lambda text, count: pyarrow.array([[7] * count * len(text)]),
+}
+
+
+def test_a_list_may_hold_one_text_a_million_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list in a parquet file is read as it is where it holds what the file does, and refused before it is unpacked."""
+    path = tmp_path / "a.parquet"
+    monkeypatch.setattr(files, "_ALWAYS", 1 << 20)
+    for name, make in _NESTED.items():
+        column = make("one", 3)
+        pyarrow.parquet.write_table(pyarrow.table({"list": column}), path)
+        with path.open("rb") as raw:
+            assert [batch["list"] for _, batch in parquet_batches(path, raw, list)] == [column.to_pylist()], name
+        column = make(1000 * "x", 4000)
+        pyarrow.parquet.write_table(pyarrow.table({"list": column}), path)
+        assert path.stat().st_size < 50_000, name
+        usual, pool = pyarrow.default_memory_pool(), pyarrow.proxy_memory_pool(pyarrow.default_memory_pool())
+        pyarrow.set_memory_pool(pool)
+        try:
+            with path.open("rb") as raw, pytest.raises(DataError, match="more than 200 times their size"):
+                list(parquet_batches(path, raw, list))
+        finally:
+            pyarrow.set_memory_pool(usual)
+        assert pool.max_memory() < 1 << 20, name
 
 
 def test_text_that_is_packed_as_text_is_has_no_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
