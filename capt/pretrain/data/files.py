@@ -415,7 +415,12 @@ def _size(column: pyarrow.Array) -> int:
     return int(pyarrow.compute.sum(lengths, min_count=0).as_py())
 
 
-_TEXTS = (pyarrow.types.is_string, pyarrow.types.is_large_string, pyarrow.types.is_binary, pyarrow.types.is_large_binary)
+_TEXTS = (
+    pyarrow.types.is_string,
+    pyarrow.types.is_large_string,
+    pyarrow.types.is_binary,
+    pyarrow.types.is_large_binary,
+)
 
 
 _OBJECTS = "; write one object a line: jq -c '.[]' FILE"

@@ -31,9 +31,13 @@ from capt.pretrain.models.sentence_folder import (
     require_embedder,
 )
 
+logger = logging.getLogger(__name__)
+
 _MAX_FILES = 1000
 _UNBOUNDED = 1 << 30
 """The limit of a tokenizer that has none is 10^30."""
+_ROUNDING = 0.05
+"""Of the length of a vector: what half precision may change."""
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 _MISSING = re.compile(r"^(\S.*?)\s*\|\s*(?:\x1b\[[\d;]*m)*MISSING", re.MULTILINE)
 """A row of the report of transformers: a weight that was drawn at random."""
@@ -60,7 +64,33 @@ def load_sentence_model(path: Path) -> Any:
             encode([text], prompt="", show_progress_bar=False)
 
     # A pooler is in no vector, and many folders lack it.
-    return _loaded(path, folder, SentenceTransformer, probe, ignored="pooler")
+    model = _loaded(path, folder, SentenceTransformer, probe, ignored="pooler")
+    _warn_of_company(model, path)
+    return model
+
+
+def _warn_of_company(model: Any, path: Path) -> None:
+    """Warn where a text has another vector beside a longer one, as in the library: padding moves its positions."""
+    short, long = "a text", "a text " * 3
+    with quiet_transformers():
+        alone, beside = (
+            model.encode(texts, prompt="", show_progress_bar=False, convert_to_numpy=True)[0]
+            for texts in ([short], [short, long])
+        )
+    norm = float(np.linalg.norm(alone))
+    change = float(np.linalg.norm(alone - beside)) / norm if norm else 0.0
+    if change < _ROUNDING:
+        return
+    left = any(getattr(module.tokenizer, "padding_side", "") == "left" for module in _encoders(model))
+    remedy = (
+        ': its tokenizer pads on the left; "padding_side": "right" in tokenizer_config.json gives a text one vector'
+        if left
+        else ""
+    )
+    logger.warning(
+        "%s: the vector of a text depends on the texts beside it, in sentence-transformers as well (%.0f%% of its "
+        "length beside one of three times as many words)%s", path, 100 * change, remedy,
+    )  # fmt: skip
 
 
 def load_cross_encoder(path: Path) -> Any:

@@ -166,6 +166,21 @@ def test_a_special_token_without_a_row_is_no_fault_of_texts_that_lack_it(encoder
         ours.encode([*TEXTS, "a <image_soft_token>"], "document")
 
 
+def test_a_vector_that_depends_on_the_texts_beside_it_is_told_of(
+    encoder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Padding on the left moves a text's positions, and its first token, in the library as well."""
+    for side in ("right", "left"):
+        for pooling in ("pooling_mode_cls_token", "pooling_mode_mean_tokens", "pooling_mode_lasttoken"):
+            caplog.clear()
+            structure = {"tokenizer": {"padding_side": side}, "pooling": {pooling: True}}
+            folder = write_folder(tmp_path / side / pooling, encoder, {}, None, structure)
+            ours = load_text_encoder(folder, EncoderOptions())
+            alone, beside = ours.encode(TEXTS[:1], "query")[0], ours.encode(TEXTS, "query")[0]
+            assert (np.abs(alone - beside).max() > 0.01) == (side == "left") == ("depends on the texts" in caplog.text)
+    assert '"padding_side": "right" in tokenizer_config.json gives a text one vector' in caplog.text
+
+
 def edit(path: Path, **changes: Any) -> None:
     """Change keys of a JSON file."""
     path.write_text(json.dumps({**(json.loads(path.read_text()) if path.is_file() else {}), **changes}))
