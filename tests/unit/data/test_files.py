@@ -356,7 +356,7 @@ _NESTED = {
 
 
 def test_a_list_may_hold_one_text_a_million_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list in a parquet file is read as it is where it holds what the file does, and refused before it is unpacked."""
+    """Lists of a parquet file are read as they are, and refused before they are unpacked to far more than the file."""
     path = tmp_path / "a.parquet"
     monkeypatch.setattr(files, "_ALWAYS", 1 << 20)
     for name, make in _NESTED.items():
