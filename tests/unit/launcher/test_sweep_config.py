@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,26 @@ def test_missing_inputs_are_named_before_anything_starts(tmp_path: Path) -> None
     with pytest.raises(UserError, match=r"study cola: .*NOWHERE"):
         run_sweep("glue", given_, show=str)
     assert not (tmp_path / "out").exists()
+
+
+def test_trials_do_not_belong_to_the_run_of_a_tracker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ray hands its environment on to every trial, and each would continue the one run at W&B or MLflow."""
+    before = {"WANDB_RUN_ID": "a", "WANDB_RESUME": "must", "MLFLOW_RUN_ID": "b", "WANDB_PROJECT": "p"}
+    for name, value in before.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(raycluster, "check_here", lambda *_: None)
+
+    def begins(address: str | None) -> None:
+        raise ConfigError(f"at {address}: {sorted(os.environ.keys() & before.keys())}")
+
+    monkeypatch.setattr(raycluster, "cluster", begins)
+    folder = f"sweep.dir={tmp_path / 'out'}"
+    with pytest.raises(ConfigError, match=r"at None: \['WANDB_PROJECT'\]"):
+        run_sweep(write(tmp_path, space={"optimizer.lr": {"grid": [1e-4]}}), [folder])
+    assert {name: os.environ[name] for name in before} == before
+    assert "MLFLOW_RUN_ID, WANDB_RESUME, WANDB_RUN_ID not passed on" in caplog.text
 
 
 def first_stage(folder: Path, steps: dict[tuple[int, int], tuple[int, ...]]) -> str:
