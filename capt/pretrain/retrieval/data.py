@@ -247,6 +247,10 @@ def _split_of(path: Path) -> str:
     return re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
 
 
+_LARGEST_GRADE = 10**18
+"""As `read_qrels` takes them from files of text."""
+
+
 def _nano(folder: Path, name: str) -> Collection:
     def rows(kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
         files = sorted(path for path in (folder / kind).glob("*.parquet") if _split_of(path) == name)
@@ -272,7 +276,8 @@ def _nano(folder: Path, name: str) -> Collection:
         query, document, grade = row.get("query-id"), row.get("corpus-id"), row.get("score", 1)
         if not isinstance(query, str | int) or not isinstance(document, str | int):
             raise DataError(f'{where}: columns "query-id" and "corpus-id" are expected, it has {", ".join(row)}')
-        if not isinstance(grade, int | float) or grade % 1:  # that of NaN and of infinity is NaN
+        # The rest of NaN and of infinity is NaN. A sum of huge ones is infinite, and a figure of it no number.
+        if not isinstance(grade, int | float) or grade % 1 or abs(grade) > _LARGEST_GRADE:
             raise DataError(f'{where}: "score" is {shown(grade)}; a whole number is expected')
         contradictions += judged.setdefault(str(query), {}).setdefault(str(document), int(grade)) != int(grade)
         judged[str(query)][str(document)] = int(grade)

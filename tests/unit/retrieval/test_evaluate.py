@@ -191,7 +191,7 @@ def test_no_judgement_or_query_is_lost_without_a_word(qrels: str, queries: str, 
     assert says in said if says else not said
 
 
-@pytest.mark.parametrize("score", [0.4, float("nan"), float("inf"), None, "1"])
+@pytest.mark.parametrize("score", [0.4, float("nan"), float("inf"), 1e308, None, "1"])
 def test_a_judgement_in_parquet_is_a_whole_number(score: object, tmp_path: Path) -> None:
     tables = {"corpus": {"_id": ["1"], "text": ["a"]}, "queries": {"_id": ["1"], "text": ["b"]},
               "qrels": {"query-id": ["1"], "corpus-id": ["1"], "score": [score]}}  # fmt: skip
