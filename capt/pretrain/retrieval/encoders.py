@@ -48,6 +48,7 @@ logger = logging.getLogger(__name__)
 
 
 POOLINGS = ("mean", "cls", "head")
+_SOME_TEXT = "a text"
 _TOKENIZED = 512
 """Texts that are tokenized together: all their tokens are in memory."""
 _PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -217,7 +218,9 @@ class SentenceEncoder(TextEncoder):
         self._reads_roles, self._without_row = reads_roles(model), tokens_without_row(model)
         self._facts = {**facts, "precision": _PRECISIONS.get(model.dtype, "fp32"), "length": 0}
         self.require_short_prompts()
-        self.dimension = int(self.encode(["a text"], "document").shape[1])
+        # A tokenizer without special tokens gives an empty text none.
+        self._may_be_empty = any(self.lengths([""], role) == [0] for role in ("query", "document", "text"))
+        self.dimension = int(self.encode([_SOME_TEXT], "document").shape[1])
         self.require_room()
         self._tell_unused(model.prompts or {})
 
@@ -269,17 +272,19 @@ class SentenceEncoder(TextEncoder):
                     f"{shown(bad, 60)}; take it out"
                 )
         by_role = {"query": self._model.encode_query, "document": self._model.encode_document}
+        # A batch without a token is an error there; beside a text with some, empty ones have vectors.
+        beside = [_SOME_TEXT] if self._may_be_empty and not any(self.lengths(texts, role)) else []
         rows = by_role.get(role, self._model.encode)(
-            list(texts),
+            [*texts, *beside],
             # An empty prompt switches the default one off.
             prompt=self.prompts[role],
-            batch_size=len(texts),
+            batch_size=len(texts) + len(beside),
             show_progress_bar=False,
             convert_to_numpy=True,
             # The store keeps them as they are: a dot product may be what the model was trained for.
             normalize_embeddings=False,
         )
-        return np.asarray(rows, dtype=np.float32)
+        return np.asarray(rows[: len(texts)], dtype=np.float32)
 
 
 def load_text_encoder(path: Path, options: EncoderOptions) -> TextEncoder:

@@ -46,7 +46,8 @@ def candidates(run: Path | None, text: Sequence[Path], limit: int, column: str =
     lines: Iterable[str]
     if text:
         corpus = FileCorpus(resolve_paths([str(path) for path in text], "--text"), column, None)
-        lines = (line for passage in corpus for line in passage.text.splitlines())
+        # At line feeds alone, as everywhere: a text may hold a form feed, or Unicode's own line separator.
+        lines = (line for passage in corpus for line in passage.text.split("\n"))
     elif run is not None:
         job = load_job(run / "config.yaml", resolved=True)
         if not isinstance(job, LanguageJob):

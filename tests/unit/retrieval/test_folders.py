@@ -181,6 +181,33 @@ def test_a_vector_that_depends_on_the_texts_beside_it_is_told_of(
     assert '"padding_side": "right" in tokenizer_config.json gives a text one vector' in caplog.text
 
 
+def test_an_empty_text_of_no_token_has_the_same_vector_alone(tmp_path: Path) -> None:
+    """Decoders' tokenizers may add no special token; a batch of an empty text alone is an error in the library."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import GPT2Config, GPT2Model, PreTrainedTokenizerFast
+
+    words = ["[PAD]", "[UNK]", "a", "text", "river"]
+    bare = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    bare.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=bare, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(tmp_path / "a")
+    ids = {"bos_token_id": 0, "eos_token_id": 0}
+    shape = {"vocab_size": 5, "n_positions": 64, "n_embd": 32, "n_layer": 1, "n_head": 2}
+    GPT2Model(GPT2Config(**shape, **ids)).save_pretrained(tmp_path / "a")
+    for pooling in ("lasttoken", "mean"):
+        structure = {"pooling": {"pooling_mode": pooling}}
+        ours = load_text_encoder(
+            write_folder(tmp_path / pooling, tmp_path / "a", {}, None, structure), EncoderOptions()
+        )
+        for role in ("query", "document"):
+            beside = ours.encode(["", "a river"], role)  # type: ignore[arg-type]
+            for texts in ([""], ["", ""]):
+                alone = ours.encode(texts, role)  # type: ignore[arg-type]
+                assert alone.shape == (len(texts), 32)
+                assert np.abs(alone - beside[0]).max() < 1e-5
+        query = load_text_encoder(tmp_path / pooling, EncoderOptions(query_prompt="river "))
+        assert np.abs(query.encode([""], "query")).max() > 0
+
+
 def edit(path: Path, **changes: Any) -> None:
     """Change keys of a JSON file."""
     path.write_text(json.dumps({**(json.loads(path.read_text()) if path.is_file() else {}), **changes}))

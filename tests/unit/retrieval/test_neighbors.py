@@ -29,3 +29,9 @@ def test_the_column_of_a_table_is_named(tmp_path: Path) -> None:
     assert candidates(None, [table], 5, "body") == ["a wing in the slipstream of a propeller"]
     with pytest.raises(DataError, match=r"there is no 'text' .*--text-column of .* capt neighbors"):
         candidates(None, [table], 5)
+
+
+def test_a_line_ends_at_a_line_feed_alone(tmp_path: Path) -> None:
+    line = "the first part of a line\u2028the second part of it\x0cthe third\x85and the last"
+    (tmp_path / "text.txt").write_text(f"{line}\nanother line of that text\r\n")
+    assert candidates(None, [tmp_path / "text.txt"], 5) == [line, "another line of that text"]
