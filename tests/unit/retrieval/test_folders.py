@@ -204,7 +204,7 @@ def test_an_empty_text_of_no_token_has_the_same_vector_alone(tmp_path: Path) -> 
                 alone = ours.encode(texts, role)  # type: ignore[arg-type]
                 assert alone.shape == (len(texts), 32)
                 assert np.abs(alone - beside[0]).max() < 1e-5
-        query = load_text_encoder(tmp_path / pooling, EncoderOptions(query_prompt="river "))
+        query = load_text_encoder(folder, EncoderOptions(query_prompt="river "))
         assert np.abs(query.encode([""], "query")).max() > 0
 
 
