@@ -288,7 +288,8 @@ def comparable(studies: Sequence[Study | None]) -> list[Configuration | None]:
     """The configurations whose learning curves are drawn together, one per study.
 
     It is the same configuration in all studies, the one with the best sum of medians, so that a step has the same
-    number of examples everywhere. Where they have none in common it is each study's best.
+    number of examples everywhere; one that lacks seeds comes after those that have more. Where the studies have none in
+    common it is each one's best.
     """
     present = [study for study in studies if study is not None]
     first = present[0]
@@ -296,7 +297,12 @@ def comparable(studies: Sequence[Study | None]) -> list[Configuration | None]:
     common = [label for label in by_label[0] if all(label in configurations for configurations in by_label)]
     if len(present) == 1 or not common:
         return [study.best if study else None for study in studies]
-    label = max(common, key=lambda label: first.sign * sum(each[label].median for each in by_label))
+
+    def rank(label: str) -> tuple[int, float]:
+        several = [each[label] for each in by_label]
+        return sum(len(each.scores) for each in several), first.sign * sum(each.median for each in several)
+
+    label = max(common, key=rank)
     chosen = iter(by_label)
     return [next(chosen)[label] if study else None for study in studies]
 

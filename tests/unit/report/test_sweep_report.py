@@ -189,6 +189,10 @@ def test_curves_are_compared_at_the_same_configuration(tmp_path: Path) -> None:
     assert first.best.params == LOW
     assert [c and c.params for c in comparable([first, second])] == [HIGH, HIGH]
     assert [c and c.params for c in comparable([first, None])] == [LOW, None]
+    for sweep in sweeps:
+        add_trial(sweep, "one", LOW, 2, [0.1])
+    first, second = (only(sweep) for sweep in sweeps)
+    assert [c and c.params for c in comparable([first, second])] == [LOW, LOW], "HIGH has one seed of two"
     add_trial(other := write_sweep(tmp_path / "c", [1]), "one", {"optimizer.lr": 1.0}, 1, [0.1])
     assert [c and c.params for c in comparable([first, only(other)])] == [LOW, {"optimizer.lr": 1.0}]
 

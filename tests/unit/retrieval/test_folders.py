@@ -195,9 +195,8 @@ def test_an_empty_text_of_no_token_has_the_same_vector_alone(tmp_path: Path) -> 
     GPT2Model(GPT2Config(**shape, **ids)).save_pretrained(tmp_path / "a")
     for pooling in ("lasttoken", "mean"):
         structure = {"pooling": {"pooling_mode": pooling}}
-        ours = load_text_encoder(
-            write_folder(tmp_path / pooling, tmp_path / "a", {}, None, structure), EncoderOptions()
-        )
+        folder = write_folder(tmp_path / pooling, tmp_path / "a", {}, None, structure)
+        ours = load_text_encoder(folder, EncoderOptions())
         for role in ("query", "document"):
             beside = ours.encode(["", "a river"], role)  # type: ignore[arg-type]
             for texts in ([""], ["", ""]):
