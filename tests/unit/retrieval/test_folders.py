@@ -198,9 +198,9 @@ def test_an_empty_text_of_no_token_has_the_same_vector_alone(tmp_path: Path) -> 
         folder = write_folder(tmp_path / pooling, tmp_path / "a", {}, None, structure)
         ours = load_text_encoder(folder, EncoderOptions())
         for role in ("query", "document"):
-            beside = ours.encode(["", "a river"], role)  # type: ignore[arg-type]
+            beside = ours.encode(["", "a river"], role)
             for texts in ([""], ["", ""]):
-                alone = ours.encode(texts, role)  # type: ignore[arg-type]
+                alone = ours.encode(texts, role)
                 assert alone.shape == (len(texts), 32)
                 assert np.abs(alone - beside[0]).max() < 1e-5
         query = load_text_encoder(folder, EncoderOptions(query_prompt="river "))
