@@ -13,8 +13,7 @@ import logging
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 from capt.pretrain.base.errors import ConfigError
@@ -36,8 +35,6 @@ _UNSAFE = re.compile(r"""["'`$\\;&|<>()\[\]{}*?!#~]|[^ -~]""")
 _EXPORT = re.compile(r"^export[ \t]+")
 _COMMENT = re.compile(r"(^|[ \t]+)#.*")
 _MAX_BYTES = 1 << 16
-_TRACKED_RUN = ("MLFLOW_RUN_ID", "WANDB_RESUME", "WANDB_RUN_ID")
-"""Variables by which a tracker continues a run that it has, instead of beginning one."""
 
 
 def inherited() -> dict[str, str]:
@@ -48,18 +45,6 @@ def inherited() -> dict[str, str]:
 def of_ranks(*, within_slurm: bool = False) -> dict[str, str]:
     """The environment that ranks on this host inherit: that of this process without other launchers' variables."""
     return without_launchers(os.environ, within_slurm=within_slurm)
-
-
-@contextmanager
-def without_tracked_run() -> Iterator[None]:
-    """Leave the run of a tracker that this process belongs to: all trials of a sweep would log into that one."""
-    left = {name: os.environ.pop(name) for name in _TRACKED_RUN if name in os.environ}
-    if left:
-        log.warning("%s not passed on: every trial is a run of its own at the tracker", ", ".join(left))
-    try:
-        yield
-    finally:
-        os.environ.update(left)
 
 
 def visible_gpus() -> list[str]:

@@ -38,6 +38,8 @@ _QUIET = {
     "TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S": "0",
     "TUNE_FORCE_TRIAL_CLEANUP_S": "120",
 }
+_TRACKED_RUN = ("MLFLOW_RUN_ID", "WANDB_RESUME", "WANDB_RUN_ID")
+"""Variables by which a tracker continues a run that it has, instead of beginning one."""
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """A variable that, set to 0, has Ray give this machine the address 127.0.0.1 and listen there alone, on Linux too."""
 _RAYS_OWN = ("CPU", "GPU", "memory", "object_store_memory")
@@ -162,6 +164,18 @@ def check_reachable(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_TIMEOUT).close()
     except (OSError, OverflowError, ValueError) as error:  # ValueError: a host name that IDNA does not take
         raise MachineError(f"--address (RAY_ADDRESS) {address[:200]!r}: cannot be reached ({error})") from None
+
+
+@contextmanager
+def without_tracked_run() -> Iterator[None]:
+    """Leave the run of a tracker that this process belongs to: all trials of a sweep would log into that one."""
+    left = {name: os.environ.pop(name) for name in _TRACKED_RUN if name in os.environ}
+    if left:
+        log.warning("%s not passed on: every trial is a run of its own at the tracker", ", ".join(left))
+    try:
+        yield
+    finally:
+        os.environ.update(left)
 
 
 @contextmanager

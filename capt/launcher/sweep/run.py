@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from capt.launcher import environment, raycluster
+from capt.launcher import raycluster
 from capt.launcher.kubernetes.apply import apply
 from capt.launcher.kubernetes.manifests import JOB_FILES, object_name, sweep_manifest
 from capt.launcher.kubernetes.settings import KubernetesCluster
@@ -152,7 +152,7 @@ def _start(
         if _is_finished(sweep, specs, trial_log):
             log.info("%s is finished: all trials are over", plan.folder)
             return _outcome(sweep, plan, trial_log, stopping=False)
-        with environment.without_tracked_run(), raycluster.cluster(address):
+        with raycluster.without_tracked_run(), raycluster.cluster(address):
             need = _need(sweep, address)
             raycluster.check_cluster(need, sweep.trial.workers)
             write_text(plan.folder / "sweep.yaml", sweep.to_yaml(), private=True)
