@@ -248,7 +248,7 @@ def _split_of(path: Path) -> str:
 
 
 _LARGEST_GRADE = 10**18
-"""As `read_qrels` takes them from files of text."""
+"""The largest judgement, as `read_qrels` takes them from files of text."""
 
 
 def _nano(folder: Path, name: str) -> Collection:

@@ -37,7 +37,7 @@ _MAX_FILES = 1000
 _UNBOUNDED = 1 << 30
 """The limit of a tokenizer that has none is 10^30."""
 _ROUNDING = 0.05
-"""Of the length of a vector: what half precision may change."""
+"""The share of the length of a vector that half precision may change."""
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 _MISSING = re.compile(r"^(\S.*?)\s*\|\s*(?:\x1b\[[\d;]*m)*MISSING", re.MULTILINE)
 """A row of the report of transformers: a weight that was drawn at random."""
