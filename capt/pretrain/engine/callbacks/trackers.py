@@ -105,7 +105,7 @@ class Tracker(Callback):
 
 
 def _begin(key: str, call: Callable[[], None], *, resumes: bool) -> None:
-    """Begin to send figures. A run that is resumed goes on without them, rather than end for what only watches it."""
+    """Begin to send figures. A run that is resumed trains without them, rather than end for what only watches it."""
     try:
         call()
     except (UserError, ImportError, OSError) as error:
