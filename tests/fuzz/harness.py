@@ -86,11 +86,11 @@ def library(function: Callable[[], object]) -> Outcome:
     return Outcome(0, "")
 
 
-def check(outcome: Outcome, what: object) -> None:
+def check(outcome: Outcome, what: object, codes: tuple[int, ...] = (0, 2)) -> None:
     """The invariant on an outcome; ``what`` names the input in the failure."""
-    assert outcome.code in (0, 2), f"{what}: exit {outcome.code}\n{outcome.text}"
+    assert outcome.code in codes, f"{what}: exit {outcome.code}\n{outcome.text}"
     assert "Traceback" not in outcome.text, f"{what}\n{outcome.text}"
-    if outcome.code == 2:
+    if outcome.code:
         lines = outcome.text.strip().splitlines()
         assert 1 <= len(lines) <= 3, f"{what}: {len(lines)} lines\n{outcome.text}"
         assert all(len(line) < 2000 and line.isprintable() for line in lines), f"{what}\n{outcome.text!r}"

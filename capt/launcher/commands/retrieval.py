@@ -203,7 +203,10 @@ def compare(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 1,
     json: o.Json = False,
 ) -> None:
-    """Compare two models on the same queries: mean difference, its t interval, and the p of a sign-flip test."""
+    """Compare two models on the same queries.
+
+    Prints the mean difference, its t interval, and the p of a sign-flip test.
+    """
     from capt.pretrain.base.errors import counted
     from capt.pretrain.retrieval.evaluate import compare as compare_figures
 

@@ -39,6 +39,11 @@ class RehearsedTask(LanguageTask):
         self.prepared: Any = SimpleNamespace(source=None, corruptor=SimpleNamespace(slots=slots), train=whole)
         self.model_config = config
 
+    @property
+    def samples(self) -> int:
+        """As many as a step takes: the data are not read."""
+        return self.job.batch.global_
+
     def scales(self, batch: list[LanguageBatch], device: torch.device) -> Scales:
         """Masked tokens are exchanged and counted as labels, which have no values here."""
         here = sum(micro_batch.labels.numel() for micro_batch in batch)

@@ -108,6 +108,11 @@ class RehearsedTask(PairTask):
         self._shape = shape
         self.sources = [_longest_row(self.job, shape)]
 
+    @property
+    def samples(self) -> int:
+        """As many as a step takes: the data are not read."""
+        return self.job.batch.global_
+
     def build_module(self) -> PairModule:
         """An encoder of these sizes under its pooling."""
         return PairModule(self.job, rehearsed_encoder(self._hf_config, self.job.model), self._pooling)

@@ -113,6 +113,10 @@ class _FusedKernels(TorchFunctionMode):
             return _flash(*args, **(kwargs or {}))
         if func == torch._VF.lstm:
             return _lstm(*args, **(kwargs or {}))
+        if func is Tensor.backward:
+            # A mode is off while it handles a call, and a backward pass may compute layers anew.
+            with self:
+                return torch.autograd.backward(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 

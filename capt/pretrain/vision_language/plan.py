@@ -41,6 +41,11 @@ class RehearsedTask(VisionLanguageTask):
             start=None, store=SimpleNamespace(manifest=store), train=_OnePair(record=words)
         )
 
+    @property
+    def samples(self) -> int:
+        """As many as a step takes: the data are not read."""
+        return self.job.batch.global_
+
     def scales(self, batch: list[PairBatch], device: torch.device) -> Scales:
         """The counts are exchanged and have no values."""
         distributed.all_reduce_sum(torch.zeros(5, dtype=torch.float64, device=device))

@@ -133,7 +133,7 @@ def replace(name: str, old: str, new: str, count: int = 1) -> Callable[[dict[str
         (lambda files: files.pop("RTE.tsv"), "RTE.tsv is missing"),
         (
             lambda files: files.update({"sub/RTE.tsv": files.pop("RTE.tsv")}),
-            "RTE.tsv is in the zip as sub/RTE.tsv; all files must be at its top (zip -j)",
+            "RTE.tsv is in the zip as sub/RTE.tsv; all files must be at its top: zip -j NEW.zip FOLDER/*.tsv",
         ),
         (lambda files: files.update({"notes.txt": "x"}), "notes.txt is not a file of a submission"),
         (replace("RTE.tsv", "index\tprediction", "id\tlabel"), "RTE.tsv, line 1: the header is 'id\\tlabel'"),

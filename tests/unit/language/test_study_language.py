@@ -58,8 +58,8 @@ def test_tables(trials: list[Trial]) -> None:
     loss = [row for row in differences_table(trials).splitlines() if row.startswith("| loss/mlm")]
     assert loss == [
         "| loss/mlm | capt-queue - mlm (equal tokens) | -0.300 | -0.500 to -0.100 | 0 of 2 | 0.500 |",
-        "| loss/mlm | mlm - none | -1.800 | -1.800 to -1.800 | 0 of 1 | 1.000 |",
-        "| loss/mlm | capt-queue - none | -2.300 | -2.300 to -2.300 | 0 of 1 | 1.000 |",
+        "| loss/mlm | mlm - none | -1.800 | none | 0 of 1 | 1.000 |",
+        "| loss/mlm | capt-queue - none | -2.300 | none | 0 of 1 | 1.000 |",
     ]
 
 
