@@ -25,7 +25,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -101,23 +100,21 @@ class _SimulatedGPU(_WithoutValues, AsOnGPU):
         self.attend_runs = _flash_of_runs
 
 
-class _FusedKernels(TorchFunctionMode):
-    """Attention (on a GPU) and the LSTM by what a fused kernel of theirs holds and computes."""
+@contextmanager
+def _fused_kernels(*, gpu: bool) -> Iterator[None]:
+    """Let torch's attention (on a GPU) and LSTM hold and compute what a fused kernel of theirs does.
 
-    def __init__(self, *, gpu: bool) -> None:
-        super().__init__()
-        self._attends = gpu
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.scaled_dot_product_attention and self._attends:
-            return _flash(*args, **(kwargs or {}))
-        if func == torch._VF.lstm:
-            return _lstm(*args, **(kwargs or {}))
-        if func is Tensor.backward:
-            # A mode is off while it handles a call, and a backward pass may compute layers anew.
-            with self:
-                return torch.autograd.backward(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+    The functions of torch itself are replaced, for models of transformers call them, and so does a backward pass that
+    computes layers anew: a `TorchFunctionMode` is off in that pass.
+    """
+    attend, lstm = F.scaled_dot_product_attention, torch._VF.lstm
+    if gpu:
+        F.scaled_dot_product_attention = _flash  # type: ignore[assignment]
+    torch._VF.lstm = _lstm  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention, torch._VF.lstm = attend, lstm
 
 
 @contextmanager
@@ -136,7 +133,7 @@ def rank_of(world: int, rank: int = 0, *, gpu: bool = True) -> Iterator[None]:
     gc.freeze()
     chosen = _SimulatedGPU() if gpu else _WithoutValues()
     try:
-        with using(chosen), FakeTensorMode(allow_non_fake_inputs=True), _FusedKernels(gpu=gpu):
+        with using(chosen), FakeTensorMode(allow_non_fake_inputs=True), _fused_kernels(gpu=gpu):
             yield
     finally:
         gc.unfreeze()
