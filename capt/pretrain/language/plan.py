@@ -41,7 +41,7 @@ class RehearsedTask(LanguageTask):
 
     @property
     def samples(self) -> int:
-        """As many as a step takes: the data are not read."""
+        """The samples of a step: the data are not read."""
         return self.job.batch.global_
 
     def scales(self, batch: list[LanguageBatch], device: torch.device) -> Scales:

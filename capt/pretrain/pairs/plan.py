@@ -110,7 +110,7 @@ class RehearsedTask(PairTask):
 
     @property
     def samples(self) -> int:
-        """As many as a step takes: the data are not read."""
+        """The samples of a step: the data are not read."""
         return self.job.batch.global_
 
     def build_module(self) -> PairModule:

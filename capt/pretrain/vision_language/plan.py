@@ -43,7 +43,7 @@ class RehearsedTask(VisionLanguageTask):
 
     @property
     def samples(self) -> int:
-        """As many as a step takes: the data are not read."""
+        """The samples of a step: the data are not read."""
         return self.job.batch.global_
 
     def scales(self, batch: list[PairBatch], device: torch.device) -> Scales:
