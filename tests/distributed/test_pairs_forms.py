@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.pairs.losses import LOSSES
 from capt.pretrain.reliability.ledger.check import check
 from tests.pairs import every_form, pairs_mapping
 from tests.runs import rows_of
 from tests.support import run_ranks, start_ranks
+from tests.toy_loss import MARGIN
 
 
 def _run(mapping: dict[str, Any], resume: bool = False, kill_at: int = 0) -> int:
@@ -70,6 +72,25 @@ def test_two_ranks_under_every_stage_are_one_process(tmp_path: Path, mixed: bool
             assert ours.pop("split", None) == theirs.get("split"), stage
             assert ours == pytest.approx({k: v for k, v in theirs.items() if k != "split"}, rel=2e-3, abs=2e-5), stage
         assert not check(tmp_path / f"stage-{stage}").faults
+
+
+def _run_with_toy(mapping: dict[str, Any]) -> int:
+    LOSSES["margin"] = MARGIN
+    return _run(mapping)
+
+
+def test_a_loss_of_another_file_is_the_same_on_two_ranks(tmp_path: Path) -> None:
+    rows = []
+    for world in (1, 2):
+        job = _job(tmp_path, f"toy-{world}", mixed=True, world=world)
+        job["data"]["sources"][2] |= {"loss": "margin", "loss_options": {"scale": 0.1}}
+        job["distillation"] = {"weight": 0.0}
+        assert run_ranks(_run_with_toy, world, job) == [0] * world
+        rows.append(_rows(tmp_path / f"toy-{world}"))
+    for ours, theirs in zip(*rows, strict=True):
+        assert ours.pop("split", None) == theirs.pop("split", None)
+        assert ours == pytest.approx(theirs, rel=2e-3, abs=2e-5)
+    assert sum("loss/margin" in row for row in rows[0]) == 4, "in every step"
 
 
 def test_micro_batches_by_a_budget_of_tokens_leave_the_training_as_it_is(tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ def draw(source: SourceRows, rows: Int64[np.ndarray, " n"], visits: Int64[np.nda
     begin = stream_key(f"visit/{source.source.name}", seed) % 2**31 + rows
     ones = np.ones(len(rows), dtype=np.int64)
     positives = source.positives.places(rows, begin + visits, ones)
-    number = np.minimum(source.negatives.counts(rows), source.source.negatives or 0)
+    number = np.minimum(source.negatives.counts(rows), source.source.negatives)
     negatives = source.negatives.places(rows, begin + visits * number, number)
     return Drawn(
         source.query[rows],
@@ -366,7 +366,7 @@ class Assembler:
         """What all sources know of the queries of a step: of the documents that the step has, or the queue may have."""
         if not self._compared.masks:
             return np.zeros((0, 2), dtype=np.int64)
-        contrasted = np.isin(sources, [i for i, pairs in enumerate(self._sources) if pairs.loss == "contrast"])
+        contrasted = np.isin(sources, [i for i, pairs in enumerate(self._sources) if pairs.loss.contrasts])
         among = None if self._compared.queue else np.concatenate([positives, hard])
         return of_several_documents(known_pairs([pairs.known for pairs in self._sources], queries[contrasted], among))
 
@@ -377,7 +377,7 @@ class Assembler:
     ) -> Candidates:  # fmt: skip
         """Count what the queries of the contrast are compared with in a step."""
         compared, n = self._compared, len(sources)
-        contrasted = np.array([pairs.loss == "contrast" for pairs in self._sources])[sources]
+        contrasted = np.array([pairs.loss.contrasts for pairs in self._sources])[sources]
         sees_others = np.array([pairs.source.in_batch for pairs in self._sources])[sources]
         if compared.in_batch == "none":
             sees_others[:] = False

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, model_serializer, model_validator
 
 from capt.pretrain.base.cache import default_cache
 from capt.pretrain.base.errors import ConfigError, DataError, counted, repeated
@@ -17,13 +17,12 @@ from capt.pretrain.config.retrieval import RetrievalSection
 from capt.pretrain.config.schema import BatchSection, Job, LoaderSection, OptimizerSection, ValidateSection
 from capt.pretrain.data.config import CorruptionConfig, Patterns
 from capt.pretrain.models.hf_config import Source, hub_id
+from capt.pretrain.pairs.losses import LOSSES, check_source, find_loss
 
 RETRIEVAL = ("recall/to_document", "recall/to_query", "mrr/to_document", "mrr/to_query")
 """What validation reports of retrieval, also at each width of ``contrast.matryoshka``."""
-METRICS = (
-    "loss/pairs", *RETRIEVAL, "spearman", "alignment", "uniformity", "first_direction", "validation_samples",
-)  # fmt: skip
-"""What validation reports; ``spearman`` of sources of scored pairs alone."""
+METRICS = ("loss/pairs", *RETRIEVAL, "alignment", "uniformity", "first_direction", "validation_samples")
+"""What validation reports beside the figures of scored pairs (`PairLoss.figures`)."""
 
 
 def at_width(metric: str, width: int) -> str:
@@ -43,60 +42,89 @@ class Prompts(Section):
     document: str = Field("", description="text before a document, such as 'search_document: '")
 
 
-class PairSource(Section):
-    """One source of pairs. What is not set is as ``data`` says."""
+class PairOptions(Section):
+    """How pairs are read and trained on: in ``data`` for all sources, in ``data.sources`` for one of them."""
 
-    name: Name = Field(description="name in the log, in errors and in the metrics")
-    files: Patterns = Field(description="paths or globs of files with pairs")
     form: str = Field("auto", description="form of the rows; auto recognises it")
     corpus: PathField | None = Field(None, description="texts of the ids that the files name")
     columns: dict[str, str] = Field({}, description="role of a column -> its name in the files")
-    split: Name | None = Field(
-        None, description="split of a data set of the hub, or of the qrels of a BEIR folder; null = data.split"
-    )
-    weight: NonNegativeFloat = Field(1.0, description="share of the global batches, relative to the other sources")
-    prompts: Prompts | None = Field(None, description="text before queries and documents; null = data.prompts")
+    split: Name = Field("train", description="split of a data set of the hub, or of the qrels of a BEIR folder")
+    prompts: Prompts = Prompts()
     query_length: PositiveInt | None = Field(
-        None, ge=8, le=2**20, description="tokens of a query, prompt not counted; null = data.query_length"
+        None, ge=8, le=2**20, description="tokens of a query, prompt not counted; null = data.sequence_length"
     )
+    negatives: NonNegativeInt = Field(
+        0, le=1024, description="hard negatives of a query in a step, drawn anew at each visit; 0 = none"
+    )
+    loss: str = Field(
+        "auto",
+        description="; ".join(f"{name}: {loss.about}" for name, loss in LOSSES.items())
+        + "; auto: by the form of the rows",
+    )
+    loss_options: dict[str, Any] = Field({}, description="settings of a loss of another package, as it defines them")
+    view: Literal["dropout", "corrupted"] = Field(
+        "dropout",
+        description="second view of a text in rows of one text alone: another dropout (SimCSE), or its corruption by "
+        "the section corruption (CAPT)",
+    )
+
+    @field_validator("loss")
+    @classmethod
+    def _is_known(cls, value: str) -> str:
+        if value != "auto":
+            find_loss(value)
+        return value
+
+
+class PairSource(PairOptions):
+    """One source of pairs. What is not set, or null, is as ``data`` says."""
+
+    name: Name = Field(description="name in the log, in errors and in the metrics")
+    files: Patterns = Field(description="paths or globs of files with pairs")
+    weight: NonNegativeFloat = Field(1.0, description="share of the global batches, relative to the other sources")
     document_length: PositiveInt | None = Field(
         None, ge=8, le=2**20, description="tokens of a document, prompt not counted; null = data.sequence_length"
     )
-    negatives: NonNegativeInt | None = Field(
-        None, le=1024, description="hard negatives of a query in a step; null = data.negatives"
-    )
     in_batch: bool = Field(True, description="false: a query is compared with its own hard negatives alone")
     temperature: PositiveFloat | None = Field(None, description="temperature; null = contrast.temperature")
-    loss: Literal["auto", "contrast", "cosent", "cosine"] | None = Field(
-        None, description="loss of the rows; null = data.loss"
-    )
-    view: Literal["dropout", "corrupted"] | None = Field(
-        None, description="second view of a text in rows of one text alone; null = data.view"
-    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_unset(cls, values: Any) -> Any:
+        return (
+            {key: value for key, value in values.items() if value is not None} if isinstance(values, dict) else values
+        )
+
+    @model_serializer(mode="wrap")
+    def _without_unset(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        # A default that is written out would no longer be as `data` says.
+        unset = PairOptions.model_fields.keys() - self.model_fields_set
+        return {key: value for key, value in write(self).items() if key not in unset}
+
+    def completed(self, data: PairData) -> PairSource:
+        """The source with all that ``data`` says filled in, lengths if it says any."""
+        unset = PairOptions.model_fields.keys() - self.model_fields_set
+        lengths = {
+            "query_length": self.query_length or data.query_length or data.sequence_length,
+            "document_length": self.document_length or data.sequence_length,
+        }
+        return self.model_copy(update={**{name: getattr(data, name) for name in unset}, **lengths})
 
     def paths(self) -> list[Path]:
         """The files and folders that are named. Raises ``DataError`` where one is not there."""
         return _paths(self.files, f"source {self.name}")
 
 
-class PairData(Section):
+class PairData(PairOptions):
     """Pairs of texts: one source in ``files``, or several in ``sources``."""
 
     files: Patterns = Field([], description="paths or globs of files with pairs; for several sources set data.sources")
     sources: list[PairSource] = Field(
         [], description="sources of pairs; each global batch comes from one of them, in proportion to its weight"
     )
-    form: str = Field("auto", description="form of the rows of data.files; auto recognises it")
-    corpus: PathField | None = Field(None, description="texts of the ids that data.files name")
-    columns: dict[str, str] = Field({}, description="role of a column -> its name in data.files")
-    split: Name = Field("train", description="split of a data set of the hub, or of the qrels of a BEIR folder")
     validation_files: Patterns = Field([], description="held-out pairs; without them a fraction of the pairs")
     validation_fraction: float = Field(
         0.02, ge=0, lt=1, description="share of the queries to hold out, with all their pairs; 0 = none"
-    )
-    prompts: Prompts = Prompts()
-    query_length: PositiveInt | None = Field(
-        None, ge=8, le=2**20, description="tokens of a query, prompt not counted; null = data.sequence_length"
     )
     sequence_length: PositiveInt | None = Field(
         None,
@@ -104,22 +132,9 @@ class PairData(Section):
         le=2**20,
         description="tokens of a document, prompt not counted; null = 128, or what the encoder's positions leave",
     )
-    negatives: NonNegativeInt = Field(
-        0, le=1024, description="hard negatives of a query in a step, drawn anew at each visit; 0 = none"
-    )
     bucketing: bool = Field(
         True,
         description="micro-batches of texts of similar length within a step (contrast.cached); the loss is the same",
-    )
-    loss: Literal["auto", "contrast", "cosent", "cosine"] = Field(
-        "auto",
-        description="contrast: pairs against the other pairs of the step; cosent: rows of two texts and a score, by "
-        "the order of the scores; cosine: the same, by the distance of cosine and score; auto: by the form of the rows",
-    )
-    view: Literal["dropout", "corrupted"] = Field(
-        "dropout",
-        description="second view of a text in rows of one text alone: another dropout (SimCSE), or its corruption by "
-        "the section corruption (CAPT)",
     )
     batches: Literal["single", "mixed"] = Field(
         "single",
@@ -147,38 +162,24 @@ class PairData(Section):
         return held_out
 
     def each(self) -> Iterator[PairSource]:
-        """Yield every source whose weight is above 0, with all that ``data`` says filled in, lengths if it says any.
+        """Yield every source whose weight is above 0, `PairSource.completed`.
 
         Raises:
-            ConfigError: no pairs are named, or a source has nothing to compare a query with.
+            ConfigError: no pairs are named, or a source has nothing to compare a query with or not what its loss needs.
         """
-        sources = self.sources
-        if not sources:
-            if not self.files:
-                raise ConfigError("data names no pairs: set data.files (paths or globs), or data.sources")
-            sources = [
-                PairSource(name="pairs", files=self.files, form=self.form, corpus=self.corpus, columns=self.columns)
-            ]
+        if not self.sources and not self.files:
+            raise ConfigError("data names no pairs: set data.files (paths or globs), or data.sources")
         # A source of weight 0 is switched off, and may be incomplete.
-        for source in sources:
+        for each in self.sources or [PairSource(name="pairs", files=self.files)]:
+            source = each.completed(self)
             if not source.weight:
                 continue
-            negatives = self.negatives if source.negatives is None else source.negatives
-            if not source.in_batch and not negatives:
+            check_source(source.name, source.loss, source.loss_options, source.negatives)
+            if not source.in_batch and not source.negatives:
                 raise ConfigError(
                     f"source {source.name}: in_batch false leaves no negatives; set its negatives above 0"
                 )
-            yield source.model_copy(
-                update={
-                    "split": source.split or self.split,
-                    "prompts": source.prompts or self.prompts,
-                    "query_length": source.query_length or self.query_length or self.sequence_length,
-                    "document_length": source.document_length or self.sequence_length,
-                    "negatives": negatives,
-                    "loss": source.loss or self.loss,
-                    "view": source.view or self.view,
-                }
-            )
+            yield source
 
 
 def _paths(patterns: Sequence[str], key: str) -> list[Path]:
@@ -346,9 +347,8 @@ class PairJob(Job):
                 f"data.sources: {own[0]} has a temperature of its own in mixed batches, and hardness needs one "
                 "temperature: set contrast.hardness* to 0, or data.batches=single"
             )
-        if self.distillation.weight and not any(
-            self.data.negatives if number is None else number for number in [*(s.negatives for s in sources)] or [None]
-        ):
+        each: list[PairOptions] = [source.completed(self.data) for source in sources]
+        if self.distillation.weight and not any(source.negatives for source in each or [self.data]):
             raise ValueError(
                 "distillation.weight: a teacher's scores compare a row's documents; set data.negatives above 0"
             )
@@ -362,7 +362,9 @@ class PairJob(Job):
     def metric_names(self) -> frozenset[str]:
         """What validation reports."""
         widths = [at_width(name, width) for name in RETRIEVAL for width in self.contrast.matryoshka]
-        return frozenset([*METRICS, *widths, *self.validate_.retrieval.metric_names()])
+        named = {each.loss for each in [self.data, *self.data.sources]} - {"auto"}
+        figures = [name for loss in [*LOSSES.values(), *map(find_loss, named)] for name in loss.figures]
+        return frozenset([*METRICS, *figures, *widths, *self.validate_.retrieval.metric_names()])
 
     def queue_bytes(self) -> int | None:
         """Bytes of the queue, whose rows are as wide as the vectors; None for a width that ``init`` brings."""

@@ -76,7 +76,6 @@ def _protocol(trained: LoadedModel, source: PairSource, pools: Pools, rows: int)
         ]
     if pools.scored is not None:
         parts.append(f"{len(pools.scored)} of {rows} scored pairs, Spearman's rho of cosine and score")
-    assert source.prompts is not None
     for side, prompt, length in (
         ("queries", source.prompts.query, source.query_length),
         ("documents", source.prompts.document, source.document_length),

@@ -68,7 +68,6 @@ def reading(job: PairJob, tokenizer: TextTokenizer, max_positions: int, source: 
     if source not in sources:
         raise ConfigError(f"--option source={source}: no such source; {did_you_mean(source, sorted(sources))}")
     chosen = sources[source]
-    assert chosen.prompts is not None
     sides = ((chosen.prompts.query, chosen.query_length), (chosen.prompts.document, chosen.document_length))
     lengths = [longest_text(tokenizer, prompt, length, max_positions, f"source {source}") for prompt, length in sides]
     return Reading(chosen.prompts, *lengths)
@@ -159,7 +158,7 @@ def left_behind(init: Path, data: PairData) -> list[str]:
         said.append(f"similarity_fn_name {shown(similarity)}: pairs are compared by their cosine here")
     if width is not None:
         said.append(f"truncate_dim {shown(width)}: vectors have all dimensions of the encoder here")
-    own = [source.prompts or data.prompts for source in data.each()]
+    own = [source.prompts for source in data.each()]
     if isinstance(prompts, dict) and any(prompts.values()) and not any(each.query or each.document for each in own):
         named = ", ".join(f"{name} {shown(text)}" for name, text in prompts.items() if text)
         said.append(f"its prompts ({named}): data.prompts.query and data.prompts.document set them")

@@ -10,35 +10,42 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from capt.pretrain.config.base import Section
+from capt.pretrain.config.contrast import ContrastSection
 from capt.pretrain.contrast.distillation import distillation_loss
 from capt.pretrain.contrast.info_nce import info_nce
 from capt.pretrain.contrast.metrics import ContrastStats
 from capt.pretrain.contrast.options import ContrastOptions
+from capt.pretrain.contrast.queue import ShardedQueue
 from capt.pretrain.contrast.scored import cosent_loss, cosine_regression_loss
 from capt.pretrain.contrastive.term import ContrastTerm, options_of
 from capt.pretrain.contrastive.views import Views, starts_of
 from capt.pretrain.pairs.config import PairContrast, PairDistillation
-from capt.pretrain.pairs.sources import Loss, SourceRows
+from capt.pretrain.pairs.losses import GROUP, find_loss
+from capt.pretrain.pairs.sources import SourceRows
+from capt.pretrain.registry import load_entry
 
 
 class Part(NamedTuple):
     """Rows of a step that have one loss together.
 
     Attributes:
-        loss: what is computed of them.
+        loss: the name of what is computed of them (`capt.pretrain.pairs.losses`).
         share: how many of the rows of the whole step they are, from 0 to 1.
         sources: the numbers of their sources.
         own_alone: a query is compared with its own hard negatives alone.
         temperature: of their sources; None: that of the step, or one of each row.
         taught: the share of the rows whose documents a teacher has scored.
+        settings: of the loss (`PairLoss.options`).
     """
 
-    loss: Loss
+    loss: str
     share: float
     sources: tuple[int, ...]
     own_alone: bool = False
     temperature: float | None = None
     taught: float = 0.0
+    settings: Section = Section()
 
 
 def parts_of(sources: Sequence[SourceRows], step_rows: Sequence[int]) -> tuple[Part, ...]:
@@ -51,18 +58,19 @@ def parts_of(sources: Sequence[SourceRows], step_rows: Sequence[int]) -> tuple[P
     groups: dict[tuple[str, bool, int], list[int]] = {}
     for number, rows in enumerate(step_rows):
         if rows:
-            loss, in_batch = sources[number].loss, sources[number].source.in_batch
-            # -1: all sources of the contrast are one part; a scored source is told apart by its number.
-            name = (loss, not in_batch, -1) if loss == "contrast" else (loss, False, number)
+            loss, in_batch = sources[number].loss_name, sources[number].source.in_batch
+            # -1: all sources of a contrast are one part; the other sources are told apart by their number.
+            name = (loss, not in_batch, -1) if sources[number].loss.contrasts else (loss, False, number)
             groups.setdefault(name, []).append(number)
     return tuple(
         Part(
-            sources[numbers[0]].loss,
+            sources[numbers[0]].loss_name,
             sum(step_rows[number] for number in numbers) / total,
             tuple(numbers),
             own_alone,
             sources[numbers[0]].source.temperature if len(numbers) == 1 else None,
             sum(step_rows[number] for number in numbers if sources[number].has_teacher) / total,
+            sources[numbers[0]].loss.options.model_validate(sources[numbers[0]].source.loss_options),
         )
         for (_, own_alone, _), numbers in groups.items()
     )
@@ -151,13 +159,75 @@ class PairViews(Views):
         return self.chosen(torch.isin(self.sources, self.sources.new_tensor(part.sources)).nonzero()[:, 0])
 
 
+@dataclass(frozen=True)
+class LossRows:
+    """What a loss of pairs is computed of (`PairLoss.function`): the rows of one part of a step on this rank.
+
+    Attributes:
+        views: the vectors, and what is known of them.
+        part: which rows they are.
+        section: of the contrast.
+        options: of the contrast; all ranks have equally many rows where ``equal_rows``.
+        temperature: of the part; one for each row where sources of one contrast have their own.
+        queue: documents of earlier steps; None: none, or they are not read yet.
+        stats: filled with diagnostics by a loss that ``contrasts``.
+    """
+
+    views: PairViews
+    part: Part
+    section: ContrastSection
+    options: ContrastOptions
+    temperature: float | Tensor
+    queue: ShardedQueue | None = None
+    stats: ContrastStats | None = None
+
+
+def contrast(rows: LossRows) -> Float[Tensor, ""]:
+    """InfoNCE of queries and documents in the form that ``contrast.directions`` names."""
+    views, queue, options = rows.views, rows.queue, rows.options
+    masks = rows.section.mask_duplicates
+    known = views.known if masks else None
+    if rows.part.own_alone:
+        # The query sees its own negatives alone, so all that concerns other candidates is off.
+        queue = None
+        options = replace(options, directions="infonce", in_batch="none", hardness=0.0, queue_share=None)
+
+    def computed(stats: ContrastStats | None = None) -> Tensor:
+        return info_nce(
+            views.s, views.s_hat, temperature=rows.temperature, queue=queue, negatives=views.negatives,
+            negative_ids=views.negative_ids if masks and views.negatives is not None else None,
+            negative_owners=views.owners if views.negatives is not None else None,
+            ids=views.ids if masks else None, query_ids=views.query_ids if known is not None else None,
+            known=known, stats=stats, options=options,
+        )  # fmt: skip
+
+    loss = computed()
+    if rows.stats is not None:  # in a pass of its own, as in `ContrastTerm.loss`
+        with torch.no_grad():
+            computed(rows.stats)
+    return loss
+
+
+def cosent(rows: LossRows) -> Float[Tensor, ""]:
+    """CoSENT of scored pairs (`cosent_loss`)."""
+    views = rows.views
+    assert views.scores is not None
+    return cosent_loss(views.s, views.s_hat, views.scores, temperature=rows.temperature, options=rows.options)
+
+
+def cosine(rows: LossRows) -> Float[Tensor, ""]:
+    """Regression of the cosine on the score (`cosine_regression_loss`)."""
+    views = rows.views
+    assert views.scores is not None
+    return cosine_regression_loss(views.s, views.s_hat, views.scores, options=rows.options)
+
+
 class PairTerm(ContrastTerm):
     r"""The losses of queries and documents of all ranks, each over its part of the rows of the step.
 
     With :math:`n_p` of the :math:`N` rows of the step in part :math:`p`, the loss is :math:`\sum_p \frac{n_p}{N} L_p`:
-    the contrast in the form that ``contrast.directions`` names, CoSENT or cosine regression of scored pairs. The
-    divergence from a teacher's scores is added with its weight, as a mean over the rows that have such scores, times
-    their share. The queue holds positives of the contrast alone.
+    each of them a row of `capt.pretrain.pairs.losses`. The divergence from a teacher's scores is added with its weight,
+    as a mean over the rows that have such scores, times their share. The queue holds positives of the contrast alone.
     """
 
     queued_views = 1
@@ -176,23 +246,22 @@ class PairTerm(ContrastTerm):
         assert isinstance(views, PairViews)
         total = views.s.new_zeros(())
         found: dict[str, list[tuple[float, Tensor]]] = {}
+        queue = self.queue if step >= self.section.queue_start else None
         for part in views.parts:
             alone = len(views.parts) == 1
             some = views if alone else views.of(part)
             # The sources of a part fall unevenly on the ranks; the rows of a whole step do not.
             options = replace(options_of(self.section), equal_rows=alone)
-            one = part.temperature or views.temperature
-            # A scored source is a part of its own, whose rows of all ranks have one temperature.
-            temperature = one if part.temperature is not None or some.temperatures is None else some.temperatures
-            if part.loss == "contrast":
-                name, loss = "loss/pairs", self._contrast(some, part, options, temperature, step, stats)
-            elif part.loss == "cosent":
-                assert some.scores is not None
-                name = "loss/cosent"
-                loss = cosent_loss(some.s, some.s_hat, some.scores, temperature=one, options=options)
-            else:
-                assert some.scores is not None
-                name, loss = "loss/cosine", cosine_regression_loss(some.s, some.s_hat, some.scores, options=options)
+            row = find_loss(part.loss)
+            temperature = part.temperature or views.temperature
+            # Sources of one contrast may have temperatures of their own; any other part is of one source.
+            if row.contrasts and part.temperature is None and some.temperatures is not None:
+                temperature = some.temperatures
+            rows = LossRows(
+                some, part, self.section, options, temperature, queue,
+                stats if row.contrasts else None,
+            )  # fmt: skip
+            name, loss = row.metric, load_entry(row.function, GROUP, f"data.loss {part.loss}", "MODULE:FUNCTION")(rows)
             found.setdefault(name, []).append((part.share, loss.detach()))
             total = total + part.share * loss
             if self._distillation.weight and part.taught:
@@ -206,33 +275,6 @@ class PairTerm(ContrastTerm):
         if self.section.momentum is None:
             self.push(views)
         return total
-
-    def _contrast(
-        self, views: PairViews, part: Part, options: ContrastOptions, temperature: float | Tensor, step: int,
-        stats: ContrastStats | None,
-    ) -> Tensor:  # fmt: skip
-        queue = self.queue if step >= self.section.queue_start else None
-        masks = self.section.mask_duplicates
-        known = views.known if masks else None
-        if part.own_alone:
-            # The query sees its own negatives alone, so all that concerns other candidates is off.
-            queue = None
-            options = replace(options, directions="infonce", in_batch="none", hardness=0.0, queue_share=None)
-
-        def contrast(stats: ContrastStats | None = None) -> Tensor:
-            return info_nce(
-                views.s, views.s_hat, temperature=temperature, queue=queue, negatives=views.negatives,
-                negative_ids=views.negative_ids if masks and views.negatives is not None else None,
-                negative_owners=views.owners if views.negatives is not None else None,
-                ids=views.ids if masks else None, query_ids=views.query_ids if known is not None else None,
-                known=known, stats=stats, options=options,
-            )  # fmt: skip
-
-        loss = contrast()
-        if stats is not None:  # in a pass of its own, as in `ContrastTerm.loss`
-            with torch.no_grad():
-                contrast(stats)
-        return loss
 
     def _distilled(self, views: PairViews, part: Part, options: ContrastOptions, temperature: float | Tensor) -> Tensor:
         assert views.teacher is not None
@@ -262,7 +304,7 @@ class PairTerm(ContrastTerm):
             return
         assert isinstance(views, PairViews)
         only = views.only
-        contrasted = [number for part in views.parts if part.loss == "contrast" for number in part.sources]
+        contrasted = [number for part in views.parts if find_loss(part.loss).contrasts for number in part.sources]
         if len(views.parts) > 1:
             assert views.sources is not None
             only = torch.isin(views.sources, views.sources.new_tensor(contrasted)).nonzero()[:, 0]

@@ -152,21 +152,20 @@ def _longest(job: PairJob, tokens_of: Callable[[str], int], positions: int) -> _
     """The longest query and document of any source, each with its prompt, and the most hard negatives."""
     lengths, sources = [], list(job.data.each())
     for each in sources:
-        assert each.prompts is not None
         sides = ((each.prompts.query, each.query_length), (each.prompts.document, each.document_length))
         where = f"source {each.name}"
         for prompt, _ in sides:
             require_short_prompt(prompt, positions, where, "shorten data.prompts")
         lengths.append([longest_behind(tokens_of(side[0]), *side, positions, where) for side in sides])
     query, document = map(max, zip(*lengths, strict=True))
-    return _Shape(query, document, max(each.negatives or 0 for each in sources))
+    return _Shape(query, document, max(each.negatives for each in sources))
 
 
 def _encoder(job: PairJob) -> tuple[dict[str, Any], Callable[[str], int], tuple[str, ...]]:
     """The encoder's ``config.json``, how many tokens a prompt has, and what was assumed of them; no weight is read."""
     init, sources = job.model.init, list(job.data.each())
     asked = max(length or _LENGTH for each in sources for length in (each.query_length, each.document_length))
-    prompts = [text for each in sources if each.prompts for text in (each.prompts.query, each.prompts.document)]
+    prompts = [text for each in sources for text in (each.prompts.query, each.prompts.document)]
     hf_config, assumed = described_encoder(init, asked + max(map(len, prompts)))
     if not assumed:
         tokenizer = encoder_tokenizer(init)

@@ -12,7 +12,6 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Float, Int32, Int64
@@ -21,10 +20,10 @@ from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.overlap import same_text
 from capt.pretrain.pairs.config import PairSource
 from capt.pretrain.pairs.known import KnownPositives, RowKeys
+from capt.pretrain.pairs.losses import PairLoss, find_loss, loss_of
 from capt.tokenizer.encode import TextTokenizer, require_short_prompt
 
 Numbers = Int64[np.ndarray, " n"]
-Loss = Literal["contrast", "cosent", "cosine"]
 
 _BLOCK = 1 << 20
 _LENGTH = 128
@@ -149,11 +148,14 @@ class SourceRows:
         return self.keys.known if self.index is None else self.index
 
     @property
-    def loss(self) -> Loss:
+    def loss_name(self) -> str:
         """The loss that the rows are trained with: that of their source, or what goes with what they are."""
-        if self.source.loss in (None, "auto"):
-            return "contrast" if self.scores is None else "cosent"
-        return self.source.loss  # type: ignore[return-value]
+        return loss_of(self.source.loss, is_scored=self.scores is not None)
+
+    @cached_property
+    def loss(self) -> PairLoss:
+        """The row of `loss_name`."""
+        return find_loss(self.loss_name)
 
     @cached_property
     def is_one_column(self) -> bool:
@@ -176,13 +178,13 @@ class SourceRows:
     def most_tokens(self) -> int:
         """Tokens of a row in a step at most, of the longest texts there are."""
         rows = np.arange(len(self), dtype=np.int64)
-        negatives = min(self.source.negatives or 0, int(self.negatives.counts(rows).max(initial=0)))
+        negatives = min(self.source.negatives, int(self.negatives.counts(rows).max(initial=0)))
         return self.queries.longest + (1 + negatives) * self.documents.longest
 
     @property
     def flops_shape(self) -> tuple[float, float, float]:
         """Tokens of a query and of a document, and hard negatives of a row in a step, in the mean."""
-        negatives = float(min(self.source.negatives or 0, len(self.negatives.values) / max(1, len(self))))
+        negatives = float(min(self.source.negatives, len(self.negatives.values) / max(1, len(self))))
         return self.queries.mean_length, self.documents.mean_length, negatives
 
 

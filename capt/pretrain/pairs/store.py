@@ -30,6 +30,7 @@ from capt.pretrain.data.shards import token_dtype
 from capt.pretrain.pairs.config import PairSource
 from capt.pretrain.pairs.forms import Counts, Pair, read_pairs
 from capt.pretrain.pairs.known import KnownPositives
+from capt.pretrain.pairs.losses import find_loss, loss_of
 from capt.pretrain.pairs.sources import EncodedTexts, Lists, SourceRows, longest_text, text_key
 from capt.tokenizer.encode import TextTokenizer
 
@@ -196,7 +197,6 @@ class RowsWriter:
     def __init__(
         self, source: PairSource, tokenizer: TextTokenizer, max_positions: int, folder: Path | None = None
     ) -> None:
-        assert source.prompts is not None
         self.source, self._folder = source, folder
         lengths = (source.query_length, source.document_length)
         self._sides = [
@@ -245,7 +245,6 @@ class RowsWriter:
         if not source.negatives:
             self._unused += len(right)
             right = {}
-        assert source.prompts is not None
         query_prompt = source.prompts.query if pair.prompt is None else pair.prompt
         queries, documents = self._sides
         columns = self._columns
@@ -275,12 +274,14 @@ class RowsWriter:
 
     def _check_kind(self, place: str, pair: Pair) -> None:
         source, is_scored = self.source, pair.score is not None
-        if is_scored and source.loss == "contrast":
+        # `auto` takes rows of both kinds.
+        loss = find_loss(loss_of(source.loss, is_scored=is_scored))
+        if is_scored and "scores" not in loss.needs:
             raise DataError(
-                f"{place}: two texts and their score, and source {source.name} has the loss contrast, of pairs that "
-                "belong together: set loss=cosent, or keep the rows of high scores and set form=columns"
+                f"{place}: two texts and their score, and source {source.name} has the loss {source.loss}, of pairs "
+                "that belong together: set loss=cosent, or keep the rows of high scores and set form=columns"
             )
-        if not is_scored and source.loss in ("cosent", "cosine"):
+        if not is_scored and "scores" in loss.needs:
             raise DataError(
                 f"{place}: no score, and source {source.name} has the loss {source.loss}, of rows of two texts and a "
                 "score: name its column by columns={score: NAME}, or set loss=contrast"
@@ -288,7 +289,7 @@ class RowsWriter:
         if self._is_scored not in (None, is_scored):
             raise DataError(f"{place}: rows with a score and rows without are in source {source.name}: divide it")
         self._is_scored = is_scored
-        if source.loss == "cosine" and pair.score is not None and not -1 <= pair.score <= 1:
+        if loss.of_cosines and pair.score is not None and not -1 <= pair.score <= 1:
             raise DataError(
                 f"{place}: score {pair.score:g} is not a cosine, which is from -1 to 1: divide the scores (those of "
                 "STS by 5), or set loss=cosent, which reads their order alone"
@@ -455,7 +456,8 @@ def prepare_source(
     content = verifier.digests([part for path in inputs for part in _files_of(path)]) if is_known else []
     launch = "" if is_known else ranks.broadcast(uuid.uuid4().hex)
     # Keys that do not change a token, such as the weight, do not make another folder.
-    settings = source.model_dump(mode="json", exclude={"name", "files", "weight", "temperature", "corpus"})
+    written = source.model_dump(mode="json")
+    settings = {key: written[key] for key in _SETTINGS}
     recipe = [_VERSION, content, [str(path) for path in inputs], settings, fraction, tokenizer.fingerprint]
     name = hashlib.sha256(json.dumps([*recipe, max_positions]).encode()).hexdigest()[:32]
     folder = verifier.cache / "pairs" / name
@@ -481,6 +483,10 @@ def prepare_source(
 
 
 _SPLITS = ("train", "held_out")
+_SETTINGS = (
+    "form", "columns", "split", "prompts", "query_length", "document_length", "negatives", "in_batch", "loss", "view",
+)  # fmt: skip
+"""The settings of a source that decide its rows. In this order they have named the folders of all releases."""
 
 
 def _files_of(path: Path) -> list[Path]:
@@ -519,8 +525,9 @@ HELD_OUT = {"negatives": 0, "in_batch": True}
 
 def pairs_of(source: PairSource, files: Sequence[Path], counts: Counts | None = None) -> Iterator[tuple[str, Pair]]:
     """Read ``files`` with the options of ``source``; see `read_pairs`."""
-    split = source.split or "train"  # of a job without a source of its own
-    return read_pairs(files, form=source.form, corpus=source.corpus, columns=source.columns, split=split, counts=counts)
+    return read_pairs(
+        files, form=source.form, corpus=source.corpus, columns=source.columns, split=source.split, counts=counts
+    )
 
 
 def split_pairs(pairs: Pairs, fraction: float) -> Iterator[tuple[str, Pair, bool]]:

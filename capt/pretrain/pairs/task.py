@@ -146,13 +146,20 @@ class PairTask(ContrastTask[PairBatch]):
                 f"source {source.name}: every text is its own positive, and model.dropout is 0, so that both views are "
                 "the same: set model.dropout above 0, or data.view=corrupted"
             )
-        if self.job.distillation.weight and record.unscored:
+        of_loss = "teacher" in pairs.loss.needs
+        if record.unscored and (self.job.distillation.weight or of_loss):
+            asks = f"the loss {pairs.loss_name}" if of_loss else "distillation.weight"
+            remedy = "divide the source" if of_loss else "set distillation.weight=0, or divide the source"
             raise DataError(
                 f"{record.unscored}: pos_scores or neg_scores are missing, which other rows of source {source.name} "
-                "have: distillation.weight needs both in every row of a source, or in none; set distillation.weight=0, "
-                "or divide the source"
+                f"have: {asks} needs both in every row of a source, or in none; {remedy}"
             )
-        if pairs.loss != "contrast":
+        if "teacher" in pairs.loss.needs and not pairs.has_teacher:
+            raise DataError(
+                f"source {source.name}: the loss {pairs.loss_name} needs a teacher's scores (pos_scores, neg_scores); "
+                "capt mine --cross-encoder writes them"
+            )
+        if not pairs.loss.contrasts:
             return
         if bool((pairs.documents.keys == pairs.documents.keys[0]).all()):
             raise DataError(f"source {source.name}: all documents are one text: there is nothing to tell apart")
@@ -182,7 +189,7 @@ class PairTask(ContrastTask[PairBatch]):
         # Documents of other sources may be negatives too, in a mixed step or by way of the queue.
         sees_others = len(sources) > 1 and (self.job.data.batches == "mixed" or section.queue > 0)
         for pairs in sources:
-            if pairs.loss != "contrast" or not pairs.source.in_batch or not section.mask_duplicates:
+            if not pairs.loss.contrasts or not pairs.source.in_batch or not section.mask_duplicates:
                 continue
             if sum(map(len, sources)) > _MOST_COMPARED:
                 continue
@@ -255,14 +262,14 @@ class PairTask(ContrastTask[PairBatch]):
             return
         remedy = "set batch.global to 2 or more with contrast.cached=auto and contrast.in_batch=global"
         for pairs in self.sources:
-            if pairs.loss != "cosine" and not pairs.source.negatives:
+            if pairs.loss.compares and not pairs.source.negatives:
                 raise ConfigError(
                     f"source {pairs.source.name}: {self.lonely_batch} compares a query with no other pair and has no "
                     f"negative, so that the loss is 0 and nothing is learned: {remedy}, data.negatives above 0, or "
                     "contrast.queue"
                 )
             without = int((np.diff(pairs.negatives.starts) == 0).sum())
-            if pairs.loss != "cosine" and without:
+            if pairs.loss.compares and without:
                 raise ConfigError(
                     f"source {pairs.source.name}: {self.lonely_batch} compares a query with no other pair, and "
                     f"{counted(without, 'row')} of {len(pairs):,} have no hard negative, so that their loss is 0: "
@@ -387,7 +394,8 @@ class PairTask(ContrastTask[PairBatch]):
             of_sources = [pairs.source.temperature or temperature for pairs in self.sources]
             temperatures = there(torch.tensor(of_sources)[batch.sources])
         scored = any(pairs.scores is not None for pairs in used)
-        taught = self.job.distillation.weight > 0 and any(pairs.has_teacher for pairs in used)
+        asked = self.job.distillation.weight > 0 or any("teacher" in pairs.loss.needs for pairs in used)
+        taught = asked and any(pairs.has_teacher for pairs in used)
         return PairViews(
             s, documents[:n], there(batch.keys), temperature,
             negatives=documents[n:] if any(pairs.source.negatives for pairs in used) else None,

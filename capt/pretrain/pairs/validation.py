@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -20,8 +20,10 @@ from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.pairs.batches import padded
 from capt.pretrain.pairs.config import at_width
 from capt.pretrain.pairs.known import Pairs, known_pairs
+from capt.pretrain.pairs.losses import GROUP
 from capt.pretrain.pairs.module import PairModule
 from capt.pretrain.pairs.sources import SourceRows
+from capt.pretrain.registry import load_entry
 
 _TIES = 1e-9
 """Cosines nearer than this are equal: float64 rounding of equal rows is 1e-15."""
@@ -52,6 +54,8 @@ class Pools:
 
     pairs: Pool | None = None
     scored: Pool | None = None
+    figures: Mapping[str, str] = field(default_factory=dict)
+    """What is measured of the scored ones, by the losses of their sources (`PairLoss.figures`)."""
 
     def __bool__(self) -> bool:
         return self.pairs is not None or self.scored is not None
@@ -68,7 +72,8 @@ def pools_of(sources: Sequence[SourceRows], limit: int) -> Pools:
     """The pools of some held-out sources, each of at most ``limit`` pairs."""
     pairs = [rows for rows in sources if rows.scores is None]
     scored = [rows for rows in sources if rows.scores is not None]
-    return Pools(pool_of(pairs, limit) if pairs else None, pool_of(scored, limit) if scored else None)
+    figures = {name: path for rows in scored for name, path in rows.loss.figures.items()}
+    return Pools(pool_of(pairs, limit) if pairs else None, pool_of(scored, limit) if scored else None, figures)
 
 
 def pool_of(sources: Sequence[SourceRows], limit: int) -> Pool:
@@ -114,8 +119,8 @@ def validate(
 
     ``loss/pairs`` is InfoNCE of each query against all documents of the pool at ``temperature``; it grows with the
     pool, as the ranks do. Known positives of a query (:mod:`capt.pretrain.pairs.known`) are not candidates for it. Of
-    vectors cut to each of ``widths`` there are Recall@1 and MRR as well. ``spearman`` is the rank correlation of
-    cosines and scores over the scored pairs.
+    vectors cut to each of ``widths`` there are Recall@1 and MRR as well. Over the scored pairs there are the figures
+    of their losses; ``spearman`` is the rank correlation of cosines and scores.
     """
     report: dict[str, float] = {"validation_samples": 0.0}
     if pools.pairs is not None:
@@ -123,7 +128,9 @@ def validate(
     if pools.scored is not None:
         q, d, order = _encoded(engine, pools.scored, micro, pad_id)
         cosines = (q * d).sum(1).cpu().numpy()
-        report["spearman"] = rank_correlation(cosines, pools.scored.scores[order])
+        for name, path in pools.figures.items():
+            function = load_entry(path, GROUP, f"the figure {name}", "MODULE:FUNCTION")
+            report[name] = function(cosines, pools.scored.scores[order])
         report["validation_samples"] += len(pools.scored)
     return report
 
