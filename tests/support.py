@@ -20,7 +20,6 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from itertools import chain
 from multiprocessing.connection import wait
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -198,32 +197,6 @@ def train_seen(mapping: dict[str, Any], resume: bool = False) -> tuple[int | str
 def stopped_at(mapping: dict[str, Any], step: int | None) -> dict[str, Any]:
     """The job, stopped after a step."""
     return {**mapping, "schedule": {**mapping["schedule"], "stop_after": step}}
-
-
-def train_in_parts(mapping: dict[str, Any], micro: int) -> list[list[int]]:
-    """The samples of each step of a job that is resumed on other ranks: two steps on 2 at ZeRO 1, two on one at ZeRO 3,
-    the others on 4 at ZeRO 2, with micro-batches of 4 sequences of all ranks together and ``micro`` of each at least.
-
-    No rank may store more than its share of the queue.
-    """
-    from safetensors import safe_open
-
-    from capt.pretrain.engine.checkpoint import find_checkpoint
-
-    steps: list[list[int]] = []
-    for world, stage, stop in ((2, 1, 2), (1, 3, 4), (4, 2, None)):
-        engine = {**mapping["engine"], "zero_stage": stage}
-        batch = {**mapping["batch"], "micro": max(micro, 4 // world)}
-        part = stopped_at({**mapping, "engine": engine, "batch": batch}, stop)
-        outcomes = run_ranks(train_seen, world, part, stop != 2)
-        assert [code for code, _ in outcomes] == [0 if stop is None else 75] * world
-        steps += [sorted(chain(*ranks)) for ranks in zip(*(ids for _, ids in outcomes), strict=True)]
-        shards = sorted(find_checkpoint(Path(mapping["run"]["dir"])).glob("queue-*"))
-        assert len(shards) == world
-        for shard in shards:
-            with safe_open(shard, "pt") as file:
-                assert file.get_slice("rows").get_shape()[0] <= -(-mapping["contrast"]["queue"] // world)
-    return steps
 
 
 def run_capt(

@@ -15,13 +15,11 @@ from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.quiet import quiet_libraries
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.engines.build import build_engines
-from capt.pretrain.engine.run import run_job
 from capt.pretrain.engine.task import Progress
 from capt.pretrain.latent.objectives import circle_loss
 from capt.pretrain.latent.task import LatentTask
 from capt.pretrain.latent.training import CriticDivergedError
 from tests.latent import plain, small_job, write_text
-from tests.runs import rows_of
 from tests.support import run_ranks
 
 # Batches of 7 do not divide over two ranks, and small ones leave a rank without a row of its own.
@@ -165,27 +163,6 @@ def test_two_ranks_train_as_one(variant: str, trained: tuple[Any, list[Any]]) ->
         np.testing.assert_allclose(two["weights"][name], weight, atol=2e-5, err_msg=name)
     for name, value in one["validation"].items():
         assert two["validation"][name] == pytest.approx(value, rel=1e-4, abs=1e-4), name
-
-
-def _run(preset: str, folder: Path, run_dir: Path, more: tuple[str, ...], resume: bool, micro: int) -> int:
-    quiet_libraries(debug=False)
-    return run_job(small_job(preset, folder, run_dir, *more, micro=micro), resume=resume)
-
-
-def _losses(run_dir: Path, split: str | None = None) -> list[float]:
-    return [row["loss"] for row in rows_of(run_dir) if row.get("split") == split]
-
-
-@pytest.mark.parametrize("preset", ["clvae_plus_mi"])
-def test_a_resumed_run_repeats_nothing(preset: str, tmp_path: Path) -> None:
-    folder = write_text(tmp_path)
-    queue = ("contrast.queue=24",)
-    assert run_ranks(_run, 1, preset, folder, tmp_path / "whole", queue, False, 8) == [0]
-    assert run_ranks(_run, 1, preset, folder, tmp_path / "cut", (*queue, "schedule.stop_after=4"), False, 8) == [75]
-    assert (tmp_path / "cut" / "checkpoints" / "latest" / "vocabulary.txt").is_file()
-    assert run_ranks(_run, 1, preset, folder, tmp_path / "cut", queue, True, 8) == [0]
-    assert _losses(tmp_path / "cut") == _losses(tmp_path / "whole")
-    assert _losses(tmp_path / "cut", "validation") == _losses(tmp_path / "whole", "validation")
 
 
 def _diverge(folder: Path, lr: str) -> str:

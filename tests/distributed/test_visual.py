@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from capt.pretrain.config.load import job_from_mapping
-from tests.runs import rows_of
-from tests.support import run_ranks, train_job
+from tests.support import run_ranks
 from tests.visual import visual_mapping
 
 _STEPS = 2
@@ -84,28 +83,3 @@ def test_gradients_of_two_ranks_are_those_of_one(folder: Path) -> None:
             assert difference / norm < 3e-6, kind  # micro-batches of other widths: rounding, where 1e-6 is a few units
             mean = np.mean([rank[i]["losses"][step] for rank in ranks])
             assert mean == pytest.approx(alone[i]["losses"][step], rel=1e-5)
-
-
-def _rows(run: Path) -> list[tuple[Any, ...]]:
-    return [(row["step"], row["loss"], row.get("accuracy")) for row in rows_of(run)]
-
-
-@pytest.mark.parametrize("world", [1, 2])
-def test_a_resumed_run_is_the_uninterrupted_one(folder: Path, world: int) -> None:
-    """With permuted boxes and dropout: both belong to the sample or the step, not to the process.
-
-    One rank alone has no gradients, and no optimizer state, of the regions of the last layer, which nobody reads.
-    """
-    changes: dict[str, Any] = {"model": {"augment": "permute", "dropout": 0.2}}
-
-    def job(name: str, **more: Any) -> dict[str, Any]:
-        mapping = visual_mapping(folder, "nlvr1", **{**changes, **more})
-        mapping["run"]["dir"] = str(folder / f"{name}{world}")
-        return mapping
-
-    assert run_ranks(train_job, world, job("whole")) == [0] * world
-    assert run_ranks(train_job, world, job("parts", schedule={"stop_after": 6})) == [75] * world
-    other = job("parts", data={"max_train": 30})
-    assert "this job's data is" in str(run_ranks(train_job, 1, other, True)[0])
-    assert run_ranks(train_job, world, job("parts"), True) == [0] * world
-    assert _rows(folder / f"parts{world}") == _rows(folder / f"whole{world}")
