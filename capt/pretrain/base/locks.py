@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from capt.pretrain.base.atomic import new_folder
 from capt.pretrain.base.cache import require_cache
 from capt.pretrain.base.errors import ConfigError, DataError, UserError
 from capt.pretrain.base.files import open_lock, open_regular
@@ -108,6 +109,28 @@ def make_once(lock: Path, is_made: Callable[[], bool], make: Callable[[], None])
                 if not is_made():
                     make()
             return
+
+
+def make_folder_once(
+    folder: Path, write: Callable[[Path], None], *, is_made: Callable[[], bool] | None = None, replace: bool = False
+) -> None:
+    """Make a folder of the cache, which appears whole, unless it is there; see `make_once` and `new_folder`.
+
+    Args:
+        folder: the folder; its lock lies beside it.
+        write: fills an empty folder, which is then renamed.
+        is_made: whether the folder is the one that is wanted; None = it is there.
+        replace: whether another folder in its place gives way.
+
+    Raises:
+        DataError: as `make_once`; or without ``replace`` something else is in its place.
+    """
+
+    def make() -> None:
+        with new_folder(folder, replace=replace) as partial:
+            write(partial)
+
+    make_once(folder.with_name(f".{folder.name}.lock"), is_made or folder.is_dir, make)
 
 
 @contextmanager

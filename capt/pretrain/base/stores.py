@@ -24,9 +24,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
+from hashlib import sha256
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 from urllib.parse import urlsplit
 
 from capt.pretrain.base.errors import DataError, how_to_install
@@ -207,6 +208,15 @@ def chunks(file: StoreFile) -> Iterator[bytes]:
     yield from _in_turn((partial(read_range, file, begin, min(begin + CHUNK, file.size)) for begin in begins), _AHEAD)
     # After the last byte, so that none can be of another file.
     require_unchanged(file)
+
+
+def copy_to(file: StoreFile, out: IO[bytes]) -> str:
+    """Write the content of a file to ``out``; its SHA-256, in hexadecimal. Raises ``DataError`` as `chunks`."""
+    digest = sha256()
+    for chunk in chunks(file):
+        digest.update(chunk)
+        out.write(chunk)
+    return digest.hexdigest()
 
 
 def contents_of(files: Sequence[StoreFile]) -> Generator[bytes]:

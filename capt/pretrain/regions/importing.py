@@ -14,13 +14,14 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Int64
 
+from capt.pretrain.base.arrays import map_array
 from capt.pretrain.base.atomic import rename_to_new, sync
 from capt.pretrain.base.errors import DataError, UserError, counted, shown
 from capt.pretrain.base.files import is_utf8, open_for_append, open_regular, read_json, read_text, write_json
 from capt.pretrain.base.parallel import ProgressCallback, ordered_map, usable_cores
 from capt.pretrain.base.verification import sha256
 from capt.pretrain.regions.class_names import ClassNames, read_names
-from capt.pretrain.regions.manifest import FeatureType, Shape, Source, StoreManifest, map_array
+from capt.pretrain.regions.manifest import FeatureType, Shape, Source, StoreManifest
 from capt.pretrain.regions.nlvr1 import FEATURES_OF, read_scenes
 from capt.pretrain.regions.picture import Picture
 from capt.pretrain.regions.tsv import Layout

@@ -6,89 +6,22 @@ import json
 import logging
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import Field
 
-from capt.pretrain.base.atomic import new_folder
+from capt.pretrain.base.arrays import ArrayFile
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.base.files import file_in, open_regular, write_bytes
-from capt.pretrain.base.locks import make_once
+from capt.pretrain.base.files import file_in, write_bytes
+from capt.pretrain.base.locks import make_folder_once
 from capt.pretrain.base.records import Count, Record, read_record
-from capt.pretrain.base.stores import chunks, look_up, read_small, without_secrets
-from capt.pretrain.base.verification import ExpectedFile, check_size
+from capt.pretrain.base.stores import copy_to, look_up, read_small, without_secrets
+from capt.pretrain.base.verification import ExpectedFile
 
 logger = logging.getLogger(__name__)
 
-# Arrays in ``.npy`` files whose types and shapes are known from elsewhere, so that no file is asked for its own.
-
-
-HEADER_BYTES = 128
-"""Bytes before the values in an array's file, whatever its shape: so it is known before the shape is."""
-
-
 _LARGEST_MANIFEST = 64 << 20
 """Bytes: class names and sources of any store that was seen have less than one."""
-
-
-class ArrayFile(NamedTuple):
-    """Type (as numpy writes it) and shape of an array in a ``.npy`` file."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one entry of the first dimension."""
-        return int(np.dtype(self.dtype).itemsize * np.prod(self.shape[1:], dtype=np.int64))
-
-    @property
-    def length(self) -> int:
-        """Length of the file in bytes."""
-        return HEADER_BYTES + self.shape[0] * self.row_bytes
-
-    def header(self) -> bytes:
-        """The first bytes of the file: numpy's format 1.0, padded to ``HEADER_BYTES``."""
-        # Written by hand, byte for byte, so that a header can be compared and the length known before the shape.
-        fields = f"{{'descr': {self.dtype!r}, 'fortran_order': False, 'shape': {self.shape!r}, }}".encode()
-        before = b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little")
-        return before + fields.ljust(HEADER_BYTES - 11) + b"\n"
-
-
-def write_array(path: Path, layout: ArrayFile, values: np.ndarray) -> None:
-    """Write an array's file as ``layout`` says."""
-    assert values.shape == layout.shape, f"{path}: {values.shape} is not {layout.shape}"
-    with path.open("xb") as file:
-        file.write(layout.header())
-        file.write(np.ascontiguousarray(values, dtype=layout.dtype).data)
-
-
-def map_array(path: Path, layout: ArrayFile, remedy: str = "") -> np.ndarray:
-    """The values of an array's file, mapped for reading.
-
-    Nothing is taken from the file before its length and first bytes are known to be what ``layout`` says.
-
-    Raises:
-        DataError: they are not, or there is no such file; the message ends with ``remedy``.
-    """
-    try:
-        size = check_size(path, None, DataError).size
-        with open_regular(path) as file:
-            # The file's own header is not believed: it must be the one that the manifest asks for.
-            header = file.read(HEADER_BYTES)
-            if size != layout.length or header != layout.header():
-                raise DataError(
-                    f"{path} is damaged: {layout.length} bytes of {layout.dtype} {list(layout.shape)} are expected, "
-                    f"found {size} bytes{remedy}"
-                )
-            mapped = np.memmap(file, dtype=layout.dtype, mode="r", offset=HEADER_BYTES, shape=layout.shape)
-    except DataError:
-        raise
-    except (OSError, ValueError) as problem:  # ValueError: it has become shorter
-        raise DataError(f"{path}: cannot be mapped: {problem}") from problem
-    # A plain view: memmap's own class makes every slice slower.
-    return mapped.view(np.ndarray)
 
 
 MANIFEST = "manifest.json"
@@ -234,25 +167,21 @@ def fetched(url: str, cache: Path) -> Path:
     content = read_small(f"{url}/{MANIFEST}", limit=_LARGEST_MANIFEST)
     copy = cache / "regions" / sha256(content).hexdigest()
 
-    def make() -> None:
-        with new_folder(copy) as partial:
-            write_bytes(partial / MANIFEST, content)
-            # The manifest is read as that of any store, with the same checks, before a large file is fetched.
-            records = read_manifest(partial).records()
-            size = sum(record.size for record in records.values())
-            logger.info("fetching the region store %s, %s bytes, into %s", without_secrets(url), f"{size:,}", copy)
-            for name, record in records.items():
-                file, digest = look_up(f"{url}/{name}"), sha256()
-                with (partial / name).open("wb") as out:
-                    for chunk in chunks(file):
-                        digest.update(chunk)
-                        out.write(chunk)
-                if (file.size, digest.hexdigest()) != (record.size, record.sha256):
-                    raise DataError(
-                        f"{file}: expected {record.size:,} bytes of SHA-256 {record.sha256}, the store gave "
-                        f"{file.size:,} of {digest.hexdigest()}: it was changed or damaged; copy the region store "
-                        "there again"
-                    )
+    def write(partial: Path) -> None:
+        write_bytes(partial / MANIFEST, content)
+        # The manifest is read as that of any store, with the same checks, before a large file is fetched.
+        records = read_manifest(partial).records()
+        size = sum(record.size for record in records.values())
+        logger.info("fetching the region store %s, %s bytes, into %s", without_secrets(url), f"{size:,}", copy)
+        for name, record in records.items():
+            file = look_up(f"{url}/{name}")
+            with (partial / name).open("wb") as out:
+                digest = copy_to(file, out)
+            if (file.size, digest) != (record.size, record.sha256):
+                raise DataError(
+                    f"{file}: expected {record.size:,} bytes of SHA-256 {record.sha256}, the store gave "
+                    f"{file.size:,} of {digest}: it was changed or damaged; copy the region store there again"
+                )
 
-    make_once(copy.with_name(f".{copy.name}.lock"), copy.is_dir, make)
+    make_folder_once(copy, write)
     return copy

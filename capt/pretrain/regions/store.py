@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int64
 
+from capt.pretrain.base.arrays import map_array
 from capt.pretrain.base.cache import default_cache
 from capt.pretrain.base.errors import DataError, counted, shown
 from capt.pretrain.base.verification import Verifier
-from capt.pretrain.regions.manifest import StoreManifest, fetched, map_array, read_manifest
+from capt.pretrain.regions.manifest import StoreManifest, fetched, read_manifest
 from capt.pretrain.regions.picture import ENDINGS, TOLERANCE, Labels, Picture, are_one, other_forms, tails_of
 
 Rows = Int64[np.ndarray, " n"]

@@ -12,12 +12,13 @@ import numpy as np
 from jaxtyping import Int64
 from pydantic import Field
 
+from capt.pretrain.base.arrays import ArrayFile, map_array, write_array
 from capt.pretrain.base.atomic import sync
 from capt.pretrain.base.errors import DataError, shown
 from capt.pretrain.base.files import open_regular, write_text
 from capt.pretrain.base.records import Count, Record, read_record
 from capt.pretrain.base.verification import FileState, file_state
-from capt.pretrain.regions.manifest import ArrayFile, FeatureType, map_array, write_array
+from capt.pretrain.regions.manifest import FeatureType
 from capt.pretrain.regions.picture import Damage, check_name, checked
 from capt.pretrain.regions.tsv import LONGEST_ROW, Layout, Row, decode, parse_row
 

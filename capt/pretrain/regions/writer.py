@@ -5,29 +5,21 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
 
+from capt.pretrain.base.arrays import HEADER_BYTES, Column, write_array
 from capt.pretrain.base.atomic import new_folder, require_new
 from capt.pretrain.base.errors import DataError, counted, shown
 from capt.pretrain.base.files import open_regular, require_own_folder, write_text
 from capt.pretrain.base.locks import file_lock
 from capt.pretrain.base.verification import FileState, file_state, sha256
 from capt.pretrain.regions.class_names import NUMBERS, ClassNames
-from capt.pretrain.regions.manifest import (
-    HEADER_BYTES,
-    MANIFEST,
-    FeatureType,
-    Shape,
-    Source,
-    StoreFile,
-    StoreManifest,
-    write_array,
-)
+from capt.pretrain.regions.manifest import MANIFEST, FeatureType, Shape, Source, StoreFile, StoreManifest
 from capt.pretrain.regions.picture import Picture, checked
 from capt.pretrain.regions.tsv import decode, parse_row
 from capt.pretrain.regions.tsv_index import LENGTH, NUMBER, REGIONS, START, IndexRecord, TsvIndex
@@ -75,20 +67,20 @@ def write_store(
             `capt.pretrain.regions.picture.checked`), comes twice, or differs from the first in its number of features
             or in whether it has labels.
     """
-    with new_folder(out) as folder, _Stream(folder, feature_dtype) as stream:
+    with new_folder(out) as folder:
+        stream = _Stream(folder, feature_dtype)
         for picture in pictures:
             stream.append(checked(picture, feature_dtype))
         shape, offsets = stream.finish()
         return seal(folder, shape, most_regions(offsets), features_of, sources)
 
 
-class _Stream(ExitStack):
+class _Stream:
     """Appends pictures to the files of the arrays."""
 
     def __init__(self, folder: Path, dtype: FeatureType) -> None:
-        super().__init__()
         self._folder, self._dtype = folder, dtype
-        self._files: dict[str, IO[bytes]] = {}
+        self._columns: dict[str, Column] = {}
         self._offsets = array("q", [0])
         self._sizes = array("i")
         self._names: list[np.ndarray] = []
@@ -117,7 +109,6 @@ class _Stream(ExitStack):
     def finish(self) -> tuple[Shape, Int64[np.ndarray, " borders"]]:
         """Write what is known at the end only."""
         self._pack_names()
-        self.close()
         if self._first is None:
             raise DataError("no pictures: there is nothing to write to the store")
         names = np.concatenate(self._names)
@@ -131,20 +122,15 @@ class _Stream(ExitStack):
             object_classes=self._classes["object"],
             attribute_classes=self._classes["attribute"],
         )
-        # The headers come last, as the numbers of rows are known only now.
-        for name in self._files:
-            with (self._folder / f"{name}.npy").open("r+b") as file:
-                file.write(shape.arrays()[name].header())
+        for column in self._columns.values():
+            column.finish()
         write_pictures(self._folder, shape, names, np.array(self._sizes, dtype=np.int32).reshape(-1, 2), offsets)
         return shape, offsets
 
     def _write(self, name: str, values: np.ndarray) -> None:
-        if name not in self._files:
-            file = (self._folder / f"{name}.npy").open("xb", buffering=1 << 20)
-            self._files[name] = self.enter_context(file)
-            # Room for the header, whose length does not depend on the shape.
-            file.write(bytes(HEADER_BYTES))
-        self._files[name].write(np.ascontiguousarray(values).data)
+        if name not in self._columns:
+            self._columns[name] = Column(self._folder / f"{name}.npy", values.dtype, values.shape[1:], has_header=True)
+        self._columns[name].append(values)
 
     def _pack_names(self) -> None:
         if self._latest:
