@@ -88,6 +88,12 @@ def map_array(path: Path, layout: ArrayFile, remedy: str = "") -> np.ndarray:
     return mapped.view(np.ndarray)
 
 
+def map_whole(path: Path, dtype: Any) -> np.ndarray:
+    """The values of a file of our own that holds numbers alone, as many as its length gives; raises as `map_array`."""
+    dtype = np.dtype(dtype)
+    return map_array(path, ArrayFile(dtype.str, (path.stat().st_size // dtype.itemsize,), has_header=False))
+
+
 class Column:
     """An array that grows by rows: in a new file, or in memory without a path.
 
@@ -100,11 +106,9 @@ class Column:
 
     def __init__(self, path: Path | None, dtype: Any, row: tuple[int, ...] = (), *, has_header: bool = False) -> None:
         self.path, self.dtype, self._row, self._has_header = path, np.dtype(dtype), row, has_header
+        self._row_bytes = self.layout_of(0).row_bytes
         self._hash, self._bytes = hashlib.sha256(), 0
         self._held = bytearray()
-        if path is not None:
-            with path.open("xb") as file:
-                file.write(bytes(HEADER_BYTES if has_header else 0))  # room: the number of rows is known last
 
     def append(self, values: Any) -> None:
         """Append rows: an array, or a sequence of numbers."""
@@ -113,7 +117,7 @@ class Column:
             self._flush(self.path)
 
     def __len__(self) -> int:
-        return (self._bytes + len(self._held)) // self.layout_of(0).row_bytes
+        return (self._bytes + len(self._held)) // self._row_bytes
 
     def layout_of(self, rows: int) -> ArrayFile:
         """Type and shape of the array when it has that many rows."""
@@ -131,7 +135,9 @@ class Column:
         return np.zeros((0, *self._row), self.dtype)
 
     def _flush(self, path: Path) -> None:
-        with path.open("ab") as file:
+        with path.open("ab" if self._bytes else "xb") as file:
+            if self._has_header and not self._bytes:
+                file.write(bytes(HEADER_BYTES))  # room: the number of rows is known last
             file.write(self._held)
         self._hash.update(self._held)
         self._bytes += len(self._held)

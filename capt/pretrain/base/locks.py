@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import glob
 import logging
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -127,6 +129,12 @@ def make_folder_once(
     """
 
     def make() -> None:
+        # Leftovers of killed writers, also of other hosts: the lock is held, so no other one is at work.
+        for abandoned in folder.parent.glob(f".{glob.escape(folder.name)}.*.partial"):
+            if abandoned.is_symlink():
+                abandoned.unlink()
+            else:
+                shutil.rmtree(abandoned)
         with new_folder(folder, replace=replace) as partial:
             write(partial)
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from capt.pretrain.base.arrays import map_whole
 from capt.pretrain.base.atomic import new_folder
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.files import read_json, write_json, write_text
@@ -32,11 +33,10 @@ from capt.pretrain.data.card import Card, card_of, write_card
 from capt.pretrain.data.corpus import Corpus, Piece
 from capt.pretrain.data.duplicates import choose
 from capt.pretrain.data.files import FileCorpus, no_text, source_record
-from capt.pretrain.data.join import ShardStream, write_file
 from capt.pretrain.data.parts import PART, PartRecord, SourceCounts, write_part
 from capt.pretrain.data.paths import TextFile, identity
-from capt.pretrain.data.shard_writer import source_records
-from capt.pretrain.data.shards import DOCUMENTS, MANIFEST, Manifest, ShardSet, TokenizerRecord, token_dtype
+from capt.pretrain.data.shard_writer import ShardStream, source_records, write_file
+from capt.pretrain.data.shards import MANIFEST, Manifest, ShardSet, TokenizerRecord, token_dtype
 from capt.pretrain.data.sources import Split, source_of
 from capt.pretrain.data.targets import WrittenFile, target_of
 from capt.pretrain.data.units import Plan, Source, Unit, key_of, open_unit
@@ -298,7 +298,7 @@ class PreparationWorker:
         tokens, documents = np.load(self._kept / f"{split}.npy", allow_pickle=False)
         mask = None
         if (file := self._kept / "mask").is_file() and file.stat().st_size:
-            mask = self._by_part(np.memmap(file, dtype=np.bool_, mode="r"))
+            mask = self._by_part(map_whole(file, np.bool_))
         return ShardStream(self._parts, split, tokens, self._dtype, mask), int(documents.sum())
 
     def _splits_to_write(self) -> list[Split]:
@@ -322,10 +322,6 @@ class PreparationWorker:
     def _gathered(self, split: Split) -> Path:
         return self._place / "sets" / split
 
-    def _names(self, stream: ShardStream) -> list[str]:
-        shards = -(-stream.total // self.plan.shard_tokens)
-        return [*(f"shard-{number:05}.bin" for number in range(shards)), DOCUMENTS]
-
     def _file_tasks(self, split: Split) -> list[Task]:
         stream, _ = self._stream(split)
         self._gathered(split).mkdir(parents=True, exist_ok=True)
@@ -336,6 +332,7 @@ class PreparationWorker:
             def run() -> None:
                 # A name of its own: a process that was taken for dead may be making the same file.
                 partial = self._place / "partial" / secrets.token_hex(8)
+                partial.mkdir(parents=True)
                 written = write_file(stream, name, self.plan.shard_tokens, partial)
                 taken = self.target.take(split, partial / name, written, self._gathered(split))
                 partial.rmdir()
@@ -343,7 +340,7 @@ class PreparationWorker:
 
             return Task(f"{self._place.name}-{record.stem}", record.is_file, run)
 
-        return [task(name) for name in self._names(stream)]
+        return [task(name) for name in stream.files(self.plan.shard_tokens)]
 
     def _finish(self) -> None:
         """Put the shard sets and the data card into their places."""
@@ -360,7 +357,10 @@ class PreparationWorker:
             if writes_card and split == self.plan.splits[0]:
                 write_card(made, self._card(counts))
                 self.target.put_card(made)
-            files = {name: read_record(WrittenFile, self._record_of(split, name)) for name in self._names(stream)}
+            files = {
+                name: read_record(WrittenFile, self._record_of(split, name))
+                for name in stream.files(self.plan.shard_tokens)
+            }
             if lost := self.target.lost(split, files):
                 # Forget what was lost, so that the next run makes it again.
                 for name in lost:

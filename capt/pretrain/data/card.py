@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
+from capt.pretrain.base.arrays import map_whole
 from capt.pretrain.base.files import printable, write_json, write_text
 from capt.pretrain.base.records import Record
 from capt.pretrain.data.parts import PartRecord, excerpt
@@ -104,11 +105,11 @@ def _compared_text(plan: Plan, parts: Sequence[Path], records: Sequence[PartReco
         of_files = np.cumsum([source.kept for source in records[part].sources])
         where = str(plan.units[part].sources[int(np.searchsorted(of_files, document, side="right"))].file)
     for split in plan.splits:
-        found = np.flatnonzero(np.fromfile(folder / f"{split}.of", dtype="<i8") == document)
+        found = np.flatnonzero(map_whole(folder / f"{split}.of", "<i8") == document)
         if len(found):
-            edges = np.fromfile(folder / f"{split}.ends", dtype="<i8")
+            edges = map_whole(folder / f"{split}.ends", "<i8")
             begin = int(edges[found[0] - 1]) if found[0] else 0
-            stored = np.memmap(folder / f"{split}.tokens", dtype=token_dtype(plan.tokenizer.vocab_size), mode="r")
+            stored = map_whole(folder / f"{split}.tokens", token_dtype(plan.tokenizer.vocab_size))
             decode = getattr(plan.tokenizer, "decode", lambda ids: " ".join(map(str, ids)))
             return f"{where}: {excerpt(decode(stored[begin : min(begin + 100, int(edges[found[0]]))]))}"
     return where

@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Int64, UInt64
 
+from capt.pretrain.base.arrays import map_whole
+
 _AT_ONCE = 1 << 23
 
 
@@ -58,7 +60,7 @@ def _groups(
         numbers, found = [], []
         for part, folder in enumerate(parts):
             # Only the first column decides the round; equal rows are equal in it.
-            own: UInt64[np.ndarray, "documents 2"] = np.fromfile(folder / "hashes", dtype="<u8").reshape(-1, 2)
+            own: UInt64[np.ndarray, "documents 2"] = map_whole(folder / "hashes", "<u8").reshape(-1, 2)
             wanted = own[:, 0] % np.uint64(rounds) == remainder
             numbers.append(first[part] + np.flatnonzero(wanted))
             found.append(own[wanted])

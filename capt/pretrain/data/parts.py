@@ -12,27 +12,31 @@ Documents are numbered as they leave the filters. Memory does not grow with the 
 from __future__ import annotations
 
 import time
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Shaped
 from pydantic import Field
 
+from capt.pretrain.base.arrays import Column
+from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.files import printable, write_json
 from capt.pretrain.base.overlap import folded_text
+from capt.pretrain.base.parallel import ProgressCallback, ordered_map
 from capt.pretrain.base.records import Record
 from capt.pretrain.data.corpus import Corpus, Passage, is_held_out
 from capt.pretrain.data.filters import DocumentFilters, filters_of
-from capt.pretrain.data.shard_writer import PASSAGES_AT_ONCE, Encoder, TokenArray
 from capt.pretrain.data.shards import Tokenizer, token_dtype
 from capt.pretrain.data.sources import Split
 
+TokenArray = Shaped[np.ndarray, " tokens"]
+
 PART = "part.json"
+_PASSAGES_AT_ONCE = 64
 _HEAD = 1 << 24
 """Characters of a document by which it is judged."""
 _SHOWN = 200
@@ -100,10 +104,11 @@ class Judge:
     def kept_passages(self, passages: Iterable[Passage]) -> Iterator[tuple[list[Passage], bool]]:
         """Passages of the documents that the filters keep, and whether these begin one.
 
-        A document comes whole, one of over 16 Mi characters in several pieces.
+        A document that is judged or compared comes whole, one of over 16 Mi characters in several pieces.
         """
         keeps = False
-        for piece, begins in _pieces(passages):
+        # Where no document is judged or compared, none need be whole.
+        for piece, begins in _pieces(passages, _HEAD if self.filters.names else 0):
             self.record.characters += sum(len(passage.text) for passage in piece)
             if begins:
                 self.record.documents += 1
@@ -113,12 +118,12 @@ class Judge:
                 yield piece, begins
 
 
-def _pieces(passages: Iterable[Passage]) -> Iterator[tuple[list[Passage], bool]]:
+def _pieces(passages: Iterable[Passage], most: int) -> Iterator[tuple[list[Passage], bool]]:
     held: list[Passage] = []
     length, begins = 0, True
     for passage in passages:
         # A piece ends with its document, or when it is long enough to be judged by.
-        if held and (passage.starts or length > _HEAD):
+        if held and (passage.starts or length > most):
             yield held, begins
             held, length, begins = [], 0, passage.starts
         held.append(passage)
@@ -141,6 +146,8 @@ def write_part(
     splits: Sequence[Split],
     held_out: float = 0.0,
     has_first: bool,
+    workers: int = 1,
+    progress: ProgressCallback | None = None,
 ) -> PartRecord:
     """Write the part of a unit, whose text is ``corpus``, into a folder.
 
@@ -152,6 +159,8 @@ def write_part(
         splits: the names of the splits. With two of them the second one gets the share ``held_out``, by passages.
         held_out: the share of the second split.
         has_first: whether the unit begins the whole corpus, whose first passage is never held out.
+        workers: processes that encode.
+        progress: gets ``corpus.position`` and ``corpus.size``.
 
     Raises:
         DataError: the corpus is not valid text.
@@ -159,87 +168,109 @@ def write_part(
     began = time.process_time()
     judge = Judge(filters)
     record = judge.record
-    encode = Encoder(tokenizer)
-    with ExitStack() as files:
-        compared = files.enter_context(_Hashes(folder)) if filters.exact else None
-        streams = {split: files.enter_context(_Split(folder, split, tokenizer)) for split in splits}
+    compared = _Hashes(folder) if filters.exact else None
+    streams = {split: _Split(folder, split, tokenizer) for split in splits}
 
-        def passages() -> Iterator[tuple[Split, int, Passage]]:
-            before: Split | None = None  # the split of the passage before
-            for source in corpus.by_source():
-                # The counts of the corpus run over all sources; the difference is this one's.
-                documents, kept, without = record.documents, record.kept, corpus.rows_without_text
-                for piece, begins in judge.kept_passages(source):
-                    if compared is not None:
-                        compared.add(piece, begins)
-                    for passage in piece:
-                        first = has_first and before is None
-                        apart = len(splits) == 2 and not first and is_held_out(passage.text, held_out)
-                        # The flag as an index: 0 the first split, 1 the held-out one.
-                        split = splits[apart]
-                        # A document that goes over to the other split begins anew there.
-                        yield split, record.kept - 1, replace(passage, starts=passage.starts or before != split)
-                        before = split
-                record.sources.append(
-                    SourceCounts(
-                        documents=record.documents - documents,
-                        kept=record.kept - kept,
-                        rows_without_text=corpus.rows_without_text - without,
-                    )
+    def passages() -> Iterator[Placed]:
+        before: Split | None = None  # the split of the passage before
+        for source in corpus.by_source():
+            # The counts of the corpus run over all sources; the difference is this one's.
+            documents, kept, without = record.documents, record.kept, corpus.rows_without_text
+            for piece, begins in judge.kept_passages(source):
+                if compared is not None:
+                    compared.add(piece, begins)
+                for passage in piece:
+                    first = has_first and before is None
+                    apart = len(splits) == 2 and not first and is_held_out(passage.text, held_out)
+                    # The flag as an index: 0 the first split, 1 the held-out one.
+                    split = splits[apart]
+                    # A document that goes over to the other split begins anew there.
+                    yield split, record.kept - 1, replace(passage, starts=passage.starts or before != split)
+                    before = split
+            record.sources.append(
+                SourceCounts(
+                    documents=record.documents - documents,
+                    kept=record.kept - kept,
+                    rows_without_text=corpus.rows_without_text - without,
                 )
+            )
 
-        left = passages()
-        while some := list(islice(left, PASSAGES_AT_ONCE)):
-            # A batch for the tokenizer at a time, so that memory stays bounded.
-            encoded = encode([passage for _, _, passage in some])
-            for (split, document, passage), ids in zip(some, encoded, strict=True):
-                streams[split].append(ids, document if passage.starts else None)
-        for split, stream in streams.items():
-            record.splits[split] = stream.finish()
-        if compared is not None:
-            compared.finish()
+    for (split, document, passage), ids in _encoded(passages(), tokenizer, workers):
+        streams[split].append(ids, document if passage.starts else None)
+        if progress is not None:
+            progress(corpus.position, corpus.size)
+    for split, stream in streams.items():
+        record.splits[split] = stream.finish()
+    if compared is not None:
+        compared.finish()
     record.seconds = time.process_time() - began
     write_json(folder / PART, record.model_dump())
     return record
 
 
-class _Split(AbstractContextManager["_Split"]):
+class Encoder:
+    """Encodes passages in a worker process; refuses ids that are not of the vocabulary."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer, self._dtype = tokenizer, token_dtype(tokenizer.vocab_size)
+
+    def __call__(self, texts: list[str]) -> list[TokenArray]:
+        """The token ids of each passage. Raises ``DataError``."""
+        encoded = self._tokenizer.encode_batch(texts)
+        largest = max((int(ids.max()) for ids in encoded if len(ids)), default=0)
+        if largest >= self._tokenizer.vocab_size:
+            raise DataError(f"the tokenizer gave the id {largest}, but its vocabulary has {self._tokenizer.vocab_size}")
+        return [ids.astype(self._dtype) for ids in encoded]
+
+
+Placed = tuple[Split, int, Passage]
+"""A passage, with the split to which it belongs and the number of its document."""
+
+
+def _encoded(placed: Iterable[Placed], tokenizer: Tokenizer, workers: int) -> Iterator[tuple[Placed, TokenArray]]:
+    """Yield every passage with its token ids, in order."""
+    # Passages whose ids are not back yet, in order: the workers return ids alone.
+    waiting: list[list[Placed]] = []
+
+    def tasks() -> Iterator[list[str]]:
+        passages = iter(placed)
+        while task := list(islice(passages, _PASSAGES_AT_ONCE)):
+            waiting.append(task)
+            yield [passage.text for _, _, passage in task]
+
+    for encoded in ordered_map(Encoder(tokenizer), tasks(), workers):
+        yield from zip(waiting.pop(0), encoded, strict=True)
+
+
+class _Split:
     """The token ids of a split: each document is followed by ``</s>``; one without ids is left out."""
 
     def __init__(self, folder: Path, split: Split, tokenizer: Tokenizer) -> None:
-        self._folder, self._split = folder, split
         self._end = np.array([tokenizer.special.eos], dtype=token_dtype(tokenizer.vocab_size))
-        self._file = (folder / f"{split}.tokens").open("wb", buffering=1 << 20)
-        self._tokens = self._begin = self._document = 0
-        self._ends, self._of = array("q"), array("q")
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
+        self._tokens = Column(folder / f"{split}.tokens", self._end.dtype)
+        self._ends, self._of = Column(folder / f"{split}.ends", "<i8"), Column(folder / f"{split}.of", "<i8")
+        self._begin = self._document = 0
 
     def append(self, ids: TokenArray, begins: int | None) -> None:
         """Append the ids of a passage; with ``begins`` it begins the document of that number."""
         if begins is not None:
             self._end_document()
             self._document = begins
-        self._write(ids)
-
-    def _write(self, ids: TokenArray) -> None:
-        self._file.write(ids.tobytes())
-        self._tokens += len(ids)
+        self._tokens.append(ids)
 
     def _end_document(self) -> None:
-        if self._tokens > self._begin:
-            self._write(self._end)
-            self._ends.append(self._tokens)
-            self._of.append(self._document)
-            self._begin = self._tokens
+        if len(self._tokens) > self._begin:
+            self._tokens.append(self._end)
+            self._begin = len(self._tokens)
+            self._ends.append([self._begin])
+            self._of.append([self._document])
 
     def finish(self) -> SplitCounts:
-        """End the last document, and write where documents end."""
+        """End the last document, and write what is left."""
         self._end_document()
-        (self._folder / f"{self._split}.ends").write_bytes(np.asarray(self._ends, dtype="<i8").tobytes())
-        (self._folder / f"{self._split}.of").write_bytes(np.asarray(self._of, dtype="<i8").tobytes())
-        return SplitCounts(tokens=self._tokens, documents=len(self._ends))
+        for column in (self._tokens, self._ends, self._of):
+            column.finish()
+        return SplitCounts(tokens=len(self._tokens), documents=len(self._ends))
 
 
 class _TextHash:
@@ -286,25 +317,26 @@ def _independent_cut(text: str) -> int:
     return last if last > _PLACES else 0
 
 
-class _Hashes(AbstractContextManager["_Hashes"]):
+class _Hashes:
     """Writes a hash of the words of each document, by which it is compared with those of other units."""
 
     def __init__(self, folder: Path) -> None:
         self._words: _TextHash | None = None
-        self._file = (folder / "hashes").open("wb")
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
+        self._hashes = Column(folder / "hashes", "<u8")
 
     def add(self, piece: list[Passage], begins: bool) -> None:
         """Take a piece of a document, which may begin one."""
         if begins:
-            self.finish()
+            self._end_document()
             self._words = _TextHash()
         assert self._words is not None, "the first piece begins a document"
         self._words.update("".join(passage.text for passage in piece))
 
-    def finish(self) -> None:
-        """End the last document."""
+    def _end_document(self) -> None:
         if self._words is not None:
-            self._file.write(self._words.digest())
+            self._hashes.append(np.frombuffer(self._words.digest(), "<u8"))
+
+    def finish(self) -> None:
+        """End the last document, and write what is left."""
+        self._end_document()
+        self._hashes.finish()

@@ -1,4 +1,8 @@
-"""Tokenize a corpus into a shard set: one pass, in parallel, in constant memory, all or nothing."""
+"""Shard sets from parts: each file is made by itself, from what the parts hold of its piece of the stream.
+
+The first run of a job makes one part of its whole text, by any number of processes that encode, and joins that; the
+preparation of a corpus of any size (`capt.pretrain.data.bulk`) makes many.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +10,22 @@ import errno
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
-from itertools import islice
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Shaped
+from jaxtyping import Bool, Int64
 
-from capt.pretrain.base.atomic import new_folder
+from capt.pretrain.base.arrays import Column, map_whole
+from capt.pretrain.base.atomic import sync
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.base.locks import make_once
-from capt.pretrain.base.parallel import ProgressCallback, ordered_map
+from capt.pretrain.base.locks import make_folder_once
+from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.base.verification import Verifier
-from capt.pretrain.data.corpus import Corpus, Passage
+from capt.pretrain.data.corpus import Corpus
+from capt.pretrain.data.filters import DocumentFilters
+from capt.pretrain.data.parts import write_part
 from capt.pretrain.data.shards import (
     DOCUMENTS,
     MANIFEST,
@@ -30,15 +36,131 @@ from capt.pretrain.data.shards import (
     TokenizerRecord,
     token_dtype,
 )
+from capt.pretrain.data.sources import Split
 
 SHARD_TOKENS = 1 << 27
 """Tokens of a shard: 256 MiB of uint16."""
-PASSAGES_AT_ONCE = 64
 MOST_SOURCES = 10_000
 """Files of text that a manifest lists one by one; of more it says how many, their bytes and a hash over their list."""
 
-TokenArray = Shaped[np.ndarray, " tokens"]
 Options = dict[str, str | int | float | bool | None]
+
+
+@dataclass(frozen=True)
+class ShardStream:
+    """The stream of a split, over all parts.
+
+    Attributes:
+        parts: the folders of the parts.
+        split: the name of the split.
+        tokens: how many tokens of each part stay in the stream.
+        dtype: of a token.
+        mask: whether each document stays, by part; None where all do.
+    """
+
+    parts: Sequence[Path]
+    split: Split
+    tokens: Int64[np.ndarray, " parts"]
+    dtype: np.dtype[np.unsignedinteger]
+    mask: Sequence[np.ndarray] | None = None
+
+    @property
+    def total(self) -> int:
+        """Tokens of the stream."""
+        return int(self.tokens.sum())
+
+    def write_shard(self, begin: int, end: int, file: Column) -> None:
+        """Write the tokens ``begin .. end-1`` of the stream."""
+        ends = np.cumsum(self.tokens)
+        # From the part in which `begin` lies, until a part begins behind `end`.
+        for part in range(int(np.searchsorted(ends, begin, side="right")), len(self.parts)):
+            base = int(ends[part] - self.tokens[part])
+            if base >= end:
+                return
+            for start, stop in self._runs(part, max(begin - base, 0), min(end - base, int(self.tokens[part]))):
+                for at in range(start, stop, _AT_ONCE):
+                    # Read, not mapped: a process would count the whole part as its memory.
+                    count, place = min(_AT_ONCE, stop - at), at * self.dtype.itemsize
+                    file.append(np.fromfile(self._file(part, "tokens"), self.dtype, count, offset=place))
+
+    def write_documents(self, file: Column) -> None:
+        """Write where each document of the stream begins, and where the last one ends."""
+        place = 0
+        for part in range(len(self.parts)):
+            ends, stay, before = self._ends(part), self._stay(part), 0
+            for first in range(0, len(ends), _AT_ONCE):
+                some = slice(first, first + _AT_ONCE)
+                lengths = np.diff(ends[some], prepend=before)
+                before = int(ends[some][-1])
+                # Documents that were left out take no place in the stream.
+                if stay is not None:
+                    lengths = lengths[stay[some]]
+                begins = place + np.cumsum(lengths) - lengths
+                file.append(begins)
+                place += int(lengths.sum())
+        file.append([place])
+
+    def files(self, shard_tokens: int) -> list[str]:
+        """The names of the files of the shard set."""
+        shards = -(-self.total // shard_tokens)
+        return [*(f"shard-{number:05}.bin" for number in range(shards)), DOCUMENTS]
+
+    def counts(self, part: int) -> tuple[int, int]:
+        """Tokens and documents of a part that stay."""
+        lengths, stay = _lengths(self._ends(part)), self._stay(part)
+        if stay is not None:
+            lengths = lengths[stay]
+        return int(lengths.sum()), len(lengths)
+
+    def _runs(self, part: int, begin: int, end: int) -> Iterator[tuple[int, int]]:
+        """The places in the file of a part that hold the tokens ``begin .. end-1`` of those that stay of it."""
+        stay = self._stay(part)
+        if stay is None or stay.all():
+            if begin < end:
+                yield begin, end
+            return
+        ends = self._ends(part)
+        lengths = _lengths(ends)
+        # Runs of documents that stay: each begins at one edge and ends at the next.
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], stay, [False]]).astype(np.int8)))
+        starts = (ends - lengths)[edges[::2]]  # of each run of documents that stay
+        sizes = ends[edges[1::2] - 1] - starts
+        before = np.cumsum(sizes) - sizes
+        for start, size, place in zip(starts.tolist(), sizes.tolist(), before.tolist(), strict=True):
+            first, last = max(begin - place, 0), min(end - place, size)
+            if first < last:
+                yield start + first, start + last
+
+    def _stay(self, part: int) -> Bool[np.ndarray, " documents"] | None:
+        # `of` has the number of each document, for some have no tokens in this split.
+        return None if self.mask is None else self.mask[part][map_whole(self._file(part, "of"), "<i8")]
+
+    def _ends(self, part: int) -> Int64[np.ndarray, " documents"]:
+        return map_whole(self._file(part, "ends"), "<i8")
+
+    def _file(self, part: int, what: str) -> Path:
+        return self.parts[part] / f"{self.split}.{what}"
+
+
+_AT_ONCE = 1 << 20
+"""Tokens, or documents, that are in memory at a time."""
+
+
+def _lengths(ends: Int64[np.ndarray, " documents"]) -> Int64[np.ndarray, " documents"]:
+    return np.diff(ends, prepend=0)
+
+
+def write_file(stream: ShardStream, name: str, shard_tokens: int, folder: Path) -> FileRecord:
+    """Write the file ``name`` of a shard set into ``folder``."""
+    file = Column(folder / name, "<i8" if name == DOCUMENTS else stream.dtype)
+    if name == DOCUMENTS:
+        stream.write_documents(file)
+    else:
+        number = int(name.removeprefix("shard-").removesuffix(".bin"))
+        stream.write_shard(number * shard_tokens, min((number + 1) * shard_tokens, stream.total), file)
+    file.finish()
+    sync(folder / name)
+    return FileRecord(name=name, bytes=len(file) * file.dtype.itemsize, sha256=file.sha256)
 
 
 def write_shards(
@@ -65,14 +187,43 @@ def write_shards(
     full.
     """
     corpus.contents()  # all ranks together; the one that writes will only look it up
-    manifest = folder / MANIFEST
+    wrote = False
 
-    def make() -> None:
-        _tokenize(corpus, tokenizer, folder, key, options, workers, shard_tokens, progress)
-        trust_written(folder, verifier)
+    def write(partial: Path) -> None:
+        nonlocal wrote
+        wrote, part = True, partial / "part"
+        part.mkdir()
+        record = write_part(
+            part, corpus, tokenizer, DocumentFilters(), splits=("train",), has_first=True, workers=workers,
+            progress=progress,
+        )  # fmt: skip
+        counts = record.splits["train"]
+        if not counts.tokens:
+            raise DataError(f"no text in {', '.join(str(source['name']) for source in corpus.contents())}")
+        stream = ShardStream([part], "train", np.array([counts.tokens]), token_dtype(tokenizer.vocab_size))
+        files = [write_file(stream, name, shard_tokens, partial) for name in stream.files(shard_tokens)]
+        shutil.rmtree(part)
+        manifest = Manifest(
+            key=key,
+            tokenizer=TokenizerRecord.from_tokenizer(tokenizer),
+            source=source_records(corpus.contents()),
+            options=options,
+            documents=counts.documents,
+            tokens=counts.tokens,
+            shard_tokens=shard_tokens,
+            files=tuple(files),
+        )
+        (partial / MANIFEST).write_text(manifest.model_dump_json(indent=1))
 
     with verifier.ranks.synchronize_errors():
-        make_once(folder.with_name(f".{folder.name}.lock"), manifest.is_file, make)
+        try:
+            make_folder_once(folder, write, is_made=(folder / MANIFEST).is_file)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise DataError(f"no space left for the shard set {folder}: free some, or set data.cache") from error
+        if wrote:
+            trust_written(folder, verifier)
         # The folder may have been there before, with the shards of another text.
         if Manifest.read(folder).key != key:
             raise DataError(f"{folder} holds other shards than this job makes: take another folder, or remove it")
@@ -85,125 +236,6 @@ def trust_written(folder: Path, verifier: Verifier) -> None:
     inspections = manifest.inspections()
     for name, record in manifest.records().items():
         verifier.trust(folder / name, record.sha256, inspections[name].name)
-
-
-def _tokenize(
-    corpus: Corpus,
-    tokenizer: Tokenizer,
-    folder: Path,
-    key: str,
-    options: Options,
-    workers: int,
-    shard_tokens: int,
-    progress: ProgressCallback | None,
-) -> None:
-    # Leftovers of killed writers; the lock is held, so no other one is at work.
-    for abandoned in folder.parent.glob(f".{folder.name}.*.partial"):
-        if abandoned.is_symlink():
-            abandoned.unlink()
-        else:
-            shutil.rmtree(abandoned)
-    try:
-        with new_folder(folder) as partial, _Stream(partial, tokenizer, shard_tokens) as stream:
-            for passage, ids in _encode_passages(corpus, tokenizer, workers):
-                # A document ends where the next one begins, and the last in `finish`.
-                if passage.starts:
-                    stream.end_document()
-                stream.append(ids)
-                if progress is not None:
-                    progress(corpus.position, corpus.size)
-            manifest = stream.finish(corpus, tokenizer, key, options)
-            (partial / MANIFEST).write_text(manifest.model_dump_json(indent=1))
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise DataError(f"no space left for the shard set {folder}: free some, or set data.cache") from error
-
-
-class Encoder:
-    """Encodes passages in a worker process; refuses ids that are not of the vocabulary."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer, self._dtype = tokenizer, token_dtype(tokenizer.vocab_size)
-
-    def __call__(self, passages: list[Passage]) -> list[TokenArray]:
-        """The token ids of each passage. Raises ``DataError``."""
-        encoded = self._tokenizer.encode_batch([passage.text for passage in passages])
-        largest = max((int(ids.max()) for ids in encoded if len(ids)), default=0)
-        if largest >= self._tokenizer.vocab_size:
-            raise DataError(f"the tokenizer gave the id {largest}, but its vocabulary has {self._tokenizer.vocab_size}")
-        return [ids.astype(self._dtype) for ids in encoded]
-
-
-def _encode_passages(
-    corpus: Iterable[Passage], tokenizer: Tokenizer, workers: int
-) -> Iterator[tuple[Passage, TokenArray]]:
-    """Yield every passage with its token ids, in order."""
-    # Passages whose ids are not back yet, in order: the workers return ids alone.
-    waiting: list[list[Passage]] = []
-
-    def tasks() -> Iterator[list[Passage]]:
-        passages = iter(corpus)
-        while task := list(islice(passages, PASSAGES_AT_ONCE)):
-            waiting.append(task)
-            yield task
-
-    for encoded in ordered_map(Encoder(tokenizer), tasks(), workers):
-        yield from zip(waiting.pop(0), encoded, strict=True)
-
-
-class _Stream(AbstractContextManager["_Stream"]):
-    """Writes the token stream and the document starts."""
-
-    def __init__(self, folder: Path, tokenizer: Tokenizer, shard_tokens: int) -> None:
-        self._folder, self._shard_tokens = folder, shard_tokens
-        self._end = np.array([tokenizer.special.eos], dtype=token_dtype(tokenizer.vocab_size))
-        self._shards: list[HashedFile] = []
-        self._index = HashedFile(folder / DOCUMENTS)
-        self._tokens = self._document_start = self._documents = 0
-
-    def __exit__(self, *error: object) -> None:
-        for file in [*self._shards, self._index]:
-            file.close()
-
-    def append(self, ids: TokenArray) -> None:
-        """Append token ids to the current document."""
-        while len(ids):
-            used = self._tokens % self._shard_tokens
-            if used == 0:
-                if self._shards:
-                    self._shards[-1].close()
-                self._shards.append(HashedFile(self._folder / f"shard-{len(self._shards):05}.bin"))
-            now, ids = ids[: self._shard_tokens - used], ids[self._shard_tokens - used :]
-            self._shards[-1].write(now)
-            self._tokens += len(now)
-
-    def end_document(self) -> None:
-        """End the current document, unless it has no tokens."""
-        if self._tokens > self._document_start:
-            self.append(self._end)
-            self._index.write(np.array([self._document_start], dtype="<i8"))
-            self._document_start = self._tokens
-            self._documents += 1
-
-    def finish(self, corpus: Corpus, tokenizer: Tokenizer, key: str, options: Options) -> Manifest:
-        """End the last document, close the files and describe them."""
-        self.end_document()
-        if not self._tokens:
-            raise DataError(f"no text in {', '.join(str(part['name']) for part in corpus.contents())}")
-        # One border more than documents: where the last one ends.
-        self._index.write(np.array([self._tokens], dtype="<i8"))
-        self.__exit__()
-        return Manifest(
-            key=key,
-            tokenizer=TokenizerRecord.from_tokenizer(tokenizer),
-            source=source_records(corpus.contents()),
-            options=options,
-            documents=self._documents,
-            tokens=self._tokens,
-            shard_tokens=self._shard_tokens,
-            files=tuple(file.record() for file in [*self._shards, self._index]),
-        )
 
 
 def source_records(contents: list[dict[str, str | int]]) -> list[dict[str, str | int]]:
@@ -222,25 +254,3 @@ def source_records(contents: list[dict[str, str | int]]) -> list[dict[str, str |
             "sha256": hashlib.sha256(listing).hexdigest(),
         }
     ]
-
-
-class HashedFile:
-    """A file that knows its size and SHA-256 without being read again."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._file, self._hash, self._bytes = path, path.open("wb", buffering=1 << 20), hashlib.sha256(), 0
-
-    def write(self, values: np.ndarray) -> None:
-        """Append an array's bytes."""
-        data = values.tobytes()
-        self._file.write(data)
-        self._hash.update(data)
-        self._bytes += len(data)
-
-    def close(self) -> None:
-        """Flush and close; more than once does no harm."""
-        self._file.close()
-
-    def record(self) -> FileRecord:
-        """The record of the file for the manifest."""
-        return FileRecord(name=self._path.name, bytes=self._bytes, sha256=self._hash.hexdigest())

@@ -22,6 +22,7 @@ import numpy as np
 from jaxtyping import Int32, Int64
 from pydantic import Field, model_validator
 
+from capt.pretrain.base.arrays import map_whole
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.files import parse_json
 from capt.pretrain.base.records import Record, parse_record, read_record
@@ -289,7 +290,7 @@ class ShardSet:
         if self.cache is not None:
             return self.cache.map(name, np.dtype(dtype))
         if name not in self._maps:
-            self._maps[name] = np.memmap(self._file(name), dtype=dtype, mode="r")
+            self._maps[name] = map_whole(Path(self._file(name)), dtype)
         return self._maps[name]
 
     @property

@@ -22,10 +22,11 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int32, Int64
 from pydantic import Field
 
-from capt.pretrain.base.atomic import new_file, new_folder
+from capt.pretrain.base.arrays import ArrayFile, Column, map_array
+from capt.pretrain.base.atomic import new_file
 from capt.pretrain.base.errors import CheckpointError, DataError
 from capt.pretrain.base.files import printable, read_lines, write_text
-from capt.pretrain.base.locks import make_once
+from capt.pretrain.base.locks import make_folder_once
 from capt.pretrain.base.parallel import ProgressCallback, ordered_map, usable_cores
 from capt.pretrain.base.records import Count, Record, read_record
 from capt.pretrain.base.verification import ALONE, Ranks, Verifier, digest_of
@@ -223,23 +224,15 @@ def open_corpus(data: DataSection, progress: ProgressCallback | None = None, ran
     key = digest_of([text, options])
     folder = data.cache / "embeddings" / key
     with ranks.synchronize_errors():
-        # The lock lies beside the folder, which appears only when it is whole.
-        make_once(
-            folder.with_name(f".{folder.name}.lock"),
-            (folder / _RECORD).is_file,
-            lambda: _encode(source, data, folder, progress),
-        )
+        make_folder_once(folder, lambda partial: _encode(source, data, partial, progress))
     with ranks.synchronize_errors():
         return _open(folder)
 
 
 def _open(folder: Path) -> EncodedCorpus:
     record = read_record(_CorpusRecord, folder / _RECORD, f"; remove {folder}", error=DataError)
-    path = folder / _WORDS
-    if path.stat().st_size != 4 * record.words:
-        raise DataError(f"{path} is damaged: {4 * record.words} bytes are expected; remove {folder}")
+    words = map_array(folder / _WORDS, ArrayFile("<i4", (record.words,), has_header=False), f"; remove {folder}")
     vocabulary = Vocabulary.load(folder / VOCABULARY)
-    words = np.memmap(path, dtype="<i4", mode="r")
     return EncodedCorpus(words, vocabulary, record.raw_words, record.sentences, record.sha256)
 
 
@@ -258,24 +251,22 @@ def _encode(source: FileCorpus, data: DataSection, folder: Path, progress: Progr
         raise DataError(
             f"data.min_count {data.min_count}: no word of the {raw_words:,} in the text occurs so often; lower it"
         )
-    digest, words, sentences = hashlib.sha256(), 0, 0
-    with new_folder(folder) as partial, (partial / _WORDS).open("wb", buffering=1 << 20) as file:
-        for encoded in ordered_map(_Encode(vocabulary.index, _Splitter(data)), _tasks(source), workers):
-            # Little-endian on every machine: the digest and the mapped file depend on it.
-            stored = encoded.astype("<i4").tobytes()
-            file.write(stored)
-            digest.update(stored)
-            words += len(encoded)
-            # The first word of a sentence is stored as a negative number.
-            sentences += int((encoded < 0).sum())
-            report(source.size + source.position, 2 * source.size)
-        file.flush()
-        vocabulary.save(partial / VOCABULARY)
-        record = _CorpusRecord(
-            format=_FORMAT, words=words, raw_words=raw_words, sentences=sentences, sha256=digest.hexdigest()
-        )
-        write_text(partial / _RECORD, record.model_dump_json(indent=1))
-    logger.info("%d words of %d kept, %d of them different, %d sentences", words, raw_words, len(vocabulary), sentences)
+    # Little-endian on every machine: the digest and the mapped file depend on it.
+    words, sentences = Column(folder / _WORDS, "<i4"), 0
+    for encoded in ordered_map(_Encode(vocabulary.index, _Splitter(data)), _tasks(source), workers):
+        words.append(encoded)
+        # The first word of a sentence is stored as a negative number.
+        sentences += int((encoded < 0).sum())
+        report(source.size + source.position, 2 * source.size)
+    words.finish()
+    vocabulary.save(folder / VOCABULARY)
+    record = _CorpusRecord(
+        format=_FORMAT, words=len(words), raw_words=raw_words, sentences=sentences, sha256=words.sha256
+    )
+    write_text(folder / _RECORD, record.model_dump_json(indent=1))
+    logger.info(
+        "%d words of %d kept, %d of them different, %d sentences", len(words), raw_words, len(vocabulary), sentences
+    )
 
 
 def _tasks(source: FileCorpus) -> Iterator[str]:

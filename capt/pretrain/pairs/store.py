@@ -19,10 +19,10 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from capt.pretrain.base.atomic import new_folder
+from capt.pretrain.base.arrays import ArrayFile, Column, map_array
 from capt.pretrain.base.errors import DataError, counted
 from capt.pretrain.base.files import write_json
-from capt.pretrain.base.locks import make_once
+from capt.pretrain.base.locks import make_folder_once
 from capt.pretrain.base.randomness import mix64
 from capt.pretrain.base.records import Count, Record, read_record
 from capt.pretrain.base.verification import Verifier
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 _RECORD = "rows.json"
 _VERSION = 2
 _AT_ONCE = 4096
-"""Texts that are encoded in one call, and numbers that are written in one."""
+"""Texts that are encoded in one call."""
 
 Pairs = Iterable[tuple[str, Pair]]
 
@@ -71,51 +71,9 @@ class Prepared(NamedTuple):
     record: RowsRecord
 
 
-class _Column:
-    """An array that grows: in a file, or in memory where there is no folder."""
-
-    def __init__(self, folder: Path | None, name: str, dtype: Any) -> None:
-        self.name, self.dtype = name, np.dtype(dtype)
-        self._path = None if folder is None else folder / f"{name}.bin"
-        self._parts: list[np.ndarray] = []
-        self._waiting: list[Any] = []
-        self._hash = hashlib.sha256()
-        self.length = 0
-
-    def append(self, value: int | float) -> None:
-        self._waiting.append(value)
-        if len(self._waiting) >= _AT_ONCE:
-            self._flush()
-
-    def extend(self, values: Iterable[Any]) -> None:
-        self._waiting.extend(values)
-        if len(self._waiting) >= _AT_ONCE:
-            self._flush()
-
-    def _flush(self) -> None:
-        values = np.array(self._waiting, dtype=self.dtype)
-        self._waiting.clear()
-        self.write(values)
-
-    def write(self, values: np.ndarray) -> None:
-        """Append an array; no value of `add` may be waiting."""
-        assert not self._waiting
-        values = values.astype(self.dtype, copy=False)
-        self._hash.update(values.tobytes())
-        self.length += len(values)
-        if self._path is None:
-            self._parts.append(values)
-        else:
-            with self._path.open("ab") as file:
-                file.write(values.tobytes())
-
-    def finish(self) -> np.ndarray:
-        """Write what waits; return the array if it is in memory, else an empty one."""
-        self._flush()
-        return np.zeros(0, self.dtype) if self._path is not None else np.concatenate(self._parts)
-
-    def digest(self) -> str:
-        return f"{self.name} {self.dtype.str} {self.length} {self._hash.hexdigest()}"
+def _column(folder: Path | None, name: str, dtype: Any) -> Column:
+    """An array that grows, in memory where there is no folder."""
+    return Column(None if folder is None else folder / f"{name}.bin", dtype)
 
 
 class _Side:
@@ -125,15 +83,20 @@ class _Side:
         self, folder: Path | None, name: str, tokenizer: TextTokenizer, length: int | None, max_positions: int,
         what: str,
     ) -> None:  # fmt: skip
-        self._tokenizer, self._length, self._max_positions, self._what = tokenizer, length, max_positions, what
-        self.ids = _Column(folder, f"{name}_ids", token_dtype(tokenizer.vocab_size))
-        self.starts, self.keys = _Column(folder, f"{name}_starts", "<i8"), _Column(folder, f"{name}_keys", "<i8")
-        self.starts.append(0)
+        self._name, self._what = name, what
+        self._tokenizer, self._length, self._max_positions = tokenizer, length, max_positions
+        self.ids = _column(folder, f"{name}_ids", token_dtype(tokenizer.vocab_size))
+        self.starts, self.keys = _column(folder, f"{name}_starts", "<i8"), _column(folder, f"{name}_keys", "<i8")
+        self.starts.append([0])
         self._numbers: dict[bytes, int] = {}
         self._waiting: list[tuple[str, str]] = []
         self._longest: dict[str, int] = {}
         self._end = 0
         self.cut = 0
+
+    def columns(self) -> dict[str, Column]:
+        """The arrays of the texts, by name."""
+        return {f"{self._name}_{what}": getattr(self, what) for what in ("ids", "starts", "keys")}
 
     def longest(self, prompt: str, what: str = "") -> int:
         """Tokens of the longest text after a prompt. Raises ``ConfigError`` where they do not fit each other."""
@@ -149,7 +112,7 @@ class _Side:
         content = f"{prompt}\0{text}".encode(errors="surrogatepass")
         name = hashlib.blake2b(content, digest_size=16).digest()
         number = self._numbers.setdefault(name, len(self._numbers))
-        if number == self.keys.length + len(self._waiting):  # it is new
+        if number == len(self.keys) + len(self._waiting):  # it is new
             self.longest(prompt, place)
             self._waiting.append((prompt, text))
             if len(self._waiting) >= _AT_ONCE:
@@ -171,10 +134,10 @@ class _Side:
             self._end += len(kept) + 2
             starts.append(self._end)
         if parts:
-            self.ids.write(np.concatenate(parts))
-        self.starts.extend(starts)
+            self.ids.append(np.concatenate(parts))
+        self.starts.append(starts)
         # The key is of the text alone: documents are equal whatever prompt is before them.
-        self.keys.write(np.array([text_key(text) for _, text in waiting], dtype=np.int64))
+        self.keys.append([text_key(text) for _, text in waiting])
         waiting.clear()
 
 
@@ -208,11 +171,11 @@ class RowsWriter:
             side.longest(prompt)
         names = ("query", "positives", "positive_starts", "negatives", "negative_starts")
         scores = ("scores", "positive_scores", "negative_scores")
-        self._columns = {name: _Column(folder, name, "<i8") for name in names}
-        self._columns |= {name: _Column(folder, name, "<f4") for name in scores}
+        self._columns = {name: _column(folder, name, "<i8") for name in names}
+        self._columns |= {name: _column(folder, name, "<f4") for name in scores}
         self._ends = {"positive_starts": 0, "negative_starts": 0}
         for name in self._ends:
-            self._columns[name].append(0)
+            self._columns[name].append([0])
         self.rows = 0
         self._wrong = 0
         self._negatives = self._unused = 0
@@ -249,16 +212,17 @@ class RowsWriter:
         queries, documents = self._sides
         columns = self._columns
         # Texts are stored once and rows refer to them by number; the columns of a row are of varying length.
-        columns["query"].append(queries.number(pair.query, query_prompt, place))
+        columns["query"].append([queries.number(pair.query, query_prompt, place)])
         # The first score counts where a document is named twice.
         given = pair.positive_scores or (float("nan"),) * len(own)
         mine = dict(zip(reversed(own), reversed(given), strict=True))
         order = list(dict.fromkeys(own))
         self._put("positive", [documents.number(text, source.prompts.document, place) for text in order])
         self._put("negative", [documents.number(text, source.prompts.document, place) for text in right])
-        columns["positive_scores"].extend(mine[text] for text in order)
-        columns["negative_scores"].extend(right.values())
-        columns["scores"].append(float("nan") if pair.score is None else pair.score)
+        columns["positive_scores"].append([mine[text] for text in order])
+        columns["negative_scores"].append(list(right.values()))
+        if pair.score is not None:
+            columns["scores"].append([pair.score])
         self._negatives += len(right)
         self.rows += 1
         # A teacher must have scored all rows or none; the first row without scores is named.
@@ -268,9 +232,9 @@ class RowsWriter:
             self._teacher[1] = self._teacher[1] or place
 
     def _put(self, name: str, numbers: Sequence[int]) -> None:
-        self._columns[f"{name}s"].extend(numbers)
+        self._columns[f"{name}s"].append(numbers)
         self._ends[f"{name}_starts"] += len(numbers)
-        self._columns[f"{name}_starts"].append(self._ends[f"{name}_starts"])
+        self._columns[f"{name}_starts"].append([self._ends[f"{name}_starts"]])
 
     def _check_kind(self, place: str, pair: Pair) -> None:
         source, is_scored = self.source, pair.score is not None
@@ -321,15 +285,16 @@ class RowsWriter:
         if not self._teacher[0]:
             del columns["positive_scores"], columns["negative_scores"]
         for side in self._sides:
-            columns |= {column.name: column for column in (side.ids, side.starts, side.keys)}
+            columns |= side.columns()
         # The digest goes by column, whatever the order in which they were filled.
         self._arrays = {name: column.finish() for name, column in columns.items()}
-        digest = hashlib.sha256("".join(columns[name].digest() for name in sorted(columns)).encode()).hexdigest()
+        arrays = {name: (column.dtype.str, len(column)) for name, column in columns.items()}
+        listed = (f"{name} {' '.join(map(str, arrays[name]))} {columns[name].sha256}" for name in sorted(arrays))
+        digest = hashlib.sha256("".join(listed).encode()).hexdigest()
         notes = {
             "negatives are positives of their row, and left out": self._wrong,
             "texts are cut": sum(side.cut for side in self._sides),
         }
-        arrays = {name: (column.dtype.str, column.length) for name, column in columns.items()}
         # Not part of the digest, for it follows from the rows.
         if not self._is_scored:
             arrays |= self._index(arrays)
@@ -354,10 +319,10 @@ class RowsWriter:
         index = rows.keys.known
         written = {}
         for name in _INDEX:
-            column = _Column(self._folder, f"known_{name}", "<i8")
-            column.write(getattr(index, name))
-            self._arrays[column.name] = column.finish()
-            written[column.name] = (column.dtype.str, column.length)
+            column = _column(self._folder, f"known_{name}", "<i8")
+            column.append(getattr(index, name))
+            self._arrays[f"known_{name}"] = column.finish()
+            written[f"known_{name}"] = (column.dtype.str, len(column))
         return written
 
     def in_memory(self, record: RowsRecord) -> SourceRows:
@@ -395,15 +360,11 @@ def _rows_of(source: PairSource, arrays: Mapping[str, np.ndarray], record: RowsR
 
 def _mapped(folder: Path, arrays: Mapping[str, tuple[str, int]]) -> dict[str, np.ndarray]:
     """The arrays in ``folder``, mapped. Raises ``DataError`` where a file is missing or of another size."""
-    found = {}
-    for name, (kind, length) in arrays.items():
-        path, dtype = folder / f"{name}.bin", np.dtype(kind)
-        if not path.is_file() or path.stat().st_size != length * dtype.itemsize:
-            raise DataError(f"{path} is missing or damaged: remove {folder}, it is then written anew")
-        # An empty file cannot be mapped.
-        mapped = np.memmap(path, dtype, "r", shape=(length,)) if length else np.zeros(0, dtype)
-        found[name] = np.asarray(mapped)
-    return found
+    remedy = f": remove {folder}, it is then written anew"
+    return {
+        name: map_array(folder / f"{name}.bin", ArrayFile(dtype, (length,), has_header=False), remedy)
+        for name, (dtype, length) in arrays.items()
+    }
 
 
 def open_rows(folder: Path, source: PairSource) -> tuple[SourceRows, RowsRecord]:
@@ -463,14 +424,14 @@ def prepare_source(
     folder = verifier.cache / "pairs" / name
     wrote = False
 
-    def make() -> None:
+    def write(partial: Path) -> None:
         nonlocal wrote
-        _write(source, files, fraction, tokenizer, max_positions, folder, launch)
+        _write(source, files, fraction, tokenizer, max_positions, partial, launch)
         wrote = True
 
     # An error on the rank that writes reaches the ranks that wait.
     with ranks.synchronize_errors():
-        make_once(folder.with_name(f".{folder.name}.lock"), lambda: _is_written(folder, launch), make)
+        make_folder_once(folder, write, is_made=lambda: _is_written(folder, launch), replace=True)
         opened = {split: open_rows(folder / split, source) for split in _SPLITS if (folder / split).is_dir()}
     train, held_out = (opened.get(split) for split in _SPLITS)
     record = next(each[1] for each in (train, held_out) if each is not None)
@@ -505,18 +466,17 @@ def _write(
 ) -> None:  # fmt: skip
     counts = Counts()
     pairs = pairs_of(source, files, counts)
-    with new_folder(folder, replace=folder.exists()) as partial:
-        writers: dict[str, RowsWriter] = {}
-        # Both splits in one pass over the files.
-        for place, pair, is_held_out in split_pairs(pairs, fraction):
-            split = _SPLITS[is_held_out]
-            if split not in writers:
-                (partial / split).mkdir()
-                settings = source.model_copy(update=HELD_OUT) if is_held_out else source
-                writers[split] = RowsWriter(settings, tokenizer, max_positions, partial / split)
-            writers[split].add(place, pair)
-        for writer in writers.values():
-            writer.finish(counts.remarks(), launch)
+    writers: dict[str, RowsWriter] = {}
+    # Both splits in one pass over the files.
+    for place, pair, is_held_out in split_pairs(pairs, fraction):
+        split = _SPLITS[is_held_out]
+        if split not in writers:
+            (folder / split).mkdir()
+            settings = source.model_copy(update=HELD_OUT) if is_held_out else source
+            writers[split] = RowsWriter(settings, tokenizer, max_positions, folder / split)
+        writers[split].add(place, pair)
+    for writer in writers.values():
+        writer.finish(counts.remarks(), launch)
 
 
 HELD_OUT = {"negatives": 0, "in_batch": True}

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int32, Int64
 from pydantic import Field
 
+from capt.pretrain.base.arrays import ArrayFile, map_array, write_array
 from capt.pretrain.base.atomic import new_folder
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.files import write_json
@@ -177,6 +178,16 @@ class PairsRecord(Record):
     missing: Count = 0
     missing_pictures: list[str] = Field(default=[])
 
+    def arrays(self) -> dict[str, ArrayFile]:
+        """The arrays by name; each is the file ``NAME.npy``."""
+        pairs, answers = self.pairs, self.answers
+        lengths = {
+            "tokens": ("<i4", self.tokens), "token_starts": ("<i8", pairs + 1), "pictures": ("<i8", pairs),
+            "untrue": ("|b1", pairs), "answer_ids": ("<i4", answers), "answer_scores": ("<f4", answers),
+            "answer_starts": ("<i8", pairs + 1),
+        }  # fmt: skip
+        return {name: ArrayFile(dtype, (length,)) for name, (dtype, length) in lengths.items()}
+
 
 class EncodedPairs:
     """Pairs of a sentence and a picture, by number. Sending them to another process sends the folder's name.
@@ -191,15 +202,17 @@ class EncodedPairs:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.record = read_record(PairsRecord, folder / _RECORD, error=DataError)
-        self._tokens: Int32[np.ndarray, " tokens"] = self._array("tokens", self.record.tokens, np.int32)
-        self._token_starts: Int64[np.ndarray, " n1"] = self._array("token_starts", self.record.pairs + 1, np.int64)
-        self.pictures: Int64[np.ndarray, " n"] = self._array("pictures", self.record.pairs, np.int64)
-        self.untrue: Bool[np.ndarray, " n"] = self._array("untrue", self.record.pairs, np.bool_)
-        self._answer_ids: Int32[np.ndarray, " answers"] = self._array("answer_ids", self.record.answers, np.int32)
-        self._answer_scores: Float32[np.ndarray, " answers"] = self._array(
-            "answer_scores", self.record.answers, np.float32
-        )
-        self._answer_starts: Int64[np.ndarray, " n1"] = self._array("answer_starts", self.record.pairs + 1, np.int64)
+        remedy = f"; remove {folder}, it is made again"
+        arrays = {
+            name: map_array(folder / f"{name}.npy", layout, remedy) for name, layout in self.record.arrays().items()
+        }
+        self._tokens: Int32[np.ndarray, " tokens"] = arrays["tokens"]
+        self._token_starts: Int64[np.ndarray, " n1"] = arrays["token_starts"]
+        self.pictures: Int64[np.ndarray, " n"] = arrays["pictures"]
+        self.untrue: Bool[np.ndarray, " n"] = arrays["untrue"]
+        self._answer_ids: Int32[np.ndarray, " answers"] = arrays["answer_ids"]
+        self._answer_scores: Float32[np.ndarray, " answers"] = arrays["answer_scores"]
+        self._answer_starts: Int64[np.ndarray, " n1"] = arrays["answer_starts"]
 
     def __len__(self) -> int:
         return self.record.pairs
@@ -243,17 +256,6 @@ class EncodedPairs:
         for name, fine in good.items():
             if not fine:
                 raise DataError(f"{self.folder / name}.npy: damaged: remove {self.folder}, it is made again")
-
-    def _array(self, name: str, length: int, dtype: type) -> Any:
-        path = self.folder / f"{name}.npy"
-        try:
-            # A file without values cannot be mapped.
-            mapped = np.load(path, mmap_mode="r" if length else None, allow_pickle=False)
-        except (OSError, ValueError) as problem:
-            raise DataError(f"{path}: damaged ({problem}); remove {self.folder}, it is made again") from None
-        if mapped.shape != (length,) or mapped.dtype != dtype:
-            raise DataError(f"{path}: damaged: {length} values are expected; remove {self.folder}, it is made again")
-        return mapped.view(np.ndarray)
 
 
 def write_pairs(
@@ -306,8 +308,8 @@ def write_pairs(
         missing_pictures=list(dict.fromkeys(missing))[:_LISTED],
     )
     with new_folder(folder) as partial:
-        for name, values in arrays.items():
-            np.save(partial / f"{name}.npy", values, allow_pickle=False)
+        for name, layout in record.arrays().items():
+            write_array(partial / f"{name}.npy", layout, arrays[name])
         write_json(partial / _RECORD, record.model_dump())
     return EncodedPairs(folder)
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from capt.pretrain.base import locks
+from capt.pretrain.base.arrays import Column
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.verification import Verifier
-from capt.pretrain.data import shard_writer
 from capt.pretrain.data.shard_writer import write_shards
 from capt.pretrain.data.shards import ShardSet, token_dtype
 from tests.unit.data.doubles import ByteTokenizer, ListCorpus, documents
@@ -206,10 +206,10 @@ def test_existing_shards_are_used_or_refused(tmp_path: Path) -> None:
 
 
 def test_failure_leaves_nothing_and_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: object, values: np.ndarray) -> None:
+    def full(self: object, values: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shard_writer.HashedFile, "write", full)
+    monkeypatch.setattr(Column, "append", full)
     with pytest.raises(DataError, match="no space left for the shard set"):
         build(tmp_path / "s")
     assert list(tmp_path.iterdir()) == []
