@@ -76,6 +76,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "pretrain.engine",
         "pretrain.data.sampler",
     ),
+    "pretrain.bottleneck": (*BASE, *_in("pretrain", "config", "models")),
     "pretrain.data": (*BASE, "tokenizer", *_in("pretrain", "config.base", "config.ramp", "registry")),
     "pretrain.models": (*BASE, "tokenizer", *_in("pretrain", "config.base", "config.lora", "registry")),
     "pretrain.models.foreign": (*BASE, "tokenizer", "pretrain.config.base", "pretrain.models"),
@@ -96,7 +97,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "pretrain.__main__": (*BASE, "pretrain.config", "pretrain.engine"),
     # ---- tasks
-    "pretrain.language": (*TASK, "pretrain.convert"),
+    "pretrain.language": (*TASK, "pretrain.bottleneck", "pretrain.convert"),
     "pretrain.pairs": (*TASK, "pretrain.convert", *_in("pretrain.language", "load", "inputs", "plan")),
     "pretrain.retrieval": (
         *(*BASE, "tokenizer", "pretrain.convert"),

@@ -57,7 +57,10 @@ which the step holds nothing is 0."""
 
 
 def masked_scale(masked_here: int, micro_batches: int, device: torch.device) -> Tensor:
-    """The factor of a sum over masked tokens (`Scales`); this rank's step has ``masked_here`` of them. Collective."""
+    """The factor of a sum over masked tokens (`Scales`); this rank's step has ``masked_here`` of them. Collective.
+
+    They may be any other things that the ranks have different numbers of.
+    """
     # Counted on the host and filled in on the device: to copy a number to a device would mean to wait for it.
     masked = distributed.all_reduce_sum(torch.full((), masked_here, dtype=torch.float64, device=device))
     masked = torch.where(masked > 0, masked, torch.inf)  # the factor of no token is 0, which says so

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
-from capt.pretrain.base.randomness import generator_for
+from capt.pretrain.base.randomness import derive, generator_for
+from capt.pretrain.bottleneck.texts import Texts, TextSizes
 from capt.pretrain.data.corruption import IGNORE, Corruptor
 from capt.pretrain.data.mixture import MixtureSampler
 from capt.pretrain.data.mixture_dataset import MixtureDataset
@@ -26,6 +27,7 @@ class LanguageBatch:
     ``labels`` are token ids, ``IGNORE`` in unused slots. ``documents`` numbers the documents of a window, padding
     apart, where attention must not cross them; `to` sets ``runs``, their number of runs. ``padded`` is False
     when no row of either view holds padding. ``ids`` are window numbers: the same text in a later epoch has the same.
+    ``numbers``, ``words``, ``keys`` and ``sizes`` are those of `Texts`, for a job with a bottleneck.
     """
 
     tokens: Int[Tensor, "n L"]
@@ -36,6 +38,17 @@ class LanguageBatch:
     padded: bool
     documents: Int[Tensor, "n L"] | None = None
     runs: int | None = None
+    numbers: Int[Tensor, "n L"] | None = None
+    words: Int[Tensor, "n L"] | None = None
+    keys: Int[Tensor, " n"] | None = None
+    sizes: TextSizes | None = None
+
+    @property
+    def texts(self) -> Texts | None:
+        """The texts of the windows, for a job with a bottleneck."""
+        if self.numbers is None or self.words is None or self.keys is None or self.sizes is None:
+            return None
+        return Texts(self.numbers, self.words, self.keys, self.sizes)
 
     def to(self, device: torch.device) -> LanguageBatch:
         """The batch on a device (asynchronously from pinned memory), its runs counted where the host can."""
@@ -65,17 +78,20 @@ def sampler_of(
 
 
 class Assembler:
-    """Makes the micro-batch of any list of sample numbers; a pure function of (seed, sample numbers, rate)."""
+    """Makes the micro-batch of any list of sample numbers; a pure function of (seed, sample numbers, rate).
+
+    With ``ordinary``, true for ids that are no special ones, the batch has its texts for the bottleneck.
+    """
 
     def __init__(
         self, windows: Windows, corruptor: Corruptor, *, seed: int, stream: str, shuffle: bool, pad_id: int,
-        cross_document_attention: bool, at_once: int | None = None,
+        cross_document_attention: bool, at_once: int | None = None, ordinary: Bool[np.ndarray, " v"] | None = None,
     ) -> None:  # fmt: skip
         self._windows = windows
         self._corruptor = corruptor
         self._sampler = sampler_of(windows, seed, shuffle, at_once)
         self._seed, self._stream, self._pad_id = seed, stream, pad_id
-        self._cross = cross_document_attention
+        self._cross, self._ordinary = cross_document_attention, ordinary
 
     def __call__(self, samples: np.ndarray, rate: float | None = None) -> LanguageBatch:
         """The batch of the samples numbered ``samples``, corrupted at a ``rate``; without one at that of validation."""
@@ -87,9 +103,10 @@ class Assembler:
             for epoch, number in zip(epochs, numbers, strict=True)
         ]
         noisy = self._corruptor(tokens, generators, rate)
-        documents = None
-        if not self._cross:
-            documents = torch.from_numpy(np.stack([self._windows.documents(int(i)) for i in numbers]))
+        documents, texts = None, {}
+        if not self._cross or self._ordinary is not None:
+            documents = np.stack([self._windows.documents(int(i)) for i in numbers])
+            texts = self._texts(tokens, documents, epochs, numbers)
         self._windows.release()
         return LanguageBatch(
             tokens=torch.from_numpy(tokens.astype(np.int64)),
@@ -99,8 +116,25 @@ class Assembler:
             ids=torch.from_numpy(numbers),
             # Padding is at the end, and no corruption moves it: the last token of the original tells for both views.
             padded=bool((tokens[:, -1] == self._pad_id).any()),
-            documents=documents,
+            documents=None if documents is None or self._cross else torch.from_numpy(documents),
+            **texts,
         )
+
+    def _texts(
+        self, tokens: np.ndarray, documents: np.ndarray, epochs: np.ndarray, numbers: np.ndarray
+    ) -> dict[str, Any]:
+        """What a batch has for the bottleneck alone: its texts are the documents, whatever attends to what."""
+        if self._ordinary is None:
+            return {}
+        words = np.where(self._ordinary[tokens], tokens, IGNORE).astype(np.int64)
+        stream = f"bottleneck/{self._stream}"
+        keys = [derive(self._seed, stream, int(e), int(n)) for e, n in zip(epochs, numbers, strict=True)]
+        return {
+            "numbers": torch.from_numpy(documents),
+            "words": torch.from_numpy(words),
+            "keys": torch.tensor(keys),
+            "sizes": TextSizes.of(documents, words),
+        }
 
     def _follow(self, samples: np.ndarray) -> None:
         """Fetch the shards in a store that the samples need, and what comes after them."""

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, SerializeAsAny, model_validator
 
+from capt.pretrain.bottleneck.config import BottleneckSection
 from capt.pretrain.config.base import PositiveInt, Section
 from capt.pretrain.config.contrast import ContrastSection, check_validation_samples
 from capt.pretrain.config.retrieval import PooledRetrieval
@@ -52,6 +53,7 @@ class LanguageJob(Job):
     model: SerializeAsAny[EncoderConfig] = RobertaConfig()
     mlm: MaskedSection = MaskedSection()
     contrast: ContrastSection = ContrastSection()
+    bottleneck: BottleneckSection = BottleneckSection()
     corruption: CorruptionConfig = CorruptionConfig()
     loader: LoaderSection = LoaderSection()
     validate_: LanguageValidate = Field(LanguageValidate(), alias="validate")
@@ -85,8 +87,11 @@ class LanguageJob(Job):
 
     @model_validator(mode="after")
     def _something_is_trained(self) -> LanguageJob:
-        if not self.mlm.weight and not self.contrast.weight:
-            raise ValueError("mlm.weight and contrast.weight are both 0: nothing is trained; raise one of them")
+        if not self.mlm.weight and not self.contrast.weight and not self.bottleneck.on:
+            raise ValueError(
+                "mlm.weight and contrast.weight are both 0: nothing is trained; raise one of them, or set "
+                "bottleneck.head"
+            )
         if self.mlm.head == "identity" and self.model.init is None:
             raise ValueError("mlm.head=identity is for a model.init without a language-model head; name one")
         return self

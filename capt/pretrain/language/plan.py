@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from capt.pretrain.base import distributed
+from capt.pretrain.bottleneck.texts import TextSizes
 from capt.pretrain.contrastive.task import ContrastTask, Scales
 from capt.pretrain.data.corruption import label_slots
 from capt.pretrain.language.batches import LanguageBatch
@@ -46,9 +47,12 @@ class RehearsedTask(LanguageTask):
 
     def scales(self, batch: list[LanguageBatch], device: torch.device) -> Scales:
         """Masked tokens are exchanged and counted as labels, which have no values here."""
-        here = sum(micro_batch.labels.numel() for micro_batch in batch)
-        masked = distributed.all_reduce_sum(torch.full((), here, dtype=torch.float64, device=device))
-        return {"mlm": distributed.world_size() * len(batch) / masked}
+        here = {"mlm": sum(micro_batch.labels.numel() for micro_batch in batch), **self.bottleneck_counts(batch)}
+        scales = {}
+        for name, count in here.items():
+            all_ = distributed.all_reduce_sum(torch.full((), count, dtype=torch.float64, device=device))
+            scales[name] = distributed.world_size() * len(batch) / all_
+        return scales
 
 
 def rehearse(job: LanguageJob, world: int) -> Rehearsal:
@@ -60,9 +64,13 @@ def rehearse(job: LanguageJob, world: int) -> Rehearsal:
     documents = None
     if not job.data.cross_document_attention:
         documents = torch.zeros(n, length, dtype=torch.int64)
+    texts: dict[str, Any] = {}
+    if job.bottleneck.on:
+        sizes = TextSizes(slots=1, texts=n, longest=length, words=n * length)
+        texts = {"numbers": tokens, "words": tokens, "keys": tokens[:, 0], "sizes": sizes}
     batch = LanguageBatch(
         tokens=tokens, corrupted=tokens, positions=masked, labels=masked, ids=torch.arange(n), padded=False,
-        documents=documents, runs=None if documents is None else n,
+        documents=documents, runs=None if documents is None else n, **texts,
     )  # fmt: skip
     return Rehearsal(task, batch, assumed)
 

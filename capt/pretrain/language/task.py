@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from capt.pretrain.base.errors import CheckpointError, ConfigError, quoted
 from capt.pretrain.base.process import host_memory
 from capt.pretrain.base.verification import all_ranks
+from capt.pretrain.bottleneck.heads import Bottleneck, BottleneckOutput, bottleneck_flops
+from capt.pretrain.bottleneck.texts import Texts
 from capt.pretrain.config.schema import Job
 from capt.pretrain.contrast.temperature import Schedule
 from capt.pretrain.contrastive.task import Assemble, ContrastState, ContrastTask, HeldOut, Scales, masked_scale
@@ -30,7 +32,7 @@ from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import Progress, Role, Rows, SampleOrder, StepMetrics
 from capt.pretrain.language.batches import Assembler, LanguageBatch, Windows
 from capt.pretrain.language.config import LanguageJob
-from capt.pretrain.language.prepare import Prepared, prepare
+from capt.pretrain.language.prepare import Prepared, prepare, vocabulary_of
 from capt.pretrain.language.validation import validate
 from capt.pretrain.models.architecture import EncoderConfig, flops_per_token
 from capt.pretrain.models.capt import CaptModel, CaptOutput, Pairs
@@ -40,19 +42,29 @@ logger = logging.getLogger(__name__)
 
 
 class LanguageOutput(NamedTuple):
-    """The model's output and the temperature of this step; ``pooled`` is `CaptModel.pool_views`, if asked for."""
+    """The model's output and the temperature of this step; ``pooled`` is `CaptModel.pool_views`, if asked for.
+
+    ``bottleneck`` has the sums of its heads, where the texts are given.
+    """
 
     capt: CaptOutput
     temperature: float | Tensor
     pooled: dict[str, Pairs]
+    bottleneck: BottleneckOutput | None = None
 
 
 class LanguageModule(nn.Module):
-    """CAPT model + temperature schedule: ``temperature(step)`` is a number, or a tensor with a gradient if learned."""
+    """CAPT model, the heads of a bottleneck if the job has one, and the temperature schedule.
+
+    ``temperature(step)`` is a number, or a tensor with a gradient if learned.
+    """
 
     def __init__(self, job: LanguageJob, config: EncoderConfig) -> None:
         super().__init__()
         self.capt = CaptModel(config, contrast=job.contrast.weight > 0)
+        self.bottleneck: Bottleneck | None = None
+        if job.bottleneck.on:  # drawn last: the encoder begins as without
+            self.bottleneck = Bottleneck(job.bottleneck, config, self.capt.encoder.word_embedding)
         self.temperature: Schedule = build_schedule(job.contrast.temperature, job.schedule.max_steps)
 
     def forward(
@@ -68,6 +80,7 @@ class LanguageModule(nn.Module):
         step: int,
         pool: bool = False,
         pooling: Pooling = "mean",
+        texts: Texts | None = None,
     ) -> LanguageOutput | Float[Tensor, "n h"]:
         """Both views through the model (see `CaptModel.forward`); with ``pool`` a second time, for validation.
 
@@ -76,10 +89,15 @@ class LanguageModule(nn.Module):
         if corrupted is None:
             return embed(self.capt, tokens, pooling)
         assert positions is not None
+        out = self.capt(tokens, corrupted, positions, labels, documents, padded, runs, texts is not None)
+        sums = None
+        if self.bottleneck is not None and texts is not None and labels is not None:
+            sums = self.bottleneck(out.hidden, tokens, texts, self.capt.mlm)
         return LanguageOutput(
-            capt=self.capt(tokens, corrupted, positions, labels, documents, padded, runs),
+            capt=out._replace(hidden=None),
             temperature=self.temperature(step),
             pooled=self.capt.pool_views(tokens, corrupted, documents, padded) if pool else {},
+            bottleneck=sums,
         )
 
 
@@ -172,6 +190,7 @@ class LanguageTask(ContrastTask[LanguageBatch]):
             pad_id=self.model_config.pad_id,
             cross_document_attention=self.job.data.cross_document_attention,
             at_once=self.job.data.shards_at_once,
+            ordinary=vocabulary_of(self.prepared.tokenizer).is_ordinary() if self.job.bottleneck.on else None,
         )
 
     def micro_batch(self, assembler: Assemble[LanguageBatch], samples: np.ndarray, step: int) -> LanguageBatch:
@@ -185,22 +204,35 @@ class LanguageTask(ContrastTask[LanguageBatch]):
         return Rows(batch.ids.numpy(), [part.numpy() for part in parts])
 
     def scales(self, batch: list[LanguageBatch], device: torch.device) -> Scales:
-        """MLM is the sum over masked tokens divided by their number in the whole step."""
+        """Each loss is a sum over what it predicts, divided by the number of that in the whole step."""
         # Counted before the batch is on the device, where it would have to be waited for.
-        masked_here = sum(int(np.count_nonzero(micro_batch.labels.numpy() != IGNORE)) for micro_batch in batch)
-        return {"mlm": masked_scale(masked_here, len(batch), device)}
+        masked = sum(int(np.count_nonzero(micro_batch.labels.numpy() != IGNORE)) for micro_batch in batch)
+        here = {"mlm": masked, **self.bottleneck_counts(batch)}
+        return {name: masked_scale(count, len(batch), device) for name, count in here.items()}
+
+    def bottleneck_counts(self, batch: list[LanguageBatch]) -> dict[str, int]:
+        """What each head of the bottleneck predicts in this rank's step: the number of texts, and of words."""
+        section, sizes = self.job.bottleneck, [part.sizes for part in batch if part.sizes is not None]
+        bow = {"bow": sum(each.texts for each in sizes)} if section.bow else {}
+        return bow | ({"decoder": sum(each.words for each in sizes)} if section.decoder else {})
 
     def losses(
         self, engine: Engine, batch: LanguageBatch, scales: Scales, step: int
     ) -> tuple[Views | None, Tensor, dict[str, Tensor]]:
-        """What is contrasted of a micro-batch, its MLM loss times ``mlm.weight``, and its metrics."""
+        """What is contrasted of a micro-batch, its other losses times their weights, and its metrics."""
         batch = batch.to(engine.device)
         output = self._forward(engine, batch, step)
         out = output.capt
         # The factor comes from a count in float64.
         mlm = out.mlm_loss_sum * scales["mlm"].to(out.mlm_loss_sum.dtype)
         metrics = {"loss/mlm": mlm, "accuracy/mlm": out.mlm_correct * scales["mlm"]}
-        return (_views(output, batch) if self.contrasts else None), self.job.mlm.weight * mlm, metrics
+        loss = self.job.mlm.weight * mlm
+        if output.bottleneck is not None:
+            for name, weight, total, correct in output.bottleneck.of(self.job.bottleneck):
+                term = total * scales[name].to(total.dtype)
+                loss = loss + weight * term
+                metrics |= {f"loss/{name}": term, f"accuracy/{name}": correct * scales[name]}
+        return (_views(output, batch) if self.contrasts else None), loss, metrics
 
     def represent(self, engine: Engine, batch: LanguageBatch, step: int) -> Views:
         """Both views of a micro-batch, without the language model's head."""
@@ -210,7 +242,7 @@ class LanguageTask(ContrastTask[LanguageBatch]):
     def _forward(self, engine: Engine, batch: LanguageBatch, step: int, *, mlm: bool = True) -> LanguageOutput:
         output: LanguageOutput = engine(
             batch.tokens, batch.corrupted, batch.positions, batch.labels if mlm else None, batch.documents,
-            padded=batch.padded, runs=batch.runs, step=step,
+            padded=batch.padded, runs=batch.runs, step=step, texts=batch.texts,
         )  # fmt: skip
         return output
 
@@ -270,7 +302,10 @@ class LanguageTask(ContrastTask[LanguageBatch]):
         length, views = self.job.data.sequence_length, 2 if self.contrasts else 1
         seen = None if self.job.data.cross_document_attention else self.prepared.train.tokens_seen()
         masked = self.prepared.corruptor.slots / length
-        return self.job.batch.global_ * length * flops_per_token(self.model_config, length, masked, views, seen)
+        per_token = flops_per_token(self.model_config, length, masked, views, seen)
+        return self.job.batch.global_ * (
+            length * per_token + bottleneck_flops(self.job.bottleneck, self.model_config, length)
+        )
 
     def save_state(self, folder: Path) -> dict[str, Any]:
         """The state of a contrast, the length of windows, and the model that the weights belong to."""

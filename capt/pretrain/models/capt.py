@@ -21,13 +21,17 @@ Pairs = tuple[Float[Tensor, "n h"], Float[Tensor, "n h"]]
 
 
 class CaptOutput(NamedTuple):
-    """What the losses need. ``s`` and ``s_hat`` are fp32 unit rows (n, d), None without contrast; the rest are sums."""
+    """What the losses need. ``s`` and ``s_hat`` are fp32 unit rows (n, d), None without contrast; ``mlm_*`` are sums.
+
+    ``hidden`` are the final states of the corrupted view (n, L, h), where they are asked for.
+    """
 
     s: Tensor | None
     s_hat: Tensor | None
     mlm_loss_sum: Tensor
     mlm_correct: Tensor
     mlm_count: Tensor
+    hidden: Tensor | None = None
 
 
 class CaptModel(nn.Module):
@@ -61,6 +65,7 @@ class CaptModel(nn.Module):
         documents: Int[Tensor, "n L"] | None = None,
         padded: bool = False,
         runs: int | None = None,
+        whole: bool = False,
     ) -> CaptOutput:
         """Representations of both views (Eq. 1) and the MLM loss on the corrupted one.
 
@@ -73,18 +78,21 @@ class CaptModel(nn.Module):
             documents: document number of each token, to keep attention inside documents (None = whole sequence).
             padded: whether any token of either view is padding.
             runs: the number of runs of equal numbers in ``documents``, where the caller knows it on the host.
+            whole: return the hidden states of the corrupted view as well. Dropout then draws other masks.
         """
         if self.aggregation is None:
             assert labels is not None
-            hidden = self.encoder(corrupted, padded=padded, documents=documents, runs=runs, rows=positions)
-            return CaptOutput(None, None, *self.mlm(hidden, labels))
+            rows = None if whole else positions
+            hidden = self.encoder(corrupted, padded=padded, documents=documents, runs=runs, rows=rows)
+            masked = take_rows(hidden, positions) if whole else hidden
+            return CaptOutput(None, None, *self.mlm(masked, labels), hidden=hidden if whole else None)
         n = len(tokens)
         views = torch.cat([tokens, corrupted])
         documents = None if documents is None else documents.repeat(2, 1)
         runs = None if runs is None else 2 * runs
-        if self.config.pooling == "mean":
+        if whole or self.config.pooling == "mean":
             hidden = self.encoder(views, padded=padded, documents=documents, runs=runs)
-            pooled = self._mean(hidden, views, padded)
+            pooled = self._mean(hidden, views, padded) if self.config.pooling == "mean" else hidden[:, 0]
             masked = take_rows(hidden[n:], positions)
         else:
             # The corrupted view is read at `<s>` and at the masked positions, the original at `<s>` again and again.
@@ -94,9 +102,10 @@ class CaptModel(nn.Module):
             pooled = hidden[:, 0]
             masked = hidden[n:, 1:]
         s, s_hat = self.aggregation(pooled).split(n)
+        states = hidden[n:] if whole else None
         if labels is None:
-            return CaptOutput(s, s_hat, *s.new_zeros(3))
-        return CaptOutput(s, s_hat, *self.mlm(masked, labels))
+            return CaptOutput(s, s_hat, *s.new_zeros(3), hidden=states)
+        return CaptOutput(s, s_hat, *self.mlm(masked, labels), hidden=states)
 
     def encode(self, tokens: Int[Tensor, "n L"], padded: bool) -> Float[Tensor, "n L h"]:
         """Final hidden states at every position."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -105,3 +106,69 @@ def masked_cross_entropy(
             x, weight, bias, labels, len(weight) if classes is None else classes, torch.is_grad_enabled()
         )
     return loss, correct, (labels != UNUSED).sum()
+
+
+# Losses whose logits do not fit into memory but for a block of rows: gradients are taken in the forward pass.
+
+
+_LOGITS_BYTES = {"cpu": 64 << 20, "cuda": 256 << 20}
+_FEWEST_ROWS = 128
+"""Rows of a block at least: each adds once to the gradient of the weight, which is as large as a block of logits."""
+
+
+class _InBlocks(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, losses: Callable[..., tuple[Tensor, Tensor]], size: int, gradient: bool, x: Tensor, weight: Tensor,
+        bias: Tensor, *of_rows: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        exact = torch.promote_types(x.dtype, torch.float32)
+        loss, correct = x.new_zeros((), dtype=exact), x.new_zeros((), dtype=torch.long)
+        # The gradients of all blocks add up in fp32, whatever the precision of the weights.
+        dx, sums = torch.empty_like(x), [torch.zeros_like(each, dtype=exact) for each in (weight, bias)]
+        for rows in blocks(len(x), size):
+            with torch.set_grad_enabled(gradient):
+                inputs = [each.detach().requires_grad_(gradient) for each in (x[rows], weight, bias)]
+                part, hits = losses(*inputs, *(each[rows] for each in of_rows))
+                if gradient:
+                    dx[rows], *of_weights = torch.autograd.grad(part, inputs)
+                    for total, each in zip(sums, of_weights, strict=True):
+                        total += each
+            loss += part.detach()
+            correct += hits
+        if gradient:
+            ctx.save_for_backward(dx, *(total.to(each.dtype) for total, each in zip(sums, (weight, bias), strict=True)))
+        ctx.mark_non_differentiable(correct)
+        return loss, correct
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        scaled = (each * grads[0].to(each.dtype) for each in ctx.saved_tensors)
+        of_rows = len(ctx.needs_input_grad) - 6
+        return None, None, None, *scaled, *[None] * of_rows
+
+
+def in_blocks(
+    losses: Callable[..., tuple[Tensor, Tensor]],
+    x: Float[Tensor, "r h"],
+    weight: Float[Tensor, "V h"],
+    bias: Float[Tensor, " V"],
+    *of_rows: Tensor,
+) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+    """The sum of ``losses(x, weight, bias, *of_rows)`` over blocks of rows, in the memory of one block's logits.
+
+    Args:
+        losses: of some rows: their sum, of which every row's part depends on that row alone, and a count.
+        x: hidden states.
+        weight: one row for each class.
+        bias: one value for each class.
+        of_rows: further tensors with one row for each row of ``x``.
+
+    Returns:
+        The sum, and the sum of the counts.
+    """
+    bytes_ = _LOGITS_BYTES["cuda" if traits().is_gpu(x.device) else "cpu"]
+    size = max(_FEWEST_ROWS, bytes_ // (4 * max(1, weight.shape[0])))
+    loss, correct = _InBlocks.apply(losses, size, torch.is_grad_enabled(), x, weight, bias, *of_rows)
+    return loss, correct

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.traits import traits
-from capt.pretrain.models.cross_entropy import UNUSED, masked_cross_entropy
+from capt.pretrain.models.cross_entropy import UNUSED, in_blocks, masked_cross_entropy
 
 # From hidden states at all positions to those that a head reads: chosen positions, or the mean over tokens.
 
@@ -121,14 +121,24 @@ class MLMHead(nn.Module):
         nn.init.zeros_(self.norm.bias)
         nn.init.zeros_(self.bias)
 
-    def forward(self, hidden: Float[Tensor, "*rows h"], labels: Int[Tensor, "*rows"]) -> MLMOutput:
-        """Cross entropy at the given positions only; a label of -100 marks a row that is not predicted."""
+    def forward(
+        self, hidden: Float[Tensor, "*rows h"], labels: Int[Tensor, "*rows"], *, blocked: bool = False
+    ) -> MLMOutput:
+        """Cross entropy at the given positions only; a label of -100 marks a row that is not predicted.
+
+        With ``blocked`` no more logits are held than those of a block of rows, for a head that predicts every token.
+        """
         hidden, labels = hidden.flatten(0, -2), labels.flatten()
         if leaves_out_unused(hidden) and not (used := labels != UNUSED).all():
             rows = used.nonzero()[:, 0]
             hidden, labels = hidden.index_select(0, rows), labels.index_select(0, rows)
         x = self._transform(hidden)
+        if blocked:
+            return MLMOutput(*in_blocks(self._losses, x, self.weight, self.bias, labels), (labels != UNUSED).sum())
         return MLMOutput(*masked_cross_entropy(x, self.weight, self.bias, labels, self.vocab_size))
+
+    def _losses(self, x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return masked_cross_entropy(x, weight, bias, labels, self.vocab_size)[:2]
 
     def logits(self, hidden: Float[Tensor, "*rows h"]) -> Float[Tensor, "*rows V"]:
         """Scores over the vocabulary, for models that ZeRO-3 does not partition."""
