@@ -36,10 +36,11 @@ def validate(engine: Engine, parts: Sequence[HeldOut[LanguageBatch]], job: Langu
     # Masked tokens are counted for all sources together and for each; rows are compared over all of them.
     for source, batch, valid in batches:
         batch = batch.to(engine.device)
-        out, _, pooled = engine(
+        output = engine(
             batch.tokens, batch.corrupted, batch.positions, batch.labels, batch.documents, padded=batch.padded, step=0,
             pool=True,
         )  # fmt: skip
+        out, pooled = output.capt, output.pooled
         # Rows that fill up a batch have nothing to predict; the vectors of such rows are cut off.
         for accumulator in (masked, of_sources[source]):
             accumulator.update(out.mlm_loss_sum, out.mlm_correct, out.mlm_count)
