@@ -9,7 +9,6 @@ the order of the samples needs next, stay; of the others the one with the farthe
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import logging
 import os
 import threading
@@ -27,7 +26,7 @@ import numpy as np
 from capt.pretrain.base.cache import require_cache
 from capt.pretrain.base.errors import ConfigError, DataError, counted
 from capt.pretrain.base.locks import file_lock, is_locked, make_once
-from capt.pretrain.base.stores import chunks, look_up, without_secrets
+from capt.pretrain.base.stores import copy_to, look_up, without_secrets
 from capt.pretrain.base.verification import ExpectedFile, Inspection, check_size, hash_file
 from capt.pretrain.data.sampler import GroupedSampler
 
@@ -172,16 +171,13 @@ class ShardCache:
         for attempt in range(1, _FETCHES + 1):
             # Room is taken before the first byte, under the lock that all processes of the host share.
             partial = self._room(path, record.size)
-            digest = hashlib.sha256()
             try:
                 file = look_up(url)
                 if file.size != record.size:  # known before a byte is fetched
                     raise DataError(f"{file} has {file.size:,} bytes, the manifest says {record.size:,}{self._remedy}")
                 with partial.open("r+b") as out:
-                    for chunk in chunks(file):
-                        digest.update(chunk)
-                        out.write(chunk)
-                if digest.hexdigest() == record.sha256:
+                    digest = copy_to(file, out)
+                if digest == record.sha256:
                     hash_file(
                         partial, check_size(partial, record, DataError), record, self._inspections.get(name), DataError,
                         self._remedy,
@@ -191,7 +187,7 @@ class ShardCache:
                     return
             finally:
                 partial.unlink(missing_ok=True)
-            text = f"{file}: expected SHA-256 {record.sha256}, the store gave {digest.hexdigest()}"
+            text = f"{file}: expected SHA-256 {record.sha256}, the store gave {digest}"
             if attempt == _FETCHES:
                 raise DataError(f"{text}: it was changed or damaged{self._remedy}")
             logger.warning("%s; it is fetched again", text)

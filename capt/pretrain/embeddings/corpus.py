@@ -29,7 +29,7 @@ from capt.pretrain.base.files import printable, read_lines, write_text
 from capt.pretrain.base.locks import make_folder_once
 from capt.pretrain.base.parallel import ProgressCallback, ordered_map, usable_cores
 from capt.pretrain.base.records import Count, Record, read_record
-from capt.pretrain.base.verification import ALONE, Ranks, Verifier, digest_of
+from capt.pretrain.base.verification import ALONE, ExpectedFile, Ranks, Verifier, digest_of
 from capt.pretrain.data.files import FileCorpus
 from capt.pretrain.data.paths import resolve_paths
 from capt.pretrain.embeddings.config import DataSection
@@ -225,14 +225,12 @@ def open_corpus(data: DataSection, progress: ProgressCallback | None = None, ran
     folder = data.cache / "embeddings" / key
     with ranks.synchronize_errors():
         make_folder_once(folder, lambda partial: _encode(source, data, partial, progress))
+    remedy = f"; remove {folder}, it is made again"
     with ranks.synchronize_errors():
-        return _open(folder)
-
-
-def _open(folder: Path) -> EncodedCorpus:
-    record = read_record(_CorpusRecord, folder / _RECORD, f"; remove {folder}", error=DataError)
-    words = map_array(folder / _WORDS, ArrayFile("<i4", (record.words,), has_header=False), f"; remove {folder}")
-    vocabulary = Vocabulary.load(folder / VOCABULARY)
+        record = read_record(_CorpusRecord, folder / _RECORD, remedy, error=DataError)
+        words = map_array(folder / _WORDS, ArrayFile("<i4", (record.words,), has_header=False), remedy)
+        vocabulary = Vocabulary.load(folder / VOCABULARY)
+    verifier.verify(folder, {_WORDS: ExpectedFile(4 * record.words, record.sha256)}, hint=remedy)
     return EncodedCorpus(words, vocabulary, record.raw_words, record.sentences, record.sha256)
 
 

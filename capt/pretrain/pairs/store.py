@@ -289,8 +289,7 @@ class RowsWriter:
         # The digest goes by column, whatever the order in which they were filled.
         self._arrays = {name: column.finish() for name, column in columns.items()}
         arrays = {name: (column.dtype.str, len(column)) for name, column in columns.items()}
-        listed = (f"{name} {' '.join(map(str, arrays[name]))} {columns[name].sha256}" for name in sorted(arrays))
-        digest = hashlib.sha256("".join(listed).encode()).hexdigest()
+        digest = _digest_of(arrays, {name: column.sha256 for name, column in columns.items()})
         notes = {
             "negatives are positives of their row, and left out": self._wrong,
             "texts are cut": sum(side.cut for side in self._sides),
@@ -332,6 +331,21 @@ class RowsWriter:
 
 _INDEX = ("queries", "starts", "documents")
 """The arrays of `KnownPositives`."""
+
+
+def _digest_of(arrays: Mapping[str, tuple[str, int]], hashes: Mapping[str, str]) -> str:
+    """One SHA-256 of the types, the lengths and the hashes of arrays."""
+    listed = (f"{name} {dtype} {length} {hashes[name]}" for name, (dtype, length) in sorted(arrays.items()))
+    return hashlib.sha256("".join(listed).encode()).hexdigest()
+
+
+def _require_digest(folder: Path, record: RowsRecord, verifier: Verifier) -> None:
+    """Refuse arrays that are not those of the record; all ranks of ``verifier`` hash them together."""
+    arrays = {name: kind for name, kind in record.arrays.items() if not name.startswith("known_")}
+    found = verifier.digests([folder / f"{name}.bin" for name in arrays])
+    with verifier.ranks.synchronize_errors():
+        if _digest_of(arrays, dict(zip(arrays, found, strict=True))) != record.digest:
+            raise DataError(f"{folder}: damaged: remove {folder.parent}, it is then written anew")
 
 
 def _rows_of(source: PairSource, arrays: Mapping[str, np.ndarray], record: RowsRecord | None) -> SourceRows:
@@ -433,6 +447,8 @@ def prepare_source(
     with ranks.synchronize_errors():
         make_folder_once(folder, write, is_made=lambda: _is_written(folder, launch), replace=True)
         opened = {split: open_rows(folder / split, source) for split in _SPLITS if (folder / split).is_dir()}
+    for split, (_, record) in opened.items():
+        _require_digest(folder / split, record, verifier)
     train, held_out = (opened.get(split) for split in _SPLITS)
     record = next(each[1] for each in (train, held_out) if each is not None)
     if not wrote:  # else `read_pairs` has said it

@@ -168,6 +168,10 @@ def test_a_damaged_cache_and_a_text_of_rare_words_are_refused(tmp_path: Path) ->
     data = _data(tmp_path, write_text(tmp_path / "a.txt"))
     open_corpus(data)
     (words,) = (tmp_path / "cache" / "embeddings").glob("*/words.i32")
-    words.write_bytes(words.read_bytes()[:-4])
+    whole = words.read_bytes()
+    words.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    with pytest.raises(DataError, match=r"words\.i32 is damaged: expected SHA-256"):
+        open_corpus(data)
+    words.write_bytes(whole[:-4])
     with pytest.raises(DataError, match=r"words\.i32 is damaged: 12032 bytes of .* are expected, found 12028"):
         open_corpus(data)

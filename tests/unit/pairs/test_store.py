@@ -65,6 +65,10 @@ def test_rows_on_disk_are_those_in_memory(
     with pytest.raises(AssertionError, match="read again"):
         prepare_source(_source(path, negatives=1), [path], 0.0, tokenizer, 64, Verifier(tmp_path / "cache"))
     (damaged,) = (tmp_path / "cache" / "pairs").glob("*/train/queries_ids.bin")
+    whole = damaged.read_bytes()
+    damaged.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    with pytest.raises(DataError, match=r"train: damaged: remove .*, it is then written anew"):
+        prepare_source(source, [path], 0.0, tokenizer, 64, Verifier(tmp_path / "cache"))
     damaged.write_bytes(b"12")
     with pytest.raises(
         DataError, match=r"queries_ids.bin is damaged: .*found 2 bytes: remove .*, it is then written anew"
