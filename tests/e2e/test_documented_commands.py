@@ -110,7 +110,7 @@ NOT_RUN = {
     "capt sweep my_sweep.yaml --resume": "continues a sweep that has run; tests/sweep/test_sweep.py",
     "capt sweep my_sweep.yaml --address": "needs a Ray cluster; tests/sweep/test_sweep.py",
     "capt report runs/glue": "needs a sweep that has run; tests/unit/report",
-    "capt report runs/capt_figure3_left": "needs two sweeps that have run; tests/e2e/test_papers.py",
+    "python -m tests.studies.papers": "needs two sweeps that have run; tests/e2e/test_papers.py",
     "capt report runs/sweep": "needs a sweep that has run; tests/unit/report",
     "capt report runs/latent_table1": "needs a sweep that has run; tests/unit/latent",
     "capt glue-submission": "needs a sweep over eight tasks; tests/e2e/test_glue.py",

@@ -88,7 +88,7 @@ def test_no_command_stands_outside_of_the_parts_that_are_run(tmp_path: Path) -> 
     found = {name: commands_of(text, tmp_path) for name, text in parts().items()}
     assert [words for own in found.values() for words in own] == list(commands(PAGE))
     assert all(found.values())
-    assert {words[0] for words in commands(PAGE)} <= {"capt", "hf", "for", "done"}
+    assert {words[0] for words in commands(PAGE)} <= {"capt", "hf", "for", "done", "python"}
     jobs = {words[2] for words in commands(PAGE) if words[0] == "capt" and words[1] in ("pretrain", "finetune")}
     sweeps = {words[2] for words in commands(PAGE) if words[:2] == ["capt", "sweep"]}
     assert (jobs, sweeps) == (set(SMALL), set(SWEEPS))
@@ -170,6 +170,12 @@ def run_part(name: str, world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 _run([run if word == "$run" else word for word in words[1:]], world)
         elif words[0] == "capt":
             _run(words[1:], world)
+        elif words[0] == "python":
+            environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+            done = subprocess.run(
+                [sys.executable, *words[1:]], capture_output=True, text=True, env=environment, check=False
+            )
+            assert done.returncode == 0, (words, done.stdout[-2000:], done.stderr[-4000:])
 
 
 def _run(words: list[str], world: Path) -> None:

@@ -5,17 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-from capt.pretrain.config.load import load_job
-from capt.pretrain.latent.config import EVALUATION
 from capt.pretrain.report.write import report
 from tests.browser import CHROMIUM, Browser
-from tests.latent import PTB
-from tests.unit.finetune.test_report import glue_sweep
 from tests.unit.report.test_report import rows, write_run
 from tests.unit.report.test_sweep_report import a_sweep
 
@@ -81,39 +75,11 @@ def _two_sweeps(folder: Path) -> list[Path]:
     return [a_sweep(folder / "one"), a_sweep(folder / "two", shift=0.01)]
 
 
-def _glue(folder: Path) -> list[Path]:
-    return [glue_sweep(folder / "mine", validation_samples=200)]
-
-
-def _latent(folder: Path) -> list[Path]:
-    text, clusters = folder / "clvae_plus_mi", folder / "clusters_k4"
-    for run, preset in ((text, PTB / "clvae_plus_mi.yaml"), (clusters, PTB.parent / "clusters_k4.yaml")):
-        (run / "codes").mkdir(parents=True)
-        job = load_job(preset)
-        (run / "config.yaml").write_text(json.dumps(job.model_dump(mode="json", by_alias=True)))
-        (run / "status.json").write_text(json.dumps({"state": "done"}))
-    figures = {"loss": 100.0, "kl_dual": 5.0, "mi_dual": 4.0, "au": 30.0, "ppl_rec": 60.0, "ppl_dual": 90.0}
-    _write_metrics(text, [{"step": step, "split": "validation", **figures} for step in (10, 20, 30)])
-    (text / EVALUATION.format(split="test")).write_text(json.dumps({"checkpoint": "step-00000030", **figures}))
-    figures = {"purity": 0.9, "purity_cosine": 1.0, "silhouette": 0.5, "probe": 1.0, "accuracy": 0.8, "loss": 1.0}
-    _write_metrics(clusters, [{"step": step, "split": "validation", **figures} for step in (5000, 10_000)])
-    for step in (5000, 10_000):
-        codes = np.random.default_rng(0).normal(size=(4, 50, 2))
-        np.save(clusters / "codes" / f"step-{step:08d}.npy", codes)
-    return [text, clusters]
-
-
-def _write_metrics(run: Path, lines: list[dict[str, Any]]) -> None:
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
 RUN_FIGURES = ["losses", "optimisation", "throughput", "validation"]
 PAGES: dict[str, tuple[Callable[[Path], list[Path]], list[str]]] = {
     "one run": (_one_run, RUN_FIGURES),
     "compared runs": (_compared_runs, RUN_FIGURES),
     "sweeps": (_two_sweeps, ["curves", "hyperparameters"]),
-    "glue": (_glue, ["curves"]),
-    "latent": (_latent, ["latent-bounds", "latent-kl-mi", "codes-clusters_k4", "losses", "validation"]),
 }
 """The function that writes the folders of each report, and the pictures that its page has."""
 

@@ -128,7 +128,6 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "pretrain/language/import_hf.py": (".write_text", OUT),
     "pretrain/language/inputs.py": (".open", SHARDS),
     "pretrain/latent/kenlm.py": ("subprocess.run", "lmplz and query; " + TOOL),
-    "pretrain/latent/report/plots.py": ("np.load", "numbers alone: numpy reads no pickle unless asked to"),
     "pretrain/latent/corpus.py": (".read_text", TEXT),
     "pretrain/models/hf_folder.py": ("safe_open", TENSORS),
     "pretrain/registry.py": ("importlib.import_module", REGISTRY),

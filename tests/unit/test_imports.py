@@ -121,12 +121,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *(*LATENT, "pretrain.contrast"),
         *_in("pretrain.latent", "posterior", "models", "objectives", "training", "ngram", "kenlm"),
     ),
-    "pretrain.latent.report": (
-        *BASE,
-        "pretrain.config",
-        "pretrain.report",
-        "pretrain.latent.config",
-    ),
     "pretrain.latent": (*TASK, "pretrain.latent"),
     "pretrain.embeddings.config": (
         *BASE,
@@ -142,11 +136,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *_in("pretrain.embeddings", "positives", "tables"),
     ),
     "pretrain.embeddings.objectives": EMBEDDINGS,
-    "pretrain.embeddings": (*TASK, "pretrain.convert", "pretrain.report", "pretrain.embeddings"),
+    "pretrain.embeddings": (*TASK, "pretrain.convert", "pretrain.embeddings"),
     "pretrain.vision_language.data": (*BASE, *_in("pretrain.regions", "nlvr1", "picture")),
     "pretrain.vision_language.microworld": (*BASE, "pretrain.regions", "pretrain.vision_language.data"),
     "pretrain.vision_language": (
-        *(*TASK, "pretrain.convert", "pretrain.regions", "pretrain.report"),
+        *(*TASK, "pretrain.convert", "pretrain.regions"),
         "pretrain.vision_language",
     ),
     "finetune": ("tokenizer", *_in("pretrain", "base", "config", "engine", "models", "language", "plan")),
@@ -161,7 +155,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "finetune.visual": (
         *("finetune", "tokenizer"),
-        *_in("pretrain", "base", "config", "engine", "models", "convert", "report", "regions", "vision_language"),
+        *_in("pretrain", "base", "config", "engine", "models", "convert", "regions", "vision_language"),
     ),
     # ---- launcher
     "launcher.supervisor": (*BASE, "pretrain.engine", "launcher.ssh"),

@@ -16,8 +16,8 @@ from capt.pretrain.config import flatten
 from capt.pretrain.convert.card import About, compose, final_metrics, result, training_facts
 from capt.pretrain.convert.lxmert import export_lxmert_hf
 from capt.pretrain.engine.checkpoint import read_metadata
+from capt.pretrain.vision_language.config import is_synthetic
 from capt.pretrain.vision_language.load import read_features
-from capt.pretrain.vision_language.report import is_synthetic
 
 logger = logging.getLogger(__name__)
 

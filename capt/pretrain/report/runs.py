@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -17,13 +18,15 @@ from capt.pretrain.config import flat_keys, flatten, load_mapping
 from capt.pretrain.config.load import load_job
 from capt.pretrain.engine.judgement import Judgement, judge, trained_on
 from capt.pretrain.engine.metrics_file import METRICS, Row, read_metrics
-from capt.pretrain.engine.run_folder import EVALUATION, Section, read_sections, read_status
+from capt.pretrain.engine.run_folder import EVALUATION, Figures, Section, read_sections, read_status
 from capt.pretrain.engine.step_folders import MANIFEST, checkpoints_of, is_step
 from capt.pretrain.registry import task_module
 from capt.pretrain.report.document import ReportSection
 
 _NO_CURVE = frozenset({"validation_samples"})
 _MOST_CURVES = 500
+_LARGEST = 1e100
+_AS_WRITTEN = "the numbers of capt evaluate, as it wrote them into the run folder"
 
 
 class NothingLoggedError(DataError):
@@ -201,15 +204,25 @@ def _newest_checkpoint(folder: Path, notes: list[str]) -> CheckpointFacts | None
 
 
 def _evaluations(folder: Path, notes: list[str]) -> Iterator[tuple[str, list[Section]]]:
-    """Yield checkpoints and what was measured of them; tasks with a form of their own report it themselves."""
-    for path in sorted(folder.glob(EVALUATION.format(checkpoint="step-*"))):
-        checkpoint = path.stem.removeprefix("evaluation-")
+    """Yield checkpoints, or splits of the data, and what was measured; a result without sections is one of numbers."""
+    for path in sorted(folder.glob(EVALUATION.format(checkpoint="*"))):
+        name = path.stem.removeprefix("evaluation-")
         try:
             content = read_json(path)
-            if is_step(checkpoint) and isinstance(content, dict) and "sections" in content:
-                yield checkpoint, read_sections(path)
-        except (DataError, OSError):
+            if isinstance(content, dict) and "sections" not in content:
+                found = flatten(content).items()
+                figures: Figures = {key: float(value) for key, value in found if _is_figure(value)}
+                if len(figures) > _MOST_CURVES:
+                    raise DataError(f"{path}: {len(figures):,} figures; a report shows at most {_MOST_CURVES}")
+                yield name, [Section(name="figure", protocol=_AS_WRITTEN, metrics=figures)] if figures else []
+            elif is_step(name):
+                yield name, read_sections(path)
+        except (DataError, OSError, RecursionError):
             notes.append(f"{path.name} is not what capt evaluate writes and was left out")
+
+
+def _is_figure(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST
 
 
 def _read_status(folder: Path, notes: list[str]) -> dict[str, Any]:
@@ -231,17 +244,17 @@ def _read_status(folder: Path, notes: list[str]) -> dict[str, Any]:
 # :class:`~capt.pretrain.report.document.ReportSection`.
 
 
-def task_sections(types: Iterable[str], function: str, folders: Sequence[Any]) -> list[ReportSection]:
-    """``function(folders)`` of each task of ``types`` that has one, in the order of their names.
+def report_module(task: str) -> ModuleType | None:
+    """Return the module ``report`` of a task's package; None where it has none, or the task is not installed."""
+    try:
+        return task_module(task, "report")
+    except ConfigError:
+        return None
 
-    A run can be reported where its task is not installed: it then gets no sections of its own.
-    """
-    sections: list[ReportSection] = []
-    for type_ in sorted(set(types)):
-        try:
-            module = task_module(type_, "report")
-        except ConfigError:
-            continue
-        add = getattr(module, function, None)
-        sections += add(folders) if add is not None else []
-    return sections
+
+def task_sections(
+    types: Iterable[str], function: str, folders: Sequence[Any], module_of: Callable[[str], ModuleType | None]
+) -> list[ReportSection]:
+    """Return ``function(folders)`` of the module of each task of ``types`` that has one, by the names of the tasks."""
+    found = [getattr(module_of(task), function, None) for task in sorted(set(types))]
+    return [section for add in found if add is not None for section in add(folders)]

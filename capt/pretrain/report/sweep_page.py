@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.report.document import ReportFigure, ReportSection, Table
 from capt.pretrain.report.plots import HIDDEN, Theme, colour, count_steps, draw, legend_lines, style_axis
-from capt.pretrain.report.runs import read_run, task_sections
+from capt.pretrain.report.runs import read_run
 from capt.pretrain.report.sweeps import (
     Configuration,
     Study,
@@ -24,9 +24,6 @@ from capt.pretrain.report.sweeps import (
     format_number,
     is_number,
 )
-
-EARLY_STEPS = 1000
-"""Steps of the close-up: where CAPT is said to fine-tune faster (Luo et al. 2020, 5.3 and Figure 3)."""
 
 _LOGARITHMIC_FROM = 5.0  # largest over smallest value
 
@@ -49,11 +46,6 @@ class Curves:
         common = sorted(set.intersection(*(set(curve) for curve in by_seed)))
         return common, [statistics.median(curve[step] for curve in by_seed) for step in common]
 
-    def early_mean(self) -> float:
-        """The mean of the median curve over the validations of the first 1,000 steps; NaN without one."""
-        values = [value for step, value in zip(*self.median(), strict=True) if step <= EARLY_STEPS]
-        return statistics.fmean(values) if values else math.nan
-
 
 def read_curves(study: Study, configuration: Configuration) -> Curves | None:
     """Read the learning curves of a configuration; None where no run folder is left."""
@@ -70,28 +62,14 @@ def read_curves(study: Study, configuration: Configuration) -> Curves | None:
     return Curves(study.metric, seeds) if seeds else None
 
 
-def curve_figures(names: Sequence[str], curves: Mapping[str, Sequence[Curves | None]]) -> list[ReportFigure]:
-    """Metric against step, with a panel per study and a colour per sweep; for long runs also a close-up of the start.
+def curve_figure(
+    name: str, names: Sequence[str], curves: Mapping[str, Sequence[Curves | None]], last: int | None = None
+) -> ReportFigure:
+    """Draw metric against step, with a panel per study and a colour per sweep; a close-up ends at the step ``last``.
 
     ``curves`` are by study, in the order of the sweeps ``names``.
     """
-    if not curves:
-        return []
-    figures = [_curve_figure("curves", names, curves, None)]
-    if max(one.last for several in curves.values() for one in several if one) > EARLY_STEPS:
-        close = {
-            study: several
-            for study, several in curves.items()
-            if any(one and not math.isnan(one.early_mean()) for one in several)
-        }
-        if close:
-            figures.append(_curve_figure("curves-start", names, close, EARLY_STEPS))
-    return figures
 
-
-def _curve_figure(
-    name: str, names: Sequence[str], curves: Mapping[str, Sequence[Curves | None]], last: int | None
-) -> ReportFigure:
     def paint(axis: Axes, study: str, theme: Theme) -> None:
         drawn = [(number, one) for number, one in enumerate(curves[study]) if one]
         for number, one in drawn:
@@ -175,7 +153,7 @@ _BEST_RULE = (
 )
 _CURVES_REMARK = (
     "Curves of several sweeps are of the configuration with the best sum of medians, the same in all where they share "
-    f"one. The table has the mean of the median curve over the validations of the first {EARLY_STEPS:,} steps."
+    "one."
 )
 
 
@@ -191,7 +169,7 @@ def sweep_names(sweeps: Sequence[SweepRecord]) -> list[str]:
     return [f"{chr(ord('A') + number)}: {sweep.name}" for number, sweep in enumerate(sweeps)]
 
 
-def sweep_sections(sweeps: Sequence[SweepRecord]) -> list[ReportSection]:
+def sweep_sections(sweeps: Sequence[SweepRecord], added: Sequence[ReportSection] = ()) -> list[ReportSection]:
     """The sections: overview, results, the tasks' own sections, flagged trials, learning curves, hyperparameters."""
     names = sweep_names(sweeps)
     notes = [f"{name}: {note}" for name, sweep in zip(names, sweeps, strict=True) for note in sweep.notes]
@@ -199,13 +177,12 @@ def sweep_sections(sweeps: Sequence[SweepRecord]) -> list[ReportSection]:
     return [
         ReportSection("", notes=notes, tables=[_overview_table(names, sweeps)]),
         _results(names, sweeps),
-        *task_sections((str(study.config.get("task.type")) for s in sweeps for study in s.studies), "sections", sweeps),
+        *added,
         ReportSection("Trials that are no result", tables=[_flagged_table(names, sweeps)]),
         ReportSection(
             "Learning curves",
-            tables=[_early_table(names, curves)] if len(sweeps) > 1 else [],
             remarks=[_CURVES_REMARK] if len(sweeps) > 1 else ["Curves are of the best configuration of each study."],
-            figures=curve_figures(names, curves),
+            figures=[curve_figure("curves", names, curves)] if curves else [],
         ),
         ReportSection(
             "Hyperparameters",
@@ -320,16 +297,11 @@ def _difference_table(names: Sequence[str], sweeps: Sequence[SweepRecord]) -> Ta
         name: [study.best.median if study and study.best else math.nan for study in several]
         for name, several in studies.items()
     }
-    return _beside_the_first("study, median", names, medians)
-
-
-def _beside_the_first(title: str, names: Sequence[str], values: Mapping[str, Sequence[float]]) -> Table:
-    """A row for each study: the value of each sweep, and its difference from that of the first sweep."""
     letters = [name.split(":")[0] for name in names]
-    header = [title, *names, *(f"{letter} - {letters[0]}" for letter in letters[1:])]
+    header = ["study, median", *names, *(f"{letter} - {letters[0]}" for letter in letters[1:])]
     rows = [
         [study, *map(format_number, of), *("" if math.isnan(x - of[0]) else f"{x - of[0]:+.4f}" for x in of[1:])]
-        for study, of in values.items()
+        for study, of in medians.items()
     ]
     return Table(header, rows)
 
@@ -366,11 +338,6 @@ def _curves(sweeps: Sequence[SweepRecord]) -> dict[str, list[Curves | None]]:
         if any(several):
             curves[study_name] = several
     return curves
-
-
-def _early_table(names: Sequence[str], curves: dict[str, list[Curves | None]]) -> Table:
-    means = {study: [one.early_mean() if one else math.nan for one in several] for study, several in curves.items()}
-    return _beside_the_first(f"study, first {EARLY_STEPS:,} steps", names, means)
 
 
 def _study_names(sweeps: Sequence[SweepRecord]) -> list[str]:

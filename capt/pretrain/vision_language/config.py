@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
@@ -22,6 +23,21 @@ from capt.pretrain.vision_language.sections import (
 
 ACCURACIES = ("mlm", "matching", "answers")
 """The objectives whose accuracy is reported beside their loss."""
+_WORLD = "microworld.json"
+"""What ``capt regions microworld`` writes beside its files."""
+
+
+def is_synthetic(config: Mapping[str, Any]) -> bool:
+    """Tell whether data of a job (its flat keys) come from a microworld: a number from them is called synthetic.
+
+    Files of one are beside or below its ``microworld.json``; of files that have moved nothing is known.
+    """
+    if config.get("data.source") == "microworld":
+        return True
+    train = config.get("data.train")
+    named = [config.get("data.regions"), *(train if isinstance(train, list | tuple) else [train])]
+    paths = [Path(str(name)) for name in named if name]
+    return any((folder / _WORLD).is_file() for path in paths for folder in (path.parent, path.parent.parent))
 
 
 class VisionLanguageJob(Job):

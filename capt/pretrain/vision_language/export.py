@@ -22,8 +22,8 @@ from capt.pretrain.convert.card import (
 from capt.pretrain.convert.lxmert import export_lxmert_hf
 from capt.pretrain.engine.checkpoint import read_metadata
 from capt.pretrain.engine.run_folder import Section
+from capt.pretrain.vision_language.config import is_synthetic
 from capt.pretrain.vision_language.load import LoadedModel, load_model, read_features
-from capt.pretrain.vision_language.report import is_synthetic
 
 # The model card of an exported LXMERT: what the weights are, how they were trained, how to load them, its limits.
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn import metrics as sk
 
-from capt.finetune.glue.report import CAPT_TASKS, PUBLISHED_DEV, PUBLISHED_TEST, capt_average, leaderboard_average
 from capt.finetune.metrics import METRICS, best_constant, compute_metrics, is_degenerate
 from capt.pretrain.base.errors import ConfigError
 
@@ -110,32 +109,6 @@ def test_scores_always_give_numbers(rows: list[tuple[float, float]]) -> None:
     predicted, true = (np.array(column) for column in zip(*rows, strict=True))
     found = compute_metrics(["pearson", "spearman"], predicted, true)
     assert all(-1.000001 <= value <= 1.000001 for value in found.values())
-
-
-def scores(values: tuple[float, ...]) -> dict[str, dict[str, float]]:
-    names = {"cola": "matthews", "stsb": "pearson"}
-    return {task: {names.get(task, "accuracy"): value} for task, value in zip(CAPT_TASKS, values, strict=False)}
-
-
-def test_capts_average_is_that_of_its_table() -> None:
-    """The averages printed in Table 2 follow from its eight columns; test rows too."""
-    for values in (*PUBLISHED_DEV.values(), *PUBLISHED_TEST.values()):
-        average = capt_average(scores(values[:8]))
-        assert average == pytest.approx(values[8], abs=0.051)
-    assert capt_average(scores((69.2, 96.5, 92.1, 92.5, 92.3, 90.7, 95.0, 88.0))) == pytest.approx(89.5375)
-    assert capt_average(scores(PUBLISHED_DEV["CAPT"][:7])) is None
-
-
-def test_the_leaderboards_average_averages_a_tasks_metrics_first() -> None:
-    table = scores((0.6, 0.9, 0.8, 0.9, 0.8, 0.7, 0.9, 0.6))
-    assert leaderboard_average(table) is None
-    for task, name, value in (("mrpc", "f1", 0.9), ("stsb", "spearman", 0.8), ("qqp", "f1", 0.7)):
-        table[task][name] = value
-    table["mnli"]["accuracy_mismatched"] = 0.72
-    expected = (0.6 + 0.9 + 0.85 + 0.85 + 0.75 + 0.71 + 0.9 + 0.6) / 8
-    assert leaderboard_average(table) == pytest.approx(expected)
-    table["wnli"] = {"accuracy": 0.5}
-    assert leaderboard_average(table) == pytest.approx((8 * expected + 0.5) / 9)
 
 
 def test_every_metric_has_a_name_that_says_higher_is_better() -> None:

@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 
 import capt.finetune.glue.evaluate
 from capt.finetune.glue.files import Examples
-from capt.finetune.glue.report import CAPT_TASKS
 from capt.finetune.glue.submission import (
     SUBMISSION_FILES,
     best_checkpoints,
@@ -30,6 +29,7 @@ from capt.finetune.glue.tasks import GLUE
 from capt.launcher.commands.results import register
 from capt.pretrain.base.errors import CheckpointError, DataError
 from capt.pretrain.report.sweeps import read_sweep
+from tests.studies.papers.glue import CAPT_TASKS
 from tests.sweep_folders import add_trial, write_sweep
 from tests.unit.finetune.test_files import HEADERS
 

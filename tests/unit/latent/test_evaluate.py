@@ -25,6 +25,7 @@ from capt.pretrain.latent.evaluation.text import interpolate, mean_codes, recons
 from capt.pretrain.latent.models import load_model
 from capt.pretrain.report.write import report
 from tests.latent import small_job, write_text
+from tests.studies.papers.__main__ import write_papers
 from tests.support import run_ranks
 
 WEIGHTED = ("ppl_iw_q", "ppl_iw_prior", "ppl_iw_mixture", "ppl_iw_refitted")
@@ -96,7 +97,9 @@ def test_the_report_shows_the_papers_column_and_the_bounds(finished: Path, tmp_p
     there = result["ppl_exact_there"]
     assert result["ppl_best"]["sentences"] == there["sentences"] < result["ppl_exact"]["sentences"] == 18
     assert json.loads((finished / "evaluation-test.json").read_text()) == result
-    page = report([finished], tmp_path)
+    report([finished], tmp_path / "own")
+    assert f"| ppl_best.value | {result['ppl_best']['value']:.4g} |" in (tmp_path / "own/report.md").read_text()
+    page = write_papers([finished], tmp_path)
     text = (tmp_path / "report.md").read_text()
     first, second, *_ = (line for line in text.splitlines() if line.startswith(r"| clVAE+\_MI"))
     assert "test, 4 draws, step " in first

@@ -134,7 +134,10 @@ def test_what_evaluate_has_measured_is_in_the_report(tmp_path: Path) -> None:
     evaluation(one, 40, **{"loss/mlm": 2.5})
     evaluation(one, 60, **{"loss/mlm": 1.25, "accuracy/mlm": None})
     evaluation(two, 60, **{"loss/mlm": 1.5})
-    (two / "evaluation-step-00000020.json").write_text('{"word_similarity": {}}')  # as other tasks write theirs
+    own = {"checkpoint": "x", "words": 8, "word_similarity": {"RG-65": {"drop": 41.5, "zero": None}}, "mixed": True}
+    (two / "evaluation-test.json").write_text(json.dumps(own))  # as other tasks write theirs
+    (two / "evaluation-step-00000010.json").write_text('{"word_similarity": {}}')
+    (two / "evaluation-validation.json").write_text('{"a":' * 950 + "1" + "}" * 950)
     (two / "evaluation-step-00000030.json").write_text('{"sections": [1]}')
     report([one, two], tmp_path / "out")
     markdown = (tmp_path / "out/report.md").read_text()
@@ -142,7 +145,12 @@ def test_what_evaluate_has_measured_is_in_the_report(tmp_path: Path) -> None:
     assert "| loss/mlm ↓ | 2.5 | 1.25 | 1.5 |" in markdown
     assert "| top1 (mean) ↑ | 0.75 | 0.75 | 0.75 |" in markdown
     assert "held.txt, 15% masked: 512 windows" in markdown
-    assert "evaluation-step-00000030.json is not what capt evaluate writes and was left out" in markdown
+    assert "| figure | two, test |" in markdown
+    assert "| word_similarity.RG-65.drop | 41.5 |" in markdown
+    assert "| words | 8 |" in markdown
+    assert "mixed" not in markdown
+    for left_out in ("step-00000030", "validation"):
+        assert f"evaluation-{left_out}.json is not what capt evaluate writes and was left out" in markdown
     (group, _) = json.loads((tmp_path / "out/report.json").read_text())["groups"]
     assert group["runs"][0]["evaluations"]["step-00000060"][0]["metrics"]["loss/mlm"] == 1.25
 

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from capt.finetune.glue.pretraining import begins_from_several, pretraining_sections
 from capt.finetune.glue.tasks import GLUE
 from capt.pretrain.report.document import ReportSection, Table
 from capt.pretrain.report.sweep_page import sweep_names
 from capt.pretrain.report.sweeps import Configuration, Study, SweepRecord
+from tests.studies.papers.glue_pretraining import begins_from_several, pretraining_sections
 
 # The two averages of a table of GLUE results: that of the CAPT paper and that of the leaderboard.
 

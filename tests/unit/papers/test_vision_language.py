@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from capt.pretrain.report.write import report
+from tests.studies.papers.__main__ import write_papers
 from tests.unit.report.test_report import write_run
 
 
@@ -26,7 +26,7 @@ def test_rows_name_objectives_and_synthetic_data(tmp_path: Path) -> None:
         a_run(tmp_path / "b", data={"train": [made]}, contrast={"weight": 0.0}, objectives={"answers": 1.0}),
         a_run(tmp_path / "c", data={"train": [real]}, contrast={"weight": 0.5}),
     ]
-    report(runs, tmp_path / "out")
+    write_papers(runs, tmp_path / "out")
     markdown = (tmp_path / "out/report.md").read_text()
     lines = [line for line in markdown.splitlines() if " QA" in line]
     rows = {line.split(" | ")[0].strip("| "): line for line in lines}

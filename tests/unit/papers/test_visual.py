@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from capt.finetune.visual.report import PUBLISHED, describe_initial, run_sections, sections
 from capt.pretrain.report.runs import RunRecord, read_run
 from capt.pretrain.report.sweeps import read_sweep
+from tests.studies.papers.visual import PUBLISHED, describe_initial, run_sections, sections
 from tests.sweep_folders import add_trial, write_sweep
 
 

@@ -12,11 +12,19 @@ from typing import Any
 import pytest
 import yaml
 
-from capt.finetune.glue.report import CAPT_TASKS, PUBLISHED_DEV, results_of_sweep, sections
 from capt.finetune.glue.tasks import GLUE
 from capt.pretrain.config.load import load_mapping
 from capt.pretrain.report.sweeps import read_sweep
-from capt.pretrain.report.write import report
+from tests.studies.papers.__main__ import write_papers
+from tests.studies.papers.glue import (
+    CAPT_TASKS,
+    PUBLISHED_DEV,
+    PUBLISHED_TEST,
+    capt_average,
+    leaderboard_average,
+    results_of_sweep,
+    sections,
+)
 from tests.sweep_folders import add_trial, write_sweep
 
 SEEDS = [1, 2, 3]
@@ -51,7 +59,7 @@ def rows_of(markdown: str, source: str) -> dict[str, list[str]]:
 
 
 def test_the_published_rows_stand_beside_ours(tmp_path: Path) -> None:
-    report([glue_sweep(tmp_path / "mine")], tmp_path / "out")
+    write_papers([glue_sweep(tmp_path / "mine")], tmp_path / "out")
     markdown = (tmp_path / "out/report.md").read_text()
     header = "| model | source | CoLA | SST-2 | MRPC | STS-B | QQP | MNLI | QNLI | RTE | Avg | Leaderboard |"
     assert header in markdown
@@ -174,7 +182,7 @@ def test_figure_3_has_a_row_for_each_pretraining_and_the_mean_over_its_seeds(tmp
                     )  # fmt: skip
             best.append(max(by_rate))
         expected.setdefault((queue, kind), []).append(statistics.fmean(best))
-    report([sweep], tmp_path / "out")
+    write_papers([sweep], tmp_path / "out")
     data = json.loads((tmp_path / "out/report.json").read_text())
     assert "GLUE (CAPT, Table 2)" not in data, "a best setting of several pretrainings is no model's row"
     rows = {
@@ -200,3 +208,29 @@ def test_an_initial_model_that_is_gone_is_named(tmp_path: Path) -> None:
     assert any("gone was left out" in note for note in section.notes)
     assert any(note.startswith("one pretraining run a row") for note in section.notes)
     assert any(note.startswith("1 of the trials that count predicted a constant") for note in section.notes)
+
+
+def scores(values: tuple[float, ...]) -> dict[str, dict[str, float]]:
+    names = {"cola": "matthews", "stsb": "pearson"}
+    return {task: {names.get(task, "accuracy"): value} for task, value in zip(CAPT_TASKS, values, strict=False)}
+
+
+def test_capts_average_is_that_of_its_table() -> None:
+    """The averages printed in Table 2 follow from its eight columns; test rows too."""
+    for values in (*PUBLISHED_DEV.values(), *PUBLISHED_TEST.values()):
+        average = capt_average(scores(values[:8]))
+        assert average == pytest.approx(values[8], abs=0.051)
+    assert capt_average(scores((69.2, 96.5, 92.1, 92.5, 92.3, 90.7, 95.0, 88.0))) == pytest.approx(89.5375)
+    assert capt_average(scores(PUBLISHED_DEV["CAPT"][:7])) is None
+
+
+def test_the_leaderboards_average_averages_a_tasks_metrics_first() -> None:
+    table = scores((0.6, 0.9, 0.8, 0.9, 0.8, 0.7, 0.9, 0.6))
+    assert leaderboard_average(table) is None
+    for task, name, value in (("mrpc", "f1", 0.9), ("stsb", "spearman", 0.8), ("qqp", "f1", 0.7)):
+        table[task][name] = value
+    table["mnli"]["accuracy_mismatched"] = 0.72
+    expected = (0.6 + 0.9 + 0.85 + 0.85 + 0.75 + 0.71 + 0.9 + 0.6) / 8
+    assert leaderboard_average(table) == pytest.approx(expected)
+    table["wnli"] = {"accuracy": 0.5}
+    assert leaderboard_average(table) == pytest.approx((8 * expected + 0.5) / 9)

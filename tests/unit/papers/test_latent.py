@@ -14,8 +14,11 @@ from capt.launcher.sweep.config import StudySection, load_sweep
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.config import flatten
 from capt.pretrain.config.load import load_job
-from capt.pretrain.latent.report.plots import plotted, shown_steps
-from capt.pretrain.latent.report.table import (
+from capt.pretrain.report.runs import read_run
+from tests.latent import PTB
+from tests.studies.papers.__main__ import write_papers
+from tests.studies.papers.latent_plots import plotted, shown_steps
+from tests.studies.papers.latent_table import (
     GENERATED,
     PUBLISHED,
     cluster_label,
@@ -25,9 +28,6 @@ from capt.pretrain.latent.report.table import (
     text_rows,
     variant_of,
 )
-from capt.pretrain.report.runs import read_run
-from capt.pretrain.report.write import report
-from tests.latent import PTB
 
 ROWS = {
     "vae": "VAE", "beta_vae": "beta_0.5 VAE", "cyc_vae": "CycVAE", "sa_vae": "SaVAE", "lag_vae": "LagVAE", "ae": "AE",
@@ -125,7 +125,7 @@ def test_a_figure_that_is_not_finite_is_null_in_the_reports_json(tmp_path: Path)
     (run / "config.yaml").write_text(json.dumps(job.model_dump(mode="json", by_alias=True)))
     row = {"step": 10, "split": "validation", "nelbo_iw": 120.0, "ppl_dual": None, "ppl_exact": 150.0}
     (run / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    report([run], tmp_path / "report")
+    write_papers([run], tmp_path / "report")
 
     def refuse(constant: str) -> NoReturn:
         raise AssertionError(f"{constant} is not JSON")
@@ -186,7 +186,7 @@ def test_clusters_have_a_table_and_plots(tmp_path: Path) -> None:
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for row in rows:
         np.save(run / "codes" / f"step-{row['step']:08d}.npy", np.random.default_rng(0).normal(size=(4, 500, 2)))
-    report([run], tmp_path / "report")
+    write_papers([run], tmp_path / "report")
     text = (tmp_path / "report" / "report.md").read_text()
     label = "clVAE+ (duplicates masked, linear decay)"
     assert f"| {label} | 4 | 20,000 | 0.900 | 1.000 | 0.500 | 1.000 | 0.800 | 1.000 |" in text

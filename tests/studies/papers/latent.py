@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from capt.pretrain.latent.config import EVALUATION
-from capt.pretrain.latent.report.plots import (
+from capt.pretrain.report.document import ReportSection, Table
+from capt.pretrain.report.runs import RunRecord, with_defaults
+from capt.pretrain.report.sweeps import SweepRecord, best_runs
+from tests.studies.papers.latent_plots import (
     bounds_figure,
     dropout_figure,
     scatter_figures,
     shown_steps,
     training_figure,
 )
-from capt.pretrain.latent.report.table import (
+from tests.studies.papers.latent_table import (
     BOUND_REMARK,
     CODE_REMARK,
     bounds_table,
@@ -28,9 +31,6 @@ from capt.pretrain.latent.report.table import (
     likelihood_table,
     text_rows,
 )
-from capt.pretrain.report.document import ReportSection, Table
-from capt.pretrain.report.runs import RunRecord, with_defaults
-from capt.pretrain.report.sweeps import SweepRecord, best_runs
 
 _CLUSTER_METRICS = ("purity", "purity_cosine", "silhouette", "probe", "accuracy", "loss")
 

@@ -7,16 +7,14 @@ of a report must see both.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from capt.pretrain.report.document import ReportSection, Table
 from capt.pretrain.report.runs import RunRecord
 from capt.pretrain.report.sweeps import SweepRecord
+from capt.pretrain.vision_language.config import is_synthetic
 from capt.pretrain.vision_language.sections import OBJECTIVES
 
-_WORLD = "microworld.json"
-"""What ``capt regions microworld`` writes beside its files."""
 _TITLE = "Vision-language pretraining"
 _REMARK = (
     "Losses compare between rows with the same objectives, tokenizer and region store only. loss/capt_fixed is CAPT's "
@@ -51,19 +49,6 @@ def pretraining_of(config: Mapping[str, Any]) -> str:
     answers = "with QA" if _number(config.get("objectives.answers", 0.0)) > 0 else "without QA"
     data = ", on synthetic data" if is_synthetic(config) else ""
     return f"{kind}, {answers}{data}"
-
-
-def is_synthetic(config: Mapping[str, Any]) -> bool:
-    """Whether data of a job (its flat keys) come from a microworld: a number from them is called synthetic.
-
-    Files of one are beside or below its ``microworld.json``; of files that have moved nothing is known.
-    """
-    if config.get("data.source") == "microworld":
-        return True
-    train = config.get("data.train")
-    named = [config.get("data.regions"), *(train if isinstance(train, list | tuple) else [train])]
-    paths = [Path(str(name)) for name in named if name]
-    return any((folder / _WORLD).is_file() for path in paths for folder in (path.parent, path.parent.parent))
 
 
 def _section(rows: Mapping[str, Mapping[str, Any]]) -> list[ReportSection]:

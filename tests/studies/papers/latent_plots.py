@@ -13,10 +13,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
 from capt.pretrain.latent.config import CODES
-from capt.pretrain.latent.report.table import ModelRow, cluster_label
 from capt.pretrain.report.document import ReportFigure
 from capt.pretrain.report.plots import Theme, colour, count_steps, draw, legend_lines, style_axis
 from capt.pretrain.report.runs import RunRecord
+from tests.studies.papers.latent_table import ModelRow, cluster_label
 
 SCATTER_STEPS = (5_000, 15_000, 30_000, 80_000)
 """The steps of the paper's scatter plots."""

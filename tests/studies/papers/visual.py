@@ -21,9 +21,10 @@ from capt.pretrain.config import flatten, load_mapping
 from capt.pretrain.report.compare import without_seed
 from capt.pretrain.report.document import ReportFigure, ReportSection, Table
 from capt.pretrain.report.runs import RunRecord
-from capt.pretrain.report.sweep_page import EARLY_STEPS, Curves, curve_figures, sweep_names
+from capt.pretrain.report.sweep_page import Curves, curve_figure, read_curves, sweep_names
 from capt.pretrain.report.sweeps import SweepRecord
-from capt.pretrain.vision_language.report import is_pretraining, is_synthetic, pretraining_of
+from capt.pretrain.vision_language.config import is_synthetic
+from tests.studies.papers.vision_language import is_pretraining, pretraining_of
 
 # What a report says of the model that a ``visual`` run started from, as far as it is still there.
 
@@ -78,6 +79,9 @@ def _config_of(folder: Path) -> dict[str, Any]:
     except UserError:
         return {}
 
+
+EARLY_STEPS = 1000
+"""Steps of the close-up: where CAPT is said to fine-tune faster (Luo et al. 2020, 5.3 and Figure 3)."""
 
 PUBLISHED: dict[str, tuple[float | None, ...]] = {
     "SOTA (no pretraining)": (70.63, 70.90, 55.8, 56.1, 54.80, 53.50),
@@ -139,7 +143,7 @@ class Row:
 
 
 def run_sections(runs: Sequence[RunRecord]) -> list[ReportSection]:
-    """The table, and the curves of fine-tuning, of the ``visual`` runs among ``runs``."""
+    """Write the table, and the curves of fine-tuning, of the ``visual`` runs among ``runs``."""
     rows: dict[str, Row] = {}
     for run in runs:
         task = run.config.get("data.task")
@@ -148,12 +152,11 @@ def run_sections(runs: Sequence[RunRecord]) -> list[ReportSection]:
             continue
         row = _row(rows, run.config, "", run.folder)
         _add(row, task, run.config, values, run, steps)
-    figures, early = _curves(list(rows.values()))
-    return _sections(list(rows.values()), figures, early)
+    return _sections(list(rows.values()), *_curves(list(rows.values())))
 
 
 def sections(sweeps: Sequence[SweepRecord]) -> list[ReportSection]:
-    """The table of the best configuration of each study; the report of the sweep itself has the curves."""
+    """Write the table, and the curves of fine-tuning, of the best configuration of each study."""
     rows: dict[str, Row] = {}
     several = len(sweeps) > 1
     for name, sweep in zip(sweep_names(sweeps), sweeps, strict=True):
@@ -168,8 +171,10 @@ def sections(sweeps: Sequence[SweepRecord]) -> list[ReportSection]:
             done = [trial for trial in study.best.trials if trial.done]
             cell.scores += [trial.metrics.get(METRIC, trial.score or 0.0) for trial in done]
             cell.others += [trial.metrics for trial in done]
+            if (curves := read_curves(study, study.best)) is not None:
+                cell.curves += curves.seeds
             _mark(row, task, config)
-    return _sections(list(rows.values()), [], [])
+    return _sections(list(rows.values()), *_curves(list(rows.values())))
 
 
 def _row(rows: dict[str, Row], config: Mapping[str, Any], prefix: str, folder: Path) -> Row:
@@ -255,10 +260,17 @@ def _spread(rows: Sequence[Row]) -> Table:
     return Table(["model", "task", "seeds", "median", "mean", "sd", "each seed", "consistency"], lines)
 
 
+def early_mean(curves: Curves) -> float:
+    """Return the mean of the median curve over the validations of the first 1,000 steps; NaN without one."""
+    values = [value for step, value in zip(*curves.median(), strict=True) if step <= EARLY_STEPS]
+    return statistics.fmean(values) if values else math.nan
+
+
 def _curves(rows: Sequence[Row]) -> tuple[list[ReportFigure], list[Table]]:
     curves: dict[str, Sequence[Curves | None]] = {}
     for task in TASKS:
-        several = [Curves(METRIC, row.cells[task].curves) if task in row.cells else None for row in rows]
+        cells = [row.cells.get(task) for row in rows]
+        several = [Curves(METRIC, cell.curves) if cell is not None and cell.curves else None for cell in cells]
         if any(several):
             curves[TASKS[task].name] = several
     if not curves:
@@ -266,10 +278,12 @@ def _curves(rows: Sequence[Row]) -> tuple[list[ReportFigure], list[Table]]:
     header = [f"accuracy, mean over the first {EARLY_STEPS:,} steps", *(row.name for row in rows)]
     lines = []
     for name, drawn in curves.items():
-        means = [math.nan if one is None else one.early_mean() for one in drawn]
+        means = [math.nan if one is None else early_mean(one) for one in drawn]
         lines.append([name, *("" if math.isnan(mean) else f"{100 * mean:.2f}" for mean in means)])
-    figures = [
-        ReportFigure(f"finetuning-{figure.name}", figure.light, figure.dark)
-        for figure in curve_figures([row.name for row in rows], curves)
-    ]
+    names = [row.name for row in rows]
+    figures = [curve_figure("finetuning-curves", names, curves)]
+    every = [one for drawn in curves.values() for one in drawn if one]
+    if max(one.last for one in every) > EARLY_STEPS and not all(math.isnan(early_mean(one)) for one in every):
+        close = {name: drawn for name, drawn in curves.items() if any(one and early_mean(one) >= 0 for one in drawn)}
+        figures.append(curve_figure("finetuning-curves-start", names, close, EARLY_STEPS))
     return figures, [Table(header, lines)] if len(rows) > 1 else []
