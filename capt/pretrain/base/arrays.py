@@ -89,7 +89,7 @@ def map_array(path: Path, layout: ArrayFile, remedy: str = "") -> np.ndarray:
 
 
 def map_whole(path: Path, dtype: Any) -> np.ndarray:
-    """The values of a file of our own that holds numbers alone, as many as its length gives; raises as `map_array`."""
+    """The values of a file of our own that holds numbers alone, all that its length gives; raises as `map_array`."""
     dtype = np.dtype(dtype)
     return map_array(path, ArrayFile(dtype.str, (path.stat().st_size // dtype.itemsize,), has_header=False))
 

@@ -78,7 +78,7 @@ def file_in(folder: Path, name: str) -> Path | None:
 
 
 def is_in_hub_cache(path: Path) -> bool:
-    """Whether a link leads from a ``snapshots`` folder of the hub client's cache into the ``blobs`` beside it."""
+    """Return whether a link leads from a ``snapshots`` folder of the hub client's cache to ``blobs`` beside it."""
     target = Path(os.path.realpath(path))
     snapshots = (parent for parent in path.absolute().parents if parent.name == "snapshots")
     return any(target.parent == Path(os.path.realpath(folder.parent / "blobs")) for folder in snapshots)
@@ -137,7 +137,7 @@ parse_row = json.JSONDecoder(object_pairs_hook=unique_keys).decode
 
 
 def is_utf8(text: str) -> bool:
-    """Whether a text can be written; names of files may be of other bytes, and JSON may hold half a character."""
+    """Return whether a text can be written: names of files may be of other bytes, JSON may hold half a character."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -345,11 +345,11 @@ class DamagedError(OSError):
 
 
 DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, DamagedError)
-"""What reading a packed file raises where it is damaged."""
+"""Errors of reading a packed file that is damaged."""
 
 
 class _Unpacked(io.RawIOBase):
-    """What a packed file holds, as long as it is not far more than its bytes so far can be of text."""
+    """The content of a packed file, as long as it is not far more than its bytes so far can be of text."""
 
     def __init__(self, raw: IO[bytes], path: object) -> None:
         self._raw, self._path, self._count = raw, path, 0
@@ -416,7 +416,7 @@ _OTHER_FORMS = (
 
 
 def other_form(start: bytes) -> str | None:
-    """What a file that begins with ``start`` is instead of UTF-8 text, and what to do; None where it may be text."""
+    """Say what a file beginning with ``start`` is instead of UTF-8 text, and what to do; None where it may be text."""
     return next((advice for starts, advice in _OTHER_FORMS if start.startswith(starts)), None)
 
 

@@ -159,7 +159,7 @@ def _read(path: Path) -> str | None:
 
 
 def _place() -> str:
-    """Where process ids mean what they mean here: this host since its start, and its namespace of processes."""
+    """The scope of process ids: this host since its start, and its namespace of processes."""
     parts = [socket.gethostname(), boot_id()]
     with suppress(OSError):
         parts.append(os.readlink("/proc/self/ns/pid"))

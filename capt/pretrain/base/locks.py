@@ -154,7 +154,7 @@ def _holding(file: IO[str], path: Path, *, remove: bool) -> Iterator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether another process holds the lock on ``path``."""
+    """Return whether another process holds the lock on ``path``."""
     if not path.is_file() or path.is_symlink():
         return False
     with open_regular(path) as file:
@@ -169,7 +169,7 @@ def is_locked(path: Path) -> bool:
 
 
 def is_replaced(path: Path) -> bool:
-    """Whether the file at ``path`` is no longer the one that this process holds locked: it is gone or another one.
+    """Return whether the file at ``path`` is gone, or no longer the one that this process holds locked.
 
     What a file server cannot tell just now is not an answer.
     """
@@ -202,7 +202,7 @@ def _warn_of_no_locks(path: Path, problem: OSError) -> None:
 
 
 def _is_open_at(file: IO[str], path: Path) -> bool:
-    """Whether the open file is the one at ``path`` now."""
+    """Return whether the open file is the one at ``path`` now."""
     with suppress(OSError):
         return os.path.samestat(os.fstat(file.fileno()), path.lstat())
     return False

@@ -76,7 +76,7 @@ _USER = re.compile(r"(?<=://)(?![\w$-]+@[a-z0-9]+\.dfs\.core\.windows\.net(?![\w
 _QUERY = re.compile(r"(https?://[^\s?'\"]*)\?[^\s'\"]*", re.IGNORECASE)
 _TAGS = ("ETag", "generation", "etag", "md5Hash", "blob_id", "Last-Modified", "last_modified", "mtime", "created")
 _STATUS = ("status", "status_code", "code")
-"""Where an error of a store's library holds the status of the answer: aiohttp, azure, gcsfs; or its ``response``."""
+"""Attributes of errors that hold the status of the answer: of aiohttp, azure, gcsfs; or of their ``response``."""
 _REFUSALS = ("Credential", "Authentication", "SigningError")
 _QUIET = ("azure", "botocore", "aiobotocore", "google", "urllib3", "httpx", "httpx2", "httpcore", "httpcore2")
 _CHATTER = {**dict.fromkeys(_QUIET, logging.WARNING), "gcsfs": logging.CRITICAL}
@@ -87,13 +87,13 @@ _LASTING_ERRNOS = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP),
     *(errno.EINVAL, errno.ENAMETOOLONG, errno.ENXIO, errno.ENODEV, errno.EFBIG),
 )
-"""What is wrong with a name, or with what may be done: of a file system, or of S3 as s3fs writes its answers."""
+"""Errors of a name, or of a permission: of a file system, or of S3 as s3fs writes its answers."""
 _LASTING = ("HfUriError", "HFValidationError", "InvalidURL", "ParamValidationError", "TooManyRedirects")
 """Errors of libraries that another attempt meets again: an address that cannot be one, or that leads to itself."""
 
 
 def is_url(text: str | os.PathLike[str]) -> bool:
-    """Whether a text is the address of a file in a store, and no path."""
+    """Return whether a text is the address of a file in a store, and no path."""
     return isinstance(text, str) and _URL.match(text) is not None
 
 
@@ -148,7 +148,7 @@ class StoreFile:
 
     @property
     def is_small(self) -> bool:
-        """Whether `contents_of` takes the file."""
+        """True for a file that `contents_of` takes."""
         return self.size <= _SMALL
 
 
@@ -161,7 +161,7 @@ def look_up(url: str) -> StoreFile:
 
 
 def exists(url: str) -> bool:
-    """Whether there is a file at ``url``. Raises ``DataError`` where the store does not answer."""
+    """Return whether there is a file at ``url``. Raises ``DataError`` where the store does not answer."""
     try:
         return look_up(url).size >= 0
     except MissingError:
@@ -232,7 +232,7 @@ def _whole(file: StoreFile) -> bytes:
 
 
 def _in_turn(requests: Iterator[Callable[[], bytes]], at_once: int) -> Generator[bytes]:
-    """What the requests give, in their order; at most ``at_once`` run, or wait to be taken."""
+    """Yield the results of requests in their order; at most ``at_once`` run, or wait to be taken."""
     waiting: deque[Future[bytes]] = deque()
     with ThreadPoolExecutor(max(1, at_once)) as pool:
         try:
@@ -377,7 +377,7 @@ class _TruncatedError(OSError):
 
 
 def _request(url: str, done: str, ask: Callable[[Any], T], *, limit: float | None = None) -> T:
-    """What ``ask`` returns of the file system of ``url``: repeated after a pause while the store fails."""
+    """Ask the file system of ``url``, again after a pause while the store fails; return its answer."""
     name = without_secrets(url)
     pause, problem = _FIRST_PAUSE, ""
     for attempt in range(ATTEMPTS):
@@ -439,7 +439,7 @@ def _is_lasting(error: BaseException) -> bool:
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Whether a library says by the kind or the words of its error that the credentials do not suffice."""
+    """Return whether an error says, by its kind or its words, that the credentials do not suffice."""
     if type(error).__name__ == "RefreshError":  # of google-auth
         return not getattr(error, "retryable", False)
     return (
@@ -457,7 +457,7 @@ def _told(error: BaseException) -> str:
 
 
 def _within(seconds: float, call: Callable[[], T]) -> T:
-    """What ``call`` returns; ``TimeoutError`` after ``seconds``, with the call left behind in its thread."""
+    """Return the result of ``call``; ``TimeoutError`` after ``seconds``, with the call left behind in its thread."""
     outcome: list[tuple[T | None, BaseException | None]] = []
 
     def run() -> None:
@@ -535,7 +535,7 @@ def _address(asked: str, name: str) -> str:
 
 
 def _is_folder(name: str, info: dict[str, Any]) -> bool:
-    """Whether what a store lists is a folder, or the empty object by which a bucket has one."""
+    """Return whether an entry of a list is a folder, or the empty object by which a bucket has one."""
     return info.get("type") == "directory" or (name.endswith("/") and not info.get("size"))
 
 

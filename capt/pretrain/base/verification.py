@@ -1,4 +1,4 @@
-"""Whether files are what a record says: each byte hashed once over all ranks, and not again while it stays as it is.
+"""Verification of files by their records: each byte is hashed once over all ranks, and not again while it is the same.
 
 What was hashed on this host is remembered in a private file in the cache: of every file its device, inode, size, times
 of modification and change, and SHA-256. A file of which all these are as remembered is taken for unchanged, so a start
@@ -146,7 +146,7 @@ def _inspector(look: Inspection | None, path: Path, error: type[UserError], hint
 
 
 def file_state(status: os.stat_result) -> FileState:
-    """What ``os.stat`` says about a file, as far as it shows a change."""
+    """The fields of ``os.stat`` that show a change of a file."""
     return FileState(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
@@ -374,8 +374,8 @@ def _spread(group: Sequence[int], hosts: Sequence[str]) -> list[int]:
 
 
 def _divide(sizes: Sequence[int], ranks: Sequence[int], have: Mapping[int, bytes]) -> dict[int, list[int]]:
-    """Which files each rank answers for: of those that all ranks know, none; those that some know are told by these in
-    turn; of the rest, the largest goes to the least loaded."""
+    """Divide files over the ranks that answer for them. Files that all ranks know need no answer; those that some know
+    are told by these in turn; of the rest, the largest goes to the least loaded."""
     shares: dict[int, list[int]] = {rank: [] for rank in ranks}
     knowing: dict[bytes, list[int]] = {}  # what is known differs by host, not by rank
     for rank in ranks:

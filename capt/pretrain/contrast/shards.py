@@ -50,7 +50,7 @@ def _shard_path(folder: Path, rank: int, world: int) -> Path:
 
 
 def read_drift(folder: Path, dim: int) -> str:
-    """What the rows in ``folder`` are corrected for: ``drift`` of the queue that saved them.
+    """The drift that the rows in ``folder`` are corrected for: ``drift`` of the queue that saved them.
 
     Raises:
         CheckpointError: a missing or damaged shard.
@@ -148,7 +148,7 @@ def _oldest_first(found: Sequence[_Rows], dim: int) -> tuple[Tensor, Tensor]:
 
 
 def _kept(ages: Tensor, capacity: int, rank: int, world: int) -> Tensor:
-    """Whether ``rank`` keeps the row of each age: the last one has the newest."""
+    """The rows by age that ``rank`` keeps: the last rank has the newest."""
     return (ages >= 0) & (ages < capacity) & ((-1 - ages) % world == rank)
 
 
@@ -230,7 +230,7 @@ def _shard_files(folder: Path) -> list[Path]:
 
 
 class _Head(NamedTuple):
-    """What the header of a shard says: the number of rows, and their type."""
+    """The header of a shard: the number of rows, and their type."""
 
     rows: int
     dtype: str

@@ -157,7 +157,7 @@ class PreparationWorker:
 
     @property
     def contents(self) -> list[dict[str, str | int]]:
-        """What is recorded of each file."""
+        """The record of each file."""
         if self._contents is None:
             if self.plan.units:
                 files = [source.file for source in self.plan.sources]
@@ -202,7 +202,7 @@ class PreparationWorker:
         return manifest is not None
 
     def is_finished(self) -> bool:
-        """Whether the shard sets are there. That of the first split is the last one that is put there.
+        """Return whether the shard sets are there. That of the first split is the last one that is put there.
 
         Raises:
             DataError: there are others.

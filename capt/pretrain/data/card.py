@@ -23,7 +23,7 @@ _SHOWN = 20
 
 
 class StepCount(Record, extra="forbid"):
-    """What a step has left out, and an example: a document, and for duplicates the one that stays."""
+    """The documents that a step has left out, and an example: a document, and for duplicates the one that stays."""
 
     name: str
     setting: Any

@@ -35,7 +35,7 @@ class Passage:
 
 
 Missing = Literal["skip", "refuse"]
-"""What becomes of a row without text."""
+"""Treatment of a row without text."""
 
 
 class TextColumn:
@@ -141,7 +141,7 @@ class Part(Corpus):
 
 
 def is_held_out(text: str, fraction: float) -> bool:
-    """Whether a passage belongs to the held-out ``fraction``, by the hash of its text."""
+    """Return whether a passage belongs to the held-out ``fraction``, by the hash of its text."""
     digest = blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") < int(fraction * 2**64)
 

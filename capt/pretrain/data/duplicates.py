@@ -20,7 +20,7 @@ _AT_ONCE = 1 << 23
 
 @dataclass
 class Kept:
-    """Which documents stay.
+    """The documents that stay.
 
     Attributes:
         mask: over all documents of all parts, in the order of the parts.

@@ -52,14 +52,14 @@ class Example(Record, extra="forbid"):
 
 
 class SplitCounts(Record, extra="forbid"):
-    """What a part holds of a split."""
+    """The content of a part: tokens and documents of a split."""
 
     tokens: int = 0
     documents: int = 0
 
 
 class SourceCounts(Record, extra="forbid"):
-    """What a part holds of a file, or of another source."""
+    """The documents of a file, or of another source, in a part."""
 
     documents: int
     kept: int
@@ -67,7 +67,7 @@ class SourceCounts(Record, extra="forbid"):
 
 
 class PartRecord(Record, extra="forbid", frozen=False):
-    """What is known of a part. ``documents`` are those that were read, ``kept`` those that the filters have
+    """The record of a part. ``documents`` are those that were read, ``kept`` those that the filters have
     left; ``seconds`` is time of the processor."""
 
     documents: int = 0
@@ -92,7 +92,7 @@ class Judge:
         self.record.removed.update(dict.fromkeys(self._filters, 0))
 
     def keeps(self, text: str) -> bool:
-        """Whether all filters keep a document."""
+        """Return whether all filters keep a document."""
         for name, leaves_out in self._filters.items():
             if leaves_out(text):
                 self.record.removed[name] += 1

@@ -150,7 +150,7 @@ class ShardCache:
         return path
 
     def _is_good(self, path: Path, record: ExpectedFile) -> bool:
-        """Whether a file was fetched, or checked, since this job began."""
+        """Return whether a file was fetched, or checked, since this job began."""
         try:
             status = path.stat()
         except FileNotFoundError:
@@ -259,7 +259,7 @@ class ShardCache:
             self._wanted.put(name)
 
     def is_coming(self, name: str) -> bool:
-        """Whether a file is of the group in use, or of the next."""
+        """Return whether a file is of the group in use, or of the next."""
         return self._coming.get(name, 2) <= 1
 
 

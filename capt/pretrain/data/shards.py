@@ -116,7 +116,7 @@ class FileRecord(Record, extra="forbid"):
 
 
 class Manifest(Record, extra="forbid"):
-    """What ``manifest.json`` says. ``key`` represents the text, the tokenizer and the options that it was made from.
+    """The content of ``manifest.json``. ``key`` represents the text, the tokenizer and the options of the set.
 
     The sizes of the files follow from the counts, and are checked against them here.
     """
@@ -367,7 +367,7 @@ class PackedDataset:
 
     @property
     def key(self) -> str:
-        """What the windows are cut from: `Manifest.key`."""
+        """The key of the shards from which the windows are cut: `Manifest.key`."""
         return self.shards.manifest.key
 
     def _span(self, index: int) -> tuple[int, int]:
@@ -387,7 +387,7 @@ class PackedDataset:
         return out
 
     def tokens_seen(self) -> float:
-        """How many tokens a token attends to on average where attention keeps within documents, by some windows."""
+        """Tokens that a token attends to on average where attention keeps within documents, by some windows."""
         windows = np.linspace(0, len(self) - 1, min(len(self), _WINDOWS), dtype=np.int64)
         rows = [self.documents(int(window)) for window in windows]
         # Where the number of the document changes, both ends of the window included.

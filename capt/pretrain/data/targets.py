@@ -1,4 +1,4 @@
-"""Where prepared shard sets go: a folder, or one in a store. The manifest of a set comes last."""
+"""Targets of prepared shard sets: a folder, or one in a store. The manifest of a set comes last."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class WrittenFile(Record, extra="forbid"):
 
 
 def target_of(plan: Plan) -> FolderTarget:
-    """Where the shard sets of a plan go."""
+    """The target of the shard sets of a plan."""
     return FolderTarget(plan) if plan.store is None else StoreTarget(plan, plan.store)
 
 

@@ -62,7 +62,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be prepared; every process gets it whole.
+    """A preparation as it is planned; every process gets it whole.
 
     Attributes:
         data: the section of the job.

@@ -91,7 +91,7 @@ class Vocabulary:
 
     @property
     def words_of_text(self) -> int:
-        """How many words are of the text; they come first."""
+        """The number of words that are of the text; they come first."""
         return int(np.count_nonzero(self.counts))
 
     def with_others(self, words: Sequence[str]) -> Vocabulary:
@@ -168,7 +168,7 @@ _SMALL = 8 << 20
 
 
 class _CorpusRecord(Record):
-    """What is in a folder of the cache."""
+    """The record of a folder of the cache."""
 
     format: int = Field(ge=1, le=_FORMAT)
     words: Count

@@ -45,7 +45,7 @@ Pairs = Iterable[tuple[str, Pair]]
 
 
 class RowsRecord(Record):
-    """What ``rows.json`` says of the arrays beside it."""
+    """The content of ``rows.json``: the arrays beside it, and what was found while they were written."""
 
     version: int = _VERSION
     digest: str = Field(max_length=64)
@@ -471,7 +471,7 @@ def _files_of(path: Path) -> list[Path]:
 
 
 def _is_written(folder: Path, launch: str) -> bool:
-    """Whether the rows are there; those of a source of unknown content by this start."""
+    """Return whether the rows are there; those of a source of unknown content by this start."""
     split = next((folder / name for name in _SPLITS if (folder / name / _RECORD).is_file()), None)
     return split is not None and (not launch or read_record(RowsRecord, split / _RECORD).launch == launch)
 

@@ -57,7 +57,7 @@ class Source(Record):
 
 
 class Shape(Record):
-    """What the types and shapes of a store's arrays follow from.
+    """The numbers from which the types and shapes of a store's arrays follow.
 
     Attributes:
         pictures: how many there are.

@@ -137,7 +137,7 @@ class RegionStore:
         return [name.decode(errors="replace") for name in self._names[start:stop].tolist()]
 
     def counts(self, rows: Rows) -> Rows:
-        """How many regions each picture has."""
+        """The number of regions of each picture."""
         counts: Rows = self._offsets[rows + 1] - self._offsets[rows]
         return counts
 
@@ -260,7 +260,7 @@ class RegionStore:
         return bool(places[0] < places[1])
 
     def _check(self) -> None:
-        """What leads from a name to regions, so that no reader leaves the arrays."""
+        """Check the arrays that lead from a name to regions, so that no reader leaves them."""
         counts = np.diff(self._offsets)
         faults = {
             "offsets": self._offsets[0] != 0

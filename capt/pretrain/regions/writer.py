@@ -175,7 +175,7 @@ def write_pictures(
 
 
 def most_regions(offsets: Int64[np.ndarray, " borders"]) -> int:
-    """How many regions the picture with the most has."""
+    """The number of regions of the picture with the most."""
     return int(np.diff(offsets).max())
 
 
@@ -239,7 +239,7 @@ def blocks_of(indexes: Sequence[TsvIndex]) -> Iterator[Block]:
 
 
 def count_blocks(indexes: Sequence[TsvIndex]) -> int:
-    """How many blocks there are."""
+    """The number of blocks."""
     return sum(-(-len(index.rows) // _ROWS) for index in indexes)
 
 

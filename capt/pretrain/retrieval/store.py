@@ -30,7 +30,7 @@ from capt.pretrain.base.verification import digest_of
 DType = Literal["fp32", "fp16"]
 _TYPES: dict[str, np.dtype[Any]] = {"fp32": np.dtype("<f4"), "fp16": np.dtype("<f2")}
 ID = np.dtype([("text", "V16"), ("check", "<u4")])
-"""What is kept of a text beside its vector: its hash, and the CRC-32 of the vector."""
+"""The record of a text beside its vector: its hash, and the CRC-32 of the vector."""
 IDENTITY = "identity.json"
 _SEGMENT_BYTES = 1 << 30
 _BLOCK = 1 << 14
@@ -83,7 +83,7 @@ class Vectors(ABC):
     """The vectors of one identity. Several processes may add to it; `reload` shows what the others have added."""
 
     folder: Path | str
-    """Where they are: a folder, or an address in a store."""
+    """The place of the vectors: a folder, or an address in a store."""
 
     def __init__(self, identity: Identity) -> None:
         self.identity = identity
