@@ -76,7 +76,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "pretrain.engine",
         "pretrain.data.sampler",
     ),
-    "pretrain.bottleneck": (*BASE, *_in("pretrain", "config", "models")),
+    "pretrain.bottleneck": (*BASE, *_in("pretrain", "config", "models", "engine.durable")),
     "pretrain.data": (*BASE, "tokenizer", *_in("pretrain", "config.base", "config.ramp", "registry")),
     "pretrain.models": (*BASE, "tokenizer", *_in("pretrain", "config.base", "config.lora", "registry")),
     "pretrain.models.foreign": (*BASE, "tokenizer", "pretrain.config.base", "pretrain.models"),

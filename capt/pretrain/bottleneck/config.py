@@ -8,6 +8,9 @@ from pydantic import Field, PositiveFloat
 
 from capt.pretrain.config.base import Section
 
+POOLED = {"cls": "the state of each text's first token (cls)", "mean": "the mean over each text's tokens (mean)"}
+"""The vector of a text by ``bottleneck.pooling``, in words."""
+
 
 class BottleneckSection(Section):
     """Losses that only the pooled vector of a text can lower, so that the encoder learns to write the text into it."""

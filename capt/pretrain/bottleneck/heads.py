@@ -142,6 +142,7 @@ class Bottleneck(nn.Module):
 
     def __init__(self, section: BottleneckSection, config: EncoderConfig, word: nn.Embedding) -> None:
         super().__init__()
+        self.classes = config.classes
         self.pooling, self.rate = section.pooling or config.pooling, section.decoder_rate
         own = section.bow_matrix == "own"
         self.bow = BagHead(word, config.classes, config.hidden, config.layer_norm_eps, own=own) if section.bow else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ def export_hf(
     max_length: int | None = None,
     check: bool = True,
     overwrite: bool = False,
+    beside: Callable[[Path], None] | None = None,
 ) -> None:
     """Write ``out``, load it with transformers, and compare logits and token ids with ours.
 
@@ -52,6 +53,7 @@ def export_hf(
         max_length: the tokenizer's limit in ids; without it the number of positions.
         check: False leaves the comparison out.
         overwrite: replace an older export.
+        beside: writes further files of the model into the folder.
 
     Raises:
         CheckpointError: the weights are not this model's, ``out`` is taken, or the check fails.
@@ -66,6 +68,8 @@ def export_hf(
             head = {name: tensor.contiguous() for name, tensor in model.aggregation.state_dict().items()}
             write_tensors(folder / HEAD_FILE, head, {"format": "pt", "pooling": config.pooling})
         (folder / "README.md").write_text(card, encoding="utf-8")
+        if beside is not None:
+            beside(folder)
         if check:
             with quiet_transformers():
                 difference = check_hf(model, tokenizer, folder)

@@ -7,7 +7,7 @@ a pooling file has one boolean a mode and types are ``sentence_transformers.mode
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,7 @@ def export_sentence_transformers(
     pooling: Pooling = "head",
     max_length: int | None = None,
     overwrite: bool = False,
+    beside: Callable[[Path], None] | None = None,
 ) -> None:
     """Write ``out``, load it with sentence-transformers, and compare embeddings with ours.
 
@@ -76,6 +77,7 @@ def export_sentence_transformers(
             ``mean`` = Pooling + Normalize.
         max_length: ids to cut inputs to, special tokens included; without it the number of positions.
         overwrite: replace an older export.
+        beside: writes further files of the model into the folder.
 
     Raises:
         CheckpointError: the weights are not this model's, it has no head, ``out`` is taken, or the check fails
@@ -88,6 +90,8 @@ def export_sentence_transformers(
         write_encoder(model, tokenizer, folder, max_length=length)
         _write_modules(model, folder, pooling, length)
         (folder / "README.md").write_text(card, encoding="utf-8")
+        if beside is not None:
+            beside(folder)
         with quiet_transformers():
             difference = check_sentence_transformers(model, tokenizer, folder, pooling=pooling, max_length=length)
     logger.info("%s: sentence-transformers gives our embeddings within %.1e", out, difference)

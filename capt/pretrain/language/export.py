@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, cast
 
 from capt.pretrain.base.errors import ConfigError, did_you_mean
+from capt.pretrain.bottleneck.config import POOLED
+from capt.pretrain.bottleneck.folder import TENSORS, write_heads
 from capt.pretrain.convert.card import (
     About,
     cell,
@@ -189,6 +192,9 @@ def _summary(job: Mapping[str, Any], encoder: str, trained: bool) -> str:
     capt = "CAPT (contrastive pretraining on corrupted views of each sequence)"
     masked = lookup(job, "mlm.weight") != 0.0
     losses = [*(["masked language modelling"] if masked else []), *([capt] if lookup(job, "contrast.weight") else [])]
+    if (head := lookup(job, "bottleneck.head")) not in (None, "none"):
+        heads = {"bow": "a bag of words", "decoder": "a decoder", "both": "a bag of words and a decoder"}[head]
+        losses.append(f"a bottleneck ({heads} of the pooled vector, as RetroMAE and DupMAE)")
     return f"{what} pretrained with {' and '.join(losses)}."
 
 
@@ -233,7 +239,7 @@ def command(
     evaluations = sections_of(trained.checkpoint)
     chosen, reason = pooling or POOLINGS[0], ""
     if pooling is None and to != "hf":
-        chosen, reason = chosen_pooling(evaluations)
+        chosen, reason = chosen_pooling(evaluations, None if trained.bottleneck is None else trained.bottleneck.pooling)
         logger.info("--pooling %s: %s", chosen, reason)
     config, job = trained.model.config, trained.job
     state = trained.model.state_dict()
@@ -241,6 +247,11 @@ def command(
     # Position rows beyond the windows of training are as random as they started, but for a model that came with more.
     length = config.max_positions if job.model.init else job.data.sequence_length
     shared: dict[str, Any] = {"max_length": length, "overwrite": overwrite}
+    if trained.bottleneck is not None and to != "onnx":
+        # An encoder alone leaves the language-model head behind, which its decoder needs.
+        mlm = trained.model.mlm if to == "sentence-transformers" else None
+        section = job.bottleneck
+        shared["beside"] = partial(write_heads, heads=trained.bottleneck, section=section, mlm=mlm)
     if to == "hf":
         export_hf(state, config, trained.tokenizer, out, card, **shared)
     elif to == "onnx":
@@ -251,7 +262,7 @@ def command(
     return out
 
 
-def chosen_pooling(evaluations: Sequence[Section]) -> tuple[Pooling, str]:
+def chosen_pooling(evaluations: Sequence[Section], trained: Pooling | None = None) -> tuple[Pooling, str]:
     """The pooling to export, and on which figures it rests, in a sentence for the log and the card.
 
     It is the one with the best mean Spearman correlation over the stored STS sets that all poolings were measured on:
@@ -259,12 +270,15 @@ def chosen_pooling(evaluations: Sequence[Section]) -> tuple[Pooling, str]:
 
     Args:
         evaluations: what ``capt evaluate`` has stored about the checkpoint.
+        trained: the vector that a bottleneck has trained, which is taken where nothing is measured.
     """
     sets = [each for each in evaluations if any("spearman" in figures for figures in each.poolers.values())]
     known = [name for name in POOLINGS if sets and any(name in each.poolers for each in sets)]
     # Means compare only over sets on which every pooling was measured.
     whole = [each for each in sets if all(each.poolers.get(name, {}).get("spearman") is not None for name in known)]
     used = [each for each in whole if each.name.endswith(" dev")] or whole
+    if trained is not None and (not used or len(known) < 2):
+        return trained, "it is the vector that the bottleneck was trained on (bottleneck.pooling of the run)"
     if not used or len(known) < 2:
         return "mean", (
             "capt evaluate RUN --sts FOLDER has not compared the poolings of this checkpoint; mean was the best of "
@@ -281,6 +295,7 @@ def _card(
     trained: LoadedModel, form: Form, pooling: Pooling, reason: str, evaluations: Sequence[Section], about: About | None
 ) -> str:
     config, run = trained.model.config, trained.checkpoint.resolve().parent.parent
+    heads = trained.bottleneck
     progress = read_metadata(trained.checkpoint).progress.model_dump()
     facts: dict[str, Any] = {
         "layers": config.layers,
@@ -291,6 +306,10 @@ def _card(
         "positions": config.max_positions,
         "parameters": sum(parameter.numel() for parameter in trained.model.parameters()),
     }
+    if heads is not None and form != "onnx":
+        facts["bottleneck"] = (
+            f"{trained.job.bottleneck.head}, trained on {POOLED[heads.pooling]}; {TENSORS} has its heads"
+        )
     # The hf folder is a masked-language model, which has no sentence embedding.
     if form != "hf":
         facts["sentence embedding"] = f"{config.pooling}, aggregation head" if pooling == "head" else pooling

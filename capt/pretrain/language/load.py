@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.bottleneck.heads import Bottleneck
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.engine.checkpoint import find_best, load_module, open_checkpoint, read_job, read_weights, verify
 from capt.pretrain.language.config import LanguageJob
@@ -34,6 +35,8 @@ class LoadedModel:
     job: LanguageJob
     has_mlm: bool = True
     """False where the masked-language-model head was never trained (a bare encoder from elsewhere)."""
+    bottleneck: Bottleneck | None = None
+    """The heads of a bottleneck, of a job that trains one."""
 
 
 def load_model(path: Path) -> LoadedModel:
@@ -49,7 +52,7 @@ def load_model(path: Path) -> LoadedModel:
     # Compilation and recomputation change no result, and serve training alone.
     plain = config.model_copy(update={"compile": False, "activation_checkpointing": "none"})
     module = load_module(checkpoint, "model", lambda: LanguageModule(job, plain))
-    return LoadedModel(checkpoint, unpadded(module.capt).eval(), tokenizer, job)
+    return LoadedModel(checkpoint, unpadded(module.capt).eval(), tokenizer, job, bottleneck=module.bottleneck)
 
 
 def load_hf(folder: Path) -> LoadedModel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import chain, pairwise
 from pathlib import Path
@@ -13,6 +13,7 @@ from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.overlap import report_overlap, shared
 from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.base.verification import ALONE, Ranks, Verifier
+from capt.pretrain.bottleneck.folder import StoredHeads, read_heads
 from capt.pretrain.config.schema import Job
 from capt.pretrain.data.corruption import CorruptionVocabulary, Corruptor
 from capt.pretrain.data.mixture_dataset import MixtureDataset, mixture_of, seen
@@ -50,6 +51,8 @@ class Prepared:
     model_config: EncoderConfig
     source: HFModel | None
     """The pretrained model that ``model.init`` names."""
+    heads: StoredHeads | None
+    """The heads of a bottleneck that ``model.init`` has."""
     job: LanguageJob
     """The job with the sizes that ``model.init`` decides filled in."""
 
@@ -126,11 +129,14 @@ def prepare(
     folder = None if run_dir is None else tokenizer_of_run(job, run_dir, ranks)
     folder = folder or tokenizer_folder(job, progress, verifier)
     length = job.data.sequence_length
-    source = None
+    source = heads = None
     with ranks.synchronize_errors():
         tokenizer = load_tokenizer(folder)
         if job.model.init is not None:
             source = read_hf(job.model.init)
+            heads = read_heads(encoder_folder(local_folder(job.model.init)))
+            if heads is not None and not source.has_mlm:  # an encoder alone, whose decoder kept it
+                source = replace(source, state={**source.state, **heads.mlm})
             model = with_sizes_of_init(job.model, length, source.config, source.tokenizer, tokenizer)
             if fault := job.documents_fault(model):
                 raise ConfigError(fault)
@@ -151,6 +157,7 @@ def prepare(
         corruptor=Corruptor(job.corruption, vocabulary_of(tokenizer), length),
         model_config=config,
         source=source,
+        heads=heads,
         job=job,
     )
 

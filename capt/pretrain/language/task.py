@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from capt.pretrain.base.errors import CheckpointError, ConfigError, quoted
 from capt.pretrain.base.process import host_memory
 from capt.pretrain.base.verification import all_ranks
+from capt.pretrain.bottleneck.config import POOLED
+from capt.pretrain.bottleneck.folder import start_heads
 from capt.pretrain.bottleneck.heads import Bottleneck, BottleneckOutput, bottleneck_flops
 from capt.pretrain.bottleneck.texts import Texts
 from capt.pretrain.config.schema import Job
@@ -161,6 +163,11 @@ class LanguageTask(ContrastTask[LanguageBatch]):
         module = LanguageModule(self.job, self.model_config)
         if self.prepared.source is not None:
             start_from(module.capt, self.prepared.source, str(self.job.model.init), head=self.job.mlm.head)
+        if module.bottleneck is not None:
+            section = self.job.bottleneck
+            logger.info("bottleneck: %s, of %s", section.head, POOLED[module.bottleneck.pooling])
+            if self.prepared.source is not None:
+                start_heads(module.bottleneck, section, self.prepared.heads, str(self.job.model.init))
         return module
 
     def _require_memory(self) -> None:

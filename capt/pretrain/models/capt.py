@@ -85,7 +85,7 @@ class CaptModel(nn.Module):
             rows = None if whole else positions
             hidden = self.encoder(corrupted, padded=padded, documents=documents, runs=runs, rows=rows)
             masked = take_rows(hidden, positions) if whole else hidden
-            return CaptOutput(None, None, *self.mlm(masked, labels), hidden=hidden if whole else None)
+            return CaptOutput(None, None, *self.mlm(masked, labels))._replace(hidden=hidden if whole else None)
         n = len(tokens)
         views = torch.cat([tokens, corrupted])
         documents = None if documents is None else documents.repeat(2, 1)
@@ -104,8 +104,8 @@ class CaptModel(nn.Module):
         s, s_hat = self.aggregation(pooled).split(n)
         states = hidden[n:] if whole else None
         if labels is None:
-            return CaptOutput(s, s_hat, *s.new_zeros(3), hidden=states)
-        return CaptOutput(s, s_hat, *self.mlm(masked, labels), hidden=states)
+            return CaptOutput(s, s_hat, *s.new_zeros(3))._replace(hidden=states)
+        return CaptOutput(s, s_hat, *self.mlm(masked, labels))._replace(hidden=states)
 
     def encode(self, tokens: Int[Tensor, "n L"], padded: bool) -> Float[Tensor, "n L h"]:
         """Final hidden states at every position."""

@@ -35,7 +35,7 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 ENCODER_FILES = (
     "config.json", "model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json",
-    "capt_head.safetensors", *TOKENIZER_FILES,
+    "capt_head.safetensors", "bottleneck.safetensors", "bottleneck.json", *TOKENIZER_FILES,
 )  # fmt: skip
 SENTENCE_FILES = (
     *ENCODER_FILES, "config_sentence_transformers.json",
