@@ -40,20 +40,20 @@ class RehearsedTask(TextFineTuning):
         raise NotImplementedError
 
     def build_model(self) -> Classifier:
-        """An encoder of these sizes under its head."""
+        """Build an encoder of these sizes under its head."""
         return classifier_on(rehearsed_encoder(self._hf_config, self.job.model), self.job)
 
     def step(self, engines: Mapping[str, Engine], batch: Any, progress: Progress) -> StepMetrics:
-        """A step of the micro-batches in ``batch``."""
+        """Do a step of the micro-batches in ``batch``."""
         return super().step(engines, StepBatches(batch, self.tokens(batch, self.job.batch.global_)), progress)
 
     def tokens(self, batch: list[Batch[TextInputs]], rows: int) -> int:
-        """Tokens of a step of ``rows`` over all ranks."""
+        """Return the tokens of a step of ``rows`` over all ranks."""
         return rows * self.length
 
 
 def rehearse(job: TextJob, world: int) -> Rehearsal:
-    """The task, and a micro-batch of this rank in which every row is as long as it may be."""
+    """Return the task, and a micro-batch of this rank in which every row is as long as it may be."""
     hf_config, assumed = described_encoder(job.model.init, job.data.sequence_length or 0)
     task = RehearsedTask(job, hf_config)
     n, outputs = job.micro_batch(world), job.data.text_task
@@ -67,6 +67,6 @@ def rehearse(job: TextJob, world: int) -> Rehearsal:
 
 
 def in_steps(job: AnyTextJob, examples: int) -> AnyTextJob:
-    """The job with the steps of a training set of this size, or of ``data.max_train`` of it, in place of epochs."""
+    """Return the job with the steps of a training set of this size (``data.max_train`` at most) in place of epochs."""
     job = job.with_steps(min(examples, job.data.max_train or examples))
     return job.model_copy(update={"schedule": job.schedule.model_copy(update={"epochs": None})})

@@ -10,7 +10,8 @@ from capt.pretrain.config.load import load_job
 from capt.pretrain.plan.devices import CASES, CENTRAL, FAST, SLOW, cluster
 from capt.pretrain.plan.predict import Stage, predict, zero_received
 from capt.pretrain.plan.rehearsal import Simulated
-from capt.pretrain.plan.step import Work, rank_step
+from capt.pretrain.plan.simulated import Work
+from capt.pretrain.plan.step import rank_step
 from tests.benchmarks.scale_step import job_at, simulate_contrast
 from tests.benchmarks.scale_time import CHEAP, DEAR, H100, MIDDLE, Given, StepTime, step_time
 

@@ -26,7 +26,7 @@ from capt.pretrain.plan.devices import (
 )
 from capt.pretrain.plan.predict import traffic_seconds
 from capt.pretrain.plan.rehearsal import Simulated
-from capt.pretrain.plan.step import Work
+from capt.pretrain.plan.simulated import Work
 
 H100 = DEVICES["h100"]
 

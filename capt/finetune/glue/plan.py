@@ -8,5 +8,5 @@ from capt.finetune.plan import rehearse as rehearse
 
 
 def completed(job: GlueJob) -> GlueJob:
-    """The job with its epochs as steps."""
+    """Return the job with its epochs as steps."""
     return in_steps(job, job.data.text_task.rows["train"])

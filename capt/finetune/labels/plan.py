@@ -10,7 +10,7 @@ from capt.pretrain.plan.rehearsal import Rehearsal
 
 
 def completed(job: LabelsJob) -> LabelsJob:
-    """The job with what its data say, and its epochs as steps; as it is where the data are not on this host."""
+    """Return the job with what its data say, and its epochs as steps; as it is where the data are not on this host."""
     if not job.data.train.is_file() or (job.data.kind is not None and job.schedule.epochs is None):
         return job
     splits = read_splits(job.data)
@@ -18,7 +18,7 @@ def completed(job: LabelsJob) -> LabelsJob:
 
 
 def rehearse(job: LabelsJob, world: int) -> Rehearsal:
-    """The task, and a micro-batch of this rank in which every row is as long as it may be."""
+    """Return the task, and a micro-batch of this rank in which every row is as long as it may be."""
     data = job.data
     assumed: tuple[str, ...] = ()
     kind = data.kind or "classification"

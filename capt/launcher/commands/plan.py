@@ -15,7 +15,6 @@ from capt.launcher.commands import options as o
 if TYPE_CHECKING:
     from capt.pretrain.plan.advice import Change
     from capt.pretrain.plan.predict import Prediction
-    from capt.pretrain.plan.step import Known
 
 _GIB = 2**30
 _UNITS = {"days": 86_400, "hours": 3600, "minutes": 60, "seconds": 1}
@@ -64,13 +63,12 @@ def plan(
         from capt.pretrain.plan.advice import changes
         from capt.pretrain.plan.predict import PLAN, predict, require_fit
 
-        known: Known = {}
-        found = predict(job, devices, known=known)
+        found = predict(job, devices)
     tried = []
     if advice:
         silent = nullcontext() if o.debug(context) else _errors_alone()
         with silent, o.explained("simulating changes of the job (--no-advice leaves them out)"):
-            tried = changes(job, found, known)
+            tried = changes(job, found)
     require_fit(found, job, [" ".join(change.keys) for change in tried])
     values = found.to_json()
     if save is not None:

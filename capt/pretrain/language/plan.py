@@ -42,11 +42,11 @@ class RehearsedTask(LanguageTask):
 
     @property
     def samples(self) -> int:
-        """The samples of a step: the data are not read."""
+        """Samples of a step, for the data are not read."""
         return self.job.batch.global_
 
     def scales(self, batch: list[LanguageBatch], device: torch.device) -> Scales:
-        """Masked tokens are exchanged and counted as labels, which have no values here."""
+        """Count masked tokens as labels, which have no values here, over all ranks."""
         here = {"mlm": sum(micro_batch.labels.numel() for micro_batch in batch), **self.bottleneck_counts(batch)}
         scales = {}
         for name, count in here.items():
@@ -56,7 +56,7 @@ class RehearsedTask(LanguageTask):
 
 
 def rehearse(job: LanguageJob, world: int) -> Rehearsal:
-    """The task, and a micro-batch of this rank. Every row is one full document, and so are its masked positions."""
+    """Return the task, and a micro-batch of this rank whose rows are full documents with all masked positions."""
     config, assumed = _sizes(job)
     task = RehearsedTask(job, config)
     n, length, slots = job.micro_batch(world), job.data.sequence_length, task.prepared.corruptor.slots
@@ -76,7 +76,7 @@ def rehearse(job: LanguageJob, world: int) -> Rehearsal:
 
 
 def completed(job: LanguageJob) -> LanguageJob:
-    """The job with the encoder of a ``model.init`` on this host in place of it, else with the sizes of RoBERTa-base.
+    """Return the job with the sizes of the encoder of ``model.init``: of RoBERTa-base where it is not on this host.
 
     An encoder of another family has the sizes of the job, and the positions that the job needs.
     """
@@ -98,7 +98,7 @@ def completed(job: LanguageJob) -> LanguageJob:
 
 
 def _sizes(job: LanguageJob) -> tuple[EncoderConfig, tuple[str, ...]]:
-    """The model's configuration, and what was assumed of it."""
+    """Return the model's configuration, and what was assumed of it."""
     model, path = job.model, job.tokenizer.path
     tokenizer = load_tokenizer(path) if path is not None and path.is_dir() else None
     own = "RoBERTa-base" if isinstance(model, RobertaConfig) else "the job's model section"
@@ -113,7 +113,7 @@ def _sizes(job: LanguageJob) -> tuple[EncoderConfig, tuple[str, ...]]:
 
 
 def described_encoder(init: Path, positions: int) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The ``config.json`` of an encoder that other tasks start from, and what was assumed of it; no weight is read.
+    """Return the ``config.json`` of an encoder that other tasks start from, and what was assumed; no weight is read.
 
     RoBERTa-base takes the place of one that is not on this host, with the ``positions`` that the job needs.
     """
@@ -124,7 +124,7 @@ def described_encoder(init: Path, positions: int) -> tuple[dict[str, Any], tuple
 
 
 def rehearsed_encoder(hf_config: Mapping[str, Any], model: Any) -> Encoder:
-    """An encoder of these sizes with the dropouts of ``model``, the section of a job of another task."""
+    """Build an encoder of these sizes with the dropouts of ``model``, the section of a job of another task."""
     return build_encoder(
         hf_config, dropout=model.dropout, attention_dropout=model.attention_dropout, source=str(model.init)
     )

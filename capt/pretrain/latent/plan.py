@@ -29,17 +29,17 @@ class RehearsedTask(LatentTask):
         self._batches_per_epoch, self._clamped, self._without_contrast, self._aggressive = 1, 0.0, 0, False
 
     def step(self, engines: Mapping[str, Engine], batch: Any, progress: Progress) -> StepMetrics:
-        """A step of the one micro-batch in ``batch``."""
+        """Do a step of the one micro-batch in ``batch``."""
         (only,) = batch
         return super().step(engines, only, progress)
 
     def tokens(self, batch: list[SampledBatch], sentences: int) -> int:
-        """Words of a step of ``sentences`` over all ranks that are predicted; 0 of the clusters."""
+        """Return the words that a step of ``sentences`` over all ranks predicts; 0 for clusters."""
         return 0 if self._train is None else sentences * self._scored
 
 
 def rehearse(job: LatentJob, world: int) -> Rehearsal:
-    """The task, and this rank's part of a batch in which every sentence is as long as it may be.
+    """Return the task, and this rank's part of a batch in which every sentence is as long as it may be.
 
     Raises:
         UnplannedError: what a step does depends on values, as with LagVAE and SaVAE.
@@ -67,7 +67,7 @@ def rehearse(job: LatentJob, world: int) -> Rehearsal:
 
 
 def _words(job: LatentJob) -> tuple[int, tuple[str, ...]]:
-    """The size of the vocabulary, and what was assumed of it."""
+    """Return the size of the vocabulary, and what was assumed of it."""
     path = job.data.vocabulary_file
     if path is not None and path.is_file():
         return len(Vocabulary.load(path)), ()

@@ -92,7 +92,7 @@ def _longest_row(job: PairJob, shape: _Shape) -> SourceRows:
 class RehearsedTask(PairTask):
     """The task over no pairs, on tensors without data."""
 
-    def __init__(self, job: PairJob, hf_config: dict[str, Any]) -> None:
+    def __init__(self, job: PairJob, hf_config: dict[str, Any], tokens_of: Callable[[str], int]) -> None:
         # Not `PairTask.__init__`, which loads the encoder and reads the pairs.
         ContrastTask.__init__(self, job)
         self._hf_config = hf_config
@@ -102,24 +102,16 @@ class RehearsedTask(PairTask):
         self._pooling = "mean" if job.model.pooling == "auto" else job.model.pooling
         self._width = job.model.projection or encoder.hidden_size
         self._several = False
-
-    def read(self, shape: _Shape) -> None:
-        """Take texts of these lengths."""
-        self._shape = shape
-        self.sources = [_longest_row(self.job, shape)]
-
-    @property
-    def samples(self) -> int:
-        """The samples of a step: the data are not read."""
-        return self.job.batch.global_
+        self.shape = _longest(job, tokens_of, encoder.max_positions)
+        self.sources = [_longest_row(job, self.shape)]
 
     def build_module(self) -> PairModule:
-        """An encoder of these sizes under its pooling."""
+        """Build an encoder of these sizes under its pooling."""
         return PairModule(self.job, rehearsed_encoder(self._hf_config, self.job.model), self._pooling)
 
     def contrasted_views(self, count: int, width: int) -> PairViews:
-        """What is contrasted of ``count`` pairs."""
-        ids, k = torch.arange(count), self._shape.negatives
+        """Return vectors of ``count`` pairs, as leaves, to contrast alone."""
+        ids, k = torch.arange(count), self.shape.negatives
         return PairViews(
             leaf_rows(count, width), leaf_rows(count, width), ids, TEMPERATURE,
             negatives=leaf_rows(count * k, width) if k else None,
@@ -128,16 +120,14 @@ class RehearsedTask(PairTask):
 
 
 def rehearse(job: PairJob, world: int) -> Rehearsal:
-    """The task, and a micro-batch of this rank in which every text is as long as it may be.
+    """Return the task, and a micro-batch of this rank in which every text is as long as it may be.
 
     Raises:
         ConfigError: the job names no pairs, or a text with its prompt is longer than the encoder's positions.
     """
     hf_config, tokens_of, assumed = _encoder(job)
-    task = RehearsedTask(job, hf_config)
-    shape = _longest(job, tokens_of, task._backbone.encoder.max_positions)
-    task.read(shape)
-    n = job.micro_batch(world)
+    task = RehearsedTask(job, hf_config, tokens_of)
+    shape, n = task.shape, job.micro_batch(world)
     masked = round(job.corruption.highest_rate * shape.document) if job.mlm.weight else 0
     tokens = job.batch.global_ * (shape.query + (1 + shape.negatives) * shape.document)
     lengths = f"every query of {shape.query} tokens and document of {shape.document}, the longest that the job allows"
@@ -162,7 +152,7 @@ def _longest(job: PairJob, tokens_of: Callable[[str], int], positions: int) -> _
 
 
 def _encoder(job: PairJob) -> tuple[dict[str, Any], Callable[[str], int], tuple[str, ...]]:
-    """The encoder's ``config.json``, how many tokens a prompt has, and what was assumed of them; no weight is read."""
+    """Return the encoder's ``config.json``, a count of a prompt's tokens, and what was assumed; no weight is read."""
     init, sources = job.model.init, list(job.data.each())
     asked = max(length or _LENGTH for each in sources for length in (each.query_length, each.document_length))
     prompts = [text for each in sources for text in (each.prompts.query, each.prompts.document)]

@@ -10,7 +10,7 @@ from typing import Any
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.schema import Job
 from capt.pretrain.plan.predict import Prediction, compiles, predict
-from capt.pretrain.plan.step import Known, RankStep, contrast_of
+from capt.pretrain.plan.step import RankStep, contrast_of
 
 _MOST = 16
 """Changes that are simulated, at most."""
@@ -41,20 +41,16 @@ class Change:
         }
 
 
-def changes(job: Job, found: Prediction, known: Known | None = None) -> list[Change]:
-    """What fits and is faster than ``job``, the fastest first; for a job that does not fit, whatever fits.
-
-    ``known`` has contrasts that were simulated before (`predict`).
-    """
+def changes(job: Job, found: Prediction) -> list[Change]:
+    """What fits and is faster than ``job``, the fastest first; for a job that does not fit, whatever fits."""
     tried: list[Change] = []
-    known = {} if known is None else known
     simulated: dict[tuple[str, ...], RankStep] = {(): found.step}
     for keys, changed in itertools.islice(_candidates(job, found), _MOST):
         if not found.fits and len(tried) == _ENOUGH:
             break
         try:
             alike = tuple(key for key in keys if not key.startswith(_NOT_SIMULATED))
-            prediction = predict(changed, found.cluster, step=simulated.get(alike), known=known)
+            prediction = predict(changed, found.cluster, step=simulated.get(alike))
         # The job's own rules refuse this combination.
         except ConfigError:
             continue

@@ -27,7 +27,8 @@ from capt.pretrain.plan.devices import (
     hosts,
 )
 from capt.pretrain.plan.rehearsal import completed
-from capt.pretrain.plan.step import Known, RankStep, Work, contrast_of, parts_of, rank_step
+from capt.pretrain.plan.simulated import Work
+from capt.pretrain.plan.step import RankStep, contrast_of, parts_of, rank_step
 
 Stage = Literal[0, 1, 2, 3]
 
@@ -246,18 +247,16 @@ def predict(
     cluster: Cluster,
     cases: Mapping[Case, Assumptions] = CASES,
     step: RankStep | None = None,
-    known: Known | None = None,
 ) -> Prediction:
     """Simulate a step of ``job`` on ``cluster`` and predict memory and time.
 
-    ``step`` is a simulation of the same job, with ``model.compile`` or without, where there is one already; ``known``
-    has contrasts that were simulated for other jobs, and is given this one's.
+    ``step`` is a simulation of the same job, with ``model.compile`` or without, where there is one already.
 
     Raises:
         ConfigError: the batch sizes do not fit the number of ranks, or the task cannot be planned.
     """
     job = completed(job)
-    step = step or rank_step(job, cluster.count, gpu=cluster.device.is_gpu, known=known)
+    step = step or rank_step(job, cluster.count, gpu=cluster.device.is_gpu)
     engine = job.engine
     zero = zero_received(
         step.weights, engine.zero_stage, cluster.count, step.parts, step.cached,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -24,14 +24,14 @@ from capt.pretrain.engine.optim.build import freeze
 from capt.pretrain.engine.optim.muon import muon_groups, orthogonalize_flops
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
 from capt.pretrain.engine.task import Progress
-from capt.pretrain.plan.simulated import OnTheHost, OpTracer, Sent, Wire, rank_of
+from capt.pretrain.plan.simulated import OnTheHost, OpTracer, Sent, Wire, Work, rank_of
 from capt.pretrain.registry import task_module
 
 TEMPERATURE = 0.05
 
 
 class UnplannedError(ConfigError):
-    """A job that may well run, but of which nothing can be told before, for the ``reason``."""
+    """A job that may well run, but cannot be predicted, for the ``reason``."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"{reason}: it cannot be planned; a run of a few steps tells its time (schedule.stop_after)")
@@ -45,8 +45,8 @@ class Rehearsal(NamedTuple):
     Attributes:
         task: a `Task` whose ``build_modules``, ``optimizers``, ``step`` and ``flops_per_step`` need no data.
         batch: a micro-batch of this rank, of the shapes that training has.
-        assumed: what is not known before the data are read, and what is taken instead.
-        longest: whether every row of the batch is as long as it may be, which few rows of the data are.
+        assumed: sizes that the data decide, and what is taken instead.
+        longest: true where every row of the batch is as long as it may be, which few rows of the data are.
     """
 
     task: Any
@@ -64,7 +64,7 @@ def _planner(job: Job) -> Any:
 
 
 def completed(job: Job) -> Job:
-    """The job with the sizes that something else than it decides, such as ``model.init``.
+    """Return the job with the sizes that something else than it decides, such as ``model.init``.
 
     Raises:
         ConfigError: the task cannot be planned, or the job is one that its start would refuse.
@@ -81,40 +81,27 @@ def rehearse(job: Job, world: int) -> Rehearsal:
 
 
 @dataclass(frozen=True)
-class Simulated:
-    """What one rank does and holds in a simulated part of a step.
+class Simulated(Work):
+    """Work, memory and traffic of one rank in a simulated part of a step.
 
     Attributes:
         sent: every collective, in order.
         before: bytes that lived before.
         peak: the largest number of bytes that lived.
         queue: bytes of this rank's rows and ids.
-        flops: of matrix products.
-        moved: bytes read and written by all other operators.
-        operators: kernels that are launched, about.
-        flops_of: ``flops`` by the type of the factors.
-        product_bytes: bytes read and written by the products.
-        first: one pass without a graph, of the two of a micro-batch of a cached contrast.
+        first: work of one pass without a graph, of the two of a micro-batch of a cached contrast.
     """
 
-    sent: tuple[Sent, ...]
-    before: int
-    peak: int
-    queue: int
-    flops: int
-    moved: int
-    operators: int
-    flops_of: Mapping[str, int] = field(default_factory=dict)
-    product_bytes: int = 0
-    first: Simulated | None = None
+    sent: tuple[Sent, ...] = ()
+    before: int = 0
+    peak: int = 0
+    queue: int = 0
+    first: Work = field(default_factory=Work)
 
     @classmethod
-    def of(cls, wire: Wire, tracer: OpTracer, before: int, queue: int) -> Simulated:
-        """What ``tracer`` and ``wire`` have counted since the last reset."""
-        return cls(
-            tuple(wire.sent), before, tracer.peak, queue, tracer.flops, tracer.moved, tracer.operators,
-            dict(tracer.flops_of), tracer.product_bytes,
-        )  # fmt: skip
+    def of(cls, tracer: OpTracer, wire: Wire, **others: Any) -> Simulated:
+        """Return the counts of ``tracer`` and ``wire`` since the last reset, with ``others`` of the attributes."""
+        return cls(**vars(tracer.work), sent=tuple(wire.sent), **others)
 
     @property
     def received(self) -> int:
@@ -123,41 +110,41 @@ class Simulated:
 
 
 def simulate_step(
-    job: Job, world: int, rank: int = 0, *, parts: int | None = None, gpu: bool = True
+    job: Job, world: int, rank: int = 0, *, gpu: bool = True
 ) -> tuple[Simulated, dict[str, int], Rehearsal]:
-    """A step of ``parts`` micro-batches but for the update; and bytes that lived when.
+    """Simulate a step without its update; return it, the bytes that lived at marked points, and what was simulated.
 
     Gradients stay where they are: averaging and updating them is the engine's, whose traffic and state are formulas.
     """
-    parts = job.accumulation(world) if parts is None else parts
+    parts = job.accumulation(world)
     rehearsal = rehearse(job, world)
     task: Any = rehearsal.task
-    # The same tensors each time, for they hold no values.
-    batch = [rehearsal.batch] * parts
     with rank_of(world, rank, gpu=gpu), OpTracer() as tracer:
-        with _weights_of_16_bits() if job.engine.casts_weights else nullcontext(), _unmoved():
+        with _weights_of_16_bits() if job.engine.casts_weights else nullcontext(), _keep_modules_in_place():
             modules = task.build_modules()
         weights = sum(p.numel() for module in modules.values() for p in module.parameters())
-        updated = _updated(modules, {name: each.section for name, each in task.optimizers().items()}, job.optimizer)
+        marks = {"weights": 4 * weights}
+        marks |= _count_update(modules, {name: each.section for name, each in task.optimizers().items()}, job.optimizer)
         term = getattr(task, "contrast", None)
         queued = task if term is None else term
-        stored = fill_queue(queued, task.width) if getattr(queued, "queue", None) is not None else 0
-        before, marks = tracer.live, {"weights": 4 * weights, "queue": stored, **updated}
+        marks["queue"] = fill_queue(queued, task.width) if getattr(queued, "queue", None) is not None else 0
+        before = tracer.live
         tracer.reset()
-        with Wire() as wire, _marked(term, tracer, marks), _passes(task, tracer, marks) as passes:
+        with Wire() as wire, _measured(task, tracer, marks) as passes:
             engines: dict[str, Any] = {
                 name: _Gradients(name, module, job, parts)  # type: ignore[abstract]  # nothing else is asked for
                 for name, module in modules.items()
             }
-            task.step(engines, batch, Progress())
-        # `_marked` begins a new peak at the contrast: that of the step is the largest of all.
+            # The same tensors each time, for they hold no values.
+            task.step(engines, [rehearsal.batch] * parts, Progress())
+        # `_measured` begins a new peak at the contrast: that of the step is the largest of all.
         outside = marks["peak outside the contrast"] = max(tracer.peak, marks.get("peak before the contrast", 0))
         peak = marks["peak of the step"] = max(outside, marks.get("peak of the contrast", 0))
-        first = passes[0] if passes else None
-        return replace(Simulated.of(wire, tracer, before, stored), peak=peak, first=first), marks, rehearsal
+        first = passes[0] if passes else Work()
+        return Simulated.of(tracer, wire, before=before, peak=peak, queue=marks["queue"], first=first), marks, rehearsal
 
 
-def _updated(
+def _count_update(
     modules: Mapping[str, nn.Module], sections: Mapping[str, OptimizerSection], usual: OptimizerSection
 ) -> dict[str, int]:
     """Freeze what the job freezes; count elements that are trained, their moments, and operations of their update."""
@@ -181,15 +168,14 @@ def simulate_contrast(
         return contrast_step(job, width, task=task)
 
 
-def contrast_step(job: Any, width: int, parts: int | None = None, *, task: Any = None) -> Simulated:
+def contrast_step(job: Any, width: int, *, task: Any = None) -> Simulated:
     """The contrast of a step of this rank, simulated or real: forward, backward and push; the encoder is left out.
 
     The queue is full. The representations of the rank's samples are leaves, as in a cached step. Without
     ``contrast.cached`` the micro-batches are contrasted one after the other.
     """
     section, world = job.contrast, distributed.world_size()
-    accumulation = job.accumulation(world) if parts is None else parts
-    sizes = contrasted(job, accumulation, world)
+    sizes = contrast_sizes(job, world)
     with OpTracer() as tracer:
         term = ContrastTerm(section, width, job.batch.global_) if task is None else task.build_term()
         fill_queue(term, width)
@@ -200,12 +186,12 @@ def contrast_step(job: Any, width: int, parts: int | None = None, *, task: Any =
         with Wire() as wire:
             for each in views:
                 term.loss(each, step=section.queue_start).backward()
-        return Simulated.of(wire, tracer, before, stored)
+        return Simulated.of(tracer, wire, before=before, peak=tracer.peak, queue=stored)
 
 
-def contrasted(job: Any, parts: int, world: int) -> list[int]:
-    """The samples of a rank that are contrasted together, of a step of ``parts`` micro-batches."""
-    n = job.micro_batch(world)
+def contrast_sizes(job: Any, world: int) -> list[int]:
+    """Return the numbers of samples of a rank that are contrasted together in a step."""
+    n, parts = job.micro_batch(world), job.accumulation(world)
     return [n * parts] if job.contrast.is_cached(parts) else [n] * parts
 
 
@@ -230,29 +216,8 @@ def leaf_rows(count: int, width: int) -> Tensor:
 
 
 @contextmanager
-def _marked(term: ContrastTerm | None, tracer: OpTracer, marks: dict[str, int]) -> Iterator[None]:
-    """Record the peak of bytes before the contrast of the step, and the peak while it is computed."""
-    if term is None:
-        yield
-        return
-    plain: Callable[..., Tensor] = term.loss
-
-    def loss(*args: Any, **kwargs: Any) -> Tensor:
-        marks["peak before the contrast"] = max(tracer.peak, marks.get("peak before the contrast", 0))
-        marks["when the contrast begins"] = tracer.live
-        tracer.peak = tracer.live
-        value = plain(*args, **kwargs)
-        marks["peak of the contrast"] = max(tracer.peak, marks.get("peak of the contrast", 0))
-        tracer.peak = tracer.live
-        return value
-
-    with _instead(term, loss=loss):
-        yield
-
-
-@contextmanager
 def _weights_of_16_bits() -> Iterator[None]:
-    """What modules are made within has the size that the engine casts it to; a tensor without data cannot be cast."""
+    """Make modules in the type that the engine casts them to: a tensor without data cannot be cast."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -262,7 +227,7 @@ def _weights_of_16_bits() -> Iterator[None]:
 
 
 @contextmanager
-def _unmoved() -> Iterator[None]:
+def _keep_modules_in_place() -> Iterator[None]:
     """Leave modules where they are: peft moves its adapters, and torch cannot move parameters without data."""
     move = nn.Module.to
     nn.Module.to = lambda module, *_, **__: module  # type: ignore[method-assign,assignment]
@@ -273,33 +238,39 @@ def _unmoved() -> Iterator[None]:
 
 
 @contextmanager
-def _passes(task: Any, tracer: OpTracer, marks: dict[str, int]) -> Iterator[list[Simulated]]:
-    """Write down the bytes of a micro-batch's graph, and give what each pass without a graph does."""
-    found: list[Simulated] = []
+def _measured(task: Any, tracer: OpTracer, marks: dict[str, int]) -> Iterator[list[Work]]:
+    """Mark the bytes around the contrast and of a micro-batch's graph; yield the work of each pass without a graph."""
+    passes: list[Work] = []
     if not isinstance(task, ContrastTask):
-        yield found
+        yield passes
         return
-    represent, losses = task.represent, task.losses
+    represent, losses, term = task.represent, task.losses, task.contrast
 
-    def measured_pass(*args: Any) -> Any:
+    def pass_without_graph(*args: Any) -> Any:
         # The tracer is not reset within a step: this pass is a difference of its counts.
-        before, flops = Simulated.of(Wire(), tracer, 0, 0), Counter(tracer.flops_of)
+        before = tracer.work
         views = represent(*args)
-        found.append(replace(
-            before, flops_of=tracer.flops_of - flops, moved=tracer.moved - before.moved,
-            operators=tracer.operators - before.operators,
-        ))  # fmt: skip
+        passes.append(tracer.work - before)
         return views
 
-    def measured_losses(*args: Any) -> Any:
+    def pass_with_graph(*args: Any) -> Any:
         before = tracer.live
         values = losses(*args)
         # All graphs are alike: the first one is noted.
         marks.setdefault("graph", tracer.live - before)
         return values
 
-    with _instead(task, represent=measured_pass, losses=measured_losses):
-        yield found
+    def contrast(plain: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        marks["peak before the contrast"] = max(tracer.peak, marks.get("peak before the contrast", 0))
+        marks["when the contrast begins"] = tracer.peak = tracer.live
+        value = plain(*args, **kwargs)
+        marks["peak of the contrast"] = max(tracer.peak, marks.get("peak of the contrast", 0))
+        tracer.peak = tracer.live
+        return value
+
+    watched = nullcontext() if term is None else _instead(term, loss=partial(contrast, term.loss))
+    with watched, _instead(task, represent=pass_without_graph, losses=pass_with_graph):
+        yield passes
 
 
 @contextmanager

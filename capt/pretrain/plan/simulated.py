@@ -15,9 +15,9 @@ import gc
 import math
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -55,6 +55,38 @@ ADDS_IN_ANOTHER_TYPE = _adds_in_another_type()
 """Whether torch knows the shape of a product that is added in another type than its factors': 2.11 does not."""
 
 
+@dataclass(frozen=True)
+class Work:
+    """Work of a rank, in the units that a device's rates are of.
+
+    Attributes:
+        flops_of: floating-point operations of matrix products, by the type of their factors.
+        moved: bytes read and written by the other operators.
+        operators: kernels that are launched, about.
+    """
+
+    flops_of: Mapping[str, int | float] = field(default_factory=dict)
+    moved: int | float = 0
+    operators: int | float = 0
+
+    @property
+    def flops(self) -> int | float:
+        """Operations of all types."""
+        return sum(self.flops_of.values())
+
+    def __add__(self, other: Work) -> Work:
+        summed = Counter(dict(self.flops_of))
+        summed.update(other.flops_of)
+        return Work(dict(summed), self.moved + other.moved, self.operators + other.operators)
+
+    def __sub__(self, other: Work) -> Work:
+        return self + other * -1
+
+    def __mul__(self, factor: int | float) -> Work:
+        scaled = {name: factor * value for name, value in self.flops_of.items()}
+        return Work(scaled, factor * self.moved, factor * self.operators)
+
+
 class OnTheHost(DeviceTraits):
     """Build and compute on the CPU, where this host has a GPU as well: fake tensors of both do not mix."""
 
@@ -85,9 +117,9 @@ class _WithoutValues(OnTheHost):
         holds some of the block before.
         """
         whole, rest = divmod(length, size)
-        for place, alike in ((0, min(whole, 1)), (1, whole - 1), (whole, min(rest, 1))):
-            if alike > 0:
-                with _counted(alike):
+        for place, times in ((0, min(whole, 1)), (1, whole - 1), (whole, min(rest, 1))):
+            if times > 0:
+                with _repeat(times):
                     yield slice(place * size, min((place + 1) * size, length))
 
 
@@ -101,8 +133,8 @@ class _SimulatedGPU(_WithoutValues, AsOnGPU):
 
 
 @contextmanager
-def _fused_kernels(*, gpu: bool) -> Iterator[None]:
-    """Let torch's attention (on a GPU) and LSTM hold and compute what a fused kernel of theirs does.
+def _replace_kernels(*, gpu: bool) -> Iterator[None]:
+    """Put kernels that hold and compute what fused ones do in place of torch's attention (on a GPU) and LSTM.
 
     The functions of torch itself are replaced, for models of transformers call them, and so does a backward pass that
     computes layers anew: a `TorchFunctionMode` is off in that pass.
@@ -133,14 +165,14 @@ def rank_of(world: int, rank: int = 0, *, gpu: bool = True) -> Iterator[None]:
     gc.freeze()
     chosen = _SimulatedGPU() if gpu else _WithoutValues()
     try:
-        with using(chosen), FakeTensorMode(allow_non_fake_inputs=True), _fused_kernels(gpu=gpu):
+        with using(chosen), FakeTensorMode(allow_non_fake_inputs=True), _replace_kernels(gpu=gpu):
             yield
     finally:
         gc.unfreeze()
         dist.destroy_process_group()
 
 
-def _counted(times: int) -> Any:
+def _repeat(times: int) -> Any:
     tracer = OpTracer.current
     return nullcontext() if tracer is None else tracer.counted(times)
 
@@ -184,8 +216,6 @@ def _count_attention(q: Tensor, k: Tensor, seen: int, *, forward: bool) -> None:
         heads, rows, e = math.prod(q.shape[:-2]), *q.shape[-2:]
         tracer.operators += 1 if forward else 2
         tracer.count_products(q.dtype, (rows, e, seen), heads * (2 if forward else 5))
-        operands = (2 * q.nbytes + 2 * k.nbytes) if forward else (4 * q.nbytes + 4 * k.nbytes)
-        tracer.product_bytes += operands
 
 
 class _Lstm(torch.autograd.Function):
@@ -235,13 +265,10 @@ class OpTracer(TorchDispatchMode):
     Attributes:
         live: bytes of the storages that are alive now, of those that were made in the scope.
         peak: the largest ``live`` so far.
-        operators: how many operators ran that compute something (no views).
+        operators: number of operators that compute something (no views).
         moved: bytes that operators other than matrix products read and wrote: each operand once, and twice where it
             is changed in place; a fused kernel would move fewer.
-        largest: elements of the largest tensor made.
-        products: how often each matrix product of (rows, inner, columns) was asked for.
-        flops_of: floating-point operations of matrix products, by the type of their factors.
-        product_bytes: bytes that matrix products read and wrote, each operand once.
+        flops_of: floating-point operations of matrix products, by the type of their factors, a multiply-add being 2.
     """
 
     current: OpTracer | None = None
@@ -249,8 +276,7 @@ class OpTracer(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.live = self.peak = self.operators = self.moved = self.largest = self.product_bytes = 0
-        self.products: Counter[tuple[int, int, int]] = Counter()
+        self.live = self.peak = self.operators = self.moved = 0
         self.flops_of: Counter[str] = Counter()
         self._times = 1
         self._known: dict[int, weakref.ref[Any]] = {}
@@ -266,8 +292,7 @@ class OpTracer(TorchDispatchMode):
 
     def reset(self) -> None:
         """Count from here: the next peak begins with what is alive now."""
-        self.peak, self.operators, self.moved, self.largest, self.product_bytes = self.live, 0, 0, 0, 0
-        self.products.clear()
+        self.peak, self.operators, self.moved = self.live, 0, 0
         self.flops_of.clear()
 
     @contextmanager
@@ -280,9 +305,9 @@ class OpTracer(TorchDispatchMode):
             self._times = before
 
     @property
-    def flops(self) -> int:
-        """Floating-point operations of the matrix products, a multiply-add being 2."""
-        return sum(2 * math.prod(shape) * times for shape, times in self.products.items())
+    def work(self) -> Work:
+        """Everything that has been counted since the last reset."""
+        return Work(dict(self.flops_of), self.moved, self.operators)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -300,28 +325,25 @@ class OpTracer(TorchDispatchMode):
         if name in _FREE:
             return
         self.operators += self._times
-        # An operand that is given twice is read once.
-        moved = self._times * sum(each.nbytes for each in {id(each): each for each in operands + results}.values())
         if name in _PRODUCTS:
             a, b = args[_PRODUCTS[name] :][:2]
             shape = (a.shape[-2], a.shape[-1], b.shape[-1])
             self.count_products(a.dtype, shape, a.shape[0] if a.dim() == 3 else 1)
-            self.product_bytes += moved
             return
-        self.moved += moved
+        # An operand that is given twice is read once.
+        self.moved += self._times * sum(
+            each.nbytes for each in {id(each): each for each in operands + results}.values()
+        )
         if name.endswith("_") and name not in _OVERWRITES:
             self.moved += self._times * sum(each.nbytes for each in results)
 
     def count_products(self, dtype: torch.dtype, shape: tuple[int, int, int], times: int) -> None:
         """Add matrix products of (rows, inner, columns) with factors of ``dtype``."""
-        times *= self._times
-        self.products[shape] += times
-        self.flops_of[str(dtype).removeprefix("torch.")] += 2 * math.prod(shape) * times
+        self.flops_of[_type(dtype)] += 2 * math.prod(shape) * times * self._times
 
     def _follow(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
-        self.largest = max(self.largest, tensor.numel())
         # A view, or a result in place: its storage is followed already.
         if key in self._known and self._known[key]() is not None:
             return
@@ -369,13 +391,13 @@ class Wire(TorchDispatchMode):
 def _sent(name: str, args: Any) -> Sent:
     if name == "_allgather_base_":
         out, own = args[0], args[1]
-        return Sent(name, _type(own), own.numel(), out.nbytes - own.nbytes)
+        return Sent(name, _type(own.dtype), own.numel(), out.nbytes - own.nbytes)
     if name == "_reduce_scatter_base_":
         out, own = args[0], args[1]
-        return Sent(name, _type(own), own.numel(), own.nbytes - out.nbytes)
+        return Sent(name, _type(own.dtype), own.numel(), own.nbytes - out.nbytes)
     tensors: list[Tensor] = args[0]
-    return Sent(name, _type(tensors[0]), sum(map(Tensor.numel, tensors)), sum(t.nbytes for t in tensors))
+    return Sent(name, _type(tensors[0].dtype), sum(map(Tensor.numel, tensors)), sum(t.nbytes for t in tensors))
 
 
-def _type(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+def _type(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

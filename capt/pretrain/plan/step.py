@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,56 +11,18 @@ from capt.pretrain.base.traits import using
 from capt.pretrain.config.contrast import ContrastSection
 from capt.pretrain.config.schema import Job
 from capt.pretrain.plan.rehearsal import (
-    Rehearsal,
     Simulated,
     completed,
-    contrasted,
+    contrast_sizes,
     rehearse,
     simulate_contrast,
     simulate_step,
 )
-from capt.pretrain.plan.simulated import OnTheHost, Sent
+from capt.pretrain.plan.simulated import OnTheHost, Sent, Work
 
 LAYERS = 2
 """Layers of the shorter of the two stacks from which a deeper one is extrapolated."""
 _NEVER = 2**31 - 1
-
-
-@dataclass(frozen=True)
-class Work:
-    """What a rank computes in a step, in the units that a device's rates are of.
-
-    Attributes:
-        flops_of: floating-point operations of matrix products, by type.
-        moved: bytes read and written by the other operators.
-        operators: that are started.
-    """
-
-    flops_of: Mapping[str, int | float]
-    moved: int | float
-    operators: int | float
-
-    @classmethod
-    def of(cls, found: Simulated) -> Work:
-        """The work of a simulated part."""
-        return cls(found.flops_of, found.moved, found.operators)
-
-    @property
-    def flops(self) -> int | float:
-        """Operations of all types."""
-        return sum(self.flops_of.values())
-
-    def __add__(self, other: Work) -> Work:
-        summed = Counter(dict(self.flops_of))
-        summed.update(other.flops_of)
-        return Work(dict(summed), self.moved + other.moved, self.operators + other.operators)
-
-    def __sub__(self, other: Work) -> Work:
-        return self + other * -1
-
-    def __mul__(self, factor: int | float) -> Work:
-        scaled = {name: factor * value for name, value in self.flops_of.items()}
-        return Work(scaled, factor * self.moved, factor * self.operators)
 
 
 @dataclass(frozen=True)
@@ -115,18 +76,18 @@ class RankStep:
         return max(self.encoder_peak, self.contrast_peak)
 
 
-Known = dict[str, Simulated]
+_contrasts: dict[str, Simulated] = {}
 """Contrasts that have been simulated, which are the same whatever the encoder is, and however a rank cuts its part."""
 
 
 @using(OnTheHost())
-def rank_step(job: Job, world: int, *, gpu: bool, known: Known | None = None) -> RankStep:
-    """Simulate rank 0 of ``world`` in a step of ``job``. What ``known`` holds is not simulated again.
+def rank_step(job: Job, world: int, *, gpu: bool) -> RankStep:
+    """Simulate rank 0 of ``world`` in a step of ``job``.
 
     Two micro-batches are simulated, which the others repeat. A cached contrast, which is one over all of them, is
-    simulated by itself where there are more. Of a stack of equal layers (``model.layers``) the first few are
-    simulated: work, weights and memory are affine in their number, or in that of their periods where kinds alternate.
-    Those that ``optimizer.freeze`` names are among them.
+    simulated by itself where there are more, and once in a process. Of a stack of equal layers (``model.layers``) the
+    first few are simulated: work, weights and memory are affine in their number, or in that of their periods where
+    kinds alternate. Those that ``optimizer.freeze`` names are among them.
 
     Where a rank has fewer rows than ``batch.micro``, or parts that differ by one, all are as large as the largest.
 
@@ -138,51 +99,32 @@ def rank_step(job: Job, world: int, *, gpu: bool, known: Known | None = None) ->
         parts = job.accumulation(world)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    job = _quiet(_with_precision(job, "bf16" if gpu else "fp32"))
-    job = _with_micro(job, -(-job.batch.global_ // (parts * world)))
+    job = _without_extras(job)
+    if job.engine.precision == "auto":
+        job = _with(job, "engine", precision="bf16" if gpu else "fp32")
+    job = _with(job, "batch", micro=-(-job.batch.global_ // (parts * world)))
     model = getattr(job, "model", None)
     layers, period = getattr(model, "layers", 0), getattr(model, "period", 1)
     frozen = job.optimizer.freeze if isinstance(job.optimizer.freeze, int) else 0
     # Whole periods are left out, so that the short stack ends in the same kind of layer; the frozen ones stay in it.
     least = LAYERS + frozen + (layers - LAYERS - frozen) % period
-    known = {} if known is None else known
     if layers <= least + period:
-        return _rank_step(job, world, gpu=gpu, known=known)
+        return _simulated_step(job, world, gpu=gpu)
     # Two short stacks that differ by one period give the slope, which holds for any number of equal layers.
-    few, more = (_rank_step(_with_layers(job, least + i * period), world, gpu=gpu, known=known) for i in range(2))
+    few, more = (_simulated_step(_with(job, "model", layers=least + i * period), world, gpu=gpu) for i in range(2))
     times = (layers - least) // period
-    return replace(
-        few,
-        weights=few.weights + times * (more.weights - few.weights),
-        trained=few.trained + times * (more.trained - few.trained),
-        moments=few.moments + times * (more.moments - few.moments),
-        update=few.update + times * (more.update - few.update),
-        encoder=few.encoder + (more.encoder - few.encoder) * times,
-        encoder_peak=few.encoder_peak + times * (more.encoder_peak - few.encoder_peak),
-        again=few.again + (more.again - few.again) * times,
-        graph=few.graph + times * (more.graph - few.graph),
-        contrast_peak=few.contrast_peak + times * (more.contrast_peak - few.contrast_peak),
-        # A formula of the task, for the whole stack.
-        flops=rehearse(job, world).task.flops_per_step(),
-    )
+    ends = {name: getattr(few, name) + (getattr(more, name) - getattr(few, name)) * times for name in _AFFINE}
+    # A formula of the task, for the whole stack.
+    return replace(few, **ends, flops=rehearse(job, world).task.flops_per_step())
 
 
-def _with_micro(job: Any, micro: int) -> Any:
-    return job.model_copy(update={"batch": job.batch.model_copy(update={"micro": micro})})
+_AFFINE = ("weights", "trained", "moments", "update", "encoder", "encoder_peak", "again", "graph", "contrast_peak")
+"""Attributes of a step that are affine in the number of layers; the others do not depend on it, or are formulas."""
 
 
-def _with_layers(job: Any, layers: int) -> Any:
-    return job.model_copy(update={"model": job.model.model_copy(update={"layers": layers})})
-
-
-def _with_precision(job: Any, auto: str) -> Any:
-    """The job with the precision that ``engine.precision=auto`` is on the device."""
-    engine = job.engine
-    return (
-        job.model_copy(update={"engine": engine.model_copy(update={"precision": auto})})
-        if (engine.precision == "auto")
-        else job
-    )
+def _with(job: Any, section: str, **keys: Any) -> Any:
+    """Return the job with other values of ``keys`` in a section."""
+    return job.model_copy(update={section: getattr(job, section).model_copy(update=keys)})
 
 
 def contrast_of(job: Any) -> ContrastSection | None:
@@ -191,90 +133,77 @@ def contrast_of(job: Any) -> ContrastSection | None:
     return section if isinstance(section, ContrastSection) and section.weight > 0 else None
 
 
-def _rank_step(job: Any, world: int, *, gpu: bool, known: Known) -> RankStep:
-    parts = job.accumulation(world)
-    section = contrast_of(job)
+def _simulated_step(job: Any, world: int, *, gpu: bool) -> RankStep:
+    """Return the step of `rank_step` for all layers of ``job``."""
+    parts, rehearsal = job.accumulation(world), rehearse(job, world)
+    section, task = contrast_of(job), rehearsal.task
     cached = section is not None and section.is_cached(parts)
     # Two micro-batches show what every further one adds; the figures of the others are multiples of it.
-    shown = min(parts, 2)
-    if not cached or parts == shown:
-        step, alone, rehearsal, marks = _with_contrast(job, world, shown, gpu=gpu, known=known)
-        factor = parts / shown
-        encoder, contrast = (Work.of(step) - Work.of(alone)) * factor, Work.of(alone) * factor
-        sent, outside, queue = step.sent * round(factor), marks["peak outside the contrast"], step.queue
-        during = marks.get("peak of the contrast", 0)
-    else:
-        # A cached contrast sees all micro-batches, so it is simulated whole and apart from the encoder.
-        small = _without_queue(job)
-        step, alone, rehearsal, marks = _with_contrast(small, world, shown, gpu=gpu, known=known)
-        whole = _contrast_once(job, rehearse(job, world).task, world, gpu=gpu, known=known)
-        encoder, contrast = (Work.of(step) - Work.of(alone)) * (parts / shown), Work.of(whole)
+    shown, n = min(parts, 2), job.micro_batch(world)
+    # A cached contrast sees all micro-batches, so it is simulated whole and apart from the encoder.
+    apart = cached and parts > shown
+    small = _with(job, "batch", global_=shown * n * world, micro=n, ramp=[])
+    if apart:
+        small = _with(small, "contrast", queue=0, cached=True)
+    step, marks, of_small = simulate_step(small, world, gpu=gpu)
+    alone = Simulated() if section is None else _contrast_once(small, of_small.task, world, gpu=gpu)
+    factor, outside = parts / shown, marks["peak outside the contrast"]
+    contrast, sent, queue, during = (
+        alone * factor,
+        step.sent * round(factor),
+        step.queue,
+        marks.get("peak of the contrast", 0),
+    )
+    if apart:
+        contrast = whole = _contrast_once(job, task, world, gpu=gpu)
         # The collectives of the small contrast give way to those of the whole one.
-        counted = step.sent[: len(step.sent) - len(alone.sent)]
-        sent, queue = (*counted, *whole.sent), whole.queue
-        # Both views, in fp32, of the micro-batches that were not simulated.
-        rows = (parts - shown) * 2 * job.micro_batch(world) * rehearsal.task.width * 4
-        # Twice: the contrast sees the leaves of all micro-batches and their join, the second passes see the leaves and
-        # their gradients.
-        during = marks.get("when the contrast begins", 0) + (whole.peak - whole.before) + 2 * rows
-        during += queue
-        outside = marks["peak outside the contrast"] + 2 * rows + queue
-    # Marked as bytes of fp32.
-    weights = marks["weights"] // 4
-    whole_step = rehearse(job, world)
-    task, sequences = whole_step.task, job.batch.global_
-    flops = task.flops_per_step()
-    tokens = task.tokens([whole_step.batch], sequences) if hasattr(task, "tokens") else 0
+        sent, queue = (*step.sent[: len(step.sent) - len(alone.sent)], *whole.sent), whole.queue
+        # Both views, in fp32, of the micro-batches that were not simulated. Twice: the contrast sees the leaves of all
+        # micro-batches and their join, the second passes see the leaves and their gradients.
+        rows = 2 * (parts - shown) * 2 * n * task.width * 4
+        outside += rows + queue
+        during = marks.get("when the contrast begins", 0) + (whole.peak - whole.before) + rows + queue
     return RankStep(
-        weights, marks["trained"], marks["moments"], marks["update"],
-        encoder, contrast, tuple(sent), outside, queue, flops, tokens, parts, cached, rehearsal.assumed,
-        Work({}, 0, 0) if step.first is None else Work.of(step.first), marks.get("graph", 0), during,
-        rehearsal.longest,
-    )  # fmt: skip
+        weights=marks["weights"] // 4,  # marked as bytes of fp32
+        trained=marks["trained"],
+        moments=marks["moments"],
+        update=marks["update"],
+        encoder=(step - alone) * factor,
+        contrast=contrast,
+        sent=sent,
+        encoder_peak=outside,
+        queue=queue,
+        flops=task.flops_per_step(),
+        tokens=task.tokens([rehearsal.batch], job.batch.global_) if hasattr(task, "tokens") else 0,
+        parts=parts,
+        cached=cached,
+        assumed=rehearsal.assumed,
+        again=step.first,
+        graph=marks.get("graph", 0),
+        contrast_peak=during,
+        longest=rehearsal.longest,
+    )
 
 
-def _contrast_once(job: Any, task: Any, world: int, *, gpu: bool, known: Known) -> Simulated:
-    """`simulate_contrast` of the job of ``task``, unless ``known`` has it."""
-    sizes = contrasted(job, job.accumulation(world), world)
+def _contrast_once(job: Any, task: Any, world: int, *, gpu: bool) -> Simulated:
+    """Simulate the contrast of the job of ``task``, unless one of these sizes has been simulated."""
     # The encoder and the cut of the batch do not change a contrast of these sizes.
     others = job.model_copy(update={"model": None, "batch": None})
-    key = repr((type(task), task.width, world, gpu, sizes, job.batch.global_, others))
-    if key not in known:
-        known[key] = simulate_contrast(job, task.width, world, gpu=gpu, task=task)
-    return known[key]
+    key = repr((type(task), task.width, world, gpu, contrast_sizes(job, world), job.batch.global_, others))
+    if key not in _contrasts:
+        _contrasts[key] = simulate_contrast(job, task.width, world, gpu=gpu, task=task)
+    return _contrasts[key]
 
 
-def _with_contrast(
-    job: Job, world: int, parts: int, *, gpu: bool, known: Known
-) -> tuple[Simulated, Simulated, Rehearsal, dict[str, int]]:
-    """A step of ``parts`` micro-batches, and the contrast of that step alone (nothing, without one)."""
-    shorter = job.model_copy(update={"batch": job.batch.model_copy(update={
-        "global_": parts * job.micro_batch(world) * world, "micro": job.micro_batch(world), "ramp": [],
-    })})  # fmt: skip
-    step, marks, rehearsal = simulate_step(shorter, world, gpu=gpu)
-    if contrast_of(job) is None:
-        alone = Simulated((), 0, 0, 0, 0, 0, 0)
-    else:
-        alone = _contrast_once(shorter, rehearsal.task, world, gpu=gpu, known=known)
-    return step, alone, rehearsal, marks
+def _without_extras(job: Any) -> Any:
+    """Return the job without logged steps, whose metrics are values, a compiler, which needs some, and kept graphs.
 
-
-def _without_queue(job: Any) -> Any:
-    return job.model_copy(update={"contrast": job.contrast.model_copy(update={"queue": 0, "cached": True})})
-
-
-def _quiet(job: Job) -> Any:
-    """The job with no step that is logged, for its metrics are values, without a compiler, which needs some, and with
-    no graph that is kept: what these change follows from `RankStep`."""
-    update: dict[str, Any] = {
-        "run": job.run.model_copy(update={"log_every": _NEVER}),
-        "schedule": job.schedule.model_copy(update={"max_steps": _NEVER}),
-    }
+    What these change follows from `RankStep`.
+    """
+    job = _with(_with(job, "run", log_every=_NEVER), "schedule", max_steps=_NEVER)
     if getattr(getattr(job, "model", None), "compile", False):
-        update["model"] = job.model.model_copy(update={"compile": False})  # type: ignore[attr-defined]
-    if (section := contrast_of(job)) is not None:
-        update["contrast"] = section.model_copy(update={"keep": 0})
-    return job.model_copy(update=update)
+        job = _with(job, "model", compile=False)
+    return job if contrast_of(job) is None else _with(job, "contrast", keep=0)
 
 
 def parts_of(sent: Sequence[Sent]) -> list[tuple[str, int]]:

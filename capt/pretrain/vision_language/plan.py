@@ -41,18 +41,13 @@ class RehearsedTask(VisionLanguageTask):
             start=None, store=SimpleNamespace(manifest=store), train=_OnePair(record=words)
         )
 
-    @property
-    def samples(self) -> int:
-        """The samples of a step: the data are not read."""
-        return self.job.batch.global_
-
     def scales(self, batch: list[PairBatch], device: torch.device) -> Scales:
-        """The counts are exchanged and have no values."""
+        """Exchange the counts, which have no values."""
         distributed.all_reduce_sum(torch.zeros(5, dtype=torch.float64, device=device))
         return dict.fromkeys(OBJECTIVES, torch.ones((), dtype=torch.float64, device=device))
 
     def _contrasted(self, batch: PairBatch, device: torch.device) -> Tensor | None:
-        """All rows: which ones match depends on values, which there are none of."""
+        """Contrast all rows: which ones match depends on values."""
         return None
 
 
@@ -62,9 +57,9 @@ class _OnePair(SimpleNamespace):
 
 
 def rehearse(job: VisionLanguageJob, world: int) -> Rehearsal:
-    """The task, and a micro-batch of this rank in which every sentence and picture is as long as it may be."""
+    """Return the task, and a micro-batch of this rank in which every sentence and picture is as long as it may be."""
     store, assumed = _store(job)
-    job, more = _completed(job, store)
+    job, more = _with_sizes(job, store)
     return Rehearsal(RehearsedTask(job, store), _batch(job, store, job.micro_batch(world)), (*assumed, *more))
 
 
@@ -80,8 +75,8 @@ def _store(job: VisionLanguageJob) -> tuple[_Store, tuple[str, ...]]:
     return _Store(), ("a region store of 36 regions a picture, 2,048 columns, 1,600 object and 400 attribute classes",)
 
 
-def _completed(job: VisionLanguageJob, store: _Store) -> tuple[VisionLanguageJob, tuple[str, ...]]:
-    """The job with the sizes that its data will decide."""
+def _with_sizes(job: VisionLanguageJob, store: _Store) -> tuple[VisionLanguageJob, tuple[str, ...]]:
+    """Return the job with the sizes that its data will decide."""
     model, wants, path = job.model, job.objectives, job.tokenizer.path
     rows = load_tokenizer(path).vocab_size if path is not None and path.is_dir() else job.tokenizer.vocab_size
     answers = (model.answers or _ANSWERS) if wants.answers else 0

@@ -12,8 +12,7 @@ from capt.pretrain.base import distributed
 from capt.pretrain.plan.devices import CENTRAL, DEVICES
 from capt.pretrain.plan.predict import collective_seconds, zero_received
 from capt.pretrain.plan.rehearsal import Simulated
-from capt.pretrain.plan.simulated import OpTracer, rank_of
-from capt.pretrain.plan.step import Work
+from capt.pretrain.plan.simulated import OpTracer, Work, rank_of
 from tests.benchmarks.scale_forms import contrast_received
 from tests.benchmarks.scale_proof import as_on_a_gpu, measures, real_contrast
 from tests.benchmarks.scale_step import job_at, simulate_contrast, simulate_step
@@ -120,7 +119,7 @@ def test_products_are_counted() -> None:
         a, b, out = torch.empty(3, 5), torch.empty(5, 7), torch.empty(3, 7)
         torch.mm(a, b, out=out)
         torch.addmm(out, a, b, out=out)
-        assert tracer.flops == 2 * 2 * 3 * 5 * 7
+        assert tracer.work.flops == 2 * 2 * 3 * 5 * 7
         assert tracer.moved == 0
         out.exp_()  # reads and writes
         assert tracer.moved == 2 * 3 * 7 * 4

@@ -69,20 +69,23 @@ def test_memory_is_what_the_allocator_gives_out(overrides: list[str]) -> None:
         pytest.param("full", 64, False, "optimizer.type=adamw", marks=pytest.mark.slow),
     ],
 )
-def test_layers_are_affine(recompute: str, total: int, gpu: bool, optimizer: str) -> None:
+def test_layers_are_affine(
+    recompute: str, total: int, gpu: bool, optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes = ["model.layers=5", f"batch.global={total}", f"model.activation_checkpointing={recompute}"]
     job = load_job("capt_large", [*SMALL, *sizes, optimizer])
-    assert step.rank_step(job, 8, gpu=gpu) == step._rank_step(step._quiet(job), 8, gpu=gpu, known={})
+    found = step.rank_step(job, 8, gpu=gpu)
+    monkeypatch.setattr(step, "_contrasts", {})  # that of all layers is simulated as well
+    assert found == step._simulated_step(step._without_extras(job), 8, gpu=gpu)
 
 
 def test_a_host_with_a_gpu_plans_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run on a GPU is planned by the process that starts it, where the queue would be on the GPU."""
-    job = load_job("capt_large", [*SMALL, "batch.global=32"])
-    with monkeypatch.context() as patched:
-        patched.setattr(torch.cuda, "is_available", lambda: True)
-        assert distributed.device().type == "cuda"
-        planned = step.rank_step(job, 2, gpu=True)
-    assert step.rank_step(job, 2, gpu=True) == planned
+    job = load_job("capt_large", [*SMALL, "batch.global=32", "run.log_every=1000"])
+    planned = rehearsal.simulate_step(job, 2, gpu=True)[:2]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert distributed.device().type == "cuda"
+    assert rehearsal.simulate_step(job, 2, gpu=True)[:2] == planned
 
 
 def test_a_kept_graph_saves_a_pass() -> None:
@@ -385,18 +388,19 @@ def test_a_contrast_is_simulated_once_for_all_encoders(monkeypatch: pytest.Monke
         return simulate(job, *args, **kwargs)
 
     monkeypatch.setattr(step, "simulate_contrast", counted)
-    job, known = load_job("capt_large", [*SMALL, "optimizer.lr=1e-5"]), step.Known()
-    plain, again = predict(job, cluster("2xh100"), known=known), len(asked)
+    monkeypatch.setattr(step, "_contrasts", {})
+    job = load_job("capt_large", [*SMALL, "optimizer.lr=1e-5"])
+    plain, again = predict(job, cluster("2xh100")), len(asked)
     assert again == 2  # that of two micro-batches, and that of eight
     deeper = load_job("capt_large", [*SMALL, "optimizer.lr=1e-5", "model.layers=7"])
-    assert predict(deeper, cluster("2xh100"), known=known).step.contrast == plain.step.contrast
+    assert predict(deeper, cluster("2xh100")).step.contrast == plain.step.contrast
     assert len(asked) == again
     smaller = load_job("capt_large", [*SMALL, "optimizer.lr=1e-5", "batch.micro=2"])
-    assert predict(smaller, cluster("2xh100"), known=known).step.contrast == plain.step.contrast
+    assert predict(smaller, cluster("2xh100")).step.contrast == plain.step.contrast
     assert len(asked) == again + 1
     for other in ("contrast.queue=512", "batch.global=128", "contrast.hardness=1"):
         changed = load_job("capt_large", [*SMALL, "optimizer.lr=1e-5", other])
-        assert predict(changed, cluster("2xh100"), known=known).step.contrast != plain.step.contrast
+        assert predict(changed, cluster("2xh100")).step.contrast != plain.step.contrast
 
 
 def test_a_change_that_is_as_fast_without_one_of_its_keys_is_not_named() -> None:
