@@ -23,7 +23,7 @@ from tests.support import run_ranks
 
 PRESETS = Path(__file__).parents[2] / "configs" / "pretrain" / "ace"
 NCE = (
-    "objective.type=nce", "generator.importance=true", "generator.entropy=0.5", "generator.entropy_words=200",
+    "objective.type=nce", "generator.importance=true", "generator.entropy=0.5",
     "generator.baseline=self_critical", "generator.mask_false_negatives=true",
 )  # fmt: skip
 MARGIN = ("objective.type=margin", "generator.baseline=batch_mean", "negatives.weights=self_adversarial")

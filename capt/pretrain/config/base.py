@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from capt.pretrain.base.sensitive import has_secret
 from capt.pretrain.base.stores import check_url, is_url
@@ -25,6 +26,22 @@ class Section(BaseModel):
     """A part of a job's configuration. Unknown keys are errors; a loaded configuration never changes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
+
+    removed: ClassVar[Mapping[str, Any]] = {}
+    """Keys of earlier versions, each with the only value that it has now: runs of these versions name them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_removed(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping) or cls.removed.keys().isdisjoint(values):
+            return values
+        for name, value in cls.removed.items():
+            if values.get(name, value) != value:
+                raise ValueError(
+                    f"{name} is {value} in every job now, and here {values[name]!r}: leave the key out; a run that "
+                    "began with another value is continued with the version of capt that began it"
+                )
+        return {name: value for name, value in values.items() if name not in cls.removed}
 
 
 def _checked(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
@@ -31,6 +31,8 @@ class TemperatureSection(Section):
 
 class ContrastSection(Section):
     """The CAPT loss. ``weight`` 0 is MLM alone: one view, no queue."""
+
+    removed: ClassVar = {"impl": "chunked"}
 
     weight: NonNegativeFloat = Field(1.0, description="factor of the CAPT loss in the total; 0 = no contrast")
     queue: NonNegativeInt = Field(
@@ -107,9 +109,6 @@ class ContrastSection(Section):
     reduction: Literal["mean", "sum"] = Field("mean", description="sum is Eq. 4 to the letter and grows with the batch")
     mask_duplicates: bool = Field(True, description="a queued view of the same window is not a negative")
     temperature: TemperatureSection = TemperatureSection()
-    impl: Literal["chunked", "dense"] = Field(
-        "chunked", description="chunked: constant memory; dense: the whole matrix, for comparison"
-    )
     precision: Literal["fp32", "tf32", "bf16x6", "bf16x3", "bf16"] = Field(
         "fp32",
         description="precision of the products with keys and queue; tf32 needs a GPU, bf16x* are sums of bf16 products",

@@ -24,6 +24,7 @@ from capt.pretrain.base.records import Count, Record, parse_record
 from capt.pretrain.base.traits import traits
 from capt.pretrain.base.verification import digest_of
 from capt.pretrain.config.ramp import BatchSizeSchedule
+from capt.pretrain.config.schema import Job
 from capt.pretrain.contrast.kernels import check_precision
 from capt.pretrain.contrastive.collapse import CollapseState, CollapseWatch, Figures
 from capt.pretrain.contrastive.term import ContrastTerm, StepDiagnostics
@@ -65,6 +66,12 @@ def masked_scale(masked_here: int, micro_batches: int, device: torch.device) -> 
     masked = distributed.all_reduce_sum(torch.full((), masked_here, dtype=torch.float64, device=device))
     masked = torch.where(masked > 0, masked, torch.inf)  # the factor of no token is 0, which says so
     return distributed.world_size() * micro_batches / masked
+
+
+def noise_digest(job: Job, names: Sequence[str]) -> str:
+    """Return the digest of the sections that say how samples are corrupted; removed keys are in it as they were."""
+    sections = {name: getattr(job, name) for name in names}
+    return digest_of({name: {**each.removed, **each.model_dump(mode="json")} for name, each in sections.items()})
 
 
 class ContrastState(Record):
@@ -166,8 +173,7 @@ class ContrastTask(ABC, Generic[BatchT]):
         """
         data = {name: digest for name, (_, digest) in self.digests().items()}
         kept = {**data, "tokenizer": self.fingerprint, "length": self.job.data.sequence_length}
-        noise = self.job.model_dump(mode="json", include=set(self.noise))
-        return SampleOrder(self.samples, self.job.run.seed, digest_of(kept), digest_of(noise))
+        return SampleOrder(self.samples, self.job.run.seed, digest_of(kept), noise_digest(self.job, self.noise))
 
     def consumed(self, batch: list[BatchT]) -> list[Rows]:
         """The rows of every micro-batch."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, field_validator, model_validator
 
@@ -301,6 +301,8 @@ class DataConfig(Section):
 class CorruptionConfig(Section):
     """The noise that turns a window ``x`` into the view ``x_hat`` (CAPT, section 5.2 and Table 1)."""
 
+    removed: ClassVar = {"mask_fraction": 0.8, "random_fraction": 0.1, "span_p": 0.2, "span_max": 10}
+
     type: str | list[str] = Field(
         "mask_tokens",
         description="mask_tokens, mask_spans, shuffle or replace; or several, applied in order: a list, or joined by +",
@@ -312,15 +314,6 @@ class CorruptionConfig(Section):
     validation_rate: Rate | None = Field(
         None, description="the rate of validation, which does not change; null = corruption.rate, or its last one"
     )
-    mask_fraction: float = Field(0.8, ge=0.0, le=1.0, description="share of the chosen tokens that become <mask>")
-    random_fraction: float = Field(
-        0.1,
-        ge=0.0,
-        le=1.0,
-        description="share of the chosen tokens that become a random token; the rest stays as it is",
-    )
-    span_p: float = Field(0.2, gt=0.0, lt=1.0, description="mask_spans: parameter of the geometric span length")
-    span_max: PositiveInt = Field(10, le=2**20, description="mask_spans: longest span, in tokens")
     window: PositiveInt = Field(3, le=2**20, description="shuffle: how far a token may move (k of Lample et al. 2018)")
 
     @property
@@ -354,7 +347,4 @@ class CorruptionConfig(Section):
             raise ValueError("corruption.type is empty: name at least one corruption, for example mask_tokens")
         for name in self.names:
             corruption_path(name)
-        if self.mask_fraction + self.random_fraction > 1.0:
-            total = self.mask_fraction + self.random_fraction
-            raise ValueError(f"corruption.mask_fraction + corruption.random_fraction is {total}; at most 1 is possible")
         return self

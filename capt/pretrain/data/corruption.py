@@ -66,14 +66,20 @@ class Corruption(Protocol):
         ...
 
 
+MASKED, RANDOM = 0.8, 0.1
+"""Shares of the chosen tokens that become ``<mask>`` and a random token (BERT, Devlin et al. 2019, section 3.1)."""
+SPAN_P, SPAN_MAX = 0.2, 10
+"""Parameter of the geometric length of a span, and the longest one, in tokens (SpanBERT, section 3.1)."""
+
+
 class MaskTokens:
     """Token masking (BERT, RoBERTa): ``count`` free tokens of a row, chosen uniformly.
 
-    Of these 80% become ``<mask>``, 10% a random ordinary token, and 10% stay (``mask_fraction``, ``random_fraction``).
+    Of these 80% become ``<mask>``, 10% a random ordinary token, and 10% stay.
     """
 
     def __init__(self, config: CorruptionConfig, vocabulary: CorruptionVocabulary) -> None:
-        self._overwrite = _Overwrite(config.mask_fraction, config.random_fraction, vocabulary)
+        self._overwrite = _Overwrite(MASKED, RANDOM, vocabulary)
 
     def __call__(self, tokens: Tokens, free: Mask, count: Counts, generators: Generators) -> tuple[Tokens, Mask]:
         """Implement :meth:`Corruption.__call__`."""
@@ -92,15 +98,15 @@ class Replace(MaskTokens):
 class MaskSpans:
     """Span masking (SpanBERT, Joshi et al. 2020, section 3.1) with exactly ``count`` masked tokens a row.
 
-    Span lengths are geometric (``span_p``), cut off at ``span_max`` and renormalised (mean 3.8 for .2 and 10); one span
+    Span lengths are geometric (`SPAN_P`), cut off at `SPAN_MAX` and renormalised, with a mean of 3.8; one span
     is shortened to meet the count. The placement is uniform over all ways to lay the spans without overlap, and a whole
     span shares one draw of mask, random or keep, as in SpanBERT. Lengths count free tokens: a span may continue after
     a separator. Fewer spans can cover the first and last tokens of a row, which are therefore masked less often.
     """
 
     def __init__(self, config: CorruptionConfig, vocabulary: CorruptionVocabulary) -> None:
-        self._overwrite = _Overwrite(config.mask_fraction, config.random_fraction, vocabulary)
-        weights = (1.0 - config.span_p) ** np.arange(config.span_max)
+        self._overwrite = _Overwrite(MASKED, RANDOM, vocabulary)
+        weights = (1.0 - SPAN_P) ** np.arange(SPAN_MAX)
         self._cumulative = np.cumsum(weights / weights.sum())[:-1]
 
     def __call__(self, tokens: Tokens, free: Mask, count: Counts, generators: Generators) -> tuple[Tokens, Mask]:
@@ -199,10 +205,10 @@ class Corruptor:
 
 
 class _Overwrite:
-    """Overwrite chosen tokens: the first ``mask_fraction`` with ``<mask>``, the next ``random_fraction`` at random."""
+    """Overwrite chosen tokens: the share ``masked`` of them with ``<mask>``, the share ``random`` at random."""
 
-    def __init__(self, mask_fraction: float, random_fraction: float, vocabulary: CorruptionVocabulary) -> None:
-        self._mask, self._to_mask, self._to_random = vocabulary.mask, mask_fraction, mask_fraction + random_fraction
+    def __init__(self, masked: float, random: float, vocabulary: CorruptionVocabulary) -> None:
+        self._mask, self._to_mask, self._to_random = vocabulary.mask, masked, masked + random
         self._ordinary = np.flatnonzero(vocabulary.is_ordinary()).astype(np.int32)
 
     def __call__(self, tokens: Tokens, chosen: Mask, kind: Uniform, draw: Uniform) -> Tokens:

@@ -42,6 +42,9 @@ from capt.pretrain.engine.task import StepMetrics
 
 logger = logging.getLogger(__name__)
 
+_COLLAPSE = 0.05
+"""Share of distinct words among the draws of a generator below which it has collapsed."""
+
 
 class Adversarial:
     """The rule (`UpdateRule`) of every job that is not plain skip-gram.
@@ -134,7 +137,7 @@ class Adversarial:
         pairs = distributed.all_reduce_sum(band.neighbour.sum()) / distributed.world_size()
         if metrics:
             entropy, distinct = metrics["generator_entropy"], metrics["distinct_rate"]
-            collapsed = distinct < self._job.generator.collapse or entropy < math.log(2)
+            collapsed = distinct < _COLLAPSE or entropy < math.log(2)
             status = f"GENERATOR COLLAPSED (entropy {entropy:.2f}, distinct {distinct:.3f})" if collapsed else ""
             if collapsed and not self.status:
                 logger.warning(

@@ -34,6 +34,8 @@ from capt.pretrain.data.paths import resolve_paths
 class NegativesSection(Section):
     """Where the negatives of a pair come from. ``mixture`` is lambda of the paper's section 2.2."""
 
+    removed: ClassVar = {"power": 0.75}
+
     number: PositiveInt = Field(5, le=65_536, description="negatives of each pair of words, in expectation")
     sampler: Literal["noise", "generator", "mixture"] = Field(
         "noise", description="noise: unigram^0.75; generator: the learned softmax; mixture: both"
@@ -41,7 +43,6 @@ class NegativesSection(Section):
     mixture: float = Field(
         0.5, ge=0.0, le=1.0, description="sampler mixture: share of the negatives that the noise draws"
     )
-    power: NonNegativeFloat = Field(0.75, le=10, description="exponent of the words' counts in the noise; 0 = uniform")
     weights: Literal["uniform", "self_adversarial"] = Field(
         "uniform", description="self_adversarial: softmax of alpha times the discriminator's own scores"
     )
@@ -66,6 +67,8 @@ class ObjectiveSection(Section):
 class GeneratorSection(Section):
     """The generator: two tables of its own, a softmax over the vocabulary, trained with REINFORCE."""
 
+    removed: ClassVar = {"normalise": True, "entropy_words": 100, "importance_clip": 10.0, "collapse": 0.05}
+
     type: Literal["adagrad", "sparse_adam", "sgd"] = Field("sparse_adam", description="optimizer of the generator")
     lr: PositiveFloat = Field(1e-2, description="learning rate of the generator")
     every: PositiveInt = Field(16, description="updates of the discriminator for one of the generator")
@@ -78,26 +81,20 @@ class GeneratorSection(Section):
     reward: Literal["d", "softplus"] = Field(
         "d", description="d: D(x, y), the discriminator's sigmoid; softplus: -log(1 - D(x, y))"
     )
-    normalise: bool = Field(True, description="(r - mean) / deviation over the batch, then a sigmoid")
-    temperature: PositiveFloat = Field(0.5, description="normalise: the sigmoid's argument is divided by this")
+    temperature: PositiveFloat = Field(
+        0.5, description="the reward is the sigmoid of (r - mean) / deviation over the batch, divided by this"
+    )
     baseline: Literal["none", "constant", "batch_mean", "self_critical"] = Field(
         "none",
         description="what is taken from the reward (it matters with masks or importance alone); constant: 0.5; "
         "self_critical: the reward of the argmax",
     )
     entropy: NonNegativeFloat = Field(
-        0.0, description="weight of max(0, log entropy_words - H(G(.|x))), which keeps G from collapsing; 0 = none"
-    )
-    entropy_words: PositiveInt = Field(
-        100, description="entropy: G is pushed up while below the entropy of this many words"
+        0.0, description="weight of max(0, log 100 - H(G(.|x))), which keeps G from collapsing; 0 = none"
     )
     importance: bool = Field(False, description="also learn from the noise's negatives, weighted by G / noise")
-    importance_clip: PositiveFloat = Field(10.0, description="largest importance weight")
     mask_false_negatives: bool = Field(
         False, description="negatives that are words of the centre's own window count for nothing"
-    )
-    collapse: NonNegativeFloat = Field(
-        0.05, le=1, description="share of distinct words among G's samples below which the progress line says COLLAPSED"
     )
 
 

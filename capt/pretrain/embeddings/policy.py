@@ -36,6 +36,11 @@ from capt.pretrain.embeddings.tables import EmbeddingTables
 from capt.pretrain.engine.callbacks.agreement import TrainingDivergedError
 from capt.pretrain.engine.engines.base import Engine
 
+MOST_IMPORTANT = 10.0
+"""The largest importance weight."""
+ENTROPY_WORDS = 100
+"""With ``generator.entropy`` the generator is pushed up while it is below the entropy of this many equal words."""
+
 # Which generated negatives are true neighbours of the centre: known pairs that are not negatives.
 
 
@@ -359,8 +364,7 @@ def judge(job: EmbeddingJob, discriminator: EmbeddingTables, played: Played) -> 
             "the discriminator has diverged: its scores are not numbers; resume from the last checkpoint with a lower "
             f"optimizer.lr (it is {job.optimizer.lr:g}) or optimizer.clip=1.0"
         )
-    if section.normalise:
-        rewards = statistics.normalise(rewards, section.temperature)
+    rewards = statistics.normalise(rewards, section.temperature)
     # What is subtracted from the reward: it changes the variance of the estimate, not its expectation.
     own = rewards[:, -m:]
     match section.baseline:
@@ -372,7 +376,7 @@ def judge(job: EmbeddingJob, discriminator: EmbeddingTables, played: Played) -> 
             baseline = leave_one_out_mean(own, weights)
         case "self_critical":
             greedy = reward(job, _greedy_scores(discriminator, played), played.log_density_of_greedy)
-            greedy = statistics.normalise(greedy, section.temperature) if section.normalise else greedy
+            greedy = statistics.normalise(greedy, section.temperature)
             baseline = greedy[:, None].expand_as(own)
     return Outcome(statistics, own, rewards[:, :-m], baseline, weights, share, total)
 
@@ -397,7 +401,7 @@ def update_generator(job: EmbeddingJob, engine: Engine, played: Played, outcome:
     else:
         lam, k = noise_share(job), outcome.noise_rewards.shape[1]
         # Words of the noise take the place of draws of the generator, each weighted by G / noise.
-        ratio = importance_weights(log_g[:, :-m], _per_centre(played.log_noise, played.band), section.importance_clip)
+        ratio = importance_weights(log_g[:, :-m], _per_centre(played.log_noise, played.band), MOST_IMPORTANT)
         advantages = outcome.noise_rewards - outcome.baseline.mean(1, keepdim=True)
         fixed = lam * ratio * advantages * (outcome.share[:, None] / k)
         of_noise, of_draws = fixed_score_gradient(fixed, m)
@@ -406,7 +410,7 @@ def update_generator(job: EmbeddingJob, engine: Engine, played: Played, outcome:
     if section.entropy:
         # in float64: of rows that are nearly uniform the two are nearly equal
         log_draws, entropy = log_g[:, -m:].double(), played.draws.entropy.double()
-        bonus = entropy_rewards(log_draws, entropy, section.entropy, section.entropy_words)
+        bonus = entropy_rewards(log_draws, entropy, section.entropy, ENTROPY_WORDS)
         gradient = gradient + score_gradient(bonus * (outcome.share[:, None] / m))
     _descend(engine, played, gradient * outcome.pairs, None if of_noise is None else of_noise * outcome.pairs)
 

@@ -96,7 +96,7 @@ class SegmentReader:
         self._block, self._shared = job.negatives.block, job.negatives.shared
         self._seed = job.run.seed
         self._keep = corpus.vocabulary.keep_probability(job.data.subsample)
-        self.noise: Float64[np.ndarray, " V"] = corpus.vocabulary.noise(job.negatives.power)
+        self.noise: Float64[np.ndarray, " V"] = corpus.vocabulary.noise()
         self._cumulated = np.cumsum(self.noise)
         self._order = Sampler(len(self), self._seed)
 

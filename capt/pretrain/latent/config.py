@@ -78,7 +78,9 @@ class CriticSection(Section):
 
 
 class ObjectiveSection(Section):
-    """-ELBO, whose regulariser has a weight that goes from ``beta_start`` to ``beta_end``."""
+    """-ELBO, whose regulariser has a weight that goes to ``beta_end``."""
+
+    removed: ClassVar = {"beta_start": 0.1, "svi_momentum": 0.5}
 
     regularizer: Literal["exact", "f", "g", "none"] = Field(
         "exact", description="exact KL; the dual with f; with g (the MI variants); none"
@@ -92,15 +94,13 @@ class ObjectiveSection(Section):
     views: Literal[1, 2] = Field(1, description="how many times a step encodes and reconstructs a sentence")
     swap: NonNegativeFloat = Field(0.0, lt=1, description="probability of swapping adjacent words in the second view")
     beta: Literal["constant", "anneal", "cyclical"] = Field(
-        "anneal", description="constant: beta_end; anneal: up to beta_end once; cyclical: again in each cycle"
+        "anneal", description="constant: beta_end; anneal: from 0.1 up to beta_end once; cyclical: again in each cycle"
     )
-    beta_start: NonNegativeFloat = Field(0.1, description="beta at the start of training, or of a cycle")
     beta_end: NonNegativeFloat = Field(1.0, description="beta after annealing")
     anneal_epochs: PositiveFloat = Field(10.0, description="beta grows by 1 / anneal_epochs per epoch")
     cycle_epochs: PositiveFloat = Field(10.0, description="length of a cycle of beta: cyclical")
     svi_steps: NonNegativeInt = Field(0, description="semi-amortised: gradient steps on each posterior (SaVAE)")
     svi_lr: PositiveFloat = Field(1.0, description="SaVAE: learning rate of those gradient steps")
-    svi_momentum: NonNegativeFloat = Field(0.5, lt=1, description="SaVAE: momentum of those gradient steps")
     svi_clip: PositiveFloat = Field(5.0, description="SaVAE: largest gradient norm of those gradient steps")
     aggressive_updates: NonNegativeInt = Field(
         0, description="LagVAE: largest number of updates of the encoder alone before each step, while MI still rises"

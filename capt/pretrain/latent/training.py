@@ -26,6 +26,10 @@ from capt.pretrain.latent.objectives import Forward, clamped, critics_loss, obje
 from capt.pretrain.latent.posterior import Critics, CriticValues, EncoderOutput, Normal, frozen, with_gradient
 
 _RELATIVE_STEP = 1e-3
+BETA_START = 0.1
+"""Beta at the start of training, or of a cycle, as released."""
+SVI_MOMENTUM = 0.5
+"""Momentum of the gradient steps on each posterior (SaVAE, Kim et al. 2018, as released)."""
 
 Parameters = Float[Tensor, "n two_d"]
 """Means and log variances of the posteriors, side by side."""
@@ -71,7 +75,7 @@ def _descend(
         (gradient,) = torch.autograd.grad(loss(leaf, eps) / total, leaf)
         clip = _clip(gradient, section.svi_clip, 2, shared)
         visited.append(_Visited(at.detach(), eps, gradient, clip))
-        velocity = section.svi_momentum * velocity - section.svi_lr * clip * gradient
+        velocity = SVI_MOMENTUM * velocity - section.svi_lr * clip * gradient
         at = (at + velocity).detach()
     return at, visited
 
@@ -149,7 +153,7 @@ def train_decoder_at_refined_posteriors(
         # ``gradient`` was kept from the descent; ``ahead`` has the step in its scale already.
         adjoint = adjoint + ahead - gradient / step
         adjoint = adjoint * _clip(adjoint, section.svi_clip)
-        velocity = section.svi_momentum * velocity
+        velocity = SVI_MOMENTUM * velocity
     decoder.step()
     return with_gradient(rec * batch.loss_scale, start, adjoint), kl * batch.loss_scale
 
@@ -181,7 +185,7 @@ def beta_at(step: int, steps_per_epoch: int, section: ObjectiveSection) -> float
         return section.beta_end
     if section.beta == "cyclical":
         step %= max(1, round(section.cycle_epochs * steps_per_epoch))
-    return min(section.beta_end, section.beta_start + step / (section.anneal_epochs * steps_per_epoch))
+    return min(section.beta_end, BETA_START + step / (section.anneal_epochs * steps_per_epoch))
 
 
 # LagVAE (He et al. 2019): before each step the encoder alone is trained until it has caught up with the decoder.

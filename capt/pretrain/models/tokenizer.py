@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -23,6 +23,8 @@ Normalization = Literal["nmt_nfkc", "nmt_nfkc_cf", "nfkc", "nfkc_cf", "identity"
 class TokenizerSection(Section):
     """A tokenizer to use (``path``), or how to train one on ``data.*`` when there is none (cached by content)."""
 
+    removed: ClassVar = {"max_sentences": 1_000_000}
+
     path: Source | None = Field(
         None,
         description="folder with a tokenizer (ours, any Hugging Face one, vocab.json + merges.txt, vocab.txt), or"
@@ -36,7 +38,6 @@ class TokenizerSection(Section):
         description="how a trained tokenizer normalises text, in training and in use: Unicode's NFKC, nmt: control"
         " characters and kinds of spaces as well, cf: case folded; identity: not at all",
     )
-    max_sentences: PositiveInt = Field(1_000_000, description="lines of the corpus to train on, sampled by seed")
 
 
 def trained_tokenizer(
@@ -59,7 +60,8 @@ def trained_tokenizer(
         longest: sequence in tokens that ``transformers`` should let pass.
         ranks: those that need it.
     """
-    recipe = {**content, **section.model_dump(mode="json", exclude={"path"})}
+    # With removed keys, so that what an earlier version has trained is found.
+    recipe = {**content, **section.removed, **section.model_dump(mode="json", exclude={"path"})}
     folder = cache / "tokenizers" / digest_of(recipe)
     if not folder.exists():  # said by every rank: the one that trains may be one whose log is not shown
         logger.info("no tokenizer.path: one is trained on the text, and kept in %s", folder)
@@ -75,7 +77,7 @@ def trained_tokenizer(
             byte_fallback=section.byte_fallback,
             normalization=section.normalization,
             model_max_length=longest,
-            max_sentences=section.max_sentences,
+            max_sentences=section.removed["max_sentences"],
         )
 
     with ranks.synchronize_errors():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ import yaml
 
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config import load_job, load_mapping, resolve_path
-from capt.pretrain.config.load import shipped_jobs
+from capt.pretrain.config.base import Section
+from capt.pretrain.config.load import job_from_mapping, shipped_jobs
+from capt.pretrain.contrastive.task import noise_digest
 from capt.pretrain.language.config import LanguageJob
 
 
@@ -288,3 +291,36 @@ def test_a_stage_that_ranks_cannot_share_is_refused_before_the_first_step() -> N
     assert job.accumulation(8) == 3
     with pytest.raises(ValueError, match=r"batch.ramp 8 leaves one of 16 ranks .* set batch.ramp=16 or more"):
         job.accumulation(16)
+
+
+def _sections(cls: type[Section]) -> Iterator[tuple[str, type[Section]]]:
+    for name, field in cls.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield field.alias or name, field.annotation
+
+
+def test_removed_keys_of_earlier_versions() -> None:
+    """A run that has them at their old defaults is read as it was, and another value is refused with a remedy."""
+    needs = {"capt_language": "capt_tiny", "latent": "ptb/vae", "ace": "skipgram", "capt_pairs": "capt_pairs"}
+    tried = []
+    for task, name in needs.items():
+        mapping = load_mapping(name, [] if task in ("capt_language", "latent") else ["data.files=[none]"])
+        job = job_from_mapping(mapping, name)
+        for section, cls in _sections(type(job)):
+            if cls.removed:
+                own = {**mapping.get(section, {}), **cls.removed}
+                assert job_from_mapping({**mapping, section: own}, name) == job
+            for key, value in cls.removed.items():
+                tried.append(key)
+                other = {**mapping, section: {**mapping.get(section, {}), key: "other"}}
+                with pytest.raises(
+                    ConfigError, match=rf"{section}: {key} is {value} in every job now, and here 'other'"
+                ):
+                    job_from_mapping(other, name)
+    assert len(set(tried)) == 13
+
+
+def test_the_digest_of_noise_is_that_of_earlier_versions() -> None:
+    """A ledger that an earlier version began goes on with the same digests."""
+    assert noise_digest(load_job("capt_tiny"), ["corruption"]) == "24cab4d35871020af19895f99f3b2db6"
+    assert noise_digest(load_job("capt_vl_small"), ["objectives"]) == "aa6863e85827daf9ef5d1ea4a9476552"

@@ -30,7 +30,6 @@ OTHER: dict[str, Any] = {
     "matryoshka_weights": (1.0,),
     "in_batch": "local",
     "reduction": "sum",
-    "impl": "dense",
     "precision": "bf16x3",
 }
 """Another value than the default of every key that is an option."""

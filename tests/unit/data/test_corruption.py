@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from capt.pretrain import registry
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.randomness import generator_for
+from capt.pretrain.data import corruption
 from capt.pretrain.data.config import CorruptionConfig
 from capt.pretrain.data.corruption import (
     IGNORE,
@@ -112,14 +113,6 @@ def test_80_10_10(kind: str) -> None:
     assert not (changed & ~chosen).any()
 
 
-def test_shares_of_masking_follow_the_configuration() -> None:
-    out = corrupt(windows(20, 128), mask_fraction=1.0, random_fraction=0.0)
-    for row in range(20):
-        assert (out.tokens[row, used(out, row)] == 4).all()
-    kept = windows(20, 128)
-    assert np.array_equal(corrupt(kept, mask_fraction=0.0, random_fraction=0.0).tokens, kept)
-
-
 def test_the_rate_takes_its_course() -> None:
     """Lines between points, a jump where a share comes twice; the width follows, and validation has its own rate."""
     config = CorruptionConfig(rate=[(0.25, 0.3), (0.5, 0.2), (0.5, 0.1), (1.0, 0.05)], validation_rate=0.15)
@@ -153,11 +146,19 @@ def test_masked_positions_are_uniform() -> None:
     np.testing.assert_allclose(share["mask_spans"][10:-10], share["mask_spans"][10:-10].mean(), atol=0.02)
 
 
-def test_spans_are_geometric_and_share_one_fate() -> None:
+@pytest.fixture
+def no_random(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chosen tokens are masked or kept, and none becomes a random one."""
+    monkeypatch.setattr(corruption, "RANDOM", 0.0)
+
+
+@pytest.mark.usefixtures("no_random")
+def test_spans_are_geometric_and_share_one_fate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lengths of all spans but the shortened one: P(l) proportional to .8**(l-1), l <= 10, mean 3.797."""
     tokens = np.full((2000, 402), 9, dtype=np.int32)
     tokens[:, 0], tokens[:, -1] = 0, 2
-    out = corrupt(tokens, type="mask_spans", mask_fraction=0.5, random_fraction=0.0, rate=0.02)
+    monkeypatch.setattr(corruption, "MASKED", 0.5)
+    out = corrupt(tokens, type="mask_spans", rate=0.02)
     first = out.positions[:, :1]
     together = (out.positions == first + np.arange(8)).all(axis=1).mean()
     weights = 0.8 ** np.arange(10)
@@ -170,7 +171,7 @@ def test_spans_are_geometric_and_share_one_fate() -> None:
 
 
 def test_span_lengths_follow_the_truncated_geometric_distribution() -> None:
-    spans = MaskSpans(CorruptionConfig(span_p=0.2, span_max=10), VOCABULARY)
+    spans = MaskSpans(CorruptionConfig(), VOCABULARY)
     draws = np.random.default_rng(0).random(200_000)
     lengths = 1 + np.searchsorted(spans._cumulative, draws, side="right")
     assert lengths.max() == 10
@@ -213,11 +214,13 @@ def test_replaced_tokens_are_predicted() -> None:
     assert not (out.tokens[tokens >= 5] < 5).any()
 
 
-def test_a_later_corruption_leaves_alone_what_an_earlier_one_chose() -> None:
+@pytest.mark.usefixtures("no_random")
+def test_a_later_corruption_leaves_alone_what_an_earlier_one_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corruption, "MASKED", 1.0)
     tokens = windows(20, 128)
     alone, both = (
-        corrupt(tokens, mask_fraction=1.0, random_fraction=0.0),
-        corrupt(tokens, type="mask_tokens+shuffle", mask_fraction=1.0, random_fraction=0.0),
+        corrupt(tokens),
+        corrupt(tokens, type="mask_tokens+shuffle"),
     )
     for row in range(20):
         assert (both.tokens[row, used(alone, row)] == 4).all()
@@ -254,8 +257,8 @@ def test_other_packages_may_add_corruptions(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize(
     "bad",
-    [{"rate": 0}, {"rate": 1}, {"rate": -0.1}, {"rate": float("nan")}, {"mask_fraction": 0.9, "random_fraction": 0.2},
-     {"span_p": 0}, {"span_max": 0}, {"window": 0}, {"rates": 0.1}],
+    [{"rate": 0}, {"rate": 1}, {"rate": -0.1}, {"rate": float("nan")}, {"span_p": 0.3}, {"window": 0},
+     {"rates": 0.1}],
 )  # fmt: skip
 def test_impossible_settings_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(ValidationError):

@@ -21,7 +21,7 @@ from capt.pretrain.latent.config import LatentJob
 from capt.pretrain.latent.corpus import END, START
 from capt.pretrain.latent.models import TextDecoder, build, optimizers
 from capt.pretrain.latent.posterior import Normal
-from capt.pretrain.latent.training import train_step
+from capt.pretrain.latent.training import SVI_MOMENTUM, train_step
 from tests.latent import small_job
 from tests.support import run_ranks
 
@@ -126,7 +126,7 @@ def _sa_vae(job: LatentJob, modules: Any, batch: Batch, noise: StepNoise) -> Ten
         at.register_hook(lambda g: g * min(1.0, section.svi_clip / (float(g.norm()) + 1e-6)))
         halves = [half * min(1.0, section.svi_clip / (float(half.detach().norm()) + 1e-6))
                   for half in gradient.chunk(2, 1)]  # fmt: skip
-        velocity = section.svi_momentum * velocity - section.svi_lr * torch.cat(halves, 1)
+        velocity = SVI_MOMENTUM * velocity - section.svi_lr * torch.cat(halves, 1)
         at = at + velocity
     return nelbo(at, sampled.eps)
 
