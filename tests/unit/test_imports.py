@@ -170,7 +170,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "launcher.preflight": (
         *(*BASE, "pretrain.config", "pretrain.engine.step_folders", "pretrain.plan", "pretrain.registry"),
-        *_in("launcher", "environment", "plan", "ssh"),
+        *_in("launcher", "environment", "plan", "ssh", "supervisor"),
     ),
     "launcher.sweep": (
         *_in("pretrain", "base", "config", "engine", "report"),

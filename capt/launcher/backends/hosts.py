@@ -18,9 +18,9 @@ from capt.launcher.plan import Command, End, Launch, Plan
 from capt.launcher.ssh import Host, allow_hosts
 from capt.launcher.supervisor import processes
 from capt.launcher.supervisor.activity import Crash
-from capt.launcher.supervisor.link import Link, ask, ask_for_gpus
+from capt.launcher.supervisor.link import Link, ask, ask_for_gpus, end
 from capt.launcher.supervisor.output import Output
-from capt.launcher.supervisor.remote import Gathering, NotReachedError, RemoteRanks, end
+from capt.launcher.supervisor.remote import Gathering, NotReachedError, RemoteRanks
 from capt.pretrain.base.errors import ConfigError, MachineError, counted, machines_at_fault
 from capt.pretrain.base.process import SECRET
 from capt.pretrain.engine.engines.deepspeed_config import deepspeed_config

@@ -1,4 +1,4 @@
-"""What is known of the hosts: their own answers as checked records, and what asking them has shown."""
+"""Answers of the hosts as checked records, and the findings of asking them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,17 @@ from pydantic import BaseModel, ConfigDict
 from capt.launcher.ssh import Host
 
 
-class _Answer(BaseModel):
+class Answer(BaseModel):
+    """The answer of a host to a question."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class Facts(_Answer):
+class Done(Answer):
+    """The answer of a host that has done what it was asked."""
+
+
+class Facts(Answer):
     """A host's own answer (``capt.launcher.preflight.probe.facts``). Sizes are bytes; -1 is none, or no limit."""
 
     python: str
@@ -33,7 +39,7 @@ class Facts(_Answer):
     descriptors: int
 
 
-class Meeting(_Answer):
+class Meeting(Answer):
     """How a host reached the rendezvous: what was said there, the address reached, the own address and interface."""
 
     said: str
@@ -42,14 +48,14 @@ class Meeting(_Answer):
     interface: str
 
 
-class ClockAnswer(_Answer):
+class ClockAnswer(Answer):
     """A host's clock, in seconds since 1970."""
 
     time: float
 
 
-class Seen(_Answer):
-    """Whether a host sees a file."""
+class Seen(Answer):
+    """The answer of a host that looked for a file."""
 
     seen: bool
 
@@ -64,7 +70,7 @@ class Clock:
 
 @dataclass
 class Findings:
-    """What asking one host has shown. A text that is not empty is a problem."""
+    """Findings of asking one host. A text that is not empty is a problem."""
 
     host: Host
     lost: str = ""

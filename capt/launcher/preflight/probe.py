@@ -32,7 +32,7 @@ MARK = "capt-preflight "
 PACKAGES = ("torch", "deepspeed", "capt-pretraining")
 _OURS = ("capt",)
 _SIOCGIFADDR = 0x8915
-_PATIENCE = 5.0
+PATIENCE = 5.0
 """Seconds within which a file that another host has written must be seen, or a connection be answered."""
 
 _written: list[str] = []
@@ -163,7 +163,7 @@ def write(path: str, text: str) -> Answer:
     return {}
 
 
-def sees(path: str, text: str, patience: float = _PATIENCE) -> Answer:
+def sees(path: str, text: str, patience: float = PATIENCE) -> Answer:
     """Whether a file is here and holds ``text``, after a wait for slow file servers."""
     until = time.monotonic() + patience
     while True:
@@ -204,14 +204,14 @@ def _greet(server: socket.socket, token: bytes) -> None:
         except OSError:  # closed
             return
         with contextlib.suppress(OSError), caller:
-            caller.settimeout(_PATIENCE)
+            caller.settimeout(PATIENCE)
             caller.sendall(token)
             caller.recv(1)  # the caller closes first, so that the port is free immediately
 
 
 def connect(address: str, port: int) -> Answer:
     """Call the rendezvous: what it says, its address as seen from here, and the address and interface used for it."""
-    with socket.create_connection((address, port), timeout=_PATIENCE) as call:
+    with socket.create_connection((address, port), timeout=PATIENCE) as call:
         peer, own = call.getpeername()[0], call.getsockname()[0]
         said = call.recv(64).decode(errors="replace")
     name = next((name for name, one in interfaces().items() if one == own), "")

@@ -33,7 +33,6 @@ from capt.launcher.supervisor.node import PROGRAM
 from capt.launcher.supervisor.output import Output
 from capt.pretrain.base.files import printable
 
-_MARK = MARK.encode()
 _SUSPENDED = 2.0
 ANSWER = 30.0
 """Seconds for ssh, which itself gives up a connection after 10, or srun, the login shell and the start of Python."""
@@ -53,23 +52,147 @@ class Client(Protocol):
         """Wait for the end. Raises ``subprocess.TimeoutExpired``."""
 
 
-class Link:
-    """The way to one host, and the supervisor at its end."""
+class Line:
+    """The way to a program on one host, which speaks in lines that begin with ``mark``; nothing waits for it."""
 
-    def __init__(self, host: str, client: Client, output: Output, greeting: bytes, answer: float = ANSWER) -> None:
-        """Say the greeting; whether it arrives shows when ``up`` is there, or ``lost`` says why not.
+    mark: bytes
+    most_words = 8
+    """Lines of ssh or a login shell that say why a host is lost, at most."""
 
-        A host is lost that has said nothing after ``answer`` seconds.
-        """
-        self.host, self._output = host, output
-        self._client, self._answer = client, answer
-        self._process: subprocess.Popen[bytes] | None = None
+    def __init__(self, host: str, client: Client, greeting: bytes) -> None:
+        self.host, self._client = host, client
+        self._process = client if isinstance(client, subprocess.Popen) else None
         for pipe in self._pipes():
             if not pipe.closed:
                 os.set_blocking(pipe.fileno(), False)
         self._unsent, self._line, self._said = greeting, b"", b""
-        self._last_words: deque[str] = deque(maxlen=8)
-        self._begun = self._looked = self._awake = self.heard = time.monotonic()
+        self._last_words: deque[str] = deque(maxlen=self.most_words)
+        self.heard = time.monotonic()
+        self.lost = ""
+        """Why nothing is to be heard of this host any more."""
+        self.exit_code: int | None = None
+        """The exit code of a connection that has ended."""
+        self.in_order = False
+
+    def say(self, words: bytes) -> None:
+        """Send ``words``; nothing happens when the host is lost."""
+        self._unsent += words
+        self.write()
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Register the pipes that are to be waited for."""
+        stdin, stdout, stderr = self._pipes()
+        for pipe in (stdout, stderr):
+            if not pipe.closed:
+                selector.register(pipe, selectors.EVENT_READ, self)
+        if self._unsent and not stdin.closed:
+            selector.register(stdin, selectors.EVENT_WRITE, self)
+
+    def write(self) -> None:
+        """Send what the pipe takes."""
+        stdin = self._pipes()[0]
+        with suppress(BlockingIOError):
+            try:
+                while self._unsent and not stdin.closed:
+                    self._unsent = self._unsent[os.write(stdin.fileno(), self._unsent) :]
+            except (BrokenPipeError, ConnectionResetError):  # reading says why
+                self._unsent = b""
+
+    def read(self) -> None:
+        """Take what has come from the program and what it has started."""
+        stdout = self._pipes()[1]
+        self._read_errors()
+        *lines, self._line = (self._line + self._take(stdout)).split(b"\n")
+        for line in lines:
+            if line.startswith(self.mark) and not self.lost:
+                self.heard = time.monotonic()
+                self._understand(line.removeprefix(self.mark))
+        if len(self._line) > LONGEST:
+            self._give_up("a word without an end")
+        if stdout.closed and not self.lost:
+            with suppress(subprocess.TimeoutExpired):
+                self.exit_code = self._client.wait(2.0)
+            self._read_errors()  # its last words
+            self._give_up(self._end())
+
+    def judge(self) -> None:
+        """Give a host up that is silent."""
+
+    def hang_up(self) -> None:
+        """End the program, which ends what it has started."""
+        self._unsent = b""
+        self._pipes()[0].close()
+
+    def is_ending(self) -> bool:
+        """Return true where the connection is still there, and can be expected to end."""
+        return self._client.poll() is None and not self.lost
+
+    def close(self) -> None:
+        """End the connection. The end is ``in_order`` when the program has ended by itself, with 0."""
+        self.in_order = self._client.poll() == 0
+        if self._process is not None:
+            processes.kill_tree(self._process)
+        self._client.wait()
+        with suppress(OSError):
+            self.read()
+        for pipe in self._pipes():
+            pipe.close()
+
+    def _pipes(self) -> tuple[Any, Any, Any]:
+        return self._client.stdin, self._client.stdout, self._client.stderr
+
+    def _read_errors(self) -> None:
+        *lines, self._said = (self._said + self._take(self._pipes()[2])).replace(b"\r", b"\n").split(b"\n")
+        # A line that does not end is handed on in pieces.
+        if len(self._said) > LONGEST:
+            lines, self._said = [*lines, self._said], b""
+        for line in filter(None, lines):
+            self._print(line)
+
+    def _take(self, pipe: Any) -> bytes:
+        data = b""
+        with suppress(BlockingIOError):
+            # Bounded, so that a host that prints all the time does not keep the others waiting.
+            while not pipe.closed and len(data) < LONGEST:
+                try:
+                    chunk = os.read(pipe.fileno(), 1 << 16)
+                except (ConnectionResetError, TimeoutError):
+                    chunk = b""
+                if not chunk:
+                    pipe.close()
+                data += chunk
+        return data
+
+    def _print(self, line: bytes) -> None:
+        """Keep a line of stderr: what ssh or a login shell says tells why a host cannot be reached."""
+        self._last_words.append(printable(line.decode(errors="replace"), 400))
+
+    def _understand(self, line: bytes) -> None:
+        """Take a line of the program, without its mark."""
+        raise NotImplementedError
+
+    def _end(self) -> str:
+        """Say why the connection has ended."""
+        raise NotImplementedError
+
+    def _give_up(self, reason: str) -> None:
+        self.lost = self.lost or reason
+        self._unsent = b""
+
+
+class Link(Line):
+    """The way to one host, and the supervisor at its end."""
+
+    mark = MARK.encode()
+
+    def __init__(self, host: str, client: Client, output: Output, greeting: bytes, answer: float = ANSWER) -> None:
+        """Send the greeting; ``up`` is set when it has arrived, or ``lost`` says why not.
+
+        A host is lost that has said nothing after ``answer`` seconds.
+        """
+        super().__init__(host, client, greeting)
+        self._output, self._answer = output, answer
+        self._begun = self._looked = self._awake = self.heard
         self.up: Up | None = None
         self.ranks: tuple[RankNews, ...] = ()
         self.idle = 0.0
@@ -78,9 +201,6 @@ class Link:
         self.stacks: Stacks | None = None
         self.met: Met | None = None
         self.gpus: GPUs | None = None
-        self.lost = ""
-        """Why nothing is to be heard of this node any more."""
-        self.in_order = False
 
     @classmethod
     def through(
@@ -101,54 +221,11 @@ class Link:
         """
         client = processes.start(command, environment, on_parent_death=signal.SIGKILL, piped=True)
         told = packed({"folder": str(Path.cwd()), "path": path, "signalled": signalled})
-        link = cls(host, client, output, PROGRAM + told, answer)
-        link._process = client
-        return link
+        return cls(host, client, output, PROGRAM + told, answer)
 
     def send(self, what: str, **details: Any) -> None:
         """Tell the node to do something; nothing happens when it is lost."""
-        self._unsent += packed({"do": what, **details})
-        self.write()
-
-    def register(self, selector: selectors.BaseSelector) -> None:
-        """What is to be waited for."""
-        stdin, stdout, stderr = self._pipes()
-        for pipe in (stdout, stderr):
-            if not pipe.closed:
-                selector.register(pipe, selectors.EVENT_READ, self)
-        if self._unsent and not stdin.closed:
-            selector.register(stdin, selectors.EVENT_WRITE, self)
-
-    def write(self) -> None:
-        """Send what the pipe takes."""
-        stdin = self._pipes()[0]
-        with suppress(BlockingIOError):
-            try:
-                while self._unsent and not stdin.closed:
-                    self._unsent = self._unsent[os.write(stdin.fileno(), self._unsent) :]
-            except (BrokenPipeError, ConnectionResetError):  # reading says why
-                self._unsent = b""
-
-    def read(self) -> None:
-        """Take what has come from the node and its ranks."""
-        _, stdout, stderr = self._pipes()
-        *lines, self._said = (self._said + self._take(stderr)).replace(b"\r", b"\n").split(b"\n")
-        # A line that does not end is handed on in pieces.
-        if len(self._said) > LONGEST:
-            lines, self._said = [*lines, self._said], b""
-        for line in filter(None, lines):
-            # Until the supervisor is up, ssh or a login shell speaks: it tells why a host cannot be reached.
-            if self.up is None:
-                self._last_words.append(printable(line.decode(errors="replace"), 400))
-            else:
-                self._output.put(self.host, line)
-        *lines, self._line = (self._line + self._take(stdout)).split(b"\n")
-        for line in lines:
-            self._understand(line)
-        if len(self._line) > LONGEST:
-            self._give_up("a word without an end")
-        if stdout.closed and not self.lost:
-            self._give_up(self._end())
+        self.say(packed({"do": what, **details}))
 
     def judge(self) -> None:
         """Give a node up that is silent. Time counts from when this process continued, where it was suspended."""
@@ -161,52 +238,19 @@ class Link:
         elif self.up is not None and now - max(self.heard, self._awake) > SILENCE:
             self._give_up(f"nothing heard for {SILENCE:g} s")
 
-    def hang_up(self) -> None:
-        """End the node, which ends its ranks."""
-        self._unsent = b""
-        self._pipes()[0].close()
-
-    def is_ending(self) -> bool:
-        """Whether the connection is still there, and can be expected to end."""
-        return self._client.poll() is None and not self.lost
-
-    def close(self) -> None:
-        """End the connection. The end is ``in_order`` when the node has seen all its ranks end."""
-        self.in_order = self._client.poll() == 0
-        if self._process is not None:
-            processes.kill_tree(self._process)
-        self._client.wait()
-        with suppress(OSError):
-            self.read()
-        for pipe in self._pipes():
-            pipe.close()
-
-    def _pipes(self) -> tuple[Any, Any, Any]:
-        return self._client.stdin, self._client.stdout, self._client.stderr
-
-    def _take(self, pipe: Any) -> bytes:
-        data = b""
-        with suppress(BlockingIOError):
-            # Bounded, so that a node that prints all the time does not keep the others waiting.
-            while not pipe.closed and len(data) < LONGEST:
-                try:
-                    chunk = os.read(pipe.fileno(), 1 << 16)
-                except (ConnectionResetError, TimeoutError):
-                    chunk = b""
-                if not chunk:
-                    pipe.close()
-                data += chunk
-        return data
+    def _print(self, line: bytes) -> None:
+        # Until the supervisor is up, ssh or a login shell speaks.
+        if self.up is None:
+            super()._print(line)
+        else:
+            self._output.put(self.host, line)
 
     def _understand(self, line: bytes) -> None:
-        if not line.startswith(_MARK) or self.lost:
-            return
         try:
-            news = News.model_validate_json(line[len(_MARK) :])
+            news = News.model_validate_json(line)
         except ValidationError:
-            self._give_up("a word that is none")
+            self._give_up("an invalid word")
             return
-        self.heard = time.monotonic()
         # The node's own time comes back to it and renews its lease.
         self.send("beat", now=news.now)
         self.up = self.up or news.up
@@ -218,18 +262,25 @@ class Link:
             self._give_up(printable(news.problem))
 
     def _end(self) -> str:
-        """Why the connection has ended."""
-        try:
-            code: int | None = self._client.wait(2.0)
-        except subprocess.TimeoutExpired:
-            code = None
+        code = self.exit_code
         if self.up is None and self._last_words:
             return "; ".join(self._last_words)
         return "the connection has ended" if code in (None, 255) else f"its supervisor has ended (exit code {code})"
 
-    def _give_up(self, reason: str) -> None:
-        self.lost = self.lost or reason
-        self._unsent = b""
+
+_ENDING = 8.0
+
+
+def end(lines: Sequence[Line]) -> None:
+    """End the programs at the ends of ``lines``."""
+    for line in lines:
+        line.hang_up()
+    # All were told first, so that hundreds end in the time of one.
+    until = time.monotonic() + _ENDING
+    while any(line.is_ending() for line in lines) and time.monotonic() < until:
+        pump(lines, REPORT / 10)
+    for line in lines:
+        line.close()
 
 
 def ask(asked: Iterable[Link], lines: Iterable[Link], what: str, **where: Any) -> dict[Link, Met]:
@@ -257,18 +308,17 @@ def _wait_for(
         pump(lines, REPORT / 10)
 
 
-def pump(links: Iterable[Link], seconds: float) -> None:
+def pump(lines: Iterable[Line], seconds: float) -> None:
     """Read and write on all lines for so long, or until something has come."""
-    links = list(links)
+    lines = list(lines)
     with selectors.DefaultSelector() as selector:
-        for link in links:
-            link.register(selector)
+        for line in lines:
+            line.register(selector)
         if not selector.get_map():
             time.sleep(seconds)
         for key, _ in selector.select(seconds) if selector.get_map() else ():
-            link = key.data
             if not key.fileobj.closed:  # type: ignore[union-attr]
-                link.write()
-                link.read()
-    for link in links:
-        link.judge()
+                key.data.write()
+                key.data.read()
+    for line in lines:
+        line.judge()

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from capt.launcher.ssh import Host
 from capt.launcher.supervisor.heartbeats import Pulse
-from capt.launcher.supervisor.link import Link, pump
+from capt.launcher.supervisor.link import Link, end, pump
 from capt.launcher.supervisor.messages import REPORT
 from capt.launcher.supervisor.ranks import HEARING, Lost
 
@@ -148,7 +148,6 @@ class Gathering:
 
 
 _FRESH = 4 * REPORT
-_ENDING = 8.0
 
 
 class Left(NamedTuple):
@@ -275,15 +274,3 @@ class RemoteRanks:
             for link in self._links
             if link.up is not None and not link.in_order
         }
-
-
-def end(links: Sequence[Link]) -> None:
-    """End the supervisors of nodes."""
-    for link in links:
-        link.hang_up()
-    # All were told first, so that hundreds end in the time of one.
-    until = time.monotonic() + _ENDING
-    while any(link.is_ending() for link in links) and time.monotonic() < until:
-        pump(links, REPORT / 10)
-    for link in links:
-        link.close()

@@ -19,10 +19,10 @@ from capt.launcher.backends.watching import Watcher
 from capt.launcher.plan import End, Launch, Options, Plan
 from capt.launcher.ssh import Host, ssh_command
 from capt.launcher.supervisor import node, processes
-from capt.launcher.supervisor.link import Link, pump
+from capt.launcher.supervisor.link import Link, end, pump
 from capt.launcher.supervisor.messages import MARK, SILENCE
 from capt.launcher.supervisor.output import Output
-from capt.launcher.supervisor.remote import RemoteRanks, end
+from capt.launcher.supervisor.remote import RemoteRanks
 from capt.pretrain.base.process import born
 from capt.pretrain.config.load import load_job
 from capt.pretrain.config.reader import job_to_yaml

@@ -14,7 +14,7 @@ from capt.launcher.preflight import probe
 from capt.launcher.preflight import survey as room
 from capt.launcher.preflight.facts import Survey
 from capt.launcher.preflight.run import compare
-from capt.launcher.preflight.survey import LostError, Session, survey
+from capt.launcher.preflight.survey import survey
 from capt.launcher.ssh import Host, allow_hosts
 from tests.support import free_port
 
@@ -67,13 +67,13 @@ def own_path(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setenv("PATH", environment(folder)["PATH"])
 
 
-def ask(folder: Path, *names: str, port: int | None = None) -> Survey:
+def ask(folder: Path, *names: str, port: int | None = None, path: str = os.environ["PATH"]) -> Survey:
     return survey(
         tuple(Host(name, 1) for name in names),
         run_dir=folder / "shared" / "runs" / "first",
         address="127.0.0.1",
         port=port or free_port(),
-        environment=environment(folder),
+        environment={**environment(folder), "PATH": f"{folder / 'bin'}:{path}"},
         forwarded={"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"},
     )
 
@@ -160,15 +160,16 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_hosts_are_blamed(fol
     assert faults(found) == {"": "run folder"}
 
 
-def test_without_ssh_every_host_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(folder))
-    with pytest.raises(LostError, match="ssh cannot be started"):
-        Session("a", {"PATH": str(folder)})
+def test_without_ssh_every_host_says_so(folder: Path) -> None:
+    (folder / "bin" / "ssh").unlink()
+    found = ask(folder, "a", "b", path="")
+    assert [one.lost for one in found.hosts] == ["ssh cannot be started: No such file or directory"] * 2
+    assert faults(found) == {"a": "ssh", "b": "ssh"}
 
 
 def test_what_would_steer_a_terminal_is_not_repeated(folder: Path) -> None:
     (folder / "bin" / "ssh").write_text("#!/bin/sh\nprintf '\\033]0;title\\007bad\\r\\n' >&2\nexit 255\n")
-    with Session("a", environment(folder)) as session, pytest.raises(LostError) as caught:
-        session.ask("now", 20)
-    assert caught.value.reason.isprintable()
-    assert "bad" in caught.value.reason
+    (asked,) = ask(folder, "a").hosts
+    assert asked.lost.isprintable()
+    assert "bad" in asked.lost
+    assert asked.exit_code == 255
