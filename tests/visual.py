@@ -1,14 +1,11 @@
-"""Small files of VQA, GQA, NLVR2 and NLVR v1 with their region stores, shared by tests of fine-tuning on pictures."""
+"""Small files of VQA, GQA and NLVR2 with their region stores, shared by tests of fine-tuning on pictures."""
 
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
-from capt.pretrain.regions.nlvr1 import FEATURES_OF, read_scenes
-from capt.pretrain.regions.writer import write_store
 from tests.vision_language import CLASSES, COLOURS, make_pictures, write_small_store
 
 ENCODER = {
@@ -43,64 +40,29 @@ def write_questions(path: Path, first: int, count: int, *, gqa: bool = False) ->
     return path
 
 
-def write_pairs(path: Path, first: int, count: int) -> Path:
-    """LXMERT's JSON of NLVR2: whether a thing is in the left picture."""
+def write_pairs(path: Path, first: int, count: int, *, labels: bool = True) -> Path:
+    """Write LXMERT's JSON of NLVR2: whether a thing is in the left picture."""
     rows, all_things = [], things_of(first + count + 1)
     for number in range(first, first + count):
         for k in range(2):
             thing = CLASSES[(number + 3 * k) % len(CLASSES)]
             label = int(any(thing == name for _, name in all_things[number]))
-            pictures = {"img0": f"picture{number}", "img1": f"picture{number + 1}"}
-            sentence = f"a {thing} is in the left picture"
-            rows.append(
-                {
-                    "identifier": f"dev-{number}-{k}-0",
-                    **pictures,
-                    "label": label,
-                    "sent": sentence,
-                    "uid": f"u{number}{k}",
-                }
-            )
+            row = {
+                "identifier": f"dev-{number}-{k}-0",
+                "sent": f"a {thing} is in the left picture",
+                "uid": f"u{number}{k}",
+            }
+            row |= {"img0": f"picture{number}", "img1": f"picture{number + 1}"}
+            rows.append({**row, "label": label} if labels else row)
     path.write_text(json.dumps(rows))
     return path
-
-
-def _item(draw: random.Random) -> dict[str, Any]:
-    return {
-        "type": draw.choice(["square", "circle", "triangle"]),
-        "color": draw.choice(["Black", "#0099ff", "Yellow"]),
-        "size": 20,
-        "x_loc": draw.randrange(80),
-        "y_loc": draw.randrange(80),
-    }
-
-
-def write_scenes(path: Path, stems: int, *, labels: bool = True, seed: int = 0) -> Path:
-    """JSON lines of NLVR v1: whether some box holds a triangle, two rows a stem."""
-    lines = []
-    for stem in range(stems):
-        for k in range(2):
-            draw = random.Random(f"{seed}/{stem}/{k}")
-            boxes = [[_item(draw) for _ in range(draw.randrange(3))] for _ in range(3)]
-            truth = any(item["type"] == "triangle" for box in boxes for item in box)
-            row: dict[str, Any] = {"identifier": f"{seed}{stem}-{k}", "structured_rep": boxes}
-            row["sentence"] = "There is a triangle in a box"
-            lines.append(json.dumps({**row, "label": str(truth).lower()} if labels else row))
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
-def write_scene_store(folder: Path, files: list[Path]) -> Path:
-    """The region store of NLVR v1 files."""
-    write_store(folder, (picture for _, picture in read_scenes(files)), feature_dtype="fp32", features_of=FEATURES_OF)
-    return folder
 
 
 def write_words(folder: Path) -> Path:
     """A tokenizer of BERT's kind that knows the words of all these files."""
     folder.mkdir(parents=True, exist_ok=True)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *CLASSES, *COLOURS]
-    words += ["what", "colour", "is", "the", "a", "in", "left", "picture", "there", "triangle", "box"]
+    words += ["what", "colour", "is", "the", "a", "in", "left", "picture"]
     (folder / "vocab.txt").write_text("\n".join(dict.fromkeys(words)) + "\n")
     return folder
 
@@ -109,19 +71,16 @@ def visual_mapping(folder: Path, task: str = "vqa", **changes: Any) -> dict[str,
     """A job mapping with everything small; files and store are written at the first call in ``folder``."""
     home = folder / task
     train, held_out = home / "train.json", home / "validation.json"
-    store = home / "store" if task == "nlvr1" else folder / "pictures"
+    store = folder / "pictures"
     if not home.exists():
         home.mkdir(parents=True)
-        if task == "nlvr1":
-            write_scene_store(store, [write_scenes(train, 20), write_scenes(held_out, 6, seed=1)])
-        else:
-            if not store.exists():
-                write_small_store(store, 30)
-            for path, first, count in ((train, 0, 20), (held_out, 20, 8)):
-                if task == "nlvr2":
-                    write_pairs(path, first, count)
-                else:
-                    write_questions(path, first, count, gqa=task == "gqa")
+        if not store.exists():
+            write_small_store(store, 30)
+        for path, first, count in ((train, 0, 20), (held_out, 20, 8)):
+            if task == "nlvr2":
+                write_pairs(path, first, count)
+            else:
+                write_questions(path, first, count, gqa=task == "gqa")
     mapping: dict[str, Any] = {
         "task": {"type": "visual"},
         "run": {"dir": str(folder / f"run-{task}"), "log_every": 1, "tensorboard": False, "threads": 1},

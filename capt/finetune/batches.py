@@ -65,15 +65,6 @@ class RowSet(Protocol):
         ...
 
 
-@runtime_checkable
-class AugmentedRowSet(RowSet, Protocol):
-    """A data set whose rows are changed at random whenever they are trained on; evaluation reads them as they are."""
-
-    def training_batch(self, numbers: RowNumbers, samples: RowNumbers) -> Batch[Any]:
-        """The rows with these numbers, each changed by its sample number alone (whatever rank or restart reads it)."""
-        ...
-
-
 @dataclass(frozen=True)
 class StepBatches:
     """This rank's micro-batches of an optimizer step, and the tokens (padding not counted) of all ranks together."""
@@ -90,14 +81,7 @@ def training_steps(
     for start in starts:
         numbers = order.rows(start)
         places = micro_batches_of_rank(lengths[numbers], micro, world, rank, bucketing=bucketing)
-        yield StepBatches([_trained_on(rows, numbers, start, part) for part in places], int(lengths[numbers].sum()))
-
-
-def _trained_on(rows: RowSet, numbers: RowNumbers, start: int, places: Int64[np.ndarray, " micro"]) -> Batch[Any]:
-    """The micro-batch at these places of the step that begins at the sample number ``start``."""
-    if isinstance(rows, AugmentedRowSet):
-        return rows.training_batch(numbers[places], start + places)
-    return rows.batch(numbers[places])
+        yield StepBatches([rows.batch(numbers[part]) for part in places], int(lengths[numbers].sum()))
 
 
 def evaluation_batches(

@@ -69,7 +69,7 @@ def test_another_table_of_answers_takes_the_rows_that_both_have(
 def test_an_answer_head_without_names_is_never_lost_in_silence(
     trained: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """airsplay's file has the weights of a whole LXMERT, and nothing that says what its classes of answers are."""
+    """The released weights are a whole LXMERT, and nothing says what its classes of answers are."""
     loaded = load_model(Path(trained["run"]["dir"]))
     assert loaded.answers is not None
     hf = export(Path(trained["run"]["dir"]), tmp_path / "hf", to="hf")

@@ -24,14 +24,14 @@ from capt.pretrain.vision_language.load import load_model
 from tests.runs import training_rows
 from tests.support import run_ranks, train_job
 from tests.vision_language import make_pictures, vision_language_mapping
-from tests.visual import visual_mapping, write_scene_store, write_scenes, write_small_store
+from tests.visual import visual_mapping, write_pairs, write_small_store
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of VQA, and one of NLVR v1."""
+    """A run of VQA, and one of NLVR2."""
     folder = tmp_path_factory.mktemp("visual")
-    jobs = [visual_mapping(folder, "vqa", schedule={"epochs": 6}), visual_mapping(folder, "nlvr1")]
+    jobs = [visual_mapping(folder, "vqa", schedule={"epochs": 6}), visual_mapping(folder, "nlvr2")]
     for job in jobs:
         assert run_ranks(train_job, 1, job) == [0]
     return folder
@@ -65,32 +65,29 @@ def test_questions_are_learnt_evaluated_and_dumped(folder: Path, tmp_path: Path)
 
 
 def test_statements_without_labels_give_a_dump_and_no_metric(folder: Path, tmp_path: Path) -> None:
-    """A held-out file of NLVR v1 and a store that has been imported with it."""
-    hidden = write_scenes(tmp_path / "hidden.json", 4, labels=False, seed=5)
-    store = write_scene_store(tmp_path / "store", [hidden])
-    with pytest.raises(DataError, match="8 pictures not in the region store"):
-        evaluate(folder / "run-nlvr1", data=[hidden])
-    trained = load_visual(folder / "run-nlvr1")
+    """A held-out file of NLVR2 and a store that has its pictures."""
+    hidden = write_pairs(tmp_path / "hidden.json", 36, 4, labels=False)
+    store = write_small_store(tmp_path / "store", 44)
+    with pytest.raises(DataError, match="5 pictures not in the region store"):
+        evaluate(folder / "run-nlvr2", data=[hidden])
+    trained = load_visual(folder / "run-nlvr2")
     data = trained.job.data.model_copy(update={"regions": tmp_path / "gone"})
     moved = replace(trained, job=trained.job.model_copy(update={"data": data}))
     with pytest.raises(DataError, match="-o regions=STORE"):
         evaluate(moved, data=[hidden])
-    result = evaluate(folder / "run-nlvr1", data=[hidden], regions=store, predictions=tmp_path / "out.csv")
+    result = evaluate(folder / "run-nlvr2", data=[hidden], regions=store, predictions=tmp_path / "out.csv")
     assert result["metrics"] == {}
     assert as_text(result).endswith("no metric: the rows have no labels")
     lines = (tmp_path / "out.csv").read_text().splitlines()
-    names = [json.loads(line)["identifier"] for line in hidden.read_text().splitlines()]
+    names = [row["identifier"] for row in json.loads(hidden.read_text())]
     assert [line.split(",")[0] for line in lines] == names
-    assert {line.split(",")[1] for line in lines} <= {"true", "false"}
-    labelled = write_scenes(tmp_path / "labelled.json", 4, seed=5)
-    scored = evaluate(folder / "run-nlvr1", data=[labelled], regions=store)
-    right = [
-        line.split(",")[1] == json.loads(row)["label"]
-        for line, row in zip(lines, labelled.read_text().splitlines(), strict=True)
-    ]
+    assert {line.split(",")[1] for line in lines} <= {"True", "False"}
+    labelled = write_pairs(tmp_path / "labelled.json", 36, 4)
+    scored = evaluate(folder / "run-nlvr2", data=[labelled], regions=store)
+    rows = json.loads(labelled.read_text())
+    right = [line.split(",")[1] == str(bool(row["label"])) for line, row in zip(lines, rows, strict=True)]
     assert scored["metrics"]["accuracy"] == pytest.approx(sum(right) / 8)
-    pairs = [all(right[i : i + 2]) for i in range(0, 8, 2)]
-    assert scored["metrics"]["consistency"] == pytest.approx(sum(pairs) / 4)
+    assert scored["metrics"]["consistency"] == pytest.approx(sum(right) / 8), "every statement has its own sentence"
 
 
 def test_a_checkpoint_says_what_features_it_takes(folder: Path, tmp_path: Path) -> None:
@@ -180,7 +177,7 @@ def test_the_export_gives_the_same_answers_in_transformers(folder: Path, tmp_pat
     torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
     answers = json.loads((ours.checkpoint / "answers.json").read_text())
     assert [model.config.id2label[i] for i in range(len(answers))] == answers
-    failed = CliRunner().invoke(app, ["convert", str(folder / "run-nlvr1"), str(tmp_path / "no"), "--to", "hf"])
+    failed = CliRunner().invoke(app, ["convert", str(folder / "run-nlvr2"), str(tmp_path / "no"), "--to", "hf"])
     assert isinstance(failed.exception, CheckpointError) or "transformers has no LXMERT for statements" in failed.output
     assert not (tmp_path / "no").exists()
 

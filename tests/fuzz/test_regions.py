@@ -1,4 +1,4 @@
-"""Region stores, feature files and scenes from somebody else."""
+"""Region stores and feature files from somebody else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from capt.pretrain.regions.writer import write_store
 from tests.fuzz.harness import HOSTILE, check, command, inputs, library, mutated, snapshot
 from tests.fuzz.planting import changed_json, plant
 from tests.unit.regions.pictures import random_pictures
-from tests.unit.regions.test_nlvr1 import ROW
 
 
 @pytest.fixture(scope="module")
@@ -105,26 +104,17 @@ def _tsv(rng: random.Random) -> bytes:
     return b"".join(rows)
 
 
-def _scenes(rng: random.Random) -> bytes:
-    rows = [{**ROW, "identifier": f"{number}-0"} for number in range(3)]
-    if rng.random() < 0.5:
-        return mutated(rng, "".join(json.dumps(row) + "\n" for row in rows).encode())
-    changed = [*rows[:2], changed_json(rng, rows[2])]
-    return "".join(json.dumps(row) + "\n" for row in changed).encode()
-
-
-@pytest.mark.parametrize("kind", ["tsv", "scenes"])
-def test_feature_files(tmp_path: Path, kind: str) -> None:
+def test_feature_files(tmp_path: Path) -> None:
     codes = set()
     path, out = tmp_path / "f", tmp_path / "store"
-    for number, rng in inputs(f"regions-{kind}"):
-        path.write_bytes(_tsv(rng) if kind == "tsv" else _scenes(rng))
-        outcome = library(partial(import_regions, out, [path], workers=1, format="lxmert" if kind == "tsv" else None))
-        check(outcome, f"regions-{kind}:{number}")
+    for number, rng in inputs("regions-tsv"):
+        path.write_bytes(_tsv(rng))
+        outcome = library(partial(import_regions, out, [path], workers=1))
+        check(outcome, f"regions-tsv:{number}")
         if outcome.code == 0:
             _use(out, Verifier(tmp_path / "cache", again=True))
             shutil.rmtree(out)
-        assert {entry.name for entry in tmp_path.iterdir()} <= {"f", "cache"}, f"regions-{kind}:{number}"
+        assert {entry.name for entry in tmp_path.iterdir()} <= {"f", "cache"}, f"regions-tsv:{number}"
         codes.add(outcome.code)
     assert 2 in codes
 

@@ -195,26 +195,15 @@ def test_a_picture_without_regions_is_as_in_transformers():
     close(ours, reference, 1e-12)
 
 
-@pytest.mark.parametrize("form", ["airsplay", "data parallel", "hugging face"])
-def test_files_of_others_are_read(tmp_path, form):
+def test_folders_of_others_are_read(tmp_path):
     model = small_model(contrast=False, dtype=torch.float32, hidden=64, heads=1).eval()
     theirs = stock(model).eval()
-    if form == "hugging face":
-        source = tmp_path / "folder"
-        theirs.save_pretrained(source)
-        keys = json.loads((source / "config.json").read_text())
-        (source / "config.json").write_text(json.dumps(keys | {"id2label": {i: x for i, x in enumerate(LABELS)}}))
-    else:
-        prefix = "module." if form == "data parallel" else ""
-        state = {
-            prefix + (f"bert.{name.removeprefix('lxmert.')}" if name.startswith("lxmert.") else name): x
-            for name, x in theirs.state_dict().items()
-        }
-        assert f"{prefix}bert.encoder.visn_fc.visn_fc.weight" in state
-        source = tmp_path / "model_LXRT.pth"
-        torch.save(state, source, _use_new_zipfile_serialization=form == "airsplay")
+    source = tmp_path / "folder"
+    theirs.save_pretrained(source)
+    keys = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(keys | {"id2label": {i: x for i, x in enumerate(LABELS)}}))
     read = read_lxmert(source)
-    assert read.answers == (LABELS if form == "hugging face" else None)
+    assert read.answers == LABELS
     assert read.tokenizer is None
     ours = build_model(read.state, read.config, str(source))
     for name in ("language_layers", "vision_layers", "cross_layers", "hidden", "heads", "ffn", "vocab_size", "pad_id",

@@ -51,7 +51,6 @@ NEEDS = {
     "capt_pairs": ["data.files=@/pairs.jsonl", "model.init=@/encoder"],
     "capt_vl": ["data.regions=@/store", "data.train=@/train.json"],
     "capt_vl_small": [],
-    "capt_vl_nlvr1": ["data.regions=@/store", "data.train=@/train.json"],
     "capt_vl_microworld": [],
     "mlm_tiny": [],
     "modernbert_tiny": [],

@@ -137,7 +137,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "pretrain.embeddings.objectives": EMBEDDINGS,
     "pretrain.embeddings": (*TASK, "pretrain.convert", "pretrain.embeddings"),
-    "pretrain.vision_language.data": (*BASE, *_in("pretrain.regions", "nlvr1", "picture")),
+    "pretrain.vision_language.data": (*BASE, *_in("pretrain.regions", "picture")),
     "pretrain.vision_language.microworld": (*BASE, "pretrain.regions", "pretrain.vision_language.data"),
     "pretrain.vision_language": (
         *(*TASK, "pretrain.convert", "pretrain.regions"),

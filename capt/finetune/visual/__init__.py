@@ -1,1 +1,1 @@
-"""Fine-tuning on pictures and text: VQA, GQA, NLVR2 and NLVR v1."""
+"""Fine-tuning on pictures and text: VQA, GQA and NLVR2."""

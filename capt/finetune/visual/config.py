@@ -1,4 +1,4 @@
-"""The configuration of the ``visual`` job: LXMERT fine-tuned on VQA, GQA, NLVR2 or NLVR v1. No torch here.
+"""The configuration of the ``visual`` job: LXMERT fine-tuned on VQA, GQA or NLVR2. No torch here.
 
 Defaults are LXMERT's recipe (Tan and Bansal 2019, section 4.2, and their code): batches of 32, 4 epochs, 10% of
 warmup and a linear decay to 0, gradients clipped at 5, weight decay 0.01. Two things differ: Adam corrects its bias,
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, model_validator
 
@@ -46,7 +46,6 @@ class VisualTask(NamedTuple):
         stem: how many fields of an identifier, from the left, rows share that were written together; 0 = rows of one
             picture were.
         rare_answers: whether a built table has answers that occur less than ``data.minimum_answers`` times.
-        boxes: whether a picture is three boxes whose order does not matter.
     """
 
     key: str
@@ -57,17 +56,14 @@ class VisualTask(NamedTuple):
     results: str
     stem: int = 0
     rare_answers: bool = True
-    boxes: bool = False
 
 
-_STATEMENT_METRICS = ("accuracy", "consistency")
 TASKS = {
     task.key: task
     for task in (
         VisualTask("vqa", "VQA", 1, True, ("accuracy",), "capt.finetune.visual.vqa", rare_answers=False),
         VisualTask("gqa", "GQA", 1, True, ("accuracy",), "capt.finetune.visual.gqa"),
-        VisualTask("nlvr2", "NLVR2", 2, False, _STATEMENT_METRICS, "capt.finetune.visual.nlvr", stem=2),
-        VisualTask("nlvr1", "NLVR v1", 1, False, _STATEMENT_METRICS, "capt.finetune.visual.nlvr", stem=1, boxes=True),
+        VisualTask("nlvr2", "NLVR2", 2, False, ("accuracy", "consistency"), "capt.finetune.visual.nlvr", stem=2),
     )
 }
 """The picture tasks by the value of ``data.task``, in the order of the report's columns."""
@@ -117,8 +113,8 @@ class VisualModel(Section):
     """The LXMERT to start from, and the dropouts of fine-tuning."""
 
     init: Source = Field(
-        description="a run or checkpoint of ours, a Hugging Face folder, airsplay's .pth file, USER/NAME[@REV] of the "
-        "hub, or scratch for random weights"
+        description="a run or checkpoint of ours, a Hugging Face folder, USER/NAME[@REV] of the hub, or scratch for "
+        "random weights"
     )
     init_answers: InitAnswers | None = Field(None, description=INIT_ANSWERS)
     encoder: LxmertConfig | None = Field(
@@ -127,14 +123,19 @@ class VisualModel(Section):
     dropout: NonNegativeFloat = Field(0.1, lt=1, description="dropout of embeddings and layer outputs")
     attention_dropout: NonNegativeFloat = Field(0.1, lt=1, description="dropout of the attention weights")
     activation_checkpointing: Recompute = Field("none", description=RECOMPUTE)
-    augment: Literal["none", "permute"] = Field(
-        "none", description="nlvr1: permute puts the three boxes of a picture in a random order, which keeps its truth"
-    )
 
     @property
     def scratch(self) -> bool:
         """Whether training starts from random weights."""
         return self.init == SCRATCH
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_augment(cls, values: Any) -> Any:
+        """Read the section of an older run, whose key ``augment`` was for NLVR v1 alone."""
+        if not isinstance(values, Mapping) or values.get("augment") != "none":
+            return values
+        return {key: value for key, value in values.items() if key != "augment"}
 
     @model_validator(mode="after")
     def _one_init(self) -> VisualModel:
@@ -172,11 +173,8 @@ class VisualJob(FineTuningJob):
 
     @model_validator(mode="after")
     def _fits_the_task(self) -> VisualJob:
-        task = self.data.task
-        if self.model.augment == "permute" and not self.data.visual_task.boxes:
-            raise ValueError(f"model.augment permute is for pictures of three boxes (nlvr1), not for {task}")
         if self.data.answers is not None and not self.data.visual_task.answers:
-            raise ValueError(f"data.answers: {task} has statements, which are true or false; leave it out")
+            raise ValueError(f"data.answers: {self.data.task} has statements, which are true or false; leave it out")
         return self
 
     @classmethod

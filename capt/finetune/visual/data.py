@@ -13,7 +13,7 @@ import numpy as np
 from capt.finetune.encoding import encode_texts
 from capt.finetune.order import chosen_rows
 from capt.finetune.visual.config import VisualData, VisualTask
-from capt.finetune.visual.rows import Augment, AugmentedRows, PictureRows, SoftTargets
+from capt.finetune.visual.rows import PictureRows, SoftTargets
 from capt.pretrain.base.errors import DataError, counted
 from capt.pretrain.base.overlap import report_overlap, shared
 from capt.pretrain.regions.store import RegionStore
@@ -146,7 +146,7 @@ def split_off(rows: Sequence[Example], task: VisualTask, share: float) -> Splits
 
 
 def group_of(row: Example, task: VisualTask) -> str:
-    """NLVR2's ``dev-850-0-1`` and ``dev-850-1-0`` share pictures, NLVR v1's ``1572-0`` and ``1572-3`` a stem."""
+    """Return the name of a row's group: NLVR2's ``dev-850-0-1`` and ``dev-850-1-0`` share ``dev-850``."""
     if not task.stem:
         return " ".join(row.pictures)
     return "-".join(str(row.id).split("-")[: task.stem])
@@ -190,7 +190,6 @@ def row_set(
     store: RegionStore,
     answers: AnswerTable | None,
     what: str,
-    augment: Augment | None = None,
 ) -> PictureRows:
     """Rows as a data set that batches can be made of.
 
@@ -201,7 +200,6 @@ def row_set(
         store: where the pictures are.
         answers: the table of a task of questions.
         what: what to call the rows in errors and in the log.
-        augment: changes the regions of the rows that are trained on.
 
     Raises:
         DataError: a picture is not in the store.
@@ -217,8 +215,7 @@ def row_set(
     )
     shape = (len(rows), data.visual_task.pictures)
     targets = _targets(rows, data.visual_task, answers, what)
-    parts = (rows, encoded, store, pictures.reshape(shape), targets, tokenizer.special.pad)
-    return PictureRows(*parts) if augment is None else AugmentedRows(*parts, augment=augment)
+    return PictureRows(rows, encoded, store, pictures.reshape(shape), targets, tokenizer.special.pad)
 
 
 def _targets(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,12 +14,10 @@ from torch import Tensor
 from capt.finetune.batches import Batch, TextRows
 from capt.finetune.encoding import EncodedTexts
 from capt.finetune.order import RowNumbers
-from capt.pretrain.regions.store import Regions, RegionStore
+from capt.pretrain.regions.store import RegionStore
 from capt.pretrain.vision_language.data.examples import Example
 
 PictureRowNumbers = Int64[np.ndarray, "n pictures"]
-Augment = Callable[[Regions, RowNumbers], Regions]
-"""Changes the regions of each picture by the sample number of its row."""
 
 
 class PictureInputs(NamedTuple):
@@ -128,14 +126,7 @@ class PictureRows:
 
     def batch(self, numbers: RowNumbers) -> Batch[PictureInputs]:
         """The rows with these numbers, filled up to the longest sentence and the most regions among them."""
-        return self.assembled(numbers, self.regions(numbers))
-
-    def regions(self, numbers: RowNumbers) -> Regions:
-        """The regions of all pictures of these rows, one picture after the other."""
-        return self._store.regions(self._pictures[numbers].reshape(-1))
-
-    def assembled(self, numbers: RowNumbers, regions: Regions) -> Batch[PictureInputs]:
-        """The batch of these rows with these regions of their pictures."""
+        regions = self._store.regions(self._pictures[numbers].reshape(-1))
         text = self._texts.batch(numbers).inputs
         shape = (len(numbers), self._pictures.shape[1])
 
@@ -152,18 +143,3 @@ class PictureRows:
         if isinstance(self.targets, SoftTargets):
             return torch.from_numpy(self.targets.dense(numbers))
         return torch.from_numpy(self.targets[numbers])
-
-
-class AugmentedRows(PictureRows):
-    """Rows whose regions are changed whenever they are trained on (`capt.finetune.batches.AugmentedRowSet`).
-
-    Arguments are those of `PictureRows`, and ``augment``.
-    """
-
-    def __init__(self, *args: Any, augment: Augment) -> None:
-        super().__init__(*args)
-        self._augment = augment
-
-    def training_batch(self, numbers: RowNumbers, samples: RowNumbers) -> Batch[PictureInputs]:
-        """A batch (`batch`) in which the regions of each row are changed by its sample number."""
-        return self.assembled(numbers, self._augment(self.regions(numbers), samples))

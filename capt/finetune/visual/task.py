@@ -12,7 +12,6 @@ from capt.finetune.visual.backbone import TRUTHS, Backbone, encoder_of, read_bac
 from capt.finetune.visual.config import VisualJob
 from capt.finetune.visual.data import Splits, answer_table, data_digest, read_splits, row_set, without_missing
 from capt.finetune.visual.module import ANSWERS, PictureClassifier, classifier, read_answers
-from capt.finetune.visual.nlvr import Permute, require_scenes
 from capt.finetune.visual.objective import objective_of
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.verification import Verifier, all_ranks
@@ -29,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class VisualFineTuning(FineTuningTask):
-    """Binary cross entropy of soft scores (VQA, GQA), or cross entropy of false and true (NLVR2, NLVR v1)."""
+    """Binary cross entropy of soft scores (VQA, GQA), or cross entropy of false and true (NLVR2)."""
 
     job: VisualJob
 
@@ -47,13 +46,8 @@ class VisualFineTuning(FineTuningTask):
         self._backbone = None if job.model.scratch else read_backbone(job)
         self.tokenizer = self._tokenizer(job, splits)
         self.config = _encoder(job, self._backbone, self.tokenizer, self.store)
-        augment = None
-        if job.model.augment == "permute":
-            require_scenes(self.store)
-            augment = Permute(job.run.seed)
-        # Only training sees permuted regions: validation measures the pictures as they are.
         common = (data, self.tokenizer, self.store, self.answers)
-        self._train = train = row_set(splits.train, *common, "data.train", augment)
+        self._train = train = row_set(splits.train, *common, "data.train")
         validation = row_set(splits.validation, *common, "data.validation")
         super().__init__(
             job.with_encoder(self.config),

@@ -115,13 +115,10 @@ def extract(
 def import_(
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE...", help="TSV feature files (LXMERT's and their like), or files of NLVR v1."),
+        typer.Argument(metavar="FILE...", help="TSV feature files (LXMERT's and their like)."),
     ],
     out: Out,
-    format: Annotated[str | None, typer.Option(help="lxmert or nlvr1 (default: as the first file tells).")] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="Type of the stored features: fp16 or fp32 (default: fp16; nlvr1: fp32).")
-    ] = None,
+    dtype: Annotated[str, typer.Option(help="Type of the stored features: fp16 or fp32.")] = "fp16",
     workers: Annotated[int | None, typer.Option(min=1, help="Processes that decode (default: one a core).")] = None,
     features_of: Annotated[
         str | None,
@@ -140,14 +137,13 @@ def import_(
 ) -> None:
     """Write the pictures of feature files to a store. After an interruption, the same command continues."""
     from capt.pretrain.base.errors import ConfigError
-    from capt.pretrain.regions.importing import Format, import_regions
+    from capt.pretrain.regions.importing import import_regions
     from capt.pretrain.regions.manifest import FeatureType
     from capt.pretrain.regions.store import RegionStore
     from capt.pretrain.regions.summary import summarize
     from capt.pretrain.regions.tsv_layout import FileType
 
     for option, given, known in (
-        ("format", format, ("lxmert", "nlvr1")),
         ("dtype", dtype, ("fp16", "fp32")),
         ("file-dtype", file_dtype, ("fp16", "fp32", "fp64")),
     ):
@@ -157,8 +153,7 @@ def import_(
         manifest = import_regions(
             out,
             files,
-            format=cast(Format | None, format),
-            feature_dtype=cast(FeatureType | None, dtype),
+            feature_dtype=cast(FeatureType, dtype),
             workers=workers,
             features_of=features_of,
             file_dtype=cast(FileType | None, file_dtype),

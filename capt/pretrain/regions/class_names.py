@@ -7,7 +7,6 @@ from pathlib import Path
 
 from capt.pretrain.base.errors import DataError, counted
 from capt.pretrain.base.files import read_lines
-from capt.pretrain.regions import nlvr1
 from capt.pretrain.regions.manifest import Shape, StoreManifest
 
 
@@ -20,7 +19,7 @@ class ClassNames:
 
     @classmethod
     def of(cls, manifest: StoreManifest, objects: Path | None = None, attributes: Path | None = None) -> ClassNames:
-        """Names from files of one a line; without files, those that the store has or its detector or scenes give.
+        """Read names from files of one a line; without files, take those of the store or its detector.
 
         Raises:
             DataError: a file cannot be read, or there are fewer names than the store has classes.
@@ -29,9 +28,6 @@ class ClassNames:
             manifest.object_names or [str(name) for name in manifest.features_of.get("object_names") or ()],
             manifest.attribute_names,
         )
-        # Classes of NLVR v1 are fixed by its format, and no file names them.
-        if manifest.features_of.get("backend") == nlvr1.FEATURES_OF["backend"]:
-            known = (list(nlvr1.SHAPES), list(nlvr1.COLOURS))
         names = cls(
             *(
                 (default or None) if path is None else read_names(path)

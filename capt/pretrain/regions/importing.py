@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from threading import Event, Lock
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
@@ -19,11 +19,8 @@ from capt.pretrain.base.atomic import rename_to_new, sync
 from capt.pretrain.base.errors import DataError, UserError, counted, shown
 from capt.pretrain.base.files import is_utf8, open_for_append, open_regular, read_json, read_text, write_json
 from capt.pretrain.base.parallel import ProgressCallback, ordered_map, usable_cores
-from capt.pretrain.base.verification import sha256
 from capt.pretrain.regions.class_names import ClassNames, read_names
 from capt.pretrain.regions.manifest import FeatureType, Shape, Source, StoreManifest
-from capt.pretrain.regions.nlvr1 import FEATURES_OF, read_scenes
-from capt.pretrain.regions.picture import Picture
 from capt.pretrain.regions.tsv import Layout
 from capt.pretrain.regions.tsv_index import HEIGHT, NUMBER, REGIONS, WIDTH, TsvIndex, index_tsv
 from capt.pretrain.regions.tsv_layout import FileType, told_layout
@@ -35,7 +32,6 @@ from capt.pretrain.regions.writer import (
     seal,
     unfinished,
     write_pictures,
-    write_store,
 )
 
 logger = logging.getLogger(__name__)
@@ -327,15 +323,11 @@ def _finish(work: Path, out: Path) -> None:
 # Which process writes what does not show in the result.
 
 
-Format = Literal["lxmert", "nlvr1"]
-
-
 def import_regions(
     out: Path,
     paths: Sequence[Path],
     *,
-    format: Format | None = None,
-    feature_dtype: FeatureType | None = None,
+    feature_dtype: FeatureType = "fp16",
     workers: int | None = None,
     features_of: str | None = None,
     file_dtype: FileType | None = None,
@@ -348,14 +340,12 @@ def import_regions(
 
     Args:
         out: a folder that does not exist or is empty.
-        paths: feature files of LXMERT's kind (`capt.pretrain.regions.tsv_layout`), or files of NLVR v1.
-        format: what they are; None = as the first byte of the first file tells.
-        feature_dtype: type in which features are stored; None = fp16, and fp32 for NLVR v1, whose features are few.
-        workers: processes that decode LXMERT's files; None = one a core.
-        features_of: what made the features of LXMERT's files, in words; stores with other words are not mixed with it.
-        file_dtype: type of the features in LXMERT's files; None = as the features tell.
-        skip_damaged: leave out rows of LXMERT's files that cannot be used and pictures that come again; the store's
-            manifest lists them.
+        paths: feature files of LXMERT's kind (`capt.pretrain.regions.tsv_layout`).
+        feature_dtype: type in which features are stored.
+        workers: processes that decode; None = one a core.
+        features_of: what made the features, in words; stores with other words are not mixed with it.
+        file_dtype: type of the features in the files; None = inferred from the features.
+        skip_damaged: leave out rows that cannot be used and pictures that come again; the store's manifest lists them.
         object_names: file of the names of object classes, one a line, which the store keeps.
         attribute_names: the same for attributes.
         progress: called with bytes that are done and all bytes.
@@ -368,49 +358,20 @@ def import_regions(
             raise DataError(f"{what!a}: not UTF-8 text, which a manifest is written in; rename it")
     if missing := [path for path in paths if not path.is_file()]:
         raise DataError(f"{missing[0]}: {'not a file' if missing[0].exists() else 'no such file'}")
-    format = format or told_format(paths[0])
-    if format == "nlvr1":
-        for option, given in (
-            ("features-of", features_of), ("file-dtype", file_dtype), ("objects", object_names),
-            ("attributes", attribute_names), ("skip-damaged", skip_damaged or None),
-        ):  # fmt: skip
-            if given is not None:
-                raise DataError(f"the features of NLVR v1 are always the same: leave out --{option}")
-        return _import_scenes(out, paths, feature_dtype or "fp32", progress)
+    for path in paths:
+        _require_plain(path)
     made_by = {"backend": "lxmert", **({} if features_of is None else {"features": features_of})}
     return import_tsv(
-        out, paths, feature_dtype=feature_dtype or "fp16", workers=workers or usable_cores(), features_of=made_by,
+        out, paths, feature_dtype=feature_dtype, workers=workers or usable_cores(), features_of=made_by,
         file_dtype=file_dtype, skip_damaged=skip_damaged, names_of=(object_names, attribute_names), progress=progress,
     )  # fmt: skip
 
 
-def told_format(path: Path) -> Format:
-    """The format of a file, by its first byte: lines of JSON begin with a brace.
-
-    Raises:
-        DataError: it is empty, or packed and not of NLVR v1.
-    """
+def _require_plain(path: Path) -> None:
+    """Raise ``DataError`` where a file is empty or packed."""
     with open_regular(path) as file:
         start = file.read(2)
     if not start:
         raise DataError(f"{path}: the file is empty")
     if start == b"\x1f\x8b":
-        if ".json" in path.name:
-            return "nlvr1"
         raise DataError(f"{path}: packed; rows are read from any place of the file, so unpack it first (gunzip)")
-    return "nlvr1" if start[:1] == b"{" else "lxmert"
-
-
-def _import_scenes(
-    out: Path, paths: Sequence[Path], dtype: FeatureType, progress: ProgressCallback | None
-) -> StoreManifest:
-    counts = dict.fromkeys(paths, 0)
-    sources: list[Source] = []
-
-    def pictures() -> Iterator[Picture]:
-        for path, picture in read_scenes(paths, progress):
-            counts[path] += 1
-            yield picture
-        sources.extend(Source(name=str(path), sha256=sha256(path), pictures=n) for path, n in counts.items())
-
-    return write_store(out, pictures(), feature_dtype=dtype, features_of=FEATURES_OF, sources=sources)

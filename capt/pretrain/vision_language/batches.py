@@ -199,7 +199,7 @@ class Assembler:
             object_scores=_optional(regions.object_scores, wants.objects),
             attribute_ids=_optional(regions.attribute_ids, wants.attributes),
             attribute_scores=_optional(regions.attribute_scores, wants.attributes),
-            matched=torch.from_numpy((~(exchanged | self._pairs.untrue[numbers])).astype(np.int64)),
+            matched=torch.from_numpy((~exchanged).astype(np.int64)),
             answers=_optional(self._answers(numbers, exchanged, draws.answer), wants.answers),
             ids=torch.from_numpy(self._ids(pictures, draws.sentences)),
             numbers=torch.from_numpy(numbers),
@@ -219,7 +219,7 @@ class Assembler:
             generator.random(out=draws.words[i])
             generator.random(out=draws.regions[i])
             exchange, draws.answer[i] = generator.random(2)
-            if exchange < self._objectives.mismatched and not self._pairs.untrue[number]:
+            if exchange < self._objectives.mismatched:
                 draws.sentences[i] = self._of_another_picture(number, generator)
         return draws
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int32, Int64
+from jaxtyping import Float32, Int32, Int64
 from pydantic import Field
 
 from capt.pretrain.base.arrays import ArrayFile, map_array, write_array
@@ -183,7 +183,7 @@ class PairsRecord(Record):
         pairs, answers = self.pairs, self.answers
         lengths = {
             "tokens": ("<i4", self.tokens), "token_starts": ("<i8", pairs + 1), "pictures": ("<i8", pairs),
-            "untrue": ("|b1", pairs), "answer_ids": ("<i4", answers), "answer_scores": ("<f4", answers),
+            "answer_ids": ("<i4", answers), "answer_scores": ("<f4", answers),
             "answer_starts": ("<i8", pairs + 1),
         }  # fmt: skip
         return {name: ArrayFile(dtype, (length,)) for name, (dtype, length) in lengths.items()}
@@ -196,7 +196,6 @@ class EncodedPairs:
 
     Attributes:
         pictures: row of each sentence's picture in the region store.
-        untrue: True for a statement that does not hold for its picture.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -209,7 +208,6 @@ class EncodedPairs:
         self._tokens: Int32[np.ndarray, " tokens"] = arrays["tokens"]
         self._token_starts: Int64[np.ndarray, " n1"] = arrays["token_starts"]
         self.pictures: Int64[np.ndarray, " n"] = arrays["pictures"]
-        self.untrue: Bool[np.ndarray, " n"] = arrays["untrue"]
         self._answer_ids: Int32[np.ndarray, " answers"] = arrays["answer_ids"]
         self._answer_scores: Float32[np.ndarray, " answers"] = arrays["answer_scores"]
         self._answer_starts: Int64[np.ndarray, " n1"] = arrays["answer_starts"]
@@ -263,7 +261,6 @@ def write_pairs(
     *,
     sentences: Iterable[Int32[np.ndarray, " _"]],
     pictures: Int64[np.ndarray, " n"],
-    untrue: Bool[np.ndarray, " n"],
     answers: Iterable[Mapping[int, float]],
     longest: int,
     missing: Sequence[str] = (),
@@ -275,7 +272,6 @@ def write_pairs(
         folder: appears whole or not at all.
         sentences: tokens of each, special ones apart; read once, one at a time.
         pictures: row of each one's picture in the region store.
-        untrue: whether it is a statement that does not hold.
         answers: score of each class of answers to each sentence.
         longest: the number of tokens of a sentence that are kept.
         missing: the picture of each sentence that was left out.
@@ -293,7 +289,6 @@ def write_pairs(
         "tokens": np.array(tokens, dtype=np.int32),
         "token_starts": _starts(lengths),
         "pictures": pictures.astype(np.int64),
-        "untrue": untrue.astype(bool),
         "answer_ids": np.array([class_ for each in known for class_ in each], dtype=np.int32),
         "answer_scores": np.array([score for each in known for score in each.values()], dtype=np.float32),
         "answer_starts": _starts([len(each) for each in known]),

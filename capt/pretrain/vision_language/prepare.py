@@ -304,7 +304,6 @@ def _encode(
         folder,
         sentences=_encoded(tokenizer, examples),
         pictures=store.rows([example.pictures[0] for example in examples], split.what),
-        untrue=np.array([example.truth is False for example in examples]),
         answers=scored,
         # Two of the tokens are special: the first and the last.
         longest=length - 2,

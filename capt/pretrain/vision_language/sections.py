@@ -85,7 +85,7 @@ class VisionLanguageData(Section):
     )  # fmt: skip
     train: Files = Field(
         [], description="files to train on, of any kind: LXMERT's, COCO captions, VQA v2 (questions and annotations), "
-        "GQA, NLVR2, NLVR v1, or rows of image and caption (JSON lines, CSV)",
+        "GQA, NLVR2, or rows of image and caption (JSON lines, CSV)",
     )  # fmt: skip
     validation: Files = Field([], description="files to validate on; none = no validation")
     answers: PathField | None = Field(

@@ -228,8 +228,7 @@ class VisionLanguageTask(ContrastTask[PairBatch]):
 
     def next_steps(self, run_dir: Path) -> Sequence[str]:
         """Commands that measure, fine-tune and export the model."""
-        statements = bool(self.prepared.train.untrue.any())  # which pretraining has from NLVR v1 alone
-        finetune = f"capt finetune {'nlvr1' if statements else 'vqa'} {quoted(as_override('model.init', str(run_dir)))}"
+        finetune = f"capt finetune vqa {quoted(as_override('model.init', str(run_dir)))}"
         if self.job.data.source == "files":
             finetune += (
                 f" {quoted(as_override('data.regions', str(self.job.data.regions)))} data.train=... data.validation=..."

@@ -214,18 +214,6 @@ def test_fp32_keeps_every_bit(tmp_path: Path) -> None:
     assert np.array_equal(read.features[0], picture.features)
 
 
-@pytest.mark.realdata
-def test_real_scenes_of_both_splits(data_folder: Path, tmp_path: Path) -> None:
-    paths = [data_folder / "vl" / "nlvr1" / f"{split}.json" for split in ("dev", "hidden")]
-    manifest = import_regions(tmp_path / "store", paths)
-    assert [source.pictures for source in manifest.sources] == [989, 985]
-    assert (manifest.pictures, manifest.feature_dtype) == (1974, "fp32")
-    assert (manifest.object_classes, manifest.attribute_classes) == (4, 4)
-    store = RegionStore.open(tmp_path / "store")
-    read = store.regions(np.arange(len(store)))
-    assert read.present.sum() == 8876 + 8825 + 3 * 1974  # objects of both splits, and three boxes a picture
-
-
 def test_an_import_goes_on_from_another_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = _files(tmp_path)
     import_regions(tmp_path / "whole", paths, workers=1)

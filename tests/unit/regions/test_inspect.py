@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 from capt.launcher.cli import app
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.regions.class_names import ClassNames
-from capt.pretrain.regions.nlvr1 import scene_name
+from capt.pretrain.regions.picture import Labels, Picture
 from capt.pretrain.regions.store import RegionStore
 from capt.pretrain.regions.summary import describe
 from capt.pretrain.regions.tsv import encode
+from capt.pretrain.regions.writer import write_store
 from tests.unit.regions.pictures import random_pictures
-from tests.unit.regions.test_nlvr1 import ROW
 
 
 def _capt(*arguments: str) -> str:
@@ -39,8 +39,12 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def scenes(tmp_path: Path) -> Path:
-    (tmp_path / "f.json").write_text(json.dumps(ROW))
-    _capt("import", str(tmp_path / "f.json"), "--out", str(tmp_path / "scenes"))
+    """A picture of 400 x 100 with three boxes beside each other, which begin at 0, 150 and 300."""
+    boxes = np.array([[left, 0, left + 100, 100] for left in (0, 150, 300)], dtype=np.float32)
+    certain = Labels(np.arange(3), np.ones(3, dtype=np.float32))
+    picture = Picture("scene", 400, 100, np.ones((3, 8), dtype=np.float32), boxes, certain, certain)
+    features_of = {"backend": "test", "object_names": ["square", "circle", "box"]}
+    write_store(tmp_path / "scenes", [picture], features_of=features_of)
     return tmp_path / "scenes"
 
 
@@ -71,7 +75,7 @@ def test_classes_have_names(store: Path, scenes: Path, tmp_path: Path) -> None:
     (tmp_path / "objects.txt").write_text("".join(f"thing {i}\n" for i in range(9)))
     text = _capt("inspect", str(store), "--picture", "p0", "--objects", str(tmp_path / "objects.txt"))
     assert "thing " in text
-    assert "blue (1.00), circle (1.00)" in _capt("inspect", str(scenes), "--picture", scene_name(ROW))
+    assert "1 (1.00), circle (1.00)" in _capt("inspect", str(scenes), "--picture", "scene")
     (tmp_path / "objects.txt").write_text("one\n")
     with pytest.raises(DataError, match=r"objects.txt: 1 name for 9 classes"):
         _capt("inspect", str(store), "--picture", "p0", "--objects", str(tmp_path / "objects.txt"))
@@ -79,7 +83,7 @@ def test_classes_have_names(store: Path, scenes: Path, tmp_path: Path) -> None:
 
 def test_boxes_are_drawn_where_they_are(scenes: Path, tmp_path: Path) -> None:
     Image.new("RGB", (800, 200), (255, 0, 0)).save(tmp_path / "i.png")
-    name = scene_name(ROW)
+    name = "scene"
     drawn = {}
     for over in ([], ["--image", str(tmp_path / "i.png")]):
         _capt("inspect", str(scenes), "--picture", name, "--draw", str(tmp_path / "o.png"), *over)
@@ -118,7 +122,7 @@ def test_damage_is_found_by_verify(store: Path) -> None:
 
 
 def test_options_are_named(tmp_path: Path) -> None:
-    for option, value in (("--format", "tsv"), ("--dtype", "bf16")):
+    for option, value in (("--file-dtype", "int8"), ("--dtype", "bf16")):
         with pytest.raises(ConfigError, match=f"{option} '{value}'"):
             _capt("import", "x", "--out", str(tmp_path / "s"), option, value)
 

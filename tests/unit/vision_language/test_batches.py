@@ -46,13 +46,12 @@ def many(prepared: Prepared) -> PairBatch:
     return _assembler(prepared)(MANY)
 
 
-def _own_pairs(folder: Path, prepared: Prepared, pictures: list[int], untrue: list[bool]) -> EncodedPairs:
+def _own_pairs(folder: Path, prepared: Prepared, pictures: list[int]) -> EncodedPairs:
     """Sentence i is the word 300 + i."""
     return write_pairs(
         folder,
         sentences=[np.array([300 + i], dtype=np.int32) for i in range(len(pictures))],
         pictures=np.array(pictures),
-        untrue=np.array(untrue),
         answers=[{i % 3: 1.0} for i in range(len(pictures))],
         longest=LENGTH - 2,
     )
@@ -142,22 +141,8 @@ def test_answers_are_drawn_in_proportion_to_their_scores(prepared: Prepared, man
     assert float(np.mean(best)) == pytest.approx(1.0 / 1.3, abs=0.06)
 
 
-def test_a_statement_that_does_not_hold_is_mismatched_and_keeps_its_sentence(
-    prepared: Prepared, tmp_path: Path
-) -> None:
-    pairs = _own_pairs(tmp_path / "pairs", prepared, [0, 1, 2, 3], [False, True, False, True])
-    batch = _assembler(prepared, pairs=pairs)(np.arange(400))
-    pictures, shown = np.divmod(batch.ids.numpy(), len(pairs))
-    untrue = pairs.untrue[pictures]
-    assert (batch.matched.numpy()[untrue] == 0).all()
-    assert (shown[untrue] == pictures[untrue]).all()
-    assert float(batch.matched.numpy()[~untrue].mean()) == pytest.approx(0.5, abs=0.12)
-    alone = _assembler(prepared, pairs=pairs, mismatched=0.0)(np.arange(40))
-    assert np.array_equal(alone.matched.numpy() == 0, pairs.untrue[alone.ids.numpy() // len(pairs)])
-
-
 def test_one_picture_alone_cannot_be_mismatched(prepared: Prepared, tmp_path: Path) -> None:
-    pairs = _own_pairs(tmp_path / "pairs", prepared, [7, 7, 7], [False, False, False])
+    pairs = _own_pairs(tmp_path / "pairs", prepared, [7, 7, 7])
     with pytest.raises(DataError, match=r"one and the same picture.*objectives\.mismatched=0"):
         _assembler(prepared, pairs=pairs)(np.arange(20))
     assert _assembler(prepared, pairs=pairs, mismatched=0.0)(np.arange(20)).matched.all()

@@ -80,7 +80,7 @@ class LxmertConfig(Section):
     activation_checkpointing: Recompute = Field("none", description=RECOMPUTE)
     init: Source | None = Field(
         None,
-        description="LXMERT to start from: a run or checkpoint of ours, a Hugging Face folder, or airsplay's .pth file",
+        description="LXMERT to start from: a run or checkpoint of ours, or a Hugging Face folder",
     )
     init_answers: InitAnswers | None = Field(None, description=INIT_ANSWERS)
 

@@ -1,22 +1,18 @@
-"""Read a pretrained LXMERT that somebody else wrote: a Hugging Face folder, or a file of airsplay's code.
+"""Read a pretrained LXMERT that somebody else wrote as a Hugging Face folder.
 
 Nothing in it is run or followed, and no size that it claims is believed: sizes are those of the tensors.
 """
 
 from __future__ import annotations
 
-import pickle
 import re
-import zipfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from capt.pretrain.base.errors import CheckpointError
-from capt.pretrain.base.files import require_stored
 from capt.pretrain.models.architecture import expand
 from capt.pretrain.models.hf_config import list_names, local_folder
 from capt.pretrain.models.hf_folder import (
@@ -26,11 +22,10 @@ from capt.pretrain.models.hf_folder import (
     read_tensor_file,
     read_tensors,
     read_tokenizer_configs,
-    require_regular,
 )
 from capt.pretrain.models.hf_map import HEAD_FILE, check_names, check_ties, concatenate, split, with_first_names
 from capt.pretrain.models.lxmert.config import LxmertConfig
-from capt.pretrain.models.lxmert.hf_config import LAYER_NORM_EPS, parse_hf_config
+from capt.pretrain.models.lxmert.hf_config import parse_hf_config
 from capt.pretrain.models.lxmert.layers import SEGMENTS
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 
@@ -119,7 +114,7 @@ TIED = {"mlm.weight": "encoder.words.word.weight"}
 """Our second name of a shared parameter -> the first."""
 
 HF_TIED = {"cls.predictions.decoder.weight": "lxmert.embeddings.word_embeddings.weight"}
-"""The second name there; transformers leaves it out of its files, airsplay writes it."""
+"""The second name there; transformers leaves it out of its files."""
 
 AGGREGATION = "aggregation."
 """Prefix of CAPT's head, for which the other libraries have no place."""
@@ -175,47 +170,24 @@ def from_hf(state: Mapping[str, Tensor], config: LxmertConfig, source: str) -> d
     return out | {name: out[other] for name, other in TIED.items() if "mlm" in groups}
 
 
-_PREFIXES = (
-    ("bert.", "lxmert."),
-    ("lxrt_encoder.model.bert.", "lxmert."),  # airsplay's fine-tuned models
-    ("logit_fc.", "answer_head.logit_fc."),
-    *((name, f"lxmert.{name}") for name in ("embeddings.", "encoder.", "pooler.")),  # a bare LxmertModel
-)
-_THEIRS = ("lxmert.", "cls.", "obj_predict_head.", "answer_head.")
+_BARE = ("embeddings.", "encoder.", "pooler.")
+"""Beginnings of the names of a bare ``LxmertModel``; its other classes have ``lxmert.`` in front."""
 
 
 def hugging_face_names(state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
-    """``state`` of airsplay's code, of a bare ``LxmertModel`` or of any of its classes, under one set of names.
+    """Name the tensors of a bare ``LxmertModel`` as its other classes do.
 
     Raises:
         CheckpointError: two tensors get the same name.
     """
     out: dict[str, Tensor] = {}
     for given, tensor in state.items():
-        name = _hugging_face_name(given.removeprefix("module."))
+        name = f"lxmert.{given}" if given.startswith(_BARE) else given
         if name in out:
             raise CheckpointError(f"{source}: two tensors mean {name}; {given} is one of them, remove one")
         out[name] = tensor
     return with_first_names(out, HF_TIED)
 
-
-def _hugging_face_name(name: str) -> str:
-    if name.startswith(_THEIRS):
-        return name
-    for theirs, ours in _PREFIXES:
-        if name.startswith(theirs):
-            return ours + name.removeprefix(theirs)
-    return name
-
-
-# Parameter names of LXMERT: ours, Hugging Face's, and those of airsplay's code; conversions in both directions.
-#
-# Hugging Face's ``LxmertForPreTraining`` and ``LxmertForQuestionAnswering`` share their names. airsplay's files say
-# ``bert.`` where Hugging Face says ``lxmert.``, and put ``module.`` in front after training on several GPUs.
-
-
-_HEAD_WIDTH = 64
-"""Columns of an attention head in every BERT and LXMERT; airsplay's files do not say it, and tensors do not show it."""
 
 _STACKS = {
     "language_layers": re.compile(r"lxmert\.encoder\.layer\.(\d{1,4})\."),
@@ -239,12 +211,12 @@ _CLASSES = {
 
 @dataclass(frozen=True)
 class PretrainedLxmert:
-    """What a source holds.
+    """The content of a source.
 
     Attributes:
         config: its sizes; 0 classes for a head that it lacks.
         state: its tensors under the names of `LxmertModel`; heads that it lacks are missing.
-        tokenizer: None where the source has none (airsplay's, which used that of ``bert-base-uncased``).
+        tokenizer: None where the source has none.
         answers: of the answer head, in the order of its logits; None where the source does not name them.
     """
 
@@ -254,26 +226,31 @@ class PretrainedLxmert:
     answers: tuple[str, ...] | None
 
 
+_REMEDY = (
+    "give a Hugging Face folder (config.json, model.safetensors); this writes one of LXMERT's released weights: python "
+    '-c "from transformers import AutoTokenizer as T, LxmertForPreTraining as M; '
+    "[x.from_pretrained('unc-nlp/lxmert-base-uncased').save_pretrained('lxmert') for x in (T, M)]\""
+)
+
+
 def is_lxmert(source: Path) -> bool:
-    """Whether ``source`` is something for `read_lxmert`, and not a run or checkpoint of ours."""
+    """Return whether ``source`` is for `read_lxmert`, and not a run or checkpoint of ours: a folder, or any file."""
     return source.is_file() or is_hf(source)
 
 
 def read_lxmert(source: Path) -> PretrainedLxmert:
-    """Read a Hugging Face folder (or hub id) of any class of LXMERT, or a ``.pth`` file of airsplay's code.
+    """Read a Hugging Face folder (or hub id) of any class of LXMERT.
 
     Raises:
-        CheckpointError: it is neither, is damaged or hostile, tensors are missing, unknown or of the wrong shape, or
+        CheckpointError: it is none, is damaged or hostile, tensors are missing, unknown or of the wrong shape, or
             the hub has no such model.
         DataError: its tokenizer cannot be read.
     """
     if source.is_file():
-        return _read_airsplay(source)
+        raise CheckpointError(f"{source}: a file, such as a pickle, which could run code when it is opened; {_REMEDY}")
     folder = local_folder(source)
     if not is_hf(folder):
-        raise CheckpointError(
-            f"{source}: no LXMERT here; give a Hugging Face folder (config.json, model.safetensors) or airsplay's .pth"
-        )
+        raise CheckpointError(f"{source}: no LXMERT here; give a Hugging Face folder (config.json, model.safetensors)")
     path = folder / "config.json"
     claimed, answers = parse_hf_config(read_json(path), str(path))
     tensors = hugging_face_names(read_tensors(folder), str(folder))
@@ -289,43 +266,6 @@ def read_lxmert(source: Path) -> PretrainedLxmert:
         state |= {AGGREGATION + name: tensor for name, tensor in read_tensor_file(folder / HEAD_FILE).items()}
         config = config.model_copy(update={"pooling": _pooling(folder / HEAD_FILE)})
     return PretrainedLxmert(config, state, _tokenizer(folder, config), answers if config.answers else None)
-
-
-def _read_airsplay(path: Path) -> PretrainedLxmert:
-    tensors = hugging_face_names(_load(path), str(path))
-    sizes = _sizes(tensors, str(path))
-    hidden = sizes["hidden"]
-    if hidden % _HEAD_WIDTH:
-        raise CheckpointError(
-            f"{path}: {hidden} columns are no multiple of {_HEAD_WIDTH}, the width of a head in LXMERT"
-        )
-    # airsplay's code pads with 0, as bert-base-uncased does.
-    config = LxmertConfig(size="custom", heads=hidden // _HEAD_WIDTH, pad_id=0, layer_norm_eps=LAYER_NORM_EPS, **sizes)
-    return PretrainedLxmert(config, from_hf(tensors, config, str(path)), None, None)
-
-
-def _load(path: Path) -> dict[str, Tensor]:
-    """The state dict in a file of ``torch.save``, of which torch reads tensors and nothing else."""
-    require_regular(path)
-    # Files of before torch 1.6 are no zips.
-    if zipfile.is_zipfile(path):
-        require_stored(path, error=CheckpointError)
-    try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError, KeyError, AttributeError, OSError,
-            IndexError, MemoryError, OverflowError) as error:  # fmt: skip
-        problem = " ".join(str(error).split())[:200]
-        raise CheckpointError(f"{path}: not a file of tensors alone, as torch.save writes it: {problem}") from None
-    if not isinstance(loaded, Mapping) or not loaded:
-        raise CheckpointError(f"{path}: holds no state dict (names and tensors), but {type(loaded).__name__}")
-    wrong = [str(name) for name, x in loaded.items() if not (isinstance(name, str) and _is_plain(x))]
-    if wrong:
-        raise CheckpointError(f"{path}: entries that are not dense tensors of numbers: {list_names(wrong)}")
-    return dict(loaded)
-
-
-def _is_plain(x: object) -> bool:
-    return isinstance(x, Tensor) and x.layout == torch.strided and not x.is_complex() and not x.is_quantized
 
 
 def _sizes(tensors: Mapping[str, Tensor], source: str) -> dict[str, int]:

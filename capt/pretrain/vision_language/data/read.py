@@ -1,16 +1,15 @@
-"""Read examples from files of any known form; what a file holds tells which form it has."""
+"""Read examples from files of any known form, recognised by its content."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
 from capt.pretrain.base.errors import DataError, shown
 from capt.pretrain.base.records import Record
-from capt.pretrain.regions.nlvr1 import scene_name
 from capt.pretrain.vision_language.data import captions, gqa, vqa
 from capt.pretrain.vision_language.data.examples import Example
 from capt.pretrain.vision_language.data.files import Document, Text, Unique, read_document
@@ -22,25 +21,13 @@ class _OfPhotographs(Record):
     label: Literal["True", "False"] | None = None
 
 
-class _OfScene(Record):
-    identifier: Annotated[str, Field(pattern=r"^[^\s,-]{1,100}-[^\s,-]{1,100}$")]
-    sentence: Text
-    structured_rep: Annotated[list[Any], Field(min_length=1)]
-    label: Literal["true", "false"] | None = None
-
-
 def are_of_photographs(document: Document) -> bool:
-    """Whether the rows are NLVR2's."""
-    return {"identifier", "sentence"} <= document.keys and "structured_rep" not in document.keys
-
-
-def are_of_scenes(document: Document) -> bool:
-    """Whether the rows are NLVR v1's."""
-    return {"identifier", "sentence", "structured_rep"} <= document.keys
+    """Return whether the rows are NLVR2's official ones (https://github.com/lil-lab/nlvr)."""
+    return {"identifier", "sentence"} <= document.keys
 
 
 def read_photographs(document: Document) -> list[Example]:
-    """The statements of NLVR2, left picture first: those of ``dev-850-0-0`` are ``dev-850-0-img0`` and ``-img1``.
+    """Read the statements of NLVR2, left picture first: those of ``dev-850-0-0`` are ``dev-850-0-img0`` and ``-img1``.
 
     Raises:
         DataError: a row lacks a key, a value is of the wrong type, or an identifier occurs twice.
@@ -52,28 +39,6 @@ def read_photographs(document: Document) -> list[Example]:
         truth = None if row.label is None else row.label == "True"
         examples.append(Example(row.identifier, (f"{pair}-img0", f"{pair}-img1"), row.sentence, truth=truth))
     return examples
-
-
-def read_scenes(document: Document) -> list[Example]:
-    """The statements of NLVR v1. Their pictures are called as `capt.pretrain.regions.nlvr1.scene_name` calls them.
-
-    The answer of a statement is its truth (``true``, ``false``).
-
-    Raises:
-        DataError: a row lacks a key, a value is of the wrong type, or an identifier occurs twice.
-    """
-    unique, examples = Unique("identifier"), []
-    for row, (place, statement) in zip(document.rows, document.checked(_OfScene), strict=True):
-        unique.add(statement.identifier, place)
-        truth = None if statement.label is None else statement.label == "true"
-        answers: dict[str, float] | None = None if statement.label is None else {statement.label: 1.0}
-        examples.append(Example(statement.identifier, (scene_name(row),), statement.sentence, answers, truth))
-    return examples
-
-
-# NLVR2's and NLVR v1's official JSON lines (https://github.com/lil-lab/nlvr).
-#
-# NLVR2 has statements about two photographs, NLVR v1 statements about drawn scenes, which its rows describe.
 
 
 class _Form(NamedTuple):
@@ -92,7 +57,6 @@ _FORMS = (
     _Form(captions.is_questions, captions.read_questions, "gqa"),
     _Form(captions.is_statements, captions.read_statements, "nlvr2"),
     _Form(gqa.is_official, gqa.read_official, "gqa"),
-    _Form(are_of_scenes, read_scenes, "nlvr1"),
     _Form(are_of_photographs, read_photographs, "nlvr2"),
     _Form(captions.is_annotations, captions.read_annotations, None),
     _Form(captions.is_results, captions.read_results, None),
@@ -102,13 +66,13 @@ _FORMS = (
 )
 
 _KNOWN = (
-    "LXMERT's JSON (pretraining, VQA, GQA, NLVR2), VQA v2 questions and annotations, GQA questions, NLVR2 or NLVR v1 "
-    "JSON lines, COCO captions, Flickr8k.token, rows of image and caption (JSON lines, JSON list, CSV or TSV)"
+    "LXMERT's JSON (pretraining, VQA, GQA, NLVR2), VQA v2 questions and annotations, GQA questions, NLVR2 JSON "
+    "lines, COCO captions, Flickr8k.token, rows of image and caption (JSON lines, JSON list, CSV or TSV)"
 )
 
 
 def read_examples(paths: Sequence[Path], *, what: str = "data.train") -> list[Example]:
-    """The examples of all files, in their order.
+    """Return the examples of all files, in their order.
 
     The questions of VQA come last. Their annotations are joined by ``question_id``: a list names the files of both.
 
@@ -135,7 +99,7 @@ def read_documents(paths: Sequence[Path], *, what: str = "data.train") -> list[D
 
 
 def examples_of(documents: Sequence[Document], *, what: str = "data.train") -> list[Example]:
-    """`read_examples` of files that have been parsed."""
+    """Return the examples (`read_examples`) of files that have been parsed."""
     examples: list[Example] = []
     questions, annotations = [], []
     for document in documents:
@@ -154,7 +118,7 @@ def examples_of(documents: Sequence[Document], *, what: str = "data.train") -> l
 
 
 def task_of(document: Document) -> str | None:
-    """The task whose questions or statements a file holds; None for captions and pretraining.
+    """Return the task whose questions or statements a file holds; None for captions and pretraining.
 
     Raises:
         DataError: the form is unknown.

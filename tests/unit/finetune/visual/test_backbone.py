@@ -113,7 +113,7 @@ def test_heads_of_another_kind_stay_as_initialised(backbone_of: Make) -> None:
     model, backbone = _model(2), backbone_of(TRUTHS)
     start_from(model, backbone, TRUTHS)
     assert torch.equal(model.answer_head.outer.weight, backbone.state["answer_head.outer.weight"])
-    backbone = backbone_of(("0", "true", "1", "false"))  # as pretraining on statements of NLVR v1 has them
+    backbone = backbone_of(("0", "true", "1", "false"))
     start_from(model, backbone, TRUTHS)
     assert torch.equal(model.answer_head.outer.weight, backbone.state["answer_head.outer.weight"][[3, 1]])
 

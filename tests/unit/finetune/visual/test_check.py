@@ -43,9 +43,6 @@ def test_gqa_and_nlvr(tmp_path: Path) -> None:
     path = forms.write(tmp_path / "o.csv", "dev-850-0-0,True\ndev-850-1-0,True\n")
     checked = check_predictions(path, _files(tmp_path, forms.NLVR2, lines=True))
     assert (*checked[:5], checked.scores) == ("nlvr2", 2, 2, 0, [], {"accuracy": 0.5, "consistency": 0.0})
-    path = forms.write(tmp_path / "o.csv", "15-0,true\n15-1,false\n")
-    checked = check_predictions(path, _files(tmp_path, forms.NLVR1, lines=True))
-    assert (*checked[:5], checked.scores) == ("nlvr1", 2, 2, 0, [], {"accuracy": 1.0, "consistency": 1.0})
 
 
 def test_predictions_of_other_questions_count_where_the_official_script_passes_over_them(tmp_path: Path) -> None:
@@ -76,25 +73,25 @@ def test_data_of_no_task(tmp_path: Path, values: tuple[Any, ...], message: str) 
 
 
 def test_command(tmp_path: Path, capt: Capt) -> None:
-    (data,) = _files(tmp_path, forms.NLVR1, lines=True)
-    path = forms.write(tmp_path / "o.csv", "15-0,true\n15-1,true\n")
+    (data,) = _files(tmp_path, forms.NLVR2, lines=True)
+    path = forms.write(tmp_path / "o.csv", "dev-850-0-0,True\ndev-850-1-0,True\n")
     code, out, _ = capt("predictions", "check", path, "--data", data)
     first, *scores = out.splitlines()
     assert code == 0
-    assert first == f"{path}: 2 predictions, as nlvr1 expects them"
+    assert first == f"{path}: 2 predictions, as nlvr2 expects them"
     assert [line.split() for line in scores] == [["accuracy", "50.00%"], ["consistency", "0.00%"]]
     code, out, _ = capt("predictions", "check", path, "--data", data, "--json")
     assert code == 0
     assert json.loads(out) == {
-        **{"task": "nlvr1", "questions": 2, "predictions": 2, "unasked": 0, "missing": {}, "details": {}},
+        **{"task": "nlvr2", "questions": 2, "predictions": 2, "unasked": 0, "missing": {}, "details": {}},
         **{"accuracy": 0.5, "consistency": 0.0},
     }
-    forms.write(path, "15-0,true\n15-1,false\n99-0,true\n")
+    forms.write(path, "dev-850-0-0,False\ndev-850-1-0,True\ndev-9-0-0,True\n")
     code, out, _ = capt("predictions", "check", path, "--data", data)
     assert code == 0
     assert "1 more are of questions that were not asked" in out
-    forms.write(path, "15-0,true\n99-0,true\n")
+    forms.write(path, "dev-850-0-0,True\ndev-9-0-0,True\n")
     code, _, error = capt("predictions", "check", path, "--data", data)
     assert code == 2
     assert error.startswith("error: ")
-    assert "1 question without a prediction: '15-1'" in error
+    assert "1 question without a prediction: 'dev-850-1-0'" in error

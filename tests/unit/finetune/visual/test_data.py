@@ -25,7 +25,7 @@ from capt.pretrain.config.load import job_from_mapping, load_job
 from capt.pretrain.regions.store import RegionStore
 from capt.pretrain.vision_language.data.examples import Example
 from tests.unit.vision_language.data.forms import gqa_question
-from tests.visual import visual_mapping, write_pairs, write_questions, write_scenes
+from tests.visual import visual_mapping, write_pairs, write_questions
 
 
 def _job(folder: Path, task: str = "vqa", **changes: Any) -> VisualJob:
@@ -48,7 +48,6 @@ def test_recipes_are_those_of_lxmert() -> None:
     ("changes", "message"),
     [
         ({"data": {"validation": []}}, "data.validation is missing.*data.validation_share=0.1"),
-        ({"model": {"augment": "permute"}}, "augment permute is for pictures of three boxes"),
         ({"model": {"encoder": {"init": "x"}}}, "model.encoder.init: not used here"),
         ({"checkpoint": {"best": "acuracy"}}, "validation reports no 'acuracy'"),
     ],
@@ -61,25 +60,31 @@ def test_jobs_that_make_no_sense_are_refused(tmp_path: Path, changes: dict[str, 
 
 
 def test_a_share_for_validation_holds_whole_groups(tmp_path: Path) -> None:
-    """Rows of one stem are about the same sentence: a stem on both sides would be a leak."""
-    rows = read_rows([write_scenes(tmp_path / "scenes.json", 50)], TASKS["nlvr1"], "data.train")
-    splits = split_off(rows, TASKS["nlvr1"], 0.1)
+    """Statements about the same pictures: a group on both sides would be a leak."""
+    task = TASKS["nlvr2"]
+    path = write_pairs(tmp_path / "pairs.json", 0, 50)
+    content = json.loads(path.read_text())
+    for number, row in enumerate(content):
+        row["identifier"] = f"dev-{number // 2}-{number % 2}-0"
+    path.write_text(json.dumps(content))
+    rows = read_rows([path], task, "data.train")
+    splits = split_off(rows, task, 0.1)
     assert len(splits.train) == 90
     assert len(splits.validation) == 10
-    groups = [{group_of(row, TASKS["nlvr1"]) for row in part} for part in splits]
+    groups = [{group_of(row, task) for row in part} for part in splits]
     assert not groups[0] & groups[1]
-    again = split_off(rows[::-1], TASKS["nlvr1"], 0.1)
+    again = split_off(rows[::-1], task, 0.1)
     assert {row.id for row in again.validation} == {row.id for row in splits.validation}
     assert [row.id for row in splits.train] == [row.id for row in rows if row in splits.train], "in their order"
-    wide = split_off(rows, TASKS["nlvr1"], 0.99)
+    wide = split_off(rows, task, 0.99)
     assert len(wide.train) == 2, "a group is left to train on"
     with pytest.raises(DataError, match="all rows belong together"):
-        split_off(rows[:2], TASKS["nlvr1"], 0.5)
+        split_off(rows[:2], task, 0.5)
 
 
 @pytest.mark.parametrize(
     ("task", "id_", "pictures", "group"),
-    [("nlvr2", "dev-850-1-0", ("a", "b"), "dev-850"), ("nlvr1", "1572-3", ("a",), "1572"), ("gqa", "7", ("p",), "p")],
+    [("nlvr2", "dev-850-1-0", ("a", "b"), "dev-850"), ("gqa", "7", ("p",), "p")],
 )
 def test_groups(task: str, id_: str, pictures: tuple[str, ...], group: str) -> None:
     assert group_of(Example(id_, pictures, "text"), TASKS[task]) == group
@@ -88,14 +93,15 @@ def test_groups(task: str, id_: str, pictures: tuple[str, ...], group: str) -> N
 def test_rows_of_another_task_or_without_labels_are_refused(tmp_path: Path) -> None:
     questions = write_questions(tmp_path / "q.json", 0, 3)
     pairs = write_pairs(tmp_path / "p.json", 0, 3)
-    bare = write_scenes(tmp_path / "bare.json", 3, labels=False)
+    bare = write_pairs(tmp_path / "bare.json", 0, 3, labels=False)
     with pytest.raises(DataError, match=r"data\.train: row dev-0-0-0 has 2 pictures; VQA has 1"):
         read_rows([pairs], TASKS["vqa"], "data.train")
-    with pytest.raises(DataError, match="row 0 is of another task; a row of NLVR v1 is a statement"):
-        read_rows([questions], TASKS["nlvr1"], "data.train")
-    assert len(read_rows([bare], TASKS["nlvr1"], "--data")) == 6
-    job = _job(tmp_path, "nlvr1", data={"train": [str(bare)]})
-    with pytest.raises(DataError, match="6 of 6 rows have no label, such as 00-0"):
+    one = TASKS["nlvr2"]._replace(pictures=1)  # a statement about a picture, as a task of somebody else may have it
+    with pytest.raises(DataError, match="row 0 is of another task; a row of NLVR2 is a statement"):
+        read_rows([questions], one, "data.train")
+    assert len(read_rows([bare], TASKS["nlvr2"], "--data")) == 6
+    job = _job(tmp_path, "nlvr2", data={"train": [str(bare)]})
+    with pytest.raises(DataError, match="6 of 6 rows have no label, such as dev-0-0-0"):
         read_splits(job.data)
     twice = [str(questions), str(questions)]
     with pytest.raises(DataError, match="occurs twice"):
@@ -135,7 +141,7 @@ def test_a_digest_stands_for_the_data(tmp_path: Path) -> None:
 
 
 def test_a_store_that_is_not_as_it_was_imported_is_not_trained_on(tmp_path: Path) -> None:
-    mapping = visual_mapping(tmp_path, "nlvr1")
+    mapping = visual_mapping(tmp_path)
     features = Path(mapping["data"]["regions"]) / "features.npy"
     content = bytearray(features.read_bytes())
     content[-1] ^= 64

@@ -1,4 +1,4 @@
-"""Accuracy and consistency of NLVR2 and NLVR v1 on a toy of four pairs, and their result files."""
+"""Accuracy and consistency of NLVR2 on a toy of four pairs, and its result files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from capt.finetune.visual.nlvr import Version, check_nlvr, nlvr1_group, nlvr2_group, nlvr_scores, read_nlvr, write_nlvr
+from capt.finetune.visual.nlvr import check_nlvr, nlvr2_group, nlvr_scores, read_nlvr, write_nlvr
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.vision_language.data.examples import Example
 
@@ -17,12 +17,10 @@ def _examples(rows: dict[str, bool | None]) -> list[Example]:
 
 # one sentence with two pairs, and two sentences that share the first pair's number
 NLVR2 = {"dev-8-0-0": True, "dev-8-1-0": False, "dev-8-0-1": True, "dev-9-0-0": False}
-NLVR1 = {"15-0": True, "15-1": False, "16-0": True, "16-3": True}
 
 
 def test_groups() -> None:
     assert [nlvr2_group(key) for key in NLVR2] == ["dev-8--0", "dev-8--0", "dev-8--1", "dev-9--0"]
-    assert [nlvr1_group(key) for key in NLVR1] == ["15", "15", "16", "16"]
 
 
 @pytest.mark.parametrize(
@@ -38,45 +36,40 @@ def test_groups() -> None:
 )
 def test_toy_of_four_pairs(wrong: tuple[str, ...], accuracy: float, consistency: float) -> None:
     predictions = {key: truth != (key in wrong) for key, truth in NLVR2.items()}
-    scores = nlvr_scores(predictions, _examples({**NLVR2}), "nlvr2")
+    scores = nlvr_scores(predictions, _examples({**NLVR2}))
     assert scores == pytest.approx({"accuracy": accuracy, "consistency": consistency})
 
 
-def test_nlvr1_groups_by_stem() -> None:
-    predictions = {**NLVR1, "15-1": True}
-    scores = nlvr_scores(predictions, _examples({**NLVR1, "17-0": None}), "nlvr1")
-    assert scores == {"accuracy": 3 / 4, "consistency": 1 / 2}
-    with pytest.raises(DataError, match="1 statement without a prediction, such as '16-3'"):
-        nlvr_scores({"15-0": True, "15-1": True, "16-0": True}, _examples({**NLVR1}), "nlvr1")
+def test_only_labelled_statements_are_scored() -> None:
+    predictions = {**NLVR2, "dev-8-1-0": True}
+    scores = nlvr_scores(predictions, _examples({**NLVR2, "dev-9-1-0": None}))
+    assert scores == pytest.approx({"accuracy": 3 / 4, "consistency": 2 / 3})
+    with pytest.raises(DataError, match="1 statement without a prediction, such as 'dev-9-0-0'"):
+        nlvr_scores({key: True for key in [*NLVR2][:3]}, _examples({**NLVR2}))
     with pytest.raises(DataError, match="nothing to score"):
-        nlvr_scores({"15-0": True}, _examples({"15-0": None}), "nlvr1")
+        nlvr_scores({"dev-8-0-0": True}, _examples({"dev-8-0-0": None}))
 
 
-@pytest.mark.parametrize(
-    ("version", "rows", "text"),
-    [
-        ("nlvr2", NLVR2, "dev-8-0-0,True\ndev-8-1-0,False\ndev-8-0-1,True\ndev-9-0-0,False\n"),
-        ("nlvr1", NLVR1, "15-0,true\n15-1,false\n16-0,true\n16-3,true\n"),
-    ],
-)
-def test_result_file(tmp_path: Path, version: Version, rows: dict[str, bool], text: str) -> None:
-    out = write_nlvr(rows, tmp_path / "o.csv", rows, version)
-    assert out.read_bytes() == text.encode()
-    assert read_nlvr(out, version) == rows
+def test_result_file(tmp_path: Path) -> None:
+    out = write_nlvr(NLVR2, tmp_path / "o.csv", NLVR2)
+    assert out.read_bytes() == b"dev-8-0-0,True\ndev-8-1-0,False\ndev-8-0-1,True\ndev-9-0-0,False\n"
+    assert read_nlvr(out) == NLVR2
     with pytest.raises(DataError, match="1 question not in the questions: 'more'"):
-        write_nlvr({**rows, "more": True}, tmp_path / "p.csv", rows, version)
+        write_nlvr({**NLVR2, "more": True}, tmp_path / "p.csv", NLVR2)
     assert not (tmp_path / "p.csv").exists()
 
 
 def test_validator(tmp_path: Path) -> None:
     path = tmp_path / "o.csv"
-    path.write_text("identifier,prediction\n15-0,TRUE\r\n15-1, False\n15-1,false\n\n16-0,1\n99-9,true\n")
-    assert check_nlvr(path, NLVR1, "nlvr1") == [
-        "line 1: 'identifier,prediction' is not identifier,true|false",
-        "line 6: '16-0,1' is not identifier,true|false",
-        "1 question twice: '15-1'",
-        "1 question not in the questions: '99-9'",
-        "2 questions without a prediction: '16-0', '16-3'",
+    path.write_text(
+        "identifier,prediction\ndev-8-0-0,TRUE\r\ndev-8-1-0, False\ndev-8-1-0,false\n\ndev-8-0-1,1\ndev-1-0-0,true\n"
+    )
+    assert check_nlvr(path, NLVR2) == [
+        "line 1: 'identifier,prediction' is not identifier,True|False",
+        "line 6: 'dev-8-0-1,1' is not identifier,True|False",
+        "1 question twice: 'dev-8-1-0'",
+        "1 question not in the questions: 'dev-1-0-0'",
+        "2 questions without a prediction: 'dev-8-0-1', 'dev-9-0-0'",
     ]
     with pytest.raises(DataError, match="line 1"):
-        read_nlvr(path, "nlvr1")
+        read_nlvr(path)

@@ -84,6 +84,6 @@ def test_every_task_has_its_result_file(task: VisualTask) -> None:
     assert all(callable(getattr(result_file(task), name)) for name in needed)
 
 
-@pytest.mark.parametrize(("key", "group"), [("vqa", "p"), ("gqa", "p"), ("nlvr2", "a-b"), ("nlvr1", "a")])
+@pytest.mark.parametrize(("key", "group"), [("vqa", "p"), ("gqa", "p"), ("nlvr2", "a-b")])
 def test_rows_are_grouped_by_what_they_were_written_with(key: str, group: str) -> None:
     assert group_of(Example("a-b-c-d", ("p",), "text", None, None), TASKS[key]) == group

@@ -70,11 +70,6 @@ NLVR2 = [
     {"identifier": "dev-850-0-0", "sentence": "Two cats.", "label": "False", "left_url": "x", "right_url": "y"},
     {"identifier": "dev-850-1-0", "sentence": "Two cats.", "label": "True", "left_url": "x", "right_url": "y"},
 ]
-SCENE = [[{"x_loc": 1, "y_loc": 2, "size": 10, "type": "circle", "color": "Black"}], [], []]
-NLVR1 = [
-    {"identifier": "15-0", "sentence": "A circle.", "label": "true", "structured_rep": SCENE},
-    {"identifier": "15-1", "sentence": "No circle.", "label": "false", "structured_rep": SCENE},
-]
 COCO = {
     "images": [{"id": 42, "file_name": "COCO_val2014_000000000042.jpg"}],
     "annotations": [{"image_id": 42, "id": 5, "caption": "A cat."}],

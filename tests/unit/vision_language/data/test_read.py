@@ -14,7 +14,6 @@ import pytest
 
 from capt.pretrain.base import files as base_files
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.regions.nlvr1 import scene_name
 from capt.pretrain.regions.picture import picture_name
 from capt.pretrain.vision_language.data import files
 from capt.pretrain.vision_language.data.examples import Example, coco_name, coco_subtype
@@ -77,10 +76,7 @@ def test_nlvr(tmp_path: Path) -> None:
     assert first == Example("dev-850-0-0", ("dev-850-0-img0", "dev-850-0-img1"), "Two cats.", truth=False)
     assert second.pictures == ("dev-850-1-img0", "dev-850-1-img1")
     assert second.truth is True
-    first, second = _one(tmp_path, forms.NLVR1, lines=True)
-    assert first == Example("15-0", (scene_name(forms.NLVR1[0]),), "A circle.", {"true": 1.0}, True)
-    assert second.truth is False
-    (alone,) = _one(tmp_path, forms.NLVR1[:1], lines=True)  # a file of one line is an object and a line at once
+    (alone,) = _one(tmp_path, forms.NLVR2[:1], lines=True)  # a file of one line is an object and a line at once
     assert alone == first
 
 
@@ -109,9 +105,8 @@ def test_task_of_each_form(tmp_path: Path) -> None:
         for value in values:
             (document,) = read_documents([forms.write(tmp_path / "a.json", value)])
             assert task_of(document) == task
-    for task, rows in (("nlvr2", forms.NLVR2), ("nlvr1", forms.NLVR1)):
-        (document,) = read_documents([forms.write(tmp_path / "a.json", rows, lines=True)])
-        assert task_of(document) == task
+    (document,) = read_documents([forms.write(tmp_path / "a.json", forms.NLVR2, lines=True)])
+    assert task_of(document) == "nlvr2"
 
 
 def test_names_of_pictures() -> None:
@@ -205,8 +200,6 @@ def test_what_is_wrong_is_named(tmp_path: Path, case: str) -> None:
         (forms.NLVR2, {"identifier": "dev-850,0-0-0"}, "line 2: identifier"),
         (forms.NLVR2, {"identifier": "dev-850-0-0"}, "line 2: identifier 'dev-850-0-0' occurs twice"),
         (forms.NLVR2, {"label": "true"}, "line 2: label: Input should be 'True' or 'False'"),
-        (forms.NLVR1, {"label": "True"}, "line 2: label: Input should be 'true' or 'false'"),
-        (forms.NLVR1, {"structured_rep": []}, "line 2: structured_rep: List should have at least 1 item"),
     ],
 )
 def test_what_is_wrong_in_a_line_is_named(

@@ -20,8 +20,6 @@ OTHERS = {  # rows, pictures
     "gqa/testdev_balanced.questions_with_pseudo_labels.json.gz": (12_578, 398),
     "nlvr2/dev.json.gz": (6_982, 8_102),
     "nlvr2/test1.json.gz": (6_967, 8_082),
-    "nlvr1/dev.json": (989, 989),
-    "nlvr1/hidden.json": (985, 985),
     "captions/Flickr8k.token.txt.gz": (40_460, 8_092),
     "captions/captions_val2014_fakecap_results.json": (1_000, 1_000),
 }

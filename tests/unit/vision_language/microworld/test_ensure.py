@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from capt.finetune.visual.config import VisualData
+from capt.finetune.visual.config import TASKS, VisualData
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.models.tokenizer import TokenizerSection
 from capt.pretrain.regions.store import RegionStore
@@ -69,9 +69,10 @@ def test_a_run_of_the_first_release_is_read_where_its_world_is_still_made(cache:
         VisionLanguageData.model_validate(_mapping(cache, kind="boxes"))
 
 
-def test_a_task_that_the_microworld_has_no_files_for_is_refused(cache: Path) -> None:
-    with pytest.raises(ValidationError, match=r"no files of nlvr1.*data\.regions and data\.train"):
-        VisualData.model_validate({**_mapping(cache), "task": "nlvr1"})
+def test_a_task_that_the_microworld_has_no_files_for_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TASKS, "own", TASKS["vqa"]._replace(key="own"))
+    with pytest.raises(ValidationError, match=r"no files of own.*data\.regions and data\.train"):
+        VisualData.model_validate({**_mapping(cache), "task": "own"})
 
 
 def test_files_beside_the_microworld_are_refused(cache: Path) -> None:
