@@ -114,7 +114,6 @@ NOT_RUN = {
     "capt report runs/sweep": "needs a sweep that has run; tests/unit/report",
     "capt report runs/latent_table1": "needs a sweep that has run; tests/unit/latent",
     "capt glue-submission": "needs a sweep over eight tasks; tests/e2e/test_glue.py",
-    "capt glue-validate": "needs that sweep; tests/e2e/test_glue.py",
     "capt evaluate $run": "a loop over trials of a sweep that has run; tests/unit/latent/test_evaluate.py",
     "capt regions import train2014": "needs LXMERT's feature files; the same as of the microworld's, which is run",
     "capt regions extract": "needs models of vision; tests/unit/regions/extract",

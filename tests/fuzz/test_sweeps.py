@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import random
-import zipfile
 from pathlib import Path
 
 import pytest
 
 from capt.finetune.glue.files import read_split
-from capt.finetune.glue.submission import HEADER, SUBMISSION_FILES, check_submission
 from capt.finetune.glue.tasks import GLUE
 from capt.launcher.sweep.run import check_base_jobs
 from capt.launcher.sweep.trial import prepare_restart, what_went_wrong
@@ -154,19 +151,3 @@ def test_glue_files(glue: Path, tmp_path: Path) -> None:
             replaced(rng, path)
         check(library(lambda task=task: read_split(tmp_path, task, "dev")), f"glue:{number}")
         path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
-
-
-def test_submissions(tmp_path: Path) -> None:
-    files = {f"{name}.tsv": f"{HEADER}\n0\tentailment\n1\t0.5\n".encode() for name in SUBMISSION_FILES}
-    for number, rng in inputs("submission"):
-        buffer = io.BytesIO()
-        with zipfile.ZipFile(buffer, "w", rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as archive:
-            for name in rng.sample(sorted(files), rng.randint(0, 11)):
-                archive.writestr(rng.choice((name, name, f"../{name}", "x\n" + name)), mutated(rng, files[name]))
-        path = tmp_path / "submission.zip"
-        path.write_bytes(mutated(rng, buffer.getvalue()) if rng.random() < 0.7 else buffer.getvalue())
-        problems: list[str] = []
-        outcome = library(lambda path=path, problems=problems: problems.extend(check_submission(path)))
-        check(outcome, f"submission:{number}")
-        assert len(problems) < 80
-        assert all(line.isprintable() and len(line) < 500 for line in problems), f"submission:{number}: {problems}"

@@ -41,7 +41,7 @@ from capt.pretrain.latent.corpus import read
 from capt.pretrain.models.hf_folder import read_tensor_file
 from capt.pretrain.pairs.config import PairData
 from capt.pretrain.pairs.forms import read_pairs
-from capt.pretrain.regions.tsv_layout import told_layout
+from capt.pretrain.regions.tsv_layout import infer_layout
 from capt.pretrain.retrieval.data import read_collections, read_pair_rows
 from capt.pretrain.vision_language.data.answers import load_table
 from capt.pretrain.vision_language.data.read import read_examples
@@ -283,7 +283,7 @@ READERS = {
     "analogies": Reader(200, lambda f, n: _sections(f / "a.txt", n), lambda p: read_sections(p, _vectors())),
     "vectors": Reader(200, lambda f, n: _write(f / "a.txt", (f"w{i} 1 2 3" for i in range(n))), read_vectors),
     "latent text": Reader(2000, lambda f, n: _write(f / "a.txt", _names(n)), lambda p: list(read(p, "text"))),
-    "regions, names of fields": Reader(800, lambda f, n: _regions(f / "a.tsv", n), told_layout),
+    "regions, names of fields": Reader(800, lambda f, n: _regions(f / "a.tsv", n), infer_layout),
     "captions": Reader(100, lambda f, n: _captions(f / "a.jsonl", n), _pictures),
     "captions, csv": Reader(1000, lambda f, n: _wide(f / "a.csv", n, first=("image", "caption")), _pictures),
     "captions of COCO": Reader(50, lambda f, n: _coco(f / "a.json", n), _pictures),

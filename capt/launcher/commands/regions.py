@@ -125,7 +125,7 @@ def import_(
         typer.Option(help="What made the features, in words. Stores of which this differs are not mixed."),
     ] = None,
     file_dtype: Annotated[
-        str | None, typer.Option(help="Type of the features in a TSV file: fp16, fp32 or fp64 (default: as they tell).")
+        str | None, typer.Option(help="Type of the features in a TSV file: fp16, fp32 or fp64 (default: inferred).")
     ] = None,
     skip_damaged: Annotated[
         bool,

@@ -1,4 +1,4 @@
-"""``capt glue-submission``, ``capt glue-validate`` and ``capt predictions``: result files as benchmarks take them."""
+"""``capt glue-submission`` and ``capt predictions``: result files as benchmarks take them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from capt.launcher.commands import options as o
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
+    """Add the command to the command line."""
     app.command("glue-submission", epilog="\b\nExample: capt glue-submission runs/glue --out submission.zip")(
         submission
     )
-    app.command("glue-validate", epilog="\b\nExample: capt glue-validate submission.zip")(validate)
 
 
 def submission(
@@ -34,22 +33,6 @@ def submission(
         predictions = predict_tests(sweep, data, progress)
     typer.echo(write_submission(predictions, out))
     typer.echo(prediction_summary(predictions))
-
-
-def validate(
-    path: Annotated[Path, typer.Argument(metavar="ZIP", help="A submission.")],
-) -> None:
-    """Check a submission to GLUE. The exit code is 2 when a name, header, count, index or label is wrong."""
-    from capt.finetune.glue.submission import SUBMISSION_FILES, check_submission
-    from capt.pretrain.base.errors import DataError
-
-    problems = check_submission(path)
-    for problem in problems[:-1]:
-        typer.echo(f"error: {problem}", err=True)
-    if problems:
-        raise DataError(problems[-1])
-    rows = sum(output.rows for output in SUBMISSION_FILES.values())
-    typer.echo(f"{path}: {len(SUBMISSION_FILES)} files with {rows:,} predictions, as the leaderboard expects them")
 
 
 # ``capt predictions``: result files of VQA, GQA and NLVR, checked as the benchmarks would.

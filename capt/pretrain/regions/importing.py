@@ -23,7 +23,7 @@ from capt.pretrain.regions.class_names import ClassNames, read_names
 from capt.pretrain.regions.manifest import FeatureType, Shape, Source, StoreManifest
 from capt.pretrain.regions.tsv import Layout
 from capt.pretrain.regions.tsv_index import HEIGHT, NUMBER, REGIONS, WIDTH, TsvIndex, index_tsv
-from capt.pretrain.regions.tsv_layout import FileType, told_layout
+from capt.pretrain.regions.tsv_layout import FileType, infer_layout
 from capt.pretrain.regions.writer import (
     BlockWriter,
     blocks_of,
@@ -70,7 +70,7 @@ def import_tsv(
         try:
             # Twice the bytes: a pass that indexes, and one that decodes.
             meter = _Meter(progress, 2 * sum(path.stat().st_size for path in paths if path.is_file()))
-            layouts = {path: told_layout(path, file_dtype) for path in paths}
+            layouts = {path: infer_layout(path, file_dtype) for path in paths}
             indexes = _indexes(layouts, paths, work / "index", feature_dtype, skip_damaged, workers, meter)
             if skip_damaged:
                 indexes = _without_repeated(indexes)

@@ -1,8 +1,8 @@
-"""What the fields of a feature file are, told from all that its first rows show: fields, counts, lengths and ranges.
+"""Infer the layout of a feature file from the first rows: fields, counts, lengths and ranges.
 
-No published file says what it holds. Each program that writes one has its own order of fields, types and boxes, and a
-wrong reading often gives numbers of the right shape. So every reading that is known is tried, and one is taken only
-where the rows leave no other.
+No published file describes itself. Each program that writes one has its own order of fields, types and boxes, and a
+wrong reading often gives numbers of the right shape. So every known reading is tried, and one is taken only where the
+rows leave no other.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from capt.pretrain.regions.tsv import (
 FileType = Literal["fp16", "fp32", "fp64"]
 
 _ROWS, _BYTES = 64, 32 << 20
-"""Rows and bytes of a file that are looked at."""
+"""Rows and bytes of a file that are inspected."""
 _MOST_VALUES = 1 << 18
-"""Features of a row that are looked at."""
+"""Features of a row that are inspected."""
 _KNOWN = (
     LXMERT,
     Layout(title="bottom-up attention's files", fields=["img_id", "img_w", "img_h", "num_boxes", "boxes", "features"]),
@@ -77,15 +77,15 @@ class _Sample(NamedTuple):
     bytes: dict[str, int]
 
 
-def told_layout(path: Path, feature_type: FileType | None = None) -> Layout:
-    """The layout of a file.
+def infer_layout(path: Path, feature_type: FileType | None = None) -> Layout:
+    """Infer the layout of a file.
 
     Args:
         path: of the file.
-        feature_type: of its features; None = as the features tell.
+        feature_type: of its features; None = inferred from their magnitudes.
 
     Raises:
-        DataError: no known layout fits the rows, or several do and nothing tells them apart.
+        DataError: no known layout fits the rows, or several do.
     """
     lines = _first_lines(path)
     # Names in the first line decide which field is which; else every known order is tried.
@@ -116,8 +116,8 @@ def told_layout(path: Path, feature_type: FileType | None = None) -> Layout:
             raise DataError(f"{path}, row 1: {problem}") from None
         return layout
     try:
-        # Boxes first: they tell width from height, by which everything else is read.
-        with np.errstate(all="ignore"):  # what bytes of another type are as numbers is not said
+        # Boxes first: they decide which of two fields is the width, which everything else depends on.
+        with np.errstate(all="ignore"):  # bytes of another type may overflow as numbers
             layout = _with_boxes(layout, samples)
             layout = _with_labels(layout, samples)
             return _with_features(layout, samples, feature_type)
@@ -179,15 +179,15 @@ def _sample(row: Sequence[bytes], layout: Layout) -> _Sample | None:
     return _Sample(width, height, regions, arrays, {name: length // regions for name, length in lengths.items()})
 
 
-def _alike(samples: Sequence[_Sample], name: str) -> tuple[int, list[_Sample]]:
-    """The usual number of bytes a region has in an array, and the samples that have it."""
+def _most_frequent(samples: Sequence[_Sample], name: str) -> tuple[int, list[_Sample]]:
+    """Return the usual number of bytes of a region in an array, and the samples that have it."""
     # Rows whose arrays are cut short must not decide.
     usual = Counter(sample.bytes[name] for sample in samples).most_common(1)[0][0]
     return usual, [sample for sample in samples if sample.bytes[name] == usual]
 
 
 def _with_boxes(layout: Layout, samples: Sequence[_Sample]) -> Layout:
-    """The layout with type, form and unit of boxes, and the order of width and height, that fit the most rows.
+    """Add the type, form and unit of boxes, and the order of width and height, that fit the most rows.
 
     Where several readings fit the same number of rows, that of the usual files is taken. Boxes that all end within
     the first pixel are parts of the picture.
@@ -195,7 +195,7 @@ def _with_boxes(layout: Layout, samples: Sequence[_Sample]) -> Layout:
     Raises:
         DataError: boxes have another length than known ones.
     """
-    usual, samples = _alike(samples, "boxes")
+    usual, samples = _most_frequent(samples, "boxes")
     readings = list(_readings(layout, usual))
     if not readings:
         raise DataError(
@@ -211,7 +211,7 @@ def _with_boxes(layout: Layout, samples: Sequence[_Sample]) -> Layout:
 
 
 def _readings(layout: Layout, usual: int) -> Iterator[Layout]:
-    """What boxes of this number of bytes may be, the meaning in the usual files first."""
+    """Yield the possible meanings of boxes of this number of bytes, that of the usual files first."""
     types = [
         (usual // size, kinds[size])
         for kinds, size in product((_FLOATS, _INTEGERS), (4, 2, 8))
@@ -229,13 +229,13 @@ def _readings(layout: Layout, usual: int) -> Iterator[Layout]:
 
 
 def _exchanged(fields: Sequence[str]) -> list[str]:
-    """The fields with width and height in the other order."""
+    """Return the fields with width and height in the other order."""
     other = {"img_w": "img_h", "img_h": "img_w"}
     return [other.get(field, field) for field in fields]
 
 
 def _fits(sample: _Sample, reading: Layout, layout: Layout) -> bool:
-    """Whether the boxes of a row, read so, are boxes in their picture, of which one has an area."""
+    """Return whether a reading gives boxes that lie in their picture, of which one has an area."""
     width, height = sample.width, sample.height
     if reading.fields != layout.fields:
         width, height = height, width
@@ -254,12 +254,12 @@ def _fits(sample: _Sample, reading: Layout, layout: Layout) -> bool:
 
 
 def _with_labels(layout: Layout, samples: Sequence[_Sample]) -> Layout:
-    """The layout with the types of classes and scores; the pass over all rows names what fits none."""
+    """Add the types of classes and scores; the pass over all rows names a value that fits none."""
     types = dict(layout.types)
     for name in LABELS:
         if name not in layout.fields:
             continue
-        usual, alike = _alike(samples, name)
+        usual, alike = _most_frequent(samples, name)
         kinds = (_INTEGERS, _FLOATS) if name.endswith("_id") else (_FLOATS,)
         # Classes are numbers of a list, scores from 0 to 1.
         most = 1 << 20 if name.endswith("_id") else 1 + TOLERANCE
@@ -276,7 +276,7 @@ def _with_labels(layout: Layout, samples: Sequence[_Sample]) -> Layout:
 
 
 def _with_features(layout: Layout, samples: Sequence[_Sample], given: FileType | None) -> Layout:
-    """The layout with the type of features.
+    """Add the type of features.
 
     Bytes that are read as another type than they are give numbers of all magnitudes, so a type is believed by how much
     the magnitudes of its numbers differ. The usual type, fp32, is taken unless it is not believed, or another differs
@@ -286,7 +286,7 @@ def _with_features(layout: Layout, samples: Sequence[_Sample], given: FileType |
         DataError: no type is believed.
     """
     if given is None:
-        usual, samples = _alike(samples, "features")
+        usual, samples = _most_frequent(samples, "features")
         spreads = {
             kind: _spread(samples, dtype)
             for kind, dtype in _FEATURES.items()
@@ -306,7 +306,7 @@ def _with_features(layout: Layout, samples: Sequence[_Sample], given: FileType |
 
 
 def _spread(samples: Sequence[_Sample], dtype: str) -> float:
-    """Deviation of the binary logarithms of the features, read as ``dtype``; infinite where they cannot be such.
+    """Return the deviation of the binary logarithms of features read as ``dtype``; infinite where that cannot be.
 
     Numbers of a wider type whose lower halves are 0 would be every other number 0.
     """

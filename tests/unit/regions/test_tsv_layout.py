@@ -15,7 +15,7 @@ from capt.pretrain.regions.importing import import_regions
 from capt.pretrain.regions.picture import Picture
 from capt.pretrain.regions.store import RegionStore
 from capt.pretrain.regions.tsv import FIELDS, Layout, decode, encode, parse_row
-from capt.pretrain.regions.tsv_layout import FileType, told_layout
+from capt.pretrain.regions.tsv_layout import FileType, infer_layout
 from tests.unit.regions.pictures import random_pictures
 
 BOTTOM_UP = ("img_id", "img_w", "img_h", "num_boxes", "boxes", "features")
@@ -111,7 +111,7 @@ def test_every_layout_is_told_by_its_rows(tmp_path: Path, fields: tuple[str, ...
     for features, python_bytes in itertools.product(TYPES.values(), (False, True)):
         path = tmp_path / f"{features[1:]}{python_bytes}.tsv"
         _write(path, pictures, fields, features=features, python_bytes=python_bytes, **FORMS[form])  # type: ignore[arg-type]
-        layout = told_layout(path)
+        layout = infer_layout(path)
         assert layout.types["features"] == features
         assert (layout.normalised, layout.python_bytes) == ("normalised" in form, python_bytes)
         for picture, line in zip(pictures, path.read_bytes().splitlines(), strict=True):
@@ -173,13 +173,13 @@ def test_the_type_of_features_is_told_by_their_magnitudes(tmp_path: Path, kind: 
                 continue  # a handful of round numbers may be of another type: see the next test
             (picture,) = random_pictures(1, size=values.shape[1], regions=(len(values), len(values)))
             _write(tmp_path / "f.tsv", [picture._replace(features=values)], features=TYPES[kind])
-            assert told_layout(tmp_path / "f.tsv").types["features"] == TYPES[kind], (name, seed)
+            assert infer_layout(tmp_path / "f.tsv").types["features"] == TYPES[kind], (name, seed)
 
 
 def test_a_picture_without_a_feature_above_zero_tells_no_type(tmp_path: Path) -> None:
     first, second = _pictures(2)
     _write(tmp_path / "a.tsv", [first, second._replace(features=np.zeros_like(second.features))])
-    assert told_layout(tmp_path / "a.tsv").types["features"] == "<f4"
+    assert infer_layout(tmp_path / "a.tsv").types["features"] == "<f4"
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -249,4 +249,4 @@ def test_what_cannot_be_told_is_refused_by_name(tmp_path: Path, case: str) -> No
 
 def test_the_files_of_lxmert_are_read_as_before(tmp_path: Path) -> None:
     (tmp_path / "f.tsv").write_bytes(b"".join(map(encode, _pictures())))
-    assert told_layout(tmp_path / "f.tsv") == Layout()
+    assert infer_layout(tmp_path / "f.tsv") == Layout()
