@@ -87,8 +87,8 @@ def ours(pipe: Connection, pairs: int, ragged: bool, optimizer: bool) -> None:
     keep_freed_memory()
     from capt.pretrain.models.lxmert.config import LxmertConfig
     from capt.pretrain.models.lxmert.model import LxmertModel
+    from capt.pretrain.vision_language.config import ObjectivesSection
     from capt.pretrain.vision_language.module import Counts, divisors, loss_sums
-    from capt.pretrain.vision_language.sections import ObjectivesSection
 
     config = LxmertConfig(
         size="base", vocab_size=VOCABULARY, pad_id=0, feature_size=FEATURES, object_classes=OBJECTS,

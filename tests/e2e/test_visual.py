@@ -109,7 +109,7 @@ def test_further_fine_tuning_starts_from_every_weight(folder: Path, tmp_path: Pa
         job = job_from_mapping(mapping, "test")
         backbone = read_backbone(job)  # type: ignore[arg-type]
         for name, tensor in before.model.state_dict().items():
-            assert torch.equal(backbone.state[name], tensor)
+            assert torch.equal(backbone.pretrained.state[name], tensor)
         assert run_ranks(train_job, 1, mapping) == [0]
         after = load_visual(tmp_path / task)
         assert after.tokenizer.fingerprint == before.tokenizer.fingerprint

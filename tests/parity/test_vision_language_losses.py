@@ -12,7 +12,7 @@ from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.data.corruption import IGNORE
 from capt.pretrain.regions.picture import Labels, Picture
 from capt.pretrain.regions.writer import write_store
-from capt.pretrain.vision_language.batches import Assembler
+from capt.pretrain.vision_language.batches import Assembler, MaskingVocabulary
 from capt.pretrain.vision_language.module import Counts, VisionLanguageModule, divisors, loss_sums
 from capt.pretrain.vision_language.prepare import prepare
 from tests.parity.test_lxmert_hf import stock
@@ -42,7 +42,7 @@ def test_total_and_parts(tmp_path: Path, labelled: bool) -> None:
     prepared = prepare(job_from_mapping(mapping, "test"))
     job = prepared.job
     batch = Assembler(
-        prepared.train, prepared.store, prepared.vocabulary, job.objectives, job.contrast,
+        prepared.train, prepared.store, MaskingVocabulary.of(prepared.tokenizer), job.objectives, job.contrast,
         length=job.data.sequence_length, seed=1, stream="pairs/train",
     )(np.arange(24))  # fmt: skip
     assert batch.present.all()
@@ -62,7 +62,7 @@ def test_total_and_parts(tmp_path: Path, labelled: bool) -> None:
             input_ids=batch.corrupted,
             visual_feats=batch.corrupted_features(),
             visual_pos=batch.boxes,
-            attention_mask=(batch.corrupted != prepared.vocabulary.pad).float(),
+            attention_mask=(batch.corrupted != MaskingVocabulary.of(prepared.tokenizer).pad).float(),
             labels=labels.view_as(batch.tokens),
             matched_label=batch.matched,
             obj_labels={

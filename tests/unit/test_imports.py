@@ -292,7 +292,6 @@ LIGHT = {
             "capt.tokenizer.check",
             "capt.finetune.config",
             "capt.pretrain.language.inputs",
-            "capt.pretrain.vision_language.inputs",
             "capt.pretrain.models.hf_folder",
         ),
         HEAVY,

@@ -20,11 +20,11 @@ from capt.pretrain.config.schema import BatchSection, OptimizerSection
 from capt.pretrain.models.architecture import RECOMPUTE, Recompute
 from capt.pretrain.models.hf_config import Source
 from capt.pretrain.models.lxmert.config import INIT_ANSWERS, InitAnswers, LxmertConfig
-from capt.pretrain.vision_language.inputs import describe_inputs
-from capt.pretrain.vision_language.sections import (
+from capt.pretrain.vision_language.config import (
     MICROWORLD_TASKS,
     SentenceTokenizer,
     VisionLanguageData,
+    describe_inputs,
     without_microworld,
 )
 

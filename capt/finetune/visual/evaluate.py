@@ -19,10 +19,8 @@ from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import counted
 from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.base.verification import Verifier
-from capt.pretrain.regions.store import RegionStore
 from capt.pretrain.vision_language.data.answers import AnswerTable
-from capt.pretrain.vision_language.inputs import require, require_store
-from capt.pretrain.vision_language.load import read_features, require_features
+from capt.pretrain.vision_language.load import open_store
 from capt.pretrain.vision_language.pairs import located
 
 logger = logging.getLogger(__name__)
@@ -88,10 +86,8 @@ def _rows(
     # What the job itself names is looked for only where it is needed.
     if not regions or not files:
         data = located(data, data.task)
-    store = RegionStore.open(regions or require_store(require(data)), Verifier(data.cache), cache=data.cache)
-    trained_on = read_features(trained.checkpoint)
-    if trained_on is not None:
-        require_features(store, trained_on, str(trained.checkpoint), allow_other=data.allow_other_features or None)
+    allow = data.allow_other_features or None
+    store = open_store(trained.checkpoint, data, regions, Verifier(data.cache), allow_other=allow)
     if files is None:
         files = data.validation
     rows = read_rows(files, data.visual_task, "--data") if files else read_splits(data).validation

@@ -16,6 +16,7 @@ from capt.pretrain.models.lxmert.config import LxmertConfig
 from capt.pretrain.models.lxmert.layers import LxmertEncoder
 from capt.pretrain.models.lxmert.model import AnswerHead, Pooler
 from capt.pretrain.vision_language.data.answers import AnswerTable, load_table
+from capt.pretrain.vision_language.load import ANSWERS
 
 
 class PictureClassifier(nn.Module):
@@ -65,9 +66,6 @@ def _dtype(module: nn.Module) -> torch.dtype:
 
 # A fine-tuned model back from a checkpoint, which needs nothing beside itself but the region store.
 
-
-ANSWERS = "answers.json"
-"""The answer table in a checkpoint of a task of questions."""
 
 FineTunedLxmert = FineTuned[VisualJob, PictureClassifier]
 """A checkpoint of a ``visual`` job, loaded."""

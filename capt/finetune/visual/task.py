@@ -8,20 +8,28 @@ from pathlib import Path
 from typing import Any
 
 from capt.finetune.task import FineTuningTask, Identity
-from capt.finetune.visual.backbone import TRUTHS, Backbone, encoder_of, read_backbone, start_from
+from capt.finetune.visual.backbone import TRUTHS, encoder_of, read_backbone, start_from
 from capt.finetune.visual.config import VisualJob
 from capt.finetune.visual.data import Splits, answer_table, data_digest, read_splits, row_set, without_missing
-from capt.finetune.visual.module import ANSWERS, PictureClassifier, classifier, read_answers
+from capt.finetune.visual.module import PictureClassifier, classifier, read_answers
 from capt.finetune.visual.objective import objective_of
 from capt.pretrain.base.errors import ConfigError
-from capt.pretrain.base.verification import Verifier, all_ranks
+from capt.pretrain.base.verification import Verifier, all_ranks, digest_of
 from capt.pretrain.config.schema import Job
+from capt.pretrain.models.hf_config import TOKENIZER_FILES, local_folder
 from capt.pretrain.models.lxmert.config import LxmertConfig, encoder_flops
 from capt.pretrain.regions.store import RegionStore
-from capt.pretrain.vision_language.inputs import require
-from capt.pretrain.vision_language.load import FeatureKind, read_features, require_features, require_same_answers
+from capt.pretrain.vision_language.load import (
+    ANSWERS,
+    REGIONS,
+    FeatureKind,
+    Start,
+    read_features,
+    require_features,
+    require_same_answers,
+)
 from capt.pretrain.vision_language.pairs import located
-from capt.pretrain.vision_language.prepare import tokenizer_folder
+from capt.pretrain.vision_language.prepare import train_tokenizer
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -37,7 +45,8 @@ class VisualFineTuning(FineTuningTask):
         task = job.data.visual_task
         with all_ranks().synchronize_errors():
             data = located(job.data, job.data.task)
-        self.store = RegionStore.open(require(data), Verifier(data.cache, all_ranks()), cache=data.cache)
+            regions = data.require_files()
+        self.store = RegionStore.open(regions, Verifier(data.cache, all_ranks()), cache=data.cache)
         # Rows first: the answer table and, from scratch, the tokenizer are made of them.
         splits = read_splits(data)
         if data.missing_pictures == "skip":
@@ -67,11 +76,17 @@ class VisualFineTuning(FineTuningTask):
 
     def _tokenizer(self, job: VisualJob, splits: Splits) -> TextTokenizer:
         if self._backbone is not None:
-            return self._backbone.tokenizer
+            assert self._backbone.pretrained.tokenizer is not None, "read_backbone refuses one without it"
+            return self._backbone.pretrained.tokenizer
+        if job.tokenizer.path is not None:
+            with all_ranks().synchronize_errors():
+                return load_tokenizer(local_folder(job.tokenizer.path, TOKENIZER_FILES))
         positions = (job.model.encoder or LxmertConfig()).max_positions
         sentences = [row.text for row in splits.train]
-        folder = tokenizer_folder(job.tokenizer, sentences, job.data.cache, positions, all_ranks())
-        return load_tokenizer(folder)
+        key = digest_of(sentences)
+        return load_tokenizer(
+            train_tokenizer(job.tokenizer, key, lambda: sentences, job.data.cache, positions, all_ranks())
+        )
 
     def build_model(self) -> PictureClassifier:
         """The pretrained encoder under a new head, or all of it from scratch."""
@@ -95,9 +110,7 @@ class VisualFineTuning(FineTuningTask):
         Raises:
             CheckpointError: it is one.
         """
-        trained_on = read_features(folder)
-        if trained_on is not None:
-            require_features(self.store, trained_on, str(folder), allow_other=self.job.data.allow_other_features)
+        require_features(self.store, read_features(folder), str(folder), allow_other=self.job.data.allow_other_features)
         tables = (read_answers(self.job, folder), self.answers)
         require_same_answers(folder, *(None if table is None else table.answers for table in tables))
         if self.job.data.allow_change and isinstance(state.get("data"), str):
@@ -109,14 +122,14 @@ class VisualFineTuning(FineTuningTask):
         """Tokenizer, kind of features and answer table travel with every checkpoint."""
         folder = self._exported
         self.tokenizer.save(folder / "tokenizer")
-        files = {"tokenizer": folder / "tokenizer", "regions.json": FeatureKind.of(self.store).save(folder)}
+        files = {"tokenizer": folder / "tokenizer", REGIONS: FeatureKind.of(self.store).save(folder)}
         if self.answers is not None:
             self.answers.save(folder / ANSWERS)
             files[ANSWERS] = folder / ANSWERS
         return files
 
 
-def _encoder(job: VisualJob, backbone: Backbone | None, tokenizer: TextTokenizer, store: RegionStore) -> LxmertConfig:
+def _encoder(job: VisualJob, backbone: Start | None, tokenizer: TextTokenizer, store: RegionStore) -> LxmertConfig:
     """The sizes of the model. Raises ``CheckpointError`` where the store is not of the kind that it was trained on."""
     size = store.manifest.feature_size
     base = (job.model.encoder or LxmertConfig()) if backbone is None else backbone.config
@@ -124,7 +137,7 @@ def _encoder(job: VisualJob, backbone: Backbone | None, tokenizer: TextTokenizer
         # A model that does not say what its features are is compared by their size alone.
         known = FeatureKind.of(store).model_copy(update={"feature_size": base.known("feature_size")})
         allow = job.data.allow_other_features
-        require_features(store, backbone.features or known, backbone.source, allow_other=allow)
+        require_features(store, backbone.features or known, str(backbone.source), allow_other=allow)
         if backbone.features is None:
             logger.warning("%s does not say what features it was trained on; they must be those of %s",
                            backbone.source, store.folder)  # fmt: skip

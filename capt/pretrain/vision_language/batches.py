@@ -19,8 +19,9 @@ from capt.pretrain.data.corruption import IGNORE
 from capt.pretrain.data.mixture import MixtureSampler
 from capt.pretrain.data.sampler import Sampler
 from capt.pretrain.regions.store import RegionStore
+from capt.pretrain.vision_language.config import ObjectivesSection, PairContrastSection
 from capt.pretrain.vision_language.pairs import EncodedPairs
-from capt.pretrain.vision_language.sections import ObjectivesSection, PairContrastSection
+from capt.tokenizer.encode import TextTokenizer
 
 # A micro-batch of pairs of a sentence and a picture, and how both are corrupted.
 
@@ -101,8 +102,8 @@ _TRIES = 100
 
 
 @dataclass(frozen=True)
-class Vocabulary:
-    """What masking needs to know of a tokenizer: ids of special tokens, and of the others (``ordinary``)."""
+class MaskingVocabulary:
+    """The ids of a tokenizer as masking uses them: ids of special tokens, and of the others (``ordinary``)."""
 
     bos: int
     eos: int
@@ -112,10 +113,11 @@ class Vocabulary:
     ordinary: Int64[np.ndarray, " ordinary"]
 
     @classmethod
-    def of(cls, size: int, special: tuple[int, ...], *, bos: int, eos: int, pad: int, mask: int) -> Vocabulary:
-        """The vocabulary of a tokenizer with ``size`` ids, of which ``special`` represent no text."""
-        ids = np.array(special, dtype=np.int64)
-        return cls(bos, eos, pad, mask, ids, np.setdiff1d(np.arange(size, dtype=np.int64), ids))
+    def of(cls, tokenizer: TextTokenizer) -> MaskingVocabulary:
+        """Return the vocabulary of a tokenizer."""
+        special, ids = tokenizer.special, np.array(tokenizer.special_ids, dtype=np.int64)
+        ordinary = np.setdiff1d(np.arange(tokenizer.vocab_size, dtype=np.int64), ids)
+        return cls(special.bos, special.eos, special.pad, special.mask, ids, ordinary)
 
 
 class _Draws(NamedTuple):
@@ -151,7 +153,7 @@ class Assembler:
     """
 
     def __init__(
-        self, pairs: EncodedPairs, store: RegionStore, vocabulary: Vocabulary, objectives: ObjectivesSection,
+        self, pairs: EncodedPairs, store: RegionStore, vocabulary: MaskingVocabulary, objectives: ObjectivesSection,
         contrast: PairContrastSection, *, length: int, seed: int, stream: str, order: MixtureSampler | None = None,
         rows: range | None = None,
     ) -> None:  # fmt: skip

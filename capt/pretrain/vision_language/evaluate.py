@@ -12,7 +12,7 @@ from pydantic import PositiveInt
 
 from capt.pretrain.base.distributed import device, rank
 from capt.pretrain.base.errors import ConfigError, DataError
-from capt.pretrain.base.verification import ALONE, Verifier
+from capt.pretrain.base.verification import Verifier
 from capt.pretrain.contrast.metrics import PairAccumulator
 from capt.pretrain.contrastive.metrics import noise_metrics
 from capt.pretrain.contrastive.task import HeldOut
@@ -20,14 +20,13 @@ from capt.pretrain.convert.card import with_earlier
 from capt.pretrain.engine.provenance import provenance
 from capt.pretrain.engine.run_folder import EVALUATION, Section, save_artifact, sections_as_text, write_result
 from capt.pretrain.regions.store import RegionStore
-from capt.pretrain.vision_language.batches import Assembler, PairBatch
+from capt.pretrain.vision_language.batches import Assembler, MaskingVocabulary, PairBatch
 from capt.pretrain.vision_language.config import VisionLanguageJob
 from capt.pretrain.vision_language.data.answers import AnswerTable
-from capt.pretrain.vision_language.inputs import require_store
-from capt.pretrain.vision_language.load import LoadedModel, load_model, read_features, require_features
+from capt.pretrain.vision_language.load import LoadedModel, load_model, open_store
 from capt.pretrain.vision_language.module import VisionLanguageModule, VisionLanguageOutput
-from capt.pretrain.vision_language.pairs import EncodedPairs, Split, data_files
-from capt.pretrain.vision_language.prepare import encoded_pairs, vocabulary_of
+from capt.pretrain.vision_language.pairs import EncodedPairs, Split, located
+from capt.pretrain.vision_language.prepare import encoded_pairs
 from capt.pretrain.vision_language.validation import validate, validation_batches
 
 TEMPERATURE = 0.05
@@ -71,16 +70,13 @@ def evaluate(
     job = trained.job
     # Files that are named here take the place of all that the run was configured with.
     changed = {"source": "files", "train": list(data), "mixture": []} if data else {}
-    files = data_files(job.data.model_copy(update=changed | ({"regions": regions} if regions else {})), ALONE)
-    paths = list(chain.from_iterable(files.train if data else files.validation))
+    files = located(job.data.model_copy(update=changed | ({"regions": regions} if regions else {})))
+    files.require_files()
+    paths = list(chain.from_iterable(files.named("train" if data else "validation")))
     if not paths:
         raise ConfigError("nothing to evaluate on: the run had no data.validation; give --data FILE")
     verifier = Verifier(job.data.cache)
-    store = RegionStore.open(regions or require_store(files.regions), verifier, cache=job.data.cache)
-    # Features of another detector have the same shape and mean nothing to this model.
-    trained_on = read_features(trained.checkpoint)
-    if trained_on is not None:
-        require_features(store, trained_on, str(trained.checkpoint))
+    store = open_store(trained.checkpoint, files, regions, verifier)
     _require_classes(store, job)
     split = Split([paths], "--data" if data else "data.validation", verifier)
     table = None if trained.answers is None else AnswerTable(trained.answers)
@@ -161,7 +157,7 @@ def _section(
     trained: LoadedModel, job: VisionLanguageJob, pairs: EncodedPairs, store: RegionStore, name: str, seed: int
 ) -> Section:
     assembler = Assembler(
-        pairs, store, vocabulary_of(trained.tokenizer), job.objectives, job.contrast,
+        pairs, store, MaskingVocabulary.of(trained.tokenizer), job.objectives, job.contrast,
         length=job.data.sequence_length, seed=seed, stream="pairs/evaluation",
     )  # fmt: skip
     module = _Module(trained.module)

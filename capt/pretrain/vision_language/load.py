@@ -1,4 +1,4 @@
-"""Load a pretrained LXMERT for fine-tuning, evaluation and conversion: of ours, of Hugging Face, or airsplay's."""
+"""Load a pretrained LXMERT, of ours or of Hugging Face, for fine-tuning, evaluation and conversion."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from capt.pretrain.base.errors import CheckpointError, UserError
+from capt.pretrain.base.errors import CheckpointError, DataError, UserError
 from capt.pretrain.base.files import write_json
 from capt.pretrain.base.records import Record, read_record
+from capt.pretrain.base.verification import Verifier
 from capt.pretrain.engine.checkpoint import find_best, load_module, open_checkpoint
 from capt.pretrain.models.hf_config import TOKENIZER_FILES, local_folder
 from capt.pretrain.models.lxmert.config import LxmertConfig
@@ -23,7 +24,7 @@ from capt.pretrain.models.lxmert.model import start_from as copy_weights
 from capt.pretrain.models.lxmert.read import PretrainedLxmert, is_lxmert, read_lxmert
 from capt.pretrain.regions.picture import feature_differences
 from capt.pretrain.regions.store import RegionStore
-from capt.pretrain.vision_language.config import VisionLanguageJob
+from capt.pretrain.vision_language.config import VisionLanguageData, VisionLanguageJob
 from capt.pretrain.vision_language.data.answers import convert_ans, load_table
 from capt.pretrain.vision_language.module import VisionLanguageModule
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
@@ -35,7 +36,7 @@ REGIONS = "regions.json"
 
 
 class FeatureKind(Record):
-    """What made the features of a store, and how many columns they have."""
+    """The origin of the features of a store, and their number of columns."""
 
     feature_size: Annotated[int, Field(gt=0, le=1 << 20)]
     features_of: dict[str, Any]
@@ -53,7 +54,7 @@ class FeatureKind(Record):
 
 
 def read_features(checkpoint: Path) -> FeatureKind | None:
-    """What the model of a checkpoint was trained on; None where it does not say."""
+    """Return the kind of features that the model of a checkpoint was trained on; None where it does not say."""
     try:
         return read_record(FeatureKind, checkpoint / REGIONS, error=CheckpointError)
     except FileNotFoundError:
@@ -61,13 +62,13 @@ def read_features(checkpoint: Path) -> FeatureKind | None:
 
 
 def require_features(
-    store: RegionStore, trained_on: FeatureKind, source: str, *, allow_other: bool | None = None
+    store: RegionStore, trained_on: FeatureKind | None, source: str, *, allow_other: bool | None = None
 ) -> None:
     """Refuse a store whose features are not of the kind that a model was trained on.
 
     Args:
         store: of the job.
-        trained_on: what the model has seen.
+        trained_on: the kind that the model has seen; None = unknown, and nothing is refused.
         source: names the model in the error.
         allow_other: another kind of the same size is meant, as ``data.allow_other_features`` of the job says; None for
             a job without this key, in which such features are never meant.
@@ -75,6 +76,8 @@ def require_features(
     Raises:
         CheckpointError: the size differs, or the kind does.
     """
+    if trained_on is None:
+        return
     mine = FeatureKind.of(store)
     if mine.feature_size != trained_on.feature_size:
         raise CheckpointError(
@@ -92,7 +95,27 @@ def require_features(
         )
 
 
-# ``regions.json`` of a checkpoint: what made the region features that its model was trained on.
+def open_store(
+    checkpoint: Path,
+    data: VisionLanguageData,
+    regions: Path | None,
+    verifier: Verifier,
+    *,
+    allow_other: bool | None = None,
+) -> RegionStore:
+    """Open the store that a checkpoint is evaluated on: ``regions``, or that of its job.
+
+    Raises:
+        ConfigError: no store is named.
+        DataError: the job's store is not there: it has moved, or the run names it from another folder than this one.
+        CheckpointError: as `require_features`.
+    """
+    place = regions or data.require_files()
+    if regions is None and isinstance(place, Path) and not place.exists():
+        raise DataError(f"the run's data.regions {place} is not there, as seen from {Path.cwd()}: -o regions=STORE")
+    store = RegionStore.open(place, verifier, cache=data.cache)
+    require_features(store, read_features(checkpoint), str(checkpoint), allow_other=allow_other)
+    return store
 
 
 TASK = "capt_vl"
@@ -138,7 +161,7 @@ def load_model(path: Path) -> LoadedModel:
 
 
 def read_answers(checkpoint: Path, classes: int) -> tuple[str, ...] | None:
-    """The answers of ``classes`` classes that a verified checkpoint names; None for a model without answers.
+    """Read the answers of ``classes`` classes in a verified checkpoint; None for a model without answers.
 
     Raises:
         CheckpointError: there is no such file, or it has another number of answers.
@@ -175,9 +198,6 @@ def _sizes(config: LxmertConfig, checkpoint: Path) -> LxmertConfig:
     return config.model_copy(update={"activation_checkpointing": "none"})
 
 
-# The pretrained model that ``model.init`` names, whatever wrote it: a run of ours, Hugging Face, or airsplay.
-
-
 _ANSWERS = "answer_head.outer."
 
 
@@ -186,16 +206,16 @@ class Start:
     """Weights to start from.
 
     Attributes:
-        source: what ``model.init`` says.
+        source: ``model.init``, as the job names it.
         pretrained: its sizes, weights and answers.
-        tokenizer_folder: None where it has no tokenizer (airsplay's file).
         features: the kind of region features that it has seen; None where it does not say.
+        tokenizer_folder: None where it has no tokenizer.
     """
 
     source: Path
     pretrained: PretrainedLxmert
-    tokenizer_folder: Path | None
-    features: FeatureKind | None
+    features: FeatureKind | None = None
+    tokenizer_folder: Path | None = None
 
     @property
     def config(self) -> LxmertConfig:
@@ -208,7 +228,7 @@ class Start:
 
 
 def read_start(source: Path) -> Start:
-    """Read a run or checkpoint of ``capt_vl``, a Hugging Face folder (or hub id) or airsplay's ``.pth`` file.
+    """Read a run or checkpoint of ``capt_vl``, or a Hugging Face folder (or hub id).
 
     Raises:
         CheckpointError: it is none of these, or is damaged.
@@ -216,23 +236,16 @@ def read_start(source: Path) -> Start:
     """
     if is_lxmert(source):
         pretrained = read_lxmert(source)
-        has_tokenizer = pretrained.tokenizer is not None
-        return Start(source, pretrained, local_folder(source, TOKENIZER_FILES) if has_tokenizer else None, None)
-
+        folder = None if pretrained.tokenizer is None else local_folder(source, TOKENIZER_FILES)
+        return Start(source, pretrained, tokenizer_folder=folder)
     trained = load_model(source)
     model = trained.model
     pretrained = PretrainedLxmert(model.config, dict(model.state_dict()), trained.tokenizer, trained.answers)
-    return Start(source, pretrained, trained.checkpoint / "tokenizer", read_features(trained.checkpoint))
-
-
-def require_same_features(start: Start, store: RegionStore) -> None:
-    """Raise ``CheckpointError`` where the store's features are not of the kind that the model was trained on."""
-    if start.features is not None:
-        require_features(store, start.features, str(start.source))
+    return Start(source, pretrained, read_features(trained.checkpoint), trained.checkpoint / "tokenizer")
 
 
 def named_answers(start: Start, table: Path | Literal["new"] | None) -> tuple[str, ...] | None:
-    """What the classes of the answer head are, as the source or ``table`` (``model.init_answers``) says.
+    """Return the classes of the answer head, as the source or ``table`` (``model.init_answers``) says.
 
     None is returned where there is no such head, or where a new one shall begin.
 
@@ -261,7 +274,7 @@ def named_answers(start: Start, table: Path | Literal["new"] | None) -> tuple[st
 def answer_rows(
     before: Mapping[str, Tensor], names: Sequence[str], answers: Sequence[str], source: str
 ) -> dict[str, Tensor]:
-    """``weight`` and ``bias`` of a layer with a row for each of ``answers``, as LXMERT's ``loadLXMERTQA`` makes them.
+    """Make ``weight`` and ``bias`` of a layer with a row for each of ``answers``, as LXMERT's ``loadLXMERTQA`` does.
 
     Rows are taken by the text of their answer, as it is or else converted (`convert_ans`); a new answer begins at 0.
     The log says how many are taken.

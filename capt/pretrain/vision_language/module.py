@@ -15,8 +15,7 @@ from capt.pretrain.data.corruption import IGNORE
 from capt.pretrain.models.lxmert.config import LxmertConfig
 from capt.pretrain.models.lxmert.model import LxmertModel, LxmertOutput
 from capt.pretrain.vision_language.batches import PairBatch
-from capt.pretrain.vision_language.config import VisionLanguageJob
-from capt.pretrain.vision_language.sections import ObjectivesSection
+from capt.pretrain.vision_language.config import ObjectivesSection, VisionLanguageJob
 
 
 class VisionLanguageOutput(NamedTuple):

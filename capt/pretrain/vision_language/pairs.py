@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -20,53 +19,20 @@ from capt.pretrain.base.atomic import new_folder
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.files import write_json
 from capt.pretrain.base.records import Count, Record, read_record
-from capt.pretrain.base.verification import Ranks, Verifier, digest_of
+from capt.pretrain.base.verification import Verifier, digest_of
+from capt.pretrain.vision_language.config import VisionLanguageData
 from capt.pretrain.vision_language.data.examples import Example
 from capt.pretrain.vision_language.data.read import read_examples
-from capt.pretrain.vision_language.inputs import require, require_own_files
 from capt.pretrain.vision_language.microworld.generate import World, ensure_microworld
-from capt.pretrain.vision_language.sections import VisionLanguageData
-
-# Where a job's data lie, the content that names what is made of them, and the examples, read once if need be.
-
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class DataFiles:
-    """The files of a job, as named or as the microworld made them.
-
-    Attributes:
-        regions: the region store: its folder, or the address of one.
-        train: files to train on, of each source.
-        validation: files to validate on, of each source, maybe none.
-        answers: answer table, None where it is built from the training data.
-    """
-
-    regions: Path | str
-    train: tuple[tuple[Path, ...], ...]
-    validation: tuple[tuple[Path, ...], ...]
-    answers: Path | None
-
-
-def data_files(data: VisionLanguageData, ranks: Ranks) -> DataFiles:
-    """The files that ``data`` names. All ``ranks`` call this.
-
-    Raises:
-        ConfigError: store or training files are not named.
-    """
-    with ranks.synchronize_errors():
-        data = located(data)
-        train, validation = (tuple(map(tuple, data.named(split))) for split in ("train", "validation"))
-        return DataFiles(require(data), train, validation, data.answers)
 
 
 _D = TypeVar("_D", bound=VisionLanguageData)
 
 
 def located(data: _D, use: str | None = None) -> _D:
-    """``data`` with the files that ``data.source=microworld`` represents, which are made if they are not there yet.
+    """Fill in the files that ``data.source=microworld`` represents, which are made if they are not there yet.
 
     Args:
         data: of a job.
@@ -77,7 +43,7 @@ def located(data: _D, use: str | None = None) -> _D:
     """
     if data.source == "files":
         return data
-    require_own_files(data)
+    data.require_no_files()
     asked = data.microworld
     world = World(pictures=asked.size, seed=asked.seed, feature_size=asked.feature_size, noise=asked.noise)
     logger.warning("data.source=microworld: the data are synthetic; no figure of this run is about real pictures")

@@ -14,8 +14,7 @@ from capt.pretrain.contrastive.task import ContrastTask, Scales
 from capt.pretrain.plan.rehearsal import Rehearsal
 from capt.pretrain.regions.manifest import read_manifest
 from capt.pretrain.vision_language.batches import PairBatch
-from capt.pretrain.vision_language.config import VisionLanguageJob
-from capt.pretrain.vision_language.sections import OBJECTIVES
+from capt.pretrain.vision_language.config import OBJECTIVES, VisionLanguageJob
 from capt.pretrain.vision_language.task import VisionLanguageTask
 from capt.tokenizer.encode import load_tokenizer
 

@@ -1,7 +1,7 @@
-"""Everything that a job reads: store, tokenizer, answer table, encoded pairs; as configured, cached, or made now.
+"""Prepare the inputs of a job: store, tokenizer, answer table and encoded pairs.
 
-What is made of sentences is in the cache under the name of its content, is made by one process of a host, and is
-mapped by all: nine million sentences are not Python objects in any rank that trains.
+Arrays of sentences are in the cache under the digest of their content; one process of a host makes them and all map
+them: nine million sentences are not Python objects in any rank that trains.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,7 @@ from capt.pretrain.models.lxmert.config import PRESETS, LxmertConfig
 from capt.pretrain.models.tokenizer import trained_tokenizer
 from capt.pretrain.regions.manifest import StoreManifest
 from capt.pretrain.regions.store import RegionStore
-from capt.pretrain.vision_language.batches import Vocabulary
-from capt.pretrain.vision_language.config import VisionLanguageJob
+from capt.pretrain.vision_language.config import SentenceTokenizer, VisionLanguageJob
 from capt.pretrain.vision_language.data.answers import (
     AnswerTable,
     build_table,
@@ -40,67 +38,9 @@ from capt.pretrain.vision_language.data.answers import (
     log_coverage,
 )
 from capt.pretrain.vision_language.data.examples import Example
-from capt.pretrain.vision_language.load import Start, named_answers, read_start, require_same_features
-from capt.pretrain.vision_language.pairs import DataFiles, EncodedPairs, Split, data_files, write_pairs
-from capt.pretrain.vision_language.sections import SentenceTokenizer
+from capt.pretrain.vision_language.load import ANSWERS, Start, named_answers, read_start, require_features
+from capt.pretrain.vision_language.pairs import EncodedPairs, Split, located, write_pairs
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
-
-# The tokenizer of a job without a pretrained model: the one that it names, or one trained on its sentences.
-
-
-def tokenizer_folder(
-    section: SentenceTokenizer, sentences: Sequence[str], cache: Path, positions: int, ranks: Ranks = ALONE
-) -> Path:
-    """``tokenizer.path``, or a tokenizer trained on ``sentences``, cached by content.
-
-    All ``ranks`` call this with the same sentences: one trains, the others wait.
-
-    Args:
-        section: of the job.
-        sentences: to train on, in an order that is the same for every run; a sentence that occurs twice counts twice.
-        cache: where trained tokenizers are kept, in ``tokenizers``.
-        positions: the longest sentence of the model in tokens.
-        ranks: the processes of the job.
-
-    Raises:
-        ConfigError: ``vocab_size`` is too small for the characters of the sentences.
-        DataError: it is too large for them, or there is no text in them.
-    """
-    if section.path is not None:
-        with ranks.synchronize_errors():
-            return local_folder(section.path, TOKENIZER_FILES)
-    digest = sha256()
-    for sentence in sentences:
-        data = sentence.encode()
-        # With its length: other sentences never have the same bytes one after the other.
-        digest.update(len(data).to_bytes(4, "little") + data)
-    return trained_on(section, digest.hexdigest(), lambda: sentences, cache, positions, ranks)
-
-
-def trained_on(
-    section: SentenceTokenizer,
-    key: str,
-    sentences: Callable[[], Iterable[str]],
-    cache: Path,
-    positions: int,
-    ranks: Ranks = ALONE,
-) -> Path:
-    """A tokenizer trained on the sentences that ``key`` represents; they are asked for where it is not in the cache.
-
-    Arguments and errors are those of `tokenizer_folder`.
-    """
-    # SentencePiece folds case in the rules whose names end in _cf.
-    if section.lower_case and not section.normalization.endswith("_cf"):
-        section = section.model_copy(update={"normalization": f"{section.normalization}_cf"})
-    return trained_tokenizer(
-        section,
-        {"sentences": key, "positions": positions},
-        sentences,
-        cache,
-        longest=positions,
-        ranks=ranks,
-    )
-
 
 logger = logging.getLogger(__name__)
 _TOGETHER = 1 << 15
@@ -127,25 +67,12 @@ class Prepared:
     order: MixtureSampler | None = None
     """The order of the pairs of ``data.mixture``."""
 
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """What masking needs to know of the tokenizer."""
-        return vocabulary_of(self.tokenizer)
-
-
-def vocabulary_of(tokenizer: TextTokenizer) -> Vocabulary:
-    """What masking needs to know of a tokenizer."""
-    special = tokenizer.special
-    return Vocabulary.of(
-        tokenizer.vocab_size, tokenizer.special_ids, bos=special.bos, eos=special.eos, pad=special.pad,
-        mask=special.mask,
-    )  # fmt: skip
-
 
 def prepare(job: VisionLanguageJob, ranks: Ranks = ALONE, run_dir: Path | None = None) -> Prepared:
-    """Everything a rank needs before it can build the model. All ``ranks`` call this; what fails on one fails on all.
+    """Prepare the inputs that a rank needs before it builds the model.
 
-    A run in ``run_dir`` that has begun continues with the tokenizer and the answer table that it has made.
+    All ``ranks`` call this, and a failure on one is raised on all. A run in ``run_dir`` that has begun continues with
+    the tokenizer and the answer table that it has made.
 
     Raises:
         DataError: files or the store cannot be used, or pictures are not in the store.
@@ -153,19 +80,21 @@ def prepare(job: VisionLanguageJob, ranks: Ranks = ALONE, run_dir: Path | None =
         CheckpointError: ``model.init`` cannot be read.
     """
     verifier = Verifier(job.data.cache, ranks)
-    files = data_files(job.data, ranks)
-    store = RegionStore.open(files.regions, verifier, cache=job.data.cache)
-    train = Split(files.train, "data.train", verifier)
-    held_out = Split(files.validation, "data.validation", verifier) if any(files.validation) else None
+    with ranks.synchronize_errors():
+        data = located(job.data)
+        regions, validation = data.require_files(), data.named("validation")
+    store = RegionStore.open(regions, verifier, cache=data.cache)
+    train = Split(data.named("train"), "data.train", verifier)
+    held_out = Split(validation, "data.validation", verifier) if any(validation) else None
     # What training starts from, and whether its regions and answers are those of the store.
     with ranks.synchronize_errors():
         start = None if job.model.init is None else read_start(job.model.init)
         if start is not None:
-            require_same_features(start, store)
+            require_features(store, start.features, str(start.source))
             if job.objectives.answers:
                 start = start.named(named_answers(start, job.model.init_answers))
     folder = _tokenizer_folder(job, start, train, ranks, run_dir)
-    answers_file = _answers_file(job, files, train, verifier, run_dir) if job.objectives.answers else None
+    answers_file = _answers_file(job, data.answers, train, verifier, run_dir) if job.objectives.answers else None
     # With tokenizer, answers and store known the job is complete, and the sentences are encoded for it.
     with ranks.synchronize_errors():
         tokenizer = load_tokenizer(folder)
@@ -216,11 +145,44 @@ def _tokenizer_folder(
             return start.tokenizer_folder
     # Outside of the block, which must not hold collectives: both calls agree between the ranks themselves.
     kept = None if run_dir is None else kept_in_run(run_dir, "tokenizer", trained_alike, ranks)
-    return kept or trained_on(job.tokenizer, train.key, train.texts, job.data.cache, job.model.max_positions, ranks)
+    return kept or train_tokenizer(
+        job.tokenizer, train.key, train.texts, job.data.cache, job.model.max_positions, ranks
+    )
+
+
+def train_tokenizer(
+    section: SentenceTokenizer,
+    key: str,
+    sentences: Callable[[], Iterable[str]],
+    cache: Path,
+    positions: int,
+    ranks: Ranks = ALONE,
+) -> Path:
+    """Train a tokenizer on the sentences that ``key`` represents, or find it in the cache.
+
+    All ``ranks`` call this with the same sentences: one trains, the others wait.
+
+    Args:
+        section: of the job.
+        key: digest of the sentences.
+        sentences: in an order that is the same for every run; a sentence that occurs twice counts twice.
+        cache: where trained tokenizers are kept, in ``tokenizers``.
+        positions: the longest sentence of the model in tokens.
+        ranks: the processes of the job.
+
+    Raises:
+        ConfigError: ``vocab_size`` is too small for the characters of the sentences.
+        DataError: it is too large for them, or there is no text in them.
+    """
+    # SentencePiece folds case in the rules whose names end in _cf.
+    if section.lower_case and not section.normalization.endswith("_cf"):
+        section = section.model_copy(update={"normalization": f"{section.normalization}_cf"})
+    named = {"sentences": key, "positions": positions}
+    return trained_tokenizer(section, named, sentences, cache, longest=positions, ranks=ranks)
 
 
 def _answers_file(
-    job: VisionLanguageJob, files: DataFiles, train: Split, verifier: Verifier, run_dir: Path | None
+    job: VisionLanguageJob, given: Path | None, train: Split, verifier: Verifier, run_dir: Path | None
 ) -> Path:
     """``data.answers``, the table of the run, or one built from the training data."""
 
@@ -229,9 +191,9 @@ def _answers_file(
             return False
         return (before.data.answers, before.data.minimum_answers) == (job.data.answers, job.data.minimum_answers)
 
-    if files.answers is not None:
-        return files.answers
-    kept = None if run_dir is None else kept_in_run(run_dir, "answers.json", built_alike, verifier.ranks)
+    if given is not None:
+        return given
+    kept = None if run_dir is None else kept_in_run(run_dir, ANSWERS, built_alike, verifier.ranks)
     if kept is not None:
         return kept
     minimum = job.data.minimum_answers

@@ -25,7 +25,7 @@ from capt.pretrain.data.mixture_dataset import held_out_samples
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import Progress, Rows, SampleOrder, StepMetrics
 from capt.pretrain.models.lxmert.config import step_flops
-from capt.pretrain.vision_language.batches import Assembler, PairBatch
+from capt.pretrain.vision_language.batches import Assembler, MaskingVocabulary, PairBatch
 from capt.pretrain.vision_language.config import VisionLanguageJob
 from capt.pretrain.vision_language.load import (
     ANSWERS,
@@ -102,9 +102,8 @@ class VisionLanguageTask(ContrastTask[PairBatch]):
             CheckpointError: the checkpoint is of one of these, or as `ContrastTask.load_state`.
         """
         super().load_state(folder, state)
-        trained_on, answers = read_features(folder), self.prepared.answers
-        if trained_on is not None:
-            require_features(self.prepared.store, trained_on, str(folder))
+        answers = self.prepared.answers
+        require_features(self.prepared.store, read_features(folder), str(folder))
         if answers is not None:
             require_same_answers(folder, read_answers(folder, len(answers)), answers.answers)
 
@@ -144,7 +143,7 @@ class VisionLanguageTask(ContrastTask[PairBatch]):
         return Assembler(
             pairs,
             self.prepared.store,
-            self.prepared.vocabulary,
+            MaskingVocabulary.of(self.prepared.tokenizer),
             self.job.objectives,
             self.job.contrast,
             length=self.job.data.sequence_length,

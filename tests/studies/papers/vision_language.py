@@ -12,8 +12,7 @@ from typing import Any
 from capt.pretrain.report.document import ReportSection, Table
 from capt.pretrain.report.runs import RunRecord
 from capt.pretrain.report.sweeps import SweepRecord
-from capt.pretrain.vision_language.config import is_synthetic
-from capt.pretrain.vision_language.sections import OBJECTIVES
+from capt.pretrain.vision_language.config import OBJECTIVES, is_synthetic
 
 _TITLE = "Vision-language pretraining"
 _REMARK = (

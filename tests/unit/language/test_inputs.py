@@ -18,7 +18,7 @@ from capt.pretrain.language.config import LanguageJob
 from capt.pretrain.language.inputs import check_hf_folder
 from capt.pretrain.language.prepare import prepare
 from capt.pretrain.models.lxmert.read import read_lxmert
-from capt.pretrain.vision_language.inputs import describe_inputs as describe_pictures
+from capt.pretrain.vision_language.config import describe_inputs as describe_pictures
 from tests.unit.convert.models import config, model, tokenizer
 
 TINY = {"layers": 1, "hidden": 12, "heads": 1, "ffn": 16}
@@ -93,7 +93,7 @@ def test_what_fine_tuning_refuses_is_refused_before(what: str, folder: Path) -> 
 
 def test_an_encoder_of_texts_is_no_model_of_pictures(folder: Path) -> None:
     from capt.pretrain.models.tokenizer import TokenizerSection
-    from capt.pretrain.vision_language.sections import VisionLanguageData
+    from capt.pretrain.vision_language.config import VisionLanguageData
 
     data = VisionLanguageData(source="microworld")
     before = _reason(lambda: describe_pictures(data, folder, TokenizerSection()))

@@ -16,10 +16,10 @@ from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.config.schema import LoaderSection
 from capt.pretrain.data.sampler import Sampler, micro_batches
 from capt.pretrain.engine.loading import training_batches
-from capt.pretrain.vision_language.batches import Assembler, PairBatch
+from capt.pretrain.vision_language.batches import Assembler, MaskingVocabulary, PairBatch
+from capt.pretrain.vision_language.config import ObjectivesSection, PairContrastSection
 from capt.pretrain.vision_language.pairs import EncodedPairs, write_pairs
 from capt.pretrain.vision_language.prepare import Prepared, prepare
-from capt.pretrain.vision_language.sections import ObjectivesSection, PairContrastSection
 from tests.vision_language import vision_language_mapping
 
 LENGTH = 12
@@ -36,7 +36,7 @@ def _assembler(
 ) -> Assembler:
     section = ObjectivesSection(**{"answers": 1.0, **objectives})
     return Assembler(
-        pairs or prepared.train, prepared.store, prepared.vocabulary, section,
+        pairs or prepared.train, prepared.store, MaskingVocabulary.of(prepared.tokenizer), section,
         PairContrastSection(duplicates=duplicates), length=LENGTH, seed=seed, stream="pairs/train",
     )  # fmt: skip
 
@@ -58,7 +58,7 @@ def _own_pairs(folder: Path, prepared: Prepared, pictures: list[int]) -> Encoded
 
 
 def test_words_are_masked_as_bert_masks_them(prepared: Prepared, many: PairBatch) -> None:
-    vocabulary = prepared.vocabulary
+    vocabulary = MaskingVocabulary.of(prepared.tokenizer)
     words = ~torch.isin(many.tokens, torch.tensor(vocabulary.special))
     chosen = torch.zeros_like(many.tokens, dtype=torch.bool).flatten()
     chosen[many.masked] = True

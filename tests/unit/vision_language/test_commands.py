@@ -18,11 +18,11 @@ from capt.pretrain.convert.card import sections_of
 from capt.pretrain.engine.run import run_job
 from capt.pretrain.regions.picture import Labels
 from capt.pretrain.regions.writer import write_store
-from capt.pretrain.vision_language.batches import Assembler
+from capt.pretrain.vision_language.batches import Assembler, MaskingVocabulary
 from capt.pretrain.vision_language.evaluate import as_text, command, evaluate
 from capt.pretrain.vision_language.export import command as export
 from capt.pretrain.vision_language.load import load_model, read_answers
-from capt.pretrain.vision_language.prepare import prepare, vocabulary_of
+from capt.pretrain.vision_language.prepare import prepare
 from tests.support import run_ranks
 from tests.vision_language import make_pictures, vision_language_mapping, write_sentences, write_small_store
 
@@ -92,7 +92,7 @@ def test_evaluation_measures_what_validation_does(home: Path) -> None:
     prepared = prepare(job)
     assert prepared.validation is not None
     assembler = Assembler(
-        prepared.validation, prepared.store, vocabulary_of(trained.tokenizer), job.objectives, job.contrast,
+        prepared.validation, prepared.store, MaskingVocabulary.of(trained.tokenizer), job.objectives, job.contrast,
         length=job.data.sequence_length, seed=0, stream="pairs/evaluation",
     )  # fmt: skip
     import numpy as np

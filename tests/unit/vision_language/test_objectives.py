@@ -12,8 +12,8 @@ from torch import Tensor
 from capt.pretrain.models.heads import MLMOutput
 from capt.pretrain.models.lxmert.model import LxmertOutput
 from capt.pretrain.vision_language.batches import PairBatch
+from capt.pretrain.vision_language.config import ObjectivesSection
 from capt.pretrain.vision_language.module import Counts, divisors, loss_sums
-from capt.pretrain.vision_language.sections import ObjectivesSection
 from capt.pretrain.vision_language.validation import only_first
 
 N, R, L, F, OBJECTS, ATTRIBUTES, ANSWERS = 5, 4, 6, 3, 7, 2, 9

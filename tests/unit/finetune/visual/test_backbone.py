@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from capt.finetune.visual.backbone import TRUTHS, Backbone, start_from
+from capt.finetune.visual.backbone import TRUTHS, start_from
 from capt.finetune.visual.module import PictureClassifier
 from capt.pretrain.base.errors import CheckpointError
 from capt.pretrain.models.lxmert.config import LxmertConfig
 from capt.pretrain.models.lxmert.model import LxmertModel
+from capt.pretrain.models.lxmert.read import PretrainedLxmert
 from capt.pretrain.regions.store import RegionStore
-from capt.pretrain.vision_language.load import FeatureKind, read_features, require_features
+from capt.pretrain.vision_language.load import FeatureKind, Start, read_features, require_features
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 from tests.vision_language import write_small_store
 from tests.visual import ENCODER, write_words
@@ -25,7 +26,7 @@ _SIZES = {"vocab_size": 40, "pad_id": 1, "feature_size": 7, "object_classes": 3,
 _BEFORE = ("Yes", "no", "the dog", "dog", "three", "gray")
 
 
-Make = Callable[..., Backbone]
+Make = Callable[..., Start]
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +35,11 @@ def backbone_of(tmp_path_factory: pytest.TempPathFactory) -> Make:
     return lambda answers=_BEFORE: _backbone(tokenizer, answers)
 
 
-def _backbone(tokenizer: TextTokenizer, answers: tuple[str, ...] | None) -> Backbone:
+def _backbone(tokenizer: TextTokenizer, answers: tuple[str, ...] | None) -> Start:
     torch.manual_seed(1)
     config = LxmertConfig(**ENCODER, **_SIZES, answers=len(answers or ()))
     model = LxmertModel(config, contrast=True)
-    return Backbone("runs/before", config, dict(model.state_dict()), tokenizer, answers)
+    return Start(Path("runs/before"), PretrainedLxmert(config, dict(model.state_dict()), tokenizer, answers))
 
 
 def _model(outputs: int, pictures: int = 1) -> PictureClassifier:
@@ -53,7 +54,7 @@ def test_every_weight_of_the_backbone_is_copied(backbone_of: Make) -> None:
     assert len(names) > 50
     for name, parameter in model.named_parameters():
         if name in names:
-            assert torch.equal(parameter, backbone.state[name]), name
+            assert torch.equal(parameter, backbone.pretrained.state[name]), name
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def test_every_weight_of_the_backbone_is_copied(backbone_of: Make) -> None:
 def test_an_incomplete_backbone_is_refused_by_name(backbone_of: Make, change: Any, message: str) -> None:
     backbone, model = backbone_of(), _model(3)
     before = {name: x.clone() for name, x in model.state_dict().items()}
-    change(backbone.state)
+    change(backbone.pretrained.state)
     with pytest.raises(CheckpointError, match=f"model.init runs/before: {message}"):
         start_from(model, backbone, ("a", "b", "c"))
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items()), "nothing was copied"
@@ -93,7 +94,7 @@ def test_answers_are_transplanted_by_their_text(backbone_of: Make, caplog: pytes
     with caplog.at_level(logging.INFO):
         start_from(model, backbone, answers)
     assert "5 of 7 answers from runs/before, 2 new ones begin at 0" in caplog.text
-    before, head = backbone.state, model.answer_head
+    before, head = backbone.pretrained.state, model.answer_head
     assert torch.equal(head.inner.weight, before["answer_head.inner.weight"])
     assert torch.equal(head.norm.bias, before["answer_head.norm.bias"])
     for row, source in {0: 3, 2: 0, 3: 4, 4: 5, 6: 2}.items():
@@ -112,10 +113,10 @@ def test_heads_of_another_kind_stay_as_initialised(backbone_of: Make) -> None:
         assert all(torch.equal(x, fresh[name]) for name, x in model.answer_head.state_dict().items())
     model, backbone = _model(2), backbone_of(TRUTHS)
     start_from(model, backbone, TRUTHS)
-    assert torch.equal(model.answer_head.outer.weight, backbone.state["answer_head.outer.weight"])
+    assert torch.equal(model.answer_head.outer.weight, backbone.pretrained.state["answer_head.outer.weight"])
     backbone = backbone_of(("0", "true", "1", "false"))
     start_from(model, backbone, TRUTHS)
-    assert torch.equal(model.answer_head.outer.weight, backbone.state["answer_head.outer.weight"][[3, 1]])
+    assert torch.equal(model.answer_head.outer.weight, backbone.pretrained.state["answer_head.outer.weight"][[3, 1]])
 
 
 def test_features_of_another_kind_are_refused(tmp_path: Path) -> None:

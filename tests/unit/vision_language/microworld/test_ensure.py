@@ -12,11 +12,10 @@ from capt.finetune.visual.config import TASKS, VisualData
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.models.tokenizer import TokenizerSection
 from capt.pretrain.regions.store import RegionStore
+from capt.pretrain.vision_language.config import VisionLanguageData, describe_inputs
 from capt.pretrain.vision_language.data.read import read_examples
-from capt.pretrain.vision_language.inputs import describe_inputs
 from capt.pretrain.vision_language.microworld.generate import World, ensure_microworld
 from capt.pretrain.vision_language.pairs import located
-from capt.pretrain.vision_language.sections import VisionLanguageData
 
 
 def _mapping(cache: Path, **changes: object) -> dict[str, object]:
