@@ -11,6 +11,7 @@ import torch
 
 from capt.pretrain.base.errors import CheckpointError, ConfigError
 from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.vision_language import load
 from capt.pretrain.vision_language.export import command as export
 from capt.pretrain.vision_language.load import load_model
 from capt.pretrain.vision_language.task import VisionLanguageTask
@@ -105,3 +106,12 @@ def test_features_of_another_kind_are_refused(trained: dict[str, Any], tmp_path:
 def test_a_folder_that_is_nothing_is_refused(trained: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"neither a checkpoint|no LXMERT|nor a run"):
         _task(trained, model={"init": str(tmp_path)})
+
+
+def test_a_model_of_the_hub_is_a_start(
+    trained: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hf = export(Path(trained["run"]["dir"]), tmp_path / "hf", to="hf")
+    monkeypatch.setattr(load, "local_folder", lambda path, files=(): hf if path == Path("user/name") else path)
+    start = load.read_start(Path("user/name"))
+    assert (start.source, start.tokenizer_folder) == (Path("user/name"), hf)

@@ -41,8 +41,9 @@ def read_backbone(job: VisualJob) -> Start:
         DataError: the tokenizer that ``tokenizer.path`` names cannot be read.
     """
     init, own = job.model.init, job.tokenizer.path
-    if not is_lxmert(init):
-        checkpoint = find_best(init)
+    folder = local_folder(init)
+    if not is_lxmert(folder):
+        checkpoint = find_best(folder)
         task = read_manifest(checkpoint).task
         if task == "visual":
             return _fine_tuned(checkpoint, init)

@@ -234,11 +234,12 @@ def read_start(source: Path) -> Start:
         CheckpointError: it is none of these, or is damaged.
         DataError: its tokenizer cannot be read.
     """
-    if is_lxmert(source):
-        pretrained = read_lxmert(source)
+    found = local_folder(source)
+    if is_lxmert(found):
+        pretrained = read_lxmert(found)
         folder = None if pretrained.tokenizer is None else local_folder(source, TOKENIZER_FILES)
         return Start(source, pretrained, tokenizer_folder=folder)
-    trained = load_model(source)
+    trained = load_model(found)
     model = trained.model
     pretrained = PretrainedLxmert(model.config, dict(model.state_dict()), trained.tokenizer, trained.answers)
     return Start(source, pretrained, read_features(trained.checkpoint), trained.checkpoint / "tokenizer")
