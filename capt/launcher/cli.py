@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import itertools
 import logging
@@ -16,24 +17,7 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from capt.launcher.commands import (
-    cache,
-    checkpoints,
-    config,
-    data,
-    embeddings,
-    evaluate,
-    jobs,
-    latent,
-    ledger,
-    plan,
-    regions,
-    results,
-    retrieval,
-    sweep,
-    tokenizers,
-    tools,
-)
+from capt.launcher.commands import checkpoints, evaluate, jobs, plan, results, retrieval, sweep, tools
 from capt.pretrain.base.errors import ConfigError, user_text
 from capt.pretrain.base.process import coloured, error_line, open_closed_streams, takes_colours, with_value_of_resume
 from capt.pretrain.base.stores import STORES, without_secrets
@@ -68,16 +52,20 @@ def _options(
 
 for commands in (jobs, plan, sweep, evaluate, checkpoints, retrieval, results, tools):
     commands.register(app)
-_GROUPS = {
-    "tokenizer": tokenizers.app,
-    "data": data.app,
-    "regions": regions.app,
-    "config": config.app,
-    "cache": cache.app,
-    "embeddings": embeddings.app,
-    "latent": latent.app,
-    "ledger": ledger.app,
-    "predictions": results.app,
+_MODULES = {
+    "tokenizer": "tokenizers",
+    "data": "data",
+    "regions": "regions",
+    "config": "config",
+    "cache": "cache",
+    "embeddings": "embeddings",
+    "latent": "latent",
+    "ledger": "ledger",
+    "predictions": "predictions",
+}
+"""The groups of commands, and their modules in `capt.launcher.commands`."""
+_GROUPS: dict[str, typer.Typer] = {
+    name: importlib.import_module(f"capt.launcher.commands.{module}").app for name, module in _MODULES.items()
 }
 for name, group in _GROUPS.items():
     app.add_typer(group, name=name)

@@ -31,6 +31,7 @@ from capt.pretrain.config import flat_keys, load_job
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine import heartbeat, interruption
 from capt.pretrain.engine.run_folder import CONFIG, FAILED, LOGGED, STOPPED, exit_code_of, has_begun
+from capt.pretrain.registry import TASKS
 
 logger = logging.getLogger("capt.pretrain")
 _TIMEOUT_MINUTES = 10.0
@@ -64,7 +65,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 _READ_ALIKE = (
     *(f"capt.pretrain.{room}" for room in ("models", "language.prepare", "pairs.store")),
-    *(f"capt.{task}.task" for task in ("pretrain.language", "pretrain.pairs", "pretrain.latent", "finetune.visual")),
+    *(f"{package}.task" for package in TASKS.values()),
 )
 """Loggers of what every rank reads, and would warn of in the same words: of a thousand ranks one says it."""
 

@@ -95,7 +95,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *(room for room in TASK if room not in _in("pretrain", "data", "contrast", "contrastive")),
         "pretrain.commands",
     ),
-    "pretrain.__main__": (*BASE, "pretrain.config", "pretrain.engine"),
+    "pretrain.__main__": (*BASE, "pretrain.config", "pretrain.engine", "pretrain.registry"),
     # ---- tasks
     "pretrain.language": (*TASK, "pretrain.bottleneck", "pretrain.convert"),
     "pretrain.pairs": (*TASK, "pretrain.convert", *_in("pretrain.language", "load", "inputs", "plan")),
@@ -264,6 +264,32 @@ def test_no_circle_of_rooms() -> None:
             if (room := child(module)) is not None:
                 rooms.setdefault(room, set()).update(other for name in imported if (other := child(name)) is not None)
         _assert_no_circle({room: others - {room} for room, others in rooms.items()})
+
+
+FAMILIES = {
+    "pictures": (
+        *_in("pretrain", "vision_language", "regions", "models.lxmert", "convert.lxmert"),
+        *("finetune.visual", *_in("launcher.commands", "regions", "predictions")),
+    ),
+    "latent variables": ("pretrain.latent", "launcher.commands.latent"),
+    "words": ("pretrain.embeddings", "launcher.commands.embeddings"),
+}
+"""What stands beside the core, which is text."""
+
+
+def _family(module: str) -> str | None:
+    return next(
+        (name for name, rooms in FAMILIES.items() for room in rooms if f"{module}.".startswith(f"{room}.")), None
+    )
+
+
+def test_families_enter_by_the_registries_alone() -> None:
+    """The core imports no family, and no family another: only tables of names lead to them."""
+    graph = _graph()
+    assert {_family(module) for module in graph} == {None, *FAMILIES}
+    for module, imported in graph.items():
+        for other in imported:
+            assert _family(other) in (None, _family(module)), f"{module} must not import {other}"
 
 
 def test_nothing_imports_the_launcher() -> None:
