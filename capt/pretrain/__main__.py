@@ -119,7 +119,7 @@ def _report(error: Exception, rank: int, *, debug: bool) -> int:
 
 
 def _is_of_another_rank(error: Exception) -> bool:
-    """Whether a rank failed only because its connection to a rank that had failed was lost."""
+    """Return whether a rank failed only because its connection to a rank that had failed was lost."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
     return "DistError" in kinds or any(text in str(error) for text in ("gloo/transport", "Connection closed by peer"))
 
@@ -154,7 +154,7 @@ def read_job(options: argparse.Namespace) -> Job:
 
 
 def _only_resumes(options: argparse.Namespace) -> bool:
-    """Whether a job is to continue as it is: it has begun, even where this host does not see its folder."""
+    """Return whether a job is to continue as it is: it has begun, even where this host does not see its folder."""
     return options.resume == "always" and not options.overrides
 
 
@@ -197,7 +197,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _facts(job: Job, options: argparse.Namespace) -> dict[str, object]:
-    """What all ranks must have alike: the job, its options, versions, and the files of this program and the task."""
+    """Return what all ranks must share: the job, its options, versions, and the files of this program and the task."""
     facts = flat_keys(job)
     facts |= {f"--{name}": getattr(options, name) for name in ("resume", "checkpoint", "skip_damaged", "wait")}
     facts |= {name: importlib.metadata.version(name) for name in ("torch", "deepspeed")}
@@ -210,7 +210,7 @@ def _facts(job: Job, options: argparse.Namespace) -> dict[str, object]:
 
 
 def run_process() -> int:
-    """What a process that is a rank does from its first moment to its last; returns the exit code."""
+    """Run a process that is a rank from start to end; returns the exit code."""
     try:
         interruption.install(exit_code=STOPPED)
         heartbeat.open_page()

@@ -76,7 +76,7 @@ def _known_task(name: str) -> str:
 
 
 class VisualData(VisionLanguageData):
-    """Which task, its files, and the region store that holds its pictures."""
+    """The task, its files, and the region store that holds its pictures."""
 
     task: Annotated[str, AfterValidator(_known_task)] = Field(description=f"one of {', '.join(TASKS)}")
     validation_share: float | None = Field(
@@ -126,7 +126,7 @@ class VisualModel(Section):
 
     @property
     def scratch(self) -> bool:
-        """Whether training starts from random weights."""
+        """True where training starts from random weights."""
         return self.init == SCRATCH
 
     @model_validator(mode="before")

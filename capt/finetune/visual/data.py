@@ -115,7 +115,7 @@ def require_counted(rows: Sequence[Example], what: str) -> None:
 
 
 def is_labelled(row: Example, task: VisualTask) -> bool:
-    """Whether the file says what is right for this row."""
+    """Return whether the file has the label of this row."""
     return (row.answers if task.answers else row.truth) is not None
 
 

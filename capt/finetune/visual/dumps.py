@@ -51,7 +51,7 @@ def read_rows(path: Path, id_key: str, answer_key: str, id_type: type) -> tuple[
 
 @dataclass(frozen=True)
 class Figures:
-    """What an official evaluator computes of a result file.
+    """The figures of an official evaluator for a result file.
 
     Attributes:
         scores: by name; from 0 to 1 except for GQA's ``distribution``.
@@ -65,7 +65,7 @@ class Figures:
 
 
 class Checked(NamedTuple):
-    """What a result file turned out to be.
+    """The outcome of the check of a result file.
 
     Attributes:
         task: a key of `capt.finetune.visual.config.TASKS`.
@@ -108,7 +108,7 @@ def checked(
 
 @runtime_checkable
 class ResultFile(Protocol):
-    """What the module of a task's result file offers (`capt.finetune.visual.config.VisualTask.results`)."""
+    """The module of a task's result file (`capt.finetune.visual.config.VisualTask.results`)."""
 
     def check(self, path: Path, documents: list[Document], task: str) -> Checked:
         """Check a result file against the documents of its questions, and score it where these hold the answers."""

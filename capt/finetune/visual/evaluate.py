@@ -76,7 +76,7 @@ def evaluate(
 
 
 command = evaluate
-"""What ``capt evaluate`` calls."""
+"""The function that ``capt evaluate`` calls."""
 
 
 def _rows(

@@ -166,7 +166,7 @@ def write_gqa(predictions: Mapping[str, str], out: Path, questions: Sequence[Gqa
 
 
 def check_gqa(path: Path, questions: Iterable[GqaQuestion], *, only: bool = True) -> list[str]:
-    """What GQA's server would refuse in a result file, one line for each problem; empty for a valid one.
+    """List what GQA's server would refuse in a result file, one line for each problem.
 
     It must be a JSON list of ``questionId`` (text, even though it is a number) and ``prediction`` (text), with every
     balanced question, and with ``only`` no question of another set. The official evaluator passes over these.

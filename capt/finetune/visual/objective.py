@@ -1,4 +1,4 @@
-"""What the model's outputs mean on questions and statements about pictures: losses, answers and metrics.
+"""Losses, answers and metrics of the model's outputs on questions and statements about pictures.
 
 The metrics are those of training: VQA's by the soft scores, GQA's over the balanced questions.
 `capt.finetune.visual.evaluate` gives the official ones.
@@ -103,7 +103,7 @@ class TruthObjective:
 
 
 def truths(results: RowResults, rows: PictureRows) -> dict[str, bool]:
-    """What is predicted of each statement, by its identifier."""
+    """Return the prediction for each statement by its identifier."""
     return {str(row.id): bool(answer) for row, answer in zip(rows.examples, results["answer"], strict=True)}
 
 

@@ -109,7 +109,7 @@ def write_vqa(predictions: Mapping[Any, str], out: Path, expected: Iterable[int 
 
 
 def check_vqa(path: Path, expected: Iterable[int | str]) -> list[str]:
-    """What VQA's server would refuse in a result file, one line for each problem; empty for a valid one.
+    """List what VQA's server would refuse in a result file, one line for each problem.
 
     It must be a JSON list with one ``question_id`` (a number) and ``answer`` (text) for each question of the set.
 

@@ -22,7 +22,7 @@ from capt.pretrain.regions.manifest import LONGEST_NAME, FeatureType
 
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-"""What names of files of pictures end with, in any case."""
+"""Endings of the names of files of pictures, in any case."""
 
 
 def picture_name(file: str) -> str:
@@ -39,7 +39,7 @@ def tails_of(name: str) -> list[str]:
 
 
 def are_one(name: str, other: str) -> bool:
-    """Whether two names may be of one picture: one has all folders of the other, or more before them."""
+    """Return whether two names may be of one picture: one has all folders of the other, or more before them."""
     short, long = sorted((picture_name(name), picture_name(other)), key=len)
     return long == short or long.endswith(f"/{short}")
 
@@ -245,7 +245,7 @@ class Damage:
         logger.warning("left out: %s", text)
 
     def summary(self) -> str:
-        """How many were left out, and the first of them; empty if none was."""
+        """Describe how many were left out, with the first of them; empty if none was."""
         if not self.skipped:
             return ""
         first = ", ".join(self.skipped[:3])

@@ -120,7 +120,7 @@ class FeatureFigures:
 
 @dataclass(frozen=True)
 class StoreSummary:
-    """What a store holds.
+    """The content of a store.
 
     ``histogram`` maps a number of regions to the number of pictures that have it. ``smallest`` and ``largest`` are the
     least and greatest width and height of pictures in pixels; ``box_smallest`` and ``box_largest`` are those of the

@@ -38,7 +38,7 @@ Boxes = Literal["corners", "size"]
 
 
 class Layout(Record):
-    """What the fields of a file's rows are.
+    """The fields of a file's rows.
 
     Attributes:
         title: whose files have these fields.
@@ -102,7 +102,7 @@ class Row(NamedTuple):
 
     @property
     def labels(self) -> tuple[bool, bool]:
-        """Whether there are classes of objects, and of attributes."""
+        """Presence of classes of objects, and of attributes."""
         return bool(self.texts["objects_id"]), bool(self.texts["attrs_id"])
 
 
@@ -115,7 +115,7 @@ def split_row(line: bytes) -> list[bytes]:
 
 
 def is_python_bytes(field: bytes) -> bool:
-    """Whether a field is written as Python 3 shows bytes."""
+    """Return whether a field is written as Python 3 shows bytes."""
     return len(field) > 2 and field[:2] in (b"b'", b'b"') and field[-1:] == field[1:2]
 
 
@@ -236,7 +236,7 @@ def _number(text: bytes, field: str) -> int:
 
 
 def decoded_length(text: bytes, field: str) -> int:
-    """How many bytes a base64 text represents. Raises ``DataError`` where it is cut."""
+    """Return the number of bytes that a base64 text represents. Raises ``DataError`` where it is cut."""
     if len(text) % 4:
         raise DataError(f"{field} is not a whole base64 text ({len(text):,} characters): the row is truncated")
     # Four characters represent three bytes; each `=` at the end one byte less.

@@ -1,4 +1,4 @@
-"""Where the rows of a feature file begin and what their pictures are called: one pass, which also hashes the file."""
+"""Index the rows of a feature file and the names of their pictures in one pass, which also hashes the file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ROWS_TOGETHER = 1024
 
 
 class IndexRecord(Record):
-    """What an index says about its file; the arrays are beside it.
+    """The record of an index; the arrays are beside it.
 
     Attributes:
         path: of the file.

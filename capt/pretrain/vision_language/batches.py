@@ -210,7 +210,7 @@ class Assembler:
         )
 
     def _draw(self, epochs: Int64[np.ndarray, " n"], numbers: Int64[np.ndarray, " n"]) -> _Draws:
-        """What chance decides. Exchanging comes last: it draws until the picture is another one."""
+        """Draw all random numbers. Exchanging comes last: it draws until the picture is another one."""
         n = len(numbers)
         draws = _Draws(
             np.empty((n, 3, self._length)), np.empty((n, 3, self._most)), np.empty(n), np.array(numbers, dtype=np.int64)
@@ -260,7 +260,7 @@ class Assembler:
     def _mask_regions(
         self, present: Bool[np.ndarray, "n R"], draws: Float[np.ndarray, "n 3 R"]
     ) -> tuple[Bool[np.ndarray, "n R"], Bool[np.ndarray, "n R"], Bool[np.ndarray, "n R"]]:
-        """Which regions become zeros, which get the features of another region, and which are masked in any way."""
+        """Choose the regions that become zeros, those that get other features, and all that are masked."""
         chance, fate = draws[:, 0], draws[:, 1]
         chosen = (chance < self._objectives.region_rate) & present
         return chosen & (fate < _MASKED), chosen & (fate >= _MASKED) & (fate < _CHANGED), chosen

@@ -56,7 +56,7 @@ Files = Annotated[list[PathField], BeforeValidator(_as_list)]
 
 
 class MicroworldSection(Section):
-    """What ``data.source=microworld`` makes: a synthetic world whose every answer is known (cached by this section)."""
+    """The world of ``data.source=microworld``: a synthetic one whose every answer is known (cached by this section)."""
 
     size: int = Field(2000, ge=20, le=10_000_000, description="pictures of all splits together")
     seed: int = Field(1, ge=0, lt=1 << 32, description="another seed is another world of the same kind")

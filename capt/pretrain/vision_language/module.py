@@ -102,7 +102,7 @@ def divisors(counts: Float[Tensor, " 5"], region_rate: float, scope: str = "all"
 
 
 def matching_loss(logits: Float[Tensor, "n 2"], matched: Int[Tensor, " n"]) -> LossSum:
-    r"""Whether sentence and picture belong together: :math:`-\sum_i \log p(y_i)`, y = 1 for a matched pair."""
+    r"""Loss of the matching head: :math:`-\sum_i \log p(y_i)`, y = 1 for a matched pair."""
     return _cross_entropy(logits, matched)
 
 

@@ -124,7 +124,7 @@ _LISTED = 1000
 
 
 class PairsRecord(Record):
-    """What the arrays hold, and what a person may want to know of how they were made.
+    """The sizes of the arrays, and figures about their origin for people.
 
     Attributes:
         pairs: sentences with their pictures.
@@ -183,7 +183,7 @@ class EncodedPairs:
 
     @property
     def parts(self) -> list[int]:
-        """How many pairs each source has; they are one after another."""
+        """Number of pairs of each source; they are one after another."""
         return self.record.parts or [len(self)]
 
     def __reduce__(self) -> tuple[Callable[[Path], EncodedPairs], tuple[Path]]:

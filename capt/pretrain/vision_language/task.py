@@ -116,13 +116,13 @@ class VisionLanguageTask(ContrastTask[PairBatch]):
         return module
 
     def assembler(self, split: str) -> Assembler:
-        """What makes the micro-batches of a split."""
+        """Return the assembler of the micro-batches of a split."""
         pairs = self.prepared.train if split == "train" else self.prepared.validation
         assert pairs is not None
         return self._assembler(split, pairs, self.prepared.order if split == "train" else None)
 
     def _held_out(self) -> list[HeldOut[PairBatch]]:
-        """What is validated on of each source."""
+        """Return the held-out samples of each source."""
         pairs = self.prepared.validation
         if pairs is None:
             return []
@@ -167,7 +167,7 @@ class VisionLanguageTask(ContrastTask[PairBatch]):
     def losses(
         self, engine: Engine, batch: PairBatch, scales: Scales, step: int
     ) -> tuple[Views | None, Tensor, dict[str, Tensor]]:
-        """What is contrasted of a micro-batch, the sum of LXMERT's losses, and its metrics."""
+        """Return the contrasted views of a micro-batch, the sum of LXMERT's losses, and its metrics."""
         only = self._contrasted(batch, engine.device)
         batch = batch.to(engine.device)
         output: VisionLanguageOutput = engine(batch, step=step)
@@ -202,7 +202,7 @@ class VisionLanguageTask(ContrastTask[PairBatch]):
         return self.validated(validate(engines["model"], parts, self.job), progress) if parts else {}
 
     def validation_fault(self) -> str:
-        """Why the held-out pairs do not suffice for `validate`."""
+        """Return the reason why the held-out pairs do not suffice for `validate`, or ""."""
         if self.prepared.validation is None:
             return "there are no held-out pairs; set data.validation" if self.job.checkpoint.best is not None else ""
         if not self.contrasts:

@@ -24,11 +24,11 @@ from capt.pretrain.vision_language.module import Counts, VisionLanguageOutput, d
 
 @runtime_checkable
 class Forward(Protocol):
-    """What validation calls: the engine around a `VisionLanguageModule`, or one that is not trained any more."""
+    """The callable of validation: the engine around a `VisionLanguageModule`, or one that is not trained any more."""
 
     @property
     def device(self) -> torch.device:
-        """Where the module is."""
+        """The device of the module."""
         ...
 
     def __call__(self, batch: PairBatch, *, step: int) -> VisionLanguageOutput:

@@ -38,7 +38,7 @@ def sections(sweeps: Sequence[SweepRecord]) -> list[ReportSection]:
 
 
 def is_pretraining(config: Mapping[str, Any]) -> bool:
-    """Whether the flat keys of a job are those of a ``capt_vl`` job."""
+    """Return whether the flat keys of a job are those of a ``capt_vl`` job."""
     return config.get("task.type") == "capt_vl"
 
 

@@ -71,7 +71,7 @@ class _HFConfig(BaseModel):
 
 
 def parse_hf_config(keys: Mapping[str, Any], source: str) -> tuple[LxmertConfig, tuple[str, ...] | None]:
-    """What ``keys``, the ``config.json`` read from ``source``, claim: sizes, and the answers where they are named.
+    """Read the sizes, and the answers where they are named, from ``keys``, the ``config.json`` of ``source``.
 
     Raises:
         CheckpointError: a key is missing, of another type, out of bounds or of another model; the message names it.

@@ -56,7 +56,7 @@ class AnswerHead(nn.Module):
 
 
 class RegionPredictions(NamedTuple):
-    """What is predicted of each region; None for classes that the data do not have."""
+    """Predictions for each region; None for classes that the data do not have."""
 
     objects: Float[Tensor, "*rows objects"] | None
     attributes: Float[Tensor, "*rows attributes"] | None
@@ -94,7 +94,7 @@ class RegionHeads(nn.Module):
 
 
 class LxmertOutput(NamedTuple):
-    """What the losses need. Logits have the precision of the forward pass; all but ``s`` are of the corrupted view.
+    """Inputs of the losses. Logits have the precision of the forward pass; all but ``s`` are of the corrupted view.
 
     Attributes:
         s: unit rows of the originals in fp32, None without contrast.

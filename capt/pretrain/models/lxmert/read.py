@@ -69,7 +69,7 @@ REGIONS: dict[str, tuple[str, ...]] = {
     "encoder.regions.box_norm.*": ("lxmert.encoder.visn_fc.box_layer_norm.*",),
     **_layer("encoder.region_layers.#", "lxmert.encoder.r_layers.#", **_BERT),
 }
-"""What only regions go through."""
+"""Ours -> Hugging Face: the layers of regions alone."""
 
 CROSS: dict[str, tuple[str, ...]] = {
     "encoder.cross_layers.#.cross.query.*": (f"{_X}.visual_attention.att.query.*",),

@@ -11,7 +11,7 @@ from capt.pretrain.base.errors import CheckpointError, shown
 
 @dataclass(frozen=True)
 class Family:
-    """How transformers names a family, and how its output is read.
+    """The names of a family in transformers, and the reader of its output.
 
     Attributes:
         model: the class of transformers.

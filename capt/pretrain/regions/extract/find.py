@@ -22,7 +22,7 @@ MOST_BYTES = 256 << 20
 
 
 class Found(NamedTuple):
-    """Where a picture is: a file, or ``size`` bytes of an archive from ``offset`` on."""
+    """The place of a picture: a file, or ``size`` bytes of an archive from ``offset`` on."""
 
     name: str
     where: str

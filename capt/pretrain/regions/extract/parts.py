@@ -135,7 +135,7 @@ class _PartRecord(Record):
 
 
 class Part(NamedTuple):
-    """What has been extracted from the pictures of a part.
+    """The regions that were extracted from the pictures of a part.
 
     Attributes:
         store: their regions; None where none could be used.

@@ -124,7 +124,7 @@ _KEYS = (
     "size", "crop_size", "crop_pct", "resample", "do_resize", "do_center_crop", "do_rescale", "rescale_factor",
     "do_normalize", "image_mean", "image_std", "do_pad", "pad_size", "include_top", "patch_size", "max_num_patches",
 )  # fmt: skip
-"""What of a processor decides the pixels that a model sees."""
+"""The settings of a processor that decide the pixels of a model's input."""
 
 _PILLOW: dict[str, tuple[str, dict[str, Any]]] = {
     "DINOv3ViTImageProcessor": (
@@ -180,7 +180,7 @@ class Preparation:
 
     @property
     def description(self) -> dict[str, Any]:
-        """What decides the pixels that the model sees, as the manifest of a store holds it."""
+        """Return the settings that decide the pixels of the model's input, for the manifest of a store."""
         values = self._processor.to_dict()
         kept = {key: values[key] for key in _KEYS if values.get(key) is not None}
         return {"processor": values["image_processor_type"], "fit": self._fit, **kept}
@@ -247,7 +247,7 @@ class Preparation:
         return height, width
 
     def _seen(self, width: int, height: int) -> Box:
-        """What the processor's own way leaves of a picture.
+        """Return the part of a picture that the processor's own way leaves.
 
         It resizes the picture so that its short side has ``size.shortest_edge`` pixels (ConvNeXt's: divided by
         ``crop_pct``; and from 384 pixels on it stretches it to a square), and cuts the middle out.

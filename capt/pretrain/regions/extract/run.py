@@ -46,7 +46,7 @@ class _Input(NamedTuple):
 
 
 class _Places:
-    """What was read of each place: how many pictures, a digest of their names and files, and what was left out."""
+    """The pictures of each place: their number, a digest of their names and files, and those left out."""
 
     def __init__(self, left_out: Sequence[str] = ()) -> None:
         self._left_out = list(left_out)
@@ -69,7 +69,7 @@ class _Places:
 
 
 def _is_of(where: str, place: str) -> bool:
-    """Whether ``where`` is a file in the folder ``place``, or ``place`` itself, or in the archive ``place``."""
+    """Return whether ``where`` is a file in the folder ``place``, or ``place`` itself, or in the archive ``place``."""
     return where.startswith(f"{place}: ") or PurePath(where).is_relative_to(place)
 
 
@@ -145,7 +145,7 @@ def extract_regions(
 
 
 def _digest(found: Sequence[Found]) -> str:
-    """Which pictures these are, from where, and in which state their files are."""
+    """Describe the pictures: their names, places, and the state of their files."""
     digest, states = sha256(), dict[Path, tuple[int, int]]()
     for one in found:
         # One look at each archive, whatever number of pictures it holds.
@@ -158,7 +158,7 @@ def _digest(found: Sequence[Found]) -> str:
 
 
 def features_of(model: VisionModel, preparation: Preparation, options: Options) -> dict[str, Any]:
-    """What made the features, as a store's manifest says it: equal exactly where features may be mixed."""
+    """Describe the origin of the features for a store's manifest: equal exactly where features may be mixed."""
     described = {
         "backend": options.backend,
         "class": model.family.model,

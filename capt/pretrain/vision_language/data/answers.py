@@ -196,7 +196,7 @@ def _counted(example: Example) -> str | None:
 
 
 class Coverage(NamedTuple):
-    """How many answers of a data set a table has.
+    """The number of answers of a data set that a table has.
 
     Attributes:
         questions: that have answers, or would have if they were in the table.

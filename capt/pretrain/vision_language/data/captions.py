@@ -37,29 +37,29 @@ class _Image(Record):
 
 
 def is_annotations(document: Document) -> bool:
-    """Whether this is COCO's ``captions_*.json``."""
+    """Return whether this is COCO's ``captions_*.json``."""
     rows = document.table.get("annotations")
     return isinstance(rows, list) and bool(rows) and isinstance(rows[0], dict) and "caption" in rows[0]
 
 
 def is_results(document: Document) -> bool:
-    """Whether the rows are captions in the form of COCO's results."""
+    """Return whether the rows are captions in the form of COCO's results."""
     return {"image_id", "caption"} <= document.keys
 
 
 def is_own(document: Document) -> bool:
-    """Whether the rows are objects with ``image`` and ``caption``: JSON lines, or a JSON list."""
+    """Return whether the rows are objects with ``image`` and ``caption``: JSON lines, or a JSON list."""
     return {"image", "caption"} <= document.keys
 
 
 def is_table(document: Document) -> bool:
-    """Whether the first line names the columns ``image`` and ``caption`` of a table with commas or tabs."""
+    """Return whether the first line names the columns ``image`` and ``caption`` of a table with commas or tabs."""
     first = document.rows[0] if document.rows else None
     return isinstance(first, str) and {"image", "caption"} <= {*_cells(first, _separator(first))}
 
 
 def is_tokens(document: Document) -> bool:
-    """Whether the lines are Flickr8k's (``PICTURE.jpg#k TAB caption``)."""
+    """Return whether the lines are Flickr8k's (``PICTURE.jpg#k TAB caption``)."""
     return bool(document.rows) and isinstance(document.rows[0], str) and _TOKENS.fullmatch(document.rows[0]) is not None
 
 
@@ -218,17 +218,17 @@ class _Statement(Record):
 
 
 def is_pretraining(document: Document) -> bool:
-    """Whether the rows are pictures with all their sentences."""
+    """Return whether the rows are pictures with all their sentences."""
     return {"img_id", "sentf"} <= document.keys
 
 
 def is_questions(document: Document) -> bool:
-    """Whether the rows are questions about one picture (VQA or GQA)."""
+    """Return whether the rows are questions about one picture (VQA or GQA)."""
     return {"img_id", "sent"} <= document.keys
 
 
 def is_statements(document: Document) -> bool:
-    """Whether the rows are statements about two pictures (NLVR2)."""
+    """Return whether the rows are statements about two pictures (NLVR2)."""
     return {"img0", "sent"} <= document.keys
 
 

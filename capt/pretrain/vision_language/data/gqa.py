@@ -77,7 +77,7 @@ class Choices(NamedTuple):
 
 
 def is_choices(document: Document) -> bool:
-    """Whether the object holds the choices of questions by their ids."""
+    """Return whether the object holds the choices of questions by their ids."""
     first = next(iter(document.table.values()), None)
     return isinstance(first, dict) and {"valid", "plausible"} <= first.keys()
 
@@ -97,7 +97,7 @@ def gqa_choices(document: Document) -> dict[str, Choices]:
 
 
 def is_official(document: Document) -> bool:
-    """Whether the object holds questions by their ids."""
+    """Return whether the object holds questions by their ids."""
     first = next(iter(document.table.values()), None)
     return isinstance(first, dict) and "imageId" in first
 

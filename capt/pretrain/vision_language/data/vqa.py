@@ -42,7 +42,7 @@ class _Annotation(Record):
 
 
 class Annotation(NamedTuple):
-    """What the annotators answered to a question.
+    """The annotators' answers to a question.
 
     Attributes:
         id: ``question_id``.
@@ -62,12 +62,12 @@ class Annotation(NamedTuple):
 
 
 def is_questions(document: Document) -> bool:
-    """Whether this is a file of questions."""
+    """Return whether this is a file of questions."""
     return isinstance(document.table.get("questions"), list)
 
 
 def is_annotations(document: Document) -> bool:
-    """Whether this is a file of annotations."""
+    """Return whether this is a file of annotations."""
     rows = document.table.get("annotations")
     return isinstance(rows, list) and bool(rows) and isinstance(rows[0], dict) and "answers" in rows[0]
 

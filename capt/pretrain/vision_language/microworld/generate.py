@@ -57,7 +57,7 @@ Splits hold different pictures. A picture depends on the seed and its number alo
 
 @dataclass(frozen=True)
 class World:
-    """What a microworld is made of.
+    """The settings of a microworld.
 
     Attributes:
         pictures: 3 or more, of all three splits together: a tenth each for validation and test, at least one.
@@ -121,7 +121,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class UseFiles:
-    """What one task reads of a microworld.
+    """The files of a microworld that one task reads.
 
     Attributes:
         regions: the region store.

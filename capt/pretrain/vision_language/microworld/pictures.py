@@ -150,7 +150,7 @@ _ANNOTATORS, _DISAGREE, _MOST_DISAGREE = 10, 0.04, 3  # so that the right answer
 
 
 class Recipe(NamedTuple):
-    """What decides the content of a world, its size apart."""
+    """The settings that decide the content of a world, its size apart."""
 
     seed: int
     feature_size: int

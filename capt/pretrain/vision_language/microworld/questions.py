@@ -90,7 +90,7 @@ def exist(scene: Scene, rng: Random) -> Question | None:
 
 
 def exists(what: Described, answer: str) -> Question:
-    """Whether there is such a thing. A thing of a colour entails the thing."""
+    """Return whether there is such a thing. A thing of a colour entails the thing."""
     entailed = (exists(Described(what.kind), "yes"),) if answer == "yes" and what.colour is not None else ()
     return Question(f"Is there a {what.words()}?", answer, "exist", "is there a", entailed)
 
@@ -233,7 +233,7 @@ FORMS: dict[Callable[[Scene, Random], Question | None], float] = {
     **{exist: 3.0, colour: 2.0, is_coloured: 2.0, count: 2.0},
     **{name: 1.0, at_edge: 1.0, both: 1.0, beside: 0.5, on_side: 0.5, more: 0.5},
 }
-"""What is asked for, with how often."""
+"""The kinds of question, with their frequencies."""
 
 
 def _pick(scene: Scene, rng: Random) -> Thing:

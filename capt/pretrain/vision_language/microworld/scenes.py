@@ -79,14 +79,14 @@ SIDES: tuple[Side, ...] = ("left", "right", "above", "below")
 
 
 class Described(NamedTuple):
-    """What is said of a thing; None = nothing. Classes and colours are places in `CLASSES` and `COLOURS`."""
+    """A description of a thing; None = nothing. Classes and colours are places in `CLASSES` and `COLOURS`."""
 
     kind: int | None = None
     colour: int | None = None
     large: bool | None = None
 
     def fits(self, thing: Thing) -> bool:
-        """Whether all of it is true of ``thing``."""
+        """Return whether all of it is true of ``thing``."""
         return (
             self.kind in (None, thing.kind)
             and self.colour in (None, thing.colour)
@@ -94,7 +94,7 @@ class Described(NamedTuple):
         )
 
     def count(self, scene: Scene) -> int:
-        """How many things of the scene it is true of."""
+        """Return the number of things of the scene that it is true of."""
         return sum(self.fits(thing) for thing in scene)
 
     def only(self, scene: Scene) -> Thing | None:
@@ -111,7 +111,7 @@ class Described(NamedTuple):
 
 
 def stands(side: Side, one: Thing, other: Thing) -> bool | None:
-    """Whether ``one`` is on this side of ``other``; None where their centres are too close to say."""
+    """Return whether ``one`` is on this side of ``other``; None where their centres are too close to say."""
     axis = 0 if side in ("left", "right") else 1
     distance = other.centre[axis] - one.centre[axis]
     if abs(distance) < MARGIN:
@@ -184,7 +184,7 @@ class Statement(NamedTuple):
     exactly: bool
 
     def true_of(self, left: Scene, right: Scene) -> bool:
-        """Whether it holds."""
+        """Return whether the statement is true."""
         counts = self.what.count(left), self.what.count(right)
         if self.where == "total":
             return self._holds(sum(counts))
