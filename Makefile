@@ -48,7 +48,7 @@ FAULTS := $(addprefix tests/,$(addprefix multihost/test_,faults.py slurm.py swee
 	$(addprefix tests/distributed/test_,pods.py supervision.py meeting.py local.py ledger.py replicas.py stores.py) \
 	$(addprefix tests/unit/,launcher/test_nodes.py launcher/test_gathering.py launcher/test_local.py base/test_cache.py)
 
-.PHONY: install wheelhouse quickstart quickstart-vl quickstart-pairs quickstart-retrieval test test-gpu test-floor slow fuzz faults soak check format docs bench sbom kenlm clean
+.PHONY: install wheelhouse quickstart quickstart-vl quickstart-pairs quickstart-retrieval test test-core test-gpu test-floor slow fuzz faults soak check format docs bench sbom kenlm clean
 .DEFAULT_GOAL := help
 # Where an image sets it, every process would compile each file again, and rewrite the assertions of each test.
 unexport PYTHONDONTWRITEBYTECODE
@@ -61,6 +61,7 @@ help:
 	@echo "make quickstart-pairs  an embedding model from pairs: what a function does, and its name with its signature"
 	@echo "make quickstart-retrieval  a search measured: BM25, random weights, pairs, pairs after a round of mined negatives"
 	@echo "make test        what runs without a GPU, shared by two workers (WORKERS=2)"
+	@echo "make test-core   the same of the core: without pictures, latent variables and words"
 	@echo "make slow        the long forms of tests, which make test leaves out"
 	@echo "make test-gpu    what needs a CUDA GPU"
 	@echo "make test-floor  unit, parity and some distributed tests with the lowest releases that are allowed"
@@ -186,6 +187,9 @@ test slow test-floor faults: export OMP_NUM_THREADS ?= 1
 test: install
 	$(BIN)/python -m pytest -m "not gpu and not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=50 --durations-min=1
 
+test-core: install
+	$(BIN)/python -m pytest -m "not gpu and not slow and not family" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
 slow: install
 	$(BIN)/python -m pytest -m "slow and not gpu" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
@@ -201,14 +205,15 @@ $(FLOOR)/.installed: pyproject.toml constraints-floor.txt
 	    accelerate beartype hypothesis jsonschema pytest pytest-timeout pytest-xdist pytrec-eval-terrier
 	touch $@
 
-FLOOR_TESTS := $(addprefix tests/unit/,contrast engine language models) tests/parity \
+FLOOR_TESTS := $(addprefix tests/unit/,contrast engine language models) tests/parity tests/families/pictures/lxmert \
+	$(wildcard tests/families/*/parity) \
 	$(addprefix tests/distributed/test_,contrast_exact.py engines.py checkpoint.py language_gradients.py)
 
 test-floor: $(FLOOR)/.installed
 	$(FLOOR)/bin/python -m pytest -m "not gpu and not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(FLOOR_TESTS)
 
 fuzz: install
-	CAPT_FUZZ=$(FUZZ) $(BIN)/python -m pytest tests/fuzz -q --timeout 7200
+	CAPT_FUZZ=$(FUZZ) $(BIN)/python -m pytest tests/fuzz tests/families/pictures/fuzz -q --timeout 7200
 
 faults: install
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(FAULTS)

@@ -71,13 +71,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduler(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)  # markers are set before -m selects by them
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs the real data or a GPU where there is none, saying so."""
+    """Mark the tests of the families, and skip what needs the real data or a GPU where there is none, saying so."""
     data = os.environ.get("CAPT_DATA")
     no_data = pytest.mark.skip(reason="CAPT_DATA does not name a folder with the real data")
     no_gpu = pytest.mark.skip(reason="no CUDA GPU here")
     has_gpu: bool | None = None
+    families = Path(__file__).parent / "families"
     for item in items:
+        if families in item.path.parents:
+            item.add_marker("family")
         if item.get_closest_marker("realdata") and not (data and Path(data).is_dir()):
             item.add_marker(no_data)
         if item.get_closest_marker("gpu"):

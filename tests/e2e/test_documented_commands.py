@@ -17,11 +17,11 @@ from capt.launcher.cli import main
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.engine.run import run_job
 from tests.documented import OURS, ROOT, blocks, commands
+from tests.families.words.unit.runs import make_run, tables
 from tests.finetune import glue_mapping, write_encoder, write_task
 from tests.language import language_mapping, write_corpus
 from tests.latent import small_job, write_text
 from tests.support import run_ranks
-from tests.unit.embeddings.runs import make_run, tables
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -112,24 +112,24 @@ NOT_RUN = {
     "capt report runs/glue": "needs a sweep that has run; tests/unit/report",
     "python -m tests.studies.papers": "needs two sweeps that have run; tests/e2e/test_papers.py",
     "capt report runs/sweep": "needs a sweep that has run; tests/unit/report",
-    "capt report runs/latent_table1": "needs a sweep that has run; tests/unit/latent",
+    "capt report runs/latent_table1": "needs a sweep that has run; tests/families/latent/unit",
     "capt glue-submission": "needs a sweep over eight tasks; tests/e2e/test_glue.py",
-    "capt evaluate $run": "a loop over trials of a sweep that has run; tests/unit/latent/test_evaluate.py",
+    "capt evaluate $run": "a loop over trials of a sweep that has run; tests/families/latent/unit/test_evaluate.py",
     "capt regions import train2014": "needs LXMERT's feature files; the same as of the microworld's, which is run",
-    "capt regions extract": "needs models of vision; tests/unit/regions/extract",
-    "capt regions inspect store_detr": "needs a store that a detector made; tests/unit/regions",
+    "capt regions extract": "needs models of vision; tests/families/pictures/regions/extract",
+    "capt regions inspect store_detr": "needs a store that a detector made; tests/families/pictures/regions",
     "capt pretrain capt_vl data.regions": "needs LXMERT's files; the same as of capt_vl_small, which is run",
     "capt pretrain lxmert data.regions": "needs LXMERT's files; the same as of capt_vl_small, which is run",
     "capt finetune rte model.init=runs/first model.lora": "needs peft, the extra lora; tests/e2e/test_labels.py",
-    "capt finetune vqa data.regions": "needs the files of VQA v2; tests/unit/finetune/visual",
-    "capt finetune vqa model.init": "needs a run of capt_vl; tests/unit/finetune/visual",
-    "capt finetune gqa": "needs the files of GQA; tests/unit/finetune/visual",
-    "capt finetune nlvr": "needs the files of NLVR; tests/unit/finetune/visual",
+    "capt finetune vqa data.regions": "needs the files of VQA v2; tests/families/pictures/visual",
+    "capt finetune vqa model.init": "needs a run of capt_vl; tests/families/pictures/visual",
+    "capt finetune gqa": "needs the files of GQA; tests/families/pictures/visual",
+    "capt finetune nlvr": "needs the files of NLVR; tests/families/pictures/visual",
     "capt evaluate runs/mine": "needs a fine-tuned run; tests/e2e/test_labels.py",
-    "capt evaluate runs/vqa": "needs a fine-tuned run; tests/unit/finetune/visual",
-    "capt evaluate runs/nlvr2": "needs a fine-tuned run; tests/unit/finetune/visual",
-    "capt predictions check": "needs a result file; tests/unit/finetune/visual",
-    "capt sweep vqa": "needs the files of VQA v2; tests/unit/finetune/visual",
+    "capt evaluate runs/vqa": "needs a fine-tuned run; tests/families/pictures/visual",
+    "capt evaluate runs/nlvr2": "needs a fine-tuned run; tests/families/pictures/visual",
+    "capt predictions check": "needs a result file; tests/families/pictures/visual",
+    "capt sweep vqa": "needs the files of VQA v2; tests/families/pictures/visual",
     "capt convert runs/capt_vl": "needs a run of capt_vl; tests/parity",
     "capt convert runs/mine": "needs a fine-tuned run; tests/e2e/test_labels.py",
     "capt convert runs/vqa": "needs a fine-tuned run; tests/parity",

@@ -31,9 +31,9 @@ from capt.pretrain.config.reader import to_yaml
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine.engines.deepspeed_config import deepspeed_config
 from capt.pretrain.regions.writer import write_store
+from tests.families.pictures.regions.pictures import random_pictures
 from tests.finetune import write_encoder, write_vocabulary
 from tests.support import Capt
-from tests.unit.regions.pictures import random_pictures
 
 CONFIGS = Path(__file__).parents[2] / "capt" / "configs"
 FILES = sorted(path for kind in ("pretrain", "finetune") for path in (CONFIGS / kind).rglob("*.yaml"))

@@ -295,7 +295,7 @@ def test_every_command_of_a_shell_that_a_message_prints_is_run_by_a_test() -> No
 
 
 _SEEN = {
-    'python -c "from transformers': "tests/unit/models/lxmert/test_read.py",
+    'python -c "from transformers': "tests/families/pictures/lxmert/test_read.py",
     "mv ": "tests/unit/launcher/test_watch.py",
     "ulimit -": "test_limits_are_set_as_they_are_printed",
     "sysctl fs.file-max": "test_limits_are_set_as_they_are_printed",

@@ -225,7 +225,7 @@ class VisionLanguageValidate(ValidateSection):
 ACCURACIES = ("mlm", "matching", "answers")
 """The objectives whose accuracy is reported beside their loss."""
 _WORLD = "microworld.json"
-"""What ``capt regions microworld`` writes beside its files."""
+"""The file that ``capt regions microworld`` writes beside the others."""
 
 
 def is_synthetic(config: Mapping[str, Any]) -> bool:

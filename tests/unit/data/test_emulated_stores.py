@@ -25,11 +25,11 @@ from capt.pretrain.data.paths import resolve_files
 from capt.pretrain.data.prepare import prepare_folder
 from capt.pretrain.regions.store import RegionStore
 from capt.pretrain.regions.writer import write_store
+from tests.families.pictures.regions.pictures import random_pictures
 from tests.support import free_port
 from tests.unit.data.doubles import ByteTokenizer
 from tests.unit.data.proxy import Proxy, proxy_of
 from tests.unit.data.test_object_names import check_names
-from tests.unit.regions.pictures import random_pictures
 
 pytestmark = pytest.mark.filterwarnings("default")  # those of the stores' packages are not ours
 

@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 
 from capt.pretrain.embeddings.evaluate import command as evaluate
 from capt.pretrain.report.runs import read_run
+from tests.families.words.unit.runs import make_run, tables
 from tests.studies.papers.words import method_of, run_sections
-from tests.unit.embeddings.runs import make_run, tables
 
 
 def test_methods_have_the_papers_names() -> None:

@@ -1,0 +1,3 @@
+from tests.families.pictures.regions.extract.support import models
+
+__all__ = ["models"]

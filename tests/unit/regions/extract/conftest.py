@@ -1,3 +1,0 @@
-from tests.unit.regions.extract.support import models
-
-__all__ = ["models"]
