@@ -17,7 +17,7 @@ import stat
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from io import BufferedReader
@@ -428,11 +428,10 @@ def unpacked(raw: IO[bytes], path: object) -> io.BufferedReader:
     return io.BufferedReader(_Unpacked(raw, path))
 
 
-def read_lines(files: Iterable[Path], progress: Callable[[int], None] | None = None) -> Iterator[str]:
+def read_lines(files: Iterable[Path]) -> Iterator[str]:
     """Yield the lines of UTF-8 text files, one after the other, without line ends; ``.gz`` and ``.zst`` are unpacked.
 
     A byte order mark at the start of a line is not part of it: joined files have one wherever a file began.
-    ``progress`` is called now and then with the number of bytes read since the last call, as they are on disk.
 
     Raises:
         DataError: a file is missing, not a file, empty, not valid UTF-8, or damaged where it is packed.
@@ -446,7 +445,7 @@ def read_lines(files: Iterable[Path], progress: Callable[[int], None] | None = N
         done = 0
         try:
             with open_regular(path) as raw:
-                for line in _with_progress(raw, path, progress):
+                for line in _lines(raw, path):
                     yield line.decode("utf-8-sig").rstrip("\r\n")
                     done += 1
         except UnicodeDecodeError as error:
@@ -465,8 +464,7 @@ def read_lines(files: Iterable[Path], progress: Callable[[int], None] | None = N
             ) from error
 
 
-def _with_progress(raw: BufferedReader, path: Path, progress: Callable[[int], None] | None) -> Iterator[bytes]:
-    reported = 0
+def _lines(raw: BufferedReader, path: Path) -> Iterator[bytes]:
     with unpacked(raw, path) if path.suffix in PACKED else raw as lines:
         if (form := other_form(lines.peek(8))) is not None:
             raise DataError(f"{path} is not UTF-8 text: {form}")
@@ -476,9 +474,4 @@ def _with_progress(raw: BufferedReader, path: Path, progress: Callable[[int], No
             # Old Macs ended lines so: the whole file would be one line.
             if number == 0 and b"\r" in line[:-1] and not line.endswith(b"\n"):
                 raise DataError(rf"{path}: its lines end in carriage returns alone; tr '\r' '\n' < FILE converts them")
-            if progress is not None and number % 1024 == 0:
-                progress(raw.tell() - reported)
-                reported = raw.tell()
             yield line
-        if progress is not None:
-            progress(raw.tell() - reported)

@@ -69,10 +69,8 @@ def test_lines_of_plain_and_packed_files(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes("één\r\n\n  zwei\u2028drei".encode())
     with gzip.open(tmp_path / "b.gz", "wb") as file:
         file.write("\ufeff".encode() + b"four\n" * 3000)
-    read: list[int] = []
-    lines = list(read_lines([tmp_path / "a.txt", tmp_path / "b.gz"], read.append))
+    lines = list(read_lines([tmp_path / "a.txt", tmp_path / "b.gz"]))
     assert lines == ["één", "", "  zwei\u2028drei", *["four"] * 3000]
-    assert sum(read) == (tmp_path / "a.txt").stat().st_size + (tmp_path / "b.gz").stat().st_size
 
 
 @pytest.mark.parametrize(
