@@ -217,7 +217,7 @@ def test_damaged_arrays_in_the_cache_are_not_trained_on(tmp_path: Path, name: st
     with pytest.raises(DataError, match=rf"{name}.npy: damaged: remove \S*{folder.name}, it is made again"):
         prepare(_job(tmp_path))
     np.save(path, values.astype(np.float64))
-    with pytest.raises(DataError, match=f"{name}.npy: damaged"):
+    with pytest.raises(DataError, match=f"{name}.npy is damaged"):
         prepare(_job(tmp_path))
 
 
