@@ -26,7 +26,7 @@ from capt.pretrain.config.schema import (
     ValidateSection,
 )
 from capt.pretrain.language.inputs import describe_initial_model as describe_encoder
-from capt.pretrain.models.hf_config import Source
+from capt.pretrain.models.hf_config import FolderOrId
 
 AnyJob = TypeVar("AnyJob", bound="FineTuningJob")
 AnyTextJob = TypeVar("AnyTextJob", bound="TextJob")
@@ -137,7 +137,7 @@ class TextData(Section):
 class TextModel(Section):
     """The encoder to start from and the dropouts of fine-tuning."""
 
-    init: Source = Field(
+    init: FolderOrId = Field(
         description="a run or checkpoint of ours, a Hugging Face folder, or USER/NAME[@REV] of the hub"
     )
     dropout: NonNegativeFloat = Field(0.1, lt=1, description="dropout of embeddings and layer outputs")

@@ -20,7 +20,7 @@ from capt.pretrain.engine.durable import GrowingFile
 from capt.pretrain.engine.run import run_job
 from capt.pretrain.engine.task import RecordedTask
 from capt.pretrain.language import batches
-from capt.pretrain.language.batches import Assembler
+from capt.pretrain.language.batches import LanguageAssembler
 from capt.pretrain.registry import TASKS, task_class
 from capt.pretrain.reliability.ledger.check import Report, check
 from capt.pretrain.reliability.ledger.files import launches_of, read_launch
@@ -173,14 +173,14 @@ def _with_other_noise(mapping: dict[str, Any]) -> int:
 
 def _fed_twice(mapping: dict[str, Any], sample: int, instead: int) -> int:
     """A loader that reads one sample in the place of another."""
-    call = Assembler.__call__
+    call = LanguageAssembler.__call__
 
-    def wrong(self: Assembler, samples: Any, rate: float | None = None) -> Any:
+    def wrong(self: LanguageAssembler, samples: Any, rate: float | None = None) -> Any:
         samples = samples.copy()
         samples[samples == sample] = instead
         return call(self, samples, rate)
 
-    Assembler.__call__ = wrong  # type: ignore[method-assign]
+    LanguageAssembler.__call__ = wrong  # type: ignore[method-assign]
     return _train(mapping)
 
 

@@ -25,7 +25,7 @@ _NUMBERS = ("id", "idx", "index")
 """Usual names of columns, in the order in which they are looked for, whatever their case."""
 
 
-class Row(NamedTuple):
+class LabelRow(NamedTuple):
     """``cells`` by column; ``place`` names file and line."""
 
     place: str
@@ -40,7 +40,7 @@ class Table(NamedTuple):
 
     path: Path
     columns: list[str]
-    rows: Iterator[Row]
+    rows: Iterator[LabelRow]
     classes: Mapping[str, Sequence[str]] = {}
     """Column -> the names of the classes whose numbers it holds, as the schema of the file has them."""
 
@@ -126,13 +126,13 @@ def _delimited(path: Path, *, tabs: bool, quotes: bool) -> Table:
     _, header = next(rows_of_cells, (1, [""]))
     columns = require_names(path, header)
 
-    def rows() -> Iterator[Row]:
+    def rows() -> Iterator[LabelRow]:
         for number, cells in rows_of_cells:
             if len(cells) != len(columns):
                 counts = f"{len(cells)} cells, and {len(columns)} in the first line"
                 raise DataError(f"{path}, line {number}: {counts}; {_advice(quotes)}")
             require_no_header(path, number, columns, cells)
-            yield Row(f"{path}, line {number}", dict(zip(columns, cells, strict=True)))
+            yield LabelRow(f"{path}, line {number}", dict(zip(columns, cells, strict=True)))
 
     return Table(path, columns, rows())
 
@@ -150,7 +150,7 @@ def _json_lines(path: Path) -> Table:
 
     lines = enumerate(read_lines([path]), start=1)
     rows = (
-        Row(f"{path}, line {i}", json_object(path, i, line, keys=("text", "label")))
+        LabelRow(f"{path}, line {i}", json_object(path, i, line, keys=("text", "label")))
         for i, line in lines
         if line.strip()
     )
@@ -163,17 +163,17 @@ def _parquet(path: Path) -> Table:
     with open_regular(path) as raw:
         classes = class_names(path, raw)
 
-    def rows() -> Iterator[Row]:
+    def rows() -> Iterator[LabelRow]:
         with open_regular(path) as raw:
             for before, batch in parquet_batches(path, raw, list):
                 for number, cells in enumerate(zip(*batch.values(), strict=True), start=before + 1):
-                    yield Row(f"{path}, row {number}", dict(zip(batch, cells, strict=True)))
+                    yield LabelRow(f"{path}, row {number}", dict(zip(batch, cells, strict=True)))
 
     return _peeked(path, rows())._replace(classes=classes)
 
 
-def _peeked(path: Path, rows: Iterator[Row]) -> Table:
-    first: Sequence[Row] = [row for _, row in zip(range(1), rows, strict=False)]
+def _peeked(path: Path, rows: Iterator[LabelRow]) -> Table:
+    first: Sequence[LabelRow] = [row for _, row in zip(range(1), rows, strict=False)]
     if not first:
         raise DataError(f"{path}: the file holds no row")
     return Table(path, list(first[0].cells), chain(first, rows))

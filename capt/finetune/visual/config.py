@@ -18,7 +18,7 @@ from capt.pretrain.base.errors import did_you_mean, shown
 from capt.pretrain.config.base import PositiveInt, Section
 from capt.pretrain.config.schema import BatchSection, OptimizerSection
 from capt.pretrain.models.architecture import RECOMPUTE, Recompute
-from capt.pretrain.models.hf_config import Source
+from capt.pretrain.models.hf_config import FolderOrId
 from capt.pretrain.models.lxmert.config import INIT_ANSWERS, InitAnswers, LxmertConfig
 from capt.pretrain.vision_language.config import (
     MICROWORLD_TASKS,
@@ -112,7 +112,7 @@ class VisualData(VisionLanguageData):
 class VisualModel(Section):
     """The LXMERT to start from, and the dropouts of fine-tuning."""
 
-    init: Source = Field(
+    init: FolderOrId = Field(
         description="a run or checkpoint of ours, a Hugging Face folder, USER/NAME[@REV] of the hub, or scratch for "
         "random weights"
     )

@@ -10,7 +10,7 @@ import typer
 from capt.launcher.commands import options as o
 
 if TYPE_CHECKING:
-    from capt.pretrain.latent.models import LoadedModel
+    from capt.pretrain.latent.models import LoadedLatentModel
 
 app = typer.Typer(help="Sample, encode, reconstruct and interpolate sentences.", no_args_is_help=False)
 
@@ -140,7 +140,7 @@ def perplexity(
         o.say(f"{name:<28} {value:10.2f}   {meaning(name)}")
 
 
-def _test_sentences(model: LoadedModel, number: int) -> list[str]:
+def _test_sentences(model: LoadedLatentModel, number: int) -> list[str]:
     """The first sentences of the test text that the job names."""
     from itertools import islice
 

@@ -239,7 +239,7 @@ def encoder_options(
 
 
 def store_options(store: str | None, dtype: str, tokens: int | None, cache_bytes: str | None) -> dict[str, Any]:
-    """The values of `capt.pretrain.retrieval.encode.Options`. Raises ``ConfigError``."""
+    """The values of `capt.pretrain.retrieval.encode.EncodeOptions`. Raises ``ConfigError``."""
     return {
         "store": o.place(store) if store else None, "dtype": dtype, "tokens": tokens,
         "cache_bytes": o.number_of_bytes(cache_bytes, "--cache-bytes") if cache_bytes else None,

@@ -31,7 +31,7 @@ from capt.pretrain.base.files import require_own_folder, write_text
 from capt.pretrain.base.locks import file_lock
 from capt.pretrain.config.load import load_mapping
 from capt.pretrain.config.reader import to_yaml
-from capt.pretrain.engine.metrics_file import METRICS, Row, drop_rows_after
+from capt.pretrain.engine.metrics_file import METRICS, MetricsRow, drop_rows_after
 from capt.pretrain.engine.run_folder import BAD_INPUT, CONFIG, DONE, STATUS, STOPPED, read_status
 from capt.pretrain.engine.step_folders import MANIFEST, checkpoints_of, is_step, step_folder, step_of
 from capt.pretrain.report.sweeps import ParameterChange
@@ -237,7 +237,7 @@ class SweepTrial(tune.Trainable):
         self._began = time.monotonic()
         self._ranks.start(argv, self._plan.cwd, self._run / "log" / "trial.log", self._plan.env)
 
-    def _report(self, row: Row) -> dict[str, Any]:
+    def _report(self, row: MetricsRow) -> dict[str, Any]:
         value = row.figures.get(self._study.metric)
         if value is None:
             self._over = "unreported"

@@ -18,7 +18,7 @@ from capt.launcher.sweep.trials import StudyPlan, SweepPlan, TrialSpec, setting_
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.files import open_for_append, open_regular, require_own_folder, write_text
 from capt.pretrain.base.records import Count, Record, read_record
-from capt.pretrain.engine.metrics_file import LINE, METRICS, Row, bounded_lines, parse_row, read_metrics
+from capt.pretrain.engine.metrics_file import LINE, METRICS, MetricsRow, bounded_lines, parse_row, read_metrics
 from capt.pretrain.engine.run_folder import read_status
 from capt.pretrain.engine.step_folders import MANIFEST
 from capt.pretrain.report.sweeps import TRIALS, ParameterChange, State, Study, TrialRecord, read_trials, study_of
@@ -126,12 +126,12 @@ class ValidationRows:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._inode, self._offset = 0, 0
-        self._queue: deque[Row] = deque()
+        self._queue: deque[MetricsRow] = deque()
         self._last = -1
         self.count = 0
         """Rows handed out or skipped so far."""
 
-    def next(self) -> Row | None:
+    def next(self) -> MetricsRow | None:
         """The next row; None while there is none."""
         if not self.waiting():
             return None
@@ -180,15 +180,15 @@ def run_state(run_dir: Path) -> str:
     return status.state if status else ""
 
 
-def validations(run_dir: Path) -> list[Row]:
+def validations(run_dir: Path) -> list[MetricsRow]:
     """The validation rows of a run; an empty list when it has logged nothing."""
     path = run_dir / METRICS
     return read_metrics(path).validation if path.exists() else []
 
 
-def best_row(rows: Iterable[Row], study: StudyPlan) -> Row | None:
+def best_row(rows: Iterable[MetricsRow], study: StudyPlan) -> MetricsRow | None:
     """The first of the rows with the best value of the study's metric."""
-    best: Row | None = None
+    best: MetricsRow | None = None
     for row in rows:
         value = row.figures.get(study.metric)
         if value is not None and (best is None or study.better(value, best.figures[study.metric])):

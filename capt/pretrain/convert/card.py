@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.files import read_json
 from capt.pretrain.base.sensitive import has_secret
-from capt.pretrain.engine.metrics_file import METRICS, VALIDATION, Row, read_metrics
+from capt.pretrain.engine.metrics_file import METRICS, VALIDATION, MetricsRow, read_metrics
 from capt.pretrain.engine.run_folder import EVALUATION, Section, read_sections, run_of
 from capt.pretrain.models.hf_config import hub_id, is_hub_id
 
@@ -202,7 +202,7 @@ def final_metrics(run: Path, step: int) -> dict[str, float]:
     measured: dict[str, float] = {}
     for prefix, rows in (("", metrics.training), (f"{VALIDATION}/", metrics.validation)):
         # A row after the checkpoint is of weights that this export does not have.
-        last = next((row for row in reversed(rows) if row.step <= step), Row(step))
+        last = next((row for row in reversed(rows) if row.step <= step), MetricsRow(step))
         measured |= {
             f"{prefix}{key}": value
             for key, value in last.figures.items()

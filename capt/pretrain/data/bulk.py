@@ -39,7 +39,7 @@ from capt.pretrain.data.shard_writer import ShardStream, source_records, write_f
 from capt.pretrain.data.shards import MANIFEST, Manifest, ShardSet, TokenizerRecord, token_dtype
 from capt.pretrain.data.sources import Split, source_of
 from capt.pretrain.data.targets import WrittenFile, target_of
-from capt.pretrain.data.units import Plan, Source, Unit, key_of, open_unit
+from capt.pretrain.data.units import Plan, SourceFile, Unit, key_of, open_unit
 
 logger = logging.getLogger(__name__)
 
@@ -137,16 +137,16 @@ class PreparationWorker:
             self._contents = corpus.contents()
 
     @property
-    def _hashed(self) -> list[tuple[Source, ...]]:
+    def _hashed(self) -> list[tuple[SourceFile, ...]]:
         """The files of this host, in groups that are hashed by one process; of those in a store the store tells."""
         found = (tuple(each for each in unit.sources if each.modified is not None) for unit in self.plan.units)
         return list(dict.fromkeys(sources for sources in found if sources))
 
-    def _hash_record(self, sources: Sequence[Source]) -> Path:
+    def _hash_record(self, sources: Sequence[SourceFile]) -> Path:
         state = json.dumps([[str(source.file), source.modified] for source in sources])
         return self.folder / "hashes" / f"{sha256(state.encode()).hexdigest()[:32]}.json"
 
-    def _hash_task(self, sources: Sequence[Source]) -> Task:
+    def _hash_task(self, sources: Sequence[SourceFile]) -> Task:
         record = self._hash_record(sources)
 
         def run() -> None:
@@ -280,7 +280,7 @@ class PreparationWorker:
                     rows = list(np.array([stream.counts(part) for part in range(len(counts))]).T)
                 np.save(folder / f"{split}.npy", np.stack(rows))
 
-    def _by_source(self) -> Iterator[tuple[Source, SourceCounts]]:
+    def _by_source(self) -> Iterator[tuple[SourceFile, SourceCounts]]:
         if self.plan.units:
             for unit, record in zip(self.plan.units, self._records, strict=True):
                 yield from zip(unit.sources, record.sources, strict=True)

@@ -13,11 +13,11 @@ from capt.pretrain.base.stores import exists
 from capt.pretrain.base.verification import ALONE, Ranks, Verifier
 from capt.pretrain.data.bulk import NO_VALIDATION, prepare_plan
 from capt.pretrain.data.config import DataConfig
-from capt.pretrain.data.corpus import Corpus, Part
+from capt.pretrain.data.corpus import Corpus, CorpusPart
 from capt.pretrain.data.files import FileCorpus
 from capt.pretrain.data.filters import DocumentFilters
 from capt.pretrain.data.paths import TextFile, held_out_files, resolve_files
-from capt.pretrain.data.shard_writer import Options, write_shards
+from capt.pretrain.data.shard_writer import ShardOptions, write_shards
 from capt.pretrain.data.shards import MANIFEST, ShardSet, Tokenizer
 from capt.pretrain.data.sources import Split, source_of
 from capt.pretrain.data.units import Plan, key_of, unit_bytes_of, units_of
@@ -51,7 +51,7 @@ def _open_corpus(
     # Validation text of its own: nothing is held out of the training text.
     if named or data.validation_fraction == 0:
         return corpus if split == "train" or named else None
-    part = Part(corpus, data.validation_fraction, held_out=split == "validation")
+    part = CorpusPart(corpus, data.validation_fraction, held_out=split == "validation")
     # Look at the first passage: a short text may leave the held-out side empty.
     if split == "validation" and next(iter(part), None) is None:
         if verifier.ranks.rank == 0:
@@ -203,8 +203,8 @@ def _files_of(data: DataConfig, split: Split) -> list[TextFile] | None:
     return None
 
 
-def _options(data: DataConfig, held_out_from: Split | None, filters: DocumentFilters | None = None) -> Options:
-    options: Options = {
+def _options(data: DataConfig, held_out_from: Split | None, filters: DocumentFilters | None = None) -> ShardOptions:
+    options: ShardOptions = {
         "text_column": data.text_column,
         "document_start": data.document_start,
         "held_out": data.validation_fraction if held_out_from is not None else None,
@@ -227,7 +227,7 @@ def tokenizer_corpus(data: DataConfig, progress: ProgressCallback | None = None)
             yield from (line for line in passage.text.split("\n") if line and not line.isspace())
 
 
-def cache_key(corpus: Corpus, tokenizer: Tokenizer, options: Options) -> str:
+def cache_key(corpus: Corpus, tokenizer: Tokenizer, options: ShardOptions) -> str:
     """A name for what a shard set is made from (`key_of`)."""
     return key_of(corpus.contents(), tokenizer, options)
 
@@ -243,7 +243,7 @@ def _prepare(
     corpus = open_corpus(data, split, progress, verifier)
     if corpus is None:
         return None
-    options = _options(data, split if isinstance(corpus, Part) else None)
+    options = _options(data, split if isinstance(corpus, CorpusPart) else None)
     key = cache_key(corpus, tokenizer, options)
     return write_shards(
         corpus,

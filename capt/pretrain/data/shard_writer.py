@@ -43,7 +43,7 @@ SHARD_TOKENS = 1 << 27
 MOST_SOURCES = 10_000
 """Files of text that a manifest lists one by one; of more it says how many, their bytes and a hash over their list."""
 
-Options = dict[str, str | int | float | bool | None]
+ShardOptions = dict[str, str | int | float | bool | None]
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def write_shards(
     folder: Path,
     *,
     key: str,
-    options: Options,
+    options: ShardOptions,
     workers: int,
     shard_tokens: int = SHARD_TOKENS,
     verifier: Verifier,

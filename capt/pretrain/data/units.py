@@ -25,7 +25,7 @@ from capt.pretrain.data.corpus import PASSAGE
 from capt.pretrain.data.files import WIKITEXT_START, FileCorpus, Span, empty
 from capt.pretrain.data.filters import DocumentFilters
 from capt.pretrain.data.paths import PLAIN, TextFile, opened, size_of, suffix_of
-from capt.pretrain.data.shard_writer import SHARD_TOKENS, Options
+from capt.pretrain.data.shard_writer import SHARD_TOKENS, ShardOptions
 from capt.pretrain.data.shards import Tokenizer
 from capt.pretrain.data.sources import Split
 
@@ -40,7 +40,7 @@ _LINE = 1 << 20
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceFile:
     """A file of text; ``modified``, of one on a disk, is its time of modification in nanoseconds when it was found."""
 
     file: TextFile
@@ -55,7 +55,7 @@ class Unit:
     more.
     """
 
-    sources: tuple[Source, ...]
+    sources: tuple[SourceFile, ...]
     bytes: int
     span: Span | None = None
 
@@ -83,7 +83,7 @@ class Plan:
     out: Path
     units: tuple[Unit, ...]
     splits: tuple[Split, ...]
-    options: dict[str, Options]
+    options: dict[str, ShardOptions]
     filters: DocumentFilters = field(default_factory=DocumentFilters)
     license: str | None = None
     unit_bytes: int = LARGEST
@@ -91,7 +91,7 @@ class Plan:
     store: str | None = None
 
     @property
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[SourceFile]:
         """The files, each once."""
         return list(dict.fromkeys(source for unit in self.units for source in unit.sources))
 
@@ -101,7 +101,7 @@ class Plan:
         return sum(unit.bytes for unit in self.units)
 
 
-def key_of(contents: Sequence[dict[str, str | int]], tokenizer: Tokenizer, options: Options) -> str:
+def key_of(contents: Sequence[dict[str, str | int]], tokenizer: Tokenizer, options: ShardOptions) -> str:
     """A name for what a shard set is made from: text (hashes and formats, not where it is), tokenizer, options."""
     text = [(part["format"], part["sha256"]) for part in contents]
     return sha256(json.dumps([text, tokenizer.fingerprint, options]).encode()).hexdigest()[:32]
@@ -127,7 +127,7 @@ def units_of(files: Sequence[TextFile], document_start: str | None, unit_bytes: 
         if size == 0:
             raise empty(file)
         # A file in a store has a tag, which its reader compares.
-        source = Source(file, None if isinstance(file, StoreFile) else file.stat().st_mtime_ns)
+        source = SourceFile(file, None if isinstance(file, StoreFile) else file.stat().st_mtime_ns)
         spans = _spans(file, size, document_start, unit_bytes) if size > unit_bytes else []
         last = units[-1] if units else None
         if len(spans) > 1:

@@ -54,7 +54,7 @@ def split_words(text: str) -> list[str]:
     return _WORD.findall(text) if _OTHER_SPACE.search(text) else text.split()  # which is twice as fast
 
 
-class Vocabulary:
+class WordVocabulary:
     """Words and how often they occur; the number of a word is its row in the tables.
 
     Args:
@@ -82,7 +82,7 @@ class Vocabulary:
         return hashlib.sha256("\n".join(self.words).encode()).hexdigest()
 
     @classmethod
-    def of(cls, counts: Mapping[str, int], min_count: int, largest: int | None = None) -> Vocabulary:
+    def of(cls, counts: Mapping[str, int], min_count: int, largest: int | None = None) -> WordVocabulary:
         """The words that occur at least ``min_count`` times, or the ``largest`` most frequent of them."""
         kept = [(-count, word) for word, count in counts.items() if count >= min_count]
         kept.sort()
@@ -94,9 +94,9 @@ class Vocabulary:
         """The number of words that are of the text; they come first."""
         return int(np.count_nonzero(self.counts))
 
-    def with_others(self, words: Sequence[str]) -> Vocabulary:
+    def with_others(self, words: Sequence[str]) -> WordVocabulary:
         """Return these words and, after them, ``words`` that the text lacks."""
-        return Vocabulary((*self.words, *words), np.append(self.counts, np.zeros(len(words), dtype=np.int64)))
+        return WordVocabulary((*self.words, *words), np.append(self.counts, np.zeros(len(words), dtype=np.int64)))
 
     def noise(self, power: float = 0.75) -> Float64[np.ndarray, " V"]:
         r"""The noise distribution of word2vec, :math:`P(w) \propto \mathrm{count}(w)^{power}`."""
@@ -123,7 +123,7 @@ class Vocabulary:
             file.writelines(f"{word} {count}\n" for word, count in zip(self.words, self.counts.tolist(), strict=True))
 
     @classmethod
-    def load(cls, path: Path) -> Vocabulary:
+    def load(cls, path: Path) -> WordVocabulary:
         """Read what :meth:`save` has written.
 
         Raises:
@@ -186,7 +186,7 @@ class EncodedCorpus:
     """
 
     words: Int32[np.ndarray, " n"]
-    vocabulary: Vocabulary
+    vocabulary: WordVocabulary
     raw_words: int
     sentences: int
     fingerprint: str
@@ -229,7 +229,7 @@ def open_corpus(data: DataSection, progress: ProgressCallback | None = None, ran
     with ranks.synchronize_errors():
         record = read_record(_CorpusRecord, folder / _RECORD, remedy, error=DataError)
         words = map_array(folder / _WORDS, ArrayFile("<i4", (record.words,), has_header=False), remedy)
-        vocabulary = Vocabulary.load(folder / VOCABULARY)
+        vocabulary = WordVocabulary.load(folder / VOCABULARY)
     verifier.verify(folder, {_WORDS: ExpectedFile(4 * record.words, record.sha256)}, hint=remedy)
     return EncodedCorpus(words, vocabulary, record.raw_words, record.sentences, record.sha256)
 
@@ -242,7 +242,7 @@ def _encode(source: FileCorpus, data: DataSection, folder: Path, progress: Progr
         counts.update(part)
         report(source.position, 2 * source.size)
     # The text is read twice: once to count its words, and once to write their numbers.
-    vocabulary = Vocabulary.of(counts, data.min_count, data.max_vocabulary)
+    vocabulary = WordVocabulary.of(counts, data.min_count, data.max_vocabulary)
     raw_words = counts.total()
     del counts
     if not len(vocabulary):

@@ -34,7 +34,7 @@ def load_tables(path: Path, module: str) -> WordVectors:
             its vocabulary.
     """
     from capt.pretrain.embeddings.config import EmbeddingJob
-    from capt.pretrain.embeddings.corpus import VOCABULARY, Vocabulary
+    from capt.pretrain.embeddings.corpus import VOCABULARY, WordVocabulary
     from capt.pretrain.engine.checkpoint import find_best, open_checkpoint, read_manifest, read_weights
 
     checkpoint = find_best(path)
@@ -42,7 +42,7 @@ def load_tables(path: Path, module: str) -> WordVectors:
     if module not in read_manifest(checkpoint).modules:
         hint = ": it was trained with negatives.sampler=noise" if module == GENERATOR else ""
         raise CheckpointError(f"{checkpoint}: has no module {module!r}{hint}")
-    vocabulary = Vocabulary.load(checkpoint / VOCABULARY)
+    vocabulary = WordVocabulary.load(checkpoint / VOCABULARY)
     # A generator draws words of the text, so it has no rows of the others.
     words = vocabulary.words[: vocabulary.words_of_text] if module == GENERATOR else vocabulary.words
     weights = read_weights(checkpoint, module)

@@ -19,7 +19,7 @@ from capt.pretrain.base.verification import all_ranks
 from capt.pretrain.config.schema import Job
 from capt.pretrain.embeddings.adversarial import Adversarial
 from capt.pretrain.embeddings.config import SEGMENT, EmbeddingJob
-from capt.pretrain.embeddings.corpus import VOCABULARY, EncodedCorpus, Vocabulary, open_corpus, other_vocabulary
+from capt.pretrain.embeddings.corpus import VOCABULARY, EncodedCorpus, WordVocabulary, open_corpus, other_vocabulary
 from capt.pretrain.embeddings.initial import InitialVectors, build_tables, with_initial_width
 from capt.pretrain.embeddings.positives import SegmentReader, Segments
 from capt.pretrain.embeddings.skipgram import SkipGram, UpdateRule
@@ -50,7 +50,7 @@ class EmbeddingTask:
         _check_text(self.corpus, job)
         # Rows of the tables: the words of the text, which negatives are drawn from, and after them those that stay as
         # they are.
-        self.vocabulary: Vocabulary = self.corpus.vocabulary
+        self.vocabulary: WordVocabulary = self.corpus.vocabulary
         if self._initial is not None:
             with ranks.synchronize_errors():
                 keep = job.model.other_words == "keep"
@@ -163,10 +163,10 @@ class EmbeddingTask:
         return {VOCABULARY: path}
 
 
-def _check_resumed(folder: Path, text: Vocabulary) -> None:
+def _check_resumed(folder: Path, text: WordVocabulary) -> None:
     """Raise for a run whose tables hold the words of the text alone, as those of earlier versions do."""
     path = folder / VOCABULARY
-    if path.is_file() and Vocabulary.load(path).fingerprint == text.fingerprint:
+    if path.is_file() and WordVocabulary.load(path).fingerprint == text.fingerprint:
         raise CheckpointError(
             f"{folder}: its tables hold the words of the text alone, not the others of model.init; "
             "model.other_words=drop continues it"
@@ -193,7 +193,7 @@ def _check_text(corpus: EncodedCorpus, job: EmbeddingJob) -> None:
         )
 
 
-def _rule_of(job: EmbeddingJob, vocabulary: Vocabulary, segments: SegmentReader) -> UpdateRule:
+def _rule_of(job: EmbeddingJob, vocabulary: WordVocabulary, segments: SegmentReader) -> UpdateRule:
     if job.is_plain:
         return SkipGram(job.data.window, job.negatives.number)
     return Adversarial(job, vocabulary.index, segments.noise)

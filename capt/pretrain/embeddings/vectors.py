@@ -168,7 +168,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
-class Layout:
+class VectorLayout:
     """The form of a file of vectors.
 
     Attributes:
@@ -205,7 +205,7 @@ def open_vectors(path: Path) -> Iterator[BufferedIOBase]:
         ) from None
 
 
-def find_layout(path: Path) -> Layout:
+def find_layout(path: Path) -> VectorLayout:
     """Find out whether a file has a header, how wide its vectors are and whether they are text.
 
     Two whole numbers alone in the first line are a header. The width of a file without one is that of most of its
@@ -228,7 +228,7 @@ def find_layout(path: Path) -> Layout:
             f"{path}, line 1: the header says {words} words of {width} dimensions; expected 1 to {MOST_WORDS:,} words, "
             f"1 to {MOST_WIDTH:,} dimensions and at most {MOST_NUMBERS:,} numbers"
         )
-    return Layout(words, width, binary=not _is_text(rest))
+    return VectorLayout(words, width, binary=not _is_text(rest))
 
 
 def _head(path: Path) -> bytes:
@@ -244,7 +244,7 @@ def _head(path: Path) -> bytes:
     return head
 
 
-def _without_header(path: Path, head: bytes) -> Layout:
+def _without_header(path: Path, head: bytes) -> VectorLayout:
     lines = head.removeprefix(_BYTE_ORDER_MARK).split(b"\n")
     # The last line may be cut off by the end of the head.
     whole = lines[:1000] if len(lines) == 1 else lines[:-1][:1000]
@@ -254,7 +254,7 @@ def _without_header(path: Path, head: bytes) -> Layout:
     width = widths.most_common(1)[0][0] if widths else 0
     if not 0 < width <= MOST_WIDTH:
         raise DataError(f"{path}, line 1: expected a word and 1 to {MOST_WIDTH:,} numbers, got {_shown(whole[0])}")
-    return Layout(None, width, binary=False)
+    return VectorLayout(None, width, binary=False)
 
 
 def _numbers_at_end(line: bytes) -> int:
@@ -288,13 +288,13 @@ def _shown(line: bytes) -> str:
 # The rows of a text file and of a binary file of word vectors, one word at a time.
 
 
-Row = tuple[str, Float32[np.ndarray, " d"]]
+WordVector = tuple[str, Float32[np.ndarray, " d"]]
 """A word and its vector."""
 
 _LONGEST_LINE = LONGEST_WORD + 64 * MOST_WIDTH
 
 
-def text_rows(file: BufferedIOBase, path: Path, layout: Layout) -> Iterator[Row]:
+def text_rows(file: BufferedIOBase, path: Path, layout: VectorLayout) -> Iterator[WordVector]:
     """Yield the rows of a text file; the last ``width`` fields of a line are the numbers, the rest is the word.
 
     So a word may hold spaces, as a few of GloVe's do. Only blanks of ASCII separate fields: others occur in words.
@@ -359,7 +359,7 @@ def _decoded(word: bytes, where: str) -> str:
         ) from None
 
 
-def binary_rows(file: BufferedIOBase, path: Path, layout: Layout) -> Iterator[Row]:
+def binary_rows(file: BufferedIOBase, path: Path, layout: VectorLayout) -> Iterator[WordVector]:
     """Yield the rows of word2vec's binary file: a word, a space, ``width`` little-endian float32.
 
     A line end before a word, which word2vec writes and gensim does not, is dropped.
@@ -402,7 +402,7 @@ def _ends_early(path: Path, done: int, words: int) -> DataError:
 # Reads files of word vectors, one word at a time or as a whole.
 
 
-def stream_vectors(path: Path) -> Iterator[Row]:
+def stream_vectors(path: Path) -> Iterator[WordVector]:
     """Yield every word of a file with its vector, in the file's order; only the words are kept in memory.
 
     The form is found out from the file itself: word2vec's text or binary form (with a header), or GloVe's (without
@@ -415,7 +415,7 @@ def stream_vectors(path: Path) -> Iterator[Row]:
     yield from _checked_rows(path, find_layout(path))
 
 
-def _checked_rows(path: Path, layout: Layout) -> Iterator[Row]:
+def _checked_rows(path: Path, layout: VectorLayout) -> Iterator[WordVector]:
     seen: dict[str, int] = {}
 
     def place(row: int) -> str:

@@ -13,7 +13,7 @@ from statistics import fmean, stdev
 from typing import Any, Literal
 
 from capt.pretrain.config.retrieval import METRICS as RETRIEVAL
-from capt.pretrain.engine.metrics_file import Row
+from capt.pretrain.engine.metrics_file import MetricsRow
 
 Verdict = Literal[
     "learning", "levelled off", "not learning", "over-fitted", "getting worse", "collapsed", "diverged",
@@ -73,7 +73,7 @@ def direction(metric: str) -> int:
     return 1 if any(word in parts for word in _HIGHER_IS_BETTER) else 0
 
 
-def trained_on(rows: Sequence[Row], config: Mapping[str, Any], best: str | None = None) -> list[Row]:
+def trained_on(rows: Sequence[MetricsRow], config: Mapping[str, Any], best: str | None = None) -> list[MetricsRow]:
     """Leave out the figures of objectives with ``NAME.weight`` 0, with those of sources below them, unless ``best``.
 
     A run measures these and does not train on them, so that they say nothing about the training. ``config`` has flat
@@ -88,7 +88,7 @@ def trained_on(rows: Sequence[Row], config: Mapping[str, Any], best: str | None 
     return [replace(row, figures={k: v for k, v in row.figures.items() if is_kept(k)}) for row in rows]
 
 
-def judge(training: Sequence[Row], validation: Sequence[Row], best: str | None = None) -> Judgement:
+def judge(training: Sequence[MetricsRow], validation: Sequence[MetricsRow], best: str | None = None) -> Judgement:
     """Judge a run by its rows in the order of their steps.
 
     Args:
@@ -111,14 +111,14 @@ def judge(training: Sequence[Row], validation: Sequence[Row], best: str | None =
     return _by_validation(metric, values, training)
 
 
-def judged_metric(validation: Sequence[Row], best: str | None = None) -> str | None:
+def judged_metric(validation: Sequence[MetricsRow], best: str | None = None) -> str | None:
     """Choose ``best`` where it was logged, else the first loss, CAPT's own after others, else any known direction."""
     names = dict.fromkeys(name for row in validation for name in row.figures if direction(name))
     losses = sorted((name for name in names if name.split("/")[0] == "loss"), key=lambda name: "capt" in name)
     return best if best in names else next(iter([*losses, *names]), None)
 
 
-def series(rows: Sequence[Row], name: str) -> Series:
+def series(rows: Sequence[MetricsRow], name: str) -> Series:
     """Return the steps and values of one figure, without those that are not finite."""
     found = [(row.step, row.figures[name]) for row in rows if name in row.figures]
     return [(step, value) for step, value in found if math.isfinite(value)]
@@ -129,7 +129,7 @@ def best_of(values: Series, metric: str) -> tuple[int, float]:
     return max(values, key=lambda point: direction(metric) * point[1])
 
 
-def _collapse(training: Sequence[Row], validation: Sequence[Row]) -> Judgement | None:
+def _collapse(training: Sequence[MetricsRow], validation: Sequence[MetricsRow]) -> Judgement | None:
     """Apply the rules of the collapse watch to the last validation, or to the last training rows without one.
 
     A new encoder may begin in one point: in the first steps that is no collapse.
@@ -166,7 +166,7 @@ def _is_fallen(distances: Sequence[float], best: Sequence[float]) -> bool:
     return one_point or sum(now < FALLEN * then for now, then in zip(distances, best, strict=False)) >= 2
 
 
-def _distances(row: Row, names: Sequence[str]) -> list[float]:
+def _distances(row: MetricsRow, names: Sequence[str]) -> list[float]:
     """Return how far a row is from collapse: retrieval, minus uniformity, and what is outside the first direction."""
     retrieval, uniformity, first = (row.figures.get(name) for name in names)
     assert retrieval is not None
@@ -174,7 +174,7 @@ def _distances(row: Row, names: Sequence[str]) -> list[float]:
     return [retrieval, -uniformity, *([] if first is None else [1 - first])]
 
 
-def _by_validation(metric: str, values: Series, training: Sequence[Row]) -> Judgement:
+def _by_validation(metric: str, values: Series, training: Sequence[MetricsRow]) -> Judgement:
     sign = direction(metric)
     (first_step, first), (last_step, last) = values[0], values[-1]
     best_step, best = best_of(values, metric)
@@ -206,14 +206,14 @@ def _by_validation(metric: str, values: Series, training: Sequence[Row]) -> Judg
     return Judgement("learning", told)
 
 
-def _training_loss(training: Sequence[Row]) -> Series:
+def _training_loss(training: Sequence[MetricsRow]) -> Series:
     """Return the loss that a schedule of the temperature does not move: a part other than CAPT's, else the whole."""
     names = list(dict.fromkeys(name for row in training for name in row.figures if name.split("/")[0] == "loss"))
     names.sort(key=lambda name: (not name.startswith("loss/"), name.startswith("loss/capt")))
     return series(training, names[0]) if names else []
 
 
-def _by_training(training: Sequence[Row], validations: int) -> Judgement:
+def _by_training(training: Sequence[MetricsRow], validations: int) -> Judgement:
     """Compare the first and the last tenth of the training loss (at least five rows) with the noise of their means."""
     values = [value for _, value in _training_loss(training)]
     if len(values) < _ROWS:

@@ -37,7 +37,7 @@ _SHOWN = 10
 
 
 @dataclass(frozen=True)
-class Row:
+class MetricsRow:
     """What was logged at a step: ``figures`` by name, without the counters; nan (or inf) is one that is not finite.
 
     ``tokens`` is how many positions the run had seen by then, 0 where that is not known.
@@ -58,8 +58,8 @@ class Row:
 class Metrics:
     """The rows of a run in the order of their steps; ``notes`` say what was odd in the file."""
 
-    training: list[Row]
-    validation: list[Row]
+    training: list[MetricsRow]
+    validation: list[MetricsRow]
     notes: list[str]
 
 
@@ -72,7 +72,7 @@ def read_metrics(path: Path) -> Metrics:
     Raises:
         DataError: it is not a regular file, or over a GiB. ``OSError`` passes.
     """
-    rows: list[Row] = []
+    rows: list[MetricsRow] = []
     damaged: list[int] = []
     number = 0
     with open_regular(path) as file:
@@ -92,7 +92,7 @@ def read_metrics(path: Path) -> Metrics:
     return Metrics(training, validation, notes)
 
 
-def parse_row(line: bytes) -> Row | None:
+def parse_row(line: bytes) -> MetricsRow | None:
     """The row of a line; None for what is none: torn, not an object, without a step that counts."""
     try:
         values = json.loads(line)
@@ -107,7 +107,7 @@ def parse_row(line: bytes) -> Row | None:
     # One string for a name in a million rows.
     figures = {sys.intern(name): _number(value) for name, value in values.items() if _is_figure(name, value)}
     tokens = values.get("tokens")
-    return Row(step, split, figures, tokens if type(tokens) is int and 0 <= tokens < _TOKENS else 0)
+    return MetricsRow(step, split, figures, tokens if type(tokens) is int and 0 <= tokens < _TOKENS else 0)
 
 
 def last_step_in(path: Path) -> int:
@@ -141,7 +141,7 @@ def drop_rows_after(path: Path, step: int) -> None:
         os.fsync(changed.fileno())
 
 
-def _rows_from_end(file: BinaryIO, path: Path) -> Iterator[tuple[int, Row, bool]]:
+def _rows_from_end(file: BinaryIO, path: Path) -> Iterator[tuple[int, MetricsRow, bool]]:
     """The rows of a file, the last first: where its line ends, the row, and whether the line is whole."""
     below = file.seek(0, os.SEEK_END)
     for begin, line in _lines_from_end(file):
@@ -198,9 +198,9 @@ def _number(value: int | float | None) -> float:
     return float(value) if -_LARGEST < value < _LARGEST or value != value else math.inf if value > 0 else -math.inf
 
 
-def _last_timeline(rows: Sequence[Row], notes: list[str]) -> tuple[list[Row], list[Row]]:
+def _last_timeline(rows: Sequence[MetricsRow], notes: list[str]) -> tuple[list[MetricsRow], list[MetricsRow]]:
     """Training and validation rows; a row takes back those after it and its like of the same step."""
-    kept: dict[bool, list[Row]] = {False: [], True: []}
+    kept: dict[bool, list[MetricsRow]] = {False: [], True: []}
     taken_back = 0
     for row in rows:
         for is_validation, earlier in kept.items():

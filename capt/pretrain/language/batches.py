@@ -77,7 +77,7 @@ def sampler_of(
     return Sampler(len(windows), seed, shuffle)
 
 
-class Assembler:
+class LanguageAssembler:
     """Makes the micro-batch of any list of sample numbers; a pure function of (seed, sample numbers, rate).
 
     With ``ordinary``, true for ids that are no special ones, the batch has its texts for the bottleneck.

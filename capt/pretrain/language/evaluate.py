@@ -26,8 +26,8 @@ from capt.pretrain.data.shards import PackedDataset
 from capt.pretrain.data.sts_files import Pairs, find_sets
 from capt.pretrain.engine.provenance import provenance, used_versions
 from capt.pretrain.engine.run_folder import EVALUATION, Figures, Section, save_artifact, sections_as_text, write_result
-from capt.pretrain.language.batches import Assembler, LanguageBatch, validation_batches
-from capt.pretrain.language.load import LoadedModel, load_hf, load_model
+from capt.pretrain.language.batches import LanguageAssembler, LanguageBatch, validation_batches
+from capt.pretrain.language.load import LoadedLanguageModel, load_hf, load_model
 from capt.pretrain.language.prepare import vocabulary_of
 from capt.pretrain.language.sts import encode_texts, score_rows, word_figures
 from capt.pretrain.models.heads import MLMOutput, mean_over_tokens, take_rows
@@ -50,7 +50,7 @@ class Representations:
     ``head`` needs a model with an aggregation head; it reads what it read in training (``model.pooling``).
     """
 
-    def __init__(self, trained: LoadedModel, poolers: Sequence[str]) -> None:
+    def __init__(self, trained: LoadedLanguageModel, poolers: Sequence[str]) -> None:
         self.model = trained.model.to(device()).eval()
         self.tokenizer = trained.tokenizer
         self.poolers = tuple(poolers)
@@ -100,7 +100,7 @@ class Settings:
 
 
 def evaluate(
-    checkpoint: Path | LoadedModel,
+    checkpoint: Path | LoadedLanguageModel,
     *,
     text: Sequence[Path] = (),
     sts: Path | Sequence[Pairs] | None = None,
@@ -144,7 +144,7 @@ def evaluate(
     if unknown or not poolers:
         raise ConfigError(f"poolers {', '.join(unknown) or '(none)'}: choose from {', '.join(POOLERS)}")
     sets = find_sets(sts) if isinstance(sts, Path) else sts or []
-    trained = checkpoint if isinstance(checkpoint, LoadedModel) else load_model(checkpoint)
+    trained = checkpoint if isinstance(checkpoint, LoadedLanguageModel) else load_model(checkpoint)
     settings = Settings(batch, seed, samples, length or trained.job.data.sequence_length)
     if not 8 <= settings.length <= trained.model.config.max_positions:
         raise ConfigError(f"length {length}: this checkpoint takes 8 to {trained.model.config.max_positions} tokens")
@@ -244,7 +244,7 @@ _TOLD = ("spearman", "retrieval/to_corrupted", "drift")
 """The metrics of a pooler that are compared with those before a run."""
 
 
-def _available_poolers(trained: LoadedModel, poolers: Sequence[str]) -> list[str]:
+def _available_poolers(trained: LoadedLanguageModel, poolers: Sequence[str]) -> list[str]:
     present = [pooler for pooler in poolers if pooler != "head" or trained.model.aggregation is not None]
     if not present:
         raise CheckpointError(
@@ -253,7 +253,9 @@ def _available_poolers(trained: LoadedModel, poolers: Sequence[str]) -> list[str
     return present
 
 
-def _text_sections(trained: LoadedModel, model: Representations, path: Path, settings: Settings) -> list[Section]:
+def _text_sections(
+    trained: LoadedLanguageModel, model: Representations, path: Path, settings: Settings
+) -> list[Section]:
     trained_on = trained.job.data
     data = DataConfig(
         source="files",
@@ -277,14 +279,14 @@ def _text_sections(trained: LoadedModel, model: Representations, path: Path, set
 
 
 def _masked_section(
-    trained: LoadedModel,
+    trained: LoadedLanguageModel,
     model: Representations,
     windows: PackedDataset,
     data: DataConfig,
     rate: float,
     settings: Settings,
 ) -> Section:
-    assembler = Assembler(
+    assembler = LanguageAssembler(
         windows,
         Corruptor(CorruptionConfig(rate=rate), vocabulary_of(trained.tokenizer), settings.length),
         seed=settings.seed,

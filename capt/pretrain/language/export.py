@@ -29,7 +29,7 @@ from capt.pretrain.convert.reference import Pooling
 from capt.pretrain.convert.sentence_transformers import export_sentence_transformers
 from capt.pretrain.engine.checkpoint import read_metadata
 from capt.pretrain.engine.run_folder import Section
-from capt.pretrain.language.load import LoadedModel, load_model
+from capt.pretrain.language.load import LoadedLanguageModel, load_model
 from capt.pretrain.models.architecture import encoder_class
 
 # The model card of an exported encoder: what the weights are, how they were trained, how to load them, its limits.
@@ -292,7 +292,12 @@ def chosen_pooling(evaluations: Sequence[Section], trained: Pooling | None = Non
 
 
 def _card(
-    trained: LoadedModel, form: Form, pooling: Pooling, reason: str, evaluations: Sequence[Section], about: About | None
+    trained: LoadedLanguageModel,
+    form: Form,
+    pooling: Pooling,
+    reason: str,
+    evaluations: Sequence[Section],
+    about: About | None,
 ) -> str:
     config, run = trained.model.config, trained.checkpoint.resolve().parent.parent
     heads = trained.bottleneck

@@ -26,7 +26,7 @@ from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 
 
 @dataclass(frozen=True)
-class LoadedModel:
+class LoadedLanguageModel:
     """A model in evaluation mode (without rows that padded the vocabulary), its tokenizer and its job."""
 
     checkpoint: Path
@@ -39,7 +39,7 @@ class LoadedModel:
     """The heads of a bottleneck, of a job that trains one."""
 
 
-def load_model(path: Path) -> LoadedModel:
+def load_model(path: Path) -> LoadedLanguageModel:
     """Load a checkpoint, or the best one of a run (without ``checkpoint.best`` the newest), after verifying every file.
 
     Raises:
@@ -52,14 +52,14 @@ def load_model(path: Path) -> LoadedModel:
     # Compilation and recomputation change no result, and serve training alone.
     plain = config.model_copy(update={"compile": False, "activation_checkpointing": "none"})
     module = load_module(checkpoint, "model", lambda: LanguageModule(job, plain))
-    return LoadedModel(checkpoint, unpadded(module.capt).eval(), tokenizer, job, bottleneck=module.bottleneck)
+    return LoadedLanguageModel(checkpoint, unpadded(module.capt).eval(), tokenizer, job, bottleneck=module.bottleneck)
 
 
-def load_hf(folder: Path) -> LoadedModel:
+def load_hf(folder: Path) -> LoadedLanguageModel:
     """The masked-language model in ``folder``, in evaluation mode; its windows are as long as its position table.
 
     It has an aggregation head only where ``capt_head.safetensors`` (our own exports) brings one. Where the folder has
-    no masked-language-model head, `LoadedModel.has_mlm` is false and that of the model holds random weights.
+    no masked-language-model head, `LoadedLanguageModel.has_mlm` is false and that of the model holds random weights.
 
     Raises:
         UserError: as `read_hf` does, or a tensor has the wrong shape.
@@ -78,7 +78,7 @@ def load_hf(folder: Path) -> LoadedModel:
     }
     job = job_from_mapping(mapping, str(folder))
     assert isinstance(job, LanguageJob)
-    return LoadedModel(folder, model, source.tokenizer, job, has_mlm=source.has_mlm)
+    return LoadedLanguageModel(folder, model, source.tokenizer, job, has_mlm=source.has_mlm)
 
 
 # ``model.init`` of a job that starts from a trained encoder: a run or checkpoint of ours, or a Hugging Face folder.

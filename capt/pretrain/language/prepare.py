@@ -39,7 +39,7 @@ _MOST_DOCUMENTS = 200_000
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedLanguage:
     """The inputs of a job: tokenizer, windows of both splits, corruptor, and the completed configuration."""
 
     tokenizer: TextTokenizer
@@ -114,7 +114,7 @@ def tokenizer_of_run(job: LanguageJob, run_dir: Path, ranks: Ranks = ALONE) -> P
 
 def prepare(
     job: LanguageJob, progress: ProgressCallback | None = None, ranks: Ranks = ALONE, run_dir: Path | None = None
-) -> Prepared:
+) -> PreparedLanguage:
     """Everything a rank needs before it can build the model. All ``ranks`` call this; what fails on one fails on all.
 
     A run in ``run_dir`` that has begun continues with the tokenizer that it has trained.
@@ -149,7 +149,7 @@ def prepare(
     if source is None and (unused := config.unused_positions()) is not None:
         logger.warning(unused)
     train, validation = prepare_windows(job, tokenizer, progress, verifier)
-    return Prepared(
+    return PreparedLanguage(
         tokenizer=tokenizer,
         tokenizer_folder=folder,
         train=train,

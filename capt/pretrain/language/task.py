@@ -32,9 +32,9 @@ from capt.pretrain.data.corruption import IGNORE
 from capt.pretrain.data.mixture_dataset import MixtureDataset, held_out_samples
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import Progress, Role, Rows, SampleOrder, StepMetrics
-from capt.pretrain.language.batches import Assembler, LanguageBatch, Windows
+from capt.pretrain.language.batches import LanguageAssembler, LanguageBatch, Windows
 from capt.pretrain.language.config import LanguageJob
-from capt.pretrain.language.prepare import Prepared, prepare, vocabulary_of
+from capt.pretrain.language.prepare import PreparedLanguage, prepare, vocabulary_of
 from capt.pretrain.language.validation import validate
 from capt.pretrain.models.architecture import EncoderConfig, flops_per_token
 from capt.pretrain.models.capt import CaptModel, CaptOutput, Pairs
@@ -123,7 +123,7 @@ class LanguageTask(ContrastTask[LanguageBatch]):
     def __init__(self, job: Job, run_dir: Path) -> None:
         assert isinstance(job, LanguageJob)
         super().__init__(job)
-        self.prepared: Prepared = prepare(job, ranks=all_ranks(), run_dir=run_dir)
+        self.prepared: PreparedLanguage = prepare(job, ranks=all_ranks(), run_dir=run_dir)
         self.job = self.prepared.job
         self.model_config = self.prepared.model_config
 
@@ -180,15 +180,15 @@ class LanguageTask(ContrastTask[LanguageBatch]):
                 "smaller model.* sizes"
             )
 
-    def assembler(self, split: str) -> Assembler:
+    def assembler(self, split: str) -> LanguageAssembler:
         """What makes the micro-batches of training, or of validation without a mixture."""
         if split == "train":
             return self._assembler(self.prepared.train, split, self.job.run.seed)
         (windows,) = self.prepared.validation.values()
         return self._assembler(windows, split, 0)  # validation is the same for every seed
 
-    def _assembler(self, windows: Windows, split: str, seed: int) -> Assembler:
-        return Assembler(
+    def _assembler(self, windows: Windows, split: str, seed: int) -> LanguageAssembler:
+        return LanguageAssembler(
             windows,
             self.prepared.corruptor,
             seed=seed,
@@ -202,7 +202,7 @@ class LanguageTask(ContrastTask[LanguageBatch]):
 
     def micro_batch(self, assembler: Assemble[LanguageBatch], samples: np.ndarray, step: int) -> LanguageBatch:
         """The samples, corrupted at the rate of the step."""
-        assert isinstance(assembler, Assembler)
+        assert isinstance(assembler, LanguageAssembler)
         return assembler(samples, self.job.corruption.rate_at(step / self.job.schedule.max_steps))
 
     def rows(self, batch: LanguageBatch) -> Rows:

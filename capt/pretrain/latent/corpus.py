@@ -31,7 +31,7 @@ PAD, UNK, START, END = range(4)
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
 
 
-class Vocabulary:
+class LatentVocabulary:
     """The words of a model and their numbers.
 
     Args:
@@ -50,7 +50,7 @@ class Vocabulary:
     @classmethod
     def of(
         cls, sentences: Iterable[Sequence[str]], size: int, unknown: str, min_count: int | None = None
-    ) -> Vocabulary:
+    ) -> LatentVocabulary:
         """Make the vocabulary of the ``size`` most frequent words; equally frequent ones in alphabetical order.
 
         A word that occurs less than ``min_count`` times is unknown. None is 1 where the text has the word ``unknown``,
@@ -94,7 +94,7 @@ class Vocabulary:
         write_text(path, "\n".join((self.unknown, *self.words)) + "\n")
 
     @classmethod
-    def load(cls, path: Path) -> Vocabulary:
+    def load(cls, path: Path) -> LatentVocabulary:
         """Read a file that :meth:`save` wrote.
 
         Raises:
@@ -184,24 +184,24 @@ def read(path: Path, format: str, *, count_blank: bool = False) -> Iterator[list
         logger.info("%s: %s of %s lines are blank and left out", path, f"{blank:,}", f"{number:,}")
 
 
-def build_vocabulary(data: DataSection) -> Vocabulary:
+def build_vocabulary(data: DataSection) -> LatentVocabulary:
     """Read ``data.vocabulary_file``; without one, take the most frequent words of the training text.
 
     Raises:
         DataError: there is no such text, or no word of it occurs ``data.min_count`` times.
     """
     if data.vocabulary_file is not None:
-        return Vocabulary.load(data.vocabulary_file)
+        return LatentVocabulary.load(data.vocabulary_file)
     path = file_of(data, "train")
     if path is None:
         raise DataError(f"data.path {data.path}: no file whose name says train; set data.train")
-    vocabulary = Vocabulary.of(read(path, data.format), data.vocabulary, data.unknown, data.min_count)
+    vocabulary = LatentVocabulary.of(read(path, data.format), data.vocabulary, data.unknown, data.min_count)
     if len(vocabulary) == len(SPECIAL) and data.min_count != 1:
         raise DataError(f"{path}: no word occurs {data.min_count or 2} times: set data.min_count=1")
     return vocabulary
 
 
-def load_sentences(data: DataSection, split: str, vocabulary: Vocabulary) -> Sentences | None:
+def load_sentences(data: DataSection, split: str, vocabulary: LatentVocabulary) -> Sentences | None:
     """Load the sentences of a split; None where it has no file. A warning counts those over ``data.max_words``.
 
     Raises:

@@ -22,7 +22,7 @@ from capt.pretrain.latent.evaluation.forward_reverse import Estimator, generated
 from capt.pretrain.latent.evaluation.likelihood import LikelihoodBounds
 from capt.pretrain.latent.evaluation.text import DrawCounts, text_metrics
 from capt.pretrain.latent.kenlm import find_programs
-from capt.pretrain.latent.models import LoadedModel, load_model
+from capt.pretrain.latent.models import LoadedLatentModel, load_model
 
 AGGREGATE_SENTENCES = 10_000
 """The sentences over which the aggregate posterior is taken."""
@@ -90,7 +90,7 @@ def command(
 
 
 def evaluate(
-    model: LoadedModel, *, split: str = "test", data: Path | None = None, samples: int = 128, weighted: int = 100,
+    model: LoadedLatentModel, *, split: str = "test", data: Path | None = None, samples: int = 128, weighted: int = 100,
     limit: int | None = None, weighted_limit: int | None = None, refit_steps: int = STEPS, bridged: int = 0,
     generated: Estimator | None = None, out: Path | None = None, sentences_out: Path | None = None,
     progress: ProgressCallback | None = None,
@@ -161,7 +161,7 @@ def evaluate(
     return result
 
 
-def _generated(model: LoadedModel, by: Estimator, data: Path | None) -> dict[str, Any]:
+def _generated(model: LoadedLatentModel, by: Estimator, data: Path | None) -> dict[str, Any]:
     """Measure generated text; where it cannot be, the reason takes the place: it must not cost all other figures."""
     try:
         return generated_perplexities(model, by=by, data=data)
@@ -170,7 +170,7 @@ def _generated(model: LoadedModel, by: Estimator, data: Path | None) -> dict[str
 
 
 def _split_metrics(
-    model: LoadedModel, split: str, data: Path | None, counts: DrawCounts, bounds: LikelihoodBounds,
+    model: LoadedLatentModel, split: str, data: Path | None, counts: DrawCounts, bounds: LikelihoodBounds,
     limit: int | None, weighted_limit: int | None, progress: ProgressCallback | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure the sentences of a split, with importance weighting of fewer of them if so asked."""

@@ -16,7 +16,7 @@ from capt.pretrain.base.errors import CheckpointError
 from capt.pretrain.engine.checkpoint import find_best, load_module, open_checkpoint, read_metadata
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
 from capt.pretrain.latent.config import LatentJob, ModelSection
-from capt.pretrain.latent.corpus import END, PAD, START, VOCABULARY, Vocabulary, ends_of, predicted
+from capt.pretrain.latent.corpus import END, PAD, START, VOCABULARY, LatentVocabulary, ends_of, predicted
 from capt.pretrain.latent.posterior import Critics, EncoderOutput, GaussianHead, build_head, mlp
 from capt.pretrain.models.cross_entropy import UNUSED, masked_cross_entropy
 from capt.pretrain.models.lstm import LSTM
@@ -291,7 +291,7 @@ def optimizers(job: LatentJob) -> Mapping[str, ModuleOptimizer]:
 
 
 @dataclass(frozen=True)
-class LoadedModel:
+class LoadedLatentModel:
     """The modules of a checkpoint in evaluation mode, its vocabulary (None for clusters) and its job.
 
     ``unknown_in_training`` is the number of unknown words in the training text; None where the checkpoint does not say.
@@ -299,12 +299,12 @@ class LoadedModel:
 
     checkpoint: Path
     modules: dict[str, nn.Module]
-    vocabulary: Vocabulary | None
+    vocabulary: LatentVocabulary | None
     job: LatentJob
     unknown_in_training: int | None = None
 
     @property
-    def text(self) -> tuple[TextModel, Vocabulary]:
+    def text(self) -> tuple[TextModel, LatentVocabulary]:
         """The modules and the vocabulary of a model of text.
 
         Raises:
@@ -320,7 +320,7 @@ class LoadedModel:
         return self.vocabulary is not None and self.job.model.posterior != "none"
 
 
-def load_model(path: Path) -> LoadedModel:
+def load_model(path: Path) -> LoadedLatentModel:
     """Load a checkpoint, or a run's best one (its newest where none is kept), after verifying every file.
 
     Raises:
@@ -328,7 +328,7 @@ def load_model(path: Path) -> LoadedModel:
     """
     checkpoint = find_best(path)
     job = open_checkpoint(checkpoint, LatentJob, "latent")
-    vocabulary = Vocabulary.load(checkpoint / VOCABULARY) if job.data.clusters is None else None
+    vocabulary = LatentVocabulary.load(checkpoint / VOCABULARY) if job.data.clusters is None else None
     words = len(vocabulary) if vocabulary is not None else 0
     # Only the names are asked for: nothing is allocated.
     with torch.device("meta"):
@@ -337,4 +337,4 @@ def load_model(path: Path) -> LoadedModel:
     for module in modules.values():
         module.eval()
     unknown = read_metadata(checkpoint).task.get("unknown_in_training")
-    return LoadedModel(checkpoint, modules, vocabulary, job, unknown if isinstance(unknown, int) else None)
+    return LoadedLatentModel(checkpoint, modules, vocabulary, job, unknown if isinstance(unknown, int) else None)

@@ -12,7 +12,7 @@ from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import Progress, StepMetrics
 from capt.pretrain.latent.batches import Batch, SampledBatch, StepNoise, sample_batch
 from capt.pretrain.latent.config import LatentJob
-from capt.pretrain.latent.corpus import END, Vocabulary
+from capt.pretrain.latent.corpus import END, LatentVocabulary
 from capt.pretrain.latent.task import LatentTask
 from capt.pretrain.plan.rehearsal import Rehearsal, UnplannedError
 
@@ -70,5 +70,5 @@ def _words(job: LatentJob) -> tuple[int, tuple[str, ...]]:
     """Return the size of the vocabulary, and what was assumed of it."""
     path = job.data.vocabulary_file
     if path is not None and path.is_file():
-        return len(Vocabulary.load(path)), ()
+        return len(LatentVocabulary.load(path)), ()
     return job.data.vocabulary, (f"a vocabulary of {job.data.vocabulary:,} words, the most of data.vocabulary",)

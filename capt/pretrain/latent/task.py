@@ -30,8 +30,8 @@ from capt.pretrain.latent.batches import Batch, Batches, Rule, SampledBatch, Ste
 from capt.pretrain.latent.config import LatentJob
 from capt.pretrain.latent.corpus import (
     VOCABULARY,
+    LatentVocabulary,
     Sentences,
-    Vocabulary,
     build_vocabulary,
     load_sentences,
     report_unknown,
@@ -70,7 +70,7 @@ class LatentTask:
     def __init__(self, job: Job, run_dir: Path) -> None:
         assert isinstance(job, LatentJob)
         self._folder = run_dir
-        self.vocabulary: Vocabulary | None = None
+        self.vocabulary: LatentVocabulary | None = None
         self._train: Batches | None = None
         self._validation: Batches | None = None
         self.queue: ShardedQueue | None = None
@@ -125,7 +125,7 @@ class LatentTask:
         """Refuse a vocabulary other than the one that a resumed run has in its folder: its weights would not fit."""
         assert self.vocabulary is not None
         path = folder / VOCABULARY
-        if path.is_file() and Vocabulary.load(path).fingerprint != self.vocabulary.fingerprint:
+        if path.is_file() and LatentVocabulary.load(path).fingerprint != self.vocabulary.fingerprint:
             raise _other_vocabulary(folder, path)
 
     def _load(self, job: LatentJob, split: str) -> Sentences:

@@ -24,7 +24,7 @@ from pydantic import (
 
 from capt.pretrain.base.errors import CheckpointError, ConfigError, shown
 from capt.pretrain.config.base import NonNegativeInt, PositiveInt, Section
-from capt.pretrain.models.hf_config import Source
+from capt.pretrain.models.hf_config import FolderOrId
 from capt.pretrain.registry import entry_point_values, load_entry, look_up
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ class EncoderConfig(Section):
         False,
         description="torch.compile the layers (needs a C++ compiler, or Triton on a GPU); auto = on GPUs only",
     )
-    init: Source | None = Field(
+    init: FolderOrId | None = Field(
         None,
         description="trained model to start from, which brings its architecture and sizes: a Hugging Face folder or"
         " USER/NAME[@REV]",

@@ -48,7 +48,7 @@ def source_path(text: str | Path) -> Path:
     return Path.cwd() / text if str(text).startswith("./") else Path(text)
 
 
-Source = Annotated[
+FolderOrId = Annotated[
     PathField, BeforeValidator(lambda value: str(source_path(value)) if isinstance(value, str) else value)
 ]
 """A field of a configuration: a folder, or a hub id."""

@@ -12,7 +12,7 @@ from pydantic import Field
 from capt.pretrain.base.locks import make_once
 from capt.pretrain.base.verification import ALONE, Ranks, digest_of
 from capt.pretrain.config.base import PositiveInt, Section
-from capt.pretrain.models.hf_config import Source
+from capt.pretrain.models.hf_config import FolderOrId
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class TokenizerSection(Section):
 
     removed: ClassVar = {"max_sentences": 1_000_000}
 
-    path: Source | None = Field(
+    path: FolderOrId | None = Field(
         None,
         description="folder with a tokenizer (ours, any Hugging Face one, vocab.json + merges.txt, vocab.txt), or"
         " USER/NAME[@REV] of the hub",

@@ -16,7 +16,7 @@ from capt.pretrain.config.lora import LoraSection
 from capt.pretrain.config.retrieval import RetrievalSection
 from capt.pretrain.config.schema import BatchSection, Job, LoaderSection, OptimizerSection, ValidateSection
 from capt.pretrain.data.config import CorruptionConfig, Patterns
-from capt.pretrain.models.hf_config import Source, hub_id
+from capt.pretrain.models.hf_config import FolderOrId, hub_id
 from capt.pretrain.pairs.losses import LOSSES, check_source, find_loss
 
 RETRIEVAL = ("recall/to_document", "recall/to_query", "mrr/to_document", "mrr/to_query")
@@ -202,7 +202,7 @@ def _paths(patterns: Sequence[str], key: str) -> list[Path]:
 class PairModel(Section):
     """The encoder, which queries and documents share, and how a text's vector is made of its output."""
 
-    init: Source = Field(
+    init: FolderOrId = Field(
         description="a run or checkpoint of ours, a Hugging Face folder, or USER/NAME[@REV] of the hub"
     )
     pooling: Literal["auto", "mean", "cls", "last"] = Field(

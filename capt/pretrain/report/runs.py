@@ -17,7 +17,7 @@ from capt.pretrain.base.records import Count, Record, read_record
 from capt.pretrain.config import flat_keys, flatten, load_mapping
 from capt.pretrain.config.load import load_job
 from capt.pretrain.engine.judgement import Judgement, judge, trained_on
-from capt.pretrain.engine.metrics_file import METRICS, Row, read_metrics
+from capt.pretrain.engine.metrics_file import METRICS, MetricsRow, read_metrics
 from capt.pretrain.engine.run_folder import EVALUATION, Figures, Section, read_sections, read_status
 from capt.pretrain.engine.step_folders import MANIFEST, checkpoints_of, is_step
 from capt.pretrain.registry import task_module
@@ -84,8 +84,8 @@ class RunRecord:
     folder: Path
     config: dict[str, Any]
     status: dict[str, Any]
-    training: list[Row]
-    validation: list[Row]
+    training: list[MetricsRow]
+    validation: list[MetricsRow]
     notes: list[str]
     checkpoint: CheckpointFacts | None = None
     evaluations: dict[str, list[Section]] = field(default_factory=dict)

@@ -32,7 +32,7 @@ _TELL = 10.0
 
 
 @dataclass(frozen=True)
-class Options:
+class EncodeOptions:
     """How texts are encoded and kept.
 
     Attributes:
@@ -58,7 +58,7 @@ def embed(
     encoder: TextEncoder,
     texts: Iterable[str],
     role: Role,
-    options: Options,
+    options: EncodeOptions,
     progress: ProgressCallback | None = None,
     total: int = 0,
 ) -> Vectors:

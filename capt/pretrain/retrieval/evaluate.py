@@ -33,7 +33,7 @@ from capt.pretrain.engine.run_folder import (
     write_result,
 )
 from capt.pretrain.retrieval.data import Collection, read_collections, read_json_lines
-from capt.pretrain.retrieval.encode import Options, embed, rows_of
+from capt.pretrain.retrieval.encode import EncodeOptions, embed, rows_of
 from capt.pretrain.retrieval.encoders import EncoderOptions, TextEncoder, load_text_encoder
 from capt.pretrain.retrieval.metrics import DEPTH, PROTOCOL, mean_metrics, query_metrics
 from capt.pretrain.retrieval.search import BLOCK, Nearest, TopK, by_id, pair_scores, unit_rows
@@ -65,7 +65,7 @@ class Settings:
 def evaluate(
     model: Path,
     sets: Sequence[Path],
-    options: Options,
+    options: EncodeOptions,
     encoder_options: EncoderOptions,
     settings: Settings,
     *,
@@ -128,7 +128,7 @@ def evaluate(
 def _evaluate_set(
     encoder: TextEncoder,
     collection: Collection,
-    options: Options,
+    options: EncodeOptions,
     settings: Settings,
     progress: ProgressCallback | None,
 ) -> tuple[Section, list[dict[str, Any]]]:

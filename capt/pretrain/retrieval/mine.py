@@ -23,7 +23,7 @@ from capt.pretrain.engine.provenance import provenance
 from capt.pretrain.pairs.known import positives_by_query
 from capt.pretrain.retrieval.audit import faults, histogram, page
 from capt.pretrain.retrieval.data import PairRow, read_documents, read_pair_rows
-from capt.pretrain.retrieval.encode import Options, embed, rows_of
+from capt.pretrain.retrieval.encode import EncodeOptions, embed, rows_of
 from capt.pretrain.retrieval.encoders import EncoderOptions, TextEncoder, load_text_encoder
 from capt.pretrain.retrieval.evaluate import search
 from capt.pretrain.retrieval.search import by_id, pair_scores, unit_rows
@@ -107,7 +107,7 @@ def mine(
     corpus: Path | None,
     model: Path,
     out: Path,
-    options: Options,
+    options: EncodeOptions,
     encoder_options: EncoderOptions,
     rules: Rules,
     *,
@@ -196,7 +196,7 @@ def _search(
     rows: Sequence[PairRow],
     documents: Sequence[str],
     titled: Mapping[str, str],
-    options: Options,
+    options: EncodeOptions,
     rules: Rules,
     progress: ProgressCallback | None,
 ) -> list[_Found]:

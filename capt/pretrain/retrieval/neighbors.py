@@ -16,7 +16,7 @@ from capt.pretrain.data.files import FileCorpus
 from capt.pretrain.data.paths import resolve_paths
 from capt.pretrain.data.prepare import tokenizer_corpus
 from capt.pretrain.language.config import LanguageJob
-from capt.pretrain.retrieval.encode import Options, embed, rows_of
+from capt.pretrain.retrieval.encode import EncodeOptions, embed, rows_of
 from capt.pretrain.retrieval.encoders import EncoderOptions, load_text_encoder
 from capt.pretrain.retrieval.evaluate import search
 from capt.pretrain.retrieval.store import default_store
@@ -98,7 +98,7 @@ def neighbors(
     """
     texts = candidates(run, text, limit, column)
     encoder = load_text_encoder(model, EncoderOptions())
-    options = Options(store or default_store())
+    options = EncodeOptions(store or default_store())
     rows = rows_of(embed(encoder, queries, "query", options), queries)
     documents = embed(encoder, texts, "document", options)
     # Equal scores keep the order of the lines.

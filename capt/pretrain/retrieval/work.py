@@ -12,7 +12,7 @@ from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.base.stores import is_url
 from capt.pretrain.retrieval.data import read_documents, read_queries
-from capt.pretrain.retrieval.encode import Options, embed
+from capt.pretrain.retrieval.encode import EncodeOptions, embed
 from capt.pretrain.retrieval.encoders import EncoderOptions, load_text_encoder
 from capt.pretrain.retrieval.evaluate import Settings, evaluate
 from capt.pretrain.retrieval.mine import Rules, mine
@@ -86,10 +86,10 @@ def _mine(
     )  # fmt: skip
 
 
-def _options(given: Mapping[str, Any]) -> Options:
+def _options(given: Mapping[str, Any]) -> EncodeOptions:
     root: str | None = given["store"]
     store = default_store() if root is None else root if is_url(root) else Path(root)
-    options = Options(store, require_dtype(given["dtype"]), given["tokens"])
+    options = EncodeOptions(store, require_dtype(given["dtype"]), given["tokens"])
     return replace(options, cache_bytes=given["cache_bytes"]) if given["cache_bytes"] else options
 
 

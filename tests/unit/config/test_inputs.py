@@ -11,7 +11,7 @@ from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, U
 from capt.pretrain.base.verification import Verifier
 from capt.pretrain.config import load_job
 from capt.pretrain.data.files import FileCorpus
-from capt.pretrain.data.shard_writer import Options, write_shards
+from capt.pretrain.data.shard_writer import ShardOptions, write_shards
 from capt.tokenizer.encode import load_tokenizer
 from capt.tokenizer.train import train
 from tests.finetune import write_encoder
@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train(text.read_text().splitlines(), root / "tokenizer", vocab_size=400, type="bpe")
     tokenizer = load_tokenizer(root / "tokenizer")
     corpus = FileCorpus([text], "text", None)
-    options: Options = {"text_column": "text", "document_start": None, "held_out": None, "split": None}
+    options: ShardOptions = {"text_column": "text", "document_start": None, "held_out": None, "split": None}
     shards = root / "shards" / "train"
     write_shards(corpus, tokenizer, shards, key="k", options=options, workers=1, verifier=Verifier(root / ".cache"))
     (root / "glue" / "RTE").mkdir(parents=True)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capt.pretrain.data.corpus import PASSAGE, Part, row_pieces
+from capt.pretrain.data.corpus import PASSAGE, CorpusPart, row_pieces
 from tests.unit.data.doubles import ListCorpus, documents
 
 LONG = " ".join(f"word{i}" for i in range(3000))
@@ -41,8 +41,8 @@ def test_blank_rows_are_left_out() -> None:
 
 def test_parts_cover_the_corpus_without_overlap() -> None:
     corpus = ListCorpus([f"document {i}" for i in range(2000)])
-    train = list(documents(Part(corpus, 0.1, held_out=False)))
-    held_out = list(documents(Part(corpus, 0.1, held_out=True)))
+    train = list(documents(CorpusPart(corpus, 0.1, held_out=False)))
+    held_out = list(documents(CorpusPart(corpus, 0.1, held_out=True)))
     assert sorted(train + held_out) == sorted(corpus.texts)
     assert len(held_out) == pytest.approx(200, abs=50)
 
@@ -50,19 +50,19 @@ def test_parts_cover_the_corpus_without_overlap() -> None:
 def test_held_out_text_does_not_depend_on_the_order() -> None:
     texts = [f"document {i}" for i in range(500)]
     forward, backward = (
-        set(documents(Part(ListCorpus(["first", *order]), 0.1, held_out=True))) for order in (texts, texts[::-1])
+        set(documents(CorpusPart(ListCorpus(["first", *order]), 0.1, held_out=True))) for order in (texts, texts[::-1])
     )
     assert forward == backward
 
 
 def test_the_first_passage_is_always_training_text() -> None:
     for text in (f"document {i}" for i in range(200)):
-        assert list(documents(Part(ListCorpus([text]), 0.5, held_out=False))) == [text]
+        assert list(documents(CorpusPart(ListCorpus([text]), 0.5, held_out=False))) == [text]
 
 
 def test_a_hole_in_a_document_ends_it() -> None:
     corpus = ListCorpus([LONG])
-    train = list(Part(corpus, 0.4, held_out=False))
+    train = list(CorpusPart(corpus, 0.4, held_out=False))
     whole = list(corpus)
     assert 1 < len(train) < len(whole)
     for before, after in pairwise(train):

@@ -9,16 +9,18 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from capt.pretrain.engine.judgement import Verdict, judge, judged_metric, trained_on
-from capt.pretrain.engine.metrics_file import VALIDATION, Row
+from capt.pretrain.engine.metrics_file import VALIDATION, MetricsRow
 
 Curve = Callable[[float], float]
 
 
-def rows(curve: Curve, metric: str, steps: int, every: int, noise: float = 0.0, split: str = "train") -> list[Row]:
+def rows(
+    curve: Curve, metric: str, steps: int, every: int, noise: float = 0.0, split: str = "train"
+) -> list[MetricsRow]:
     """Rows of a figure that goes as ``curve`` does over 0 to 1, with noise."""
     random_ = random.Random(7)
     at = range(every, steps + 1, every)
-    return [Row(step, split, {metric: curve(step / steps) + random_.gauss(0, noise)}) for step in at]
+    return [MetricsRow(step, split, {metric: curve(step / steps) + random_.gauss(0, noise)}) for step in at]
 
 
 def falls(start: float, end: float) -> Curve:
@@ -69,7 +71,7 @@ def test_the_verdict_follows_validation_and_training(verdict: Verdict, curve: Cu
         assert metric in found.reason
 
 
-def _judged(training: Sequence[Row], validation: Sequence[Row] = (), best: str | None = None) -> str:
+def _judged(training: Sequence[MetricsRow], validation: Sequence[MetricsRow] = (), best: str | None = None) -> str:
     return str(judge(training, validation, best))
 
 
@@ -83,21 +85,21 @@ def test_without_validation_the_training_loss_tells(noise: float, name: str) -> 
 
 def test_a_loss_that_the_temperature_moves_is_not_the_judge() -> None:
     risen = [
-        Row(step, "train", {"loss": 10 + step / 50, "loss/capt": step / 50, "loss/mlm": 9 - step / 200})
+        MetricsRow(step, "train", {"loss": 10 + step / 50, "loss/capt": step / 50, "loss/mlm": 9 - step / 200})
         for step in range(5, 1001, 5)
     ]
     assert judge(risen, []).verdict == "learning"
 
 
 def test_the_metric_of_the_best_checkpoint_is_judged() -> None:
-    validation = [Row(s, VALIDATION, {"loss/mlm": 8 - s / 100, "accuracy": 0.5}) for s in range(100, 600, 100)]
+    validation = [MetricsRow(s, VALIDATION, {"loss/mlm": 8 - s / 100, "accuracy": 0.5}) for s in range(100, 600, 100)]
     assert _judged([], validation).startswith("learning: loss/mlm went from 7 at step 100 to 3 at step 500")
     assert _judged([], validation, "accuracy").startswith("not learning: accuracy went from 0.5")
     assert _judged([], validation, "absent").startswith("learning: loss/mlm")
 
 
 def test_a_loss_that_is_no_number_is_a_divergence() -> None:
-    training = [Row(1, "train", {"loss": 3.0}), Row(2, "train", {"loss": math.nan})]
+    training = [MetricsRow(1, "train", {"loss": 3.0}), MetricsRow(2, "train", {"loss": math.nan})]
     assert _judged(training) == "diverged: the loss of step 2 is not a finite number"
 
 
@@ -112,7 +114,7 @@ def test_a_collapse_is_named_and_an_even_spread_is_none(at_validation: bool) -> 
     def verdict(*figures: tuple[float, float, float]) -> Verdict:
         split = VALIDATION if at_validation else "train"
         found = [
-            Row(10 * step, split, dict(zip(names, each, strict=True)) | {"loss": 9.0 - step})
+            MetricsRow(10 * step, split, dict(zip(names, each, strict=True)) | {"loss": 9.0 - step})
             for step, each in enumerate([*figures, figures[-1], figures[-1]])
         ]
         return judge([] if at_validation else found, found if at_validation else []).verdict
@@ -128,8 +130,11 @@ def test_a_collapse_is_named_and_an_even_spread_is_none(at_validation: bool) -> 
 def test_one_training_row_is_no_collapse() -> None:
     figures = {"contrast/accuracy": 0.9, "contrast/uniformity": -3.0, "loss": 1.0}
     bad = figures | {"contrast/accuracy": 0.0, "contrast/uniformity": 0.0}
-    assert judge([Row(10, "train", figures), Row(20, "train", bad)], []).verdict != "collapsed"
-    assert judge([Row(10, "train", figures), *(Row(s, "train", bad) for s in (20, 30, 40))], []).verdict == "collapsed"
+    assert judge([MetricsRow(10, "train", figures), MetricsRow(20, "train", bad)], []).verdict != "collapsed"
+    assert (
+        judge([MetricsRow(10, "train", figures), *(MetricsRow(s, "train", bad) for s in (20, 30, 40))], []).verdict
+        == "collapsed"
+    )
 
 
 @pytest.mark.parametrize("retrieval", [0.0, 0.49, 0.51])
@@ -138,17 +143,17 @@ def test_one_training_row_is_no_collapse() -> None:
 def test_in_the_first_steps_nothing_has_collapsed(steps: int, validations: int, retrieval: float) -> None:
     """A new encoder begins in one point: what is found of its texts by chance must not decide the verdict."""
     training = [
-        Row(s, "train", {"loss": 8.0, "contrast/accuracy": 0.5 / s, "contrast/uniformity": -0.05 / s})
+        MetricsRow(s, "train", {"loss": 8.0, "contrast/accuracy": 0.5 / s, "contrast/uniformity": -0.05 / s})
         for s in range(1, steps + 1)
     ]
     figures = {"loss": 8.0, "retrieval/to_corrupted": retrieval, "uniformity": -1e-6, "first_direction": 1.0}
     at = range(steps, steps - min(validations, 1), -1) if validations < 3 else range(1, steps + 1)
-    validation = [Row(step, VALIDATION, figures) for step in at]
+    validation = [MetricsRow(step, VALIDATION, figures) for step in at]
     assert judge(training, validation).verdict != "collapsed"
 
 
 def test_a_posterior_without_active_units_has_collapsed() -> None:
-    validation = [Row(s, VALIDATION, {"nelbo_iw": 100.0 - s, "au": 0.0}) for s in (1, 2, 3)]
+    validation = [MetricsRow(s, VALIDATION, {"nelbo_iw": 100.0 - s, "au": 0.0}) for s in (1, 2, 3)]
     assert judge([], validation).verdict == "collapsed"
 
 
@@ -161,7 +166,7 @@ def test_nothing_logged_is_too_early() -> None:
 ])  # fmt: skip
 def test_a_classifier_that_always_says_the_same_has_not_learnt(degenerate: tuple[int, int], verdict: Verdict) -> None:
     validation = [
-        Row(step, VALIDATION, {"loss": 1 / step, "degenerate": value})
+        MetricsRow(step, VALIDATION, {"loss": 1 / step, "degenerate": value})
         for step, value in zip((10, 20), degenerate, strict=True)
     ]
     found = judge(rows(falls(8, 2), "loss", 20, 1), validation)
@@ -174,13 +179,13 @@ def test_an_objective_without_weight_is_measured_and_not_judged() -> None:
     config = {"mlm.weight": 0.0, "contrast.weight": 1.0, "optimizer.lr": 0}
     worse, better = turns(8, 4, 7), falls(8, 1)
     training = [
-        Row(
+        MetricsRow(
             row.step, row.split, {**row.figures, "loss/mlm": worse(row.step / 400), "loss/capt": better(row.step / 400)}
         )
         for row in rows(better, "loss", 400, 10)
     ]
     validation = [
-        Row(
+        MetricsRow(
             row.step,
             row.split,
             {**row.figures, "loss/mlm/books": worse(row.step / 400), "loss/capt_fixed": better(row.step / 400)},
@@ -205,7 +210,7 @@ def test_a_start_that_was_better_says_what_to_lower(steps: list[int], verdict: V
     """A rate for random weights spoils a trained encoder; a later validation that is best is not that."""
 
     def judged(values: Sequence[float]) -> str:
-        validation = [Row(step, VALIDATION, {"loss": value}) for step, value in zip(steps, values, strict=False)]
+        validation = [MetricsRow(step, VALIDATION, {"loss": value}) for step, value in zip(steps, values, strict=False)]
         found = judge(rows(flat(5), "loss", 180, 10), validation)
         assert found.verdict == verdict
         return found.reason

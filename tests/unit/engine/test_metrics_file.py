@@ -12,7 +12,7 @@ import pytest
 
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.engine import metrics_file
-from capt.pretrain.engine.metrics_file import Row, drop_rows_after, last_step_in, parse_row, read_metrics
+from capt.pretrain.engine.metrics_file import MetricsRow, drop_rows_after, last_step_in, parse_row, read_metrics
 
 
 def test_rows_are_typed_and_null_is_not_finite(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_rows_are_typed_and_null_is_not_finite(tmp_path: Path) -> None:
         '{"step": 2, "split": "validation", "accuracy": null, "loss": NaN, "huge": 1e999, "long": 1' + "0" * 400 + "}\n"
     )
     found = read_metrics(path)
-    assert found.training == [Row(1, "train", {"loss": 2.5, "lr": 1.0}, tokens=64)]
+    assert found.training == [MetricsRow(1, "train", {"loss": 2.5, "lr": 1.0}, tokens=64)]
     (row,) = found.validation
     assert [*row.figures] == ["accuracy", "loss", "huge", "long"]
     assert not any(map(math.isfinite, row.figures.values()))
@@ -45,7 +45,7 @@ def test_what_is_no_row(line: bytes) -> None:
 
 def test_names_that_no_page_can_show_are_no_figures() -> None:
     row = parse_row(json.dumps({"step": 1, "a\nb": 1, "\x1b[2J": 1, "\u202eloss": 1, "n" * 300: 1, "ok": 1}).encode())
-    assert row == Row(1, "train", {"ok": 1.0})
+    assert row == MetricsRow(1, "train", {"ok": 1.0})
 
 
 def test_a_torn_line_is_noted_and_an_over_long_one_costs_no_memory(tmp_path: Path) -> None:

@@ -21,29 +21,31 @@ from capt.pretrain.data.sampler import micro_batches
 from capt.pretrain.engine import interruption, loading
 from capt.pretrain.engine.interruption import StopSignals
 from capt.pretrain.engine.loading import LoaderFailedError, training_batches
-from capt.pretrain.language.batches import Assembler, LanguageBatch, validation_batches
-from capt.pretrain.language.prepare import Prepared, prepare
+from capt.pretrain.language.batches import LanguageAssembler, LanguageBatch, validation_batches
+from capt.pretrain.language.prepare import PreparedLanguage, prepare
 from tests.language import language_mapping
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> PreparedLanguage:
     folder = tmp_path_factory.mktemp("batches")
     return prepare(job_from_mapping(language_mapping(folder), "test"))  # type: ignore[arg-type]
 
 
-def _assembler(prepared: Prepared, *, cross: bool = True) -> Assembler:
-    return Assembler(
+def _assembler(prepared: PreparedLanguage, *, cross: bool = True) -> LanguageAssembler:
+    return LanguageAssembler(
         prepared.train, prepared.corruptor, seed=3, stream="corruption/train", shuffle=True,
         pad_id=prepared.tokenizer.special.pad, cross_document_attention=cross,
     )  # fmt: skip
 
 
-def _steps(assembler: Assembler, *shape: int) -> Callable[[int], list[LanguageBatch]]:
+def _steps(assembler: LanguageAssembler, *shape: int) -> Callable[[int], list[LanguageBatch]]:
     return lambda start: [assembler(samples) for samples in micro_batches(start, *shape)]
 
 
-def _epochs(prepared: Prepared, world: int, start: int, steps: int, workers: int = 0) -> list[dict[int, LanguageBatch]]:
+def _epochs(
+    prepared: PreparedLanguage, world: int, start: int, steps: int, workers: int = 0
+) -> list[dict[int, LanguageBatch]]:
     """Per step: sample rows by global sample number, over all ranks and micro-batches."""
     size, micro = 12, 12 // world // (2 if world < 4 else 1)
     taken: list[dict[int, LanguageBatch]] = [{} for _ in range(steps)]
@@ -69,7 +71,7 @@ def _same(a: LanguageBatch, b: LanguageBatch) -> bool:
 
 
 @pytest.mark.parametrize(("world", "workers"), [(2, 0), (4, 0), (1, 2), (3, 1)])
-def test_a_step_holds_the_same_samples_whoever_loads_them(prepared: Prepared, world: int, workers: int) -> None:
+def test_a_step_holds_the_same_samples_whoever_loads_them(prepared: PreparedLanguage, world: int, workers: int) -> None:
     reference = _epochs(prepared, 1, start=5, steps=3)
     other = _epochs(prepared, world, start=5, steps=3, workers=workers)
     for a, b in zip(reference, other, strict=True):
@@ -77,14 +79,14 @@ def test_a_step_holds_the_same_samples_whoever_loads_them(prepared: Prepared, wo
         assert all(_same(a[sample], b[sample]) for sample in a)
 
 
-def test_resuming_in_the_middle_of_an_epoch_continues_it(prepared: Prepared) -> None:
+def test_resuming_in_the_middle_of_an_epoch_continues_it(prepared: PreparedLanguage) -> None:
     whole = _epochs(prepared, 1, start=0, steps=6)
     rest = _epochs(prepared, 2, start=36, steps=3)
     assert [sorted(step) for step in rest] == [sorted(step) for step in whole[3:]]
     assert all(_same(a[g], b[g]) for a, b in zip(rest, whole[3:], strict=True) for g in a)
 
 
-def test_an_epoch_shows_every_window_once_and_noise_changes_between_epochs(prepared: Prepared) -> None:
+def test_an_epoch_shows_every_window_once_and_noise_changes_between_epochs(prepared: PreparedLanguage) -> None:
     n = len(prepared.train)
     assemble = _assembler(prepared)
     first, second = assemble(np.arange(n)), assemble(np.arange(n, 2 * n))
@@ -95,7 +97,7 @@ def test_an_epoch_shows_every_window_once_and_noise_changes_between_epochs(prepa
     assert not torch.equal(first.corrupted[order[0]], second.corrupted[order[1]])
 
 
-def test_labels_are_the_original_tokens(prepared: Prepared) -> None:
+def test_labels_are_the_original_tokens(prepared: PreparedLanguage) -> None:
     batch = _assembler(prepared)(np.arange(20))
     used = batch.labels != IGNORE
     assert used.float().mean() > 0.9
@@ -104,7 +106,7 @@ def test_labels_are_the_original_tokens(prepared: Prepared) -> None:
     assert batch.tokens.ne(batch.corrupted).any(1).float().mean() > 0.9  # a chosen token may also be kept
 
 
-def test_documents_are_numbered_where_attention_must_not_cross(prepared: Prepared) -> None:
+def test_documents_are_numbered_where_attention_must_not_cross(prepared: PreparedLanguage) -> None:
     batch = _assembler(prepared, cross=False)(np.arange(4))
     assert batch.documents is not None
     assert (batch.documents.diff(dim=1) >= 0).sum() >= 4 * 30
@@ -113,7 +115,7 @@ def test_documents_are_numbered_where_attention_must_not_cross(prepared: Prepare
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_validation_counts_each_sample_once_and_ranks_agree_on_the_number_of_batches(
-    prepared: Prepared, world: int
+    prepared: PreparedLanguage, world: int
 ) -> None:
     ids, counts = [], []
     for rank in range(world):
@@ -127,10 +129,10 @@ def test_validation_counts_each_sample_once_and_ranks_agree_on_the_number_of_bat
     assert sorted(ids) == sorted(expected)
 
 
-class _Stuck(Assembler):
+class _Stuck(LanguageAssembler):
     """An assembler whose worker hangs, dies, or fails at the third step."""
 
-    def __init__(self, prepared: Prepared, what: str) -> None:
+    def __init__(self, prepared: PreparedLanguage, what: str) -> None:
         super().__init__(
             prepared.train, prepared.corruptor, seed=3, stream="s", shuffle=True, pad_id=1,
             cross_document_attention=True,
@@ -147,7 +149,7 @@ class _Stuck(Assembler):
         return super().__call__(samples)
 
 
-def _all(prepared: Prepared, what: str, **loader: float) -> int:
+def _all(prepared: PreparedLanguage, what: str, **loader: float) -> int:
     shape = (4, 2, 1, 0)
     section = LoaderSection(workers=1, prefetch=1, **loader)  # type: ignore[arg-type]
     return len(list(training_batches(_steps(_Stuck(prepared, what), *shape), range(0, 16, 4), section)))
@@ -166,7 +168,7 @@ def _all(prepared: Prepared, what: str, **loader: float) -> int:
     ],
 )
 def test_data_that_does_not_come_is_an_error_that_names_the_cause(
-    prepared: Prepared, what: str, kind: type[Exception], words: str
+    prepared: PreparedLanguage, what: str, kind: type[Exception], words: str
 ) -> None:
     """A fault of the machine (exit code 1, started again) is not one of the input (exit code 2)."""
     with pytest.raises(kind, match=words) as caught:
@@ -174,7 +176,7 @@ def test_data_that_does_not_come_is_an_error_that_names_the_cause(
     assert is_passing(caught.value)
 
 
-def test_a_stop_signal_ends_the_wait_for_data(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_signal_ends_the_wait_for_data(prepared: PreparedLanguage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "_GRACE", 0.5)
     signals = StopSignals()
     signals.install()
@@ -191,7 +193,7 @@ def test_a_stop_signal_ends_the_wait_for_data(prepared: Prepared, monkeypatch: p
         interruption._State.reason = ""
 
 
-def test_descriptors_do_not_grow_with_the_accumulation(prepared: Prepared) -> None:
+def test_descriptors_do_not_grow_with_the_accumulation(prepared: PreparedLanguage) -> None:
     def most(micro_batches: int) -> int:
         size, open_files = 2 * micro_batches, 0
         loader = LoaderSection(workers=1, prefetch=4)

@@ -28,7 +28,7 @@ from capt.pretrain.data.shards import PackedDataset
 from capt.pretrain.data.sts_files import Pairs, find_sets
 from capt.pretrain.engine.checkpoint.save import partial_folder, write_weights_only
 from capt.pretrain.language import evaluate as module
-from capt.pretrain.language.batches import Assembler
+from capt.pretrain.language.batches import LanguageAssembler
 from capt.pretrain.language.evaluate import Representations, as_text, command, evaluate
 from capt.pretrain.language.load import load_backbone, load_model
 from capt.pretrain.language.prepare import vocabulary_of
@@ -195,7 +195,7 @@ def test_numbers_are_those_of_the_models_own_forward_pass(home: Path, result: di
     assert shards is not None
     windows = PackedDataset(shards, LENGTH)
     corruptor = Corruptor(CorruptionConfig(rate=0.15), vocabulary_of(tokenizer), LENGTH)
-    assembler = Assembler(
+    assembler = LanguageAssembler(
         windows,
         corruptor,
         seed=1,

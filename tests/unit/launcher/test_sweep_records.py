@@ -17,7 +17,7 @@ from capt.launcher.sweep.run import check_base_jobs, say_best
 from capt.launcher.sweep.trial_log import TrialLog, TrialState, ValidationRows, best_row, started_trials, write_spec
 from capt.launcher.sweep.trials import StudyPlan, SweepPlan, TrialSpec
 from capt.pretrain.base.errors import ConfigError, DataError
-from capt.pretrain.engine.metrics_file import Row
+from capt.pretrain.engine.metrics_file import MetricsRow
 from capt.pretrain.engine.step_folders import step_folder
 from capt.pretrain.report.sweeps import Study, TrialRecord, format_number, read_sweep
 
@@ -48,19 +48,19 @@ def test_rows_are_read_while_they_are_written(tmp_path: Path) -> None:
     rows = ValidationRows(path)
     assert rows.next() is None
     path.write_text('{"step": 1, "loss": 2}\n' + row(1, a=1) + row(2, a=2)[:10])
-    assert rows.next() == Row(1, "validation", {"a": 1.0})
+    assert rows.next() == MetricsRow(1, "validation", {"a": 1.0})
     assert not rows.waiting()
     with path.open("a") as f:
         f.write(row(2, a=2)[10:])
-    assert rows.next() == Row(2, "validation", {"a": 2.0})
+    assert rows.next() == MetricsRow(2, "validation", {"a": 2.0})
     replacement = tmp_path / "new"  # a resumed run drops rows, and does their steps again
     replacement.write_text(row(1, a=1) + row(2, a=2) + row(3, a=3))
     replacement.replace(path)
-    assert rows.next() == Row(3, "validation", {"a": 3.0})
+    assert rows.next() == MetricsRow(3, "validation", {"a": 3.0})
     assert (rows.next(), rows.count) == (None, 3)
     again = ValidationRows(path)
     again.skip(2)
-    assert again.next() == Row(3, "validation", {"a": 3.0})
+    assert again.next() == MetricsRow(3, "validation", {"a": 3.0})
     assert again.count == 3
 
 
@@ -124,7 +124,9 @@ def test_the_score_is_the_best_validation(tmp_path: Path, mode: str, score: floa
 
 def test_a_score_that_is_no_number_is_the_worst(tmp_path: Path) -> None:
     study = make_plan(tmp_path).studies["s"]
-    rows = [Row(step, "validation", {"accuracy": value}) for step, value in ((1, math.nan), (2, 0.1), (3, math.nan))]
+    rows = [
+        MetricsRow(step, "validation", {"accuracy": value}) for step, value in ((1, math.nan), (2, 0.1), (3, math.nan))
+    ]
     best = best_row(rows, study)
     assert best is not None
     assert best.step == 2

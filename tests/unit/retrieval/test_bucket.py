@@ -21,7 +21,7 @@ from capt.pretrain.base.stores import tree
 from capt.pretrain.engine.task import Role
 from capt.pretrain.retrieval import bucket as room
 from capt.pretrain.retrieval.bucket import BucketVectors
-from capt.pretrain.retrieval.encode import Options, embed, rows_of
+from capt.pretrain.retrieval.encode import EncodeOptions, embed, rows_of
 from capt.pretrain.retrieval.store import ID, Identity, VectorStore, text_hash
 from tests.support import run_capt, run_ranks, start_forked
 from tests.unit.data.faulty import FaultyStore, faulty_store
@@ -62,7 +62,7 @@ def _encode(url: str, machine: str, environment: Mapping[str, str], stop: int = 
     os.environ.update(environment, XDG_CACHE_HOME=machine)
     room.BLOCK_BYTES = BLOCK
     Path(machine).mkdir(exist_ok=True)
-    store = embed(Logged(Path(machine) / "log", stop), TEXTS, "document", Options(url, tokens=60))
+    store = embed(Logged(Path(machine) / "log", stop), TEXTS, "document", EncodeOptions(url, tokens=60))
     return len(store)
 
 
@@ -104,7 +104,7 @@ def test_machines_that_are_killed_encode_nothing_that_is_in_the_bucket(bucket: s
     assert run_ranks(_encode, 2, url, str(last), environment) == [len(TEXTS)] * 2
     assert len(_encoded(last)) == len(set(_encoded(last))) == len(TEXTS) - len(before)
     assert not before & set(_encoded(last))
-    local = rows_of(embed(ToyEncoder(), TEXTS, "document", Options(tmp_path / "here", tokens=60)), TEXTS)
+    local = rows_of(embed(ToyEncoder(), TEXTS, "document", EncodeOptions(tmp_path / "here", tokens=60)), TEXTS)
     limit = 3 * (BLOCK + 60 * 48)
     small = BucketVectors(url, ToyEncoder().identity("document"), tmp_path / "small", limit)
     for start in range(0, len(TEXTS), 250):

@@ -16,7 +16,7 @@ import pytest
 from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
 from capt.pretrain.config.retrieval import METRICS
 from capt.pretrain.retrieval.data import Collection, read_collections, read_documents, read_queries
-from capt.pretrain.retrieval.encode import Options, embed
+from capt.pretrain.retrieval.encode import EncodeOptions, embed
 from capt.pretrain.retrieval.encoders import EncoderOptions, load_text_encoder
 from capt.pretrain.retrieval.evaluate import Corpus, Settings, compare, evaluate
 from capt.pretrain.retrieval.sentence_models import positions_of
@@ -31,7 +31,7 @@ def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def measured(model: Path, data: Path, store: Path, **settings: object) -> dict[str, dict[str, float]]:
-    result = evaluate(model, [data], Options(store), EncoderOptions(), Settings(**settings))  # type: ignore[arg-type]
+    result = evaluate(model, [data], EncodeOptions(store), EncoderOptions(), Settings(**settings))  # type: ignore[arg-type]
     return dict(result["sections"][0]["poolers"])
 
 
@@ -150,7 +150,7 @@ def test_a_query_that_is_a_document_does_not_find_itself(sentences: Path, tmp_pa
         (folder / "queries.jsonl").write_text(json.dumps({"_id": name, "text": text}) + "\n")
         (folder / "qrels" / "test.tsv").write_text(f"q\td\ts\n{name}\t{relevant}\t1\n")
         plain = EncoderOptions(query_prompt="", document_prompt="")
-        result = evaluate(sentences, [folder], Options(tmp_path / "store"), plain, Settings())
+        result = evaluate(sentences, [folder], EncodeOptions(tmp_path / "store"), plain, Settings())
         assert ("left out of its own ranking" in result["sections"][0]["protocol"]) == left_out
         if relevant == "d4":
             assert result["sections"][0]["poolers"]["full"]["mrr@10"] == 1
@@ -454,4 +454,4 @@ def test_embedding_is_refused_where_a_vector_is_not_finite(tmp_path: Path) -> No
             return np.full((len(texts), self.dimension), np.nan, dtype=np.float32)
 
     with pytest.raises(DataError, match="cannot hold"):
-        embed(Broken(), ["a"], "document", Options(tmp_path))
+        embed(Broken(), ["a"], "document", EncodeOptions(tmp_path))

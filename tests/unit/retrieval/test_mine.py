@@ -14,7 +14,7 @@ from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.overlap import same_text
 from capt.pretrain.retrieval import mine as room
 from capt.pretrain.retrieval.audit import faults, page
-from capt.pretrain.retrieval.encode import Options
+from capt.pretrain.retrieval.encode import EncodeOptions
 from capt.pretrain.retrieval.encoders import EncoderOptions
 from capt.pretrain.retrieval.mine import Rules, mine
 from capt.pretrain.retrieval.search import unit_rows
@@ -56,7 +56,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
 def mined(folder: Path, name: str = "out", **rules: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     pairs, corpus = write_pairs(folder)
     audit = mine(
-        [pairs], corpus, Path("toy"), folder / name, Options(folder / "store"), EncoderOptions(), Rules(**rules)
+        [pairs], corpus, Path("toy"), folder / name, EncodeOptions(folder / "store"), EncoderOptions(), Rules(**rules)
     )
     lines = [json.loads(line) for line in (folder / name / "pairs.jsonl").read_text().splitlines()]
     assert json.loads((folder / name / "audit.json").read_text()) == audit
@@ -145,7 +145,15 @@ def test_negatives_that_a_row_has_stay_and_are_not_mined_again(tmp_path: Path) -
     lines, _ = mined(tmp_path, number=2)
     pairs, corpus = write_pairs(tmp_path)
     pairs.write_text("".join(json.dumps({**line, "neg": line["neg"][:1]}) + "\n" for line in lines))
-    mine([pairs], corpus, Path("toy"), tmp_path / "2", Options(tmp_path / "store"), EncoderOptions(), Rules(number=1))
+    mine(
+        [pairs],
+        corpus,
+        Path("toy"),
+        tmp_path / "2",
+        EncodeOptions(tmp_path / "store"),
+        EncoderOptions(),
+        Rules(number=1),
+    )
     again = [json.loads(line) for line in (tmp_path / "2" / "pairs.jsonl").read_text().splitlines()]
     assert [line["neg"] for line in again] == [line["neg"] for line in lines]
 
@@ -164,7 +172,7 @@ def test_training_reads_what_was_mined(names: tuple[str, ...], scores: tuple[str
     rows = [{**dict(zip(names, texts, strict=True)), **{name: [0.5] for name in scores}} for texts in given]
     pairs = tmp_path / "named.jsonl"
     pairs.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    audit = mine([pairs], corpus, Path("toy"), tmp_path / "out", Options(tmp_path / "store"), EncoderOptions(),
+    audit = mine([pairs], corpus, Path("toy"), tmp_path / "out", EncodeOptions(tmp_path / "store"), EncoderOptions(),
                  Rules(number=2))  # fmt: skip
     read = [pair for _, pair in read_pairs([tmp_path / "out" / "pairs.jsonl"])]
     assert [(pair.query, pair.positives, pair.negatives[0]) for pair in read] == [(q, (p,), n) for q, p, n in given]
@@ -180,7 +188,15 @@ def test_the_command_that_is_named_trains_on_what_was_mined_from_scored_rows(col
     _, corpus = write_pairs(tmp_path)
     pairs = tmp_path / "scored.csv"
     pairs.write_text(f"question1,question2,{column}\nriver 1,stone 1,1\nriver 2,stone 2,0\n")
-    mine([pairs], corpus, Path("toy"), tmp_path / "out", Options(tmp_path / "store"), EncoderOptions(), Rules(number=2))
+    mine(
+        [pairs],
+        corpus,
+        Path("toy"),
+        tmp_path / "out",
+        EncodeOptions(tmp_path / "store"),
+        EncoderOptions(),
+        Rules(number=2),
+    )
     read = [pair for _, pair in read_pairs([tmp_path / "out" / "pairs.jsonl"], form="flagembedding")]
     assert [(pair.query, pair.positives, pair.score, len(pair.negatives)) for pair in read] == [
         ("river 1", ("stone 1",), None, 2), ("river 2", ("stone 2",), None, 2)
@@ -195,7 +211,7 @@ def test_a_copy_of_a_positive_is_no_negative(copy: dict[str, str], tmp_path: Pat
     pairs.write_text(json.dumps({"query": "a door", "pos": ["cafe\u0301 door"]}) + "\n")
     rows = [{"_id": "other id", **copy}, {"_id": "1", "text": "a stone"}, {"_id": "2", "text": "a house"}]
     corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    mine([pairs], corpus, Path("toy"), tmp_path / "out", Options(tmp_path / "store"), EncoderOptions(),
+    mine([pairs], corpus, Path("toy"), tmp_path / "out", EncodeOptions(tmp_path / "store"), EncoderOptions(),
          Rules(number=2, last=2))  # fmt: skip
     (line,) = (json.loads(line) for line in (tmp_path / "out" / "pairs.jsonl").read_text().splitlines())
     assert sorted(line["neg"]) == ["a house", "a stone"]
@@ -212,7 +228,7 @@ def test_a_bad_row_of_the_input_is_named(row: dict[str, Any], says: str, tmp_pat
     pairs = tmp_path / "bad.jsonl"
     pairs.write_text(json.dumps({"query": "x", "pos": ["y"]}) + "\n" + json.dumps(row) + "\n")
     with pytest.raises(DataError, match=rf"bad.jsonl:2: .*{says}"):
-        mine([pairs], corpus, Path("toy"), tmp_path / "out", Options(tmp_path / "store"), EncoderOptions(),
+        mine([pairs], corpus, Path("toy"), tmp_path / "out", EncodeOptions(tmp_path / "store"), EncoderOptions(),
              Rules(number=1))  # fmt: skip
 
 
@@ -294,7 +310,7 @@ def test_a_cross_encoder_decides_and_labels(tmp_path: Path, monkeypatch: pytest.
     old = {"query": "a river in a town", "pos": ["the river"], "neg": ["a longer text than all others", "b"],
            "pos_scores": [7], "negative_scores": [3, 2]}  # fmt: skip
     pairs.write_text(pairs.read_text() + json.dumps(old) + "\n")
-    audit = mine([pairs], corpus, Path("toy"), tmp_path / "out", Options(tmp_path / "store"), EncoderOptions(),
+    audit = mine([pairs], corpus, Path("toy"), tmp_path / "out", EncodeOptions(tmp_path / "store"), EncoderOptions(),
                  Rules(number=3, last=40, margin=0.01, short="keep"), cross_encoder=Path("cross"))  # fmt: skip
     lines = [json.loads(line) for line in (tmp_path / "out" / "pairs.jsonl").read_text().splitlines()]
     assert audit["cross_encoder"] == "cross"
@@ -342,7 +358,7 @@ def _of_rank(folder: str, name: str) -> bytes:
     room.load_text_encoder = lambda *_: ToyEncoder()  # type: ignore[assignment]
     evaluate.BLOCK = 16
     home, out = Path(folder), Path(folder) / name
-    options = Options(out.with_suffix(".store"), tokens=40)
+    options = EncodeOptions(out.with_suffix(".store"), tokens=40)
     mine([home / "pairs.jsonl"], home / "corpus.jsonl", Path("toy"), out, options, EncoderOptions(), Rules(number=5))
     return (out / "pairs.jsonl").read_bytes()
 

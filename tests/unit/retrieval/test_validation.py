@@ -12,7 +12,7 @@ from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.config.retrieval import METRICS, RetrievalSection
 from capt.pretrain.retrieval.data import read_collections
-from capt.pretrain.retrieval.encode import Options
+from capt.pretrain.retrieval.encode import EncodeOptions
 from capt.pretrain.retrieval.encoders import EncoderOptions, load_text_encoder
 from capt.pretrain.retrieval.evaluate import Settings, evaluate
 from capt.pretrain.retrieval.validation import part_of
@@ -61,7 +61,7 @@ def test_the_figures_are_those_of_the_evaluation(task: str, stage: int, pooling:
         assert together[0][name] == pytest.approx(alone[0][name], abs=1e-9), name
     assert 0 < alone[0]["ndcg@10"] == pytest.approx((alone[0]["ndcg@10/first"] + alone[0]["ndcg@10/second"]) / 2)
     best = max(alone, key=lambda row: (row["ndcg@10"], -row["step"]))
-    run, options = tmp_path / "run-1", Options(tmp_path / "store")
+    run, options = tmp_path / "run-1", EncodeOptions(tmp_path / "store")
     if best["step"]:
         assert f"step-{best['step']:08d}" in str((run / "checkpoints" / "best").resolve())
     result = evaluate(

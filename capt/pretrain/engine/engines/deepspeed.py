@@ -21,8 +21,8 @@ from capt.pretrain.engine.engines.base import EngineBase, Judge, clip_gradients,
 from capt.pretrain.engine.engines.deepspeed_config import clips_here, deepspeed_config
 from capt.pretrain.engine.engines.places import global_shape, places, trainable
 from capt.pretrain.engine.optim.build import build_optimizer
-from capt.pretrain.engine.optim.muon import Layout, MuonWithAdamW, Piece
-from capt.pretrain.engine.optim.optimizers import Part, StableAdamW, keep_average
+from capt.pretrain.engine.optim.muon import MuonLayout, MuonWithAdamW, Piece
+from capt.pretrain.engine.optim.optimizers import ParameterPart, StableAdamW, keep_average
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
 from capt.pretrain.engine.own_time import own_section
 
@@ -100,9 +100,9 @@ class DeepSpeedEngine(EngineBase):
     def _lay_out(self, optimizer: StableAdamW) -> None:
         """Tell the optimizer which parts of which parameters are in this rank's flat partitions."""
         numbers = {name: number for number, (name, _) in enumerate(trainable(self.module))}
-        parts: dict[Tensor, list[Part]] = defaultdict(list)
+        parts: dict[Tensor, list[ParameterPart]] = defaultdict(list)
         for place in (place for place in places(self) if place.name in numbers):
-            parts[place.flat].append(Part(numbers[place.name], place.offset, place.offset + place.numel))
+            parts[place.flat].append(ParameterPart(numbers[place.name], place.offset, place.offset + place.numel))
         optimizer.lay_out([math.prod(global_shape(p)) for _, p in trainable(self.module)], parts)
 
     def _lay_out_matrices(self, optimizer: MuonWithAdamW) -> None:
@@ -122,7 +122,7 @@ class DeepSpeedEngine(EngineBase):
         here = [[each.number for each in own if each.numel < math.prod(shapes[each.number])] for own in pieces]
         everywhere = zip(*distributed.gather_objects(here), strict=True)
         cut = [sorted({number for of_rank in ranks for number in of_rank}) for ranks in everywhere]
-        layouts = {flat: Layout(pieces[index], cut[index]) for flat, index in order.items()}
+        layouts = {flat: MuonLayout(pieces[index], cut[index]) for flat, index in order.items()}
         optimizer.lay_out(shapes, layouts)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -98,7 +98,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Layout:
+class MuonLayout:
     """What a flat tensor of this rank holds, and the numbers of its matrices of which no rank holds all elements."""
 
     pieces: Sequence[Piece]
@@ -132,9 +132,9 @@ class MuonWithAdamW(OwnOptimizer):
         if self._adam is not None:  # the groups are shared as they are: a learning rate set here is theirs
             self._adam.state = self.state
         self._shapes: Sequence[tuple[int, ...]] = ()
-        self._layouts: Mapping[Tensor, Layout] = {}
+        self._layouts: Mapping[Tensor, MuonLayout] = {}
 
-    def lay_out(self, shapes: Sequence[tuple[int, ...]], layouts: Mapping[Tensor, Layout]) -> None:
+    def lay_out(self, shapes: Sequence[tuple[int, ...]], layouts: Mapping[Tensor, MuonLayout]) -> None:
         """Update flat tensors from now on, which hold parts of parameters of these ``shapes``.
 
         Every rank then calls ``step`` together with all others, with the same flat tensors.
@@ -168,7 +168,7 @@ class MuonWithAdamW(OwnOptimizer):
             for piece, direction in self._directions(layout, ahead):
                 p[piece.offset : piece.offset + piece.numel].add_(direction, alpha=-group["lr"])
 
-    def _directions(self, layout: Layout, ahead: Tensor) -> Iterator[tuple[Piece, Tensor]]:
+    def _directions(self, layout: MuonLayout, ahead: Tensor) -> Iterator[tuple[Piece, Tensor]]:
         """The direction of each piece of a flat tensor. Collective where matrices are cut."""
         cut = set(layout.cut)
         own = {piece.number: piece for piece in layout.pieces}

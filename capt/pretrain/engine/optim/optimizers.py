@@ -173,7 +173,7 @@ class BertAdam(_Adam):
 
 
 @dataclass(frozen=True)
-class Part:
+class ParameterPart:
     """Elements ``begin : end`` of a flat tensor of the optimizer: a part of the parameter with this ``number``."""
 
     number: int
@@ -195,9 +195,9 @@ class StableAdamW(_Adam):
     def __init__(self, params: Iterable[Any], **settings: Any) -> None:
         super().__init__(params, **settings)
         self._sizes: Tensor | None = None
-        self._parts: Mapping[Tensor, Sequence[Part]] = {}
+        self._parts: Mapping[Tensor, Sequence[ParameterPart]] = {}
 
-    def lay_out(self, sizes: Sequence[int], parts: Mapping[Tensor, Sequence[Part]]) -> None:
+    def lay_out(self, sizes: Sequence[int], parts: Mapping[Tensor, Sequence[ParameterPart]]) -> None:
         """Update flat tensors from now on, in which ranks keep ``parts`` of parameters of these ``sizes``.
 
         Every rank then calls ``step`` together with all others.

@@ -24,7 +24,7 @@ from capt.pretrain.latent import kenlm, ngram
 from capt.pretrain.latent.config import GENERATED_TEXT
 from capt.pretrain.latent.corpus import read
 from capt.pretrain.latent.evaluation.text import MAX_WORDS, sample
-from capt.pretrain.latent.models import LoadedModel
+from capt.pretrain.latent.models import LoadedLatentModel
 from capt.pretrain.latent.ngram import LanguageModel, Text
 from capt.pretrain.latent.text_files import file_of
 
@@ -141,7 +141,7 @@ def _require_some(samples: Text) -> None:
 
 
 def generated_perplexities(
-    model: LoadedModel, *, by: Estimator = "builtin", data: Path | None = None, programs: Path | None = None,
+    model: LoadedLatentModel, *, by: Estimator = "builtin", data: Path | None = None, programs: Path | None = None,
     number: int = SAMPLES, seed: int = 1,
 ) -> dict[str, float]:  # fmt: skip
     """Compute the 5-gram perplexities of what a trained model writes, with and without ``</s>`` counted (Table 4).

@@ -28,7 +28,7 @@ from capt.pretrain.latent.evaluation.bounds import (
 )
 from capt.pretrain.latent.evaluation.likelihood import FIT_DRAWS, LikelihoodBounds, likelihoods, weighted_nlls
 from capt.pretrain.latent.evaluation.model import sample_posterior
-from capt.pretrain.latent.models import LoadedModel, TextModel
+from capt.pretrain.latent.models import LoadedLatentModel, TextModel
 from capt.pretrain.latent.posterior import Critics, Normal
 
 # Sentences that a trained model writes: from the prior, from another sentence, and between two sentences.
@@ -41,7 +41,7 @@ MAX_WORDS = 78
 
 
 def sample(
-    model: LoadedModel,
+    model: LoadedLatentModel,
     number: int,
     seed: int = 1,
     max_words: int = MAX_WORDS,
@@ -72,7 +72,9 @@ def sample(
     return _decode(model, z, max_words, unknown=unknown, top_p=top_p, generator=generator)
 
 
-def mean_codes(model: LoadedModel, sentences: Sequence[str], samples: int = 128, seed: int = 1) -> Float[Tensor, "n d"]:
+def mean_codes(
+    model: LoadedLatentModel, sentences: Sequence[str], samples: int = 128, seed: int = 1
+) -> Float[Tensor, "n d"]:
     """Average ``samples`` draws of each sentence's posterior.
 
     Raises:
@@ -108,14 +110,20 @@ def mean_codes(model: LoadedModel, sentences: Sequence[str], samples: int = 128,
 
 
 def reconstruct(
-    model: LoadedModel, sentences: Sequence[str], max_words: int = MAX_WORDS, *, unknown: bool = True
+    model: LoadedLatentModel, sentences: Sequence[str], max_words: int = MAX_WORDS, *, unknown: bool = True
 ) -> list[str]:
     """Decode the mean code of each sentence greedily; without ``unknown`` the word for unknown ones is not written."""
     return _decode(model, mean_codes(model, sentences), max_words, unknown=unknown)
 
 
 def interpolate(
-    model: LoadedModel, first: str, second: str, steps: int = 11, max_words: int = MAX_WORDS, *, unknown: bool = True
+    model: LoadedLatentModel,
+    first: str,
+    second: str,
+    steps: int = 11,
+    max_words: int = MAX_WORDS,
+    *,
+    unknown: bool = True,
 ) -> list[tuple[float, str]]:
     """Decode ``(1 - t) z1 + t z2`` greedily for ``t`` from 0 (``first``) to 1 (``second``), as in the released code."""
     start, end = mean_codes(model, [first, second])
@@ -124,7 +132,7 @@ def interpolate(
     return list(zip([round(x, 3) for x in t.tolist()], sentences, strict=True))
 
 
-def _decode(model: LoadedModel, z: Tensor, max_words: int, *, unknown: bool, **draws: Any) -> list[str]:
+def _decode(model: LoadedLatentModel, z: Tensor, max_words: int, *, unknown: bool, **draws: Any) -> list[str]:
     text_model, vocabulary = model.text
     never = () if unknown else (vocabulary.unknown_id,)
     rows = text_model.decoder.generate(z.to(text_model.device), max_words, never=never, **draws)

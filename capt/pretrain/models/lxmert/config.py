@@ -10,7 +10,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section
 from capt.pretrain.models.architecture import RECOMPUTE, Recompute
-from capt.pretrain.models.hf_config import Source
+from capt.pretrain.models.hf_config import FolderOrId
 
 PRESETS: dict[str, dict[str, int]] = {
     "micro": {
@@ -78,7 +78,7 @@ class LxmertConfig(Section):
         description="input of the aggregation head: [CLS] of the last cross layer, or what the matching head reads",
     )
     activation_checkpointing: Recompute = Field("none", description=RECOMPUTE)
-    init: Source | None = Field(
+    init: FolderOrId | None = Field(
         None,
         description="LXMERT to start from: a run or checkpoint of ours, or a Hugging Face folder",
     )

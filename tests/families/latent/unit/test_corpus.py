@@ -14,8 +14,8 @@ from capt.pretrain.latent.corpus import (
     END,
     START,
     UNK,
+    LatentVocabulary,
     Sentences,
-    Vocabulary,
     build_vocabulary,
     load_sentences,
     report_unknown,
@@ -83,12 +83,12 @@ def test_words_by_frequency_after_the_special_ones(folder: Path, tmp_path: Path)
 def test_words_that_no_text_gets_are_refused(content: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text(content)
     with pytest.raises(DataError, match=says):
-        Vocabulary.load(tmp_path / "words.txt")
+        LatentVocabulary.load(tmp_path / "words.txt")
 
 
 def test_the_last_word_needs_no_line_end(tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("\ufeff_UNK\n<pad>\n<unk>\n<s>\n</s>\na\nb")
-    vocabulary = Vocabulary.load(tmp_path / "words.txt")
+    vocabulary = LatentVocabulary.load(tmp_path / "words.txt")
     assert (vocabulary.unknown, vocabulary.words[4:]) == ("_UNK", ("a", "b"))
 
 
@@ -125,7 +125,7 @@ def test_an_untrained_unknown_word_is_warned_of(
 
 
 def test_an_unknown_word_is_the_ordinary_one(folder: Path) -> None:
-    vocabulary = Vocabulary(["_UNK", "a"], unknown="_UNK")
+    vocabulary = LatentVocabulary(["_UNK", "a"], unknown="_UNK")
     assert vocabulary.encode(["a", "zebra"]).tolist() == [5, 4]
     assert vocabulary.decode([5, 4, END, 5]) == ["a", "_UNK"]
 
@@ -181,7 +181,7 @@ def test_binary_text_is_refused(folder: Path, name: str, content: bytes, message
     (folder / "x.valid.txt").unlink()
     (folder / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
-        load_sentences(_data(folder), "validation", Vocabulary(["a"]))
+        load_sentences(_data(folder), "validation", LatentVocabulary(["a"]))
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_word(folder: Path) -> None:

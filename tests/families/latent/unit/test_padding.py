@@ -14,7 +14,7 @@ from capt.pretrain.base.quiet import quiet_libraries
 from capt.pretrain.engine.run import run_job
 from capt.pretrain.latent.batches import Batch, StepNoise, sample_batch, swapped
 from capt.pretrain.latent.config import LatentJob
-from capt.pretrain.latent.corpus import END, PAD, START, UNK, Sentences, Vocabulary, ends_of
+from capt.pretrain.latent.corpus import END, PAD, START, UNK, LatentVocabulary, Sentences, ends_of
 from capt.pretrain.latent.models import build
 from capt.pretrain.latent.objectives import contrast_loss
 from tests.latent import small_job
@@ -50,7 +50,7 @@ def test_rows_end_where_their_sentences_end() -> None:
 
 
 def test_a_pad_in_the_text_is_an_unknown_word() -> None:
-    assert Vocabulary(["a", "<pad>"]).encode(["<pad>", "a"]).tolist() == [UNK, 4]
+    assert LatentVocabulary(["a", "<pad>"]).encode(["<pad>", "a"]).tolist() == [UNK, 4]
 
 
 @pytest.mark.parametrize("preset", ["vae", "clvae", "clvae_plus_mi_paper"])

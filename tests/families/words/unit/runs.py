@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from capt.pretrain.config.load import load_job
-from capt.pretrain.embeddings.corpus import VOCABULARY, Vocabulary
+from capt.pretrain.embeddings.corpus import VOCABULARY, WordVocabulary
 from capt.pretrain.engine.checkpoint.save import partial_folder, write_weights_only
 
 WORDS = ("the", "king", "queen", "man", "woman", "sword", "paris", "france")
@@ -45,7 +45,7 @@ def make_run(
     target = run / "checkpoints" / "step-00000000"
     partial = partial_folder(target)
     partial.mkdir(parents=True)
-    Vocabulary(words, np.arange(len(words), 0, -1)).save(partial / VOCABULARY)
+    WordVocabulary(words, np.arange(len(words), 0, -1)).save(partial / VOCABULARY)
     write_weights_only(target, job, dict(modules), {})
     (run / "config.yaml").write_bytes((target / "config.yaml").read_bytes())
     rows: list[dict[str, Any]] = [

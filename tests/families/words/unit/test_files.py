@@ -18,7 +18,7 @@ import pytest
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.embeddings.vectors import (
     Form,
-    Layout,
+    VectorLayout,
     WordVectors,
     find_layout,
     read_vectors,
@@ -55,17 +55,17 @@ def same(vectors: WordVectors, words: tuple[str, ...] = WORDS, rows: np.ndarray 
 @pytest.mark.parametrize(
     ("content", "layout"),
     [
-        (text(WORDS, ROWS).encode(), Layout(None, 3, False)),
-        (b"\xef\xbb\xbf" + text(WORDS, ROWS).encode(), Layout(None, 3, False)),
-        (text(WORDS, ROWS, sign="\t").encode(), Layout(None, 3, False)),
-        (text(WORDS, ROWS, end=" \n").encode(), Layout(None, 3, False)),
-        (("5 3\n" + text(WORDS, ROWS, end=" \r\n")).encode(), Layout(5, 3, False)),
-        (("5 3\n" + text(WORDS, ROWS)).encode().rstrip(b"\n"), Layout(5, 3, False)),
-        (binary(WORDS, ROWS), Layout(5, 3, True)),
-        (binary(WORDS, ROWS, end=b""), Layout(5, 3, True)),
+        (text(WORDS, ROWS).encode(), VectorLayout(None, 3, False)),
+        (b"\xef\xbb\xbf" + text(WORDS, ROWS).encode(), VectorLayout(None, 3, False)),
+        (text(WORDS, ROWS, sign="\t").encode(), VectorLayout(None, 3, False)),
+        (text(WORDS, ROWS, end=" \n").encode(), VectorLayout(None, 3, False)),
+        (("5 3\n" + text(WORDS, ROWS, end=" \r\n")).encode(), VectorLayout(5, 3, False)),
+        (("5 3\n" + text(WORDS, ROWS)).encode().rstrip(b"\n"), VectorLayout(5, 3, False)),
+        (binary(WORDS, ROWS), VectorLayout(5, 3, True)),
+        (binary(WORDS, ROWS, end=b""), VectorLayout(5, 3, True)),
     ],
 )
-def test_every_form_is_found_out_and_read(content: bytes, layout: Layout, packed: bool, tmp_path: Path) -> None:
+def test_every_form_is_found_out_and_read(content: bytes, layout: VectorLayout, packed: bool, tmp_path: Path) -> None:
     path = tmp_path / ("vectors.gz" if packed else "vectors")
     path.write_bytes(gzip.compress(content) if packed else content)
     assert find_layout(path) == layout
