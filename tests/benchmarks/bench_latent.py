@@ -39,7 +39,7 @@ def ours(pipe: Connection, threads: int, precision: str) -> None:
     begin_rank(threads)
     from capt.pretrain.config.load import load_job
     from capt.pretrain.engine.engines.build import build_engines
-    from capt.pretrain.latent.batches import Batch, StepNoise, sample_batch
+    from capt.pretrain.latent.batches import LatentBatch, StepNoise, sample_batch
     from capt.pretrain.latent.config import LatentJob
     from capt.pretrain.latent.models import build, optimizers
     from capt.pretrain.latent.training import train_step
@@ -49,7 +49,7 @@ def ours(pipe: Connection, threads: int, precision: str) -> None:
     engines = build_engines(build(job, VOCABULARY), job, optimizers(job))
 
     def step(turn: int) -> None:
-        batch = Batch(sentences(turn), torch.arange(BATCH), BATCH, BATCH)
+        batch = LatentBatch(sentences(turn), torch.arange(BATCH), BATCH, BATCH)
         noise = StepNoise(job.run.seed, ("step", turn), batch.rows, BATCH, torch.device("cpu"))
         train_step(job, engines, sample_batch(job, batch, noise), beta=0.5)
 

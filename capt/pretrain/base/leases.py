@@ -31,7 +31,7 @@ _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @dataclass(frozen=True)
-class Task:
+class LeasedTask:
     """Work with one result: ``run`` makes it, and ``is_done`` says whether it is there."""
 
     name: str
@@ -47,7 +47,7 @@ class Leases:
         self._seen: dict[str, tuple[str, int, float]] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
-    def share(self, tasks: Sequence[Task], after: Callable[[], None] = lambda: None) -> None:
+    def share(self, tasks: Sequence[LeasedTask], after: Callable[[], None] = lambda: None) -> None:
         """Return when all tasks are done, by this process or by others; ``after`` is called after each one done here.
 
         What a task raises ends this call, and the task is free for others.

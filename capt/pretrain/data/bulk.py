@@ -24,7 +24,7 @@ from capt.pretrain.base.arrays import map_whole
 from capt.pretrain.base.atomic import new_folder
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.files import read_json, write_json, write_text
-from capt.pretrain.base.leases import Leases, Task
+from capt.pretrain.base.leases import LeasedTask, Leases
 from capt.pretrain.base.parallel import ProgressCallback, run_alike
 from capt.pretrain.base.records import read_record
 from capt.pretrain.base.stores import StoreFile
@@ -36,10 +36,10 @@ from capt.pretrain.data.files import FileCorpus, no_text, source_record
 from capt.pretrain.data.parts import PART, PartRecord, SourceCounts, write_part
 from capt.pretrain.data.paths import TextFile, identity
 from capt.pretrain.data.shard_writer import ShardStream, source_records, write_file
-from capt.pretrain.data.shards import MANIFEST, Manifest, ShardSet, TokenizerRecord, token_dtype
+from capt.pretrain.data.shards import MANIFEST, ShardManifest, ShardSet, TokenizerRecord, token_dtype
 from capt.pretrain.data.sources import Split, source_of
 from capt.pretrain.data.targets import WrittenFile, target_of
-from capt.pretrain.data.units import Plan, SourceFile, Unit, key_of, open_unit
+from capt.pretrain.data.units import PreparationPlan, SourceFile, Unit, key_of, open_unit
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ NO_VALIDATION = (
 
 
 def prepare_plan(
-    plan: Plan, workers: int, verifier: Verifier, progress: ProgressCallback | None = None
+    plan: PreparationPlan, workers: int, verifier: Verifier, progress: ProgressCallback | None = None
 ) -> dict[Split, ShardSet]:
     """Make the shard sets of ``plan`` in its folder, by this process and ``workers`` in all; others may help.
 
@@ -85,14 +85,14 @@ def prepare_plan(
     return {split: worker.target.open(split, verifier, is_new=not is_there) for split in found}
 
 
-def _run(plan: Plan) -> None:
+def _run(plan: PreparationPlan) -> None:
     PreparationWorker(plan).run()
 
 
 class PreparationWorker:
     """The work of a plan, as one process sees it."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: PreparationPlan) -> None:
         self.plan, self.folder = plan, plan.out / (WORK if plan.splits[0] == "train" else f"{WORK}-{plan.splits[0]}")
         self.target = target_of(plan)
         self._contents: list[dict[str, str | int]] | None = None
@@ -146,14 +146,14 @@ class PreparationWorker:
         state = json.dumps([[str(source.file), source.modified] for source in sources])
         return self.folder / "hashes" / f"{sha256(state.encode()).hexdigest()[:32]}.json"
 
-    def _hash_task(self, sources: Sequence[SourceFile]) -> Task:
+    def _hash_task(self, sources: Sequence[SourceFile]) -> LeasedTask:
         record = self._hash_record(sources)
 
         def run() -> None:
             files = [source.file for source in sources if isinstance(source.file, Path)]
             write_json(record, [hash_file(file, file_state(file.stat()), None, None, DataError, "") for file in files])
 
-        return Task(f"hash-{record.stem}", record.is_file, run)
+        return LeasedTask(f"hash-{record.stem}", record.is_file, run)
 
     @property
     def contents(self) -> list[dict[str, str | int]]:
@@ -209,7 +209,7 @@ class PreparationWorker:
         """
         return self._is_there(self.plan.splits[0])
 
-    def _task(self, name: str, is_done: Callable[[], bool], run: Callable[[], None]) -> Task:
+    def _task(self, name: str, is_done: Callable[[], bool], run: Callable[[], None]) -> LeasedTask:
         def run_once() -> None:
             try:
                 run()
@@ -217,9 +217,9 @@ class PreparationWorker:
                 if not is_done():  # else a process that took this one for dead has made the same
                     raise
 
-        return Task(f"{self._place.name}-{name}", is_done, run_once)
+        return LeasedTask(f"{self._place.name}-{name}", is_done, run_once)
 
-    def _part_task(self, number: int) -> Task:
+    def _part_task(self, number: int) -> LeasedTask:
         return self._task(f"part-{number:06}", self._part(number).is_dir, partial(self._write_part, number))
 
     def _part(self, number: int) -> Path:
@@ -322,11 +322,11 @@ class PreparationWorker:
     def _gathered(self, split: Split) -> Path:
         return self._place / "sets" / split
 
-    def _file_tasks(self, split: Split) -> list[Task]:
+    def _file_tasks(self, split: Split) -> list[LeasedTask]:
         stream, _ = self._stream(split)
         self._gathered(split).mkdir(parents=True, exist_ok=True)
 
-        def task(name: str) -> Task:
+        def task(name: str) -> LeasedTask:
             record = self._record_of(split, name)
 
             def run() -> None:
@@ -338,7 +338,7 @@ class PreparationWorker:
                 partial.rmdir()
                 write_json(record, taken.model_dump())
 
-            return Task(f"{self._place.name}-{record.stem}", record.is_file, run)
+            return LeasedTask(f"{self._place.name}-{record.stem}", record.is_file, run)
 
         return [task(name) for name in stream.files(self.plan.shard_tokens)]
 
@@ -369,7 +369,7 @@ class PreparationWorker:
                     f"{self.target.place(split)}/{lost[0]} was removed or replaced by something else; see to it that "
                     "nothing but this command writes there, and run it again"
                 )
-            manifest = Manifest(
+            manifest = ShardManifest(
                 key=self.key(split),
                 tokenizer=TokenizerRecord.from_tokenizer(self.plan.tokenizer),
                 source=source_records(self._described()),

@@ -16,7 +16,7 @@ from capt.pretrain.base.records import Record
 from capt.pretrain.data.parts import PartRecord, excerpt
 from capt.pretrain.data.shards import token_dtype
 from capt.pretrain.data.sources import Split
-from capt.pretrain.data.units import Plan
+from capt.pretrain.data.units import PreparationPlan
 
 CARD = ("card.json", "card.md")
 _SHOWN = 20
@@ -49,7 +49,7 @@ class Card(Record, extra="forbid"):
 
 
 def card_of(
-    plan: Plan,
+    plan: PreparationPlan,
     parts: Sequence[Path],
     records: Sequence[PartRecord],
     sources: list[dict[str, str | int]],
@@ -93,7 +93,7 @@ def card_of(
     )
 
 
-def _compared_text(plan: Plan, parts: Sequence[Path], records: Sequence[PartRecord], number: int) -> str:
+def _compared_text(plan: PreparationPlan, parts: Sequence[Path], records: Sequence[PartRecord], number: int) -> str:
     """The beginning of a document that was compared, as its tokens say it."""
     # The document is numbered over all parts; find its part, then its file.
     ends = np.cumsum([record.kept for record in records])

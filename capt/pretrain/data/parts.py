@@ -44,7 +44,7 @@ _AROUND, _PLACES = 32, 1000
 """Characters that decide whether a text may be cut between them, and places that are tried."""
 
 
-class Example(Record, extra="forbid"):
+class LeftOutDocument(Record, extra="forbid"):
     """A document that a step has left out, or of several the first: which one of its unit, and how it begins."""
 
     document: int
@@ -74,14 +74,14 @@ class PartRecord(Record, extra="forbid", frozen=False):
     characters: int = 0
     kept: int = 0
     removed: dict[str, int] = Field(default_factory=dict)
-    examples: dict[str, Example] = Field(default_factory=dict)
+    examples: dict[str, LeftOutDocument] = Field(default_factory=dict)
     splits: dict[str, SplitCounts] = Field(default_factory=dict)
     sources: list[SourceCounts] = Field(default_factory=list)
     seconds: float = 0.0
 
 
 @dataclass
-class Judge:
+class DocumentJudge:
     """Applies the filters to documents, and counts."""
 
     filters: DocumentFilters
@@ -96,7 +96,7 @@ class Judge:
         for name, leaves_out in self._filters.items():
             if leaves_out(text):
                 self.record.removed[name] += 1
-                example = Example(document=self.record.documents - 1, text=excerpt(text))
+                example = LeftOutDocument(document=self.record.documents - 1, text=excerpt(text))
                 self.record.examples.setdefault(name, example)
                 return False
         return True
@@ -166,7 +166,7 @@ def write_part(
         DataError: the corpus is not valid text.
     """
     began = time.process_time()
-    judge = Judge(filters)
+    judge = DocumentJudge(filters)
     record = judge.record
     compared = _Hashes(folder) if filters.exact else None
     streams = {split: _Split(folder, split, tokenizer) for split in splits}
@@ -208,7 +208,7 @@ def write_part(
     return record
 
 
-class Encoder:
+class PassageEncoder:
     """Encodes passages in a worker process; refuses ids that are not of the vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -238,7 +238,7 @@ def _encoded(placed: Iterable[Placed], tokenizer: Tokenizer, workers: int) -> It
             waiting.append(task)
             yield [passage.text for _, _, passage in task]
 
-    for encoded in ordered_map(Encoder(tokenizer), tasks(), workers):
+    for encoded in ordered_map(PassageEncoder(tokenizer), tasks(), workers):
         yield from zip(waiting.pop(0), encoded, strict=True)
 
 

@@ -20,7 +20,7 @@ from capt.pretrain.data.paths import TextFile, held_out_files, resolve_files
 from capt.pretrain.data.shard_writer import ShardOptions, write_shards
 from capt.pretrain.data.shards import MANIFEST, ShardSet, Tokenizer
 from capt.pretrain.data.sources import Split, source_of
-from capt.pretrain.data.units import Plan, key_of, unit_bytes_of, units_of
+from capt.pretrain.data.units import PreparationPlan, key_of, unit_bytes_of, units_of
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +154,7 @@ def _plans(
     license: str | None,
     unit_bytes: int | None,
     store: str | None,
-) -> list[Plan] | None:
+) -> list[PreparationPlan] | None:
     """The plans of the training text, and of validation text of its own; None for text that is not in files, for a
     folder and without filters: it is read by one process in any case."""
     files = _files_of(data, "train")
@@ -164,9 +164,9 @@ def _plans(
     # Two splits of one text, or validation text of its own, or none.
     splits: tuple[Split, ...] = ("train",) if own or data.validation_fraction == 0 else ("train", "validation")
 
-    def plan(files: Sequence[TextFile] | None, splits: tuple[Split, ...], filters: DocumentFilters) -> Plan:
+    def plan(files: Sequence[TextFile] | None, splits: tuple[Split, ...], filters: DocumentFilters) -> PreparationPlan:
         size = unit_bytes or unit_bytes_of(files or ())
-        return Plan(
+        return PreparationPlan(
             data,
             tokenizer,
             out,

@@ -29,8 +29,8 @@ from capt.pretrain.data.parts import write_part
 from capt.pretrain.data.shards import (
     DOCUMENTS,
     MANIFEST,
-    FileRecord,
-    Manifest,
+    ShardFile,
+    ShardManifest,
     ShardSet,
     Tokenizer,
     TokenizerRecord,
@@ -150,7 +150,7 @@ def _lengths(ends: Int64[np.ndarray, " documents"]) -> Int64[np.ndarray, " docum
     return np.diff(ends, prepend=0)
 
 
-def write_file(stream: ShardStream, name: str, shard_tokens: int, folder: Path) -> FileRecord:
+def write_file(stream: ShardStream, name: str, shard_tokens: int, folder: Path) -> ShardFile:
     """Write the file ``name`` of a shard set into ``folder``."""
     file = Column(folder / name, "<i8" if name == DOCUMENTS else stream.dtype)
     if name == DOCUMENTS:
@@ -160,7 +160,7 @@ def write_file(stream: ShardStream, name: str, shard_tokens: int, folder: Path) 
         stream.write_shard(number * shard_tokens, min((number + 1) * shard_tokens, stream.total), file)
     file.finish()
     sync(folder / name)
-    return FileRecord(name=name, bytes=len(file) * file.dtype.itemsize, sha256=file.sha256)
+    return ShardFile(name=name, bytes=len(file) * file.dtype.itemsize, sha256=file.sha256)
 
 
 def write_shards(
@@ -203,7 +203,7 @@ def write_shards(
         stream = ShardStream([part], "train", np.array([counts.tokens]), token_dtype(tokenizer.vocab_size))
         files = [write_file(stream, name, shard_tokens, partial) for name in stream.files(shard_tokens)]
         shutil.rmtree(part)
-        manifest = Manifest(
+        manifest = ShardManifest(
             key=key,
             tokenizer=TokenizerRecord.from_tokenizer(tokenizer),
             source=source_records(corpus.contents()),
@@ -225,14 +225,14 @@ def write_shards(
         if wrote:
             trust_written(folder, verifier)
         # The folder may have been there before, with the shards of another text.
-        if Manifest.read(folder).key != key:
+        if ShardManifest.read(folder).key != key:
             raise DataError(f"{folder} holds other shards than this job makes: take another folder, or remove it")
     return ShardSet.open(folder, verifier, verify=verify)
 
 
 def trust_written(folder: Path, verifier: Verifier) -> None:
     """Tell the verifier the hashes of the files just written, so that it need not read them."""
-    manifest = Manifest.read(folder)
+    manifest = ShardManifest.read(folder)
     inspections = manifest.inspections()
     for name, record in manifest.records().items():
         verifier.trust(folder / name, record.sha256, inspections[name].name)

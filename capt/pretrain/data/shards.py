@@ -38,11 +38,11 @@ MANIFEST = "manifest.json"
 DOCUMENTS = "documents.bin"
 
 _MOST = 1 << 53
-Count = Annotated[int, Field(ge=1, le=_MOST)]
-Id = Annotated[int, Field(ge=0, lt=1 << 31)]
-Name = Annotated[str, Field(max_length=128, pattern=r"\A[!-~]+\z")]
-Text = Annotated[str, Field(max_length=10_000)]
-Digest = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
+_Count = Annotated[int, Field(ge=1, le=_MOST)]
+_Id = Annotated[int, Field(ge=0, lt=1 << 31)]
+_Name = Annotated[str, Field(max_length=128, pattern=r"\A[!-~]+\z")]
+_Text = Annotated[str, Field(max_length=10_000)]
+_Digest = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
 
 
 @runtime_checkable
@@ -78,13 +78,13 @@ class Tokenizer(Protocol):
 class TokenizerRecord(Record, extra="forbid"):
     """The tokenizer that made a shard set."""
 
-    fingerprint: Name
+    fingerprint: _Name
     vocab_size: Annotated[int, Field(ge=1, le=1 << 31)]
-    bos: Id
-    pad: Id
-    eos: Id
-    mask: Id
-    special_ids: Annotated[tuple[Id, ...], Field(strict=False)]
+    bos: _Id
+    pad: _Id
+    eos: _Id
+    mask: _Id
+    special_ids: Annotated[tuple[_Id, ...], Field(strict=False)]
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer) -> TokenizerRecord:
@@ -107,15 +107,15 @@ class TokenizerRecord(Record, extra="forbid"):
         return self
 
 
-class FileRecord(Record, extra="forbid"):
+class ShardFile(Record, extra="forbid"):
     """One file of a shard set."""
 
     name: Annotated[str, Field(pattern=r"\A(shard-[0-9]{5,9}|documents)\.bin\z")]
-    bytes: Count
-    sha256: Digest
+    bytes: _Count
+    sha256: _Digest
 
 
-class Manifest(Record, extra="forbid"):
+class ShardManifest(Record, extra="forbid"):
     """The content of ``manifest.json``. ``key`` represents the text, the tokenizer and the options of the set.
 
     The sizes of the files follow from the counts, and are checked against them here.
@@ -123,17 +123,17 @@ class Manifest(Record, extra="forbid"):
 
     format: Literal["capt-token-shards"] = "capt-token-shards"
     version: Literal[1] = 1
-    key: Name
+    key: _Name
     tokenizer: TokenizerRecord
-    source: list[dict[Text, Text | int]]
-    options: dict[Text, Text | int | float | bool | None]
-    documents: Count
-    tokens: Count
-    shard_tokens: Count
-    files: Annotated[tuple[FileRecord, ...], Field(strict=False)]
+    source: list[dict[_Text, _Text | int]]
+    options: dict[_Text, _Text | int | float | bool | None]
+    documents: _Count
+    tokens: _Count
+    shard_tokens: _Count
+    files: Annotated[tuple[ShardFile, ...], Field(strict=False)]
 
     @classmethod
-    def read(cls, folder: Path) -> Manifest:
+    def read(cls, folder: Path) -> ShardManifest:
         """Read the manifest of ``folder``. Raises ``DataError`` naming what is wrong in it."""
         path = folder / MANIFEST
         if not path.is_file():
@@ -143,7 +143,7 @@ class Manifest(Record, extra="forbid"):
         return read_record(cls, path, error=DataError)
 
     @classmethod
-    def read_url(cls, url: str) -> Manifest:
+    def read_url(cls, url: str) -> ShardManifest:
         """Read the manifest of a folder in a store. Raises ``DataError`` as `read`."""
         place = f"{url.rstrip('/')}/{MANIFEST}"
         try:
@@ -153,7 +153,7 @@ class Manifest(Record, extra="forbid"):
         return parse_record(cls, parse_json(content, place), place, error=DataError)
 
     @model_validator(mode="after")
-    def _files_fit_the_counts(self) -> Manifest:
+    def _files_fit_the_counts(self) -> ShardManifest:
         if self.documents > self.tokens:
             raise ValueError(f"{self.documents} documents cannot have {self.tokens} tokens, an end each included")
         shards = -(-self.tokens // self.shard_tokens)
@@ -228,7 +228,7 @@ class ShardSet:
     another process is cheap: only the name of the folder is sent.
     """
 
-    def __init__(self, folder: Path | str, manifest: Manifest, cache: ShardCache | None = None) -> None:
+    def __init__(self, folder: Path | str, manifest: ShardManifest, cache: ShardCache | None = None) -> None:
         self.folder, self.manifest, self.cache = folder, manifest, cache
         self.documents, self.tokens = manifest.documents, manifest.tokens
         self._names, self._dtype = manifest.shards, token_dtype(manifest.tokenizer.vocab_size)
@@ -244,7 +244,7 @@ class ShardSet:
         Raises ``DataError`` naming the missing, truncated or changed file, what was expected and what was found.
         """
         with verifier.ranks.synchronize_errors() if verifier is not None else nullcontext():
-            manifest = Manifest.read(folder)
+            manifest = ShardManifest.read(folder)
             for name, record in manifest.records().items():
                 check_size(folder / name, record, DataError, _REMEDY)
         if verifier is not None and verify:
@@ -268,8 +268,8 @@ class ShardSet:
         with ranks.synchronize_errors():
             # One rank asks the store, and all see the same manifest.
             if ranks.rank == 0:
-                found = Manifest.read_url(url).model_dump_json()
-        manifest = Manifest.model_validate_json(ranks.broadcast(found))
+                found = ShardManifest.read_url(url).model_dump_json()
+        manifest = ShardManifest.model_validate_json(ranks.broadcast(found))
         cache = ShardCache(
             url, manifest.shards, manifest.records(), manifest.inspections(), folder / "stored", limit, check=check
         )
@@ -367,7 +367,7 @@ class PackedDataset:
 
     @property
     def key(self) -> str:
-        """The key of the shards from which the windows are cut: `Manifest.key`."""
+        """The key of the shards from which the windows are cut: `ShardManifest.key`."""
         return self.shards.manifest.key
 
     def _span(self, index: int) -> tuple[int, int]:

@@ -28,9 +28,9 @@ from capt.pretrain.base.stores import (
 from capt.pretrain.base.verification import Verifier
 from capt.pretrain.data.card import CARD
 from capt.pretrain.data.shard_writer import trust_written
-from capt.pretrain.data.shards import MANIFEST, FileRecord, Manifest, ShardSet
+from capt.pretrain.data.shards import MANIFEST, ShardFile, ShardManifest, ShardSet
 from capt.pretrain.data.sources import Split
-from capt.pretrain.data.units import Plan
+from capt.pretrain.data.units import PreparationPlan
 
 _NAME = re.compile(r"shard-[0-9]{5,9}\.bin|documents\.bin|manifest\.json")
 _TRIED = ".capt-writes"
@@ -40,11 +40,11 @@ _TRIED = ".capt-writes"
 class WrittenFile(Record, extra="forbid"):
     """A file of a shard set that is in its place; ``tag`` is what the store calls this version of it."""
 
-    file: FileRecord
+    file: ShardFile
     tag: str = ""
 
 
-def target_of(plan: Plan) -> FolderTarget:
+def target_of(plan: PreparationPlan) -> FolderTarget:
     """The target of the shard sets of a plan."""
     return FolderTarget(plan) if plan.store is None else StoreTarget(plan, plan.store)
 
@@ -52,7 +52,7 @@ def target_of(plan: Plan) -> FolderTarget:
 class FolderTarget:
     """A folder. Its sets are gathered elsewhere on its disk, in folders ``gathered``, and appear by a rename."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: PreparationPlan) -> None:
         self.plan, self._check = plan, plan.data.verify != "never"
 
     def place(self, split: Split) -> str:
@@ -69,10 +69,10 @@ class FolderTarget:
             if not (folder / MANIFEST).is_file():
                 raise
 
-    def manifest(self, split: Split) -> Manifest | None:
+    def manifest(self, split: Split) -> ShardManifest | None:
         """The manifest of a set that is there. Raises ``DataError``."""
         folder = self.plan.out / split
-        return Manifest.read(folder) if (folder / MANIFEST).is_file() else None
+        return ShardManifest.read(folder) if (folder / MANIFEST).is_file() else None
 
     def open(self, split: Split, verifier: Verifier, *, is_new: bool) -> ShardSet:
         """Open a set that is there, with a look at its files. Raises ``DataError``."""
@@ -81,7 +81,7 @@ class FolderTarget:
             trust_written(folder, verifier)
         return ShardSet.open(folder, verifier, verify=self._check)
 
-    def take(self, split: Split, path: Path, record: FileRecord, gathered: Path) -> WrittenFile:
+    def take(self, split: Split, path: Path, record: ShardFile, gathered: Path) -> WrittenFile:
         """Move a file that no other process knows of into its set."""
         os.replace(path, gathered / path.name)
         return WrittenFile(file=record)
@@ -104,7 +104,7 @@ class FolderTarget:
 class StoreTarget(FolderTarget):
     """The folder ``url`` of a store. Each file goes there when it is complete, and is read again and compared."""
 
-    def __init__(self, plan: Plan, url: str) -> None:
+    def __init__(self, plan: PreparationPlan, url: str) -> None:
         super().__init__(plan)
         self._url = url.rstrip("/")
 
@@ -124,17 +124,17 @@ class StoreTarget(FolderTarget):
             with suppress(DataError):  # a role of the host may write and not remove
                 remove_tree(f"{self._url}/{_TRIED}")
 
-    def manifest(self, split: Split) -> Manifest | None:
+    def manifest(self, split: Split) -> ShardManifest | None:
         """The manifest of a set that is in the store. Raises ``DataError``."""
         folder = f"{self._url}/{split}"
-        return Manifest.read_url(folder) if exists(f"{folder}/{MANIFEST}") else None
+        return ShardManifest.read_url(folder) if exists(f"{folder}/{MANIFEST}") else None
 
     def open(self, split: Split, verifier: Verifier, *, is_new: bool) -> ShardSet:
         """Open a set in the store; nothing but its manifest is fetched. Raises ``DataError``."""
         # One shard at a time and no limit: nothing is fetched but the manifest.
         return ShardSet.open_url(f"{self._url}/{split}", self.plan.data.cache, sys.maxsize, at_once=1)
 
-    def take(self, split: Split, path: Path, record: FileRecord, gathered: Path) -> WrittenFile:
+    def take(self, split: Split, path: Path, record: ShardFile, gathered: Path) -> WrittenFile:
         """Move a file to the store. Raises ``DataError`` where that fails, or the store gives back other bytes."""
         url = f"{self._url}/{split}/{path.name}"
         put_file(path, url)
@@ -148,7 +148,7 @@ class StoreTarget(FolderTarget):
         path.unlink()
         return WrittenFile(file=record, tag=file.tag)
 
-    def _holds(self, file: StoreFile, record: FileRecord) -> bool:
+    def _holds(self, file: StoreFile, record: ShardFile) -> bool:
         if file.size != record.bytes or not self._check:
             return file.size == record.bytes
         digest = sha256()

@@ -61,7 +61,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PreparationPlan:
     """A preparation as it is planned; every process gets it whole.
 
     Attributes:

@@ -17,7 +17,7 @@ from capt.pretrain.embeddings.vectors import WordVectors
 
 
 @dataclass(frozen=True)
-class Neighbor:
+class WordNeighbor:
     """A word near another one: its rank (1 is the nearest) and its cosine."""
 
     rank: int
@@ -43,7 +43,7 @@ def find_row(vectors: WordVectors, word: str) -> int:
     return row
 
 
-def neighbors(vectors: WordVectors, word: str, ranks: Sequence[range]) -> list[list[Neighbor]]:
+def neighbors(vectors: WordVectors, word: str, ranks: Sequence[range]) -> list[list[WordNeighbor]]:
     """Return the neighbours of a word at each range of ranks, by falling cosine; the word itself is none of them.
 
     Ties are in the order of the vectors. A zero vector has cosine 0 with every other. Ranks beyond the last word are
@@ -59,7 +59,7 @@ def neighbors(vectors: WordVectors, word: str, ranks: Sequence[range]) -> list[l
     order = np.argsort(-cosines, kind="stable")[:last]
     return [
         [
-            Neighbor(rank, vectors.words[order[rank - 1]], float(cosines[order[rank - 1]]))
+            WordNeighbor(rank, vectors.words[order[rank - 1]], float(cosines[order[rank - 1]]))
             for rank in wanted
             if rank <= last
         ]

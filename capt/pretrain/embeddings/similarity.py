@@ -206,7 +206,7 @@ _NUMBERS_AT_ONCE = 1 << 25
 
 
 @dataclass
-class Section:
+class SimilaritySection:
     """Questions under one ``: name`` line: rows of the words where all four have vectors, and how many there are."""
 
     name: str
@@ -214,14 +214,14 @@ class Section:
     rows: list[tuple[int, int, int, int]] = field(default_factory=list)
 
 
-def read_sections(path: Path, vectors: WordVectors) -> list[Section]:
+def read_sections(path: Path, vectors: WordVectors) -> list[SimilaritySection]:
     """Read ``: section`` lines and lines of four words; the words are looked up as `WordVectors.find` does.
 
     Raises:
         DataError: the file cannot be read, holds no question, two sections have one name, or a line is not four words;
             file and line are named.
     """
-    sections: list[Section] = []
+    sections: list[SimilaritySection] = []
     taken = {TOTAL: "that of the sums"}
     for number, line in enumerate(read_lines([path]), start=1):
         words = split_words(line)
@@ -234,7 +234,7 @@ def read_sections(path: Path, vectors: WordVectors) -> list[Section]:
                     f"{path}, line {number}: the name {shown(name)} is {taken[name]}; give the section another"
                 )
             taken[name] = "that of a section above"
-            sections.append(Section(name))
+            sections.append(SimilaritySection(name))
             continue
         if len(words) != 4:
             raise DataError(
@@ -242,7 +242,7 @@ def read_sections(path: Path, vectors: WordVectors) -> list[Section]:
             )
         # Questions before any section make one, named after the file.
         if not sections:
-            sections.append(Section(path.stem))
+            sections.append(SimilaritySection(path.stem))
             taken[path.stem] = "that of a section above"
         sections[-1].questions += 1
         # A question with an unknown word counts as asked, not as covered.
@@ -289,7 +289,7 @@ def score_analogies(
     return {**results, TOTAL: _row(*totals)}
 
 
-def _blocks(section: Section, words: int) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
+def _blocks(section: SimilaritySection, words: int) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
     size = max(1, _NUMBERS_AT_ONCE // words)
     rows = np.array(section.rows, dtype=np.int64).reshape(-1, 4)
     yield from (rows[start : start + size] for start in range(0, len(rows), size))

@@ -82,7 +82,7 @@ class RowExchange:
         return torch.cat(borrowed.asked_by), received.split(widths, dim=1)
 
 
-Table = Literal["input", "context"]
+WordTable = Literal["input", "context"]
 _DRAWN_AS_ONE = 4096
 """Rows of a table that one random generator fills, on whatever rank they are."""
 LONGEST = 8.0
@@ -115,7 +115,7 @@ class EmbeddingTables(nn.Module):
         self.context = nn.Parameter(torch.zeros(rows, dim))
         for table in (self.input, self.context):
             table.rows_of = RowShard(self.exchange.start, words)  # type: ignore[attr-defined]
-        self._lent: list[tuple[Table, Borrowed, Tensor]] = []
+        self._lent: list[tuple[WordTable, Borrowed, Tensor]] = []
         if not self.input.is_meta:
             self._fill(self.input.data, f"{name}/input", seed)
             if random_context:
@@ -132,7 +132,7 @@ class EmbeddingTables(nn.Module):
             low, high = max(first, start), min(first + _DRAWN_AS_ONE, end)
             table[low - start : high - start].copy_(torch.from_numpy(drawn[low - first : high - first]))
 
-    def rows(self, table: Table, ids: Int64[Tensor, " k"]) -> Float[Tensor, "k d"]:
+    def rows(self, table: WordTable, ids: Int64[Tensor, " k"]) -> Float[Tensor, "k d"]:
         """Fetch rows by number as a leaf that collects their gradient. All ranks call this together.
 
         Under ``torch.no_grad`` nothing is collected.
@@ -158,7 +158,7 @@ class EmbeddingTables(nn.Module):
         """
         known = [bend.flatten()[:, None] for bend in curvatures if bend is not None]
         bends = known or [leaf.new_zeros(len(leaf), 0) for *_, leaf in self._lent]
-        parts: dict[Table, list[tuple[Tensor, Tensor]]] = {"input": [], "context": []}
+        parts: dict[WordTable, list[tuple[Tensor, Tensor]]] = {"input": [], "context": []}
         for (table, borrowed, leaf), bend in zip(self._lent, bends, strict=True):
             gradient = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
             alone = distributed.world_size() == 1  # then there is nothing to be summed before it travels

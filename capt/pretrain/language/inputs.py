@@ -144,7 +144,7 @@ def _require_weights(folder: Path) -> None:
 
 def _shards(data: DataConfig) -> list[str]:
     from capt.pretrain.base.stores import exists
-    from capt.pretrain.data.shards import MANIFEST, Manifest, ShardSet
+    from capt.pretrain.data.shards import MANIFEST, ShardManifest, ShardSet
 
     assert data.shards is not None
     lines = []
@@ -157,20 +157,20 @@ def _shards(data: DataConfig) -> list[str]:
             place = f"{data.shards.rstrip('/')}/{split}"
             there = split == "train" or exists(f"{place}/{MANIFEST}")
         if there:
-            shards = ShardSet.open(place).manifest if isinstance(place, Path) else Manifest.read_url(place)
+            shards = ShardSet.open(place).manifest if isinstance(place, Path) else ShardManifest.read_url(place)
             lines.append(f"corpus: {place}, {shards.documents:,} documents, {shards.tokens:,} tokens")
     return lines
 
 
 def _check_shards_are_of(data: DataConfig, tokenizer: TextTokenizer) -> None:
     if data.shards is not None:
-        from capt.pretrain.data.shards import Manifest, ShardSet
+        from capt.pretrain.data.shards import ShardManifest, ShardSet
 
         if isinstance(data.shards, Path):
             ShardSet.open(data.shards / "train").check_tokenizer(tokenizer)
         else:
             url = f"{data.shards.rstrip('/')}/train"
-            ShardSet(url, Manifest.read_url(url)).check_tokenizer(tokenizer)
+            ShardSet(url, ShardManifest.read_url(url)).check_tokenizer(tokenizer)
 
 
 def describe_initial_model(init: Path) -> str:

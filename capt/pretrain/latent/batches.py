@@ -61,7 +61,7 @@ def batches_of(
 
 
 @dataclass(frozen=True)
-class Batch:
+class LatentBatch:
     """One rank's rows of a batch.
 
     Attributes:
@@ -83,7 +83,7 @@ class Batch:
         """Number of predicted words in the whole batch, ends of sentences included."""
         return self.total * (self.tokens.shape[1] - 1) - self.padding
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device) -> LatentBatch:
         """The same batch on another device."""
         return replace(self, tokens=self.tokens.to(device))
 
@@ -133,7 +133,7 @@ class Batches:
         ends = np.cumsum(self._sizes[self.order(epoch)])
         return epoch, int(np.searchsorted(ends, done, side="right"))
 
-    def take(self, number: int, rank: int, world: int) -> Batch:
+    def take(self, number: int, rank: int, world: int) -> LatentBatch:
         """This rank's rows of batch ``number``."""
         batch = self._batches[number]
         per_rank = -(-len(batch) // world)
@@ -144,9 +144,9 @@ class Batches:
         lengths = self._sentences.lengths[batch]
         tokens = torch.from_numpy(self._sentences.rows(batch[rows], int(lengths.max())))
         padding = int(lengths.max()) * len(batch) - int(lengths.sum())
-        return Batch(tokens, torch.from_numpy(rows), valid_rows, len(batch), padding)
+        return LatentBatch(tokens, torch.from_numpy(rows), valid_rows, len(batch), padding)
 
-    def train(self, samples: int, rank: int, world: int) -> Iterator[Batch]:
+    def train(self, samples: int, rank: int, world: int) -> Iterator[LatentBatch]:
         """This rank's batches after the first ``samples`` sentences, without end."""
         epoch, place = self.locate(samples)
         while True:
@@ -154,7 +154,7 @@ class Batches:
                 yield self.take(int(number), rank, world)
             epoch, place = epoch + 1, 0
 
-    def evaluation(self, limit: int, rank: int, world: int) -> Iterator[tuple[int, Batch]]:
+    def evaluation(self, limit: int, rank: int, world: int) -> Iterator[tuple[int, LatentBatch]]:
         """Whole batches for this rank, with their numbers: about ``limit`` sentences over all ranks.
 
         Every n-th batch is taken, so that short and long sentences are as frequent as in the whole set.
@@ -168,7 +168,7 @@ class Batches:
 # Batches of the synthetic clusters (section 4.4 of the paper, and its released toy): one-hot vectors of K classes.
 
 
-def cluster_batches(job: LatentJob, step: int, rank: int, world: int) -> Iterator[Batch]:
+def cluster_batches(job: LatentJob, step: int, rank: int, world: int) -> Iterator[LatentBatch]:
     """This rank's rows of the batch of each step from ``step`` on.
 
     A batch holds K classes drawn with replacement, each ``data.repeats`` times.
@@ -180,7 +180,7 @@ def cluster_batches(job: LatentJob, step: int, rank: int, world: int) -> Iterato
     while True:
         generator = torch.Generator().manual_seed(derive(job.run.seed, "clusters", step))
         tokens = torch.randint(0, classes, (classes, 1), generator=generator).expand(-1, repeats).reshape(-1, 1)
-        yield Batch(tokens[rank::world], rows, len(rows), total)
+        yield LatentBatch(tokens[rank::world], rows, len(rows), total)
         step += 1
 
 
@@ -308,7 +308,7 @@ class SampledBatch(NamedTuple):
         return distributed.world_size() / self.total
 
 
-def sample_batch(job: LatentJob, batch: Batch, noise: StepNoise) -> SampledBatch:
+def sample_batch(job: LatentJob, batch: LatentBatch, noise: StepNoise) -> SampledBatch:
     """Repeat a batch once per view and draw its random numbers, in an order that must not change (it fixes them)."""
     views, model, contrast = job.objective.views, job.model, job.contrast
     length = batch.tokens.shape[1]
@@ -346,7 +346,7 @@ def sample_batch(job: LatentJob, batch: Batch, noise: StepNoise) -> SampledBatch
     )  # fmt: skip
 
 
-def _sentence_ids(batch: Batch, *, mean_pair: bool) -> Int[Tensor, " m"]:
+def _sentence_ids(batch: LatentBatch, *, mean_pair: bool) -> Int[Tensor, " m"]:
     """A linear hash modulo 2^64 of each valid sentence, whatever ``<pad>`` (0) follows it; the pair of the batch's
     means, where it is here, has -1.
     """

@@ -12,7 +12,7 @@ from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.files import finite, require_writable, write_text
 from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.engine.run_folder import save_artifact, write_result
-from capt.pretrain.latent.batches import Batch, Batches
+from capt.pretrain.latent.batches import Batches, LatentBatch
 from capt.pretrain.latent.config import EVALUATION
 from capt.pretrain.latent.corpus import load_sentences, report_unknown
 from capt.pretrain.latent.evaluation.bounds import STEPS, missing
@@ -194,8 +194,8 @@ def _split_metrics(
 
 
 def _report_progress(
-    batches: list[tuple[int, Batch]], progress: ProgressCallback | None
-) -> Iterator[tuple[int, Batch]]:
+    batches: list[tuple[int, LatentBatch]], progress: ProgressCallback | None
+) -> Iterator[tuple[int, LatentBatch]]:
     for done, batch in enumerate(batches):
         if progress is not None:
             progress(done, len(batches))

@@ -41,7 +41,7 @@ def _initialise(module: nn.Module, bound: float) -> None:
             parameter.uniform_(-bound, bound)
 
 
-class TextEncoder(nn.Module):
+class LatentTextEncoder(nn.Module):
     """The representation h(x), an LSTM's state at ``</s>``, and the posterior's head on it."""
 
     def __init__(self, vocabulary: int, section: ModelSection) -> None:
@@ -249,7 +249,7 @@ def build(job: LatentJob, words: int) -> dict[str, nn.Module]:
         modules = {"encoder": ClusterEncoder(classes, model), "decoder": ClusterDecoder(classes, model)}
     else:
         if model.posterior != "none":
-            modules["encoder"] = TextEncoder(words, model)
+            modules["encoder"] = LatentTextEncoder(words, model)
         modules["decoder"] = TextDecoder(words, model)
     if job.has_critics:
         modules["critics"] = Critics(model.latent, model.hidden if classes is None else classes, job.critic)
@@ -257,18 +257,18 @@ def build(job: LatentJob, words: int) -> dict[str, nn.Module]:
 
 
 @dataclass(frozen=True)
-class TextModel:
+class LatentTextModel:
     """The modules of a model of sentences; a language model has no encoder, only an implicit posterior has critics."""
 
-    encoder: TextEncoder | None
+    encoder: LatentTextEncoder | None
     decoder: TextDecoder
     critics: Critics | None
 
     @classmethod
-    def of(cls, modules: Mapping[str, nn.Module]) -> TextModel:
+    def of(cls, modules: Mapping[str, nn.Module]) -> LatentTextModel:
         """Make the model from a job's modules by name."""
         encoder, decoder, critics = (modules.get(name) for name in ("encoder", "decoder", "critics"))
-        assert encoder is None or isinstance(encoder, TextEncoder)
+        assert encoder is None or isinstance(encoder, LatentTextEncoder)
         assert isinstance(decoder, TextDecoder)
         assert critics is None or isinstance(critics, Critics)
         return cls(encoder, decoder, critics)
@@ -304,7 +304,7 @@ class LoadedLatentModel:
     unknown_in_training: int | None = None
 
     @property
-    def text(self) -> tuple[TextModel, LatentVocabulary]:
+    def text(self) -> tuple[LatentTextModel, LatentVocabulary]:
         """The modules and the vocabulary of a model of text.
 
         Raises:
@@ -312,7 +312,7 @@ class LoadedLatentModel:
         """
         if self.vocabulary is None:
             raise CheckpointError(f"{self.checkpoint}: a model of synthetic clusters, not of text")
-        return TextModel.of(self.modules), self.vocabulary
+        return LatentTextModel.of(self.modules), self.vocabulary
 
     @property
     def draws_text(self) -> bool:

@@ -169,7 +169,7 @@ def valid_rows(values: Float[Tensor, " vn"], batch: SampledBatch) -> Float[Tenso
 
 
 @dataclass(frozen=True)
-class Forward:
+class LatentForward:
     """What a training step has computed when it comes to the encoder's objective.
 
     Attributes:
@@ -194,7 +194,7 @@ class Forward:
 
 
 @dataclass(frozen=True)
-class Loss:
+class LatentLoss:
     """The terms of an objective: reconstruction, regulariser with its weight beta, and contrast without its weight."""
 
     rec: Float[Tensor, ""]
@@ -215,21 +215,21 @@ class Loss:
         return {name: term.detach() for name, term in terms.items() if term is not None}
 
 
-Objective = Callable[[Forward], Loss]
+LatentObjective = Callable[[LatentForward], LatentLoss]
 
 
-def reconstruction(x: Forward) -> Loss:
+def reconstruction(x: LatentForward) -> LatentLoss:
     r"""AE, and the LSTM language model: :math:`-\log p(x|z)`."""
-    return Loss(x.rec)
+    return LatentLoss(x.rec)
 
 
-def vae(x: Forward) -> Loss:
+def vae(x: LatentForward) -> LatentLoss:
     r"""VAE, beta VAE, CycVAE and LagVAE (Eq. 1 and 5): :math:`-\log p(x|z) + \beta\, \mathrm{KL}(q(z|x) \| p)`."""
     assert x.kl is not None
-    return Loss(x.rec, x.beta * x.kl)
+    return LatentLoss(x.rec, x.beta * x.kl)
 
 
-def sa_vae(x: Forward) -> Loss:
+def sa_vae(x: LatentForward) -> LatentLoss:
     """SaVAE: the loss of a VAE at the posteriors that SVI steps have refined.
 
     ``rec`` brings the gradient of the whole loss through these steps (``training``), so ``kl`` has none.
@@ -237,57 +237,57 @@ def sa_vae(x: Forward) -> Loss:
     return vae(x)
 
 
-def ivae(x: Forward) -> Loss:
+def ivae(x: LatentForward) -> LatentLoss:
     r"""iVAE (Eq. 4 and 6): :math:`-\log p(x|z) + \beta f(x, z)`; the dual's other term has no gradient by z."""
-    return Loss(x.rec, critic_term(x, f_values(x)))
+    return LatentLoss(x.rec, critic_term(x, f_values(x)))
 
 
-def ivae_mi(x: Forward) -> Loss:
+def ivae_mi(x: LatentForward) -> LatentLoss:
     r"""iVAE_MI (Eq. 7): :math:`-\log p(x|z) + \beta g(z)`, from the dual of KL(q(z) || p) with the aggregated q(z)."""
-    return Loss(x.rec, critic_term(x, g_values(x)))
+    return LatentLoss(x.rec, critic_term(x, g_values(x)))
 
 
-def clvae(x: Forward) -> Loss:
+def clvae(x: LatentForward) -> LatentLoss:
     r"""clVAE (Eq. 11): :math:`L_\mathrm{iVAE} + w L_\mathrm{CL}`."""
     return with_contrast(ivae(x), x)
 
 
-def clvae_mi(x: Forward) -> Loss:
+def clvae_mi(x: LatentForward) -> LatentLoss:
     r"""clVAE_MI (Eq. 12): :math:`L_\mathrm{iVAE\_MI} + w L_\mathrm{CL}`."""
     return with_contrast(ivae_mi(x), x)
 
 
-def clvae_plus(x: Forward) -> Loss:
+def clvae_plus(x: LatentForward) -> LatentLoss:
     r"""clVAE+: :math:`-\log p(x|z) + \beta f(x, z) + w L_\mathrm{CL}`, where f minimises the circle loss.
 
     As released; Eq. 15 has :math:`\log(1 + e^{-f})` in the place of f (``objective.critic_term``).
     """
-    return with_contrast(Loss(x.rec, critic_term(x, f_values(x))), x)
+    return with_contrast(LatentLoss(x.rec, critic_term(x, f_values(x))), x)
 
 
-def clvae_plus_mi(x: Forward) -> Loss:
+def clvae_plus_mi(x: LatentForward) -> LatentLoss:
     r"""clVAE+_MI: :math:`-\log p(x|z) + \beta [g(z) + L_\mathrm{SQ}(g)] + w L_\mathrm{CL}`.
 
     g minimises the circle loss and L_SQ (Eq. 18). As released; in Eq. 16 the encoder has no L_SQ
     (``critic.squared_in_encoder``), and :math:`\log(1 + e^{-g})` takes the place of g (``objective.critic_term``).
     """
-    return with_contrast(Loss(x.rec, critic_term(x, g_values(x))), x)
+    return with_contrast(LatentLoss(x.rec, critic_term(x, g_values(x))), x)
 
 
-def f_values(x: Forward) -> Float[Tensor, " vn"]:
+def f_values(x: LatentForward) -> Float[Tensor, " vn"]:
     """f(x, z) at the posteriors' draws, whose gradient reaches z alone: neither h(x) nor the critic."""
     assert x.critics is not None
     return frozen(x.critics.f, torch.cat([x.encoded.z, x.encoded.h.detach()], dim=1)).squeeze(1)
 
 
-def g_values(x: Forward) -> Float[Tensor, " vn"]:
+def g_values(x: LatentForward) -> Float[Tensor, " vn"]:
     """g(z) at the posteriors' draws, whose gradient reaches z but not the critic."""
     assert x.critics is not None
     assert x.critics.g is not None
     return frozen(x.critics.g, x.encoded.z).squeeze(1)
 
 
-def critic_term(x: Forward, values: Float[Tensor, " vn"]) -> Float[Tensor, ""]:
+def critic_term(x: LatentForward, values: Float[Tensor, " vn"]) -> Float[Tensor, ""]:
     r"""Return beta times what the encoder minimises of a critic, summed over the views.
 
     ``objective.critic_term`` is ``mean``, :math:`\overline f` (Eq. 4 and 7, and the released code everywhere), or the
@@ -306,7 +306,7 @@ def critic_term(x: Forward, values: Float[Tensor, " vn"]) -> Float[Tensor, ""]:
     return term
 
 
-def with_contrast(loss: Loss, x: Forward) -> Loss:
+def with_contrast(loss: LatentLoss, x: LatentForward) -> LatentLoss:
     r"""Add :math:`w L_\mathrm{CL}` (Eq. 10) with w = ``contrast.weight``.
 
     A batch of one sentence has no negatives and no contrast: what is left of Eq. 10 is 0, or log 2 with
@@ -319,10 +319,10 @@ def with_contrast(loss: Loss, x: Forward) -> Loss:
     return replace(loss, contrast=contrast, contrast_weight=section.weight)
 
 
-def objective_of(job: LatentJob) -> Objective:
+def objective_of(job: LatentJob) -> LatentObjective:
     """The function of a job's row; the contrast can also be added to rows that the paper has without it."""
     regularizer, circle = job.objective.regularizer, job.critic.loss == "circle"
-    base: Objective = {"none": reconstruction, "exact": vae, "f": ivae, "g": ivae_mi}[regularizer]
+    base: LatentObjective = {"none": reconstruction, "exact": vae, "f": ivae, "g": ivae_mi}[regularizer]
     if job.objective.svi_steps:
         base = sa_vae
     if job.contrast.weight == 0:

@@ -10,7 +10,7 @@ import torch
 
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import Progress, StepMetrics
-from capt.pretrain.latent.batches import Batch, SampledBatch, StepNoise, sample_batch
+from capt.pretrain.latent.batches import LatentBatch, SampledBatch, StepNoise, sample_batch
 from capt.pretrain.latent.config import LatentJob
 from capt.pretrain.latent.corpus import END, LatentVocabulary
 from capt.pretrain.latent.task import LatentTask
@@ -58,7 +58,7 @@ def rehearse(job: LatentJob, world: int) -> Rehearsal:
         length = job.data.max_words + 2  # <s> and </s>
         tokens = torch.full((rows, length), END)
         assumed = (*assumed, f"every sentence of {job.data.max_words} words, the most of data.max_words")
-    batch = Batch(tokens, torch.arange(rows), rows, job.batch.global_)
+    batch = LatentBatch(tokens, torch.arange(rows), rows, job.batch.global_)
     noise = StepNoise(job.run.seed, ("plan",), batch.rows, job.batch.global_, tokens.device)
     sampled = sample_batch(job, batch, noise)
     if sampled.negatives is not None:  # which the ranks share

@@ -26,7 +26,15 @@ from capt.pretrain.contrast import ShardedQueue
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
 from capt.pretrain.engine.task import Progress, StepMetrics, to_float
-from capt.pretrain.latent.batches import Batch, Batches, Rule, SampledBatch, StepNoise, cluster_batches, sample_batch
+from capt.pretrain.latent.batches import (
+    Batches,
+    LatentBatch,
+    Rule,
+    SampledBatch,
+    StepNoise,
+    cluster_batches,
+    sample_batch,
+)
 from capt.pretrain.latent.config import LatentJob
 from capt.pretrain.latent.corpus import (
     VOCABULARY,
@@ -38,7 +46,7 @@ from capt.pretrain.latent.corpus import (
 )
 from capt.pretrain.latent.evaluation.clusters import cluster_metrics, save_codes
 from capt.pretrain.latent.evaluation.text import DrawCounts, text_metrics
-from capt.pretrain.latent.models import TextModel, build, optimizers
+from capt.pretrain.latent.models import LatentTextModel, build, optimizers
 from capt.pretrain.latent.training import CriticDivergedError, beta_at, train_encoder_aggressively, train_step
 
 logger = logging.getLogger(__name__)
@@ -165,7 +173,7 @@ class LatentTask:
         for step, batch in enumerate(batches, progress.step):
             yield self._sample(batch, "step", step)
 
-    def _sample(self, batch: Batch, *use: int | str) -> SampledBatch:
+    def _sample(self, batch: LatentBatch, *use: int | str) -> SampledBatch:
         device = distributed.device()
         noise = StepNoise(self.job.run.seed, use, batch.rows, batch.total, device)
         return sample_batch(self.job, batch.to(device), noise)
@@ -210,7 +218,7 @@ class LatentTask:
         batches = self._validation.evaluation(self.job.validate_.samples, distributed.rank(), distributed.world_size())
         assert self.vocabulary is not None
         counts = DrawCounts(samples=1, mixture=self.job.validate_.draws)
-        figures = text_metrics(self.job, TextModel.of(modules), batches, counts, self.vocabulary.unknown_id)
+        figures = text_metrics(self.job, LatentTextModel.of(modules), batches, counts, self.vocabulary.unknown_id)
         self._watch(figures)
         return {**figures, "loss": figures.get("nelbo_iw", figures["rec"])}
 

@@ -22,7 +22,7 @@ from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import StepMetrics
 from capt.pretrain.latent.batches import SampledBatch, StepNoise
 from capt.pretrain.latent.config import LatentJob, ObjectiveSection
-from capt.pretrain.latent.objectives import Forward, clamped, critics_loss, objective_of
+from capt.pretrain.latent.objectives import LatentForward, clamped, critics_loss, objective_of
 from capt.pretrain.latent.posterior import Critics, CriticValues, EncoderOutput, Normal, frozen, with_gradient
 
 _RELATIVE_STEP = 1e-3
@@ -280,7 +280,7 @@ def train_step(
     # The encoder last: the decoder has left the gradient of its loss with respect to z.
     trained = critics.module if critics is not None else None
     assert trained is None or isinstance(trained, Critics)
-    loss = objective_of(job)(Forward(job, batch, encoded, rec, kl, trained, beta, queue))
+    loss = objective_of(job)(LatentForward(job, batch, encoded, rec, kl, trained, beta, queue))
     norms = [decoder.gradient_norm()]
     if encoder is not None and encoder_is_trained:
         encoder.backward(loss.total())

@@ -1,6 +1,6 @@
 """Vectors of texts in an object store: written as blocks, and read through the bounded cache of the host.
 
-``URL/<key>/`` holds the vectors of one `Identity`. A block is two files that never change, ``NAME.rows`` and
+``URL/<key>/`` holds the vectors of one `VectorIdentity`. A block is two files that never change, ``NAME.rows`` and
 ``NAME.ids`` as in a `VectorStore`; NAME is the SHA-256 of each, and the ids are written last. So every file that is
 fetched is compared with its name, a folder that was copied from a store is a `VectorStore`, and a kill loses at most
 the block that was not uploaded yet. ``index.json`` lists the blocks, for servers that list no files.
@@ -26,7 +26,7 @@ from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.stores import WRITABLE, MissingError, put_bytes, read_small, tree, without_secrets
 from capt.pretrain.base.verification import ExpectedFile
 from capt.pretrain.data.shard_cache import ShardCache
-from capt.pretrain.retrieval.store import ID, IDENTITY, Identity, Vectors
+from capt.pretrain.retrieval.store import ID, IDENTITY, VectorIdentity, Vectors
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class BucketVectors(Vectors):
 
     folder: str
 
-    def __init__(self, root: str, identity: Identity, cache: Path, limit: int) -> None:
+    def __init__(self, root: str, identity: VectorIdentity, cache: Path, limit: int) -> None:
         super().__init__(identity)
         self.url = f"{root.rstrip('/')}/{identity.key}"
         self.folder = without_secrets(self.url)

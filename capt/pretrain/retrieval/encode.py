@@ -19,7 +19,7 @@ from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.engine.task import Role
 from capt.pretrain.retrieval.bucket import BucketVectors
 from capt.pretrain.retrieval.encoders import TextEncoder
-from capt.pretrain.retrieval.store import DType, Identity, Vectors, VectorStore, text_hash
+from capt.pretrain.retrieval.store import DType, VectorIdentity, Vectors, VectorStore, text_hash
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class EncodeOptions:
     tokens: int | None = None
     cache_bytes: int = 100_000_000_000
 
-    def vectors_of(self, identity: Identity) -> Vectors:
+    def vectors_of(self, identity: VectorIdentity) -> Vectors:
         """The stored vectors of ``identity``. Raises ``DataError``."""
         if isinstance(self.store, str):
             return BucketVectors(self.store, identity, default_cache(), self.cache_bytes)

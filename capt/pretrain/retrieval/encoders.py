@@ -41,7 +41,7 @@ from capt.pretrain.retrieval.sentence_models import (
     set_limit,
     tokens_without_row,
 )
-from capt.pretrain.retrieval.store import DType, Identity, digest
+from capt.pretrain.retrieval.store import DType, VectorIdentity, digest
 from capt.tokenizer.encode import TextTokenizer, require_short_prompt
 
 logger = logging.getLogger(__name__)
@@ -89,10 +89,10 @@ class TextEncoder(ABC):
         """Tokens of a text at most, its prompt and special tokens included; 0 = of any length."""
         return int(self._facts["length"])
 
-    def identity(self, role: Role, dtype: DType = "fp32") -> Identity:
+    def identity(self, role: Role, dtype: DType = "fp32") -> VectorIdentity:
         """Everything that decides the vector of a text in ``role``."""
         facts = {**self._facts, "length": self.limit(role)}
-        return Identity(prompt=self.prompts[role], dimension=self.dimension, dtype=dtype, **facts)
+        return VectorIdentity(prompt=self.prompts[role], dimension=self.dimension, dtype=dtype, **facts)
 
     def protocol(self) -> str:
         """How a text becomes a vector, in one line."""
@@ -144,7 +144,7 @@ class OwnEncoder(TextEncoder):
         embed: the model, on this rank's device.
         tokenizer: of the model.
         room: tokens of a text at most.
-        facts: the parts of an `Identity` that files decide.
+        facts: the parts of an `VectorIdentity` that files decide.
         options: what the user has decided.
         prompts: of the model, by role.
         limits: tokens of a query and of a document at most, where the model has a limit for each.
@@ -243,12 +243,12 @@ class SentenceEncoder(TextEncoder):
         """Tokens of a text at most, which may be fewer for one of the roles; 0 = of any length."""
         return role_limit(self._model, role) or 0
 
-    def identity(self, role: Role, dtype: DType = "fp32") -> Identity:
+    def identity(self, role: Role, dtype: DType = "fp32") -> VectorIdentity:
         """Everything that decides the vector; with the role where the model reads it."""
         identity = super().identity(role, dtype)
         if not self._reads_roles:
             return identity
-        return Identity(**{**vars(identity), "prompt": f"{role}: {identity.prompt}"})
+        return VectorIdentity(**{**vars(identity), "prompt": f"{role}: {identity.prompt}"})
 
     def lengths(self, texts: Sequence[str], role: Role) -> list[int]:
         """The number of tokens of each text; of characters where the folder has no such tokenizer."""
@@ -411,7 +411,7 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 
 def _facts(hashes: Mapping[str, str], pooling: str) -> dict[str, Any]:
-    """The parts of an `Identity` that files decide."""
+    """The parts of an `VectorIdentity` that files decide."""
     of_tokenizer = {
         name: value
         for name, value in hashes.items()

@@ -53,7 +53,7 @@ Rankings = list[list[str]]
 
 
 @dataclass(frozen=True)
-class Settings:
+class RetrievalSettings:
     """What is evaluated beside whole vectors, and where per-query figures go."""
 
     dims: tuple[int, ...] = ()
@@ -67,7 +67,7 @@ def evaluate(
     sets: Sequence[Path],
     options: EncodeOptions,
     encoder_options: EncoderOptions,
-    settings: Settings,
+    settings: RetrievalSettings,
     *,
     out: Path | None = None,
     progress: ProgressCallback | None = None,
@@ -129,12 +129,12 @@ def _evaluate_set(
     encoder: TextEncoder,
     collection: Collection,
     options: EncodeOptions,
-    settings: Settings,
+    settings: RetrievalSettings,
     progress: ProgressCallback | None,
 ) -> tuple[Section, list[dict[str, Any]]]:
     # The corpus is read once for its ids, before hours of encoding.
     with synchronize_errors(patient=True):
-        corpus = Corpus.of(collection)
+        corpus = SearchCorpus.of(collection)
     queries = embed(encoder, (text for _, text in collection.queries), "query", options)
     documents = embed(
         encoder, (text for _, text in collection.documents()), "document", options, progress, total=len(corpus.names)
@@ -224,14 +224,14 @@ def _score_histograms(
 
 
 @dataclass(frozen=True)
-class Corpus:
+class SearchCorpus:
     """The ids of all documents, and those of them that are a query itself, and not judged relevant to it."""
 
     names: list[str]
     selves: frozenset[str]
 
     @classmethod
-    def of(cls, collection: Collection) -> Corpus:
+    def of(cls, collection: Collection) -> SearchCorpus:
         """Read the corpus once. Raises ``DataError``: it is empty, has an id twice, or nothing relevant."""
         queries = {name: " ".join(text.split()) for name, text in collection.queries}
         names, selves, seen = [], set(), dict[str, int]()
@@ -268,7 +268,7 @@ def _rank(
     collection: Collection,
     queries: Float[np.ndarray, "q d"],
     documents: Vectors,
-    corpus: Corpus,
+    corpus: SearchCorpus,
     dim: int,
 ) -> Rankings:
     """The best documents of each query by the first ``dim`` numbers of the vectors; never the query itself."""
@@ -321,7 +321,7 @@ def search(
     return best.result()
 
 
-def bm25_rankings(collection: Collection, corpus: Corpus) -> Rankings:
+def bm25_rankings(collection: Collection, corpus: SearchCorpus) -> Rankings:
     """Rankings by BM25 (Lucene's variant, k1 1.5, b 0.75, words in lower case, no stop words, no stemming)."""
     import bm25s
 
@@ -343,7 +343,9 @@ def bm25_rankings(collection: Collection, corpus: Corpus) -> Rankings:
     return rankings
 
 
-def _protocol(encoder: TextEncoder, collection: Collection, corpus: Corpus, systems: Mapping[str, Figures]) -> str:
+def _protocol(
+    encoder: TextEncoder, collection: Collection, corpus: SearchCorpus, systems: Mapping[str, Figures]
+) -> str:
     judged = [collection.judged[name] for name, _ in collection.queries]
     without = sum(max(each.values()) <= 0 for each in judged)
     found = set(corpus.names)

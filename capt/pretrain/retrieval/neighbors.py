@@ -26,7 +26,7 @@ _MIN_CHARACTERS = 20
 
 
 @dataclass(frozen=True)
-class Neighbor:
+class TextNeighbor:
     """A text and its cosine similarity to the query."""
 
     text: str
@@ -79,7 +79,7 @@ def neighbors(
     top: int = 3,
     limit: int = 2000,
     store: Path | None = None,
-) -> list[list[Neighbor]]:
+) -> list[list[TextNeighbor]]:
     """Answer ``queries`` from the first ``limit`` lines of text, by cosine.
 
     Args:
@@ -104,6 +104,6 @@ def neighbors(
     # Equal scores keep the order of the lines.
     found = search(rows, iter(texts), documents, min(top, len(texts)), np.arange(len(texts)), normalize=True)
     return [
-        [Neighbor(texts[i], float(score)) for i, score in zip(numbers, scores, strict=True)]
+        [TextNeighbor(texts[i], float(score)) for i, score in zip(numbers, scores, strict=True)]
         for numbers, scores in zip(found.numbers.tolist(), found.scores.tolist(), strict=True)
     ]

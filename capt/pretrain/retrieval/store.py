@@ -1,8 +1,8 @@
 """Vectors of texts on disk: memory-mapped, keyed by everything that decides a vector, complete after any kill.
 
-``ROOT/<key>/`` holds the vectors of one `Identity`. A process appends to a segment of its own: ``<segment>.rows`` has
-the vectors one after the other, ``<segment>.ids`` the hash of each text with a checksum of its row. The vectors of a
-batch are written before their ids, so that a killed process leaves no id without its vector.
+``ROOT/<key>/`` holds the vectors of one `VectorIdentity`. A process appends to a segment of its own: ``<segment>.rows``
+has the vectors one after the other, ``<segment>.ids`` the hash of each text with a checksum of its row. The vectors of
+a batch are written before their ids, so that a killed process leaves no id without its vector.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FORGOTTEN = bytes(16)
 
 
 @dataclass(frozen=True)
-class Identity:
+class VectorIdentity:
     """Everything beside the text that decides a vector.
 
     Attributes:
@@ -85,7 +85,7 @@ class Vectors(ABC):
     folder: Path | str
     """The place of the vectors: a folder, or an address in a store."""
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: VectorIdentity) -> None:
         self.identity = identity
         self.added = 0
         """Vectors that this process has written."""
@@ -200,7 +200,7 @@ class VectorStore(Vectors):
 
     folder: Path
 
-    def __init__(self, root: Path, identity: Identity) -> None:
+    def __init__(self, root: Path, identity: VectorIdentity) -> None:
         super().__init__(identity)
         self.folder = root / identity.key
         self._rows: list[np.memmap[Any, np.dtype[Any]]] = []

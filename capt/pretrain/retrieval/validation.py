@@ -22,7 +22,7 @@ from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import Role, TextTask
 from capt.pretrain.retrieval.data import Collection, Document, read_collections
 from capt.pretrain.retrieval.encode import TOKENS, batches
-from capt.pretrain.retrieval.evaluate import Corpus
+from capt.pretrain.retrieval.evaluate import SearchCorpus
 from capt.pretrain.retrieval.metrics import DEPTH, mean_metrics, query_metrics
 from capt.pretrain.retrieval.search import BLOCK, TopK, by_id, unit_rows
 
@@ -63,7 +63,7 @@ class _Texts:
 @dataclass(frozen=True)
 class _Set:
     collection: Collection
-    corpus: Corpus
+    corpus: SearchCorpus
     queries: _Texts
     documents: _Texts
 
@@ -134,7 +134,7 @@ class RetrievalValidation:
         documents = [text for _, text in part.documents()]
         return _Set(
             part,
-            Corpus.of(part),
+            SearchCorpus.of(part),
             _Texts.of(task, [text for _, text in part.queries], "query"),
             _Texts.of(task, documents, "document"),
         )

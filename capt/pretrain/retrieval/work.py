@@ -14,7 +14,7 @@ from capt.pretrain.base.stores import is_url
 from capt.pretrain.retrieval.data import read_documents, read_queries
 from capt.pretrain.retrieval.encode import EncodeOptions, embed
 from capt.pretrain.retrieval.encoders import EncoderOptions, load_text_encoder
-from capt.pretrain.retrieval.evaluate import Settings, evaluate
+from capt.pretrain.retrieval.evaluate import RetrievalSettings, evaluate
 from capt.pretrain.retrieval.mine import Rules, mine
 from capt.pretrain.retrieval.store import default_store, require_dtype
 
@@ -68,7 +68,9 @@ def _evaluate(
     out: str | None, progress: ProgressCallback | None,
 ) -> dict[str, Any]:  # fmt: skip
     per_query = settings.pop("per_query")
-    chosen = Settings(dims=tuple(settings.pop("dims")), per_query=Path(per_query) if per_query else None, **settings)
+    chosen = RetrievalSettings(
+        dims=tuple(settings.pop("dims")), per_query=Path(per_query) if per_query else None, **settings
+    )
     return evaluate(
         Path(model), [Path(each) for each in sets], _options(store), EncoderOptions(**encoder), chosen,
         out=Path(out) if out else None, progress=progress,

@@ -12,21 +12,21 @@ import pytest
 
 from capt.pretrain.base import leases
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.base.leases import Leases, Task
+from capt.pretrain.base.leases import LeasedTask, Leases
 from capt.pretrain.base.process import born
 
 
-def tasks(folder: Path, count: int, slow: float = 0.0) -> list[Task]:
+def tasks(folder: Path, count: int, slow: float = 0.0) -> list[LeasedTask]:
     folder.mkdir(exist_ok=True)
 
-    def task(number: int) -> Task:
+    def task(number: int) -> LeasedTask:
         def run() -> None:
             time.sleep(slow)
             with (folder / "log").open("a") as log:
                 log.write(f"{number} {os.getpid()}\n")
             (folder / str(number)).touch()
 
-        return Task(str(number), (folder / str(number)).exists, run)
+        return LeasedTask(str(number), (folder / str(number)).exists, run)
 
     return [task(number) for number in range(count)]
 
@@ -116,7 +116,7 @@ def test_a_failed_task_is_free_again(tmp_path: Path) -> None:
         raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):
-        Leases(tmp_path / "leases").share([Task("a", lambda: False, fail)])
+        Leases(tmp_path / "leases").share([LeasedTask("a", lambda: False, fail)])
     assert list((tmp_path / "leases").iterdir()) == []
 
 

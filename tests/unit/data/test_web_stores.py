@@ -22,7 +22,7 @@ from capt.pretrain.data.paths import resolve_files
 from capt.pretrain.data.shards import ShardSet
 from capt.pretrain.retrieval import bucket as vectors
 from capt.pretrain.retrieval.bucket import BucketVectors
-from capt.pretrain.retrieval.store import Identity, text_hash
+from capt.pretrain.retrieval.store import VectorIdentity, text_hash
 from tests.unit.data.faulty import faulty_store
 from tests.unit.data.test_shards import build
 from tests.unit.data.web import WebServer, web_server, write_certificate
@@ -167,7 +167,7 @@ def test_shards_read_as_on_disk_and_other_bytes_are_refused(
 def test_vectors_are_read_by_their_list_and_not_written(
     server: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    identity = Identity("m", "t", "p", 32, "mean", 3)
+    identity = VectorIdentity("m", "t", "p", 32, "mean", 3)
     rows, names = np.arange(6, dtype=np.float32).reshape(2, 3), [text_hash("a"), text_hash("b")]
     with faulty_store():
         monkeypatch.setattr(vectors, "WRITABLE", ("faulty",))

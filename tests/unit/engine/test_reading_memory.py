@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from capt.pretrain.engine.checkpoint import load
-from capt.pretrain.engine.checkpoint.load import Index, Piece
+from capt.pretrain.engine.checkpoint.load import Index, TensorPiece
 
 _TENSORS, _NUMEL = 8, 1 << 20
 _NAME = "tables.safetensors"
@@ -35,7 +35,7 @@ def test_what_has_been_read_does_not_stay_mapped(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(load, "_AT_ONCE", at_once)
     stored = {f"weight/{i}@0": torch.full((_NUMEL,), float(i)) for i in range(_TENSORS)}
     save_file(stored, tmp_path / _NAME)
-    pieces = {("weight", str(i)): [Piece(0, _NUMEL, _NAME, f"weight/{i}@0")] for i in range(_TENSORS)}
+    pieces = {("weight", str(i)): [TensorPiece(0, _NUMEL, _NAME, f"weight/{i}@0")] for i in range(_TENSORS)}
     out = torch.empty(_NUMEL)
     kept = 0
     with Index(tmp_path, pieces).reader() as reader:

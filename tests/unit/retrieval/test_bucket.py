@@ -22,7 +22,7 @@ from capt.pretrain.engine.task import Role
 from capt.pretrain.retrieval import bucket as room
 from capt.pretrain.retrieval.bucket import BucketVectors
 from capt.pretrain.retrieval.encode import EncodeOptions, embed, rows_of
-from capt.pretrain.retrieval.store import ID, Identity, VectorStore, text_hash
+from capt.pretrain.retrieval.store import ID, VectorIdentity, VectorStore, text_hash
 from tests.support import run_capt, run_ranks, start_forked
 from tests.unit.data.faulty import FaultyStore, faulty_store
 from tests.unit.data.s3 import s3_bucket
@@ -31,7 +31,7 @@ from tests.unit.retrieval.toy import ToyEncoder, write_beir, write_sentence_fold
 KILLS = int(os.environ.get("CAPT_RETRIEVAL_KILLS", "2"))
 TEXTS = [f"word{i} " * (1 + i % 9) for i in range(100 + 200 * KILLS)]
 BLOCK = 50 * 48  # bytes of fifty vectors
-IDENTITY = Identity("m", "t", "p", 32, "mean", 3)
+IDENTITY = VectorIdentity("m", "t", "p", 32, "mean", 3)
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
 NAMES = [text_hash(each) for each in "abcd"]
 
@@ -157,7 +157,7 @@ def store() -> Iterator[type[FaultyStore]]:
         yield made
 
 
-def _filled(tmp_path: Path, identity: Identity = IDENTITY, rows: np.ndarray = ROWS) -> BucketVectors:
+def _filled(tmp_path: Path, identity: VectorIdentity = IDENTITY, rows: np.ndarray = ROWS) -> BucketVectors:
     """Two blocks of two vectors in a store that is a folder."""
     made = BucketVectors(f"faulty:/{tmp_path}/there", identity, tmp_path / "cache", 1 << 20)
     for start in (0, 2):
@@ -168,7 +168,7 @@ def _filled(tmp_path: Path, identity: Identity = IDENTITY, rows: np.ndarray = RO
     return made
 
 
-@pytest.mark.parametrize("field", [field.name for field in fields(Identity)])
+@pytest.mark.parametrize("field", [field.name for field in fields(VectorIdentity)])
 def test_a_change_of_any_part_of_the_key_reads_nothing(field: str, tmp_path: Path, store: type[FaultyStore]) -> None:
     made = _filled(tmp_path)
     assert (made.vectors(NAMES[::-1]) == ROWS[::-1]).all()

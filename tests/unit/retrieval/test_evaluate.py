@@ -18,7 +18,7 @@ from capt.pretrain.config.retrieval import METRICS
 from capt.pretrain.retrieval.data import Collection, read_collections, read_documents, read_queries
 from capt.pretrain.retrieval.encode import EncodeOptions, embed
 from capt.pretrain.retrieval.encoders import EncoderOptions, load_text_encoder
-from capt.pretrain.retrieval.evaluate import Corpus, Settings, compare, evaluate
+from capt.pretrain.retrieval.evaluate import RetrievalSettings, SearchCorpus, compare, evaluate
 from capt.pretrain.retrieval.sentence_models import positions_of
 from tests.finetune import write_encoder
 from tests.support import Capt
@@ -31,7 +31,7 @@ def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def measured(model: Path, data: Path, store: Path, **settings: object) -> dict[str, dict[str, float]]:
-    result = evaluate(model, [data], EncodeOptions(store), EncoderOptions(), Settings(**settings))  # type: ignore[arg-type]
+    result = evaluate(model, [data], EncodeOptions(store), EncoderOptions(), RetrievalSettings(**settings))  # type: ignore[arg-type]
     return dict(result["sections"][0]["poolers"])
 
 
@@ -101,7 +101,7 @@ def test_ids_of_documents_are_those_of_their_rows(tmp_path: Path) -> None:
     (tmp_path / "qrels" / "test.tsv").write_text("7\t1\t1\n")
     (collection,) = read_collections(tmp_path)
     with pytest.raises(DataError, match=r'corpus\.jsonl:1: no "_id", by which judgements name it'):
-        Corpus.of(collection)
+        SearchCorpus.of(collection)
 
 
 def test_nano_beir_and_pairs_give_the_figures_of_the_beir_folder(sentences: Path, tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_query_that_is_a_document_does_not_find_itself(sentences: Path, tmp_pa
         (folder / "queries.jsonl").write_text(json.dumps({"_id": name, "text": text}) + "\n")
         (folder / "qrels" / "test.tsv").write_text(f"q\td\ts\n{name}\t{relevant}\t1\n")
         plain = EncoderOptions(query_prompt="", document_prompt="")
-        result = evaluate(sentences, [folder], EncodeOptions(tmp_path / "store"), plain, Settings())
+        result = evaluate(sentences, [folder], EncodeOptions(tmp_path / "store"), plain, RetrievalSettings())
         assert ("left out of its own ranking" in result["sections"][0]["protocol"]) == left_out
         if relevant == "d4":
             assert result["sections"][0]["poolers"]["full"]["mrr@10"] == 1
@@ -184,7 +184,7 @@ def test_no_judgement_or_query_is_lost_without_a_word(qrels: str, queries: str, 
     try:
         (collection,) = read_collections(tmp_path)
         said = "; ".join(collection.remarks)
-        Corpus.of(collection)
+        SearchCorpus.of(collection)
         assert len(collection.queries) == len(queries)
     except DataError as error:
         said = str(error)
@@ -229,10 +229,10 @@ def test_a_label_of_pairs_is_not_passed_over_in_silence(
 
 def test_bm25_of_texts_without_a_word() -> None:
     pytest.importorskip("bm25s", reason="bm25s is not installed")
-    from capt.pretrain.retrieval.evaluate import Corpus, bm25_rankings
+    from capt.pretrain.retrieval.evaluate import SearchCorpus, bm25_rankings
 
     collection = Collection("c", lambda: iter([("1", ""), ("2", "!")]), [("q", "a word")], {"q": {"1": 1}})
-    assert bm25_rankings(collection, Corpus.of(collection)) == [[]]
+    assert bm25_rankings(collection, SearchCorpus.of(collection)) == [[]]
 
 
 def test_bm25_beside_the_model(sentences: Path, tmp_path: Path) -> None:
@@ -241,11 +241,11 @@ def test_bm25_beside_the_model(sentences: Path, tmp_path: Path) -> None:
     import math
     import re
 
-    from capt.pretrain.retrieval.evaluate import Corpus, bm25_rankings
+    from capt.pretrain.retrieval.evaluate import SearchCorpus, bm25_rankings
 
     folder = write_beir(tmp_path / "beir")
     (collection,) = read_collections(folder)
-    corpus = Corpus.of(collection)
+    corpus = SearchCorpus.of(collection)
     texts = [re.findall(r"(?u)\b\w\w+\b", text.lower()) for _, text in collection.documents()]
     mean = sum(map(len, texts)) / len(texts)
     for (_, query), found in zip(collection.queries, bm25_rankings(collection, corpus), strict=True):
@@ -365,11 +365,11 @@ def test_documents_of_each_form(tmp_path: Path) -> None:
 def test_cranfield_by_bm25(data_folder: Path) -> None:
     """The classical collection; figures of BM25 on it are known to be about this."""
     pytest.importorskip("bm25s", reason="bm25s is not installed")
-    from capt.pretrain.retrieval.evaluate import Corpus, bm25_rankings
+    from capt.pretrain.retrieval.evaluate import SearchCorpus, bm25_rankings
     from capt.pretrain.retrieval.metrics import mean_metrics, query_metrics
 
     (collection,) = read_collections(data_folder / "retrieval" / "cranfield")
-    rankings = bm25_rankings(collection, Corpus.of(collection))
+    rankings = bm25_rankings(collection, SearchCorpus.of(collection))
     found = zip(collection.queries, rankings, strict=True)
     figures = mean_metrics([query_metrics(ranking, collection.judged[name]) for (name, _), ranking in found])
     assert figures["ndcg@10"] == pytest.approx(0.3512, abs=5e-4)

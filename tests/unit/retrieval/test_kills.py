@@ -41,7 +41,7 @@ def _evaluate(home: str, store: str) -> None:
     path = Path(home)
     room.evaluate(
         Path("toy"), [path / "beir"], EncodeOptions(path / store, tokens=60), EncoderOptions(),
-        room.Settings(dims=(6,)), out=path / f"{store}.json",
+        room.RetrievalSettings(dims=(6,)), out=path / f"{store}.json",
     )  # fmt: skip
 
 

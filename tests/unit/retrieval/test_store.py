@@ -20,16 +20,16 @@ from capt.pretrain.base.distributed import rank
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.engine.task import Role
 from capt.pretrain.retrieval.encode import EncodeOptions, batches, embed, logger, rows_of
-from capt.pretrain.retrieval.store import Identity, VectorStore, text_hash
+from capt.pretrain.retrieval.store import VectorIdentity, VectorStore, text_hash
 from tests.support import run_ranks
 from tests.unit.retrieval.toy import ToyEncoder
 
-IDENTITY = Identity("m", "t", "p", 32, "mean", 3)
+IDENTITY = VectorIdentity("m", "t", "p", 32, "mean", 3)
 ROWS = np.arange(6, dtype=np.float32).reshape(2, 3)
 NAMES = [text_hash("a"), text_hash("b")]
 
 
-def filled(root: Path, identity: Identity = IDENTITY) -> VectorStore:
+def filled(root: Path, identity: VectorIdentity = IDENTITY) -> VectorStore:
     store = VectorStore(root, identity)
     store.add(NAMES, ROWS)
     store.close()
@@ -45,7 +45,7 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
         again.vectors([text_hash("c")])
 
 
-@pytest.mark.parametrize("field", [field.name for field in fields(Identity)])
+@pytest.mark.parametrize("field", [field.name for field in fields(VectorIdentity)])
 def test_a_change_of_any_part_of_the_key_reads_nothing(field: str, tmp_path: Path) -> None:
     filled(tmp_path)
     value = {"length": 33, "dimension": 4, "dtype": "fp16", "precision": "bf16"}.get(field, "other")

@@ -14,7 +14,7 @@ from capt.pretrain.config.retrieval import METRICS, RetrievalSection
 from capt.pretrain.retrieval.data import read_collections
 from capt.pretrain.retrieval.encode import EncodeOptions
 from capt.pretrain.retrieval.encoders import EncoderOptions, load_text_encoder
-from capt.pretrain.retrieval.evaluate import Settings, evaluate
+from capt.pretrain.retrieval.evaluate import RetrievalSettings, evaluate
 from capt.pretrain.retrieval.validation import part_of
 from tests.language import language_mapping
 from tests.pairs import pairs_mapping
@@ -65,7 +65,11 @@ def test_the_figures_are_those_of_the_evaluation(task: str, stage: int, pooling:
     if best["step"]:
         assert f"step-{best['step']:08d}" in str((run / "checkpoints" / "best").resolve())
     result = evaluate(
-        run / "checkpoints" / "step-00000002", sets, options, EncoderOptions(pooling=pooling), Settings(dims=(4,))
+        run / "checkpoints" / "step-00000002",
+        sets,
+        options,
+        EncoderOptions(pooling=pooling),
+        RetrievalSettings(dims=(4,)),
     )
     for section in result["sections"]:
         for name in METRICS:

@@ -49,7 +49,7 @@ _AT_ONCE = 1 << 24
 
 
 @dataclass(frozen=True, order=True)
-class Piece:
+class TensorPiece:
     """Elements ``start : end`` of a flattened tensor, under ``key`` in the file ``name``."""
 
     start: int
@@ -61,7 +61,7 @@ class Piece:
 class Index:
     """Where every stored range of a module's tensors lies. Made by :func:`read_index`."""
 
-    def __init__(self, checkpoint: Path, pieces: Mapping[tuple[str, str], list[Piece]]) -> None:
+    def __init__(self, checkpoint: Path, pieces: Mapping[tuple[str, str], list[TensorPiece]]) -> None:
         self.checkpoint = checkpoint
         self._pieces = pieces
 
@@ -81,7 +81,7 @@ class Index:
         """Raise ``CheckpointError`` unless all ``numel`` elements of a tensor are stored."""
         self._covering(kind, name, 0, numel)
 
-    def _covering(self, kind: str, name: str, start: int, end: int) -> list[Piece]:
+    def _covering(self, kind: str, name: str, start: int, end: int) -> list[TensorPiece]:
         """Return the pieces that hold ``start : end``, in order (there are no overlaps)."""
         found = [p for p in self._pieces.get((kind, name), []) if p.start < end and p.end > start]
         done = start
@@ -160,7 +160,7 @@ def read_index_together(checkpoint: Path, manifest: Manifest, module: str, parts
     # Plain tuples, because ranks tell each other JSON.
     told = [[(kind, name, astuple(piece)) for kind, name, piece in part] for part in found]
     parts_of_all = [
-        [(kind, name, Piece(*piece)) for kind, name, piece in part]
+        [(kind, name, TensorPiece(*piece)) for kind, name, piece in part]
         for each in distributed.gather_objects(told)
         for part in each
     ]
@@ -182,7 +182,7 @@ def _opened(path: Path) -> Iterator[Any]:
         raise CheckpointError(f"{path}: damaged: {' '.join(str(error).split())[:300]}") from None
 
 
-def _pieces(checkpoint: Path, name: str) -> list[tuple[str, str, Piece]]:
+def _pieces(checkpoint: Path, name: str) -> list[tuple[str, str, TensorPiece]]:
     """Yield what the head of a file says: kind, tensor, piece."""
     found = []
     with _opened(checkpoint / name) as file:
@@ -195,13 +195,13 @@ def _pieces(checkpoint: Path, name: str) -> list[tuple[str, str, Piece]]:
                     "a checkpoint holds flat F32 under KIND/PARAMETER@START"
                 )
             kind, parameter, start = match.groups()
-            found.append((kind, parameter, Piece(int(start), int(start) + shape[0], name, key)))
+            found.append((kind, parameter, TensorPiece(int(start), int(start) + shape[0], name, key)))
     return found
 
 
-def _join(checkpoint: Path, manifest: Manifest, module: str, heads: list[list[tuple[str, str, Piece]]]) -> Index:
+def _join(checkpoint: Path, manifest: Manifest, module: str, heads: list[list[tuple[str, str, TensorPiece]]]) -> Index:
     shapes = manifest.modules[module].shapes
-    pieces: dict[tuple[str, str], list[Piece]] = defaultdict(list)
+    pieces: dict[tuple[str, str], list[TensorPiece]] = defaultdict(list)
     for kind, parameter, piece in (entry for head in heads for entry in head):
         where = f"{checkpoint / piece.name}: {ascii(piece.key)[:200]}"
         if parameter not in shapes:

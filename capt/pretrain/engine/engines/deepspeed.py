@@ -21,7 +21,7 @@ from capt.pretrain.engine.engines.base import EngineBase, Judge, clip_gradients,
 from capt.pretrain.engine.engines.deepspeed_config import clips_here, deepspeed_config
 from capt.pretrain.engine.engines.places import global_shape, places, trainable
 from capt.pretrain.engine.optim.build import build_optimizer
-from capt.pretrain.engine.optim.muon import MuonLayout, MuonWithAdamW, Piece
+from capt.pretrain.engine.optim.muon import MatrixPiece, MuonLayout, MuonWithAdamW
 from capt.pretrain.engine.optim.optimizers import ParameterPart, StableAdamW, keep_average
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
 from capt.pretrain.engine.own_time import own_section
@@ -114,9 +114,9 @@ class DeepSpeedEngine(EngineBase):
         flats = zero.fp32_partitioned_groups_flat if self.zero_stage == 3 else zero.single_partition_of_fp32_groups
         order = {flat: index for index, flat in enumerate(flats)}
         numbers = {name: number for number, (name, _) in enumerate(trainable(self.module))}
-        pieces: list[list[Piece]] = [[] for _ in flats]
+        pieces: list[list[MatrixPiece]] = [[] for _ in flats]
         for place in (place for place in places(self) if place.name in numbers):
-            piece = Piece(numbers[place.name], place.offset, place.start, place.numel)
+            piece = MatrixPiece(numbers[place.name], place.offset, place.start, place.numel)
             pieces[order[place.flat]].append(piece)
         # A matrix is cut where a rank holds fewer elements of it than it has.
         here = [[each.number for each in own if each.numel < math.prod(shapes[each.number])] for own in pieces]

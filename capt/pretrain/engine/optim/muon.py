@@ -88,7 +88,7 @@ def orthogonalize_flops(rows: int, columns: int) -> int:
 
 
 @dataclass(frozen=True)
-class Piece:
+class MatrixPiece:
     """A run of ``numel`` elements, at ``offset`` in the flat tensor and at ``start`` in matrix ``number``."""
 
     number: int
@@ -101,7 +101,7 @@ class Piece:
 class MuonLayout:
     """What a flat tensor of this rank holds, and the numbers of its matrices of which no rank holds all elements."""
 
-    pieces: Sequence[Piece]
+    pieces: Sequence[MatrixPiece]
     cut: Sequence[int]
 
 
@@ -168,7 +168,7 @@ class MuonWithAdamW(OwnOptimizer):
             for piece, direction in self._directions(layout, ahead):
                 p[piece.offset : piece.offset + piece.numel].add_(direction, alpha=-group["lr"])
 
-    def _directions(self, layout: MuonLayout, ahead: Tensor) -> Iterator[tuple[Piece, Tensor]]:
+    def _directions(self, layout: MuonLayout, ahead: Tensor) -> Iterator[tuple[MatrixPiece, Tensor]]:
         """The direction of each piece of a flat tensor. Collective where matrices are cut."""
         cut = set(layout.cut)
         own = {piece.number: piece for piece in layout.pieces}

@@ -21,9 +21,9 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from capt.pretrain.base.errors import ConfigError
-from capt.pretrain.latent.batches import Batch
+from capt.pretrain.latent.batches import LatentBatch
 from capt.pretrain.latent.evaluation.model import log_likelihood_gradients, log_likelihoods
-from capt.pretrain.latent.models import TextModel
+from capt.pretrain.latent.models import LatentTextModel
 from capt.pretrain.latent.posterior import Normal, standard_log_prob
 
 # Perplexities with their errors, from a bound of each sentence.
@@ -269,14 +269,16 @@ def diagonal(normal: Normal) -> Normal:
 
 @torch.no_grad()
 def negative_elbo(
-    model: TextModel, batch: Batch, density: Normal, draws: int, generator: torch.Generator
+    model: LatentTextModel, batch: LatentBatch, density: Normal, draws: int, generator: torch.Generator
 ) -> Float[Tensor, " n"]:
     r"""Estimate :math:`-E_q \log p(x|z) + \mathrm{KL}(q \| p)` of each sentence with ``draws`` draws."""
     z = density.sample(draws, generator)
     return density.kl() - log_likelihoods(model.decoder, z, batch.tokens).mean(0)
 
 
-def best_start(model: TextModel, batch: Batch, starts: Sequence[Normal], generator: torch.Generator) -> Normal:
+def best_start(
+    model: LatentTextModel, batch: LatentBatch, starts: Sequence[Normal], generator: torch.Generator
+) -> Normal:
     """Choose for each sentence the diagonal Gaussian of the highest ELBO, by draws that are used for nothing else."""
     starts = [diagonal(start) for start in starts]
     losses = torch.stack([negative_elbo(model, batch, start, _START_DRAWS, generator) for start in starts])
@@ -290,7 +292,12 @@ def best_start(model: TextModel, batch: Batch, starts: Sequence[Normal], generat
 
 
 def refitted_proposal(
-    model: TextModel, batch: Batch, starts: Sequence[Normal], generator: torch.Generator, *, steps: int = STEPS
+    model: LatentTextModel,
+    batch: LatentBatch,
+    starts: Sequence[Normal],
+    generator: torch.Generator,
+    *,
+    steps: int = STEPS,
 ) -> Normal:
     r"""Ascend the ELBO of each sentence from the best of ``starts``, with Adam and a rate that falls to 0.
 

@@ -19,11 +19,11 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from capt.pretrain.base.randomness import derive
-from capt.pretrain.latent.batches import Batch
+from capt.pretrain.latent.batches import LatentBatch
 from capt.pretrain.latent.evaluation.bounds import estimate, missing, weighted_bounds
 from capt.pretrain.latent.evaluation.likelihood import LikelihoodBounds
 from capt.pretrain.latent.evaluation.model import log_likelihood_gradients, log_likelihoods
-from capt.pretrain.latent.models import TextModel
+from capt.pretrain.latent.models import LatentTextModel
 from capt.pretrain.latent.posterior import Normal
 
 CHAINS, TEMPERATURES = 16, 50
@@ -56,14 +56,14 @@ class _State(NamedTuple):
     gradient: Tensor
 
     @classmethod
-    def at(cls, model: TextModel, batch: Batch, z: Tensor) -> _State:
+    def at(cls, model: LatentTextModel, batch: LatentBatch, z: Tensor) -> _State:
         gradient = log_likelihood_gradients(model.decoder, z, batch.tokens)
         return cls(z, log_likelihoods(model.decoder, z, batch.tokens).double(), gradient)
 
 
 @torch.no_grad()
 def bridge(
-    model: TextModel, batch: Batch, guide: Normal, generator: torch.Generator, *,
+    model: LatentTextModel, batch: LatentBatch, guide: Normal, generator: torch.Generator, *,
     chains: int = CHAINS, temperatures: int = TEMPERATURES,
 ) -> Bridged:  # fmt: skip
     """Run the chains of all sentences of a batch together.
@@ -92,7 +92,12 @@ def bridge(
 
 
 def _move(
-    model: TextModel, batch: Batch, state: _State, beta: float, scale: Float[Tensor, "n d"], generator: torch.Generator
+    model: LatentTextModel,
+    batch: LatentBatch,
+    state: _State,
+    beta: float,
+    scale: Float[Tensor, "n d"],
+    generator: torch.Generator,
 ) -> tuple[_State, float]:
     """Take one Hamiltonian step that keeps ``p(z) p(x|z) ** beta``; returns the share of accepted steps as well."""
 
@@ -129,7 +134,7 @@ def _move(
     return kept, float(accept.double().mean())
 
 
-def bridge_check(model: TextModel, collected: LikelihoodBounds, number: int) -> dict[str, Any]:
+def bridge_check(model: LatentTextModel, collected: LikelihoodBounds, number: int) -> dict[str, Any]:
     """Bridge ``number`` of the weighted sentences, evenly over all lengths, and compare them with the tightest bound.
 
     Returns:
@@ -149,7 +154,7 @@ def bridge_check(model: TextModel, collected: LikelihoodBounds, number: int) -> 
         rows = chosen[(chosen >= first) & (chosen < first + batch.total)] - first
         if len(rows):
             assert guide.log_variance is not None
-            own = Batch(batch.tokens[rows], torch.arange(len(rows)), len(rows), len(rows))
+            own = LatentBatch(batch.tokens[rows], torch.arange(len(rows)), len(rows), len(rows))
             guide = Normal(guide.mean[rows], log_variance=guide.log_variance[rows])
             # A seed of its own: the chains of a batch do not depend on how many sentences others bridge.
             generator = torch.Generator().manual_seed(derive(0, "latent/bridge", first))

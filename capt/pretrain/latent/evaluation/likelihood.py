@@ -11,7 +11,7 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from capt.pretrain.base.randomness import derive
-from capt.pretrain.latent.batches import Batch
+from capt.pretrain.latent.batches import LatentBatch
 from capt.pretrain.latent.corpus import predicted
 from capt.pretrain.latent.evaluation.bounds import (
     STEPS,
@@ -28,7 +28,7 @@ from capt.pretrain.latent.evaluation.bounds import (
     weighted_bounds,
 )
 from capt.pretrain.latent.evaluation.model import PosteriorSamples, passes
-from capt.pretrain.latent.models import TextDecoder, TextModel
+from capt.pretrain.latent.models import LatentTextModel, TextDecoder
 from capt.pretrain.latent.posterior import Normal
 
 # The likelihood of a text with and without its unknown words.
@@ -82,7 +82,7 @@ def likelihoods(
 
 @torch.no_grad()
 def weighted_nlls(
-    model: TextModel, batch: Batch, proposal: Proposal, draws: int, generator: torch.Generator, unknown: int
+    model: LatentTextModel, batch: LatentBatch, proposal: Proposal, draws: int, generator: torch.Generator, unknown: int
 ) -> tuple[Float64[Tensor, " n"], Float64[Tensor, " n"]]:
     r"""Estimate :math:`-\log p(x)` and :math:`-\log p_K(x)` of each sentence by importance weighting.
 
@@ -145,7 +145,7 @@ class LikelihoodBounds:
     unknown: int
     weighted: Collection[int] | None = None
     refit_steps: int = STEPS
-    batches: list[tuple[Batch, Normal]] = field(default_factory=list)
+    batches: list[tuple[LatentBatch, Normal]] = field(default_factory=list)
     """The weighted batches with their refitted proposals, for the bridge."""
     _found: dict[str, list[WordBounds]] = field(default_factory=dict)
     _draws: dict[str, int] = field(default_factory=dict)
@@ -163,7 +163,7 @@ class LikelihoodBounds:
     def _weighs(self, number: int) -> bool:
         return self.draws > 0 and (self.weighted is None or number in self.weighted)
 
-    def add_language_model(self, number: int, batch: Batch, found: Likelihoods) -> None:
+    def add_language_model(self, number: int, batch: LatentBatch, found: Likelihoods) -> None:
         """Add sentences whose likelihood is known: there is no latent variable, and ``found`` is of one draw.
 
         ``ppl_best`` is still of the weighted batches, so that other models are compared on the same sentences.
@@ -175,7 +175,7 @@ class LikelihoodBounds:
         self._reasons |= dict.fromkeys(PROPOSALS, "a language model has no z to draw: ppl_exact is its perplexity")
 
     def add(
-        self, number: int, model: TextModel, batch: Batch, posterior: PosteriorSamples, found: Likelihoods,
+        self, number: int, model: LatentTextModel, batch: LatentBatch, posterior: PosteriorSamples, found: Likelihoods,
         samples: int, *, is_point: bool,
     ) -> None:  # fmt: skip
         """Add the sentences of a batch.
@@ -204,7 +204,7 @@ class LikelihoodBounds:
             self._weight(model, batch, posterior, found, generator, is_point=is_point)
 
     def _weight(
-        self, model: TextModel, batch: Batch, posterior: PosteriorSamples, found: Likelihoods,
+        self, model: LatentTextModel, batch: LatentBatch, posterior: PosteriorSamples, found: Likelihoods,
         generator: torch.Generator, *, is_point: bool,
     ) -> None:  # fmt: skip
         def draw(proposal: Proposal) -> _Drawn:
@@ -240,7 +240,7 @@ class LikelihoodBounds:
         known = torch.cat([part.likelihoods.known for part in parts])
         self._add(name, WordBounds(_weighted(z, words, proposal), _weighted(z, known, proposal)), len(z))
 
-    def _start(self, batch: Batch, *, weighted: bool) -> None:
+    def _start(self, batch: LatentBatch, *, weighted: bool) -> None:
         self._words.append(predicted(batch.tokens).sum(1).double().cpu())
         self._known.append((predicted(batch.tokens) & (batch.tokens[:, 1:] != self.unknown)).sum(1).double().cpu())
         self._is_weighted.append(torch.full((batch.total,), weighted))

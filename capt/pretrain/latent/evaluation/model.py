@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from capt.pretrain.latent.batches import Batch, StepNoise, sample_batch
+from capt.pretrain.latent.batches import LatentBatch, StepNoise, sample_batch
 from capt.pretrain.latent.config import LatentJob
-from capt.pretrain.latent.models import TextDecoder, TextModel
+from capt.pretrain.latent.models import LatentTextModel, TextDecoder
 from capt.pretrain.latent.posterior import Normal, frozen
 from capt.pretrain.latent.training import refined_density
 
@@ -38,7 +38,9 @@ class PosteriorSamples(NamedTuple):
 
 
 @torch.no_grad()
-def sample_posterior(job: LatentJob, model: TextModel, batch: Batch, noise: StepNoise, number: int) -> PosteriorSamples:
+def sample_posterior(
+    job: LatentJob, model: LatentTextModel, batch: LatentBatch, noise: StepNoise, number: int
+) -> PosteriorSamples:
     """Draw ``number`` times from each posterior; semi-amortised posteriors (SaVAE) are refined first."""
     assert model.encoder is not None
     head = model.encoder.head

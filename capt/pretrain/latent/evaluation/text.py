@@ -14,7 +14,7 @@ from torch import Tensor
 
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import ConfigError, DataError, shown
-from capt.pretrain.latent.batches import Batch, StepNoise
+from capt.pretrain.latent.batches import LatentBatch, StepNoise
 from capt.pretrain.latent.config import LatentJob
 from capt.pretrain.latent.corpus import Sentences
 from capt.pretrain.latent.evaluation.bounds import (
@@ -28,7 +28,7 @@ from capt.pretrain.latent.evaluation.bounds import (
 )
 from capt.pretrain.latent.evaluation.likelihood import FIT_DRAWS, LikelihoodBounds, likelihoods, weighted_nlls
 from capt.pretrain.latent.evaluation.model import sample_posterior
-from capt.pretrain.latent.models import LoadedLatentModel, TextModel
+from capt.pretrain.latent.models import LatentTextModel, LoadedLatentModel
 from capt.pretrain.latent.posterior import Critics, Normal
 
 # Sentences that a trained model writes: from the prior, from another sentence, and between two sentences.
@@ -97,7 +97,7 @@ def mean_codes(
             raise DataError(f"{sentence[:40]!r}...: {len(words)} words, data.max_words is {model.job.data.max_words}")
         # One sentence a batch and the same noise for each: a code does not depend on the other sentences.
         tokens = torch.from_numpy(Sentences.of([words]).rows(np.zeros(1, dtype=np.int64)))
-        batch = Batch(tokens, torch.zeros(1, dtype=torch.int64), 1, 1)
+        batch = LatentBatch(tokens, torch.zeros(1, dtype=torch.int64), 1, 1)
         noise = StepNoise(seed, ("codes",), None, 1, tokens.device)
         means.append(sample_posterior(model.job, text_model, batch, noise, samples).z.mean((0, 1)))
     if unknown:
@@ -176,8 +176,8 @@ class _Totals:
 
 @torch.no_grad()
 def text_metrics(
-    job: LatentJob, model: TextModel, batches: Iterable[tuple[int, Batch]], counts: DrawCounts, unknown: int,
-    bounds: LikelihoodBounds | None = None,
+    job: LatentJob, model: LatentTextModel, batches: Iterable[tuple[int, LatentBatch]], counts: DrawCounts,
+    unknown: int, bounds: LikelihoodBounds | None = None,
 ) -> dict[str, float]:  # fmt: skip
     """Compute the metrics of the sentences in ``batches``, averaged over the sentences of all ranks.
 
@@ -215,8 +215,8 @@ def text_metrics(
 
 
 def _add_batch(
-    job: LatentJob, model: TextModel, number: int, batch: Batch, counts: DrawCounts, unknown: int, totals: _Totals,
-    bounds: LikelihoodBounds | None,
+    job: LatentJob, model: LatentTextModel, number: int, batch: LatentBatch, counts: DrawCounts, unknown: int,
+    totals: _Totals, bounds: LikelihoodBounds | None,
 ) -> None:  # fmt: skip
     noise = StepNoise(0, ("measure", number), None, batch.total, model.device)
     # One set of draws serves everything below: the number that the largest part needs.

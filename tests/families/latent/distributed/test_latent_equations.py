@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from capt.pretrain.base import distributed
-from capt.pretrain.latent.batches import Batch, StepNoise, sample_batch
-from capt.pretrain.latent.objectives import Forward, objective_of
+from capt.pretrain.latent.batches import LatentBatch, StepNoise, sample_batch
+from capt.pretrain.latent.objectives import LatentForward, objective_of
 from capt.pretrain.latent.posterior import Critics, EncoderOutput
 from tests.latent import small_job
 from tests.support import run_ranks
@@ -57,13 +57,13 @@ def _on_this_rank() -> list[tuple[float, np.ndarray, np.ndarray]]:
     for case in CASES:
         job = _job(case)
         z, h, critics = _drawn()
-        batch = Batch(torch.zeros(share, 3, dtype=torch.int64), rows, len(mine), N)
+        batch = LatentBatch(torch.zeros(share, 3, dtype=torch.int64), rows, len(mine), N)
         noise = StepNoise(1, ("step", 0), rows, N, torch.device("cpu"))
         leaves = [each[:, rows].flatten(0, 1).requires_grad_() for each in (z, h)]
         encoded = EncoderOutput(leaves[0], leaves[1], None)
         sampled = sample_batch(job, batch, noise)
         rec = torch.zeros((), dtype=torch.float64)
-        loss = objective_of(job)(Forward(job, sampled, encoded, rec, None, critics, BETA, None)).total()
+        loss = objective_of(job)(LatentForward(job, sampled, encoded, rec, None, critics, BETA, None)).total()
         gradients = torch.autograd.grad(loss, leaves, materialize_grads=True)
         by_z, by_h = (each.view(2, share, -1)[:, : len(mine)].numpy() for each in gradients)
         results.append((loss.item(), by_z, by_h))
@@ -94,7 +94,7 @@ def _literal(case: tuple[str, str, tuple[str, ...], str]) -> tuple[float, Tensor
         first, second = [sum(first) / N, *first], [sum(second) / N, *second]
     draws: list[Tensor] = []
     if "contrast.prior_negatives=2" in more:
-        batch = Batch(torch.zeros(N, 3, dtype=torch.int64), torch.arange(N), N, N)
+        batch = LatentBatch(torch.zeros(N, 3, dtype=torch.int64), torch.arange(N), N, N)
         found = sample_batch(_job(case), batch, StepNoise(1, ("step", 0), batch.rows, N, torch.device("cpu"))).negatives
         assert found is not None
         draws = list(found.double())

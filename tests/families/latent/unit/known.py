@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from capt.pretrain.latent.batches import Batch
+from capt.pretrain.latent.batches import LatentBatch
 from capt.pretrain.latent.evaluation.bounds import Mixture, importance_weighted_nll, prior, refitted_proposal
 from capt.pretrain.latent.evaluation.model import log_likelihoods
-from capt.pretrain.latent.models import TextModel, build
+from capt.pretrain.latent.models import LatentTextModel, build
 from capt.pretrain.latent.posterior import Normal, standard_log_prob
 from tests.latent import small_job
 
@@ -33,9 +33,9 @@ class KnownDecoder:
         with torch.no_grad():
             for weight in modules["decoder"].parameters():
                 weight.uniform_(-1.0, 1.0)  # a decoder that listens to z
-        self.model = TextModel.of({name: module.eval() for name, module in modules.items()})
+        self.model = LatentTextModel.of({name: module.eval() for name, module in modules.items()})
         tokens = torch.randint(4, WORDS, (N, LENGTH), generator=seeded(1))
-        self.batch = Batch(tokens, torch.arange(N), N, N)
+        self.batch = LatentBatch(tokens, torch.arange(N), N, N)
         self.bad = Normal(torch.full((N, latent), 1.2), log_variance=torch.full((N, latent), -0.6))
         self.prior = prior(N, latent, torch.device("cpu"))
         self.log_p = self.quadrature(latent)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from capt.pretrain.latent.batches import Batch
+from capt.pretrain.latent.batches import LatentBatch
 from capt.pretrain.latent.corpus import UNK
 from capt.pretrain.latent.evaluation import bridge as bridging
 from capt.pretrain.latent.evaluation.bounds import Bounds, weighted_bounds
@@ -70,8 +70,8 @@ def test_the_check_compares_the_same_sentences(known: KnownDecoder, monkeypatch:
     monkeypatch.setattr(bridging, "CHAINS", 100)
     monkeypatch.setattr(bridging, "TEMPERATURES", 8)
     collected = LikelihoodBounds(2, UNK)
-    two = Batch(known.batch.tokens[:2], torch.arange(2), 2, 2)
-    three = Batch(known.batch.tokens[2:], torch.arange(3), 3, 3)
+    two = LatentBatch(known.batch.tokens[:2], torch.arange(2), 2, 2)
+    three = LatentBatch(known.batch.tokens[2:], torch.arange(3), 3, 3)
     fitted = known.refitted()
     assert fitted.log_variance is not None
     loose = torch.arange(1.0, 6.0, dtype=torch.float64)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from capt.pretrain.base.errors import ConfigError
-from capt.pretrain.latent.batches import Batch
+from capt.pretrain.latent.batches import LatentBatch
 from capt.pretrain.latent.evaluation import model as evaluation_model
 from capt.pretrain.latent.evaluation.bounds import Mixture, diagonal, negative_elbo, refitted_proposal
 from capt.pretrain.latent.evaluation.model import log_likelihoods
@@ -117,7 +117,7 @@ def test_refitting_starts_where_the_elbo_is_highest(known: KnownDecoder) -> None
 def test_refitting_one_sentence_does_not_depend_on_the_others(known: KnownDecoder) -> None:
     tokens = known.batch.tokens.clone()
     tokens[1:] = tokens[1:].flip(0)
-    others = Batch(tokens, torch.arange(N), N, N)
+    others = LatentBatch(tokens, torch.arange(N), N, N)
     one = refitted_proposal(known.model, known.batch, [known.bad], seeded(2), steps=10)
     same = refitted_proposal(known.model, others, [known.bad], seeded(2), steps=10)
     torch.testing.assert_close(one.mean[0], same.mean[0], rtol=1e-5, atol=1e-6)

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 from capt.pretrain.config.load import load_job
 from capt.pretrain.latent import objectives
-from capt.pretrain.latent.batches import Batch, StepNoise, sample_batch
+from capt.pretrain.latent.batches import LatentBatch, StepNoise, sample_batch
 from capt.pretrain.latent.config import LatentJob
-from capt.pretrain.latent.objectives import Forward, Loss, objective_of
+from capt.pretrain.latent.objectives import LatentForward, LatentLoss, objective_of
 from capt.pretrain.latent.posterior import Critics, EncoderOutput
 from tests.latent import PRESETS, PTB, small_job
 
@@ -56,20 +56,20 @@ def test_clusters_have_the_functions_of_the_tables(name: str, function: str) -> 
     assert objective_of(job) is getattr(objectives, function)
 
 
-def _forward(preset: str, folder: Path, *more: str) -> Forward:
+def _forward(preset: str, folder: Path, *more: str) -> LatentForward:
     job = small_job(preset, folder, folder / "run", *more, batch=N, micro=N)
     torch.manual_seed(0)
     tokens = torch.randint(4, 19, (N, 6))
-    batch = Batch(tokens, torch.arange(N), N, N)
+    batch = LatentBatch(tokens, torch.arange(N), N, N)
     sampled = sample_batch(job, batch, StepNoise(1, ("step", 0), batch.rows, N, torch.device("cpu")))
     n = N * sampled.views
     encoded = EncoderOutput(torch.randn(n, D, dtype=torch.float64), torch.randn(n, 16, dtype=torch.float64), None)
     critics = Critics(D, 16, job.critic).double()
     rec, kl = torch.tensor(3.0, dtype=torch.float64), torch.tensor(0.5, dtype=torch.float64)
-    return Forward(job, sampled, encoded, rec, kl, critics, BETA, None)
+    return LatentForward(job, sampled, encoded, rec, kl, critics, BETA, None)
 
 
-def _contrast(x: Forward) -> torch.Tensor:
+def _contrast(x: LatentForward) -> torch.Tensor:
     first, second = x.encoded.z.chunk(2)
     if x.job.contrast.mean_pair:
         first, second = (torch.cat([view.mean(0, keepdim=True), view]) for view in (first, second))
@@ -115,9 +115,9 @@ def test_a_rows_gradient_reaches_z_and_no_critic(tmp_path: Path) -> None:
 
 def test_a_loss_is_the_sum_of_its_terms() -> None:
     rec, reg, contrast = (torch.tensor(value) for value in (1.0, 2.0, 4.0))
-    assert float(Loss(rec).total()) == 1.0
-    assert float(Loss(rec, reg).total()) == 3.0
-    assert float(Loss(rec, reg, contrast, 0.5).total()) == 5.0
-    assert Loss(rec, reg, contrast, 0.5).metrics() == {
+    assert float(LatentLoss(rec).total()) == 1.0
+    assert float(LatentLoss(rec, reg).total()) == 3.0
+    assert float(LatentLoss(rec, reg, contrast, 0.5).total()) == 5.0
+    assert LatentLoss(rec, reg, contrast, 0.5).metrics() == {
         "loss": torch.tensor(5.0), "loss/rec": rec, "loss/reg": reg, "loss/contrast": contrast,
     }  # fmt: skip

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from capt.pretrain.base.quiet import quiet_libraries
 from capt.pretrain.engine.run import run_job
-from capt.pretrain.latent.batches import Batch, StepNoise, sample_batch, swapped
+from capt.pretrain.latent.batches import LatentBatch, StepNoise, sample_batch, swapped
 from capt.pretrain.latent.config import LatentJob
 from capt.pretrain.latent.corpus import END, PAD, START, UNK, LatentVocabulary, Sentences, ends_of
 from capt.pretrain.latent.models import build
@@ -95,7 +95,7 @@ def test_the_contrast_is_that_of_sentences_alone(tmp_path: Path) -> None:
     losses, ids = [], []
     for extra in (0, 4):
         tokens = torch.from_numpy(_sentences().rows(np.arange(n), 9 + extra))
-        batch = Batch(tokens, torch.arange(n), n, n, tokens.numel() - sum(LENGTHS) - 2 * n)
+        batch = LatentBatch(tokens, torch.arange(n), n, n, tokens.numel() - sum(LENGTHS) - 2 * n)
         noise = StepNoise(1, ("step", 0), None, n, CPU)
         sampled = sample_batch(job, batch, noise)
         assert sampled.scored == sum(LENGTHS) + n

@@ -16,7 +16,7 @@ from capt.pretrain.base.quiet import quiet_libraries
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.engines.build import build_engines
 from capt.pretrain.engine.task import to_float
-from capt.pretrain.latent.batches import Batch, StepNoise, sample_batch, swapped
+from capt.pretrain.latent.batches import LatentBatch, StepNoise, sample_batch, swapped
 from capt.pretrain.latent.config import LatentJob
 from capt.pretrain.latent.corpus import END, START
 from capt.pretrain.latent.models import TextDecoder, build, optimizers
@@ -58,7 +58,7 @@ def _both(preset: str, more: tuple[str, ...], folder: Path) -> dict[str, Any]:
     ours: dict[str, dict[str, Any]] = {"encoder": {}, "decoder": {}}
     for name, found in ours.items():
         _gradients(engines[name], found)
-    batch = Batch(_tokens(), torch.arange(N), N, N)
+    batch = LatentBatch(_tokens(), torch.arange(N), N, N)
 
     def noise() -> StepNoise:
         return StepNoise(1, ("step", 0), batch.rows, N, torch.device("cpu"))
@@ -72,7 +72,7 @@ def _both(preset: str, more: tuple[str, ...], folder: Path) -> dict[str, Any]:
     return {"pairs": pairs, "loss": to_float(report["loss"]), "reference": float(loss.detach())}
 
 
-def _loss(job: LatentJob, modules: Any, batch: Batch, noise: StepNoise) -> Tensor:
+def _loss(job: LatentJob, modules: Any, batch: LatentBatch, noise: StepNoise) -> Tensor:
     sampled = sample_batch(job, batch, noise)
     z, h, density = modules["encoder"](sampled.encoder_tokens, sampled.eps, sampled.encoder_dropout)
     loss = _reconstruction(modules["decoder"], z, sampled.decoder_tokens, sampled.decoder_dropout)
@@ -107,7 +107,7 @@ def _loss(job: LatentJob, modules: Any, batch: Batch, noise: StepNoise) -> Tenso
     return loss
 
 
-def _sa_vae(job: LatentJob, modules: Any, batch: Batch, noise: StepNoise) -> Tensor:
+def _sa_vae(job: LatentJob, modules: Any, batch: LatentBatch, noise: StepNoise) -> Tensor:
     """The descent unrolled, and differentiated through; what flows back into a point of it is cut to ``svi_clip``."""
     sampled = sample_batch(job, batch, noise)
     density = modules["encoder"](sampled.encoder_tokens, sampled.eps, sampled.encoder_dropout).density
@@ -177,7 +177,7 @@ def _in_bf16(folder: Path) -> list[float]:
         )  # fmt: skip
         torch.manual_seed(0)
         engines = build_engines(build(job, WORDS), job, optimizers(job))
-        batch = Batch(_tokens(), torch.arange(N), N, N)
+        batch = LatentBatch(_tokens(), torch.arange(N), N, N)
         noise = StepNoise(job.run.seed, ("step", 0), batch.rows, N, torch.device("cpu"))
         report = train_step(job, engines, sample_batch(job, batch, noise), BETA)
         encoded = engines["encoder"](batch.tokens, torch.zeros(N, 4), None)

@@ -11,7 +11,7 @@ from capt.pretrain.latent import models
 from capt.pretrain.latent.config import ModelSection
 from capt.pretrain.latent.corpus import END, PAD, START
 from capt.pretrain.latent.evaluation.model import log_likelihoods
-from capt.pretrain.latent.models import TextDecoder, TextEncoder
+from capt.pretrain.latent.models import LatentTextEncoder, TextDecoder
 from capt.pretrain.latent.posterior import frozen
 
 WORDS = 23
@@ -95,7 +95,7 @@ def test_the_language_model_is_a_distribution(decoder: TextDecoder) -> None:
 
 def test_the_representation_is_the_state_at_the_end(decoder: TextDecoder) -> None:
     torch.manual_seed(0)
-    encoder = TextEncoder(WORDS, SECTION)
+    encoder = LatentTextEncoder(WORDS, SECTION)
     tokens = _tokens()
     out, _ = encoder.lstm(encoder.embedding(tokens).transpose(0, 1))
     eps = torch.randn(4, 5)
@@ -107,7 +107,7 @@ def test_the_representation_is_the_state_at_the_end(decoder: TextDecoder) -> Non
 
 
 def test_every_parameter_starts_within_the_range() -> None:
-    module = TextEncoder(WORDS, SECTION.model_copy(update={"init_range": 0.01}))
+    module = LatentTextEncoder(WORDS, SECTION.model_copy(update={"init_range": 0.01}))
     assert all(float(parameter.detach().abs().max()) <= 0.01 for parameter in module.parameters())
 
 

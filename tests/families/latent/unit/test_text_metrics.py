@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from capt.pretrain.latent.batches import Batch, Batches, StepNoise
+from capt.pretrain.latent.batches import Batches, LatentBatch, StepNoise
 from capt.pretrain.latent.config import LatentJob
 from capt.pretrain.latent.corpus import UNK, Sentences, build_vocabulary, load_sentences
 from capt.pretrain.latent.evaluation import model as evaluation_model
@@ -18,7 +18,7 @@ from capt.pretrain.latent.evaluation.bounds import Mixture, fitted_normal, prior
 from capt.pretrain.latent.evaluation.likelihood import LikelihoodBounds
 from capt.pretrain.latent.evaluation.model import sample_posterior
 from capt.pretrain.latent.evaluation.text import DrawCounts, text_metrics
-from capt.pretrain.latent.models import TextModel, build
+from capt.pretrain.latent.models import LatentTextModel, build
 from capt.pretrain.latent.posterior import standard_log_prob
 from tests.latent import small_job, write_text
 
@@ -26,7 +26,7 @@ S, K = 4, 6
 CPU = torch.device("cpu")
 
 
-def _setup(preset: str, folder: Path, *more: str) -> tuple[LatentJob, TextModel, Batches, Sentences]:
+def _setup(preset: str, folder: Path, *more: str) -> tuple[LatentJob, LatentTextModel, Batches, Sentences]:
     job = small_job(preset, write_text(folder, 30), folder / "run", "model.init_range=0.6", *more, batch=5, micro=5)
     vocabulary = build_vocabulary(job.data)
     sentences = load_sentences(job.data, "test", vocabulary)
@@ -35,15 +35,15 @@ def _setup(preset: str, folder: Path, *more: str) -> tuple[LatentJob, TextModel,
     modules = build(job, len(vocabulary))
     for part in modules.values():
         part.eval()
-    return job, TextModel.of(modules), Batches(sentences, 5, 0, "equal"), sentences
+    return job, LatentTextModel.of(modules), Batches(sentences, 5, 0, "equal"), sentences
 
 
-def _measured(job: LatentJob, modules: TextModel, batches: Batches) -> dict[str, float]:
+def _measured(job: LatentJob, modules: LatentTextModel, batches: Batches) -> dict[str, float]:
     return text_metrics(job, modules, batches.evaluation(1000, 0, 1), DrawCounts(S, 1000), UNK)
 
 
 def _bounded(
-    job: LatentJob, modules: TextModel, batches: Batches, weighted: int = K, samples: int = S
+    job: LatentJob, modules: LatentTextModel, batches: Batches, weighted: int = K, samples: int = S
 ) -> tuple[dict[str, float], dict[str, dict[str, Any]]]:
     """The figures, and the perplexities with their errors."""
     bounds = LikelihoodBounds(weighted, UNK, refit_steps=5)
@@ -204,7 +204,7 @@ def test_a_batch_says_at_most_the_log_of_its_size(tmp_path: Path) -> None:
 def test_rows_of_a_batch_are_its_own(tmp_path: Path) -> None:
     _, _, batches, _ = _setup("vae", tmp_path)
     number, batch = next(batches.evaluation(1000, 0, 1))
-    assert isinstance(batch, Batch)
+    assert isinstance(batch, LatentBatch)
     assert (number, batch.total) == (0, len(batch.tokens))
 
 
@@ -248,7 +248,7 @@ def test_known_words_are_scored_by_the_same_draws(preset: str, tmp_path: Path) -
         assert of_known["value"] == pytest.approx(figures["ppl_known"], rel=0.1)
 
 
-def _log_p(modules: TextModel, z: torch.Tensor, row: torch.Tensor) -> list[float]:
+def _log_p(modules: LatentTextModel, z: torch.Tensor, row: torch.Tensor) -> list[float]:
     """log p(w_t | w_<t, z) of each word, from whole prefixes."""
     cut = [0.0] + [float(modules.decoder.log_likelihood(z[None], row[None, : t + 1])) for t in range(1, len(row))]
     return [after - before for before, after in itertools.pairwise(cut)]
