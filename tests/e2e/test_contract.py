@@ -52,6 +52,14 @@ def _language(folder: Path, exact: bool) -> Mapping:
     return language_mapping(folder, model={"initializer_range": 0.1}, optimizer=optimizer, corruption=masks, batch=RAMP)
 
 
+def _spans(folder: Path, exact: bool) -> Mapping:
+    """Neighbouring spans of runs, masked on both sides, short texts among them; a bottleneck where ``exact``."""
+    job = _language(folder, exact)
+    job["data"] |= {"view": "neighbour", "passage": 60, "apart": 120, "spans": {"least": 4, "gap": 2, "short": "whole"}}
+    job["mlm"] = {"views": "both"}
+    return {**job, "bottleneck": {"head": "both"}} if exact else job
+
+
 def _pairs(folder: Path, exact: bool) -> Mapping:
     """Two sources, hard negatives, a queue, micro-batches by length, a projection, validation on the way."""
     model = {**DROPOUT, "projection": 12} if exact else {"projection": 12}
@@ -129,6 +137,7 @@ class Row:
 
 TASKS = {
     "capt_language": Row(_language, 1e-5),
+    "capt_language, spans": Row(_spans, 1e-5),
     "capt_pairs": Row(_pairs, 1e-4),
     "capt_vl": Row(_vision_language, 1e-5),
     "glue": Row(_glue, 2e-4),

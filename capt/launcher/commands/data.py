@@ -112,7 +112,7 @@ def prepare(
 @app.command(
     epilog="\b\nExample: capt data inspect pairs.jsonl --tokenizer tok\n"
     "Example: capt data inspect shards/train --tokenizer tok --sequence-length 128\n"
-    "Example: capt data inspect --job my_mixture.yaml"
+    "Example: capt data inspect --job my_mixture.yaml data.view=crop"
 )
 def inspect(
     paths: Annotated[
@@ -130,13 +130,15 @@ def inspect(
         ),
     ] = None,
     sequence_length: Annotated[int, typer.Option(min=8, help="Tokens per window, or of a text of a pair.")] = 128,
-    samples: Annotated[int, typer.Option(min=0, help="Windows or rows to show.")] = 3,
+    samples: Annotated[
+        int | None, typer.Option(min=0, help="Windows or rows to show; default 3, of a job of text 10.")
+    ] = None,
     job: Annotated[
         str | None,
         typer.Option(
             metavar="CONFIG",
-            help="A job of pairs: its files, prompts, lengths and the tokenizer of model.init. Or one with "
-            "data.mixture: the shares of its sources.",
+            help="A job of pairs: its files, prompts, lengths and the tokenizer of model.init. Or a job of text: both "
+            "views of some samples, and the shares of the sources of data.mixture.",
         ),
     ] = None,
     form: Annotated[str, typer.Option(help="Pairs: the form of the rows, if the columns do not say.")] = "auto",
@@ -150,7 +152,7 @@ def inspect(
     ] = "train",
     json: o.Json = False,
 ) -> None:
-    """Verify a shard set and show its windows; show pairs as the encoder sees them; show the shares of a mixture."""
+    """Verify a shard set and show its windows; show pairs as the encoder sees them; show the views of a job of text."""
     from dataclasses import asdict
 
     from capt.pretrain.base.errors import ConfigError
@@ -164,10 +166,11 @@ def inspect(
     if job is None and not files:
         raise ConfigError("nothing to inspect: name a shard set or files of pairs, or a job of pairs by --job")
     if job is None and len(files) == 1 and not is_pairs(files[0]):
-        _inspect_shards(files[0], tokenizer, sequence_length, samples, json)
+        _inspect_shards(files[0], tokenizer, sequence_length, 3 if samples is None else samples, json)
         return
-    if job is not None and not files and _inspect_mixture(job, keys, json):
+    if job is not None and not files and _inspect_text(job, keys, 10 if samples is None else samples, json):
         return
+    samples = 3 if samples is None else samples
     if job is not None:
         sources, model = _job_of_pairs(job, keys, files)
     else:
@@ -306,8 +309,11 @@ def _show_pairs(summary: PairSummary, left_out: LeftOut | None, *, has_tokens: b
             typer.echo(f"  {'':>8} | and {sample.more:,} more")
 
 
-def _inspect_mixture(config: str, overrides: list[str], json: bool) -> bool:
-    """Show what the training of a job sees of each source of its ``data.mixture``; False where it has none."""
+def _inspect_text(config: str, overrides: list[str], count: int, json: bool) -> bool:
+    """Show what a job of text sees of each source of its ``data.mixture``, and both views of its first samples.
+
+    False for a job of another kind.
+    """
     from dataclasses import asdict
 
     from capt.pretrain.config.load import load_job
@@ -315,14 +321,21 @@ def _inspect_mixture(config: str, overrides: list[str], json: bool) -> bool:
     from capt.pretrain.language.config import LanguageJob
 
     job = load_job(config, overrides)
-    if not isinstance(job, LanguageJob) or not job.data.mixture:
+    if not isinstance(job, LanguageJob):
         return False
-    from capt.pretrain.language.prepare import prepare_windows, tokenizer_folder
+    from capt.pretrain.language.prepare import first_views, prepare_windows, tokenizer_folder
     from capt.tokenizer.encode import load_tokenizer
 
     with o.progress_bar("preparing") as progress:
-        windows, _ = prepare_windows(job, load_tokenizer(tokenizer_folder(job, progress)), progress)
-    assert isinstance(windows, MixtureDataset)
+        loaded = load_tokenizer(tokenizer_folder(job, progress))
+        windows, _ = prepare_windows(job, loaded, progress)
+    if not isinstance(windows, MixtureDataset):
+        views = first_views(job, loaded, windows, count)
+        if json:
+            o.echo_json({"view": job.data.view, "views": views})
+        else:
+            _show_views(job.data.view, views)
+        return True
     samples = job.batch_sizes.samples_before(job.schedule.max_steps)
     sources = seen(windows.order, samples)
     if json:
@@ -331,7 +344,15 @@ def _inspect_mixture(config: str, overrides: list[str], json: bool) -> bool:
     typer.echo(f"{samples:,} samples of {job.data.sequence_length} tokens in {job.schedule.max_steps:,} steps:")
     for source in sources:
         o.say(f"  {source}")
+    _show_views(job.data.view, first_views(job, loaded, windows, count))
     return True
+
+
+def _show_views(name: str, views: list[tuple[str, str]]) -> None:
+    typer.echo(f"data.view {name}: both views of the first samples")
+    for number, (first, second) in enumerate(views, start=1):
+        o.say(f"  {number:>4} | {first}")
+        o.say(f"       | {second}")
 
 
 def _inspect_shards(folder: Path, tokenizer: Path | None, sequence_length: int, samples: int, json: bool) -> None:

@@ -31,6 +31,7 @@ from capt.pretrain.contrastive.term import ContrastTerm, StepDiagnostics
 from capt.pretrain.contrastive.views import CachedContrast, KeptGraphs, Losses, Views
 from capt.pretrain.data.sampler import micro_batch_weights, micro_batches
 from capt.pretrain.engine.engines.base import Engine, averaged_weights
+from capt.pretrain.engine.judgement import SOLVED, START
 from capt.pretrain.engine.loading import training_batches
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
 from capt.pretrain.engine.task import Progress, Rows, SampleOrder, StepMetrics, is_logged, to_float
@@ -75,8 +76,8 @@ def noise_digest(job: Job, names: Sequence[str]) -> str:
 
 
 class ContrastState(Record):
-    """The part of ``state.json`` that `ContrastTask.save_state` writes: the tokenizer's digest, the queue's length, and
-    what a collapse is measured by.
+    """The part of ``state.json`` that `ContrastTask.save_state` writes: the tokenizer's digest, the queue's length,
+    what a collapse is measured by, and the accuracy of the contrast before training, until it is logged.
 
     A task adds the digests of its data, under the names of `ContrastTask.digests`. None is data of an unknown digest.
     """
@@ -84,6 +85,7 @@ class ContrastState(Record):
     tokenizer: Annotated[str, Field(pattern="^[0-9a-f]{32,64}$")]
     queue: Count
     collapse: CollapseState = CollapseState()
+    pretext: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
 class ContrastTask(ABC, Generic[BatchT]):
@@ -113,6 +115,12 @@ class ContrastTask(ABC, Generic[BatchT]):
         self._module: Any = None
         self._kept: KeptGraphs | None = None
         self._said_alone = False
+        self._pretext: float | None = None
+
+    @property
+    def pretext(self) -> str:
+        """How both views of one text are made, in words; empty where the two are texts that were given."""
+        return ""
 
     @property
     def status(self) -> str:
@@ -310,7 +318,9 @@ class ContrastTask(ABC, Generic[BatchT]):
         assert self._module is not None
         temperature = self._module.temperature(step)
         # Diagnostics cost one more pass over the logits: only steps that are logged have them.
-        diagnostics = StepDiagnostics() if self.contrasts and is_logged(self.job, step + 1) else None
+        shown = is_logged(self.job, step + 1)
+        is_start = step == 0 and traits().is_here and self.pretext != ""
+        diagnostics = StepDiagnostics() if self.contrasts and (shown or is_start) else None
         scales = self.scales(batch, engine.device)
         # The averaged encoder sees the step before the update, and its rows enter the queue after the loss.
         averaged = self._averaged_views(engine, batch, step)
@@ -330,8 +340,27 @@ class ContrastTask(ABC, Generic[BatchT]):
             # This reads the factors, for which the host waits: on logged steps alone.
             self._leave_out_unmeasured(report, scales)
         if diagnostics is not None:
-            self._add_diagnostics(report, diagnostics, step + 1)
+            figures = diagnostics.compute()
+            if is_start:
+                self._tell_start(figures.get("contrast/accuracy"))
+            if shown:
+                self._add_diagnostics(report, figures, step + 1)
+        if shown and self._pretext is not None:
+            report[START], self._pretext = self._pretext, None
         return report
+
+    def _tell_start(self, accuracy: float | None) -> None:
+        """Log what the contrast finds before the first update, and that it has little to teach where that is all."""
+        self._pretext = accuracy
+        if accuracy is None or distributed.rank():
+            return
+        logger.info("before training %.1f%% of the samples find their other view (%s)", 100 * accuracy, self.pretext)
+        if accuracy >= SOLVED:
+            logger.warning(
+                "the start already finds %.1f%% of the samples by their other view (%s), so that the contrast has "
+                "little left to teach: two spans of a passage are harder (data.view=neighbour or crop), shorter ones "
+                "more so (data.spans.share)", 100 * accuracy, self.pretext,
+            )  # fmt: skip
 
     def _accumulate(
         self, engine: Engine, batch: list[BatchT], scales: Scales, diagnostics: StepDiagnostics | None, step: int
@@ -378,9 +407,8 @@ class ContrastTask(ABC, Generic[BatchT]):
             report.pop(f"loss/{name}", None)
             report.pop(f"accuracy/{name}", None)
 
-    def _add_diagnostics(self, report: StepMetrics, diagnostics: StepDiagnostics, step: int) -> None:
+    def _add_diagnostics(self, report: StepMetrics, figures: Mapping[str, float], step: int) -> None:
         """Add the figures of the contrast, and look for a collapse; a step without a contrast has no loss of it."""
-        figures = diagnostics.compute()
         report |= figures
         # The first steps of a queue have none yet.
         is_early = self.job.contrast.queue > 0 and step <= self.job.contrast.queue_start + 1
@@ -458,7 +486,8 @@ class ContrastTask(ABC, Generic[BatchT]):
             self.contrast.save(folder)
         data = {name: digest for name, (_, digest) in self.digests().items()}
         state = {"tokenizer": self.fingerprint, **data, "queue": self.job.contrast.queue}
-        return {**state, "collapse": self.collapse.state.model_dump(mode="json")}
+        kept = {} if self._pretext is None else {"pretext": self._pretext}
+        return {**state, **kept, "collapse": self.collapse.state.model_dump(mode="json")}
 
     def state_bytes(self) -> int:
         """Bytes of this rank's rows of a full queue."""
@@ -473,7 +502,7 @@ class ContrastTask(ABC, Generic[BatchT]):
         """
         stored = parse_record(self.State, state, folder / "state.json", error=CheckpointError)
         self.compare(stored, folder)
-        self.collapse.state = stored.collapse
+        self.collapse.state, self._pretext = stored.collapse, stored.pretext
         if self.contrast is not None and stored.queue:
             self.contrast.load(folder)
 

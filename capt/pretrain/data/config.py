@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, PositiveFloat, field_validator, mod
 from capt.pretrain.base.cache import default_cache
 from capt.pretrain.base.errors import repeated
 from capt.pretrain.config.base import Bytes, PathField, PathText, PositiveInt, Section, StorePlace, StoreText
+from capt.pretrain.data.views import ABOUT, Spans, View, find_view
 from capt.pretrain.registry import look_up
 
 CORRUPTIONS = {
@@ -212,6 +213,16 @@ class DataConfig(Section):
         " a blank line between documents, and a row of a table is one; WikiText's files have their own, '^ = [^=]'."
         " With '.' every line is a document",
     )
+    view: str = Field("corrupted", description=f"both views of a sample; {ABOUT}")
+    passage: Literal["document"] | PositiveInt = Field(
+        "document", description="crop, neighbour: what spans are drawn from: a document (a paragraph where text has a "
+        "blank line between documents), or runs of at most this number of tokens of it"
+    )  # fmt: skip
+    apart: PositiveInt | None = Field(
+        None, description="runs of data.passage that begin in the same stretch of this many tokens of a document are "
+        "no negatives of each other; null = all are"
+    )  # fmt: skip
+    spans: Spans = Spans()
     sequence_length: int = Field(512, ge=8, le=2**20, description="tokens per window, <s> and </s> included")
     cross_document_attention: bool = Field(True, description="false: tokens attend only within their document")
     validation_fraction: float = Field(0.01, ge=0.0, lt=1.0, description="share of the text to hold out; 0 = none")
@@ -249,6 +260,37 @@ class DataConfig(Section):
         if values.get("files") or values.get("shards") or values.get("mixture"):
             return {**values, "source": "files"}
         return {**values, "source": "hub"} if values.get("name") else values
+
+    @field_validator("view")
+    @classmethod
+    def _is_a_view(cls, value: str) -> str:
+        find_view(value)
+        return value
+
+    @property
+    def views(self) -> View:
+        """The row of ``view``."""
+        return find_view(self.view)
+
+    @model_validator(mode="after")
+    def _spans_fit(self) -> DataConfig:
+        runs = self.passage if isinstance(self.passage, int) else None
+        if self.views.draw is None:
+            if runs is not None or self.apart is not None or self.spans != Spans():
+                raise ValueError(f"data.passage, data.apart and data.spans are of spans, and data.view is {self.view}")
+            return self
+        if self.spans.least > self.sequence_length - 2:
+            raise ValueError(f"data.spans.least {self.spans.least} is longer than data.sequence_length allows")
+        if runs is not None and runs < 2 * self.spans.shortest:
+            raise ValueError(
+                f"data.passage {runs}: runs are half as long at least, and two spans take {self.spans.shortest} tokens "
+                f"(data.spans): set data.passage to {2 * self.spans.shortest} or more"
+            )
+        if self.apart is not None and runs is None:
+            raise ValueError("data.apart tells the runs of a document apart: set data.passage to a number of tokens")
+        if self.shards_at_once is not None:
+            raise ValueError(f"data.shards_at_once shuffles windows, and data.view {self.view} has none: remove it")
+        return self
 
     @field_validator("source")
     @classmethod

@@ -174,7 +174,7 @@ class Corruptor:
     """
 
     def __init__(self, config: CorruptionConfig, vocabulary: CorruptionVocabulary, sequence_length: int) -> None:
-        self._config, self._rate, self._length = config, config.rate_of_validation, sequence_length
+        self._config, self._rate, self.sequence_length = config, config.rate_of_validation, sequence_length
         self._ordinary = vocabulary.is_ordinary()
         self._corruptions = [find_corruption(name)(config, vocabulary) for name in config.names]
         self.slots = label_slots(config, config.highest_rate, sequence_length)
@@ -187,7 +187,7 @@ class Corruptor:
         rate = self._rate if rate is None else rate
         free = self._ordinary[tokens]
         # Never more than the label slots, whose number depends on the length alone.
-        count = np.minimum(np.rint(rate * free.sum(axis=1)).astype(np.int64), round(rate * (self._length - 2)))
+        count = np.minimum(np.rint(rate * free.sum(axis=1)).astype(np.int64), round(rate * (self.sequence_length - 2)))
         noisy, chosen = tokens, np.zeros(tokens.shape, dtype=bool)
         for corruption in self._corruptions:
             noisy, more = corruption(noisy, free & ~chosen, count, generators)
@@ -196,7 +196,7 @@ class Corruptor:
         used = chosen.sum(axis=1)
         # Number of each chosen position within its row.
         slot = np.arange(len(rows)) - np.repeat(np.cumsum(used) - used, used)
-        positions = np.zeros((len(tokens), label_slots(self._config, rate, self._length)), dtype=np.int64)
+        positions = np.zeros((len(tokens), label_slots(self._config, rate, self.sequence_length)), dtype=np.int64)
         labels = np.full_like(positions, IGNORE)
         positions[rows, slot] = columns
         # Labels are the tokens of the plain text, not those of an earlier corruption.

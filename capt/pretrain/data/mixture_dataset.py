@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int32, Int64
@@ -17,8 +18,9 @@ from capt.pretrain.base.verification import digest_of
 from capt.pretrain.config.ramp import BatchSizeSchedule
 from capt.pretrain.data.config import Weighted, schedule_at
 from capt.pretrain.data.mixture import MixtureSampler, Numbers
+from capt.pretrain.data.passages import PassageDataset, PassageTokens
 from capt.pretrain.data.sampler import GroupedSampler
-from capt.pretrain.data.shards import PackedDataset
+from capt.pretrain.data.shards import PackedDataset, TokenizerRecord
 
 
 def mixture_of(
@@ -96,34 +98,50 @@ def seen(order: MixtureSampler, samples: int) -> list[Seen]:
 
 
 class MixtureDataset:
-    """The windows of several sources, numbered one source after the other, and their ``order`` in the training."""
+    """The windows or passages of several sources, numbered one source after the other, and their ``order``."""
 
-    def __init__(self, parts: Mapping[str, PackedDataset], order: MixtureSampler) -> None:
-        self.parts, self.order = dict(parts), order
-        self._each = list(parts.values())
+    def __init__(
+        self, parts: Mapping[str, PackedDataset] | Mapping[str, PassageDataset], order: MixtureSampler
+    ) -> None:
+        self.parts: dict[str, Any] = dict(parts)
+        self.order = order
+        self._each = list(self.parts.values())
         self._firsts = np.array(order.firsts)
 
     def __len__(self) -> int:
         return sum(self.order.sizes)
 
-    def _place(self, index: int) -> tuple[PackedDataset, int]:
+    def _place(self, index: int) -> tuple[Any, int]:
         source = int(np.searchsorted(self._firsts, index, side="right")) - 1
         return self._each[source], index - int(self._firsts[source])
 
     def window(self, index: int) -> Int32[np.ndarray, " L"]:
         """The token ids of the window with this index."""
         part, place = self._place(index)
-        return part.window(place)
+        return part.window(place)  # type: ignore[no-any-return]
+
+    @property
+    def special(self) -> TokenizerRecord:
+        """The ids that frame a text."""
+        return self._each[0].shards.manifest.tokenizer  # type: ignore[no-any-return]
+
+    def passage(self, index: int) -> PassageTokens:
+        """The passage with this index; instances are numbered one source after the other, too."""
+        part, place = self._place(index)
+        found = part.passage(place)
+        return PassageTokens(found.tokens, found.instance + index - place)
 
     def documents(self, index: int) -> Int64[np.ndarray, " L"]:
         """The number of the document that each token of the window belongs to (`PackedDataset.documents`)."""
         part, place = self._place(index)
-        return part.documents(place)
+        return part.documents(place)  # type: ignore[no-any-return]
 
     def tokens_seen(self) -> float:
         """`PackedDataset.tokens_seen` in the mean over the sources, by their shares at the beginning."""
         return sum(
-            share * part.tokens_seen() for share, part in zip(self.order.shares(0), self._each, strict=True) if share
+            share * float(part.tokens_seen())
+            for share, part in zip(self.order.shares(0), self._each, strict=True)
+            if share
         )
 
     def follow(self, samples: Numbers) -> None:

@@ -22,6 +22,10 @@ from capt.pretrain.models.tokenizer import TokenizerSection
 class MaskedSection(Section):
     """The masked-language-model loss on the corrupted view, and its head."""
 
+    views: Literal["second", "both"] = Field(
+        "second", description="the views whose tokens are masked and predicted, where data.view draws spans"
+    )
+
     weight: NonNegativeFloat = Field(
         1.0, description="factor of the loss in the total; 0 = contrast alone, and the loss is only measured"
     )
@@ -76,6 +80,11 @@ class LanguageJob(Job):
             raise ValueError(fault)
         return self
 
+    @property
+    def masks(self) -> bool:
+        """Whether tokens are masked and predicted, be it only to measure how well."""
+        return self.data.views.corrupts or self.mlm.weight > 0 or self.bottleneck.on
+
     def documents_fault(self, model: EncoderConfig) -> str:
         """Why ``model`` cannot attend as ``data.cross_document_attention`` says; empty where it can."""
         if self.data.cross_document_attention or model.packs_documents:
@@ -92,6 +101,21 @@ class LanguageJob(Job):
                 "mlm.weight and contrast.weight are both 0: nothing is trained; raise one of them, or set "
                 "bottleneck.head"
             )
+        view, name = self.data.views, self.data.view
+        if not view.corrupts and not self.contrast.weight:
+            raise ValueError(
+                f"data.view {name} is of the contrast, and contrast.weight is 0: raise it, or leave view out"
+            )
+        if self.mlm.views == "both" and view.draw is None:
+            raise ValueError(f"mlm.views both masks both spans, and data.view {name} draws none: set crop or neighbour")
+        if view.draw is None and not view.corrupts:
+            if self.mlm.weight:
+                raise ValueError(
+                    f"data.view {name} leaves the text as it is, so that nothing is masked: set mlm.weight=0, or "
+                    "data.view=corrupted"
+                )
+            if not self.model.dropout and not self.model.attention_dropout:
+                raise ValueError(f"data.view {name}: model.dropout is 0, so that both views are the same; raise it")
         if self.mlm.head == "identity" and self.model.init is None:
             raise ValueError("mlm.head=identity is for a model.init without a language-model head; name one")
         return self
@@ -117,8 +141,9 @@ class LanguageJob(Job):
         noise = [f"noise/{pool}/{name}" for pool in ("cls", "mean") for name in names_of("noise")]
         pairs = names_of("pairs") if self.contrast.weight > 0 else ()
         searched = self.validate_.retrieval.metric_names()
-        of_sources = [f"{name}/{part.name}" for name in names_of("tokens") for part in self.data.mixture]
-        return frozenset(["validation_samples", *names_of("tokens"), *of_sources, *noise, *pairs, *searched])
+        tokens = names_of("tokens") if self.masks else ()
+        of_sources = [f"{name}/{part.name}" for name in tokens for part in self.data.mixture]
+        return frozenset(["validation_samples", *tokens, *of_sources, *noise, *pairs, *searched])
 
     def checkpoint_bytes(self) -> int | None:
         """Encoder, heads, moments, average and queue; None for sizes that ``init`` or a tokenizer brings."""

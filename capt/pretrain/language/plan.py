@@ -36,6 +36,7 @@ class RehearsedTask(LanguageTask):
     def __init__(self, job: LanguageJob, config: EncoderConfig) -> None:
         ContrastTask.__init__(self, job)
         slots = label_slots(job.corruption, job.corruption.highest_rate, job.data.sequence_length)
+        self._sample_tokens = job.data.sequence_length
         whole = SimpleNamespace(tokens_seen=lambda: None)
         self.prepared: Any = SimpleNamespace(source=None, corruptor=SimpleNamespace(slots=slots), train=whole)
         self.model_config = config
@@ -60,7 +61,8 @@ def rehearse(job: LanguageJob, world: int) -> Rehearsal:
     config, assumed = _sizes(job)
     task = RehearsedTask(job, config)
     n, length, slots = job.micro_batch(world), job.data.sequence_length, task.prepared.corruptor.slots
-    tokens, masked = torch.zeros(n, length, dtype=torch.int64), torch.zeros(n, slots, dtype=torch.int64)
+    rows = 2 * n if job.mlm.views == "both" else n
+    tokens, masked = torch.zeros(n, length, dtype=torch.int64), torch.zeros(rows, slots, dtype=torch.int64)
     documents = None
     if not job.data.cross_document_attention:
         documents = torch.zeros(n, length, dtype=torch.int64)

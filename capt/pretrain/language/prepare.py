@@ -8,21 +8,27 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import chain, pairwise
 from pathlib import Path
+from typing import Any
 
-from capt.pretrain.base.errors import ConfigError, DataError
+import numpy as np
+from torch import Tensor
+
+from capt.pretrain.base.errors import ConfigError, DataError, counted
 from capt.pretrain.base.overlap import report_overlap, shared
 from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.base.verification import ALONE, Ranks, Verifier
 from capt.pretrain.bottleneck.folder import StoredHeads, read_heads
 from capt.pretrain.config.schema import Job
+from capt.pretrain.data.config import DataConfig
 from capt.pretrain.data.corruption import CorruptionVocabulary, Corruptor
 from capt.pretrain.data.mixture_dataset import MixtureDataset, mixture_of, seen
+from capt.pretrain.data.passages import PassageDataset
 from capt.pretrain.data.prepare import open_corpus, tokenizer_corpus, verifier_of
 from capt.pretrain.data.prepare import prepare as prepare_shards
 from capt.pretrain.data.shards import PackedDataset, ShardSet
 from capt.pretrain.data.sources import named
 from capt.pretrain.engine.run_folder import kept_in_run
-from capt.pretrain.language.batches import Windows
+from capt.pretrain.language.batches import LanguageAssembler, ViewPlan, Windows
 from capt.pretrain.language.config import LanguageJob
 from capt.pretrain.language.inputs import with_sizes_of_init
 from capt.pretrain.models.architecture import EncoderConfig
@@ -45,7 +51,7 @@ class PreparedLanguage:
     tokenizer: TextTokenizer
     tokenizer_folder: Path
     train: Windows
-    validation: Mapping[str, PackedDataset]
+    validation: Mapping[str, PackedDataset | PassageDataset]
     """The held-out windows of each source that has any; a job without a mixture has one, without a name."""
     corruptor: Corruptor
     model_config: EncoderConfig
@@ -165,8 +171,10 @@ def prepare(
 def prepare_windows(
     job: LanguageJob, tokenizer: TextTokenizer, progress: ProgressCallback | None = None,
     verifier: Verifier | None = None,
-) -> tuple[Windows, dict[str, PackedDataset]]:  # fmt: skip
-    """The windows to train on, and the held-out ones by source. All ranks of ``verifier`` call this.
+) -> tuple[Windows, dict[str, PackedDataset | PassageDataset]]:  # fmt: skip
+    """The windows to train on, and the held-out ones by source; passages where ``data.view`` draws spans.
+
+    All ranks of ``verifier`` call this.
 
     Raises:
         DataError: unusable text, damaged shards, shards of another tokenizer; a source that fills no window.
@@ -174,17 +182,32 @@ def prepare_windows(
     """
     verifier = verifier or verifier_of(job.data)
     ranks, length, by_shard = verifier.ranks, job.data.sequence_length, job.data.shards_at_once is not None
-    train: dict[str, PackedDataset] = {}
-    validation: dict[str, PackedDataset] = {}
+    train: dict[str, Any] = {}
+    validation: dict[str, PackedDataset | PassageDataset] = {}
+
+    def cut(shards: ShardSet, split: str) -> PackedDataset | PassageDataset:
+        if job.data.views.draw is None:
+            return PackedDataset(shards, length, by_shard=by_shard)
+        passages = _passages(shards, job.data)
+        if ranks.rank == 0:
+            _tell_short(passages, job.data, split if not name else f"{split} text of {name}")
+        return passages
+
     for name, data in job.data.parts():
         with named(name):
             shards = prepare_shards(data, tokenizer, "train", progress, verifier)
             assert shards is not None, "every job has training text"
             held_out = prepare_shards(data, tokenizer, "validation", progress, verifier)
-        train[name] = PackedDataset(shards, length, by_shard=by_shard)
-        if held_out is not None:
-            validation[name] = PackedDataset(held_out, length, by_shard=by_shard)
-        if name and shards.tokens < length - 2:
+        train[name] = cut(shards, "training")
+        if held_out is not None and len(found := cut(held_out, "validation")):
+            validation[name] = found
+        if not len(train[name]):
+            where = f"data.mixture, source {name}" if name else "data"
+            raise DataError(
+                f"{where}: no passage has {job.data.spans.shortest} tokens, which two spans of data.spans.least take: "
+                "lower it, set data.spans.short=whole, or give longer documents (data.document_start)"
+            )
+        if name and job.data.views.draw is None and shards.tokens < length - 2:
             raise DataError(
                 f"data.mixture, source {name}: {shards.tokens} tokens fill no window of data.sequence_length {length}; "
                 "add text to it, or leave it out"
@@ -205,7 +228,41 @@ def prepare_windows(
     return MixtureDataset(train, order), validation
 
 
-def _require_room(parts: Sequence[PackedDataset], at_once: int | None) -> None:
+def first_views(job: LanguageJob, tokenizer: TextTokenizer, train: Windows, count: int) -> list[tuple[str, str]]:
+    """Both views of the first samples of a training as text, masks and noise included."""
+    pad, length = tokenizer.special.pad, job.data.sequence_length
+    assembler = LanguageAssembler(
+        train, Corruptor(job.corruption, vocabulary_of(tokenizer), length), seed=job.run.seed,
+        stream="corruption/train", shuffle=True, pad_id=pad, cross_document_attention=True,
+        at_once=job.data.shards_at_once, plan=ViewPlan.of(job, "train"),
+    )  # fmt: skip
+    batch = assembler(np.arange(min(count, len(train))), job.corruption.rate_at(0.0))
+
+    def text(row: Tensor) -> str:
+        return tokenizer.decode(row[row != pad].tolist(), skip_special=False)
+
+    return [(text(first), text(second)) for first, second in zip(batch.tokens, batch.corrupted, strict=True)]
+
+
+def _passages(shards: ShardSet, data: DataConfig) -> PassageDataset:
+    return PassageDataset(
+        shards, longest=None if data.passage == "document" else data.passage, shortest=data.spans.shortest,
+        keep_short=data.spans.short != "skip", apart=data.apart,
+    )  # fmt: skip
+
+
+def _tell_short(passages: PassageDataset, data: DataConfig, what: str) -> None:
+    if passages.short:
+        fate = "are left out" if data.spans.short == "skip" else "are whole, beside their corruptions"
+        level = logging.WARNING if 2 * passages.short > len(passages) else logging.INFO
+        logger.log(
+            level, "%s: %s of fewer than %d tokens %s (data.spans.short=%s); %s in all", what,
+            counted(passages.short, "passage"), data.spans.shortest, fate, data.spans.short,
+            counted(len(passages), "passage"),
+        )  # fmt: skip
+
+
+def _require_room(parts: Sequence[Any], at_once: int | None) -> None:
     """Raise ``ConfigError`` where what all parts in a store need at a time does not fit into the cache."""
     needed = 0
     for part in parts:

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -15,6 +16,7 @@ from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor, nn
 
+from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import CheckpointError, ConfigError, quoted
 from capt.pretrain.base.process import host_memory
 from capt.pretrain.base.verification import all_ranks
@@ -30,9 +32,10 @@ from capt.pretrain.contrastive.views import Views
 from capt.pretrain.convert.reference import Pooling, embed
 from capt.pretrain.data.corruption import IGNORE
 from capt.pretrain.data.mixture_dataset import MixtureDataset, held_out_samples
+from capt.pretrain.data.passages import PassageDataset
 from capt.pretrain.engine.engines.base import Engine
-from capt.pretrain.engine.task import Progress, Role, Rows, SampleOrder, StepMetrics
-from capt.pretrain.language.batches import LanguageAssembler, LanguageBatch, Windows
+from capt.pretrain.engine.task import Progress, Role, Rows, SampleOrder, StepMetrics, is_logged
+from capt.pretrain.language.batches import LanguageAssembler, LanguageBatch, ViewPlan, Windows
 from capt.pretrain.language.config import LanguageJob
 from capt.pretrain.language.prepare import PreparedLanguage, prepare, vocabulary_of
 from capt.pretrain.language.validation import validate
@@ -83,8 +86,11 @@ class LanguageModule(nn.Module):
         pool: bool = False,
         pooling: Pooling = "mean",
         texts: Texts | None = None,
+        originals: Int[Tensor, "n L"] | None = None,
     ) -> LanguageOutput | Float[Tensor, "n h"]:
         """Both views through the model (see `CaptModel.forward`); with ``pool`` a second time, for validation.
+
+        ``originals`` are the tokens that ``corrupted`` is made of, where these are not ``tokens``.
 
         Without ``corrupted`` the tokens alone: unit rows of whole texts, by ``pooling``.
         """
@@ -94,7 +100,7 @@ class LanguageModule(nn.Module):
         out = self.capt(tokens, corrupted, positions, labels, documents, padded, runs, texts is not None)
         sums = None
         if self.bottleneck is not None and texts is not None and labels is not None:
-            sums = self.bottleneck(out.hidden, tokens, texts, self.capt.mlm)
+            sums = self.bottleneck(out.hidden, tokens if originals is None else originals, texts, self.capt.mlm)
         return LanguageOutput(
             capt=out._replace(hidden=None),
             temperature=self.temperature(step),
@@ -131,6 +137,11 @@ class LanguageTask(ContrastTask[LanguageBatch]):
     def samples(self) -> int:
         """Windows of the training text."""
         return len(self.prepared.train)
+
+    @property
+    def pretext(self) -> str:
+        """The view of the job."""
+        return f"data.view {self.job.data.view}"
 
     @property
     def width(self) -> int:
@@ -198,6 +209,7 @@ class LanguageTask(ContrastTask[LanguageBatch]):
             cross_document_attention=self.job.data.cross_document_attention,
             at_once=self.job.data.shards_at_once,
             ordinary=vocabulary_of(self.prepared.tokenizer).is_ordinary() if self.job.bottleneck.on else None,
+            plan=ViewPlan.of(self.job, split),
         )
 
     def micro_batch(self, assembler: Assemble[LanguageBatch], samples: np.ndarray, step: int) -> LanguageBatch:
@@ -207,7 +219,9 @@ class LanguageTask(ContrastTask[LanguageBatch]):
 
     def rows(self, batch: LanguageBatch) -> Rows:
         """The windows, their tokens, and the corrupted tokens with what is to be predicted."""
-        parts = (batch.tokens, batch.corrupted, batch.positions, batch.labels)
+        # Of both views a row may have masked positions.
+        masked = [each.unflatten(0, (-1, len(batch.ids))).transpose(0, 1) for each in (batch.positions, batch.labels)]
+        parts = (batch.tokens, batch.corrupted, *(each.flatten(1) for each in masked))
         return Rows(batch.ids.numpy(), [part.numpy() for part in parts])
 
     def scales(self, batch: list[LanguageBatch], device: torch.device) -> Scales:
@@ -249,9 +263,34 @@ class LanguageTask(ContrastTask[LanguageBatch]):
     def _forward(self, engine: Engine, batch: LanguageBatch, step: int, *, mlm: bool = True) -> LanguageOutput:
         output: LanguageOutput = engine(
             batch.tokens, batch.corrupted, batch.positions, batch.labels if mlm else None, batch.documents,
-            padded=batch.padded, runs=batch.runs, step=step, texts=batch.texts,
+            padded=batch.padded, runs=batch.runs, step=step, texts=batch.texts, originals=batch.originals,
         )  # fmt: skip
         return output
+
+    def step(self, engines: Mapping[str, Engine], batch: list[LanguageBatch], progress: Progress) -> StepMetrics:
+        """One optimizer step; see `ContrastTask.step`. Of spans a logged step says how many are no negatives."""
+        if not self.contrasts or batch[0].instances is None or not is_logged(self.job, progress.step + 1):
+            return super().step(engines, batch, progress)
+        left_out = self._left_out(batch, progress.step)  # before the rows of the step are queued
+        return {**super().step(engines, batch, progress), "contrast/left_out": left_out}
+
+    def _left_out(self, batch: list[LanguageBatch], step: int) -> Tensor:
+        """The share of the other samples' spans, and of the queue, that are of a sample's own instance. Collective."""
+        device = distributed.device()
+        mine = torch.cat([part.instances for part in batch if part.instances is not None])
+        instances, _ = distributed.gather_ragged(mine.to(device))
+        known, place, counts = torch.unique(instances, return_inverse=True, return_counts=True)
+        n = len(instances)
+        same: Tensor = 2 * (counts[place] - 1).sum().double()
+        others = 2.0 * n * (n - 1)
+        queue = None if self.contrast is None or step < self.job.contrast.queue_start else self.contrast.queue
+        if queue is not None:
+            at = torch.searchsorted(known, queue.ids).clamp(max=len(known) - 1)
+            here = torch.stack([(counts[at] * (known[at] == queue.ids)).sum(), at.new_tensor(n * len(at))]).double()
+            here = distributed.all_reduce_sum(here)
+            share: Tensor = (same + here[0]) / (others + here[1])
+            return share
+        return same.div(max(1.0, others))
 
     def validate(self, engines: Mapping[str, Engine], progress: Progress) -> StepMetrics:
         """MLM loss and accuracy, retrieval, alignment, uniformity and noise invariance on held-out text."""
@@ -293,7 +332,7 @@ class LanguageTask(ContrastTask[LanguageBatch]):
             if best.endswith(f"/{name}"):
                 return f"{missing}, and checkpoint.best is {best}"
             logger.warning("%s: validation leaves it out", missing)
-        for part in parts:
+        for part in parts if self.job.masks else ():
             # One window at a time: the first one with a masked token is enough.
             numbers = range(part.samples)
             if all(bool((part.assembler(np.array([number])).labels == IGNORE).all()) for number in numbers):
@@ -306,13 +345,30 @@ class LanguageTask(ContrastTask[LanguageBatch]):
 
     def flops_per_step(self) -> float:
         """Forward and backward FLOP of one global batch, both views."""
-        length, views = self.job.data.sequence_length, 2 if self.contrasts else 1
-        seen = None if self.job.data.cross_document_attention else self.prepared.train.tokens_seen()
-        masked = self.prepared.corruptor.slots / length
+        length, views = self._sample_tokens, 2 if self.contrasts else 1
+        windows, seen = self.prepared.train, None
+        if self.job.data.views.draw is None and not self.job.data.cross_document_attention:
+            assert not isinstance(windows, PassageDataset)
+            seen = windows.tokens_seen()
+        masked = self.prepared.corruptor.slots / self.job.data.sequence_length if self.job.masks else 0.0
+        masked *= 2 if self.job.mlm.views == "both" else 1
         per_token = flops_per_token(self.model_config, length, masked, views, seen)
         return self.job.batch.global_ * (
             length * per_token + bottleneck_flops(self.job.bottleneck, self.model_config, length)
         )
+
+    @cached_property
+    def _sample_tokens(self) -> int:
+        """Tokens of a view of a sample: those of a window, or of spans in the mean over some samples."""
+        if self.job.data.views.draw is None:
+            return int(self.job.data.sequence_length)
+        batch = self.assembler("train")(np.arange(min(_LOOKED_AT, self.samples)))
+        real = sum(int((rows != self.model_config.pad_id).sum()) for rows in (batch.tokens, batch.corrupted))
+        return max(1, round(real / 2 / len(batch.ids)))
+
+    def tokens(self, batch: list[LanguageBatch], sequences: int) -> int:
+        """Tokens of a step of ``sequences`` over all ranks, of one view; of spans by their mean length."""
+        return sequences * self._sample_tokens
 
     def save_state(self, folder: Path) -> dict[str, Any]:
         """The state of a contrast, the length of windows, and the model that the weights belong to."""
@@ -362,7 +418,11 @@ class LanguageTask(ContrastTask[LanguageBatch]):
 def _views(output: LanguageOutput, batch: LanguageBatch) -> Views:
     assert output.capt.s is not None
     assert output.capt.s_hat is not None
-    return Views(output.capt.s, output.capt.s_hat, batch.ids, output.temperature)
+    ids = batch.ids if batch.instances is None else batch.instances
+    return Views(output.capt.s, output.capt.s_hat, ids, output.temperature)
 
+
+_LOOKED_AT = 256
+"""Samples by which the mean length of a span is told."""
 
 TASK = LanguageTask

@@ -49,9 +49,11 @@ def validate(engine: Engine, parts: Sequence[HeldOut[LanguageBatch]], job: Langu
         if job.contrast.weight > 0:
             head.update(out.s[:valid], out.s_hat[:valid])
     samples = sum(part.samples for part in parts)
-    report: StepMetrics = {**token_metrics(*masked.totals()), "validation_samples": samples}
+    report: StepMetrics = {"validation_samples": samples}
+    if job.masks:
+        report = {**token_metrics(*masked.totals()), **report}
     for source, accumulator in of_sources.items():
-        if source:
+        if source and job.masks:
             report |= {f"{name}/{source}": value for name, value in token_metrics(*accumulator.totals()).items()}
     if job.contrast.weight > 0:
         report |= contrast_metrics(*head.gather(), job.validate_.temperature)

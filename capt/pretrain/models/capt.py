@@ -60,19 +60,20 @@ class CaptModel(nn.Module):
         self,
         tokens: Int[Tensor, "n L"],
         corrupted: Int[Tensor, "n L"],
-        positions: Int[Tensor, "n m"],
-        labels: Int[Tensor, "n m"] | None,
+        positions: Int[Tensor, "masked m"],
+        labels: Int[Tensor, "masked m"] | None,
         documents: Int[Tensor, "n L"] | None = None,
         padded: bool = False,
         runs: int | None = None,
         whole: bool = False,
     ) -> CaptOutput:
-        """Representations of both views (Eq. 1) and the MLM loss on the corrupted one.
+        """Representations of both views (Eq. 1) and the MLM loss on the corrupted one, or on both.
 
         Args:
             tokens: the original sequences x (not read without contrast).
             corrupted: the corrupted sequences x^.
-            positions: the masked positions of ``corrupted``; any valid index where the label is -100.
+            positions: the masked positions of ``corrupted``, or in ``2n`` rows those of ``tokens`` before them; any
+                valid index where the label is -100.
             labels: the original ids at ``positions``, -100 = unused; None leaves out the language-model head, whose
                 sums are then 0, and nothing else.
             documents: document number of each token, to keep attention inside documents (None = whole sequence).
@@ -93,14 +94,15 @@ class CaptModel(nn.Module):
         if whole or self.config.pooling == "mean":
             hidden = self.encoder(views, padded=padded, documents=documents, runs=runs)
             pooled = self._mean(hidden, views, padded) if self.config.pooling == "mean" else hidden[:, 0]
-            masked = take_rows(hidden[n:], positions)
+            masked = take_rows(hidden[-len(positions) :], positions)
         else:
             # The corrupted view is read at `<s>` and at the masked positions, the original at `<s>` again and again.
             rows = F.pad(positions, (1, 0))
-            rows = torch.cat([torch.zeros_like(rows), rows])
+            if len(positions) == n:
+                rows = torch.cat([torch.zeros_like(rows), rows])
             hidden = self.encoder(views, padded=padded, documents=documents, runs=runs, rows=rows)
             pooled = hidden[:, 0]
-            masked = hidden[n:, 1:]
+            masked = hidden[-len(positions) :, 1:]
         s, s_hat = self.aggregation(pooled).split(n)
         states = hidden[n:] if whole else None
         if labels is None:

@@ -417,13 +417,12 @@ class Assembler:
             mine = np.flatnonzero(place[here] >= 0)
             at = place[here[mine]].tolist()
             rows = step.ids[here[mine]] - self._firsts[number]
-            for i, text in zip(at, source.queries.tokens(each.queries[mine]), strict=True):
-                queries[i] = text
-            documents, labels = self._documents(source, each.positives[mine], rows, step.visits[here[mine]], rate)
-            for i, text in zip(at, documents, strict=True):
-                positives[i] = text
+            visits = step.visits[here[mine]]
+            first, documents, labels = self._views(source, each, mine, rows, visits, rate)
+            for i, query, document in zip(at, first, documents, strict=True):
+                queries[i], positives[i] = query, document
             if self._masks:
-                view, visits = (documents, labels), step.visits[here[mine]]
+                view = (documents, labels)
                 masked += self._corrupted(source, each, mine, at, view, rows, visits, rate)
             if source.scores is not None:
                 scores[at] = source.scores[rows]
@@ -464,14 +463,17 @@ class Assembler:
             candidates=step.candidates,
         )
 
-    def _documents(
-        self, source: SourceRows, numbers: Int64[np.ndarray, " n"], rows: Int64[np.ndarray, " n"],
+    def _views(
+        self, source: SourceRows, each: Drawn, mine: Int64[np.ndarray, " n"], rows: Int64[np.ndarray, " n"],
         visits: Int64[np.ndarray, " n"], rate: float | None,
-    ) -> tuple[Tokens, Tokens]:  # fmt: skip
-        """The documents of some rows, and labels: corruptions where that is the second view, else as they are."""
-        if source.source.view != "corrupted" or self._noise is None:
-            return source.documents.tokens(numbers), []
-        return self._noise(source.source.name, "view", source.documents, numbers, rows, visits, rate)
+    ) -> tuple[Tokens, Tokens, Tokens]:  # fmt: skip
+        """The queries and documents of some rows, and labels of the documents where these are corruptions."""
+        if source.draw is not None:
+            return *source.spans(each.queries[mine], rows, visits, self._seed), []
+        queries, numbers = source.queries.tokens(each.queries[mine]), each.positives[mine]
+        if not source.view.corrupts or self._noise is None:
+            return queries, source.documents.tokens(numbers), []
+        return queries, *self._noise(source.source.name, "view", source.documents, numbers, rows, visits, rate)
 
     def _corrupted(
         self, source: SourceRows, each: Drawn, mine: Int64[np.ndarray, " n"], at: list[int],

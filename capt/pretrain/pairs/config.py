@@ -16,6 +16,7 @@ from capt.pretrain.config.lora import LoraSection
 from capt.pretrain.config.retrieval import RetrievalSection
 from capt.pretrain.config.schema import BatchSection, Job, LoaderSection, OptimizerSection, ValidateSection
 from capt.pretrain.data.config import CorruptionConfig, Patterns
+from capt.pretrain.data.views import ABOUT, Spans, find_view
 from capt.pretrain.models.hf_config import FolderOrId, hub_id
 from capt.pretrain.pairs.losses import LOSSES, check_source, find_loss
 
@@ -62,11 +63,14 @@ class PairOptions(Section):
         + "; auto: by the form of the rows",
     )
     loss_options: dict[str, Any] = Field({}, description="settings of a loss of another package, as it defines them")
-    view: Literal["dropout", "corrupted"] = Field(
-        "dropout",
-        description="second view of a text in rows of one text alone: another dropout (SimCSE), or its corruption by "
-        "the section corruption (CAPT)",
-    )
+    view: str = Field("dropout", description=f"both views of a text in rows of one text alone; {ABOUT}")
+    spans: Spans = Spans()
+
+    @field_validator("view")
+    @classmethod
+    def _is_a_view(cls, value: str) -> str:
+        find_view(value)
+        return value
 
     @field_validator("loss")
     @classmethod

@@ -9,15 +9,18 @@ negative (:mod:`capt.pretrain.pairs.known`).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int32, Int64
 
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.overlap import same_text
+from capt.pretrain.base.randomness import generator_for
+from capt.pretrain.data.views import View, draw_spans, find_view
 from capt.pretrain.pairs.config import PairSource
 from capt.pretrain.pairs.known import KnownPositives, RowKeys
 from capt.pretrain.pairs.losses import PairLoss, find_loss, loss_of
@@ -156,6 +159,43 @@ class SourceRows:
     def loss(self) -> PairLoss:
         """The row of `loss_name`."""
         return find_loss(self.loss_name)
+
+    @cached_property
+    def view(self) -> View:
+        """How both views of a text alone are made."""
+        return find_view(self.source.view)
+
+    @cached_property
+    def draw(self) -> Callable[..., Any] | None:
+        """The function that draws spans, where the view is made of them."""
+        return self.view.function()  # type: ignore[no-any-return]
+
+    def spans(
+        self, numbers: Numbers, rows: Numbers, visits: Numbers, seed: int
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Both views of the texts ``numbers`` of some rows in a visit of each; short texts are whole."""
+        first, second = [], []
+        for text, row, visit in zip(self.queries.tokens(numbers), rows.tolist(), visits.tolist(), strict=True):
+            generator = generator_for(f"views/{self.source.name}", seed, visit, row)
+            cut = draw_spans(self.draw, text[1:-1], self.source.spans, len(text), generator)
+            ends = text[:1], text[-1:]
+            both = [text, text] if cut is None else [np.concatenate([ends[0], span, ends[1]]) for span in cut]
+            first.append(both[0])
+            second.append(both[1])
+        return first, second
+
+    def long_enough(self) -> SourceRows:
+        """The rows without those of texts that are too short for two spans."""
+        # 2: `<s>` and `</s>`.
+        keep = self.queries.lengths(self.query) - 2 >= self.source.spans.shortest
+        if keep.all():
+            return self
+        rows = np.arange(keep.sum() + 1, dtype=np.int64)
+        return replace(
+            self, query=self.query[keep], positives=Lists(self.positives.values[keep], rows),
+            negatives=Lists(self.negatives.values, np.zeros_like(rows)),
+            digest=hashlib.sha256(f"{self.digest} {self.source.spans.shortest}".encode()).hexdigest(),
+        )  # fmt: skip
 
     @cached_property
     def is_one_column(self) -> bool:

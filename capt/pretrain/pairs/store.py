@@ -27,6 +27,7 @@ from capt.pretrain.base.randomness import mix64
 from capt.pretrain.base.records import Count, Record, read_record
 from capt.pretrain.base.verification import Verifier
 from capt.pretrain.data.shards import token_dtype
+from capt.pretrain.data.views import find_view
 from capt.pretrain.pairs.config import PairSource
 from capt.pretrain.pairs.forms import Counts, Pair, read_pairs
 from capt.pretrain.pairs.known import KnownPositives
@@ -160,7 +161,7 @@ class RowsWriter:
     def __init__(
         self, source: PairSource, tokenizer: TextTokenizer, max_positions: int, folder: Path | None = None
     ) -> None:
-        self.source, self._folder = source, folder
+        self.source, self._folder, self._view = source, folder, find_view(source.view)
         lengths = (source.query_length, source.document_length)
         self._sides = [
             _Side(folder, name, tokenizer, length, max_positions, f"source {source.name}, {name}")
@@ -258,10 +259,10 @@ class RowsWriter:
                 f"{place}: score {pair.score:g} is not a cosine, which is from -1 to 1: divide the scores (those of "
                 "STS by 5), or set loss=cosent, which reads their order alone"
             )
-        if source.view == "corrupted" and pair.positives:
+        if pair.positives and (self._view.corrupts or self._view.draw is not None):
             raise DataError(
-                f"{place}: a row of two texts, and source {source.name} has the view corrupted, of one text alone: set "
-                "form=texts with columns={text: NAME}, or view=dropout"
+                f"{place}: a row of two texts, and source {source.name} has the view {source.view}, of one text alone: "
+                "set form=texts with columns={text: NAME}, or view=dropout"
             )
 
     def finish(self, remarks: Sequence[str] = (), launch: str = "") -> RowsRecord:

@@ -105,7 +105,7 @@ class PairTask(ContrastTask[PairBatch]):
                     f"source {source.name}: data.validation_fraction {fraction:g} holds out all of its pairs; lower it"
                 )
             self._check(prepared.train, prepared.record)
-            train.append(prepared.train)
+            train.append(self._spanned(prepared.train))
         self._check_sizes(train)
         self._check_negatives(train)
         self._tell_epochs(train)
@@ -140,7 +140,8 @@ class PairTask(ContrastTask[PairBatch]):
                 f"batch.micro_tokens={most} or more, or allow shorter texts (data.sequence_length) or fewer negatives"
             )
         # Without dropout the two views of one text are the same vector, and teach nothing about it.
-        alike = source.view != "corrupted" and not (section.dropout or section.attention_dropout)
+        whole = not pairs.view.corrupts and pairs.view.draw is None
+        alike = whole and not (section.dropout or section.attention_dropout)
         if alike and pairs.scores is None and pairs.is_one_column:
             raise ConfigError(
                 f"source {source.name}: every text is its own positive, and model.dropout is 0, so that both views are "
@@ -163,6 +164,30 @@ class PairTask(ContrastTask[PairBatch]):
             return
         if bool((pairs.documents.keys == pairs.documents.keys[0]).all()):
             raise DataError(f"source {source.name}: all documents are one text: there is nothing to tell apart")
+
+    def _spanned(self, pairs: SourceRows) -> SourceRows:
+        """The rows of a source of spans that are long enough; all rows of other sources."""
+        source, spans = pairs.source, pairs.source.spans
+        if pairs.view.draw is None:
+            return pairs
+        if source.prompts.query or source.prompts.document:
+            raise ConfigError(
+                f"source {source.name}: spans of a text have no prompt before them: leave data.prompts out, or set "
+                "data.view=dropout"
+            )
+        kept = pairs.long_enough()
+        if not len(kept):
+            raise DataError(
+                f"source {source.name}: no text has {spans.shortest} tokens, which two spans of spans.least take: "
+                "lower it, or set data.view=dropout"
+            )
+        if (short := len(pairs) - len(kept)) and distributed.rank() == 0:
+            fate = "are left out" if spans.short == "skip" else "are whole in both views"
+            logger.info(
+                "source %s: %s of fewer than %d tokens %s (spans.short=%s)",
+                source.name, counted(short, "text"), spans.shortest, fate, spans.short,
+            )  # fmt: skip
+        return kept if spans.short == "skip" else pairs
 
     def _check_sizes(self, sources: Sequence[SourceRows]) -> None:
         """Refuse a source that has fewer pairs than a step takes from it."""
@@ -230,6 +255,12 @@ class PairTask(ContrastTask[PairBatch]):
     def samples(self) -> int:
         """Rows of all sources."""
         return sum(map(len, self.sources))
+
+    @property
+    def pretext(self) -> str:
+        """The view of rows of one text, where there are no others."""
+        views = {pairs.source.view for pairs in self.sources if pairs.is_one_column}
+        return f"data.view {', '.join(sorted(views))}" if all(pairs.is_one_column for pairs in self.sources) else ""
 
     @property
     def width(self) -> int:
@@ -313,7 +344,7 @@ class PairTask(ContrastTask[PairBatch]):
 
     def _noise(self) -> Noise | None:
         """What corrupts texts, where a loss or a second view asks for it."""
-        if not self.job.mlm.weight and all(pairs.source.view != "corrupted" for pairs in self.sources):
+        if not self.job.mlm.weight and not any(pairs.view.corrupts for pairs in self.sources):
             return None
         tokenizer = self.tokenizer
         vocabulary = CorruptionVocabulary(tokenizer.vocab_size, tokenizer.special.mask, tuple(tokenizer.special_ids))
@@ -515,7 +546,7 @@ class PairTask(ContrastTask[PairBatch]):
             return once
         # One column is one text: it is masked once.
         both = [query] if pairs.is_one_column else [query, document]
-        masked = [document] if pairs.source.view == "corrupted" else both
+        masked = [document] if pairs.view.corrupts else both
         # The dense layer and the vocabulary, at masked tokens alone; a multiplication and an addition each.
         head = 2.0 * encoder.hidden_size * (encoder.hidden_size + encoder.vocab_size) * self.job.corruption.highest_rate
         return once + sum(encoder.flops(length) + length * head for length in masked)

@@ -90,8 +90,14 @@ def pool_of(sources: Sequence[SourceRows], limit: int) -> Pool:
         rows = chosen[(chosen >= first) & (chosen < first + len(source))] - first
         first += len(source)
         texts, positives = source.query[rows], source.positives.values[source.positives.starts[rows]]
-        queries += source.queries.tokens(texts)
-        documents += source.documents.tokens(positives)
+        if source.draw is None:
+            queries += source.queries.tokens(texts)
+            documents += source.documents.tokens(positives)
+        else:  # the same spans in every validation and in every run
+            for side, views in zip(
+                (queries, documents), source.spans(texts, rows, np.zeros_like(rows), 0), strict=True
+            ):
+                side += views
         keys.append((source.queries.keys[texts], source.documents.keys[positives]))
         scores.append(np.full(len(rows), np.nan, np.float32) if source.scores is None else source.scores[rows])
     query_keys, document_keys = (np.concatenate(each) for each in zip(*keys, strict=True))

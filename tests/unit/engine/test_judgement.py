@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
-from capt.pretrain.engine.judgement import Verdict, judge, judged_metric, trained_on
+from capt.pretrain.engine.judgement import SOLVED, START, Verdict, judge, judged_metric, trained_on
 from capt.pretrain.engine.metrics_file import VALIDATION, MetricsRow
 
 Curve = Callable[[float], float]
@@ -231,3 +232,18 @@ def test_noise_of_the_training_loss_is_no_fall(start: float, verdict: Verdict) -
     for noise in (0.1, 0.2):
         found = judge(rows(training, "loss", 400, 10, noise), validation)
         assert found.verdict == verdict, found
+
+
+def test_a_contrast_that_the_start_had_solved_is_not_learning() -> None:
+    """A loss that goes from 0.03 to 0.01 where the samples found their other view before the first step."""
+    contrast = rows(falls(0.03, 0.01), "loss/capt", 100, 10)
+    validation = rows(falls(0.03, 0.01), "loss/capt_fixed", 100, 20, split=VALIDATION)
+    masked = rows(falls(8, 2), "loss/mlm", 100, 20, split=VALIDATION)
+    for share, verdict in ((0.97, "solved at the start"), (SOLVED, "solved at the start"), (0.43, "learning")):
+        started = [replace(contrast[0], figures={**contrast[0].figures, START: share}), *contrast[1:]]
+        for validated in ([], validation):
+            found = judge(started, validated)
+            assert found.verdict == verdict
+            assert ("of the samples found their other view before training" in found.reason) == (share >= SOLVED)
+        assert judge(started, masked).verdict == "learning", "the tokens were not found before"
+        assert judge(started, rows(flat(5), "loss/capt_fixed", 100, 20, split=VALIDATION)).verdict == "not learning"

@@ -80,6 +80,14 @@ def test_temperature_and_shards_of_the_same_text(folder: Path, capt: Capt) -> No
     code, shown, _ = capt("data", "inspect", "--job", job)
     assert code == 0
     assert "40 samples of 32 tokens in 6 steps" in shown
+    code, views, _ = capt("data", "inspect", "--job", job, "data.view=crop", "data.spans.least=4", "mlm.weight=0")
+    assert code == 0
+    shown_views = [
+        line.partition(" | ")[2] for line in views.partition("data.view crop")[2].splitlines() if " | " in line
+    ]
+    assert len(shown_views) == 20, "two of each of ten samples"
+    texts = ["".join((folder / f"{name}.txt").read_text().split()) for name in TEXTS]
+    assert all(any("".join(view[3:-4].split()) in text for text in texts) for view in shown_views), "spans of the text"
     task = _task(folder, temperature=0.3)
     train = task.prepared.train
     assert isinstance(train, MixtureDataset)

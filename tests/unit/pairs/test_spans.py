@@ -1,0 +1,80 @@
+"""Rows of one text whose views are two spans of it: drawn from the row and its visit, without prompts, long enough."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.base.randomness import generator_for
+from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.data.views import Spans, crop
+from capt.pretrain.pairs.config import PairJob
+from capt.pretrain.pairs.task import PairTask
+from tests.finetune import sentence
+from tests.pairs import pairs_mapping
+
+
+def _task(folder: Path, texts: list[dict[str, Any]], **data: Any) -> PairTask:
+    (folder / "texts.jsonl").write_text("\n".join(map(json.dumps, texts)))
+    mapping = pairs_mapping(folder)
+    mapping["data"] |= {"files": [str(folder / "texts.jsonl")], "view": "crop", "sequence_length": 40, **data}
+    job = job_from_mapping(mapping, "test")
+    assert isinstance(job, PairJob)
+    return PairTask(job, folder / "run")
+
+
+def _texts(count: int) -> list[dict[str, Any]]:
+    generator = random.Random(0)
+    return [{"text": f"{sentence(generator, 30)} {number}"} for number in range(count)]
+
+
+def test_both_views_are_spans_of_the_row_in_any_micro_batch(tmp_path: Path) -> None:
+    task = _task(tmp_path, _texts(40))
+    (pairs,) = task.sources
+    found: dict[int, list[tuple[int, list[int], list[int]]]] = {1: [], 4: []}
+    for parts, rows in found.items():
+        for world in (1, 2):
+            for rank in range(world):
+                for batch in task.step_assembler(8, parts // world or 1, world, rank)(40, 5):
+                    views, n = batch.tokens.split(batch.lengths.tolist()), len(batch.ids)
+                    rows += [
+                        (int(batch.ids[i]), views[i].tolist(), views[n + i].tolist()) for i in range(n)
+                    ]  # fmt: skip
+                    assert batch.keys.equal(batch.query_keys), "both are of one instance"
+    assert sorted(found[1]) == sorted(found[4])
+    assert len({row for row, *_ in found[1]}) == 8
+    visit = 40 // len(pairs)
+    for row, *views in found[1]:
+        text = pairs.queries.tokens(pairs.query[[row]])[0].tolist()
+        cuts = crop(len(text) - 2, Spans(), len(text), generator_for("views/pairs", task.job.run.seed, visit, row))
+        assert views == [[text[0], *text[1:-1][cut], text[-1]] for cut in cuts]
+
+
+def test_texts_too_short_for_two_spans_are_left_out_or_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    texts = [{"text": "the"}, {"text": "a house"}, *_texts(30)]
+    with caplog.at_level("INFO"):
+        task = _task(tmp_path, texts, validation_fraction=0.0)
+    tokens = [len(ids) for ids in task.tokenizer.encode_batch([row["text"] for row in texts])]
+    short = sum(number < 16 for number in tokens)
+    assert 2 <= short < 10
+    assert task.samples == 32 - short
+    assert f"{short} texts of fewer than 16 tokens are left out (spans.short=skip)" in caplog.text
+    whole = _task(tmp_path, texts, validation_fraction=0.0, spans={"short": "whole"})
+    assert whole.samples == 32
+    first, second = whole.sources[0].spans(*np.zeros((3, 1), dtype=np.int64), 1)
+    assert first[0].tolist() == second[0].tolist() == whole.sources[0].queries.tokens(np.zeros(1, np.int64))[0].tolist()
+    with pytest.raises(DataError, match="no text has 16 tokens"):
+        _task(tmp_path, texts[:2] * 8, validation_fraction=0.0)
+
+
+def test_spans_are_of_one_text_without_a_prompt(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="spans of a text have no prompt"):
+        _task(tmp_path, _texts(20), prompts={"query": "the "})
+    with pytest.raises(DataError, match="source pairs has the view crop, of one text alone"):
+        _task(tmp_path, [{"query": f"the {i}", "pos": ["a house"]} for i in range(20)])
