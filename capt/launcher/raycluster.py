@@ -56,7 +56,7 @@ def chosen_address(address: str | None = None) -> str | None:
 
 
 def bundle(cpus: float, gpus: float, others: Mapping[str, float] | None = None) -> dict[str, float]:
-    """What one rank takes of a node."""
+    """Return what one rank takes of a node."""
     return {"CPU": float(cpus)} | ({"GPU": float(gpus)} if gpus else {}) | dict(others or {})
 
 
@@ -104,7 +104,7 @@ def _nodes() -> list[Mapping[str, float]]:
 
 
 def addable() -> list[tuple[Mapping[str, float], float]]:
-    """What a node of each kind that the cluster's autoscaler may start holds, and how many of them; none without one.
+    """Return what nodes of each kind hold that the cluster's autoscaler may start, and how many; none without one.
 
     Nodes that it has started already are among them: this is a bound on what can ever be there.
     """
@@ -127,7 +127,7 @@ def groups_of(config: Any) -> list[tuple[Mapping[str, float], float]]:
 
 
 def _room(node: Mapping[str, float], need: Mapping[str, float]) -> float:
-    """How many ranks a node holds, in Ray's fractions of a ten-thousandth."""
+    """Count the ranks that a node holds, in Ray's fractions of a ten-thousandth."""
     return min(math.inf if math.isinf(node.get(k, 0)) else (node.get(k, 0) + 1e-5) // need[k] for k in need)
 
 
@@ -137,7 +137,7 @@ def rank_environment(address: str | None) -> dict[str, str]:
 
 
 def has_gpus(address: str | None) -> bool:
-    """Whether the cluster (after ``cluster`` has joined it) or this machine has GPUs."""
+    """Return whether the cluster (after ``cluster`` has joined it) or this machine has GPUs."""
     if address is None:
         return bool(environment.visible_gpus())
     return any(node.get("GPU") for node in (*_nodes(), *(node for node, _ in addable())))

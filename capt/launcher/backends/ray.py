@@ -33,7 +33,7 @@ _POLL = 0.2
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank runs."""
+    """The place of a rank."""
 
     node: str
     address: str
@@ -155,7 +155,7 @@ def remote_ranks(group: Any, bundles: Sequence[int], need: Mapping[str, float]) 
 
 
 def plan(launch: Launch) -> Plan:
-    """What every rank runs; the nodes are Ray's choice.
+    """Return what every rank runs; the nodes are Ray's choice.
 
     Raises:
         ConfigError: a hostfile is given, or without a cluster this machine has too few cores or GPUs.

@@ -46,7 +46,7 @@ class Dimension(Section):
 
     @property
     def kind(self) -> str:
-        """Which of the kinds it is."""
+        """The name of its kind."""
         return next(iter(self.model_fields_set))
 
     @property
@@ -61,7 +61,7 @@ class Dimension(Section):
 
 
 class SweepSection(Section):
-    """Where the sweep lives and the seeds (``run.seed``) that every setting is run with."""
+    """The folder of the sweep and the seeds (``run.seed``) that every setting is run with."""
 
     dir: PathField = Field(Path("runs/sweep"), description="the sweep's folder; on a cluster, one that every node sees")
     resume: Literal["never", "auto"] = Field(
@@ -103,7 +103,7 @@ class StudySection(Section):
 
 
 class SearchSection(Section):
-    """Which settings are tried."""
+    """The choice of settings that are tried."""
 
     type: Literal["grid", "random", "optuna"] = Field("grid", description="grid needs listed values")
     samples: PositiveInt = Field(10, description="settings to try per study (not for grid)")
@@ -144,7 +144,7 @@ class Pbt(Section):
 
 
 class TrialSection(Section):
-    """What a trial is given: ``workers`` ranks of ``cpus`` cores, ``gpus`` GPUs and ``resources`` each.
+    """The resources of a trial: ``workers`` ranks of ``cpus`` cores, ``gpus`` GPUs and ``resources`` each.
 
     Parts of a core or of a GPU let all trials share it that fit; that their memory suffices is theirs to see to.
     """
@@ -233,11 +233,11 @@ class Sweep(Section):
         return self
 
     def space_of(self, study: str) -> dict[str, Dimension]:
-        """The dimensions of a study, its own before the common ones."""
+        """Return the dimensions of a study, its own before the common ones."""
         return self.space | self.studies[study].space
 
     def to_yaml(self) -> str:
-        """The sweep as a file that ``load_sweep`` reads."""
+        """Return the sweep as a file that ``load_sweep`` reads."""
         return to_yaml(self.model_dump(mode="json", exclude_unset=True))
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +17,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from capt.launcher.sweep.trial import SweepTrial, spec_of
-from capt.launcher.sweep.trial_log import TrialLog
+from capt.launcher.sweep.trial_log import OVER, TrialLog
 from capt.launcher.sweep.trials import SweepPlan, TrialSpec
 from capt.pretrain.base.files import printable
 from capt.pretrain.report.sweeps import TrialRecord
@@ -33,8 +33,8 @@ class ProgressTable:
 
     def __init__(self, total: int, over: int) -> None:
         self._total, self._over = total, over
-        self._rows: dict[str, list[str]] = {}
-        self._recent: list[list[str]] = []
+        self._running: dict[str, list[str]] = {}
+        self._ended: deque[list[str]] = deque(maxlen=_RECENT)
         self._began, self._first = time.monotonic(), over
         console = Console(stderr=True)
         self._live = (
@@ -51,31 +51,24 @@ class ProgressTable:
             self._live.stop()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Tune pickles its callbacks when it begins; a terminal cannot be pickled."""
+        """Return the state without the terminal, which Tune, that pickles its callbacks, could not pickle."""
         return {**self.__dict__, "_live": None}
 
-    def running(self, spec: TrialSpec) -> None:
-        """A trial has begun or continues."""
-        self._rows.setdefault(spec.key, [spec.study, spec.text, "running", "", "", ""])
-
-    def validated(self, spec: TrialSpec, step: int, value: float, best: float) -> None:
-        """A trial has validated."""
-        self._rows[spec.key] = [spec.study, spec.text, "running", str(step), f"{value:.4g}", f"{best:.4g}"]
+    def running(self, spec: TrialSpec, *figures: str) -> None:
+        """Show a trial that runs, with the step, the metric and the best of it since its last validation."""
+        if figures or spec.key not in self._running:
+            self._running[spec.key] = [spec.study, spec.text, "running", *figures]
 
     def gone(self, spec: TrialSpec) -> None:
-        """A trial is no longer watched."""
-        self._rows.pop(spec.key, None)
+        """Show a trial no longer."""
+        self._running.pop(spec.key, None)
 
     def ended(self, spec: TrialSpec, record: TrialRecord) -> None:
-        """A trial has ended and was recorded."""
+        """Show a trial that has ended and was recorded."""
         self.gone(spec)
         self._over += 1
         score = "" if record.score is None else f"{record.score:.4g}"
-        self._recent = [
-            *self._recent,
-            [spec.study, spec.text, record.state, str(record.best_step or ""), "", score],
-        ]
-        self._recent = self._recent[-_RECENT:]
+        self._ended.append([spec.study, spec.text, record.state, str(record.best_step or ""), "", score])
         if self._live is None:
             text = record.error or f"{record.metric} {score} at step {record.best_step}"
             log.info(
@@ -92,26 +85,13 @@ class ProgressTable:
         return f", about {timedelta(seconds=round(seconds))} left"
 
     def render(self) -> Group:
-        """The table as it is now."""
-        grid = Grid(box=None, pad_edge=False)
-        for column in ("study", "trial", "state", "step", "metric", "best"):
-            grid.add_column(column)
-        for row in [*self._recent, *self._rows.values()]:
+        """Return the table as it is now."""
+        grid = Grid("study", "trial", "state", "step", "metric", "best", box=None, pad_edge=False)
+        for row in [*self._ended, *self._running.values()]:
             grid.add_row(
-                *(Text(printable(cell), _COLOURS.get(cell, "") if index == 2 else "") for index, cell in enumerate(row))
+                *(Text(printable(cell), _COLOURS.get(cell, "") if i == 2 else "") for i, cell in enumerate(row))
             )
         return Group(grid, Text(f"{self._over} of {self._total} trials over{self._left()}", "bold"))
-
-
-@dataclass(frozen=True)
-class TrialGroup:
-    """Trials that are given to Tune together: listed ones, or ``number`` that a searcher draws."""
-
-    searcher: Any
-    scheduler: Any
-    trials: Sequence[Mapping[str, Any]]
-    constants: Mapping[str, Any] | None
-    number: int
 
 
 class Driver(tune.Callback, tune.Stopper):
@@ -129,30 +109,36 @@ class Driver(tune.Callback, tune.Stopper):
         self._need, self._concurrent = need, concurrent
         self.stopping = False
         self.fatal = ""
-        """Why no trial can be ranked."""
+        """The reason why no trial can be ranked."""
 
     def stop(self) -> None:
         """Let running trials save and stop, and start no others."""
         self.stopping = True
         self._plan.stop_file.touch()
 
-    def run(self, group: TrialGroup) -> None:
-        """Run a group to its end, or until the sweep stops."""
-        if not group.number:
+    def run(self, scheduler: Any, searcher: Any, samples: int, trials: Sequence[TrialSpec]) -> None:
+        """Run ``trials``, or ``samples`` that a searcher draws, to their end, or until the sweep stops.
+
+        Trials that are over are among them: they start no ranks, and report again what they had. Tune's own folder is
+        a new one each time. `Tuner.restore` would know neither what a scheduler had decided, which Tune does not save,
+        nor seeds, values and samples that were added, and it runs what is pickled in the sweep's folder.
+        """
+        if self.stopping or not (samples or trials):
             return
         resources = PlacementGroupFactory([dict(self._need)] * self._plan.workers, strategy="PACK")
-        space: dict[str, Any] = {"plan": self._plan, **(group.constants or {})}
-        if group.trials:
-            space["trial"] = tune.grid_search(list(group.trials))
-        # Tune's own folder has a new name each time: what was done is known from the log of trials alone.
+        space: dict[str, Any] = {"plan": self._plan, "recorded": self._trial_log.over}
+        if trials:
+            space["trial"] = tune.grid_search(
+                [{"spec": spec, "params": self._trial_log.params(spec)} for spec in trials]
+            )
         tuner = tune.Tuner(
             tune.with_resources(SweepTrial, resources),
             param_space=space,
             tune_config=tune.TuneConfig(
-                scheduler=group.scheduler,
-                search_alg=group.searcher,
+                scheduler=scheduler,
+                search_alg=searcher,
                 # A list of given trials is gone through once; a searcher draws this many.
-                num_samples=1 if group.trials else group.number,
+                num_samples=samples or 1,
                 max_concurrent_trials=self._concurrent,
                 reuse_actors=True,
                 trial_dirname_creator=lambda trial: trial.trial_id,
@@ -190,14 +176,15 @@ class Driver(tune.Callback, tune.Stopper):
             self.fatal = f"studies.{spec.study}.metric: validation reports no {metric!r}; it reports {names}"
             self._plan.stop_file.touch()
         elif "value" in result:
-            self._table.validated(spec, result["step"], result["value"], result["best"])
+            figures = f"{result['value']:.4g}", f"{result['best']:.4g}"
+            self._table.running(spec, str(result["step"]), *figures)
 
     def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         """Record a finished trial; one that the scheduler ended early is pruned."""
         spec = spec_of(trial.config)
         ended = trial.last_result.get("ended")
         # A trial that stops with the sweep is not over: it continues when the sweep does.
-        if ended in ("stopped", "unreported") or self._trial_log.finished(spec):
+        if ended in ("stopped", "unreported") or self._trial_log.state(spec) in OVER:
             self._table.gone(spec)
             return
         self._table.ended(spec, self._trial_log.add(spec, ended or "pruned", trial.last_result.get("error", "")))

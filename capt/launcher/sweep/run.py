@@ -1,5 +1,6 @@
-"""``capt sweep``: from a configuration to finished trials. What was done is read from the sweep's folder, never from
-Tune's own state, so that a sweep whose driver was killed continues with what is missing.
+"""``capt sweep``: from a configuration to finished trials.
+
+What was done is read from the run folders and ``trials.jsonl``, so that a sweep whose driver was killed continues.
 """
 
 from __future__ import annotations
@@ -19,14 +20,13 @@ from capt.launcher.kubernetes.manifests import JOB_FILES, object_name, sweep_man
 from capt.launcher.kubernetes.settings import KubernetesCluster
 from capt.launcher.supervisor import processes
 from capt.launcher.sweep.config import Sweep, load_sweep
-from capt.launcher.sweep.trial_log import DrawnSettings, TrialLog, TrialState
+from capt.launcher.sweep.trial_log import DrawnSettings, TrialLog
 from capt.launcher.sweep.trials import (
     SweepPlan,
     TrialSpec,
     check_inputs,
     check_jobs,
     make_plan,
-    setting_key,
     with_initial_runs,
 )
 from capt.pretrain.base.errors import ConfigError, DataError, LockedError, counted, machines_at_fault, quoted
@@ -40,10 +40,10 @@ from capt.pretrain.report.sweeps import TRIALS, format_number
 
 log = logging.getLogger(__name__)
 
-# The base jobs of a sweep, kept in its folder: a resume with other keys would mix two experiments.
-
-
 BASES = "bases.json"
+"""The base jobs of a sweep, kept in its folder: a resume with other keys would mix two experiments."""
+_TUNE = ".tune"
+_SWEEP = "sweep.yaml"
 _SHOWN = 80
 
 
@@ -86,9 +86,6 @@ def _compare(plan: SweepPlan, study: str, before: Mapping[str, Any], now: Mappin
                 f"study {study}: {key} is {b}, but the sweep in {plan.folder} began with {a}: resume with the same "
                 "keys, or name another sweep.dir"
             )
-
-
-_TUNE = ".tune"
 
 
 def run_sweep(
@@ -155,7 +152,7 @@ def _start(
         with raycluster.without_tracked_run(), raycluster.cluster(address):
             need = _need(sweep, address)
             raycluster.check_cluster(need, sweep.trial.workers)
-            write_text(plan.folder / "sweep.yaml", sweep.to_yaml(), private=True)
+            write_text(plan.folder / _SWEEP, sweep.to_yaml(), private=True)
             return _run(sweep, plan, specs, trial_log, need)
 
 
@@ -170,7 +167,7 @@ def _hand_over(text: str, show: Callable[[str], None] | None) -> int:
 
 
 def describe_sweep(sweep: Sweep, plan: SweepPlan, specs: Mapping[str, Sequence[TrialSpec]]) -> str:
-    """The text of ``--dry-run``: the sweep with its defaults, and its trials."""
+    """Describe a sweep for ``--dry-run``: with its defaults, and its trials."""
     blocks = [sweep.to_yaml().rstrip()]
     for study, found in specs.items():
         note = " (Optuna draws its own; these are examples)" if sweep.search.type == "optuna" else ""
@@ -191,13 +188,14 @@ def _run(
     trial_log: TrialLog,
     need: Mapping[str, float],
 ) -> int:
-    from capt.launcher.sweep.driver import Driver, ProgressTable, TrialGroup
+    from capt.launcher.sweep.driver import Driver, ProgressTable
 
     # The file of a stop that was asked for earlier.
     plan.stop_file.unlink(missing_ok=True)
     total = sum(map(len, specs.values()))
-    known = [spec for study in specs for spec in _possible_trials(sweep, plan, study, specs[study])]
-    over = sum([trial_log.is_done(spec) for spec in known])
+    names = {plan.run_name(spec) for found in specs.values() for spec in found}
+    # The space and the seeds may have changed; Optuna draws others than those that are listed.
+    over = sum(run in names or sweep.search.type == "optuna" for run in trial_log.over)
     if over:
         log.info("%d of %d trials are over already", over, total)
     with ProgressTable(total, over) as table:
@@ -205,8 +203,7 @@ def _run(
         with processes.stop_signals(lambda _: driver.stop(), _give_up):
             try:
                 for group in _groups(sweep, plan, specs, trial_log):
-                    if not driver.stopping:
-                        driver.run(TrialGroup(*group))
+                    driver.run(*group)
             except KeyboardInterrupt:  # the second one: no trial saves any more
                 driver.stopping = True
     for study in specs:
@@ -220,10 +217,10 @@ def _run(
 
 def _groups(
     sweep: Sweep, plan: SweepPlan, specs: Mapping[str, Sequence[TrialSpec]], trial_log: TrialLog
-) -> Iterator[tuple[Any, Any, list[dict[str, Any]], dict[str, Any] | None, int]]:
-    """What is given to Tune together: searcher, scheduler, trials, constants of trials that are drawn, their number.
+) -> Iterator[tuple[Any, Any, int, list[TrialSpec]]]:
+    """Yield what Tune gets together: scheduler, searcher and the number of its trials, trials that are given.
 
-    Trials that do not know of each other go in one group, so that no core waits for the end of a study.
+    Trials that do not know of each other are in one group, so that no core waits for the end of a study.
     """
     from ray.tune.schedulers import FIFOScheduler
 
@@ -231,66 +228,42 @@ def _groups(
 
     kind = sweep.scheduler.type
     if kind == "none" and sweep.search.type != "optuna":
-        left = [spec for found in specs.values() for spec in found if not trial_log.is_done(spec)]
-        yield None, search.scheduler(sweep, ""), [{"spec": spec} for spec in left], None, len(left)
+        yield FIFOScheduler(), None, 0, _left(trial_log, [spec for found in specs.values() for spec in found])
         return
     for study, found in specs.items():
         scheduler = search.scheduler(sweep, study)
-        seeds = sweep.sweep.seeds[:1] if kind == "asha" else sweep.sweep.seeds
+        judging = sweep.sweep.seeds[:1] if kind == "asha" else sweep.sweep.seeds
+        first = [spec for spec in found if spec.seed in judging]
         if sweep.search.type == "optuna":
             drawn = DrawnSettings(plan.folder, plan.studies[study])
-            searcher = search.OptunaSettings(sweep, study, drawn, _scores_of(trial_log, drawn, study, seeds), seeds)
-            yield searcher, scheduler, [], {"study": study}, searcher.left
-        else:
-            first = [spec for spec in found if spec.seed in seeds]
-            left = [spec for spec in first if not trial_log.is_done(spec)]
-            if kind == "pbt":
-                yield None, scheduler, [{"spec": p, "params": _current(plan, p)} for p in left], None, len(left)
-            elif left:  # those that are over report again, so that the others are measured against them
-                recorded = [{"spec": p, "recorded": trial_log.state(p)} for p in first if trial_log.finished(p)]
-                yield None, scheduler, [*recorded, *({"spec": p} for p in left)], None, len(recorded) + len(left)
+            searcher = search.OptunaSettings(sweep, study, drawn, judging)
+            yield scheduler, searcher, searcher.left, []
+            first = [TrialSpec(study, params, seed) for params in drawn.settings for seed in judging]
+        elif kind == "pbt":
+            yield scheduler, None, 0, _left(trial_log, first)
+        else:  # those that are over report again, so that the others are measured against them
+            left = _left(trial_log, first)
+            yield scheduler, None, 0, [spec for spec in first if spec not in left] + left if left else []
         if kind == "asha":  # whole settings: with the other seeds those run that the scheduler let reach their end
-            judged = [spec for spec in _possible_trials(sweep, plan, study, found) if spec.seed in seeds]
-            others = [
-                spec
-                for survivor in judged if trial_log.state(survivor) == "done"
-                for seed in sweep.sweep.seeds[1:]
-                if not trial_log.is_done(spec := TrialSpec(study, survivor.params, seed))
-            ]  # fmt: skip
+            ends = [spec for spec in first if trial_log.state(spec) == "done"]
+            others = _left(
+                trial_log, [TrialSpec(study, e.params, seed) for e in ends for seed in sweep.sweep.seeds[1:]]
+            )
             if others:
                 log.info("%s: %s with the other seeds of what reached its end", study, counted(len(others), "trial"))
-            yield None, FIFOScheduler(), [{"spec": spec} for spec in others], None, len(others)
+            yield FIFOScheduler(), None, 0, others
+
+
+def _left(trial_log: TrialLog, specs: Sequence[TrialSpec]) -> list[TrialSpec]:
+    """Return the trials that are not over."""
+    return [spec for spec in specs if not trial_log.is_over(spec)]
 
 
 def _is_finished(sweep: Sweep, specs: Mapping[str, Sequence[TrialSpec]], trial_log: TrialLog) -> bool:
-    """Whether nothing is left to do, which no cluster is needed for; of trials that others decide, Tune has to know."""
+    """Return whether nothing is left to do, which needs no cluster; of trials that others decide, Tune has to know."""
     if sweep.scheduler.type != "none" or sweep.search.type == "optuna":
         return False
-    return all(trial_log.is_done(spec) for found in specs.values() for spec in found)
-
-
-def _possible_trials(sweep: Sweep, plan: SweepPlan, study: str, found: Sequence[TrialSpec]) -> list[TrialSpec]:
-    """The trials of a study that may have been started; of those that Optuna draws, the ones drawn so far."""
-    if sweep.search.type != "optuna":
-        return list(found)
-    settings = DrawnSettings(plan.folder, plan.studies[study]).settings
-    return [TrialSpec(study, params, seed) for params in settings for seed in sweep.sweep.seeds]
-
-
-def _scores_of(trial_log: TrialLog, drawn: DrawnSettings, study: str, seeds: Sequence[int]) -> dict[str, list[float]]:
-    """Return the scores of each setting all of whose seeds are over."""
-    scores = {}
-    for params in drawn.settings:
-        specs = [TrialSpec(study, params, seed) for seed in seeds]
-        if all([trial_log.is_done(spec) for spec in specs]):
-            found = [trial_log.score(spec) for spec in specs]
-            scores[setting_key(params)] = [score for score in found if score is not None]
-    return scores
-
-
-def _current(plan: SweepPlan, spec: TrialSpec) -> dict[str, Any]:
-    history = TrialState.read(plan.run_dir(spec)).history
-    return dict(history[-1].params if history else spec.params)
+    return not any(_left(trial_log, found) for found in specs.values())
 
 
 def _outcome(sweep: Sweep, plan: SweepPlan, trial_log: TrialLog, stopping: bool) -> int:
@@ -300,7 +273,7 @@ def _outcome(sweep: Sweep, plan: SweepPlan, trial_log: TrialLog, stopping: bool)
     for record in failed:
         log.error("failed: %s: %s", record.run, record.error)
     if stopping:
-        log.info("stopped early; continue with: capt sweep %s --resume", quoted(plan.folder / "sweep.yaml"))
+        log.info("stopped early; continue with: capt sweep %s --resume", quoted(plan.folder / _SWEEP))
         return STOPPED
     log.info("%s, %d failed: %s", counted(len(trial_log.records), "trial"), len(failed), plan.folder / TRIALS)
     log.info("next: capt report %s (tables and curves; --out FOLDER)", quoted(plan.folder))
@@ -342,7 +315,7 @@ def _locked_folder(folder: Path, resume: bool) -> Iterator[None]:
     """Lock the sweep's folder, which must be unused unless the sweep is resumed."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"sweep.dir {folder} is a file; name a folder")
-    if not resume and any((folder / mark).exists() for mark in ("sweep.yaml", TRIALS, "trials")):
+    if not resume and any((folder / mark).exists() for mark in (_SWEEP, TRIALS, "trials")):
         raise ConfigError(
             f"sweep.dir {folder} already holds a sweep; continue it with --resume, or name another folder"
         )
@@ -350,9 +323,6 @@ def _locked_folder(folder: Path, resume: bool) -> Iterator[None]:
         folder / ".lock", refusal=f"sweep.dir {folder}: another capt sweep is running in it", error=LockedError
     ):
         yield
-
-
-_SWEEP = "sweep.yaml"
 
 
 def manifest(sweep: Sweep, cluster: KubernetesCluster) -> str:
@@ -398,7 +368,7 @@ def manifest(sweep: Sweep, cluster: KubernetesCluster) -> str:
 
 
 def _ranks_per_pod(sweep: Sweep, cluster: KubernetesCluster) -> int:
-    """How many ranks of a trial a pod holds, as far as the cluster file tells."""
+    """Return the number of ranks of a trial that a pod holds, as far as the cluster file tells."""
     trial = sweep.trial
     gpus = min(1, cluster.gpus_per_pod) if trial.gpus == "auto" else trial.gpus
     if not cluster.cpus_per_pod:

@@ -17,14 +17,14 @@ from ray.tune.search import Searcher
 
 from capt.launcher.sweep.config import Asha, Dimension, Pbt, Sweep
 from capt.launcher.sweep.trial_log import DrawnSettings
-from capt.launcher.sweep.trials import sample_value, setting_key
+from capt.launcher.sweep.trials import TrialSpec, sample_value, setting_key
 
 log = logging.getLogger(__name__)
 
 METRIC, TIME = "objective", "validations"
 _NO_END = 10**9
 _TPE_ATTEMPTS, _ATTEMPTS = 10, 50
-"""How often TPE may draw a setting that is known, and after it the uniform generator for each sample."""
+"""The number of times that TPE may draw a known setting, and after it the uniform generator for each sample."""
 
 
 def scheduler(sweep: Sweep, study: str) -> TrialScheduler:
@@ -46,6 +46,10 @@ def scheduler(sweep: Sweep, study: str) -> TrialScheduler:
     return FIFOScheduler()
 
 
+_Judgement = tuple[Any, list[float | None]]
+"""Optuna's trial of a setting, and the scores of its seeds that have ended."""
+
+
 class Population(PopulationBasedTraining):
     """Tune's synchronous population based training, with members that keep their folders, bounds that hold, and no
     endless wait for a member that failed.
@@ -59,7 +63,7 @@ class Population(PopulationBasedTraining):
             perturbation_interval=section.interval,
             quantile_fraction=section.quantile,
             resample_probability=section.resample,
-            hyperparam_mutations={"trial": {"params": {key: _mutation(d) for key, d in space.items()}}},
+            hyperparam_mutations={"trial": {"params": {key: _values(dimension) for key, dimension in space.items()}}},
             synch=True,
             log_config=False,
         )
@@ -99,27 +103,14 @@ class Population(PopulationBasedTraining):
 class OptunaSettings(Searcher):
     """Optuna's TPE over a study's settings: each is run with every seed, and judged by the median over them.
 
-    The n-th setting is drawn from a generator of its own, so that a sweep that was killed continues the sequence. No
-    setting is drawn twice. Each is recorded before Tune gets it.
+    The n-th setting is drawn from a generator of its own, so that a sweep that was killed continues the sequence: its
+    settings so far come first, and their trials that are over report again what they had. No setting is drawn twice.
+    Each is recorded before Tune gets it. (Tune's `OptunaSearch` draws from one generator, draws settings twice, and its
+    `Repeater` takes the mean over the seeds.)
     """
 
-    def __init__(
-        self,
-        sweep: Sweep,
-        study: str,
-        drawn: DrawnSettings,
-        scores: Mapping[str, Sequence[float]],
-        seeds: Sequence[int],
-    ) -> None:
-        """Begin with the settings drawn so far.
-
-        Args:
-            sweep: the sweep.
-            study: a study of it.
-            drawn: its settings so far; those without ``scores`` are handed out first.
-            scores: of each setting all of whose seeds are over, the scores that there are.
-            seeds: the sweep's, or those that judge a setting.
-        """
+    def __init__(self, sweep: Sweep, study: str, drawn: DrawnSettings, seeds: Sequence[int]) -> None:
+        """Begin with the settings drawn so far; ``seeds`` are the sweep's, or those that judge a setting."""
         super().__init__(metric=METRIC, mode="max")
         import optuna  # half a second that other searches need not wait
 
@@ -130,64 +121,43 @@ class OptunaSettings(Searcher):
         self._distributions = {key: self._distribution(dimension) for key, dimension in self._space.items()}
         self._study = optuna.create_study(direction="maximize")
         self._known = {setting_key(params) for params in drawn.settings}
-        self._asked: dict[str, Any] = {}
-        """Optuna's trials of the settings that are run, by the settings."""
-        self._scores: dict[str, dict[str, float | None]] = {}
-        """The trials of each setting that is run, and their scores once they have ended."""
-        self._running: dict[str, str] = {}
-        self._pending: list[tuple[dict[str, Any], int]] = []
-        self._waiting: list[dict[str, Any]] = []
-        sign = 1 if sweep.studies[study].mode == "max" else -1
-        known = [params for params in drawn.settings if self._is_of_the_space(params)]
-        for params in known:
-            if numbers := [sign * score for score in scores.get(setting_key(params), ())]:
-                trial = optuna.trial.create_trial(
-                    value=statistics.median(numbers), params=params, distributions=self._distributions
-                )
-                self._study.add_trial(trial)
-            else:
-                self._waiting.append(params)
-        self._new = max(0, self._samples - len(known))
-        """Settings that are still to be drawn."""
-
-    @property
-    def left(self) -> int:
-        """The number of trials that are left to run."""
-        return (len(self._waiting) + self._new) * len(self._seeds)
+        self._again = [params for params in drawn.settings if self._is_of_the_space(params)]
+        """Settings drawn before, which are still to be handed out."""
+        self._pending: list[tuple[TrialSpec, _Judgement]] = []
+        self._running: dict[str, _Judgement] = {}
+        self.left = max(len(self._again), self._samples) * len(self._seeds)
+        """The number of trials that are left to hand out."""
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str:
         """Return the next seed of a setting, or the first one of the next setting."""
         if not self._pending:
-            params = self._waiting.pop(0) if self._waiting else self._draw()
-            if params is None:
+            trial = self._ask(self._again.pop(0)) if self._again else self._draw()
+            if trial is None:
+                self.left = 0
                 return str(Searcher.FINISHED)
-            key = setting_key(params)
-            if key not in self._asked:
-                self._asked[key] = self._ask(params)
-            self._scores[key] = {}
-            self._pending = [(params, seed) for seed in self._seeds]
-        params, seed = self._pending.pop(0)
-        self._running[trial_id] = setting_key(params)
-        self._scores[self._running[trial_id]][trial_id] = None
-        return {"params": dict(params), "seed": seed}
+            params = {key: trial.params[key] for key in self._space}
+            judgement: _Judgement = (trial, [])
+            self._pending = [(TrialSpec(self._name, params, seed), judgement) for seed in self._seeds]
+        spec, self._running[trial_id] = self._pending.pop(0)
+        self.left -= 1
+        return {"trial": {"spec": spec, "params": dict(spec.params)}}
 
     def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
         """Tell Optuna of a setting all of whose seeds are over; those that failed have no score."""
-        key, score = self._running.pop(trial_id), (result or {}).get(METRIC)
-        self._scores[key][trial_id] = float("nan") if score is None else float(score)
-        ended = [value for value in self._scores[key].values() if value is not None]
-        if len(ended) < len(self._seeds):
+        trial, scores = self._running.pop(trial_id)
+        scores.append((result or {}).get(METRIC))
+        if len(scores) < len(self._seeds):
             return
-        numbers = [value for value in ended if value == value]
+        numbers = [float(score) for score in scores if score is not None]
         failed = None if numbers else self._optuna.trial.TrialState.FAIL
-        self._study.tell(self._asked[key], statistics.median(numbers) if numbers else None, state=failed)
+        self._study.tell(trial, statistics.median(numbers) if numbers else None, state=failed)
 
     def save(self, checkpoint_path: str) -> None:
         """Save nothing: a sweep continues from its folder."""
 
-    def _draw(self) -> dict[str, Any] | None:
+    def _draw(self) -> Any:
         """Draw a setting that was not drawn before; None where there is no other, or there are enough."""
-        if self._new < 1:
+        if self.left < 1:
             return None
         for attempt in range(_TPE_ATTEMPTS + _ATTEMPTS * self._samples):
             digits = hashlib.sha256(f"{self._seed}/{self._name}/{len(self._known)}/{attempt}".encode()).hexdigest()
@@ -199,17 +169,14 @@ class OptunaSettings(Searcher):
                 trial = self._ask({key: sample_value(each, generator) for key, each in self._space.items()})
             params = {key: trial.params[key] for key in self._space}
             if setting_key(params) not in self._known:
-                self._new -= 1
                 self._known.add(setting_key(params))
-                self._asked[setting_key(params)] = trial
                 self._drawn.add(params)
-                return params
+                return trial
             self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
         log.warning(
             "study %s: its space has no more than %d settings, of the search.samples %d",
             self._name, len(self._known), self._samples,
         )  # fmt: skip
-        self._new = 0
         return None
 
     def _ask(self, params: Mapping[str, Any]) -> Any:
@@ -218,7 +185,7 @@ class OptunaSettings(Searcher):
         return self._study.ask(self._distributions)
 
     def _is_of_the_space(self, params: Mapping[str, Any]) -> bool:
-        """Whether a setting could be drawn now; the space of a sweep that is continued may have changed."""
+        """Return whether a setting could be drawn now; the space of a sweep that is continued may have changed."""
         return params.keys() == self._space.keys() and all(
             _may_be(dimension, params[key]) for key, dimension in self._space.items()
         )
@@ -233,17 +200,14 @@ class OptunaSettings(Searcher):
         return kinds.FloatDistribution(low, high, log=dimension.loguniform is not None)
 
 
-def _domain(dimension: Dimension) -> Any:
+def _values(dimension: Dimension) -> Any:
+    """Return the values of a dimension as Tune has them: a list, or a domain."""
     if dimension.values is not None:
-        return tune.choice(dimension.values)
+        return list(dimension.values)
     if dimension.randint:
         # Tune leaves the upper end out.
         return tune.randint(dimension.randint[0], dimension.randint[1] + 1)
     return tune.loguniform(*dimension.loguniform) if dimension.loguniform else tune.uniform(*(dimension.uniform or ()))
-
-
-def _mutation(dimension: Dimension) -> Any:
-    return list(dimension.values) if dimension.values is not None else _domain(dimension)
 
 
 def _may_be(dimension: Dimension, value: Any) -> bool:

@@ -24,7 +24,7 @@ from ray import tune
 from capt.launcher import raycluster
 from capt.launcher.backends.ray import Rank, RankGroup, remote_ranks
 from capt.launcher.supervisor.processes import signal_name
-from capt.launcher.sweep.trial_log import TrialState, ValidationRows, remove_checkpoints, run_state, write_spec
+from capt.launcher.sweep.trial_log import JOB, TrialState, ValidationRows, remove_checkpoints, run_state, write_spec
 from capt.launcher.sweep.trials import SweepPlan, TrialSpec, set_key
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.files import require_own_folder, write_text
@@ -34,7 +34,6 @@ from capt.pretrain.config.reader import to_yaml
 from capt.pretrain.engine.metrics_file import METRICS, MetricsRow, drop_rows_after
 from capt.pretrain.engine.run_folder import BAD_INPUT, CONFIG, DONE, STATUS, STOPPED, read_status
 from capt.pretrain.engine.step_folders import MANIFEST, checkpoints_of, is_step, step_folder, step_of
-from capt.pretrain.report.sweeps import ParameterChange
 
 _OF_A_RUN = (CONFIG, METRICS, STATUS, "best.json")
 
@@ -64,7 +63,7 @@ def prepare_restart(run_dir: Path, source: Mapping[str, Any] | None) -> tuple[tu
 
 
 def what_went_wrong(run_dir: Path, code: int) -> str:
-    """One line on why the ranks ended with ``code``: what rank 0 noted, or the last thing that was said."""
+    """Say in one line why the ranks ended with ``code``: what rank 0 noted, or the last thing that was said."""
     with suppress(ConfigError):
         status = read_status(run_dir)
         if status is not None and status.state == "failed" and status.reason:
@@ -120,11 +119,9 @@ _WORST = -1e30
 
 
 def spec_of(config: Mapping[str, Any]) -> TrialSpec:
-    """The trial that a Tune configuration means: given whole, or drawn by Optuna for one of the seeds."""
-    if "trial" in config:
-        spec: TrialSpec = config["trial"]["spec"]
-        return spec
-    return TrialSpec(config["study"], dict(config["params"]), config["seed"])
+    """Return the trial that a Tune configuration means."""
+    spec: TrialSpec = config["trial"]["spec"]
+    return spec
 
 
 class SweepTrial(tune.Trainable):
@@ -140,7 +137,7 @@ class SweepTrial(tune.Trainable):
         self._spec = spec_of(config)
         self._study = self._plan.studies[self._spec.study]
         self._run = self._plan.run_dir(self._spec)
-        self._params: dict[str, Any] = config.get("trial", {}).get("params") or dict(self._spec.params)
+        self._params: dict[str, Any] = config["trial"]["params"]
         if not self._plan.folder.is_dir():
             raise RuntimeError(f"node {raycluster.own_address()} does not see the sweep's folder {self._plan.folder}")
         self._run.mkdir(parents=True, exist_ok=True)
@@ -156,7 +153,9 @@ class SweepTrial(tune.Trainable):
         self._step = 0
         self._error = ""
         # A trial that is over starts no ranks, and reports again what it had.
-        self._over = config.get("trial", {}).get("recorded") or ("done" if run_state(self._run) == "done" else "")
+        self._over = config["recorded"].get(self._plan.run_name(self._spec)) or (
+            "done" if run_state(self._run) == "done" else ""
+        )
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Use this process for another trial (its ranks are new ones)."""
@@ -183,7 +182,7 @@ class SweepTrial(tune.Trainable):
                 self._ranks_ended(code)
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
-        """Where the checkpoint of the last validation lies; the ranks end, because a pause follows."""
+        """Return where the checkpoint of the last validation lies; the ranks end, because a pause follows."""
         del checkpoint_dir  # only the path travels
         checkpoint = step_folder(self._run, self._step)
         # The validation may be logged before its checkpoint is whole.
@@ -193,7 +192,7 @@ class SweepTrial(tune.Trainable):
         if not (checkpoint / MANIFEST).is_file():
             raise RuntimeError(f"{checkpoint}: the validation of this step left no checkpoint, which pbt copies")
         prepare_restart(self._run, {"checkpoint": checkpoint, "step": self._step})  # the ranks continued meanwhile
-        return {"checkpoint": str(checkpoint), "step": self._step, "run": self._run.name}
+        return {"checkpoint": str(checkpoint), "step": self._step}
 
     def load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Continue from a checkpoint of this or another member when the ranks start."""
@@ -224,16 +223,15 @@ class SweepTrial(tune.Trainable):
         arguments, self._step = prepare_restart(self._run, self._copy_from)
         if self._plan.population:
             self._rows.skip(self._step)
-            self._add_change()
         job = self._study.mapping(replace(self._spec, params=self._params), self._plan.threads)
         set_key(job, "run.dir", str(self._run))
         write_spec(self._run, self._spec)
-        write_text(self._run / "job.yaml", to_yaml(job), private=True)
+        write_text(self._run / JOB, to_yaml(job), private=True)
         require_own_folder(self._run / "log")
         (self._run / "log").mkdir(exist_ok=True)
         self._state = self._state.updated(attempts=self._state.attempts + 1, node=raycluster.own_address(), error="")
         self._state.write(self._run)
-        argv = (sys.executable, "-m", self._plan.module, str(self._run / "job.yaml"), "--merged", *arguments)
+        argv = (sys.executable, "-m", self._plan.module, str(self._run / JOB), "--merged", *arguments)
         self._began = time.monotonic()
         self._ranks.start(argv, self._plan.cwd, self._run / "log" / "trial.log", self._plan.env)
 
@@ -268,7 +266,7 @@ class SweepTrial(tune.Trainable):
         self._ranks_ended(code)
 
     def _ranks_ended(self, code: int) -> None:
-        """The ranks have ended: is the trial over, or does it continue from its last checkpoint?"""
+        """End the trial, whose ranks have ended, or let it continue from its last checkpoint."""
         self._add_time()
         if code == DONE or (code == STOPPED and self._stops_early()):
             self._over = "done"
@@ -305,13 +303,6 @@ class SweepTrial(tune.Trainable):
         self._state = self._state.updated(seconds=self._state.seconds + now - self._began)
         self._state.write(self._run)
         self._began = now if again else None
-
-    def _add_change(self) -> None:
-        history = [change for change in self._state.history if change.step <= self._step]
-        source = self._copy_from["run"] if self._copy_from else self._run.name
-        if not history or history[-1].params != self._params or source != self._run.name:
-            history.append(ParameterChange(step=self._step, params=self._params, source=source))
-        self._state = self._state.updated(history=tuple(history))
 
     def _max_steps(self) -> int:
         """Read the number of steps from the run, since a task may work it out from its data."""

@@ -18,16 +18,17 @@ from capt.launcher.sweep.trials import StudyPlan, SweepPlan, TrialSpec, setting_
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.files import open_for_append, open_regular, require_own_folder, write_text
 from capt.pretrain.base.records import Count, Record, read_record
+from capt.pretrain.config.load import flatten, load_mapping
 from capt.pretrain.engine.metrics_file import LINE, METRICS, MetricsRow, bounded_lines, parse_row, read_metrics
 from capt.pretrain.engine.run_folder import read_status
 from capt.pretrain.engine.step_folders import MANIFEST
-from capt.pretrain.report.sweeps import TRIALS, ParameterChange, State, Study, TrialRecord, read_trials, study_of
-
-# Files that a trial keeps in its run folder: its state, and the setting and seed that it is made of.
-
+from capt.pretrain.report.sweeps import TRIALS, State, Study, TrialRecord, read_trials, study_of
 
 _STATE, _SPEC = "trial.json", "point.json"
+JOB = "job.yaml"
 _DRAWN = "drawn.jsonl"
+OVER = ("done", "pruned")
+"""States of trials that are over for good. One that failed may be tried again."""
 
 
 class TrialState(Record):
@@ -37,19 +38,17 @@ class TrialState(Record):
     seconds: Annotated[float, Field(ge=0)] = 0.0
     node: str = ""
     error: str = ""
-    history: Annotated[tuple[ParameterChange, ...], Field(strict=False)] = ()
-    """The parameters of a member of population based training, in the order in which they changed."""
 
     @classmethod
     def read(cls, run_dir: Path) -> TrialState:
-        """The state of a run, empty where there is no file. Raises ``DataError`` for a damaged file."""
+        """Read the state of a run, empty where there is no file. Raises ``DataError`` for a damaged file."""
         try:
             return read_record(cls, run_dir / _STATE, "; remove it", error=DataError)
         except FileNotFoundError:
             return cls()
 
     def updated(self, **changes: Any) -> TrialState:
-        """A copy with other values."""
+        """Return a copy with other values."""
         return self.model_copy(update=changes)
 
     def write(self, run_dir: Path) -> None:
@@ -57,15 +56,13 @@ class TrialState(Record):
         write_text(run_dir / _STATE, self.model_dump_json(by_alias=True) + "\n", private=True)
 
 
-class _SpecRecord(Record):
+class _Setting(Record):
     study: str
     params: dict[str, Any]
+
+
+class _Spec(_Setting):
     seed: Count
-
-
-class _DrawnSetting(Record):
-    study: str
-    params: dict[str, Any]
 
 
 def write_spec(run_dir: Path, spec: TrialSpec) -> None:
@@ -75,20 +72,20 @@ def write_spec(run_dir: Path, spec: TrialSpec) -> None:
 
 
 def started_trials(study: StudyPlan) -> list[TrialSpec]:
-    """The trials of a study that were started with its present base job, in the order of their start.
+    """Return the trials of a study that were started with its present base job, in the order of their start.
 
     Raises:
         DataError: a ``point.json`` is damaged.
     """
     files = sorted(study.folder.glob(f"*/{_SPEC}"), key=lambda path: path.stat().st_mtime_ns)
-    records = [read_record(_SpecRecord, path, "; remove it", error=DataError) for path in files]
+    records = [read_record(_Spec, path, "; remove it", error=DataError) for path in files]
     specs = [TrialSpec(record.study, record.params, record.seed) for record in records]
     # A folder is named by the whole job, so that trials of another base job lie in others.
     return [spec for path, spec in zip(files, specs, strict=True) if study.run_dir(spec) == path.parent]
 
 
 class DrawnSettings:
-    """``drawn.jsonl``: the settings of a study that a searcher has drawn, in their order.
+    """The settings of a study that a searcher has drawn, in their order.
 
     A line is on the disk before the setting is tried, so that no kill lets a sweep draw it again. Of an older sweep
     without the file they are those of the trials that were started.
@@ -104,7 +101,7 @@ class DrawnSettings:
             with open_regular(self._path) as file:
                 for line in bounded_lines(file, self._path):
                     with suppress(ValueError):  # torn as the driver died, so that it was not tried either
-                        record = _DrawnSetting.model_validate_json(line)
+                        record = _Setting.model_validate_json(line)
                         if record.study == study.name:
                             found.setdefault(setting_key(record.params), record.params)
         for spec in started_trials(study):
@@ -132,14 +129,14 @@ class ValidationRows:
         """Rows handed out or skipped so far."""
 
     def next(self) -> MetricsRow | None:
-        """The next row; None while there is none."""
+        """Return the next row; None while there is none."""
         if not self.waiting():
             return None
         self.count += 1
         return self._queue.popleft()
 
     def waiting(self) -> bool:
-        """Whether ``next`` would return a row."""
+        """Return whether ``next`` would return a row."""
         self._read()
         return bool(self._queue)
 
@@ -172,7 +169,7 @@ class ValidationRows:
 
 
 def run_state(run_dir: Path) -> str:
-    """The state in a run's ``status.json``; empty when the file is missing or damaged."""
+    """Return the state in a run's ``status.json``; empty when the file is missing or damaged."""
     try:
         status = read_status(run_dir)
     except ConfigError:
@@ -181,13 +178,13 @@ def run_state(run_dir: Path) -> str:
 
 
 def validations(run_dir: Path) -> list[MetricsRow]:
-    """The validation rows of a run; an empty list when it has logged nothing."""
+    """Read the validation rows of a run; an empty list when it has logged nothing."""
     path = run_dir / METRICS
     return read_metrics(path).validation if path.exists() else []
 
 
 def best_row(rows: Iterable[MetricsRow], study: StudyPlan) -> MetricsRow | None:
-    """The first of the rows with the best value of the study's metric."""
+    """Return the first of the rows with the best value of the study's metric."""
     best: MetricsRow | None = None
     for row in rows:
         value = row.figures.get(study.metric)
@@ -207,28 +204,31 @@ class TrialLog:
         if self._path.exists():  # a line that was torn when the driver died is left out: the trial's folder tells
             self.records = read_trials(self._path)[0]
 
-    def finished(self, spec: TrialSpec) -> bool:
-        """Whether a trial is over for good: done or pruned. One that failed may be tried again."""
-        return self.state(spec) in ("done", "pruned")
+    @property
+    def over(self) -> dict[str, State]:
+        """The states of the trials that are over for good, by their run folders."""
+        return {run: record.state for run, record in self.records.items() if record.state in OVER}
 
-    def state(self, spec: TrialSpec) -> str | None:
-        """The recorded state of a trial."""
-        record = self._record(spec)
+    def state(self, spec: TrialSpec) -> State | None:
+        """Return the recorded state of a trial."""
+        record = self.records.get(self._plan.run_name(spec))
         return record.state if record else None
 
-    def score(self, spec: TrialSpec) -> float | None:
-        """The score of a recorded trial."""
-        record = self._record(spec)
-        return record.score if record else None
+    def is_over(self, spec: TrialSpec) -> bool:
+        """Return whether a trial is over; one whose driver died before it could record it is recorded now."""
+        if self.state(spec) not in OVER and run_state(self._plan.run_dir(spec)) == "done":
+            self.add(spec, "done")
+        return self.state(spec) in OVER
 
-    def is_done(self, spec: TrialSpec) -> bool:
-        """Whether a trial is over. One whose driver died before it could record it is recorded now."""
-        if self.finished(spec):
-            return True
-        if run_state(self._plan.run_dir(spec)) != "done":
-            return False
-        self.add(spec, "done")
-        return True
+    def params(self, spec: TrialSpec) -> dict[str, Any]:
+        """Return the parameters that a trial was last started with, which a population changes."""
+        path = self._plan.run_dir(spec) / JOB
+        if not (self._plan.population and path.exists()):
+            return dict(spec.params)
+        job = flatten(load_mapping(path, resolved=True))
+        if lacking := spec.params.keys() - job.keys():
+            raise DataError(f"{path}: lacks {min(lacking)}; remove the run folder, or write its value into the file")
+        return {key: job[key] for key in spec.params}
 
     def add(self, spec: TrialSpec, state: State, error: str = "") -> TrialRecord:
         """Record how a trial ended, and remove the checkpoints that are no longer kept."""
@@ -237,8 +237,7 @@ class TrialLog:
         best = best_row(validations(run), study)
         record = TrialRecord(
             study=spec.study,
-            # A population changes the parameters: the last change counts.
-            params=dict(kept.history[-1].params if kept.history else spec.params),
+            params=self.params(spec),
             seed=spec.seed,
             state=state,
             metric=study.metric,
@@ -246,12 +245,11 @@ class TrialLog:
             score=_finite(best.figures[study.metric]) if best else None,
             best_step=best.step if best else None,
             metrics={name: _finite(value) for name, value in best.figures.items()} if best else {},
-            run=str(run.relative_to(self._plan.folder)),
+            run=self._plan.run_name(spec),
             node=kept.node,
             seconds=round(kept.seconds, 2),
             attempts=kept.attempts,
             error=error or (kept.error if state == "failed" else ""),
-            history=kept.history or None,
         )
         self.records[record.run] = record
         _append(self._path, record.to_json())
@@ -260,7 +258,7 @@ class TrialLog:
         return record
 
     def study(self, name: str) -> Study | None:
-        """The study with its finished trials, as a report has it; None before the first has finished."""
+        """Return the study with its finished trials, as a report has it; None before the first has finished."""
         records = [record for record in self.records.values() if record.study == name]
         return study_of(name, records, self._plan.folder, list(self._plan.seeds)) if records else None
 
@@ -285,9 +283,6 @@ class TrialLog:
                 if not run.resolve().is_relative_to(top):
                     raise DataError(f"{run}: leads out of the sweep's folder by a link; remove it")
                 remove_checkpoints(run)
-
-    def _record(self, spec: TrialSpec) -> TrialRecord | None:
-        return self.records.get(str(self._plan.run_dir(spec).relative_to(self._plan.folder)))
 
 
 def remove_checkpoints(run_dir: Path, names: Sequence[str] = ("*",)) -> None:

@@ -1,4 +1,4 @@
-"""Which trials a sweep has: settings and seeds, the job of each, and the folder that its content names."""
+"""The trials of a sweep: settings and seeds, the job of each, and the folder that its content names."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class TrialSpec:
 
     @property
     def text(self) -> str:
-        """The setting as a person reads it."""
+        """The setting and the seed as a person reads them."""
         values = [f"{key.rpartition('.')[2]}={_short(value)}" for key, value in self.params.items()]
         return " ".join([*values, f"seed={self.seed}"])
 
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """What is needed to turn a setting into a run, on any node: plain values only."""
+    """The plain values that turn a setting into a run, on any node."""
 
     name: str
     metric: str
@@ -59,13 +59,13 @@ class StudyPlan:
     folder: Path
 
     def run_dir(self, spec: TrialSpec) -> Path:
-        """The run folder of a trial: named by what it is made of, so that no trial is ever made twice."""
+        """Return the run folder of a trial: named by what it is made of, so that no trial is ever made twice."""
         content = json.dumps([self.base, dict(spec.params), spec.seed], sort_keys=True, default=str)
         readable = re.sub(r"[^A-Za-z0-9=.,+-]", "-", spec.text.replace(" ", ","))[:80]
         return self.folder / f"{readable}-{hashlib.sha256(content.encode()).hexdigest()[:10]}"
 
     def mapping(self, spec: TrialSpec, threads: int) -> dict[str, Any]:
-        """The configuration of a trial's run. ``threads`` counts where the job leaves ``run.threads`` open."""
+        """Return the configuration of a trial's run. ``threads`` counts where the job leaves ``run.threads`` open."""
         result = copy.deepcopy(dict(self.base))
         for key, value in spec.params.items():
             set_key(result, key, value)
@@ -76,7 +76,7 @@ class StudyPlan:
         return result
 
     def better(self, a: float, b: float) -> bool:
-        """Whether score ``a`` is better than ``b``; a score that is not a number is the worst."""
+        """Return whether score ``a`` is better than ``b``; a score that is not a number is the worst."""
         if b != b:
             return a == a
         return a > b if self.mode == "max" else a < b
@@ -95,21 +95,25 @@ class SweepPlan:
     retries: int
     population: bool
     env: Mapping[str, str] = field(default_factory=dict)
-    """What of the driver's environment travels to the trials."""
+    """The part of the driver's environment that travels to the trials."""
     seeds: tuple[int, ...] = ()
-    """Every setting is run with each."""
+    """The seeds that every setting is run with; of a population, whose members change, only the first."""
 
     @property
     def stop_file(self) -> Path:
-        """While it exists, trials save and stop."""
+        """The file at whose sight trials save and stop."""
         return self.folder / ".stop"
 
     def run_dir(self, spec: TrialSpec) -> Path:
-        """The run folder of a trial."""
+        """Return the run folder of a trial."""
         return self.studies[spec.study].run_dir(spec)
 
+    def run_name(self, spec: TrialSpec) -> str:
+        """Return the run folder of a trial as records have it: below the sweep's folder."""
+        return str(self.run_dir(spec).relative_to(self.folder))
+
     def job(self, spec: TrialSpec) -> Job:
-        """The validated job of a trial. Raises ``ConfigError``, also when its batch sizes do not fit the workers."""
+        """Validate the job of a trial. Raises ``ConfigError``, also when its batch sizes do not fit the workers."""
         mapping = self.studies[spec.study].mapping(spec, self.threads)
         job = job_from_mapping(mapping, f"study {spec.study}, {spec.text}")
         deepspeed_config(job, self.workers)
@@ -141,12 +145,12 @@ def make_plan(sweep: Sweep, module: str, env: Mapping[str, str] | None = None) -
     threads = trial.threads or max(1, int(trial.cpus))
     return SweepPlan(
         sweep.sweep.dir, Path.cwd(), module, studies, trial.workers, threads, trial.retries, population, env or {},
-        tuple(sweep.sweep.seeds),
+        tuple(sweep.sweep.seeds[:1] if population else sweep.sweep.seeds),
     )  # fmt: skip
 
 
 def with_initial_runs(sweep: Sweep, *, here: bool = True) -> Sweep:
-    """The sweep with the last checkpoints of ``sweep.initial`` as a grid of ``model.init``; without that key, as it is.
+    """Add the last checkpoints of ``sweep.initial`` as a grid of ``model.init``; without that key, change nothing.
 
     Where that folder is not ``here`` but in a cluster, it represents its runs.
 
@@ -164,7 +168,7 @@ def with_initial_runs(sweep: Sweep, *, here: bool = True) -> Sweep:
 
 
 def _last_checkpoints(folder: Path) -> list[Path]:
-    """The last checkpoint of each run of a sweep that is finished: what a run ended with, not the best of it."""
+    """Return the last checkpoint of each run of a sweep that is finished: what a run ended with, not the best of it."""
     if not (folder / SWEEP).is_file() or not (folder / TRIALS).is_file():
         raise ConfigError(f"sweep.initial {folder}: no sweep has run there; name the sweep.dir of one that is finished")
     runs = [record.run for record in read_trials(folder / TRIALS)[0].values() if record.state == "done"]
@@ -187,7 +191,7 @@ def _last_checkpoints(folder: Path) -> list[Path]:
 
 
 def trial_specs(sweep: Sweep, study: str) -> list[TrialSpec]:
-    """The trials of a study that are known before it begins (for Optuna: settings as it might draw them)."""
+    """Return the trials of a study that are known before it begins (for Optuna: settings as it might draw them)."""
     space = sweep.space_of(study)
     if sweep.search.type == "grid" and sweep.scheduler.type != "pbt":
         settings = _grid(space)
@@ -197,7 +201,7 @@ def trial_specs(sweep: Sweep, study: str) -> list[TrialSpec]:
 
 
 def check_jobs(sweep: Sweep, plan: SweepPlan) -> dict[str, list[TrialSpec]]:
-    """The trials of each study, each with a valid job.
+    """Return the trials of each study, each with a valid job.
 
     Raises:
         ConfigError: a key of the space is not a key of the job, a value is not valid, batch sizes do not fit the

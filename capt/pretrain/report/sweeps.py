@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, TypeGuard
 
-from pydantic import ConfigDict, Field, FiniteFloat, ValidationError, field_validator
+from pydantic import Field, FiniteFloat, ValidationError, field_validator
 
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.files import open_regular
@@ -37,17 +37,7 @@ _KEYS = 1000
 
 
 State = Literal["done", "failed", "pruned"]
-"""How a trial ended; the scheduler ended a pruned one early."""
-
-
-class ParameterChange(Record):
-    """Population based training: from ``step`` on a member trains with ``params``, continuing the run ``source``."""
-
-    model_config = ConfigDict(populate_by_name=True)
-
-    step: Count
-    params: dict[str, Any]
-    source: str = Field(alias="from")
+"""The end of a trial; the scheduler ended a pruned one early."""
 
 
 class TrialRecord(Record):
@@ -68,13 +58,10 @@ class TrialRecord(Record):
     seconds: Annotated[_Number, Field(ge=0)] = 0.0
     attempts: Count = 1
     error: str = ""
-    history: Annotated[tuple[ParameterChange, ...] | None, Field(strict=False)] = None
-    """Population based training: the parameters that the member has trained with."""
 
     def to_json(self) -> str:
-        """The record as a line of the file; ``history`` is present only in lines of population based training."""
-        unused = {"history"} if self.history is None else None
-        return json.dumps(self.model_dump(mode="json", by_alias=True, exclude=unused))
+        """Return the record as a line of the file."""
+        return json.dumps(self.model_dump(mode="json"))
 
     @field_validator("study", "metric", "run")
     @classmethod
@@ -93,7 +80,7 @@ class TrialRecord(Record):
 
 
 def read_trials(path: Path) -> tuple[dict[str, TrialRecord], list[str]]:
-    """The trials by their run folders (of several lines about one, the last), and notes about damaged lines.
+    """Read the trials by their run folders (of several lines about one, the last), and notes about damaged lines.
 
     Raises:
         DataError: it is not a regular file, or over a GiB. ``OSError`` passes.
@@ -137,12 +124,12 @@ class Trial(TrialRecord):
 
     @property
     def done(self) -> bool:
-        """Whether the trial ran to its end and has a score."""
+        """True where the trial ran to its end and has a score."""
         return self.state == "done" and self.score is not None
 
     @property
     def flag(self) -> str | None:
-        """Why the score is not a result: the trial failed, predicted a constant, or is no better than one that does."""
+        """The reason why the score is no result: the trial failed, predicted a constant, or is no better than one that does."""
         if not self.done:
             return self.state
         if self.metrics.get("degenerate"):
@@ -263,7 +250,7 @@ class SweepRecord:
         return self.folder.resolve().name
 
     def study(self, name: str) -> Study | None:
-        """The study of that name, where the sweep has one."""
+        """Return the study of that name, where the sweep has one."""
         return next((study for study in self.studies if study.name == name), None)
 
 
@@ -285,7 +272,7 @@ def _runs_of(configuration: Configuration) -> list[RunRecord]:
 
 
 def comparable(studies: Sequence[Study | None]) -> list[Configuration | None]:
-    """The configurations whose learning curves are drawn together, one per study.
+    """Return the configurations whose learning curves are drawn together, one per study.
 
     It is the same configuration in all studies, the one with the best sum of medians, so that a step has the same
     number of examples everywhere; one that lacks seeds comes after those that have more. Where the studies have none in
@@ -308,7 +295,7 @@ def comparable(studies: Sequence[Study | None]) -> list[Configuration | None]:
 
 
 def is_sweep(folder: Path) -> bool:
-    """Whether ``folder`` is the folder of a sweep and not of a run."""
+    """Return whether ``folder`` is the folder of a sweep and not of a run."""
     return (folder / TRIALS).is_file() or (folder / SWEEP).is_file()
 
 
@@ -357,10 +344,8 @@ def study_of(name: str, lines: Sequence[TrialRecord], folder: Path, seeds: list[
         Configuration(group[0].params, sorted(group, key=lambda trial: trial.seed)) for group in groups.values()
     ]
     configurations.sort(key=_order)
-    evolved = any(line.history is not None for line in lines)  # population based training: no seeds per setting
-    expected_seeds = [trials[0].seed] if evolved else seeds or sorted({trial.seed for trial in trials})
     first = lines[0]
-    return Study(name, first.metric, first.mode, expected_seeds, configurations)
+    return Study(name, first.metric, first.mode, seeds or sorted({trial.seed for trial in trials}), configurations)
 
 
 def _trial(line: TrialRecord, folder: Path) -> Trial:
@@ -370,11 +355,14 @@ def _trial(line: TrialRecord, folder: Path) -> Trial:
 
 def _seeds(folder: Path) -> list[int]:
     try:
-        section = load_mapping(folder / SWEEP, resolved=True).get("sweep") if (folder / SWEEP).is_file() else None
+        sweep = load_mapping(folder / SWEEP, resolved=True) if (folder / SWEEP).is_file() else {}
     except ConfigError:
         return []
+    section, scheduler = sweep.get("sweep"), sweep.get("scheduler")
     seeds = section.get("seeds") if isinstance(section, Mapping) else None
-    return [seed for seed in seeds if type(seed) is int] if isinstance(seeds, list) else []
+    found = [seed for seed in seeds if type(seed) is int] if isinstance(seeds, list) else []
+    # A population has no seeds of a setting: each member changes its own.
+    return found[:1] if isinstance(scheduler, Mapping) and scheduler.get("type") == "pbt" else found
 
 
 def _order(configuration: Configuration) -> list[tuple[int, Any]]:
@@ -383,12 +371,12 @@ def _order(configuration: Configuration) -> list[tuple[int, Any]]:
 
 
 def is_number(value: Any) -> TypeGuard[int | float]:
-    """Whether a value of a configuration is a number; a truth value is not."""
+    """Return whether a value of a configuration is a number; a truth value is not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def format_number(value: float | None) -> str:
-    """``value`` with at most four decimals; empty for None and NaN."""
+    """Format ``value`` with at most four decimals; empty for None and NaN."""
     if value is None or math.isnan(value):
         return ""
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1000 else f"{value:.4g}"

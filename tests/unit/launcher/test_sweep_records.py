@@ -119,7 +119,7 @@ def test_the_score_is_the_best_validation(tmp_path: Path, mode: str, score: floa
     assert (record.attempts, record.seconds, record.node) == (2, 3.46, "n")
     line = json.loads((tmp_path / "trials.jsonl").read_text())
     assert TrialRecord.model_validate(line) == record
-    assert list(line) == [name for name in TrialRecord.model_fields if name != "history"]
+    assert list(line) == list(TrialRecord.model_fields)
 
 
 def test_a_score_that_is_no_number_is_the_worst(tmp_path: Path) -> None:
@@ -229,12 +229,12 @@ def test_a_trial_log_whose_last_line_is_torn(tmp_path: Path) -> None:
     path = tmp_path / "trials.jsonl"
     path.write_text(path.read_text()[:-9])
     again = TrialLog(plan, 3)
-    assert [again.is_done(spec) for spec in specs] == [True, True, False]
+    assert [again.is_over(spec) for spec in specs] == [True, True, False]
     (plan.run_dir(specs[2]) / "status.json").write_text('{"state": "done"}')
-    assert again.is_done(specs[2]), "its run says so, and it is recorded now"
+    assert again.is_over(specs[2]), "its run says so, and it is recorded now"
     assert len(TrialLog(plan, 3).records) == 3
     again.add(specs[0], "failed", "broken")
-    assert not TrialLog(plan, 3).is_done(specs[0]), "the last line of a run counts"
+    assert not TrialLog(plan, 3).is_over(specs[0]), "the last line of a run counts"
 
 
 def test_a_resume_with_other_keys_is_refused(tmp_path: Path) -> None:

@@ -54,8 +54,7 @@ class Search:
     def ends(self, begun: dict[str, None]) -> bool:
         """One start, until a kill or the end."""
         drawn = DrawnSettings(self.folder, StudyPlan("s", "accuracy", "max", {}, self.folder / "trials"))
-        scores = {key: list(found.values()) for key, found in self.over.items() if len(found) == len(self.seeds)}
-        search = OptunaSettings(self.sweep, "s", drawn, scores, self.seeds)
+        search = OptunaSettings(self.sweep, "s", drawn, self.seeds)
         running: dict[str, tuple[str, int]] = {}
         number, left = 0, search.left
         while True:
@@ -65,10 +64,13 @@ class Search:
                     left = 0
                     break
                 number, left = number + 1, left - 1
-                key = setting_key(trial["params"])
+                spec = trial["trial"]["spec"]
+                key = setting_key(spec.params)
+                assert trial["trial"]["params"] == spec.params
                 begun.setdefault(key)
-                running[str(number - 1)] = key, trial["seed"]
-            if self.random.random() < self.kills:
+                running[str(number - 1)] = key, spec.seed
+            again = any(seed in self.over.get(key, {}) for key, seed in running.values())  # over before a kill
+            if not again and self.random.random() < self.kills:
                 return False
             if not running:
                 return True
@@ -112,11 +114,11 @@ def test_what_an_older_sweep_has_begun_counts(tmp_path: Path) -> None:
         spec = TrialSpec("s", each, 0)
         study.run_dir(spec).mkdir(parents=True)
         write_spec(study.run_dir(spec), spec)
-    search = OptunaSettings(a_sweep(RANGES, 2), "s", DrawnSettings(tmp_path, study), {}, [0])
+    search = OptunaSettings(a_sweep(RANGES, 2), "s", DrawnSettings(tmp_path, study), [0])
     first, second = search.suggest("1"), search.suggest("2")
     assert isinstance(first, dict)
     assert isinstance(second, dict)
-    assert first["params"] == params != second["params"]
+    assert first["trial"]["spec"] == TrialSpec("s", params, 0) != second["trial"]["spec"]
     assert search.left == 0
 
 

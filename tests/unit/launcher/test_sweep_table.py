@@ -27,7 +27,8 @@ def test_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     with ProgressTable(3, 0) as table:
         for spec in (FIRST, SECOND):
             table.running(spec)
-        table.validated(FIRST, 10, 0.5, 0.6)
+        table.running(FIRST, "10", "0.5", "0.6")
+        table.running(FIRST)
         table.ended(SECOND, record("pruned"))
         assert pickle.loads(pickle.dumps(table)), "Tune pickles its callbacks"
         console = Console(width=100, force_terminal=False, color_system=None)

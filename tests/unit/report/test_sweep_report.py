@@ -100,8 +100,9 @@ def test_a_population_has_no_seeds_to_lack(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path / "sweep", SEEDS)
     for params in (LOW, HIGH):
         add_trial(sweep, "one", params, 1, [0.5])
-    lines = [json.loads(line) | {"history": []} for line in (sweep / TRIALS).read_text().splitlines()]
-    (sweep / TRIALS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read_sweep(sweep).notes != []
+    with (sweep / "sweep.yaml").open("a") as file:
+        file.write("scheduler: {type: pbt}\n")
     assert read_sweep(sweep).notes == []
 
 
