@@ -6,7 +6,6 @@ models whose classes have only numbers are read in the wrong order sooner or lat
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +19,14 @@ from capt.finetune.load import FineTuned
 from capt.finetune.text_task import Kind, TextTask
 from capt.finetune.text_training import Classifier
 from capt.pretrain.base.files import write_json
-from capt.pretrain.base.quiet import quiet_transformers
-from capt.pretrain.convert.card import About, final_metrics, plain_text, result, table
+from capt.pretrain.convert.card import About, CardFacts, plain_text, result, table
 from capt.pretrain.convert.huggingface import encoder_tensors
-from capt.pretrain.convert.output import export_folder
+from capt.pretrain.convert.output import write_export
 from capt.pretrain.convert.reference import TEXTS, card_inputs, load_with_transformers, require_close
-from capt.pretrain.engine.checkpoint import read_metadata
 from capt.pretrain.engine.durable import write_tensors
 from capt.pretrain.models.architecture import Family
 from capt.pretrain.models.foreign.families import family_of
 from capt.tokenizer.check import check_with_transformers
-
-logger = logging.getLogger(__name__)
 
 _PROBLEM_TYPES: dict[Kind, str] = {
     "classification": "single_label_classification",
@@ -86,19 +81,23 @@ def export_classifier(
     hf_config = trained.job.model.encoder
     assert hf_config is not None, "TextJob.with_encoder fills it in"
     family = family_of(hf_config, str(trained.checkpoint))
-    length = trained.job.data.sequence_length
-    # ``out`` is there only after transformers has given the same logits from it.
-    with export_folder(out, overwrite=overwrite) as folder:
+
+    def write(folder: Path) -> None:
         labels = _labels(trained.job.data.text_task)
         config = {**hf_config, **family.keys, **labels, "architectures": [family.architecture]}
         write_json(folder / "config.json", config)
         write_tensors(folder / "model.safetensors", _tensors(trained, family), {"format": "pt"})
+        length = trained.job.data.sequence_length
         trained.tokenizer.save(folder, model_max_length=length, types=trained.model.reads_types)
-        (folder / "README.md").write_text(_card(trained, about or About()), encoding="utf-8")
-        with quiet_transformers():
-            difference = _check(trained, family, folder)
-    logger.info("%s: %s gives our logits within %.1e", out, family.architecture, difference)
-    return out
+
+    return write_export(
+        out,
+        write=write,
+        check=lambda folder: _check(trained, family, folder),
+        card=_card(trained, about),
+        agrees=f"{family.architecture} gives our logits",
+        overwrite=overwrite,
+    )
 
 
 def _labels(task: TextTask) -> dict[str, Any]:
@@ -126,7 +125,7 @@ def _tensors(trained: AnyClassifier, family: Family) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def _check(trained: AnyClassifier, family: Family, folder: Path) -> float:
-    """Load ``folder`` with transformers; the largest relative difference of its logits from ours."""
+    """Load ``folder`` with transformers; return the largest relative difference of its logits from ours."""
     loaded = load_with_transformers(getattr(transformers, family.architecture), folder)
     model, section = trained.model.cpu().eval(), trained.job.data
     task: TextTask = section.text_task
@@ -153,10 +152,9 @@ def _check(trained: AnyClassifier, family: Family, folder: Path) -> float:
     return worst
 
 
-def _card(trained: AnyClassifier, about: About) -> str:
-    task, run = trained.job.data.text_task, trained.checkpoint.resolve().parent.parent
-    step = read_metadata(trained.checkpoint).progress.step
-    metrics = {name: value for name, value in final_metrics(run, step).items() if name.startswith("validation/")}
+def _card(trained: AnyClassifier, about: About | None) -> str:
+    task, init = trained.job.data.text_task, trained.job.model.init
+    facts = CardFacts.read(trained.checkpoint, trained.job, init, about).validated()
     names = ", ".join(plain_text(name) for name in task.names)
     if task.kind == "regression":
         extent = "" if task.score_range is None else " from {:g} to {:g}".format(*task.score_range)
@@ -165,19 +163,18 @@ def _card(trained: AnyClassifier, about: About) -> str:
         meaning = f"Labels, each of which a text has where its logit is above 0: {names}."
     else:
         meaning = f"Classes: {names}."
-    about = about.started_from(trained.job.model.init, run)
     fields = {"library_name": "transformers", "pipeline_tag": "text-classification", "tags": list(task.tags)}
-    scores = {name.removeprefix("validation/"): value for name, value in metrics.items()}
+    scores = {name.removeprefix("validation/"): value for name, value in facts.metrics.items()}
     # The head of the card takes metrics of the benchmark, no diagnostics of ours.
     scores = {name: value for name, value in scores.items() if name not in ("loss", "degenerate", "baseline")}
     results = [result("text-classification", f"{task.title}, dev", scores, kind=task.tags[0])] if scores else []
     return _CARD.format(
-        head=about.head(fields, run.name, results),
-        location=about.location,
-        name=plain_text(run.name),
+        head=facts.about.head(fields, facts.name, results),
+        location=facts.about.location,
+        name=plain_text(facts.name),
         title=plain_text(task.title),
-        init=plain_text(trained.job.model.init.name),
+        init=plain_text(init.name),
         meaning=meaning,
         texts='"the first text", "the second text"' if task.pair else '"a text"',
-        metrics=table({"steps": step, **metrics}),
+        metrics=table({"steps": facts.progress["step"], **facts.metrics}),
     )

@@ -38,11 +38,11 @@ def loaded_libraries() -> None:
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small whole folder, written without the comparison with transformers."""
-    from capt.pretrain.convert.huggingface import export_hf
+    from capt.pretrain.convert.encoder import export_encoder
 
     out = tmp_path_factory.mktemp("good") / "model"
     cfg = config(layers=1, hidden=12, heads=1, ffn=16)
-    export_hf(model(cfg).state_dict(), cfg, tokenizer(), out, "", check=False)
+    export_encoder("hf", model(cfg).state_dict(), cfg, tokenizer(), out, "", check=False)
     return out
 
 

@@ -13,13 +13,11 @@ import pytest
 import torch
 import yaml
 
-from capt.pretrain.convert.huggingface import export_hf
-from capt.pretrain.convert.onnx import export_onnx
-from capt.pretrain.convert.sentence_transformers import export_sentence_transformers
-from capt.pretrain.language.export import Form, model_card
+from capt.pretrain.convert.card import CardFacts
+from capt.pretrain.convert.encoder import Form, export_encoder
+from capt.pretrain.language.export import TARGETS, model_card
 from tests.unit.convert.models import config, model, tokenizer
 
-WRITERS = {"hf": export_hf, "sentence-transformers": export_sentence_transformers, "onnx": export_onnx}
 LONG = "a cat sat on the mat and nobody minded " * 300
 
 
@@ -43,8 +41,8 @@ def _write(form: Form, kind: str, out: Path) -> None:
     if form == "onnx":
         pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
     cfg = config(kind)
-    card = model_card(form, name="x", model={}, job={})
-    WRITERS[form](model(cfg).state_dict(), cfg, tokenizer(kind), out, card)
+    card = model_card(form, CardFacts("x", {}), {})
+    export_encoder(form, model(cfg).state_dict(), cfg, tokenizer(kind), out, card)
 
 
 def _run(folder: Path, *edits: tuple[str, str]) -> dict[str, Any]:
@@ -81,7 +79,7 @@ def test_the_code_of_the_card_runs(form: Form, kind: str, written: Written) -> N
         assert np.isfinite(hidden).all()
 
 
-@pytest.mark.parametrize("form", list(WRITERS))
+@pytest.mark.parametrize("form", TARGETS)
 def test_exports_of_equal_models_are_equal_byte_for_byte(form: Form, written: Written, tmp_path: Path) -> None:
     first, second = written(form, "wordpiece"), tmp_path / "again"
     _write(form, "wordpiece", second)
@@ -102,7 +100,7 @@ def test_no_text_of_a_card_is_markup() -> None:
     for text in hostile:
         job = {"data": {"files": [text], "source": text}}
         facts = {text: text, "list": [text, 1.5]}
-        card = model_card("hf", name=f"x{text}", model=facts, job=job, progress={"step": 1}, metrics={text: 1.0})
+        card = model_card("hf", CardFacts(f"x{text}", job, {"step": 1}, {text: 1.0}), facts)
         head, body = card.split("---\n", 2)[1:]
         assert "license" not in yaml.safe_load(head)
         before, _, after = body.partition("## Use")

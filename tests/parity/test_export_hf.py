@@ -23,7 +23,7 @@ from transformers import RobertaConfig as HFRobertaConfig
 
 from capt.pretrain.base.errors import CheckpointError, DataError
 from capt.pretrain.convert import huggingface
-from capt.pretrain.convert.huggingface import export_hf
+from capt.pretrain.convert.encoder import export_encoder
 from capt.pretrain.convert.reference import TEXTS, tokenize
 from capt.pretrain.language.import_hf import command as import_hf
 from capt.pretrain.language.load import load_model
@@ -45,7 +45,7 @@ def hf_logits(theirs, tokens, pad):
 
 def export(out, cfg, kind="unigram", **options):
     made = model(cfg, **options)
-    export_hf(made.state_dict(), cfg, tokenizer(kind), out, CARD)
+    export_encoder("hf", made.state_dict(), cfg, tokenizer(kind), out, CARD)
     return made
 
 
@@ -149,7 +149,7 @@ def test_a_wrong_export_is_refused_and_leaves_nothing(tmp_path, monkeypatch, mis
     made = model(cfg)
     mistake(monkeypatch)
     with pytest.raises((CheckpointError, DataError)):
-        export_hf(made.state_dict(), cfg, tokenizer(), tmp_path / "out", CARD)
+        export_encoder("hf", made.state_dict(), cfg, tokenizer(), tmp_path / "out", CARD)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -203,7 +203,7 @@ def test_vocabularies_from_elsewhere(tmp_path, name):
         size="custom", layers=2, hidden=32, heads=2, ffn=48, max_positions=64, pad_id=used.special.pad
     ).for_tokenizer(used.vocab_size, used.special.pad)
     made = model(cfg)
-    export_hf(made.state_dict(), cfg, used, tmp_path / "out", CARD)
+    export_encoder("hf", made.state_dict(), cfg, used, tmp_path / "out", CARD)
     with gzip.open(Path(os.environ["CAPT_DATA"]) / "corpus" / "books.valid.txt.gz", "rt", encoding="utf-8") as file:
         texts = [line.strip() for line in islice(file, 400) if line.strip()]
     batch = AutoTokenizer.from_pretrained(tmp_path / "out")(texts, padding=True, truncation=True, return_tensors="pt")

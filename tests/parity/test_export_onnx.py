@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from capt.pretrain.base.errors import CheckpointError, ConfigError
-from capt.pretrain.convert.onnx import check_onnx, export_onnx
+from capt.pretrain.convert.encoder import export_encoder
+from capt.pretrain.convert.onnx import check_onnx
 from capt.pretrain.convert.reference import embed
 from capt.pretrain.models.capt import build_model
 from tests.unit.convert.models import CARD, config, model, tokenizer
@@ -20,7 +21,7 @@ def exported(tmp_path_factory):
     cfg = config()
     made = model(cfg)
     out = tmp_path_factory.mktemp("onnx") / "out"
-    export_onnx(made.state_dict(), cfg, tokenizer(), out, CARD)
+    export_encoder("onnx", made.state_dict(), cfg, tokenizer(), out, CARD)
     return made, out
 
 
@@ -67,12 +68,12 @@ def test_axes_are_dynamic_and_named(exported):
 
 def test_a_wrong_graph_is_refused(exported):
     made, out = exported
-    assert check_onnx(made, tokenizer(), out / "model.onnx", pooling="head") < 1e-5
+    assert check_onnx(made, tokenizer(), out, "head", 0) < 1e-5
     with pytest.raises(CheckpointError, match=r"sentence_embedding.*nothing written"):
-        check_onnx(made, tokenizer(), out / "model.onnx", pooling="cls")
+        check_onnx(made, tokenizer(), out, "cls", 0)
     other = build_model({**made.state_dict(), "encoder.layers.0.ffn_in.bias": torch.ones(80)}, made.config, "here")
     with pytest.raises(CheckpointError, match="nothing written"):
-        check_onnx(other, tokenizer(), out / "model.onnx", pooling="head")
+        check_onnx(other, tokenizer(), out, "head", 0)
 
 
 def test_the_missing_extra_is_named(tmp_path, monkeypatch):
@@ -82,5 +83,5 @@ def test_the_missing_extra_is_named(tmp_path, monkeypatch):
     )
     cfg = config()
     with pytest.raises(ConfigError, match=r"needs (onnx, )?onnxscript(, onnxruntime)?: pip install '\.\[onnx\]'"):
-        export_onnx(model(cfg).state_dict(), cfg, tokenizer(), tmp_path / "out", CARD)
+        export_encoder("onnx", model(cfg).state_dict(), cfg, tokenizer(), tmp_path / "out", CARD)
     assert list(tmp_path.iterdir()) == []

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 
 from capt.pretrain.base.errors import CheckpointError
 from capt.pretrain.convert import sentence_transformers as st
+from capt.pretrain.convert.encoder import export_encoder
 from capt.pretrain.convert.reference import LONG_TEXT, TEXTS, embed, tokenize
-from capt.pretrain.convert.sentence_transformers import export_sentence_transformers
 from tests.unit.convert.models import CARD, config, model, tokenizer
 from tests.unit.tokenizer import test_folders as folders
 
@@ -32,7 +32,7 @@ def read(path):
 
 def export(out, cfg, *, contrast=True, **options):
     made = model(cfg, contrast=contrast)
-    export_sentence_transformers(made.state_dict(), cfg, tokenizer(), out, CARD, **options)
+    export_encoder("sentence-transformers", made.state_dict(), cfg, tokenizer(), out, CARD, **options)
     return made
 
 

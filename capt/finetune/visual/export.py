@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 from capt.finetune.visual.module import FineTunedLxmert, load_visual, read_answers
 from capt.pretrain.base.errors import CheckpointError
 from capt.pretrain.config import flatten
-from capt.pretrain.convert.card import About, compose, final_metrics, result, training_facts
-from capt.pretrain.convert.lxmert import export_lxmert_hf
-from capt.pretrain.engine.checkpoint import read_metadata
+from capt.pretrain.convert.card import About, CardFacts, result
+from capt.pretrain.convert.lxmert import export_lxmert
 from capt.pretrain.vision_language.config import is_synthetic
 from capt.pretrain.vision_language.load import read_features
 
@@ -82,12 +80,12 @@ def command(
             "about pictures, only for questions (VQA, GQA)"
         )
     assert job.model.encoder is not None, "load_visual refuses a checkpoint without it"
-    export_lxmert_hf(
+    export_lxmert(
         trained.model.cpu().state_dict(),
         job.model.encoder.model_copy(update={"answers": len(table)}),
         trained.tokenizer,
         out,
-        _card(trained, len(table), about or About()),
+        _card(trained, len(table), about),
         architecture="LxmertForQuestionAnswering",
         answers=table.answers,
         max_length=job.data.sequence_length,
@@ -97,31 +95,22 @@ def command(
     return out
 
 
-def _card(trained: FineTunedLxmert, answers: int, about: About) -> str:
-    run, name = trained.checkpoint.resolve().parent.parent, trained.job.data.visual_task.name
-    progress = read_metadata(trained.checkpoint).progress.model_dump()
-    job = trained.job.model_dump(mode="json", by_alias=True)
-    features = read_features(trained.checkpoint)
+def _card(trained: FineTunedLxmert, answers: int, about: About | None) -> str:
+    facts = CardFacts.read(trained.checkpoint, trained.job, trained.job.model.init, about).validated()
+    name, features = trained.job.data.visual_task.name, read_features(trained.checkpoint)
     kind = {} if features is None else features.features_of
-    synthetic = is_synthetic(flatten(job)) or bool(kind.get("synthetic"))
-    # Figures of training say nothing about the model in the folder.
-    metrics = {key: x for key, x in final_metrics(run, progress["step"]).items() if key.startswith("validation/")}
-    scores: dict[str, Any] = {"accuracy": metrics["validation/accuracy"]} if "validation/accuracy" in metrics else {}
+    synthetic = is_synthetic(flatten(facts.job)) or bool(kind.get("synthetic"))
+    scores = {"accuracy": facts.metrics["validation/accuracy"]} if "validation/accuracy" in facts.metrics else {}
     data = f"{name} (synthetic)" if synthetic else name
-    about = about.started_from(trained.job.model.init, run)
-    fields = {"library_name": "transformers", "pipeline_tag": "visual-question-answering", "tags": ["capt", "lxmert"]}
-    results = [result("visual-question-answering", f"{data}, validation", scores)] if scores else []
     summary = f"An LXMERT fine-tuned on {name}; its {answers:,} answers are in `config.json`."
     if synthetic:
         summary += " The data are a **synthetic** microworld; it knows nothing of real pictures."
-    return compose(
-        about.head(fields, run.name, results),
-        run.name,
+    return facts.card(
+        {"library_name": "transformers", "pipeline_tag": "visual-question-answering", "tags": ["capt", "lxmert"]},
         summary,
-        _USE.replace("PATH", about.location),
+        _USE,
         model={f"features: {key}": value for key, value in kind.items() if not isinstance(value, dict | list)},
-        training=training_facts(job, progress, _KEYS, {"step": "steps taken"}),
-        evaluations=[],
-        metrics=metrics,
+        training=facts.training(_KEYS, {"step": "steps taken"}),
         caveats=_CAVEATS,
+        results=[result("visual-question-answering", f"{data}, validation", scores)] if scores else [],
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.files import read_json
 from capt.pretrain.base.sensitive import has_secret
+from capt.pretrain.config.schema import Job
 from capt.pretrain.engine.metrics_file import METRICS, VALIDATION, MetricsRow, read_metrics
 from capt.pretrain.engine.run_folder import EVALUATION, Section, read_sections, run_of
 from capt.pretrain.models.hf_config import hub_id, is_hub_id
 
-# Fields of a model card that no run records: licence, languages, the base model, results for the hub.
-
+logger = logging.getLogger(__name__)
 
 IMPORTED = "imported.json"
 """A file of an imported run. Its ``source`` is the hub id (with its revision) or the folder's name of the model."""
@@ -32,7 +32,7 @@ _LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*|code|multilingual")
 
 @dataclass(frozen=True)
 class About:
-    """Keys of a card's head, by the hub's names; what is not known is left out.
+    """Keys of a card's head that no run records, by the hub's names; what is not known is left out.
 
     Attributes:
         license: ``apache-2.0``, ``mit``, ``cc-by-4.0``, ...
@@ -56,7 +56,7 @@ class About:
             raise ConfigError(f"--base-model {self.base_model!r}: a hub id such as FacebookAI/roberta-base")
 
     def started_from(self, init: Path | None, run: Path) -> About:
-        """This with ``base_model`` filled in where ``model.init``, or what ``run`` was imported from, is a hub id."""
+        """Fill in ``base_model`` where ``model.init``, or what ``run`` was imported from, is a hub id."""
         if self.base_model is not None:
             return self
         # The model that model.init names comes before the source of an imported run.
@@ -66,7 +66,7 @@ class About:
         return self if named is None else replace(self, base_model=named[0])
 
     def head(self, fields: Mapping[str, Any], name: str, results: Sequence[Mapping[str, Any]]) -> str:
-        """The YAML head: ``fields``, what is known here, and ``results`` as the hub's ``model-index``."""
+        """Return the YAML head: ``fields``, what is known here, and ``results`` as the hub's ``model-index``."""
         known = {
             "license": self.license,
             "language": list(self.languages),
@@ -78,7 +78,7 @@ class About:
 
 
 def result(task: str, dataset: str, metrics: Mapping[str, float | None], *, kind: str | None = None) -> dict[str, Any]:
-    """One entry of a ``model-index``: finite ``metrics`` of ``dataset`` (of type ``kind``)."""
+    """Return one entry of a ``model-index``: finite ``metrics`` of ``dataset`` (of type ``kind``)."""
     return {
         "task": {"type": task},
         "dataset": {"name": dataset, "type": kind or re.sub(r"[^a-z0-9]+", "-", dataset.lower()).strip("-") or "text"},
@@ -102,8 +102,6 @@ def _imported(path: Path) -> str:
         raise ConfigError(f"{path}: not what capt convert --from writes; remove the file") from None
 
 
-logger = logging.getLogger(__name__)
-
 _PACKAGES = ("capt-pretraining", "torch", "transformers", "tokenizers", "safetensors")
 _NOT_OF_THE_MODEL = {
     "lr", "grad_norm", "mfu", "seconds_per_step", "samples_per_second", "tokens_per_second",
@@ -111,74 +109,101 @@ _NOT_OF_THE_MODEL = {
 }  # fmt: skip
 """Figures that describe the machine or a setting and not the model."""
 _MARKUP = re.compile(r"[&<>\[\]|`*\\~$!]|\b_|_\b|(?<=\w):(?=//)|^(#|[+-](?!\d)|\d+[.)](?=\s|$))|(?<=www)\.")
-"""What is or begins markup. An underscore within a word, as in names of metrics, and a number at the start do not."""
+"""The beginnings of markup: no underscore within a word, as in names of metrics, and no number at the start."""
 _PATHS = {"model.init", "data.name", "data.files", "data.train", "data.regions"}
 """Keys of jobs that name files, folders or models of the hub."""
 
 
-def compose(
-    head: str,
-    name: str,
-    summary: str,
-    use: str,
-    *,
-    model: Mapping[str, Any],
-    training: Mapping[str, Any],
-    evaluations: Sequence[str],
-    metrics: Mapping[str, Any],
-    caveats: Sequence[str],
-) -> str:
-    """The text of a ``README.md``; parts of which nothing is known are left out.
+@dataclass(frozen=True)
+class CardFacts:
+    """The facts of a checkpoint and its run that a model card shows.
 
-    Args:
-        head: the YAML head (`capt.pretrain.convert.card.About.head`).
-        name: the title.
-        summary: what the weights are, in a sentence or two.
-        use: how to load them, as Markdown.
-        model: facts of the architecture.
-        training: facts of the training (`training_facts`).
-        evaluations: what ``capt evaluate`` has measured, each as Markdown.
+    Attributes:
+        name: the title: the name of the run.
+        job: the resolved configuration as a mapping of sections.
+        progress: how far the training is: ``step``, ``samples``, ``tokens``.
         metrics: last measurements of the run (`final_metrics`).
-        caveats: the limitations, a line each.
+        about: licence, languages and the like, for the head.
     """
-    parts = [head, f"# {plain_text(name)}", summary, "## Use\n\n" + use, "## Model\n\n" + table(model)]
-    if training:
-        parts.append("## Training\n\n" + table(training))
-    if evaluations:
-        parts.append("## Evaluation\n\n" + "\n\n".join(evaluations))
-    if metrics:
-        parts.append("## Last measurements of the run\n\n" + table(metrics))
-    parts.append("## Versions\n\n" + table(versions()))
-    parts.append("## Limitations\n\n" + "\n".join(f"- {line}" for line in caveats))
-    return "\n\n".join(parts) + "\n"
 
+    name: str
+    job: Mapping[str, Any]
+    progress: Mapping[str, int] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    about: About = About()
 
-def training_facts(
-    job: Mapping[str, Any],
-    progress: Mapping[str, int],
-    keys: Iterable[tuple[str, str]],
-    counted: Mapping[str, str],
-) -> dict[str, Any]:
-    """The values of ``keys`` (``a.b``, and a label) in a job, and how far the training is; what is unset is left out.
+    @classmethod
+    def read(cls, checkpoint: Path, job: Job, init: Path | None, about: About | None) -> CardFacts:
+        """Read the facts of ``RUN/checkpoints/STEP``, whose training has started from ``init``."""
+        from capt.pretrain.engine.checkpoint import read_metadata  # imports torch
 
-    Of paths only the last part is shown. ``counted`` labels the numbers of ``progress``.
-    """
-    facts: dict[str, Any] = {}
-    for key, label in keys:
-        value = lookup(job, key)
-        if value in (None, [], ()):
-            continue
-        if key == "data.mixture":
-            value = [part["name"] for part in value]
-        if key in _PATHS:
-            many = isinstance(value, list | tuple)
-            value = [last_part(file) for file in value] if many else _shown_source(value)
-        facts[label] = value
-    return facts | {label: progress[key] for key, label in counted.items() if key in progress}
+        run = checkpoint.resolve().parent.parent
+        progress = read_metadata(checkpoint).progress.model_dump()
+        mapping = job.model_dump(mode="json", by_alias=True)
+        found = (about or About()).started_from(init, run)
+        return cls(run.name, mapping, progress, final_metrics(run, progress["step"]), found)
+
+    def validated(self) -> CardFacts:
+        """Leave the figures of training out, which say nothing about a fine-tuned model."""
+        return replace(self, metrics={name: x for name, x in self.metrics.items() if name.startswith(f"{VALIDATION}/")})
+
+    def training(self, keys: Iterable[tuple[str, str]], counted: Mapping[str, str]) -> dict[str, Any]:
+        """Return the values of ``keys`` (``a.b``, and a label), and how far the training is; what is unset is left out.
+
+        Of paths only the last part is shown. ``counted`` labels the numbers of ``progress``.
+        """
+        facts: dict[str, Any] = {}
+        for key, label in keys:
+            value = lookup(self.job, key)
+            if value in (None, [], ()):
+                continue
+            if key == "data.mixture":
+                value = [part["name"] for part in value]
+            if key in _PATHS:
+                many = isinstance(value, list | tuple)
+                value = [last_part(file) for file in value] if many else _shown_source(value)
+            facts[label] = value
+        return facts | {label: self.progress[key] for key, label in counted.items() if key in self.progress}
+
+    def card(
+        self,
+        fields: Mapping[str, Any],
+        summary: str,
+        use: str,
+        *,
+        model: Mapping[str, Any],
+        training: Mapping[str, Any],
+        caveats: Sequence[str],
+        results: Sequence[Mapping[str, Any]] = (),
+        evaluations: Sequence[str] = (),
+    ) -> str:
+        """Return the text of a ``README.md``; parts of which nothing is known are left out.
+
+        Args:
+            fields: keys of the head that the kind of model decides.
+            summary: what the weights are, in a sentence or two.
+            use: how to load them, as Markdown, with PATH in the place of the folder.
+            model: facts of the architecture.
+            training: facts of the training (`training`).
+            caveats: the limitations, a line each.
+            results: figures for the hub's ``model-index`` (`result`).
+            evaluations: what ``capt evaluate`` has measured, each as Markdown.
+        """
+        parts = {
+            "Use": use.replace("PATH", self.about.location),
+            "Model": table(model),
+            "Training": table(training) if training else "",
+            "Evaluation": "\n\n".join(evaluations),
+            "Last measurements of the run": table(self.metrics) if self.metrics else "",
+            "Versions": table(versions()),
+            "Limitations": "\n".join(f"- {line}" for line in caveats),
+        }
+        head = [self.about.head(fields, self.name, results), f"# {plain_text(self.name)}", summary]
+        return "\n\n".join([*head, *(f"## {title}\n\n{part}" for title, part in parts.items() if part)]) + "\n"
 
 
 def lookup(job: Mapping[str, Any], key: str) -> Any:
-    """The value of a dotted key in nested mappings; None where there is none."""
+    """Return the value of a dotted key in nested mappings; None where there is none."""
     value: Any = job
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -190,7 +215,7 @@ def _shown_source(value: Any) -> str:
 
 
 def final_metrics(run: Path, step: int) -> dict[str, float]:
-    """The last training and the last validation row of ``run/metrics.jsonl`` up to ``step``; empty without such a file.
+    """Read the last training and validation row of ``run/metrics.jsonl`` up to ``step``; empty without such a file.
 
     Names of validation rows carry the prefix ``validation/``.
     """
@@ -212,13 +237,13 @@ def final_metrics(run: Path, step: int) -> dict[str, float]:
 
 
 def table(facts: Mapping[str, Any]) -> str:
-    """A Markdown table of two columns without titles."""
+    """Return a Markdown table of two columns without titles."""
     rows = [f"| {plain_text(key)} | {cell(value)} |" for key, value in facts.items()]
     return "\n".join(["| | |", "|---|---|", *rows])
 
 
 def cell(value: Any) -> str:
-    """A value as the text of a table's cell: six digits of a number, a list's items, one line."""
+    """Return a value as the text of a table's cell: six digits of a number, a list's items, one line."""
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list | tuple):
@@ -227,7 +252,7 @@ def cell(value: Any) -> str:
 
 
 def plain_text(text: str) -> str:
-    """``text`` so that Markdown and HTML show it as it is, in one line: it may be somebody else's.
+    """Escape ``text`` so that Markdown and HTML show it as it is, in one line: it may be somebody else's.
 
     Entities and not backslashes: they mean the same to a reader of Markdown and to one that only knows HTML.
     """
@@ -236,13 +261,13 @@ def plain_text(text: str) -> str:
 
 
 def last_part(path: Any) -> str:
-    """The last part of a path or address: no folder of somebody's home, no query, nothing that looks like a token."""
+    """Return the last part of a path or address: no folder of somebody's home, no query, nothing like a token."""
     name = Path(str(path).partition("?")[0]).name
     return "(not shown)" if has_secret(name) else name
 
 
 def versions() -> dict[str, str]:
-    """The installed release of each package that an export depends on."""
+    """Return the installed release of each package that an export depends on."""
     return {package: _version(package) for package in _PACKAGES}
 
 
@@ -253,11 +278,8 @@ def _version(package: str) -> str:
         return "run from its source tree, not installed"
 
 
-# Results of ``capt evaluate`` that a run holds about its checkpoints, for later evaluations and the model card.
-
-
 def sections_of(checkpoint: Path) -> list[Section]:
-    """The stored results for ``checkpoint``; empty where it is in no run or was never evaluated.
+    """Read what ``capt evaluate`` has stored of ``checkpoint``; empty where it is in no run or was never evaluated.
 
     Raises:
         DataError: the run's file is not what ``capt evaluate`` writes.
@@ -270,7 +292,7 @@ def sections_of(checkpoint: Path) -> list[Section]:
 
 
 def with_earlier(checkpoint: Path, sections: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """``sections`` after the stored ones of ``checkpoint`` that have other names."""
+    """Return ``sections`` after the stored ones of ``checkpoint`` that have other names."""
     names = {section["name"] for section in sections}
     earlier = [section.model_dump() for section in sections_of(checkpoint) if section.name not in names]
     return [*earlier, *sections]

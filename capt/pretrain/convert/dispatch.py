@@ -1,4 +1,4 @@
-"""What ``capt convert`` does, as a function of folders: the task of the checkpoint writes, or reads a foreign model."""
+"""``capt convert`` as a function of folders: the task of the checkpoint writes, or reads a foreign model."""
 
 from __future__ import annotations
 

@@ -2,78 +2,41 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from capt.pretrain.base.errors import CheckpointError
 from capt.pretrain.base.files import write_json
-from capt.pretrain.base.quiet import quiet_transformers
-from capt.pretrain.convert.output import export_folder
-from capt.pretrain.convert.reference import TEXTS, card_inputs, load_with_transformers, probe_batches, require_close
+from capt.pretrain.convert.reference import (
+    TEXTS,
+    Pooling,
+    card_inputs,
+    load_with_transformers,
+    probe_batches,
+    require_close,
+)
 from capt.pretrain.engine.durable import write_tensors
 from capt.pretrain.models.architecture import EncoderConfig
-from capt.pretrain.models.capt import CaptModel, build_model
+from capt.pretrain.models.capt import CaptModel
 from capt.pretrain.models.encoder import Encoder
 from capt.pretrain.models.foreign.families import own_encoder
 from capt.pretrain.models.hf_map import HEAD_FILE, split, to_hf
 from capt.tokenizer.check import check_with_transformers
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 
-logger = logging.getLogger(__name__)
 
-
-def export_hf(
-    state: Mapping[str, Tensor],
-    config: EncoderConfig,
-    tokenizer: TextTokenizer,
-    out: Path,
-    card: str,
-    *,
-    max_length: int | None = None,
-    check: bool = True,
-    overwrite: bool = False,
-    beside: Callable[[Path], None] | None = None,
-) -> None:
-    """Write ``out``, load it with transformers, and compare logits and token ids with ours.
-
-    The folder holds ``config.json``, ``model.safetensors``, ``tokenizer.json``, ``tokenizer_config.json``,
-    ``README.md`` and, from a model with one, ``capt_head.safetensors``. It needs nothing of ours to load.
-
-    Args:
-        state: weights of a :class:`CaptModel`.
-        config: its configuration, vocabulary filled in.
-        tokenizer: its tokenizer.
-        out: the folder to make.
-        card: text of ``README.md``.
-        max_length: the tokenizer's limit in ids; without it the number of positions.
-        check: False leaves the comparison out.
-        overwrite: replace an older export.
-        beside: writes further files of the model into the folder.
-
-    Raises:
-        CheckpointError: the weights are not this model's, ``out`` is taken, or the check fails.
-        DataError: transformers reads the tokenizer differently. Nothing is left behind in either case.
-    """
-    model = build_model(state, config, str(out))
-    with export_folder(out, overwrite=overwrite) as folder:
-        write_description(model.config, tokenizer, folder, max_length=max_length or config.max_positions)
-        write_tensors(folder / "model.safetensors", to_hf(model.state_dict(), config), {"format": "pt"})
-        if model.aggregation is not None:
-            # A head has no place in transformers' class, and goes into a file of its own.
-            head = {name: tensor.contiguous() for name, tensor in model.aggregation.state_dict().items()}
-            write_tensors(folder / HEAD_FILE, head, {"format": "pt", "pooling": config.pooling})
-        (folder / "README.md").write_text(card, encoding="utf-8")
-        if beside is not None:
-            beside(folder)
-        if check:
-            with quiet_transformers():
-                difference = check_hf(model, tokenizer, folder)
-            logger.info("%s: transformers gives our logits within %.1e", out, difference)
+def write_hf(model: CaptModel, tokenizer: TextTokenizer, folder: Path, pooling: Pooling, max_length: int) -> None:
+    """Write a masked-language model of transformers into ``folder``; there is no ``pooling`` in it."""
+    write_description(model.config, tokenizer, folder, max_length=max_length)
+    write_tensors(folder / "model.safetensors", to_hf(model.state_dict(), model.config), {"format": "pt"})
+    if model.aggregation is not None:
+        # A head has no place in transformers' class, and goes into a file of its own.
+        head = {name: tensor.contiguous() for name, tensor in model.aggregation.state_dict().items()}
+        write_tensors(folder / HEAD_FILE, head, {"format": "pt", "pooling": model.config.pooling})
 
 
 def write_description(
@@ -118,7 +81,7 @@ def write_encoder(model: CaptModel, tokenizer: TextTokenizer, folder: Path, *, m
 
 
 def encoder_tensors(encoder: Encoder, hf_config: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Copies of the encoder's weights under the names of transformers' bare model of its family.
+    """Copy the encoder's weights under the names of transformers' bare model of its family.
 
     Args:
         encoder: one that `capt.pretrain.models.foreign.encoder.build_encoder` makes of ``hf_config``.
@@ -136,8 +99,8 @@ def encoder_tensors(encoder: Encoder, hf_config: Mapping[str, Any]) -> dict[str,
 
 
 @torch.no_grad()
-def check_hf(model: CaptModel, tokenizer: TextTokenizer, folder: Path) -> float:
-    """Load ``folder`` with transformers; the largest relative difference of its logits from ours.
+def check_hf(model: CaptModel, tokenizer: TextTokenizer, folder: Path, pooling: Pooling, max_length: int) -> float:
+    """Load ``folder`` with transformers; return the largest relative difference of its logits from ours.
 
     Raises:
         CheckpointError: transformers misses or ignores a tensor, does not tie the head, or a logit differs.
@@ -146,9 +109,7 @@ def check_hf(model: CaptModel, tokenizer: TextTokenizer, folder: Path) -> float:
     import transformers
 
     loaded = load_with_transformers(getattr(transformers, model.config.hf.masked_lm), folder)
-    # Equal values are not enough: newer releases load an untied head with a warning alone.
-    if loaded.get_output_embeddings().weight.data_ptr() != loaded.get_input_embeddings().weight.data_ptr():
-        raise CheckpointError("transformers does not tie the output matrix to the word embedding; nothing written")
+    require_tied(loaded.get_output_embeddings(), loaded.get_input_embeddings())
     worst = 0.0
     # Logits at padding mean nothing, and are left out on both sides.
     for tokens in probe_batches(model.config, tokenizer):
@@ -162,7 +123,21 @@ def check_hf(model: CaptModel, tokenizer: TextTokenizer, folder: Path) -> float:
         ours = model.mlm.logits(model.encode(tokens, padded=True)[real])
         theirs = loaded(**given).logits[real]
         worst = max(worst, require_close("Hugging Face export, what its tokenizer gives", ours, theirs))
+    check_tokenizer(folder, tokenizer)
+    return worst
+
+
+def require_tied(output: nn.Module, table: nn.Module) -> None:
+    """Raise ``CheckpointError`` unless the output matrix is the word embedding.
+
+    Equal values are not enough: newer releases load an untied head with a warning alone.
+    """
+    if output.weight.data_ptr() != table.weight.data_ptr():  # type: ignore[operator]
+        raise CheckpointError("transformers does not tie the output matrix to the word embedding; nothing written")
+
+
+def check_tokenizer(folder: Path, tokenizer: TextTokenizer) -> None:
+    """Raise ``CheckpointError`` or ``DataError`` unless transformers reads texts in ``folder`` as ``tokenizer``."""
     check_with_transformers(folder, TEXTS)
     if load_tokenizer(folder).fingerprint != tokenizer.fingerprint:
         raise CheckpointError("the written tokenizer is not the checkpoint's; nothing written")
-    return worst

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ from torch import Tensor, nn
 
 from capt.pretrain.base.errors import CheckpointError
 from capt.pretrain.base.files import write_json
-from capt.pretrain.base.quiet import quiet_transformers
-from capt.pretrain.convert.output import export_folder
+from capt.pretrain.convert.huggingface import check_tokenizer, require_tied
+from capt.pretrain.convert.output import write_export
 from capt.pretrain.convert.reference import TEXTS, card_inputs, load_with_transformers, require_close, tokenize
 from capt.pretrain.engine.durable import write_tensors
 from capt.pretrain.models.hf_map import HEAD_FILE
@@ -23,24 +22,20 @@ from capt.pretrain.models.lxmert.hf_config import Architecture, hf_keys
 from capt.pretrain.models.lxmert.layers import LxmertEncoder
 from capt.pretrain.models.lxmert.model import AnswerHead, Pooler, build_model
 from capt.pretrain.models.lxmert.read import AGGREGATION, FOR_QUESTION_ANSWERING, HEADS, to_hf
-from capt.tokenizer.check import check_with_transformers
-from capt.tokenizer.encode import TextTokenizer, load_tokenizer
-
-# Whether transformers computes what our LXMERT does, from a folder that was written for it.
-
+from capt.tokenizer.encode import TextTokenizer
 
 _REGIONS = 7
 
 
 @torch.no_grad()
-def check_lxmert_hf(
+def check_lxmert(
     state: Mapping[str, Tensor],
     config: LxmertConfig,
     tokenizer: TextTokenizer,
     folder: Path,
     architecture: Architecture,
 ) -> float:
-    """Load ``folder`` with transformers; the largest relative difference of its logits from ours.
+    """Load ``folder`` with transformers; return the largest relative difference of its logits from ours.
 
     Raises:
         CheckpointError: transformers misses or ignores a tensor, does not tie the head, or a logit differs.
@@ -52,9 +47,7 @@ def check_lxmert_hf(
     answering = architecture == "LxmertForQuestionAnswering"
     # The class for question answering has no language-model head.
     if not answering:
-        decoder, word = loaded.cls.predictions.decoder.weight, loaded.lxmert.embeddings.word_embeddings.weight
-        if decoder.data_ptr() != word.data_ptr():
-            raise CheckpointError("transformers does not tie the output matrix to the word embedding; nothing written")
+        require_tied(loaded.cls.predictions.decoder, loaded.lxmert.embeddings.word_embeddings)
     ours = _answerer(state, config) if answering else build_model(state, config, str(folder)).float()
     worst = 0.0
     for batch in _probes(config, tokenizer):
@@ -73,9 +66,7 @@ def check_lxmert_hf(
             worst = max(
                 worst, require_close(f"Hugging Face export, what its tokenizer gives, {name}", mine[name], theirs)
             )
-    check_with_transformers(folder, TEXTS)
-    if load_tokenizer(folder).fingerprint != tokenizer.fingerprint:
-        raise CheckpointError("the written tokenizer is not the checkpoint's; nothing written")
+    check_tokenizer(folder, tokenizer)
     return worst
 
 
@@ -83,7 +74,7 @@ Probe = tuple[Int[Tensor, "n L"], Float[Tensor, "n R f"], Float[Tensor, "n R 4"]
 
 
 def _probes(config: LxmertConfig, tokenizer: TextTokenizer) -> Iterator[Probe]:
-    """Sentences of several lengths with padding, and a random one as long as the position table; random regions."""
+    """Yield sentences of several lengths, and a random one as long as the position table, with random regions."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, config.known("vocab_size"), (1, config.max_positions), generator=generator)
     # Padding inside a random sentence would be masked; the unknown token takes its place.
@@ -102,7 +93,7 @@ def _probes(config: LxmertConfig, tokenizer: TextTokenizer) -> Iterator[Probe]:
 
 
 def _stock(loaded: Any, config: LxmertConfig, *batch: Tensor, **given: Tensor) -> dict[str, Tensor]:
-    """The logits of transformers' class, those of words and regions where there are any.
+    """Return the logits of transformers' class, those of words and regions where there are any.
 
     ``given`` is what its tokenizer gives; without it the class is called with ids and mask.
     """
@@ -136,7 +127,7 @@ def _pretraining(model: Any, *batch: Tensor) -> dict[str, Tensor]:
 
 
 def _answerer(state: Mapping[str, Tensor], config: LxmertConfig) -> nn.ModuleDict:
-    """The parts of our model that question answering needs, with their weights."""
+    """Build the parts of our model that question answering needs, with their weights."""
     plain = config.model_copy(update={"activation_checkpointing": "none"})
     parts = nn.ModuleDict(
         {
@@ -156,10 +147,7 @@ def _answering(parts: Any, *batch: Tensor) -> dict[str, Tensor]:
     return {"answers": parts["answer_head"](parts["pooler"](first))}
 
 
-logger = logging.getLogger(__name__)
-
-
-def export_lxmert_hf(
+def export_lxmert(
     state: Mapping[str, Tensor],
     config: LxmertConfig,
     tokenizer: TextTokenizer,
@@ -170,8 +158,8 @@ def export_lxmert_hf(
     answers: Sequence[str] | None = None,
     max_length: int | None = None,
     overwrite: bool = False,
-) -> None:
-    """Write ``out``, load it with transformers, and compare every logit and the token ids with ours.
+) -> Path:
+    """Write ``out``, load it with transformers, and compare every logit and the token ids with ours; returns ``out``.
 
     The folder holds ``config.json``, ``model.safetensors``, the tokenizer's two files, ``README.md`` and, from a model
     with one, ``capt_head.safetensors`` (the aggregation head). It needs nothing of ours to load.
@@ -193,27 +181,25 @@ def export_lxmert_hf(
             fails.
         DataError: transformers reads the tokenizer differently. Nothing is left behind in either case.
     """
-    with export_folder(out, overwrite=overwrite) as folder:
-        write_lxmert_hf(
-            state, config, tokenizer, folder, architecture=architecture, answers=answers, max_length=max_length
-        )
-        (folder / "README.md").write_text(card, encoding="utf-8")
-        with quiet_transformers():
-            difference = check_lxmert_hf(state, config, tokenizer, folder, architecture)
-        logger.info("%s: transformers gives our logits within %.1e", out, difference)
+    return write_export(
+        out,
+        write=lambda folder: _write(state, config, tokenizer, folder, architecture, answers, max_length),
+        check=lambda folder: check_lxmert(state, config, tokenizer, folder, architecture),
+        card=card,
+        agrees="transformers gives our logits",
+        overwrite=overwrite,
+    )
 
 
-def write_lxmert_hf(
+def _write(
     state: Mapping[str, Tensor],
     config: LxmertConfig,
     tokenizer: TextTokenizer,
     folder: Path,
-    *,
     architecture: Architecture,
-    answers: Sequence[str] | None = None,
-    max_length: int | None = None,
+    answers: Sequence[str] | None,
+    max_length: int | None,
 ) -> None:
-    """Write configuration, weights and tokenizer into ``folder``, which exists. Arguments as in `export_lxmert_hf`."""
     if tokenizer.vocab_size > config.known("vocab_size") or tokenizer.special.pad != config.pad_id:
         raise CheckpointError(
             f"the tokenizer ({tokenizer.vocab_size} ids, padding {tokenizer.special.pad}) is not the model's "
@@ -235,7 +221,7 @@ def write_lxmert_hf(
 
 
 def _groups(config: LxmertConfig, architecture: Architecture) -> list[str]:
-    """The heads that the class has."""
+    """Return the heads that the class has."""
     if architecture == "LxmertForQuestionAnswering":
         if not config.known("answers"):
             raise CheckpointError(f"the model has no answer head, which {architecture} is made of")

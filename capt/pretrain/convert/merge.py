@@ -192,7 +192,7 @@ def _require_alike(one: Path, config: Mapping[str, Any], source: Path) -> None:
 
 
 def _defaults(model_type: object) -> Mapping[str, Any]:
-    """What transformers takes for keys that a ``config.json`` lacks, of which a release writes more or fewer."""
+    """Return the values of transformers for keys that a ``config.json`` lacks, of which releases write more or fewer."""
     from transformers import CONFIG_MAPPING
 
     known = isinstance(model_type, str) and model_type in CONFIG_MAPPING
@@ -219,7 +219,7 @@ def _pooling(config: Mapping[str, Any]) -> tuple[set[str], bool]:
 
 
 def _vocabulary(path: Path) -> object:
-    """What tells a vocabulary from others; of ``tokenizer.json`` the pieces with their ids."""
+    """Return what tells a vocabulary from others; of ``tokenizer.json`` the pieces with their ids."""
     content = read_bytes(path, limit=_LARGEST, error=CheckpointError)
     if path.name != "tokenizer.json":
         return hashlib.sha256(content).digest()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,29 +19,18 @@ from torch.export import Dim
 
 from capt.pretrain.base.errors import ConfigError, how_to_install
 from capt.pretrain.convert.huggingface import write_description
-from capt.pretrain.convert.output import export_folder
-from capt.pretrain.convert.reference import (
-    Pooling,
-    card_inputs,
-    embed,
-    pool,
-    probe_batches,
-    require_close,
-    require_pooling,
-)
-from capt.pretrain.models.architecture import EncoderConfig
-from capt.pretrain.models.capt import CaptModel, build_model
+from capt.pretrain.convert.reference import Pooling, card_inputs, embed, pool, probe_batches, require_close
+from capt.pretrain.models.capt import CaptModel
 from capt.tokenizer.encode import TextTokenizer
-
-logger = logging.getLogger(__name__)
 
 _NEEDED = ("onnx", "onnxscript", "onnxruntime")
 _INPUTS = ("input_ids", "attention_mask")
 _OUTPUTS = ("sentence_embedding", "last_hidden_state")
+GRAPH = "model.onnx"
 
 
 class _Embedder(nn.Module):
-    """What the graph computes: unit sentence rows, and the hidden state of every token."""
+    """The graph: unit sentence rows, and the hidden state of every token."""
 
     def __init__(self, model: CaptModel, pooling: Pooling) -> None:
         super().__init__()
@@ -61,57 +50,14 @@ class _Embedder(nn.Module):
         return pool(self.model, hidden, tokens, self.pooling).masked_fill(empty, 0.0), hidden
 
 
-def export_onnx(
-    state: Mapping[str, Tensor],
-    config: EncoderConfig,
-    tokenizer: TextTokenizer,
-    out: Path,
-    card: str,
-    *,
-    pooling: Pooling = "head",
-    max_length: int | None = None,
-    overwrite: bool = False,
-) -> None:
-    """Write ``out/model.onnx`` with its tokenizer and configuration, and compare it with our model in onnxruntime.
+def write_onnx(model: CaptModel, tokenizer: TextTokenizer, folder: Path, pooling: Pooling, max_length: int) -> None:
+    """Write ``model.onnx`` with the tokenizer and the configuration into ``folder``.
 
     Inputs ``input_ids`` and ``attention_mask``, int64 (batch, sequence), both axes dynamic. Outputs
     ``sentence_embedding``, unit rows (batch, hidden), and ``last_hidden_state`` (batch, sequence, hidden), fp32. Where
     the whole mask of a row is 0, its sentence embedding is 0.
-
-    Args:
-        state: weights of a :class:`CaptModel`.
-        config: its configuration, vocabulary filled in.
-        tokenizer: its tokenizer.
-        out: the folder to make.
-        card: text of ``README.md``.
-        pooling: ``head`` = CAPT's s(x) of Eq. 1; ``cls`` and ``mean`` = the normalised output without the head.
-        max_length: the tokenizer's limit in ids; without it the number of positions.
-        overwrite: replace an older export.
-
-    Raises:
-        ConfigError: onnx, onnxscript or onnxruntime is not installed.
-        CheckpointError: the weights are not this model's, it has no head, ``out`` is taken, or the check fails
-            (nothing is left behind).
     """
-    require_packages()
-    model = build_model(state, config, str(out))
-    require_pooling(model, pooling, str(out))
-    with export_folder(out, overwrite=overwrite) as folder:
-        write_description(model.config, tokenizer, folder, max_length=max_length or config.max_positions)
-        (folder / "README.md").write_text(card, encoding="utf-8")
-        _write_graph(model, folder / "model.onnx", pooling)
-        difference = check_onnx(model, tokenizer, folder / "model.onnx", pooling=pooling)
-    logger.info("%s: onnxruntime gives our outputs within %.1e", out, difference)
-
-
-def require_packages() -> None:
-    """Raise ``ConfigError`` when a package of the extra ``onnx`` is missing."""
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"the ONNX export needs {', '.join(missing)}: {how_to_install('onnx')}")
-
-
-def _write_graph(model: CaptModel, path: Path, pooling: Pooling) -> None:
+    write_description(model.config, tokenizer, folder, max_length=max_length)
     # Two rows of some tokens, for a size of 1 would become a constant of the graph.
     ids = torch.full((2, min(7, model.config.max_positions)), model.config.pad_id + 1)
     shape = {0: Dim("batch"), 1: Dim("sequence", max=model.config.max_positions)}
@@ -126,12 +72,19 @@ def _write_graph(model: CaptModel, path: Path, pooling: Pooling) -> None:
             verbose=False,
         )
         assert program is not None, "the dynamo exporter returns the program"
-        program.save(path)
+        program.save(folder / GRAPH)
+
+
+def require_packages() -> None:
+    """Raise ``ConfigError`` when a package of the extra ``onnx`` is missing."""
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"the ONNX export needs {', '.join(missing)}: {how_to_install('onnx')}")
 
 
 @contextmanager
 def _quiet_exporter() -> Iterator[None]:
-    """The exporter reports that torchvision is absent, deprecations in its own code, every constant it folds."""
+    """Silence the exporter, which reports deprecations in its own code, and every constant that it folds."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx._internal.exporter", "onnx_ir", "onnxscript")]
     # The levels are put back, for the process may log later.
     levels = [log.level for log in loggers]
@@ -147,15 +100,15 @@ def _quiet_exporter() -> Iterator[None]:
 
 
 @torch.no_grad()
-def check_onnx(model: CaptModel, tokenizer: TextTokenizer, path: Path, *, pooling: Pooling) -> float:
-    """Run the graph on batches of several shapes, padded ones among them; the largest relative difference from ours.
+def check_onnx(model: CaptModel, tokenizer: TextTokenizer, folder: Path, pooling: Pooling, max_length: int) -> float:
+    """Run the graph on batches of several shapes, padded too; return the largest relative difference from ours.
 
     Raises:
         CheckpointError: an output differs.
     """
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(folder / GRAPH, providers=["CPUExecutionProvider"])
     worst = 0.0
     for tokens in probe_batches(model.config, tokenizer):
         real = (tokens != model.config.pad_id).long()
@@ -166,7 +119,7 @@ def check_onnx(model: CaptModel, tokenizer: TextTokenizer, path: Path, *, poolin
         keep = real.bool()
         ours = model.encode(tokens, padded=True)[keep]
         worst = max(worst, require_close("ONNX export, last_hidden_state", ours, hidden[keep.numpy()]))
-    for given in card_inputs(path.parent):
+    for given in card_inputs(folder):
         (sentences,) = session.run(_OUTPUTS[:1], {name: values.numpy() for name, values in given.items()})
         ours = embed(model, given["input_ids"], pooling)
         worst = max(worst, require_close("ONNX export, what its tokenizer gives", ours, sentences))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from capt.pretrain.base.atomic import new_folder
 from capt.pretrain.base.errors import CheckpointError, ConfigError, quoted
 from capt.pretrain.base.files import public_mode
+from capt.pretrain.base.quiet import quiet_transformers
 from capt.pretrain.models.hf_config import is_hub_id
+
+logger = logging.getLogger(__name__)
 
 _MARK = "config.json"
 """Every export holds this file; a folder without it is never replaced."""
@@ -55,15 +58,42 @@ def export_folder(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
         raise
 
 
+def write_export(
+    out: Path,
+    *,
+    write: Callable[[Path], None],
+    check: Callable[[Path], float] | None,
+    card: str,
+    agrees: str,
+    overwrite: bool = False,
+) -> Path:
+    """Write a folder with its card and compare it with our model; only then it gets its name. Returns ``out``.
+
+    Args:
+        out: the folder to make.
+        write: writes the files of the model.
+        check: loads the folder and returns the largest relative difference from our model, or raises; None leaves the
+            comparison out.
+        card: text of ``README.md``.
+        agrees: what was found equal, for the log.
+        overwrite: replace an older export.
+
+    Raises:
+        CheckpointError: as `export_folder`, or ``check`` fails. Nothing is left behind.
+    """
+    with export_folder(out, overwrite=overwrite) as folder:
+        write(folder)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        with quiet_transformers():
+            difference = None if check is None else check(folder)
+    if difference is not None:
+        logger.info("%s: %s within %.1e", out, agrees, difference)
+    return out
+
+
 def _disk_is_full(error: Exception) -> bool:
-    """True for the OSError and for what the Rust writers (safetensors, tokenizers) raise instead of it."""
+    """Return whether it is the OSError or for what the Rust writers (safetensors, tokenizers) raise instead of it."""
     return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error)
-
-
-# ``--push USER/NAME``: an export to the hub, by the login that its client has (``hf auth login``, ``HF_TOKEN``).
-
-
-logger = logging.getLogger(__name__)
 
 
 def check_push(repository: str) -> None:

@@ -48,7 +48,7 @@ def probe_batches(config: EncoderConfig, tokenizer: TextTokenizer) -> Iterator[I
 
 
 def card_inputs(folder: Path, *, pairs: bool = True, singles: bool = True) -> Iterator[dict[str, Tensor]]:
-    """What the tokenizer in ``folder`` gives as a model card uses it: for a text, a pair, batches, a text to be cut.
+    """Yield the output of the tokenizer in ``folder`` as a model card uses it: of a text, a pair, batches, a long text.
 
     Every key that the tokenizer returns is in it: the exported model must take them all.
     """

@@ -6,34 +6,21 @@ a pooling file has one boolean a mode and types are ``sentence_transformers.mode
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from capt.pretrain.base.files import write_json
-from capt.pretrain.base.quiet import quiet_transformers
 from capt.pretrain.convert.huggingface import write_encoder
-from capt.pretrain.convert.output import export_folder
-from capt.pretrain.convert.reference import (
-    LONG_TEXT,
-    TEXTS,
-    Pooling,
-    embed,
-    require_close,
-    require_pooling,
-    tokenize,
-)
+from capt.pretrain.convert.reference import LONG_TEXT, TEXTS, Pooling, embed, require_close, tokenize
 from capt.pretrain.engine.durable import write_tensors
-from capt.pretrain.models.architecture import EncoderConfig
-from capt.pretrain.models.capt import CaptModel, build_model
+from capt.pretrain.models.capt import CaptModel
 from capt.tokenizer.encode import TextTokenizer
-
-logger = logging.getLogger(__name__)
 
 _POOLING_MODES = (
     "pooling_mode_cls_token",
@@ -50,54 +37,17 @@ _MODE_OF = {
 }
 
 _GELU, IDENTITY = "torch.nn.modules.activation.GELU", "torch.nn.modules.linear.Identity"
-"""What follows each linear map of the aggregation head; names under ``torch.`` need no trust."""
+"""The functions that follow the linear maps of the aggregation head; names under ``torch.`` need no trust."""
 
 
-def export_sentence_transformers(
-    state: Mapping[str, Tensor],
-    config: EncoderConfig,
-    tokenizer: TextTokenizer,
-    out: Path,
-    card: str,
-    *,
-    pooling: Pooling = "head",
-    max_length: int | None = None,
-    overwrite: bool = False,
-    beside: Callable[[Path], None] | None = None,
+def write_sentence_transformers(
+    model: CaptModel, tokenizer: TextTokenizer, folder: Path, pooling: Pooling, max_length: int
 ) -> None:
-    """Write ``out``, load it with sentence-transformers, and compare embeddings with ours.
+    """Write the encoder and its modules into ``folder``.
 
-    Args:
-        state: weights of a :class:`CaptModel`.
-        config: its configuration, vocabulary filled in.
-        tokenizer: its tokenizer.
-        out: the folder to make.
-        card: text of ``README.md``.
-        pooling: ``head`` = Pooling + Dense(GELU) + Dense(Identity) + Normalize, CAPT's s(x) of Eq. 1; ``cls`` and
-            ``mean`` = Pooling + Normalize.
-        max_length: ids to cut inputs to, special tokens included; without it the number of positions.
-        overwrite: replace an older export.
-        beside: writes further files of the model into the folder.
-
-    Raises:
-        CheckpointError: the weights are not this model's, it has no head, ``out`` is taken, or the check fails
-            (nothing is left behind).
+    ``head`` is Pooling + Dense(GELU) + Dense(Identity) + Normalize; ``cls`` and ``mean`` are Pooling + Normalize.
     """
-    model = build_model(state, config, str(out))
-    require_pooling(model, pooling, str(out))
-    length = max_length or config.max_positions
-    with export_folder(out, overwrite=overwrite) as folder:
-        write_encoder(model, tokenizer, folder, max_length=length)
-        _write_modules(model, folder, pooling, length)
-        (folder / "README.md").write_text(card, encoding="utf-8")
-        if beside is not None:
-            beside(folder)
-        with quiet_transformers():
-            difference = check_sentence_transformers(model, tokenizer, folder, pooling=pooling, max_length=length)
-    logger.info("%s: sentence-transformers gives our embeddings within %.1e", out, difference)
-
-
-def _write_modules(model: CaptModel, folder: Path, pooling: Pooling, max_length: int) -> None:
+    write_encoder(model, tokenizer, folder, max_length=max_length)
     mode, dense = model.config.pooling if pooling == "head" else pooling, []
     if pooling == "head":
         assert model.aggregation is not None, "require_pooling has seen the head"
@@ -165,11 +115,29 @@ def _write_dense(linear: torch.nn.Linear, folder: Path, activation: str) -> None
     write_tensors(folder / "model.safetensors", tensors, {"format": "pt"})
 
 
-@torch.no_grad()
 def check_sentence_transformers(
-    model: CaptModel, tokenizer: TextTokenizer, folder: Path, *, pooling: Pooling, max_length: int
+    model: CaptModel, tokenizer: TextTokenizer, folder: Path, pooling: Pooling, max_length: int
 ) -> float:
-    """Load ``folder`` without network and without trusting code in it; the largest relative difference from ours.
+    """Compare the embeddings of ``folder`` with ours, as `check_vectors`."""
+    return check_vectors(folder, lambda tokens: embed(model, tokens, pooling), tokenizer, max_length)
+
+
+@torch.no_grad()
+def check_vectors(
+    folder: Path,
+    vectors: Callable[[Int[Tensor, "n L"]], Float[Tensor, "n d"]],
+    tokenizer: TextTokenizer,
+    max_length: int,
+    prompts: Iterable[tuple[str | None, str]] = ((None, ""),),
+) -> float:
+    """Load ``folder`` without network and without trusting code in it; return the largest relative difference.
+
+    Args:
+        folder: an export.
+        vectors: gives our own vectors of token ids.
+        tokenizer: our own.
+        max_length: ids to cut inputs to.
+        prompts: the names by which ``encode`` is asked for texts before an input, and these.
 
     Raises:
         CheckpointError: an embedding differs.
@@ -178,9 +146,11 @@ def check_sentence_transformers(
 
     loaded: Any = SentenceTransformer(str(folder), device="cpu", trust_remote_code=False, local_files_only=True)
     worst = 0.0
-    # Several short texts with padding, and one that is cut.
-    for texts in (list(TEXTS), [LONG_TEXT]):
-        theirs = loaded.encode(texts, convert_to_numpy=True, show_progress_bar=False)
-        ours = embed(model, tokenize(texts, tokenizer, max_length), pooling)
-        worst = max(worst, require_close("sentence-transformers export", ours, theirs))
+    for name, prompt in prompts:
+        # Several short texts with padding, and one that is cut.
+        for texts in (list(TEXTS), [LONG_TEXT]):
+            theirs = loaded.encode(texts, prompt_name=name, convert_to_numpy=True, show_progress_bar=False)
+            ours = vectors(tokenize([prompt + text for text in texts], tokenizer, max_length))
+            what = f"sentence-transformers export, {name}" if name else "sentence-transformers export"
+            worst = max(worst, require_close(what, ours, theirs))
     return worst

@@ -7,38 +7,25 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from capt.pretrain.base.errors import ConfigError, did_you_mean
 from capt.pretrain.bottleneck.config import POOLED
 from capt.pretrain.bottleneck.folder import TENSORS, write_heads
-from capt.pretrain.convert.card import (
-    About,
-    cell,
-    compose,
-    final_metrics,
-    lookup,
-    result,
-    sections_of,
-    table,
-    training_facts,
-)
-from capt.pretrain.convert.huggingface import export_hf
-from capt.pretrain.convert.onnx import export_onnx, require_packages
+from capt.pretrain.convert.card import About, CardFacts, cell, lookup, result, sections_of, table
+from capt.pretrain.convert.encoder import Form, export_encoder
+from capt.pretrain.convert.onnx import require_packages
 from capt.pretrain.convert.reference import Pooling
-from capt.pretrain.convert.sentence_transformers import export_sentence_transformers
-from capt.pretrain.engine.checkpoint import read_metadata
 from capt.pretrain.engine.run_folder import Section
 from capt.pretrain.language.load import LoadedLanguageModel, load_model
 from capt.pretrain.models.architecture import encoder_class
 
-# The model card of an exported encoder: what the weights are, how they were trained, how to load them, its limits.
-#
-# Everything in it is read from the checkpoint and its run, or was said on the command line (licence, languages); what
-# nobody said is left out. Of paths only the last part is shown.
+logger = logging.getLogger(__name__)
 
-
-Form = Literal["hf", "sentence-transformers", "onnx"]
+TARGETS = ("hf", "sentence-transformers", "onnx")
+POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "head")
+"""The first is the default of a checkpoint that was never evaluated at sentence similarity: the best of the three in
+docs/results/language.md."""
 
 _HEAD: dict[Form, dict[str, Any]] = {
     "hf": {"library_name": "transformers", "pipeline_tag": "fill-mask", "tags": []},
@@ -121,53 +108,41 @@ _KEYS = (
 
 _COUNTED = {"step": "steps taken", "samples": "sequences seen", "tokens": "tokens seen (once a sequence)"}
 
-_UNKNOWN = About()
-
 
 def model_card(
     form: Form,
-    *,
-    name: str,
+    facts: CardFacts,
     model: Mapping[str, Any],
-    job: Mapping[str, Any],
-    progress: Mapping[str, int] | None = None,
-    metrics: Mapping[str, Any] | None = None,
-    about: About = _UNKNOWN,
+    *,
     evaluations: Sequence[Section] = (),
     pooling: str = "mean",
 ) -> str:
-    """The text of a ``README.md``: YAML head and Markdown.
+    """Return the text of a ``README.md``.
 
     Args:
-        form: which export the card belongs to; decides the head, the loading example and the caveats.
-        name: the title.
+        form: the kind of folder, which decides the head, the loading example and the caveats.
+        facts: what the checkpoint and its run tell; only known keys of the job are shown, paths by name only.
         model: facts of the architecture, such as layers and hidden size.
-        job: the resolved configuration as a mapping of sections; only known keys are shown, paths by name only.
-        progress: how far the training is: ``step``, ``samples``, ``tokens``.
-        metrics: final measurements (see :func:`capt.pretrain.convert.card.final_metrics`).
-        about: licence, languages and the like, for the head.
         evaluations: what ``capt evaluate`` has measured; also the head's ``model-index``.
         pooling: whose sentence vectors ``evaluations`` are shown for.
     """
-    trained = bool(progress and progress.get("step"))
-    hf = encoder_class(lookup(job, "model.arch") or "roberta").hf
-    fields = {**_HEAD[form], "tags": ["capt", hf.types[0], *_HEAD[form]["tags"]]}
-    return compose(
-        about.head(fields, name, _results(evaluations, pooling)),
-        name,
-        _summary(job, hf.encoder, trained),
-        _USE[form].replace("PATH", about.location),
+    trained = bool(facts.progress.get("step"))
+    hf = encoder_class(lookup(facts.job, "model.arch") or "roberta").hf
+    return facts.card(
+        {**_HEAD[form], "tags": ["capt", hf.types[0], *_HEAD[form]["tags"]]},
+        _summary(facts.job, hf.encoder, trained),
+        _USE[form],
         model=model,
-        training=training_facts(job, progress or {}, _KEYS, _COUNTED) if trained else {},
-        evaluations=[_evaluation(section, pooling) for section in evaluations],
-        metrics=metrics or {},
+        training=facts.training(_KEYS, _COUNTED) if trained else {},
         # An encoder without a pooler needs no warning of one.
         caveats=(*(text for text in _CAVEATS[form] if hf.pooler or "pooler" not in text), *_COMMON_CAVEATS),
+        results=_results(evaluations, pooling),
+        evaluations=[_evaluation(section, pooling) for section in evaluations],
     )
 
 
 def _results(evaluations: Sequence[Section], pooling: str) -> list[dict[str, Any]]:
-    """The head's results: of text the masked-language-model figures, of STS sets Spearman's rho of ``pooling``."""
+    """Return the head's results: masked-language-model figures of text, Spearman's rho of ``pooling`` of STS sets."""
     results = []
     for section in evaluations:
         spearman = section.poolers.get(pooling, {}).get("spearman")
@@ -196,14 +171,6 @@ def _summary(job: Mapping[str, Any], encoder: str, trained: bool) -> str:
         heads = {"bow": "a bag of words", "decoder": "a decoder", "both": "a bag of words and a decoder"}[head]
         losses.append(f"a bottleneck ({heads} of the pooled vector, as RetroMAE and DupMAE)")
     return f"{what} pretrained with {' and '.join(losses)}."
-
-
-logger = logging.getLogger(__name__)
-
-TARGETS = ("hf", "sentence-transformers", "onnx")
-POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "head")
-"""The first is the default of a checkpoint that was never evaluated at sentence similarity: the best of the three in
-docs/results/language.md."""
 
 
 def command(
@@ -241,29 +208,24 @@ def command(
     if pooling is None and to != "hf":
         chosen, reason = chosen_pooling(evaluations, None if trained.bottleneck is None else trained.bottleneck.pooling)
         logger.info("--pooling %s: %s", chosen, reason)
-    config, job = trained.model.config, trained.job
-    state = trained.model.state_dict()
-    card = _card(trained, cast(Form, to), chosen, reason, evaluations, about)
-    # Position rows beyond the windows of training are as random as they started, but for a model that came with more.
-    length = config.max_positions if job.model.init else job.data.sequence_length
-    shared: dict[str, Any] = {"max_length": length, "overwrite": overwrite}
-    if trained.bottleneck is not None and to != "onnx":
+    config, job, form, beside = trained.model.config, trained.job, cast(Form, to), None
+    if trained.bottleneck is not None and form != "onnx":
         # An encoder alone leaves the language-model head behind, which its decoder needs.
-        mlm = trained.model.mlm if to == "sentence-transformers" else None
-        section = job.bottleneck
-        shared["beside"] = partial(write_heads, heads=trained.bottleneck, section=section, mlm=mlm)
-    if to == "hf":
-        export_hf(state, config, trained.tokenizer, out, card, **shared)
-    elif to == "onnx":
-        export_onnx(state, config, trained.tokenizer, out, card, pooling=chosen, **shared)
-    else:
-        export_sentence_transformers(state, config, trained.tokenizer, out, card, pooling=chosen, **shared)
+        mlm = trained.model.mlm if form == "sentence-transformers" else None
+        beside = partial(write_heads, heads=trained.bottleneck, section=job.bottleneck, mlm=mlm)
+    export_encoder(
+        form, trained.model.state_dict(), config, trained.tokenizer, out,
+        _card(trained, form, chosen, reason, evaluations, about), pooling=chosen,
+        # Position rows beyond the windows of training are random still, but for a model that came with more.
+        max_length=config.max_positions if job.model.init else job.data.sequence_length, overwrite=overwrite,
+        beside=beside,
+    )  # fmt: skip
     logger.info("%s written from %s", out, trained.checkpoint)
     return out
 
 
 def chosen_pooling(evaluations: Sequence[Section], trained: Pooling | None = None) -> tuple[Pooling, str]:
-    """The pooling to export, and on which figures it rests, in a sentence for the log and the card.
+    """Choose the pooling to export; say in a sentence for the log and the card on which figures the choice rests.
 
     It is the one with the best mean Spearman correlation over the stored STS sets that all poolings were measured on:
     over development sets where there are any, so that the test sets stay measurements.
@@ -299,10 +261,8 @@ def _card(
     evaluations: Sequence[Section],
     about: About | None,
 ) -> str:
-    config, run = trained.model.config, trained.checkpoint.resolve().parent.parent
-    heads = trained.bottleneck
-    progress = read_metadata(trained.checkpoint).progress.model_dump()
-    facts: dict[str, Any] = {
+    config, heads = trained.model.config, trained.bottleneck
+    model: dict[str, Any] = {
         "layers": config.layers,
         "hidden size": config.hidden,
         "attention heads": config.heads,
@@ -312,21 +272,12 @@ def _card(
         "parameters": sum(parameter.numel() for parameter in trained.model.parameters()),
     }
     if heads is not None and form != "onnx":
-        facts["bottleneck"] = (
+        model["bottleneck"] = (
             f"{trained.job.bottleneck.head}, trained on {POOLED[heads.pooling]}; {TENSORS} has its heads"
         )
     # The hf folder is a masked-language model, which has no sentence embedding.
     if form != "hf":
-        facts["sentence embedding"] = f"{config.pooling}, aggregation head" if pooling == "head" else pooling
-        facts |= {"chosen because": reason} if reason else {}
-    return model_card(
-        form,
-        name=run.name,
-        model=facts,
-        job=trained.job.model_dump(mode="json", by_alias=True),
-        progress=progress,
-        metrics=final_metrics(run, progress["step"]),
-        about=(about or About()).started_from(trained.job.model.init, run),
-        evaluations=evaluations,
-        pooling=pooling,
-    )
+        model["sentence embedding"] = f"{config.pooling}, aggregation head" if pooling == "head" else pooling
+        model |= {"chosen because": reason} if reason else {}
+    facts = CardFacts.read(trained.checkpoint, trained.job, trained.job.model.init, about)
+    return model_card(form, facts, model, evaluations=evaluations, pooling=pooling)

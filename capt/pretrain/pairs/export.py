@@ -5,21 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.files import write_json
-from capt.pretrain.base.quiet import quiet_transformers
-from capt.pretrain.convert.card import About, compose, final_metrics, plain_text, result, table, training_facts
+from capt.pretrain.convert.card import About, CardFacts, plain_text, result, table
 from capt.pretrain.convert.huggingface import encoder_tensors
-from capt.pretrain.convert.output import export_folder
-from capt.pretrain.convert.reference import LONG_TEXT, TEXTS, require_close, tokenize
-from capt.pretrain.convert.sentence_transformers import IDENTITY, write_modules
-from capt.pretrain.engine.checkpoint import read_metadata
+from capt.pretrain.convert.output import write_export
+from capt.pretrain.convert.sentence_transformers import IDENTITY, check_vectors, write_modules
 from capt.pretrain.engine.durable import write_tensors
 from capt.pretrain.engine.metrics_file import METRICS, read_metrics
 from capt.pretrain.pairs.batches import PaddedTexts
@@ -34,7 +31,7 @@ _USE = """\
 ```python
 from sentence_transformers import SentenceTransformer
 
-model = SentenceTransformer("{location}")
+model = SentenceTransformer("PATH")
 queries = model.encode_query(["what is asked"])
 documents = model.encode_document(["one text", "another text"])
 print(queries @ documents.T)  # unit rows: a dot product is a cosine
@@ -101,29 +98,38 @@ def command(
             "queries were cut to %d tokens and documents to %d, prompts included; the folder has one limit, %d",
             *lengths, max(lengths),
         )  # fmt: skip
-    model = trained.model.encoder
-    with export_folder(out, overwrite=overwrite) as folder, quiet_transformers():
-        _write_encoder(trained, folder, max(lengths))
-        linears = projections(trained.model.projection, model.model.hidden_size, truncate_dim)
+    encoder = trained.model.encoder
+    length = max(lengths)
+
+    def write(folder: Path) -> None:
+        _write_encoder(trained, folder, length)
+        linears = projections(trained.model.projection, encoder.model.hidden_size, truncate_dim)
+        dense = [(linear, IDENTITY) for linear in linears]
         write_modules(
             folder,
-            hidden=model.model.hidden_size,
-            mode=model.pooling,
-            dense=[(linear, IDENTITY) for linear in linears],
-            max_length=max(lengths),
+            hidden=encoder.model.hidden_size,
+            mode=encoder.pooling,
+            dense=dense,
+            max_length=length,
             prompts=named,
         )
-        (folder / "README.md").write_text(
-            _card(trained, about or About(), named, max(lengths), truncate_dim), encoding="utf-8"
-        )
-        # Compare before the folder gets its name: an export that differs is never left behind.
-        difference = _check(trained, folder, named, max(lengths), truncate_dim)
-    logger.info("%s: sentence-transformers gives our vectors within %.1e", out, difference)
-    return out
+
+    def vectors(tokens: Int[Tensor, "n L"]) -> Float[Tensor, "n d"]:
+        return normalize(model.embed(PaddedTexts(tokens, True))[:, :truncate_dim], dim=1)
+
+    model = trained.model.cpu().eval()
+    return write_export(
+        out,
+        write=write,
+        check=lambda folder: check_vectors(folder, vectors, trained.tokenizer, length, named.items()),
+        card=_card(trained, about, named, length, truncate_dim),
+        agrees="sentence-transformers gives our vectors",
+        overwrite=overwrite,
+    )
 
 
 def projections(whole: torch.nn.Linear | None, hidden: int, width: int | None) -> list[torch.nn.Linear]:
-    """The linear map behind the pooling that leaves the first ``width`` columns; none where all stay as pooled.
+    """Return the linear map behind the pooling that leaves the first ``width`` columns; none where all stay as pooled.
 
     sentence-transformers cuts vectors after all modules (``truncate_dim``), so that they are no unit rows. A map in
     front of its Normalize cuts them before, in every tool that reads such folders.
@@ -169,50 +175,23 @@ def _write_encoder(trained: LoadedModel, folder: Path, max_length: int) -> None:
     trained.tokenizer.save(folder, model_max_length=max_length, types=encoder.reads_types)
 
 
-@torch.no_grad()
-def _check(
-    trained: LoadedModel, folder: Path, prompts: Mapping[str, str], max_length: int, truncate_dim: int | None
-) -> float:
-    """Load ``folder`` without network and without trusting code in it; the largest relative difference from ours."""
-    from sentence_transformers import SentenceTransformer
-
-    loaded: Any = SentenceTransformer(str(folder), device="cpu", trust_remote_code=False, local_files_only=True)
-    model = trained.model.cpu().eval()
-    worst = 0.0
-    for name, prompt in prompts.items():
-        # Short texts together need padding; the long one is cut.
-        for texts in (list(TEXTS), [LONG_TEXT]):
-            tokens = tokenize([prompt + text for text in texts], trained.tokenizer, max_length)
-            ours: Tensor = normalize(model.embed(PaddedTexts(tokens, True))[:, :truncate_dim], dim=1)
-            theirs = loaded.encode(texts, prompt_name=name, convert_to_numpy=True, show_progress_bar=False)
-            worst = max(worst, require_close(f"sentence-transformers export, {name}", ours, theirs))
-    return worst
-
-
 def _card(
-    trained: LoadedModel, about: About, prompts: Mapping[str, str], max_length: int, truncate_dim: int | None
+    trained: LoadedModel, about: About | None, prompts: Mapping[str, str], max_length: int, truncate_dim: int | None
 ) -> str:
-    # RUN/checkpoints/STEP.
-    job, run = trained.job, trained.checkpoint.resolve().parent.parent
-    progress = read_metadata(trained.checkpoint).progress.model_dump()
-    model = trained.model
-    about = about.started_from(job.model.init, run)
-    metrics = final_metrics(run, progress["step"])
+    model, job = trained.model, trained.job
+    facts = CardFacts.read(trained.checkpoint, job, job.model.init, about)
     # The head of the card, where a hub reads results, takes figures of retrieval and similarity alone.
     widths = job.contrast.matryoshka
     names = [*RETRIEVAL, "spearman", *(at_width(name, width) for width in widths for name in RETRIEVAL)]
-    scores = {name: metrics[f"validation/{name}"] for name in names if f"validation/{name}" in metrics}
-    results = [result("sentence-similarity", "held-out pairs", scores)] if scores else []
-    fields = {
-        "library_name": "sentence-transformers",
-        "pipeline_tag": "sentence-similarity",
-        "tags": ["capt", "sentence-transformers", "feature-extraction"],
-    }
-    return compose(
-        about.head(fields, run.name, results),
-        run.name,
+    scores = {name: facts.metrics[f"validation/{name}"] for name in names if f"validation/{name}" in facts.metrics}
+    return facts.card(
+        {
+            "library_name": "sentence-transformers",
+            "pipeline_tag": "sentence-similarity",
+            "tags": ["capt", "sentence-transformers", "feature-extraction"],
+        },
         "An embedding model trained on pairs of texts: queries and the documents that belong to them.",
-        _USE.format(location=about.location),
+        _USE,
         model={
             "sentence embedding": model.encoder.pooling + ("" if model.projection is None else ", linear projection"),
             "columns": model.width if truncate_dim is None else f"the first {truncate_dim} of {model.width}",
@@ -220,15 +199,15 @@ def _card(
             **{f"prompt of a {name}": repr(prompt) for name, prompt in prompts.items() if prompt},
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
         },
-        training=training_facts(job.model_dump(mode="json", by_alias=True), progress, _KEYS, _COUNTED),
-        evaluations=[_comparison(run, scores)] if scores else [],
-        metrics=metrics,
+        training=facts.training(_KEYS, _COUNTED),
         caveats=_CAVEATS,
+        results=[result("sentence-similarity", "held-out pairs", scores)] if scores else [],
+        evaluations=[_comparison(trained.checkpoint.resolve().parent.parent, scores)] if scores else [],
     )
 
 
 def _comparison(run: Path, scores: Mapping[str, float]) -> str:
-    """Retrieval on the held-out pairs, with what it was before the first step where that was measured."""
+    """Describe retrieval on the held-out pairs, with what it was before the first step where that was measured."""
     rows = read_metrics(run / METRICS).validation if (run / METRICS).exists() else []
     first = next((row.figures for row in rows if row.step == 0), {})
     shown = {

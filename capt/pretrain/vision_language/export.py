@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from capt.pretrain.config import flatten
-from capt.pretrain.convert.card import (
-    About,
-    cell,
-    compose,
-    final_metrics,
-    lookup,
-    result,
-    sections_of,
-    table,
-    training_facts,
-)
-from capt.pretrain.convert.lxmert import export_lxmert_hf
-from capt.pretrain.engine.checkpoint import read_metadata
+from capt.pretrain.convert.card import About, CardFacts, cell, lookup, result, sections_of, table
+from capt.pretrain.convert.lxmert import export_lxmert
 from capt.pretrain.engine.run_folder import Section
 from capt.pretrain.vision_language.config import is_synthetic
 from capt.pretrain.vision_language.load import LoadedModel, load_model, read_features
 
-# The model card of an exported LXMERT: what the weights are, how they were trained, how to load them, its limits.
+logger = logging.getLogger(__name__)
 
+TARGETS = ("hf",)
 
 _HEAD: dict[str, Any] = {
     "library_name": "transformers",
@@ -83,47 +73,6 @@ _KEYS = (
 _COUNTED = {"step": "steps taken", "samples": "pairs seen", "tokens": "tokens seen"}
 
 
-def model_card(
-    *,
-    name: str,
-    model: Mapping[str, Any],
-    job: Mapping[str, Any],
-    synthetic: bool,
-    features_of: Mapping[str, Any],
-    progress: Mapping[str, int],
-    metrics: Mapping[str, Any],
-    about: About,
-    evaluations: Sequence[Section],
-) -> str:
-    """The text of a ``README.md``: YAML head and Markdown.
-
-    Args:
-        name: the title.
-        model: facts of the architecture.
-        job: the resolved configuration as a mapping of sections; only known keys are shown, paths by name only.
-        synthetic: whether the training data are the microworld's.
-        features_of: what made the region features.
-        progress: how far the training is: ``step``, ``samples``, ``tokens``.
-        metrics: final measurements (see `capt.pretrain.convert.card.final_metrics`).
-        about: licence, languages and the like, for the head.
-        evaluations: what ``capt evaluate`` has measured; also the head's ``model-index``.
-    """
-    trained = bool(progress.get("step"))
-    results = [result("image-text-matching", section.name, section.metrics) for section in evaluations]
-    features = {f"features: {key}": value for key, value in features_of.items() if not isinstance(value, Mapping)}
-    return compose(
-        about.head(_HEAD, name, results),
-        name,
-        _summary(job, trained, synthetic),
-        _USE.replace("PATH", about.location),
-        model={**model, **features},
-        training=training_facts(job, progress, _KEYS, _COUNTED) if trained else {},
-        evaluations=[f"{cell(s.name)}: {cell(s.protocol)}\n\n{table(_known(s))}" for s in evaluations],
-        metrics=metrics,
-        caveats=_CAVEATS,
-    )
-
-
 def _known(section: Section) -> dict[str, float]:
     return {name: value for name, value in section.metrics.items() if value is not None}
 
@@ -139,11 +88,6 @@ def _summary(job: Mapping[str, Any], trained: bool, synthetic: bool) -> str:
     return f"An LXMERT pretrained with LXMERT's objectives, {answers} question answering,{capt}.{data}".replace(
         ",.", "."
     )
-
-
-logger = logging.getLogger(__name__)
-
-TARGETS = ("hf",)
 
 
 def command(checkpoint: Path, out: Path, *, to: str, overwrite: bool = False, about: About | None = None) -> Path:
@@ -162,12 +106,12 @@ def command(checkpoint: Path, out: Path, *, to: str, overwrite: bool = False, ab
         UserError: the checkpoint or ``out`` is wrong, or transformers computes something else than our model.
     """
     trained = load_model(checkpoint)
-    export_lxmert_hf(
+    export_lxmert(
         trained.model.state_dict(),
         trained.model.config,
         trained.tokenizer,
         out,
-        _card(trained, about or About()),
+        _card(trained, about),
         architecture="LxmertForPreTraining",
         answers=trained.answers,
         max_length=trained.model.config.max_positions if trained.job.model.init else trained.job.data.sequence_length,
@@ -177,33 +121,33 @@ def command(checkpoint: Path, out: Path, *, to: str, overwrite: bool = False, ab
     return out
 
 
-def _card(trained: LoadedModel, about: About) -> str:
-    config, run = trained.model.config, trained.checkpoint.resolve().parent.parent
-    progress = read_metadata(trained.checkpoint).progress.model_dump()
-    features = read_features(trained.checkpoint)
-    job = trained.job.model_dump(mode="json", by_alias=True)
-    # A model of synthetic pictures must say so wherever it is published.
+def _card(trained: LoadedModel, about: About | None) -> str:
+    config = trained.model.config
+    facts = CardFacts.read(trained.checkpoint, trained.job, trained.job.model.init, about)
+    steps = facts.progress["step"]
+    features, evaluations = read_features(trained.checkpoint), sections_of(trained.checkpoint)
     kind = {} if features is None else features.features_of
-    facts: dict[str, Any] = {
-        "language, vision and cross-modality layers":
-            f"{config.language_layers}, {config.vision_layers}, {config.cross_layers}",
-        "hidden size": config.hidden,
-        "attention heads": config.heads,
-        "feed-forward size": config.ffn,
-        "vocabulary rows": config.vocab_size,
-        "feature size": config.feature_size,
-        "object, attribute and answer classes":
-            f"{config.object_classes}, {config.attribute_classes}, {config.answers}",
-        "parameters": sum(parameter.numel() for parameter in trained.model.parameters()),
-    }  # fmt: skip
-    return model_card(
-        name=run.name,
-        model=facts,
-        job=job,
-        synthetic=is_synthetic(flatten(job)) or bool(kind.get("synthetic")),
-        features_of=kind,
-        progress=progress,
-        metrics=final_metrics(run, progress["step"]),
-        about=about.started_from(trained.job.model.init, run),
-        evaluations=sections_of(trained.checkpoint),
-    )
+    # A model of synthetic pictures must say so wherever it is published.
+    synthetic = is_synthetic(flatten(facts.job)) or bool(kind.get("synthetic"))
+    return facts.card(
+        _HEAD,
+        _summary(facts.job, bool(steps), synthetic),
+        _USE,
+        model={
+            "language, vision and cross-modality layers":
+                f"{config.language_layers}, {config.vision_layers}, {config.cross_layers}",
+            "hidden size": config.hidden,
+            "attention heads": config.heads,
+            "feed-forward size": config.ffn,
+            "vocabulary rows": config.vocab_size,
+            "feature size": config.feature_size,
+            "object, attribute and answer classes":
+                f"{config.object_classes}, {config.attribute_classes}, {config.answers}",
+            "parameters": sum(parameter.numel() for parameter in trained.model.parameters()),
+            **{f"features: {key}": value for key, value in kind.items() if not isinstance(value, Mapping)},
+        },
+        training=facts.training(_KEYS, _COUNTED) if steps else {},
+        caveats=_CAVEATS,
+        results=[result("image-text-matching", section.name, section.metrics) for section in evaluations],
+        evaluations=[f"{cell(s.name)}: {cell(s.protocol)}\n\n{table(_known(s))}" for s in evaluations],
+    )  # fmt: skip

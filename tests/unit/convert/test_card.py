@@ -6,7 +6,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 from capt.pretrain.base.errors import ConfigError
-from capt.pretrain.convert.card import About, final_metrics, plain_text
+from capt.pretrain.convert.card import About, CardFacts, final_metrics, plain_text
 from capt.pretrain.engine.run_folder import Section
 from capt.pretrain.language.export import model_card
 
@@ -22,12 +22,7 @@ JOB = {
 @pytest.mark.parametrize("form", ["hf", "sentence-transformers", "onnx"])
 def test_card_has_a_head_a_loading_example_and_the_facts(form):
     text = model_card(
-        form,
-        name="capt-tiny",
-        model={"layers": 2},
-        job=JOB,
-        progress={"step": 10, "samples": 320, "tokens": 40960},
-        metrics={"loss": 1.25},
+        form, CardFacts("capt-tiny", JOB, {"step": 10, "samples": 320, "tokens": 40960}, {"loss": 1.25}), {"layers": 2}
     )
     _, head, body = text.split("---\n", 2)
     fields = yaml.safe_load(head)
@@ -65,7 +60,7 @@ def test_nothing_of_a_home_folder_and_no_token_stands_in_a_card():
         },
         "model": {"init": "/home/someone/models/roberta-base"},
     }
-    text = model_card("hf", name="x", model={}, job=job, progress={"step": 1})
+    text = model_card("hf", CardFacts("x", job, {"step": 1}), {})
     for leak in ("/home", "someone", "hf_ABCDEFGHIJ", "SECRET", "AKIA1234"):
         assert leak not in text
     assert "| data files | (not shown), books.txt, (not shown) |" in text
@@ -80,7 +75,7 @@ SECTIONS = (
 
 def test_the_head_says_what_is_known_and_what_was_measured():
     about = About("apache-2.0", ("en", "de"), "FacebookAI/roberta-base", "me/mine")
-    text = model_card("hf", name="x: #1", model={}, job=JOB, progress={"step": 1}, about=about, evaluations=SECTIONS)
+    text = model_card("hf", CardFacts("x: #1", JOB, {"step": 1}, about=about), {}, evaluations=SECTIONS)
     fields = yaml.safe_load(text.split("---\n")[1])
     assert (fields["license"], fields["language"], fields["base_model"]) == (
         "apache-2.0", ["en", "de"], "FacebookAI/roberta-base",
@@ -118,12 +113,12 @@ def test_the_base_model_is_what_training_started_from(tmp_path):
 
 
 def test_what_was_not_trained_here_does_not_claim_it():
-    text = model_card("hf", name="x", model={"layers": 2}, job=JOB, progress={"step": 0, "samples": 0, "tokens": 0})
+    text = model_card("hf", CardFacts("x", JOB, {"step": 0, "samples": 0, "tokens": 0}), {"layers": 2})
     assert "## Training" not in text
     assert "no training step" in text
-    mlm = model_card("hf", name="x", model={}, job={"contrast": {"weight": 0.0}}, progress={"step": 1})
+    mlm = model_card("hf", CardFacts("x", {"contrast": {"weight": 0.0}}, {"step": 1}), {})
     assert "masked language modelling." in mlm
-    assert "CAPT (" in model_card("hf", name="x", model={}, job=JOB, progress={"step": 1})
+    assert "CAPT (" in model_card("hf", CardFacts("x", JOB, {"step": 1}), {})
 
 
 def test_metrics_are_those_of_the_checkpoint_not_of_the_end(tmp_path):

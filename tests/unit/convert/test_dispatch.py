@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from capt.pretrain.base.errors import UserError
 from capt.pretrain.config.load import load_job
 from capt.pretrain.convert.dispatch import convert
-from capt.pretrain.convert.huggingface import export_hf
+from capt.pretrain.convert.encoder import export_encoder
 from capt.pretrain.engine.run_folder import Section
 from capt.pretrain.language.export import chosen_pooling
 from capt.pretrain.language.load import load_model
@@ -25,7 +25,7 @@ from tests.unit.convert.models import CARD, config, model, tokenizer
 def hf(tmp_path_factory):
     out = tmp_path_factory.mktemp("hf") / "model"
     cfg = config()
-    export_hf(model(cfg).state_dict(), cfg, tokenizer(), out, CARD, check=False)
+    export_encoder("hf", model(cfg).state_dict(), cfg, tokenizer(), out, CARD, check=False)
     return out
 
 

@@ -51,10 +51,10 @@ def test_an_export_is_uploaded_to_a_private_repository(
     api: type[FakeApi], tmp_path: Path, capt: Capt, caplog: pytest.LogCaptureFixture
 ) -> None:
     from capt.pretrain.convert.dispatch import convert
-    from capt.pretrain.convert.huggingface import export_hf
+    from capt.pretrain.convert.encoder import export_encoder
 
     cfg = config(layers=1)
-    export_hf(model(cfg).state_dict(), cfg, tokenizer(), tmp_path / "hf", "", check=False)
+    export_encoder("hf", model(cfg).state_dict(), cfg, tokenizer(), tmp_path / "hf", "", check=False)
     run = convert(tmp_path / "hf", tmp_path / "run", from_="hf")
     code, out, err = capt("convert", run, tmp_path / "out", "--to", "hf", "--push", "me/mine", "--license", "mit")
     assert code == 0

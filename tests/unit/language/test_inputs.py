@@ -13,7 +13,7 @@ from capt.finetune.config import describe_initial_model
 from capt.finetune.load import load_backbone
 from capt.pretrain.base.errors import CheckpointError, UserError
 from capt.pretrain.config.load import load_job
-from capt.pretrain.convert.huggingface import export_hf
+from capt.pretrain.convert.encoder import export_encoder
 from capt.pretrain.language.config import LanguageJob
 from capt.pretrain.language.inputs import check_hf_folder
 from capt.pretrain.language.prepare import prepare
@@ -27,7 +27,7 @@ TINY = {"layers": 1, "hidden": 12, "heads": 1, "ffn": 16}
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     cfg = config(**TINY)
-    export_hf(model(cfg).state_dict(), cfg, tokenizer(), tmp_path / "hf", "", check=False)
+    export_encoder("hf", model(cfg).state_dict(), cfg, tokenizer(), tmp_path / "hf", "", check=False)
     (tmp_path / "text.txt").write_text("\n".join(["a cat sat on the mat"] * 60))
     return tmp_path / "hf"
 

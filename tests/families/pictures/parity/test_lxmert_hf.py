@@ -13,7 +13,7 @@ from torch import Tensor
 
 from capt.pretrain.base.errors import CheckpointError
 from capt.pretrain.convert import lxmert
-from capt.pretrain.convert.lxmert import export_lxmert_hf
+from capt.pretrain.convert.lxmert import export_lxmert
 from capt.pretrain.models.lxmert.hf_config import hf_keys
 from capt.pretrain.models.lxmert.model import build_model, start_from
 from capt.pretrain.models.lxmert.read import HEADS, from_hf, read_lxmert, to_hf
@@ -230,7 +230,7 @@ def for_export(**fields):
 def test_exported_folders_compute_the_same(tmp_path, architecture):
     model = for_export()
     out = tmp_path / "out"
-    export_lxmert_hf(
+    export_lxmert(
         model.state_dict(), model.config, tokenizer("wordpiece"), out, CARD, architecture=architecture, answers=LABELS
     )
     assert sorted(p.name for p in out.iterdir()) == [
@@ -260,7 +260,7 @@ def test_exported_folders_compute_the_same(tmp_path, architecture):
 
 def test_heads_that_are_absent_are_switched_off(tmp_path):
     model = for_export(object_classes=0, attribute_classes=0, answers=0)
-    export_lxmert_hf(
+    export_lxmert(
         model.state_dict(), model.config, tokenizer("wordpiece"), tmp_path / "out", CARD,
         architecture="LxmertForPreTraining",
     )  # fmt: skip
@@ -283,7 +283,7 @@ def test_a_wrong_export_is_refused_and_leaves_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(lxmert, "to_hf", swapped)
     with pytest.raises(CheckpointError, match="differs from our model"):
-        export_lxmert_hf(
+        export_lxmert(
             model.state_dict(), model.config, tokenizer("wordpiece"), tmp_path / "out", CARD,
             architecture="LxmertForPreTraining",
         )  # fmt: skip
@@ -293,7 +293,7 @@ def test_a_wrong_export_is_refused_and_leaves_nothing(tmp_path, monkeypatch):
 def test_what_transformers_cannot_compute_is_refused(tmp_path):
     model = for_export(layer_norm_eps=1e-5)
     with pytest.raises(CheckpointError, match="layer_norm_eps is 1e-05"):
-        export_lxmert_hf(
+        export_lxmert(
             model.state_dict(), model.config, tokenizer("wordpiece"), tmp_path / "out", CARD,
             architecture="LxmertForPreTraining",
         )  # fmt: skip

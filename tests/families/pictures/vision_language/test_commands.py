@@ -169,7 +169,7 @@ def test_a_store_that_has_moved_has_a_remedy(home: Path, tmp_path: Path) -> None
 
 
 def test_an_export_is_a_stock_model_with_answers_and_a_card(home: Path, tmp_path: Path) -> None:
-    """`export_lxmert_hf` compares every logit with ours; here: what it is given."""
+    """`export_lxmert` compares every logit with ours; here: what it is given."""
     out = export(home / "capt", tmp_path / "out", to="hf")
     config = json.loads((out / "config.json").read_text())
     answers = load_model(home / "capt").answers
