@@ -192,7 +192,7 @@ def _require_alike(one: Path, config: Mapping[str, Any], source: Path) -> None:
 
 
 def _defaults(model_type: object) -> Mapping[str, Any]:
-    """Return the values of transformers for keys that a ``config.json`` lacks, of which releases write more or fewer."""
+    """Return the values of transformers for keys that a ``config.json`` lacks: releases write more or fewer."""
     from transformers import CONFIG_MAPPING
 
     known = isinstance(model_type, str) and model_type in CONFIG_MAPPING

@@ -129,7 +129,7 @@ class Trial(TrialRecord):
 
     @property
     def flag(self) -> str | None:
-        """The reason why the score is no result: the trial failed, predicted a constant, or is no better than one that does."""
+        """The reason why the score is no result: a failure, a constant prediction, or no better than one."""
         if not self.done:
             return self.state
         if self.metrics.get("degenerate"):
