@@ -48,7 +48,7 @@ REGISTRY = "a module named in the source or in an entry point of an installed pa
 
 WORK = "arrays of ours, without pickles, in the folder that the user writes to"
 REVIEWED: dict[str, tuple[str, str]] = {
-    "pretrain/convert/lxmert.py": (".write_text", OUT),
+    "pretrain/convert/output.py": (".write_text", OUT),
     "pretrain/regions/manifest.py": (".open", STORE),
     "pretrain/regions/extract/prepare.py": (".open", "Pillow, on bytes within bounds: named formats, few pixels"),
     "pretrain/regions/extract/find.py": ("tarfile.open", "only the table of a tar, of which nothing is extracted"),
@@ -57,7 +57,6 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "pretrain/vision_language/microworld/generate.py": (".open .write_text", OUT),
     "pretrain/vision_language/microworld/pictures.py": (".open .write_text", OUT),
     "finetune/encoding.py": ("np.load", "a cache of ours, allow_pickle=False"),
-    "finetune/text_export.py": (".write_text", OUT),
     "finetune/glue/submission.py": ("zipfile.ZipFile zipfile.ZipInfo", OUT),
     "launcher/backends/__init__.py": ("importlib.import_module", REGISTRY),
     "launcher/cli.py": ("importlib.import_module", REGISTRY),
@@ -96,9 +95,6 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "pretrain/contrast/shards.py": ("safe_open", TENSORS),
     "pretrain/convert/card.py": ("yaml.safe_dump", "writes"),
     "pretrain/convert/merge.py": ("safe_open", TENSORS),
-    "pretrain/convert/huggingface.py": (".write_text", OUT),
-    "pretrain/convert/onnx.py": (".write_text", OUT),
-    "pretrain/convert/sentence_transformers.py": (".write_text", OUT),
     "pretrain/data/docstrings.py": (".read_bytes .read_text", "installed packages and their records, not run"),
     "pretrain/base/leases.py": (".read_text .write_text", "words that are compared, in the user's own folder"),
     "pretrain/data/bulk.py": (".open np.load", WORK),
@@ -118,7 +114,6 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "pretrain/engine/provenance.py": (
         "subprocess.run .read_text", "git, in the source checkout; /proc/cpuinfo, of the kernel; " + TOOL,
     ),
-    "pretrain/pairs/export.py": (".write_text", OUT),
     "finetune/visual/dumps.py": ("importlib.import_module", REGISTRY),
     "pretrain/report/document.py": (".read_text", "a template of the package"),
     "pretrain/embeddings/vectors.py": ("gzip.GzipFile", OUT),
