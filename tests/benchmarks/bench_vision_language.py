@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from capt.pretrain.vision_language.batches import PairBatch
+from capt.pretrain.vision_language.batches import VisionLanguageBatch
 from tests.benchmarks.paired import answer, in_turns
 
 WORDS, REGIONS, FEATURES, VOCABULARY, OBJECTS, ATTRIBUTES, THREADS = 20, 36, 2048, 30_522, 1600, 400, 2
@@ -29,7 +29,7 @@ BOUND, RATE, MASK = 1.5, 0.15, 103
 ADAM = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01}
 
 
-def sample(turn: int, pairs: int, ragged: bool) -> PairBatch:
+def sample(turn: int, pairs: int, ragged: bool) -> VisionLanguageBatch:
     """The micro-batch of a turn: words and regions masked at random, detector classes with confidences."""
     g = torch.Generator().manual_seed(turn)
     lengths = torch.randint(9, WORDS + 1, (pairs, 1), generator=g) if ragged else torch.full((pairs, 1), WORDS)
@@ -41,7 +41,7 @@ def sample(turn: int, pairs: int, ragged: bool) -> PairBatch:
     masked = chosen.flatten().nonzero().squeeze(1)
     shape = (pairs, REGIONS)
     of_regions = torch.rand(shape, generator=g) < RATE
-    return PairBatch(
+    return VisionLanguageBatch(
         tokens=tokens,
         corrupted=tokens.masked_fill(chosen, MASK),
         masked=masked,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from capt.pretrain.base import distributed
-from capt.pretrain.pairs.batches import Assembler, PairBatch
+from capt.pretrain.pairs.batches import PairAssembler, PairBatch
 from capt.pretrain.pairs.config import PairContrast
 from capt.pretrain.pairs.known import Compared
 from capt.pretrain.pairs.loss import PairTerm, PairViews, parts_of
@@ -39,13 +39,13 @@ def _data(seed: int) -> Bipartite:
     return Bipartite.draw(random.Random(seed), (21, 18, 19), 14, alone=2)
 
 
-def _assemblers(data: Bipartite, case: dict[str, Any], world: int) -> list[Assembler]:
+def _assemblers(data: Bipartite, case: dict[str, Any], world: int) -> list[PairAssembler]:
     compared = Compared(
         whole="parts" not in case, in_batch=case.get("in_batch", "global"), queue=case["queue"] > 0,
         own_hard=case.get("hard_negatives") == "own", masks=case.get("mask_duplicates", True),
     )  # fmt: skip
     return [
-        Assembler(
+        PairAssembler(
             data.sources, data.sampler(BATCH, mixed="parts" not in case), batch=BATCH, parts=case.get("parts", 1),
             world=world, rank=rank, seed=1, bucketing=False, compared=compared,
         )

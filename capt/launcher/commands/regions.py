@@ -78,10 +78,10 @@ def extract(
 ) -> None:
     """Make a region store of one's own pictures with a vision model."""
     o.quiet(context)
-    from capt.pretrain.regions.extract.parts import Options
+    from capt.pretrain.regions.extract.parts import ExtractOptions
     from capt.pretrain.regions.extract.run import extract_regions
 
-    options = Options(
+    options = ExtractOptions(
         backend=backend,
         model=o.source_path(model),
         grid=grid,

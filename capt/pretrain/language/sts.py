@@ -20,11 +20,11 @@ from capt.pretrain.contrast.metrics import alignment, uniformity
 from capt.pretrain.data.sts_files import Pairs
 from capt.pretrain.engine.run_folder import Figures
 
-SentenceEncoder = Callable[[list[str]], np.ndarray]
+StsEncoder = Callable[[list[str]], np.ndarray]
 """Any encoder: n texts to an ``(n, d)`` array."""
 
 
-def encode_texts(texts: Sequence[str], encoder: SentenceEncoder, batch: int) -> Float[np.ndarray, "n d"]:
+def encode_texts(texts: Sequence[str], encoder: StsEncoder, batch: int) -> Float[np.ndarray, "n d"]:
     """One row for each text, in float64. Distinct texts are encoded once, in batches of similar length.
 
     Raises:
@@ -46,7 +46,7 @@ def encode_texts(texts: Sequence[str], encoder: SentenceEncoder, batch: int) -> 
     return np.concatenate(parts)[[place[text] for text in texts]]
 
 
-def score(pairs: Pairs, encoder: SentenceEncoder, batch: int = 64) -> dict[str, float]:
+def score(pairs: Pairs, encoder: StsEncoder, batch: int = 64) -> dict[str, float]:
     """`score_rows` of what ``encoder`` makes of the sentences, ``batch`` of them at a time."""
     return score_rows(pairs, encode_texts([*pairs.first, *pairs.second], encoder, batch))
 

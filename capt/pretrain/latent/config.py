@@ -132,7 +132,7 @@ class ContrastSection(Section):
     )
 
 
-class LatentBatch(BatchSection):
+class LatentBatchSection(BatchSection):
     """Sentences of one length, as released, or of similar lengths, the shorter ones padded."""
 
     lengths: Literal["auto", "equal", "similar"] = Field(
@@ -187,7 +187,7 @@ class LatentJob(Job):
     critic: CriticSection = CriticSection()
     objective: ObjectiveSection = ObjectiveSection()
     contrast: ContrastSection = ContrastSection()
-    batch: LatentBatch = LatentBatch(global_=32, micro=32)
+    batch: LatentBatchSection = LatentBatchSection(global_=32, micro=32)
     schedule: LatentSchedule = LatentSchedule()
     optimizer: LatentOptimizer = LatentOptimizer()
     engine: LatentEngine = LatentEngine()

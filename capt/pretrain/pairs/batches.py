@@ -272,7 +272,7 @@ class Step(NamedTuple):
     shapes: Int64[np.ndarray, "n 3"]
 
 
-class Assembler:
+class PairAssembler:
     """Makes this rank's micro-batches of the step that begins at any sample; a pure function of its arguments.
 
     Args:

@@ -11,7 +11,7 @@ from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.files import write_json
 from capt.pretrain.engine.provenance import used_versions
 from capt.pretrain.pairs.config import PairSource
-from capt.pretrain.pairs.load import LoadedModel, load_model
+from capt.pretrain.pairs.load import LoadedPairModel, load_model
 from capt.pretrain.pairs.sources import longest_text
 from capt.pretrain.pairs.store import HELD_OUT, encode_source, pairs_of
 from capt.pretrain.pairs.validation import Pools, pools_of, validate
@@ -64,7 +64,7 @@ def command(
     return result
 
 
-def _protocol(trained: LoadedModel, source: PairSource, pools: Pools, rows: int) -> str:
+def _protocol(trained: LoadedPairModel, source: PairSource, pools: Pools, rows: int) -> str:
     """How the figures came about, in one line; figures compare where these lines are the same."""
     encoder, parts = trained.model.encoder, []
     if pools.pairs is not None:

@@ -21,7 +21,7 @@ from capt.pretrain.engine.durable import write_tensors
 from capt.pretrain.engine.metrics_file import METRICS, read_metrics
 from capt.pretrain.pairs.batches import PaddedTexts
 from capt.pretrain.pairs.config import RETRIEVAL, at_width
-from capt.pretrain.pairs.load import LoadedModel, load_model
+from capt.pretrain.pairs.load import LoadedPairModel, load_model
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ def projections(whole: torch.nn.Linear | None, hidden: int, width: int | None) -
     return [cut]
 
 
-def _write_encoder(trained: LoadedModel, folder: Path, max_length: int) -> None:
+def _write_encoder(trained: LoadedPairModel, folder: Path, max_length: int) -> None:
     """Write the encoder as transformers' bare model of its family, and the tokenizer.
 
     Some of these models have a pooler that ours do not have and that transformers would fill at random, with a warning
@@ -176,7 +176,7 @@ def _write_encoder(trained: LoadedModel, folder: Path, max_length: int) -> None:
 
 
 def _card(
-    trained: LoadedModel, about: About | None, prompts: Mapping[str, str], max_length: int, truncate_dim: int | None
+    trained: LoadedPairModel, about: About | None, prompts: Mapping[str, str], max_length: int, truncate_dim: int | None
 ) -> str:
     model, job = trained.model, trained.job
     facts = CardFacts.read(trained.checkpoint, job, job.model.init, about)

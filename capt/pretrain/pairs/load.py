@@ -33,7 +33,7 @@ _MODES: dict[str, Pooling] = {
 
 
 @dataclass(frozen=True)
-class LoadedModel:
+class LoadedPairModel:
     """A model in evaluation mode, its tokenizer and its job."""
 
     checkpoint: Path
@@ -73,7 +73,7 @@ def reading(job: PairJob, tokenizer: TextTokenizer, max_positions: int, source: 
     return Reading(chosen.prompts, *lengths)
 
 
-def load_model(path: Path) -> LoadedModel:
+def load_model(path: Path) -> LoadedPairModel:
     """Load a checkpoint, or the best or newest one of a run, after verifying every file.
 
     Raises:
@@ -85,7 +85,7 @@ def load_model(path: Path) -> LoadedModel:
     # Evaluation and export know plain encoders alone.
     if job.model.lora is not None:
         merge_lora(model.encoder.model)
-    return LoadedModel(checkpoint, model.eval(), load_tokenizer(checkpoint / "tokenizer"), job)
+    return LoadedPairModel(checkpoint, model.eval(), load_tokenizer(checkpoint / "tokenizer"), job)
 
 
 def _build(job: PairJob, checkpoint: Path) -> PairModule:

@@ -64,7 +64,7 @@ class RowsRecord(Record):
     """Hard negatives that the rows have and the source does not use."""
 
 
-class Prepared(NamedTuple):
+class PreparedSource(NamedTuple):
     """The rows of a source that are trained on, those that are held out, and what was found while they were read."""
 
     train: SourceRows | None
@@ -404,7 +404,7 @@ def encode_source(source: PairSource, pairs: Pairs, tokenizer: TextTokenizer, ma
 def prepare_source(
     source: PairSource, files: Sequence[Path], fraction: float, tokenizer: TextTokenizer, max_positions: int,
     verifier: Verifier, what: str = "",
-) -> Prepared:  # fmt: skip
+) -> PreparedSource:  # fmt: skip
     """The rows of ``files``, those held out apart, from ``verifier.cache`` or written there first.
 
     All ranks of ``verifier`` call this: one of each host (or of all that share the cache) writes while others wait. The
@@ -457,7 +457,7 @@ def prepare_source(
             logger.warning("source %s: %s", source.name, remark)
     if train is not None:
         report(*train)
-    return Prepared(train and train[0], held_out and held_out[0], record)
+    return PreparedSource(train and train[0], held_out and held_out[0], record)
 
 
 _SPLITS = ("train", "held_out")

@@ -33,7 +33,7 @@ from capt.pretrain.data.sampler import BlockMixtureSampler, Sampler
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import Progress, Role, Rows, SampleOrder, StepMetrics, is_logged
 from capt.pretrain.language.load import Backbone, load_backbone
-from capt.pretrain.pairs.batches import Assembler, MaskedTexts, Noise, PairBatch, padded
+from capt.pretrain.pairs.batches import MaskedTexts, Noise, PairAssembler, PairBatch, padded
 from capt.pretrain.pairs.config import PairJob, Pooling
 from capt.pretrain.pairs.known import Compared, left_out
 from capt.pretrain.pairs.load import Reading, left_behind, pooling_of_init, reading
@@ -323,7 +323,7 @@ class PairTask(ContrastTask[PairBatch]):
         # Micro-batches of different lengths leave the loss as it is only where the contrast is over the whole step.
         budget = self.job.batch.micro_tokens
         cached = budget is not None or self.job.contrast.is_cached(parts)
-        assembler = Assembler(
+        assembler = PairAssembler(
             self.sources, self._sampler(), batch=batch, parts=parts, world=world, rank=rank, seed=self.job.run.seed,
             bucketing=self.job.data.bucketing and cached, budget=budget, noise=self._noise(),
             masks=self.job.mlm.weight > 0, compared=self._compared(cached),

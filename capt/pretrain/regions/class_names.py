@@ -7,7 +7,7 @@ from pathlib import Path
 
 from capt.pretrain.base.errors import DataError, counted
 from capt.pretrain.base.files import read_lines
-from capt.pretrain.regions.manifest import Shape, StoreManifest
+from capt.pretrain.regions.manifest import StoreManifest, StoreShape
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class ClassNames:
         names.require(manifest, objects, attributes)
         return names
 
-    def require(self, shape: Shape, *files: Path | None) -> None:
+    def require(self, shape: StoreShape, *files: Path | None) -> None:
         """Raise ``DataError`` that names the file where it has fewer names than there are classes."""
         counts = (shape.object_classes, shape.attribute_classes)
         for names, count, file in zip((self.objects, self.attributes), counts, files, strict=True):

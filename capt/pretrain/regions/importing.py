@@ -20,8 +20,8 @@ from capt.pretrain.base.errors import DataError, UserError, counted, shown
 from capt.pretrain.base.files import is_utf8, open_for_append, open_regular, read_json, read_text, write_json
 from capt.pretrain.base.parallel import ProgressCallback, ordered_map, usable_cores
 from capt.pretrain.regions.class_names import ClassNames, read_names
-from capt.pretrain.regions.manifest import FeatureType, Shape, Source, StoreManifest
-from capt.pretrain.regions.tsv import Layout
+from capt.pretrain.regions.manifest import FeatureType, PictureSource, StoreManifest, StoreShape
+from capt.pretrain.regions.tsv import TsvLayout
 from capt.pretrain.regions.tsv_index import HEIGHT, NUMBER, REGIONS, WIDTH, TsvIndex, index_tsv
 from capt.pretrain.regions.tsv_layout import FileType, infer_layout
 from capt.pretrain.regions.writer import (
@@ -77,7 +77,9 @@ def import_tsv(
             shape, offsets = _prepare(work, indexes, feature_dtype)
             _write_blocks(work, shape, indexes, workers, meter)
             sources = [
-                Source(name=r.path, sha256=r.sha256, pictures=r.pictures, read_as=str(r.layout), left_out=r.left_out)
+                PictureSource(
+                    name=r.path, sha256=r.sha256, pictures=r.pictures, read_as=str(r.layout), left_out=r.left_out
+                )
                 for r, *_ in indexes
             ]
             # Classes are known when all rows are decoded, and names are compared with their number.
@@ -109,7 +111,7 @@ class _Meter:
 
 
 def _indexes(
-    layouts: Mapping[Path, Layout],
+    layouts: Mapping[Path, TsvLayout],
     paths: Sequence[Path],
     folder: Path,
     dtype: FeatureType,
@@ -146,7 +148,7 @@ def _indexes(
 
 def _prepare(
     work: Path, indexes: Sequence[TsvIndex], dtype: FeatureType
-) -> tuple[Shape, Int64[np.ndarray, " borders"]]:
+) -> tuple[StoreShape, Int64[np.ndarray, " borders"]]:
     """Make the arrays in full length, unless they are there from an interrupted import of the same."""
     first = indexes[0].record
     counts = np.concatenate([index.rows[:, REGIONS] for index in indexes])
@@ -154,7 +156,7 @@ def _prepare(
     names = np.concatenate([index.names for index in indexes])
     _require_unique(names, indexes)
     has_objects, has_attributes = first.labels
-    shape = Shape(
+    shape = StoreShape(
         pictures=len(names), regions=int(offsets[-1]), feature_size=first.size, feature_dtype=dtype,
         name_bytes=names.dtype.itemsize, object_classes=int(has_objects), attribute_classes=int(has_attributes),
     )  # fmt: skip
@@ -230,7 +232,7 @@ def _row_number(left_out: str) -> int:
     return int(left_out.removeprefix("row ").split(":")[0])
 
 
-def _is_begun(work: Path, shape: Shape, plan: dict[str, Any]) -> bool:
+def _is_begun(work: Path, shape: StoreShape, plan: dict[str, Any]) -> bool:
     try:
         same = bool(read_json(work / "plan.json") == plan)
         for name, layout in shape.arrays().items():
@@ -240,7 +242,7 @@ def _is_begun(work: Path, shape: Shape, plan: dict[str, Any]) -> bool:
     return same
 
 
-def _require_space(work: Path, shape: Shape) -> None:
+def _require_space(work: Path, shape: StoreShape) -> None:
     needed, free = sum(layout.length for layout in shape.arrays().values()), shutil.disk_usage(work).free
     if needed + _FREE > free:
         raise DataError(
@@ -249,7 +251,7 @@ def _require_space(work: Path, shape: Shape) -> None:
         )
 
 
-def _write_blocks(work: Path, shape: Shape, indexes: Sequence[TsvIndex], workers: int, meter: _Meter) -> None:
+def _write_blocks(work: Path, shape: StoreShape, indexes: Sequence[TsvIndex], workers: int, meter: _Meter) -> None:
     """Write the blocks that the journal does not name, and name them there once they are on the disk."""
     done, total = _journal(work), count_blocks(indexes)
     left = (block for block in blocks_of(indexes) if block.number not in done)
@@ -280,7 +282,7 @@ def _journal(work: Path) -> set[int]:
     return {int(line) for line in lines if line.isdecimal() and len(line) < 15}
 
 
-def _record(work: Path, shape: Shape, written: Sequence[int]) -> None:
+def _record(work: Path, shape: StoreShape, written: Sequence[int]) -> None:
     # The values are on the disk before the journal says so.
     for name in shape.arrays():
         sync(work / f"{name}.npy")
@@ -289,7 +291,7 @@ def _record(work: Path, shape: Shape, written: Sequence[int]) -> None:
     sync(work / "journal")
 
 
-def _with_classes(work: Path, shape: Shape) -> Shape:
+def _with_classes(work: Path, shape: StoreShape) -> StoreShape:
     """The shape with the numbers of classes, which are known when all is written."""
     classes = {}
     for name, layout in shape.arrays().items():

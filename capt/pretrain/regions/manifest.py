@@ -31,14 +31,14 @@ LONGEST_NAME = 1024
 FeatureType = Literal["fp16", "fp32"]
 
 
-class StoreFile(Record):
+class ArrayRecord(Record):
     """A file of the store: its length in bytes and its SHA-256."""
 
     bytes: Count
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
 
-class Source(Record):
+class PictureSource(Record):
     """A file or folder that pictures were read from.
 
     Attributes:
@@ -56,7 +56,7 @@ class Source(Record):
     left_out: list[str] = Field(default=[])
 
 
-class Shape(Record):
+class StoreShape(Record):
     """The numbers from which the types and shapes of a store's arrays follow.
 
     Attributes:
@@ -95,7 +95,7 @@ class Shape(Record):
         return found
 
 
-class StoreManifest(Shape):
+class StoreManifest(StoreShape):
     """``manifest.json`` of a store.
 
     Attributes:
@@ -112,8 +112,8 @@ class StoreManifest(Shape):
     format: Literal[1] = 1
     most_regions: Count
     features_of: dict[str, Any]
-    sources: list[Source]
-    files: dict[str, StoreFile]
+    sources: list[PictureSource]
+    files: dict[str, ArrayRecord]
     object_names: list[str] = Field(default=[])
     attribute_names: list[str] = Field(default=[])
 

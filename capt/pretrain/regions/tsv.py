@@ -2,7 +2,7 @@
 
 LXMERT's files have the ten fields of ``FIELDS``: sizes are text in pixels, classes int64, the other arrays fp32; boxes
 are left, top, right and bottom edge in pixels. Both fields of objects, or of attributes, may be empty in all rows: then
-the file has no such labels. Other files differ in their fields, types and boxes, which a `Layout` says
+the file has no such labels. Other files differ in their fields, types and boxes, which a `TsvLayout` says
 (`capt.pretrain.regions.tsv_layout` finds it).
 """
 
@@ -37,7 +37,7 @@ Boxes = Literal["corners", "size"]
 """Left, top, right and bottom edge; or left and top edge, width and height."""
 
 
-class Layout(Record):
+class TsvLayout(Record):
     """The fields of a file's rows.
 
     Attributes:
@@ -76,10 +76,10 @@ class Layout(Record):
         )
 
 
-LXMERT = Layout()
+LXMERT = TsvLayout()
 
 
-class Row(NamedTuple):
+class TsvRow(NamedTuple):
     """A row whose fields have the lengths that they should have; its arrays are still text.
 
     Attributes:
@@ -98,7 +98,7 @@ class Row(NamedTuple):
     regions: int
     size: int
     texts: dict[str, bytes]
-    layout: Layout
+    layout: TsvLayout
 
     @property
     def labels(self) -> tuple[bool, bool]:
@@ -119,7 +119,7 @@ def is_python_bytes(field: bytes) -> bool:
     return len(field) > 2 and field[:2] in (b"b'", b'b"') and field[-1:] == field[1:2]
 
 
-def parse_row(line: bytes, layout: Layout = LXMERT) -> Row:
+def parse_row(line: bytes, layout: TsvLayout = LXMERT) -> TsvRow:
     """A line of the file, without decoding its arrays.
 
     Raises:
@@ -158,10 +158,10 @@ def parse_row(line: bytes, layout: Layout = LXMERT) -> Row:
             f"features has {lengths['features']} bytes, no multiple of {regions} x {item}: the row is truncated, or "
             "num_boxes is wrong"
         )
-    return Row(name, width, height, regions, size, texts, layout)
+    return TsvRow(name, width, height, regions, size, texts, layout)
 
 
-def decode(row: Row) -> Picture:
+def decode(row: TsvRow) -> Picture:
     """The picture of a row. Raises ``DataError`` for a field that is not base64, or boxes that are not as laid out."""
     layout = row.layout
     arrays = {field: decoded(text, field, layout.types[field]) for field, text in row.texts.items()}
@@ -177,7 +177,7 @@ def decode(row: Row) -> Picture:
     )
 
 
-def edges_of(values: np.ndarray, width: int, height: int, layout: Layout) -> np.ndarray:
+def edges_of(values: np.ndarray, width: int, height: int, layout: TsvLayout) -> np.ndarray:
     """Left, top, right and bottom edge of each box in pixels.
 
     Raises:

@@ -20,7 +20,7 @@ from capt.pretrain.base.records import Count, Record, read_record
 from capt.pretrain.base.verification import FileState, file_state
 from capt.pretrain.regions.manifest import FeatureType
 from capt.pretrain.regions.picture import Damage, check_name, checked
-from capt.pretrain.regions.tsv import LONGEST_ROW, Layout, Row, decode, parse_row
+from capt.pretrain.regions.tsv import LONGEST_ROW, TsvLayout, TsvRow, decode, parse_row
 
 START, LENGTH, REGIONS, WIDTH, HEIGHT, NUMBER = range(6)
 """Columns of the rows of an index: first byte and number of bytes in the file, what the row says, and its number."""
@@ -50,7 +50,7 @@ class IndexRecord(Record):
     size: Count
     labels: Annotated[list[bool], Field(min_length=2, max_length=2)]
     name_bytes: Annotated[int, Field(gt=0, le=LONGEST_ROW)]
-    layout: Layout
+    layout: TsvLayout
     skip_damaged: bool
     left_out: list[str]
 
@@ -71,7 +71,7 @@ class TsvIndex(NamedTuple):
 
 
 def index_tsv(
-    path: Path, folder: Path, layout: Layout, dtype: FeatureType, skip_damaged: bool, advance: Callable[[int], None]
+    path: Path, folder: Path, layout: TsvLayout, dtype: FeatureType, skip_damaged: bool, advance: Callable[[int], None]
 ) -> TsvIndex:
     """The index of the file ``path``, which is kept in ``folder`` and taken from there while the file stays the same.
 
@@ -105,12 +105,12 @@ def index_tsv(
 class _Pass:
     """One pass over the lines of a file."""
 
-    def __init__(self, path: Path, layout: Layout, dtype: FeatureType, damage: Damage) -> None:
+    def __init__(self, path: Path, layout: TsvLayout, dtype: FeatureType, damage: Damage) -> None:
         self._path, self._layout, self._dtype, self._damage = path, layout, dtype, damage
         self._rows, self._names = [np.empty((0, 6), dtype=np.int64)], [np.empty(0, dtype="S1")]
         self._latest: list[tuple[int, ...]] = []
         self._latest_names: list[bytes] = []
-        self._first: Row | None = None
+        self._first: TsvRow | None = None
         self._left_out: list[str] = []
 
     def read(self, file: IO[bytes], state: FileState, advance: Callable[[int], None]) -> TsvIndex:
@@ -144,7 +144,7 @@ class _Pass:
         )  # fmt: skip
         return TsvIndex(record, np.concatenate(self._rows), names)
 
-    def _checked(self, line: bytes, length: int) -> Row:
+    def _checked(self, line: bytes, length: int) -> TsvRow:
         if length > LONGEST_ROW:
             raise DataError(f"over {LONGEST_ROW:,} bytes, more than a row may have")
         row = parse_row(line, self._layout)
@@ -159,7 +159,7 @@ class _Pass:
             checked(decode(row), self._dtype)
         return row
 
-    def _add(self, row: Row, start: int, length: int, number: int) -> None:
+    def _add(self, row: TsvRow, start: int, length: int, number: int) -> None:
         # The first row is kept for comparison, without its arrays.
         self._first = self._first or row._replace(texts={name: text[:1] for name, text in row.texts.items()})
         self._latest.append((start, length, row.regions, row.width, row.height, number))
@@ -178,7 +178,7 @@ def _contents(size: int, labels: tuple[bool, bool]) -> str:
     return f"{size} features a region {'and ' + ' and '.join(has) if has else 'and no labels'}"
 
 
-def _known(place: Path, path: Path, state: FileState, layout: Layout, skip_damaged: bool) -> TsvIndex | None:
+def _known(place: Path, path: Path, state: FileState, layout: TsvLayout, skip_damaged: bool) -> TsvIndex | None:
     """The index that is kept at ``place``, if it is that of the file in this state, read in the same way."""
     try:
         record = read_record(IndexRecord, place.with_suffix(".json"), error=DataError)

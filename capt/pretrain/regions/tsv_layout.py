@@ -24,7 +24,7 @@ from capt.pretrain.regions.tsv import (
     LONGEST_ROW,
     LXMERT,
     Boxes,
-    Layout,
+    TsvLayout,
     decoded,
     decoded_length,
     edges_of,
@@ -41,11 +41,13 @@ _MOST_VALUES = 1 << 18
 """Features of a row that are inspected."""
 _KNOWN = (
     LXMERT,
-    Layout(title="bottom-up attention's files", fields=["img_id", "img_w", "img_h", "num_boxes", "boxes", "features"]),
-    Layout(
+    TsvLayout(
+        title="bottom-up attention's files", fields=["img_id", "img_w", "img_h", "num_boxes", "boxes", "features"]
+    ),
+    TsvLayout(
         title="ViLBERT's files", fields=["img_id", "img_w", "img_h", "num_boxes", "boxes", "features", "cls_prob"]
     ),
-    Layout(
+    TsvLayout(
         title="files of bottom-up attention with classes",
         fields=[
             *("img_id", "img_w", "img_h", "num_boxes", "boxes"),
@@ -77,7 +79,7 @@ class _Sample(NamedTuple):
     bytes: dict[str, int]
 
 
-def infer_layout(path: Path, feature_type: FileType | None = None) -> Layout:
+def infer_layout(path: Path, feature_type: FileType | None = None) -> TsvLayout:
     """Infer the layout of a file.
 
     Args:
@@ -138,7 +140,7 @@ def _first_lines(path: Path) -> list[bytes]:
     return lines
 
 
-def _header(line: bytes) -> Layout | None:
+def _header(line: bytes) -> TsvLayout | None:
     names = [field.decode(errors="replace").strip().lower() for field in split_row(line)]
     # Four known names: a row of values has none.
     if sum(name in _NAMES for name in names) < 4:
@@ -150,18 +152,18 @@ def _header(line: bytes) -> Layout | None:
         name if name not in LABELS or f"{name.split('_')[0]}_id" in has else raw
         for name, raw in zip(known, names, strict=True)
     ]
-    return Layout(title="the first line", fields=fields, header=True)
+    return TsvLayout(title="the first line", fields=fields, header=True)
 
 
 def _count(fields: Sequence[bytes]) -> str:
     return f"{len(fields)} field{'' if len(fields) == 1 else 's'} separated by tabs, and no known file has that number"
 
 
-def _samples(rows: Sequence[Sequence[bytes]], layout: Layout) -> list[_Sample]:
+def _samples(rows: Sequence[Sequence[bytes]], layout: TsvLayout) -> list[_Sample]:
     return [sample for row in rows if (sample := _sample(row, layout)) is not None]
 
 
-def _sample(row: Sequence[bytes], layout: Layout) -> _Sample | None:
+def _sample(row: Sequence[bytes], layout: TsvLayout) -> _Sample | None:
     if len(row) != len(layout.fields):
         return None
     texts = dict(zip(layout.fields, row, strict=True))
@@ -186,7 +188,7 @@ def _most_frequent(samples: Sequence[_Sample], name: str) -> tuple[int, list[_Sa
     return usual, [sample for sample in samples if sample.bytes[name] == usual]
 
 
-def _with_boxes(layout: Layout, samples: Sequence[_Sample]) -> Layout:
+def _with_boxes(layout: TsvLayout, samples: Sequence[_Sample]) -> TsvLayout:
     """Add the type, form and unit of boxes, and the order of width and height, that fit the most rows.
 
     Where several readings fit the same number of rows, that of the usual files is taken. Boxes that all end within
@@ -210,7 +212,7 @@ def _with_boxes(layout: Layout, samples: Sequence[_Sample]) -> Layout:
     return next((reading for reading in fitting if reading.normalised), fitting[0])
 
 
-def _readings(layout: Layout, usual: int) -> Iterator[Layout]:
+def _readings(layout: TsvLayout, usual: int) -> Iterator[TsvLayout]:
     """Yield the possible meanings of boxes of this number of bytes, that of the usual files first."""
     types = [
         (usual // size, kinds[size])
@@ -234,7 +236,7 @@ def _exchanged(fields: Sequence[str]) -> list[str]:
     return [other.get(field, field) for field in fields]
 
 
-def _fits(sample: _Sample, reading: Layout, layout: Layout) -> bool:
+def _fits(sample: _Sample, reading: TsvLayout, layout: TsvLayout) -> bool:
     """Return whether a reading gives boxes that lie in their picture, of which one has an area."""
     width, height = sample.width, sample.height
     if reading.fields != layout.fields:
@@ -253,7 +255,7 @@ def _fits(sample: _Sample, reading: Layout, layout: Layout) -> bool:
     return bool(inside.all() and (lengths >= 0).all() and (lengths > 0).all(axis=1).any())
 
 
-def _with_labels(layout: Layout, samples: Sequence[_Sample]) -> Layout:
+def _with_labels(layout: TsvLayout, samples: Sequence[_Sample]) -> TsvLayout:
     """Add the types of classes and scores; the pass over all rows names a value that fits none."""
     types = dict(layout.types)
     for name in LABELS:
@@ -275,7 +277,7 @@ def _with_labels(layout: Layout, samples: Sequence[_Sample]) -> Layout:
     return layout.model_copy(update={"types": types})
 
 
-def _with_features(layout: Layout, samples: Sequence[_Sample], given: FileType | None) -> Layout:
+def _with_features(layout: TsvLayout, samples: Sequence[_Sample], given: FileType | None) -> TsvLayout:
     """Add the type of features.
 
     Bytes that are read as another type than they are give numbers of all magnitudes, so a type is believed by how much

@@ -19,7 +19,7 @@ from capt.pretrain.base.files import open_regular, require_own_folder, write_tex
 from capt.pretrain.base.locks import file_lock
 from capt.pretrain.base.verification import FileState, file_state, sha256
 from capt.pretrain.regions.class_names import NUMBERS, ClassNames
-from capt.pretrain.regions.manifest import MANIFEST, FeatureType, Shape, Source, StoreFile, StoreManifest
+from capt.pretrain.regions.manifest import MANIFEST, ArrayRecord, FeatureType, PictureSource, StoreManifest, StoreShape
 from capt.pretrain.regions.picture import Picture, checked
 from capt.pretrain.regions.tsv import decode, parse_row
 from capt.pretrain.regions.tsv_index import LENGTH, NUMBER, REGIONS, START, IndexRecord, TsvIndex
@@ -51,7 +51,7 @@ def write_store(
     *,
     feature_dtype: FeatureType = "fp16",
     features_of: Mapping[str, Any],
-    sources: Iterable[Source] = (),
+    sources: Iterable[PictureSource] = (),
 ) -> StoreManifest:
     """Write ``pictures``, in their order, to the new store ``out``. It appears whole, or not at all.
 
@@ -106,14 +106,14 @@ class _Stream:
         if len(self._latest) == _NAMES_TOGETHER:
             self._pack_names()
 
-    def finish(self) -> tuple[Shape, Int64[np.ndarray, " borders"]]:
+    def finish(self) -> tuple[StoreShape, Int64[np.ndarray, " borders"]]:
         """Write what is known at the end only."""
         self._pack_names()
         if self._first is None:
             raise DataError("no pictures: there is nothing to write to the store")
         names = np.concatenate(self._names)
         offsets = np.array(self._offsets, dtype=np.int64)
-        shape = Shape(
+        shape = StoreShape(
             pictures=len(names),
             regions=int(offsets[-1]),
             feature_size=self._first.features.shape[1],
@@ -157,7 +157,7 @@ def require_like(picture: Picture, first: Picture) -> None:
 
 
 def write_pictures(
-    folder: Path, shape: Shape, names: np.ndarray, sizes: np.ndarray, offsets: Int64[np.ndarray, " borders"]
+    folder: Path, shape: StoreShape, names: np.ndarray, sizes: np.ndarray, offsets: Int64[np.ndarray, " borders"]
 ) -> None:
     """Write the arrays that have one entry a picture. Raises ``DataError`` for a name that comes twice."""
     # Names are sorted for the search, with the row of each; rows keep the order of the pictures.
@@ -181,15 +181,15 @@ def most_regions(offsets: Int64[np.ndarray, " borders"]) -> int:
 
 def seal(
     folder: Path,
-    shape: Shape,
+    shape: StoreShape,
     most: int,
     features_of: Mapping[str, Any],
-    sources: Iterable[Source],
+    sources: Iterable[PictureSource],
     names: ClassNames = NUMBERS,
 ) -> StoreManifest:
     """Hash the files of the arrays in ``folder`` and write the manifest, which makes it a store."""
     files = {
-        f"{name}.npy": StoreFile(bytes=layout.length, sha256=sha256(folder / f"{name}.npy"))
+        f"{name}.npy": ArrayRecord(bytes=layout.length, sha256=sha256(folder / f"{name}.npy"))
         for name, layout in shape.arrays().items()
     }
     manifest = StoreManifest(
@@ -252,7 +252,7 @@ class BlockWriter:
         sources: the records of the files' indexes.
     """
 
-    def __init__(self, folder: Path, shape: Shape, sources: Sequence[IndexRecord]) -> None:
+    def __init__(self, folder: Path, shape: StoreShape, sources: Sequence[IndexRecord]) -> None:
         self._folder, self._shape, self._sources = folder, shape, list(sources)
         self._layouts = shape.arrays()
         self._files: dict[str, int] = {}

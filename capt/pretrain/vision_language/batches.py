@@ -27,7 +27,7 @@ from capt.tokenizer.encode import TextTokenizer
 
 
 @dataclass(frozen=True)
-class PairBatch:
+class VisionLanguageBatch:
     """``n`` pairs of a sentence (``L`` tokens) and a picture (``R`` regions).
 
     The corrupted view is ``corrupted`` and `corrupted_features`; the original one ``tokens`` and ``features``. Flat
@@ -81,7 +81,7 @@ class PairBatch:
     padded: bool
     missing: bool
 
-    def to(self, device: torch.device) -> PairBatch:
+    def to(self, device: torch.device) -> VisionLanguageBatch:
         """The batch on a device (asynchronously from pinned memory)."""
         moved: dict[str, Any] = {
             name: x.to(device, non_blocking=True) for name, x in vars(self).items() if isinstance(x, Tensor)
@@ -136,7 +136,7 @@ class _Draws(NamedTuple):
     sentences: Int64[np.ndarray, " n"]
 
 
-class Assembler:
+class VisionLanguageAssembler:
     """Makes the micro-batch of any list of sample numbers; a pure function of (seed, sample numbers).
 
     Args:
@@ -164,7 +164,7 @@ class Assembler:
         self._first = 0 if rows is None else rows.start
         self._sampler = order or Sampler(len(pairs) if rows is None else len(rows), seed)
 
-    def __call__(self, samples: Int64[np.ndarray, " n"]) -> PairBatch:
+    def __call__(self, samples: Int64[np.ndarray, " n"]) -> VisionLanguageBatch:
         """The batch of the samples numbered ``samples``.
 
         Raises:
@@ -185,7 +185,7 @@ class Assembler:
         places = self._other_regions(draws.regions[:, 2][replaced])
         masked = np.flatnonzero(chosen_words)
         wants = self._objectives
-        return PairBatch(
+        return VisionLanguageBatch(
             tokens=torch.from_numpy(tokens),
             corrupted=torch.from_numpy(corrupted),
             masked=torch.from_numpy(masked),

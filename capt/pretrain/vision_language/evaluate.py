@@ -20,12 +20,12 @@ from capt.pretrain.convert.card import with_earlier
 from capt.pretrain.engine.provenance import provenance
 from capt.pretrain.engine.run_folder import EVALUATION, Section, save_artifact, sections_as_text, write_result
 from capt.pretrain.regions.store import RegionStore
-from capt.pretrain.vision_language.batches import Assembler, MaskingVocabulary, PairBatch
+from capt.pretrain.vision_language.batches import MaskingVocabulary, VisionLanguageAssembler, VisionLanguageBatch
 from capt.pretrain.vision_language.config import VisionLanguageJob
 from capt.pretrain.vision_language.data.answers import AnswerTable
-from capt.pretrain.vision_language.load import LoadedModel, load_model, open_store
+from capt.pretrain.vision_language.load import LoadedVisionLanguageModel, load_model, open_store
 from capt.pretrain.vision_language.module import VisionLanguageModule, VisionLanguageOutput
-from capt.pretrain.vision_language.pairs import EncodedPairs, Split, located
+from capt.pretrain.vision_language.pairs import EncodedPairs, ExampleSplit, located
 from capt.pretrain.vision_language.prepare import encoded_pairs
 from capt.pretrain.vision_language.validation import validate, validation_batches
 
@@ -34,7 +34,7 @@ TEMPERATURE = 0.05
 
 
 def evaluate(
-    checkpoint: Path | LoadedModel,
+    checkpoint: Path | LoadedVisionLanguageModel,
     *,
     data: Sequence[Path] = (),
     regions: Path | None = None,
@@ -66,7 +66,7 @@ def evaluate(
         CheckpointError: as `load_model`; or the store's features are of another kind than the model was trained on.
         DataError: files or the store cannot be used, or pictures are not in the store.
     """
-    trained = checkpoint if isinstance(checkpoint, LoadedModel) else load_model(checkpoint)
+    trained = checkpoint if isinstance(checkpoint, LoadedVisionLanguageModel) else load_model(checkpoint)
     job = trained.job
     # Files that are named here take the place of all that the run was configured with.
     changed = {"source": "files", "train": list(data), "mixture": []} if data else {}
@@ -78,7 +78,7 @@ def evaluate(
     verifier = Verifier(job.data.cache)
     store = open_store(trained.checkpoint, files, regions, verifier)
     _require_classes(store, job)
-    split = Split([paths], "--data" if data else "data.validation", verifier)
+    split = ExampleSplit([paths], "--data" if data else "data.validation", verifier)
     table = None if trained.answers is None else AnswerTable(trained.answers)
     job = _measured(job, store, split, batch, samples)
     pairs = encoded_pairs(split, job, store, trained.tokenizer, table)
@@ -124,7 +124,7 @@ class _Module:
         self.device = device()
         self.module = module.to(self.device)
 
-    def __call__(self, batch: PairBatch, *, step: int) -> VisionLanguageOutput:
+    def __call__(self, batch: VisionLanguageBatch, *, step: int) -> VisionLanguageOutput:
         return self.module(batch, step=step)  # type: ignore[no-any-return]
 
 
@@ -140,7 +140,9 @@ def _require_classes(store: RegionStore, job: VisionLanguageJob) -> None:
             )
 
 
-def _measured(job: VisionLanguageJob, store: RegionStore, split: Split, batch: int, samples: int) -> VisionLanguageJob:
+def _measured(
+    job: VisionLanguageJob, store: RegionStore, split: ExampleSplit, batch: int, samples: int
+) -> VisionLanguageJob:
     """The job with the sizes of this evaluation, and without losses for which these data have no labels."""
     absent = {
         "objects": not store.manifest.object_classes,
@@ -154,9 +156,14 @@ def _measured(job: VisionLanguageJob, store: RegionStore, split: Split, batch: i
 
 
 def _section(
-    trained: LoadedModel, job: VisionLanguageJob, pairs: EncodedPairs, store: RegionStore, name: str, seed: int
+    trained: LoadedVisionLanguageModel,
+    job: VisionLanguageJob,
+    pairs: EncodedPairs,
+    store: RegionStore,
+    name: str,
+    seed: int,
 ) -> Section:
-    assembler = Assembler(
+    assembler = VisionLanguageAssembler(
         pairs, store, MaskingVocabulary.of(trained.tokenizer), job.objectives, job.contrast,
         length=job.data.sequence_length, seed=seed, stream="pairs/evaluation",
     )  # fmt: skip
@@ -178,7 +185,7 @@ def _section(
 
 
 @torch.no_grad()
-def _noise(module: _Module, assembler: Assembler, samples: int, micro: int) -> dict[str, float]:
+def _noise(module: _Module, assembler: VisionLanguageAssembler, samples: int, micro: int) -> dict[str, float]:
     """`noise_metrics` of the encoder's state of ``[CLS]`` under the corruption of training."""
     encoder, found = module.module.lxmert.encoder, PairAccumulator()
     for batch, valid in validation_batches(assembler, samples, micro):

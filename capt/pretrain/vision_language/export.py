@@ -12,7 +12,7 @@ from capt.pretrain.convert.card import About, CardFacts, cell, lookup, result, s
 from capt.pretrain.convert.lxmert import export_lxmert
 from capt.pretrain.engine.run_folder import Section
 from capt.pretrain.vision_language.config import is_synthetic
-from capt.pretrain.vision_language.load import LoadedModel, load_model, read_features
+from capt.pretrain.vision_language.load import LoadedVisionLanguageModel, load_model, read_features
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ def command(checkpoint: Path, out: Path, *, to: str, overwrite: bool = False, ab
     return out
 
 
-def _card(trained: LoadedModel, about: About | None) -> str:
+def _card(trained: LoadedVisionLanguageModel, about: About | None) -> str:
     config = trained.model.config
     facts = CardFacts.read(trained.checkpoint, trained.job, trained.job.model.init, about)
     steps = facts.progress["step"]

@@ -125,7 +125,7 @@ _DECIDED = ("vocab_size", "pad_id", "feature_size", "object_classes", "attribute
 
 
 @dataclass(frozen=True)
-class LoadedModel:
+class LoadedVisionLanguageModel:
     """A model in evaluation mode with its tokenizer, its job, and the answers that its answer head's classes represent.
 
     ``answers`` is None where the model has no answer head.
@@ -143,7 +143,7 @@ class LoadedModel:
         return self.module.lxmert
 
 
-def load_model(path: Path) -> LoadedModel:
+def load_model(path: Path) -> LoadedVisionLanguageModel:
     """Load a checkpoint of ``capt_vl``, or a run's best or newest one, after verifying every file.
 
     Raises:
@@ -157,7 +157,7 @@ def load_model(path: Path) -> LoadedModel:
         raise CheckpointError(f"{checkpoint / 'tokenizer'}: not the tokenizer of this model ({config.vocab_size} ids)")
     answers = read_answers(checkpoint, config.known("answers"))
     module = load_module(checkpoint, "model", lambda: VisionLanguageModule(job, config))
-    return LoadedModel(checkpoint, module.eval(), tokenizer, job, answers)
+    return LoadedVisionLanguageModel(checkpoint, module.eval(), tokenizer, job, answers)
 
 
 def read_answers(checkpoint: Path, classes: int) -> tuple[str, ...] | None:

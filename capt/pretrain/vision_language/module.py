@@ -14,7 +14,7 @@ from capt.pretrain.contrastive.term import build_schedule
 from capt.pretrain.data.corruption import IGNORE
 from capt.pretrain.models.lxmert.config import LxmertConfig
 from capt.pretrain.models.lxmert.model import LxmertModel, LxmertOutput
-from capt.pretrain.vision_language.batches import PairBatch
+from capt.pretrain.vision_language.batches import VisionLanguageBatch
 from capt.pretrain.vision_language.config import ObjectivesSection, VisionLanguageJob
 
 
@@ -33,7 +33,7 @@ class VisionLanguageModule(nn.Module):
         self.lxmert = LxmertModel(config, contrast=job.contrast.weight > 0)
         self.temperature: Schedule = build_schedule(job.contrast.temperature, job.schedule.max_steps)
 
-    def forward(self, batch: PairBatch, *, step: int, heads: bool = True) -> VisionLanguageOutput:
+    def forward(self, batch: VisionLanguageBatch, *, step: int, heads: bool = True) -> VisionLanguageOutput:
         """Both views of ``batch`` through the model (see `LxmertModel.forward`)."""
         dtype = self.lxmert.matching.weight.dtype  # stores keep features in half precision
         output = self.lxmert(
@@ -76,7 +76,7 @@ class Counts(NamedTuple):
     masked: float
 
     @classmethod
-    def of(cls, batch: PairBatch) -> Counts:
+    def of(cls, batch: VisionLanguageBatch) -> Counts:
         """The counts of a micro-batch that is in host memory."""
         real = batch.matched != IGNORE
         labelled = 0 if batch.answers is None else int((batch.answers != IGNORE).sum())
@@ -140,7 +140,7 @@ def feature_loss(predicted: Float[Tensor, "m f"], features: Float[Tensor, "m f"]
     return LossSum(rows.sum())
 
 
-def loss_sums(output: LxmertOutput, batch: PairBatch, section: ObjectivesSection) -> dict[str, LossSum]:
+def loss_sums(output: LxmertOutput, batch: VisionLanguageBatch, section: ObjectivesSection) -> dict[str, LossSum]:
     """The sum of every loss whose head the model has and for which the batch holds labels, by its name."""
     sums = {
         "mlm": LossSum(output.mlm.loss_sum, output.mlm.correct),

@@ -54,7 +54,7 @@ def located(data: _D, use: str | None = None) -> _D:
     return data.model_copy(update={**update, "answers": answers})
 
 
-class Split:
+class ExampleSplit:
     """The examples of some files: the digest of their content first, the examples themselves when they are needed.
 
     Args:

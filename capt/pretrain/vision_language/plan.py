@@ -13,7 +13,7 @@ from capt.pretrain.base import distributed
 from capt.pretrain.contrastive.task import ContrastTask, Scales
 from capt.pretrain.plan.rehearsal import Rehearsal
 from capt.pretrain.regions.manifest import read_manifest
-from capt.pretrain.vision_language.batches import PairBatch
+from capt.pretrain.vision_language.batches import VisionLanguageBatch
 from capt.pretrain.vision_language.config import OBJECTIVES, VisionLanguageJob
 from capt.pretrain.vision_language.task import VisionLanguageTask
 from capt.tokenizer.encode import load_tokenizer
@@ -40,12 +40,12 @@ class RehearsedTask(VisionLanguageTask):
             start=None, store=SimpleNamespace(manifest=store), train=_OnePair(record=words)
         )
 
-    def scales(self, batch: list[PairBatch], device: torch.device) -> Scales:
+    def scales(self, batch: list[VisionLanguageBatch], device: torch.device) -> Scales:
         """Exchange the counts, which have no values."""
         distributed.all_reduce_sum(torch.zeros(5, dtype=torch.float64, device=device))
         return dict.fromkeys(OBJECTIVES, torch.ones((), dtype=torch.float64, device=device))
 
-    def _contrasted(self, batch: PairBatch, device: torch.device) -> Tensor | None:
+    def _contrasted(self, batch: VisionLanguageBatch, device: torch.device) -> Tensor | None:
         """Contrast all rows: which ones match depends on values."""
         return None
 
@@ -93,7 +93,7 @@ def _with_sizes(job: VisionLanguageJob, store: _Store) -> tuple[VisionLanguageJo
     return job.model_copy(update={"model": model.model_copy(update=update)}), assumed
 
 
-def _batch(job: VisionLanguageJob, store: _Store, n: int) -> PairBatch:
+def _batch(job: VisionLanguageJob, store: _Store, n: int) -> VisionLanguageBatch:
     length, regions, wants = job.data.sequence_length, store.most_regions, job.objectives
     words, masked = round(n * length * wants.word_rate), round(n * regions * wants.region_rate)
     # The share that is exchanged for features of others, between _MASKED and _CHANGED of the batches.
@@ -106,7 +106,7 @@ def _batch(job: VisionLanguageJob, store: _Store, n: int) -> PairBatch:
         return (ids(n, regions), torch.zeros(n, regions)) if weight else (None, None)
 
     (object_ids, object_scores), (attribute_ids, attribute_scores) = labels(wants.objects), labels(wants.attributes)
-    return PairBatch(
+    return VisionLanguageBatch(
         tokens=ids(n, length), corrupted=ids(n, length), masked=ids(words), labels=ids(words),
         features=torch.zeros(n, regions, store.feature_size, dtype=torch.float16),
         boxes=torch.zeros(n, regions, 4), present=torch.ones(n, regions, dtype=torch.bool),

@@ -39,7 +39,7 @@ from capt.pretrain.vision_language.data.answers import (
 )
 from capt.pretrain.vision_language.data.examples import Example
 from capt.pretrain.vision_language.load import ANSWERS, Start, named_answers, read_start, require_features
-from capt.pretrain.vision_language.pairs import EncodedPairs, Split, located, write_pairs
+from capt.pretrain.vision_language.pairs import EncodedPairs, ExampleSplit, located, write_pairs
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ _VERSION = 1
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedVisionLanguage:
     """The inputs of a job, and the job with what the data decide filled in."""
 
     tokenizer: TextTokenizer
@@ -68,7 +68,7 @@ class Prepared:
     """The order of the pairs of ``data.mixture``."""
 
 
-def prepare(job: VisionLanguageJob, ranks: Ranks = ALONE, run_dir: Path | None = None) -> Prepared:
+def prepare(job: VisionLanguageJob, ranks: Ranks = ALONE, run_dir: Path | None = None) -> PreparedVisionLanguage:
     """Prepare the inputs that a rank needs before it builds the model.
 
     All ``ranks`` call this, and a failure on one is raised on all. A run in ``run_dir`` that has begun continues with
@@ -84,8 +84,8 @@ def prepare(job: VisionLanguageJob, ranks: Ranks = ALONE, run_dir: Path | None =
         data = located(job.data)
         regions, validation = data.require_files(), data.named("validation")
     store = RegionStore.open(regions, verifier, cache=data.cache)
-    train = Split(data.named("train"), "data.train", verifier)
-    held_out = Split(validation, "data.validation", verifier) if any(validation) else None
+    train = ExampleSplit(data.named("train"), "data.train", verifier)
+    held_out = ExampleSplit(validation, "data.validation", verifier) if any(validation) else None
     # What training starts from, and whether its regions and answers are those of the store.
     with ranks.synchronize_errors():
         start = None if job.model.init is None else read_start(job.model.init)
@@ -114,7 +114,7 @@ def prepare(job: VisionLanguageJob, ranks: Ranks = ALONE, run_dir: Path | None =
         order = mixture_of(mixture, splits[0].parts, job.data.temperature, job.batch_sizes, steps, job.run.seed)
         for each in seen(order, job.batch_sizes.samples_before(steps)):
             logger.info("data.mixture: %s", each)
-    return Prepared(
+    return PreparedVisionLanguage(
         tokenizer=tokenizer,
         tokenizer_folder=folder,
         store=store,
@@ -129,7 +129,7 @@ def prepare(job: VisionLanguageJob, ranks: Ranks = ALONE, run_dir: Path | None =
 
 
 def _tokenizer_folder(
-    job: VisionLanguageJob, start: Start | None, train: Split, ranks: Ranks, run_dir: Path | None
+    job: VisionLanguageJob, start: Start | None, train: ExampleSplit, ranks: Ranks, run_dir: Path | None
 ) -> Path:
     """``tokenizer.path``, that of ``model.init``, that of the run, or one trained on the sentences."""
 
@@ -182,7 +182,7 @@ def train_tokenizer(
 
 
 def _answers_file(
-    job: VisionLanguageJob, given: Path | None, train: Split, verifier: Verifier, run_dir: Path | None
+    job: VisionLanguageJob, given: Path | None, train: ExampleSplit, verifier: Verifier, run_dir: Path | None
 ) -> Path:
     """``data.answers``, the table of the run, or one built from the training data."""
 
@@ -210,7 +210,11 @@ def _answers_file(
 
 
 def encoded_pairs(
-    split: Split, job: VisionLanguageJob, store: RegionStore, tokenizer: TextTokenizer, answers: AnswerTable | None
+    split: ExampleSplit,
+    job: VisionLanguageJob,
+    store: RegionStore,
+    tokenizer: TextTokenizer,
+    answers: AnswerTable | None,
 ) -> EncodedPairs:
     """The encoded pairs of a split, from the cache or made now, by one process of the host."""
     length, table = job.data.sequence_length, [] if answers is None else list(answers.answers)
@@ -238,7 +242,7 @@ def encoded_pairs(
 
 
 def _encode(
-    split: Split,
+    split: ExampleSplit,
     folder: Path,
     length: int,
     store: RegionStore,

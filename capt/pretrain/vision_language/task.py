@@ -25,7 +25,7 @@ from capt.pretrain.data.mixture_dataset import held_out_samples
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import Progress, Rows, SampleOrder, StepMetrics
 from capt.pretrain.models.lxmert.config import step_flops
-from capt.pretrain.vision_language.batches import Assembler, MaskingVocabulary, PairBatch
+from capt.pretrain.vision_language.batches import MaskingVocabulary, VisionLanguageAssembler, VisionLanguageBatch
 from capt.pretrain.vision_language.config import VisionLanguageJob
 from capt.pretrain.vision_language.load import (
     ANSWERS,
@@ -39,7 +39,7 @@ from capt.pretrain.vision_language.load import (
 )
 from capt.pretrain.vision_language.module import Counts, VisionLanguageModule, VisionLanguageOutput, divisors, loss_sums
 from capt.pretrain.vision_language.pairs import EncodedPairs
-from capt.pretrain.vision_language.prepare import Prepared, prepare
+from capt.pretrain.vision_language.prepare import PreparedVisionLanguage, prepare
 from capt.pretrain.vision_language.validation import validate
 
 _Digest = Annotated[str, Field(pattern="^[0-9a-f]{32,64}$")]
@@ -53,7 +53,7 @@ class _State(ContrastState):
     mixture: _Digest | None = None
 
 
-class VisionLanguageTask(ContrastTask[PairBatch]):
+class VisionLanguageTask(ContrastTask[VisionLanguageBatch]):
     """LXMERT under its own objectives and the CAPT loss (CAPT paper, section 4)."""
 
     job: VisionLanguageJob
@@ -65,7 +65,7 @@ class VisionLanguageTask(ContrastTask[PairBatch]):
         assert isinstance(job, VisionLanguageJob)
         super().__init__(job)
         self._run_dir = run_dir
-        self.prepared: Prepared = prepare(job, ranks=all_ranks(), run_dir=run_dir)
+        self.prepared: PreparedVisionLanguage = prepare(job, ranks=all_ranks(), run_dir=run_dir)
         self.job = self.prepared.job
 
     @property
@@ -115,13 +115,13 @@ class VisionLanguageTask(ContrastTask[PairBatch]):
             start_from(module.lxmert, self.prepared.start, None if answers is None else answers.answers)
         return module
 
-    def assembler(self, split: str) -> Assembler:
+    def assembler(self, split: str) -> VisionLanguageAssembler:
         """Return the assembler of the micro-batches of a split."""
         pairs = self.prepared.train if split == "train" else self.prepared.validation
         assert pairs is not None
         return self._assembler(split, pairs, self.prepared.order if split == "train" else None)
 
-    def _held_out(self) -> list[HeldOut[PairBatch]]:
+    def _held_out(self) -> list[HeldOut[VisionLanguageBatch]]:
         """Return the held-out samples of each source."""
         pairs = self.prepared.validation
         if pairs is None:
@@ -139,8 +139,8 @@ class VisionLanguageTask(ContrastTask[PairBatch]):
 
     def _assembler(
         self, split: str, pairs: EncodedPairs, order: MixtureSampler | None, rows: range | None = None
-    ) -> Assembler:
-        return Assembler(
+    ) -> VisionLanguageAssembler:
+        return VisionLanguageAssembler(
             pairs,
             self.prepared.store,
             MaskingVocabulary.of(self.prepared.tokenizer),
@@ -153,19 +153,19 @@ class VisionLanguageTask(ContrastTask[PairBatch]):
             rows=rows,
         )
 
-    def rows(self, batch: PairBatch) -> Rows:
+    def rows(self, batch: VisionLanguageBatch) -> Rows:
         """The pairs; of each its sentence in both views, the regions of its picture and which of them are masked."""
         parts = (batch.tokens, batch.corrupted, batch.present, batch.zeroed, batch.boxes, batch.matched)
         return Rows(batch.numbers.numpy(), [part.numpy() for part in parts])
 
-    def scales(self, batch: list[PairBatch], device: torch.device) -> Scales:
+    def scales(self, batch: list[VisionLanguageBatch], device: torch.device) -> Scales:
         """Every loss of LXMERT is its sum over the whole step divided by the counts of the whole step."""
         section = self.job.objectives
         by = divisors(_counts(batch, device), section.region_rate, section.region_scope)
         return {name: distributed.world_size() * len(batch) / count for name, count in by.items()}
 
     def losses(
-        self, engine: Engine, batch: PairBatch, scales: Scales, step: int
+        self, engine: Engine, batch: VisionLanguageBatch, scales: Scales, step: int
     ) -> tuple[Views | None, Tensor, dict[str, Tensor]]:
         """Return the contrasted views of a micro-batch, the sum of LXMERT's losses, and its metrics."""
         only = self._contrasted(batch, engine.device)
@@ -184,13 +184,13 @@ class VisionLanguageTask(ContrastTask[PairBatch]):
         assert isinstance(loss, Tensor)
         return (_views(output, batch, only) if self.contrasts else None), loss, metrics
 
-    def represent(self, engine: Engine, batch: PairBatch, step: int) -> Views:
+    def represent(self, engine: Engine, batch: VisionLanguageBatch, step: int) -> Views:
         """Both views of a micro-batch, without LXMERT's heads."""
         only = self._contrasted(batch, engine.device)
         batch = batch.to(engine.device)
         return _views(engine(batch, step=step, heads=False), batch, only)
 
-    def _contrasted(self, batch: PairBatch, device: torch.device) -> Tensor | None:
+    def _contrasted(self, batch: VisionLanguageBatch, device: torch.device) -> Tensor | None:
         """The rows that the contrast sees; None for all of them."""
         if not self.contrasts or self.job.contrast.mismatched:
             return None
@@ -248,13 +248,13 @@ class VisionLanguageTask(ContrastTask[PairBatch]):
         return files
 
 
-def _views(output: VisionLanguageOutput, batch: PairBatch, only: Tensor | None) -> Views:
+def _views(output: VisionLanguageOutput, batch: VisionLanguageBatch, only: Tensor | None) -> Views:
     assert output.lxmert.s is not None
     assert output.lxmert.s_hat is not None
     return Views(output.lxmert.s, output.lxmert.s_hat, batch.ids, output.temperature, only)
 
 
-def _counts(batch: Sequence[PairBatch], device: torch.device) -> Tensor:
+def _counts(batch: Sequence[VisionLanguageBatch], device: torch.device) -> Tensor:
     """`Counts` of the whole step over all ranks. Filled in on the device: to copy them there would mean to wait."""
     here = [sum(column) for column in zip(*(Counts.of(micro_batch) for micro_batch in batch), strict=True)]
     return distributed.all_reduce_sum(

@@ -17,7 +17,7 @@ from capt.pretrain.contrastive.task import Assemble, HeldOut
 from capt.pretrain.data.corruption import IGNORE
 from capt.pretrain.data.sampler import validation_samples
 from capt.pretrain.engine.task import StepMetrics
-from capt.pretrain.vision_language.batches import PairBatch
+from capt.pretrain.vision_language.batches import VisionLanguageBatch
 from capt.pretrain.vision_language.config import ACCURACIES, VisionLanguageJob
 from capt.pretrain.vision_language.module import Counts, VisionLanguageOutput, divisors, loss_sums
 
@@ -31,13 +31,13 @@ class Forward(Protocol):
         """The device of the module."""
         ...
 
-    def __call__(self, batch: PairBatch, *, step: int) -> VisionLanguageOutput:
+    def __call__(self, batch: VisionLanguageBatch, *, step: int) -> VisionLanguageOutput:
         """Compute what `VisionLanguageModule.forward` does."""
         ...
 
 
 @torch.no_grad()
-def validate(engine: Forward, parts: Sequence[HeldOut[PairBatch]], job: VisionLanguageJob) -> StepMetrics:
+def validate(engine: Forward, parts: Sequence[HeldOut[VisionLanguageBatch]], job: VisionLanguageJob) -> StepMetrics:
     """Metrics over the held-out pairs of all ``parts`` together, equal on all ranks.
 
     Every loss and accuracy of an objective that has a weight, as in training but over these pairs alone, except those
@@ -76,13 +76,15 @@ def validate(engine: Forward, parts: Sequence[HeldOut[PairBatch]], job: VisionLa
     return {**report, "validation_samples": samples}
 
 
-def validation_batches(assembler: Assemble[PairBatch], samples: int, micro: int) -> Iterator[tuple[PairBatch, int]]:
+def validation_batches(
+    assembler: Assemble[VisionLanguageBatch], samples: int, micro: int
+) -> Iterator[tuple[VisionLanguageBatch, int]]:
     """This rank's validation batches, each with the number of its rows that are valid."""
     for numbers, valid in validation_samples(samples, micro, distributed.world_size(), distributed.rank()):
         yield only_first(assembler(numbers), valid), valid
 
 
-def only_first(batch: PairBatch, valid: int) -> PairBatch:
+def only_first(batch: VisionLanguageBatch, valid: int) -> VisionLanguageBatch:
     """The batch with nothing to predict from row ``valid`` on."""
     rows, length = len(batch.tokens), batch.tokens.shape[1]
     if valid == rows:

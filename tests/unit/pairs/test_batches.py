@@ -19,8 +19,8 @@ from capt.pretrain.data.corruption import CorruptionVocabulary, Corruptor
 from capt.pretrain.data.sampler import BlockMixtureSampler, Sampler
 from capt.pretrain.pairs.batches import (
     GROUP_TOKENS,
-    Assembler,
     Noise,
+    PairAssembler,
     PairBatch,
     by_length,
     divided,
@@ -98,7 +98,7 @@ def test_a_step_is_the_same_for_any_ranks_and_micro_batches(
     seen: dict[int, Any] = {}
     for world, micro in ((1, 16), (1, 4), (2, 2), (4, 2)):
         makers = [
-            Assembler(
+            PairAssembler(
                 sources,
                 sampler,
                 batch=16,
@@ -141,9 +141,9 @@ def test_a_budget_of_tokens_divides_a_step_without_changing_it(
     """Every micro-batch fits, all ranks have the same number, none is needless, and no row is lost or comes twice."""
     sampler = BlockMixtureSampler((41, 23), (2.0, 1.0), 16, seed=3)
 
-    def makers(**changes: Any) -> list[Assembler]:
+    def makers(**changes: Any) -> list[PairAssembler]:
         return [
-            Assembler(sources, sampler, batch=16, parts=1, world=world, rank=rank, seed=3, **changes)
+            PairAssembler(sources, sampler, batch=16, parts=1, world=world, rank=rank, seed=3, **changes)
             for rank in range(world)
         ]
 
@@ -278,7 +278,7 @@ def test_micro_batches_by_length_hold_all_samples_and_about_as_many_tokens(parts
 
 
 def test_texts_are_padded_on_the_right_and_say_whether_they_are(sources: list[SourceRows]) -> None:
-    maker = Assembler(sources, BlockMixtureSampler((41, 23), (1.0, 1.0), 8, 0), batch=8, parts=1, world=1, rank=0,
+    maker = PairAssembler(sources, BlockMixtureSampler((41, 23), (1.0, 1.0), 8, 0), batch=8, parts=1, world=1, rank=0,
                       seed=0, bucketing=False)  # fmt: skip
     for step in range(4):
         (batch,) = maker(8 * step)
@@ -320,7 +320,7 @@ def test_groups_of_similar_length_have_the_fewest_padded_tokens_and_groups() -> 
 def test_texts_are_corrupted_at_the_rate_of_the_step(sources: list[SourceRows]) -> None:
     """Without one at that of validation."""
     sampler = BlockMixtureSampler((41, 23), (2.0, 1.0), 16, seed=3, mixed=True)
-    assembler = Assembler(
+    assembler = PairAssembler(
         sources, sampler, batch=16, parts=1, world=1, rank=0, seed=3, bucketing=False, noise=_noise(), masks=True
     )
     shares = []

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from capt.pretrain.base.verification import Verifier
-from capt.pretrain.pairs.batches import Assembler
+from capt.pretrain.pairs.batches import PairAssembler
 from capt.pretrain.pairs.config import PairData
 from capt.pretrain.pairs.inspect import PairFiles, left_out_of, summarize_pairs
 from capt.pretrain.pairs.known import Candidates, Compared, left_out
@@ -29,7 +29,7 @@ BATCH = 12
 def _steps(data: Bipartite, compared: Compared, world: int = 1, parts: int = 1, mixed: bool = True) -> list[list[Any]]:
     """The batches of each rank in some steps."""
     makers = [
-        Assembler(
+        PairAssembler(
             data.sources, data.sampler(BATCH, mixed=mixed), batch=BATCH, parts=parts, world=world, rank=rank, seed=1,
             bucketing=False, compared=compared,
         )

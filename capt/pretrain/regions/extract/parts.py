@@ -53,7 +53,7 @@ PILLOW_LIMIT = 2 * MOST_PIXELS
 
 
 @dataclass(frozen=True)
-class Options:
+class ExtractOptions:
     """Choices of an extraction. Raises ``ConfigError`` for values that are not possible.
 
     Attributes:
@@ -134,7 +134,7 @@ class _PartRecord(Record):
     skipped: list[str]
 
 
-class Part(NamedTuple):
+class ExtractedPart(NamedTuple):
     """The regions that were extracted from the pictures of a part.
 
     Attributes:
@@ -168,7 +168,7 @@ class Parts:
     def __init__(self, folder: Path, dtype: FeatureType, features_of: Mapping[str, Any]) -> None:
         self._folder, self._dtype, self._features_of = folder, dtype, features_of
 
-    def find(self, number: int, files: str) -> Part | None:
+    def find(self, number: int, files: str) -> ExtractedPart | None:
         """The part with this number; None where it is not there yet, or was made of other ``files``.
 
         ``files`` is a digest of the pictures' names, places and states. Raises ``DataError`` for a damaged record.
@@ -184,9 +184,11 @@ class Parts:
             logger.info("%s: pictures have changed since it was made; making it again", folder)
             return None
         read = [Read(*one) for one in record.read]
-        return Part(folder / "store" if read else None, read, record.skipped)
+        return ExtractedPart(folder / "store" if read else None, read, record.skipped)
 
-    def write(self, number: int, files: str, pictures: Iterable[Picture], read: list[Read], skipped: list[str]) -> Part:
+    def write(
+        self, number: int, files: str, pictures: Iterable[Picture], read: list[Read], skipped: list[str]
+    ) -> ExtractedPart:
         """Write a part, in the place of an older one; it appears whole.
 
         ``read`` and ``skipped`` are looked at when all pictures were.

@@ -146,7 +146,7 @@ _LONGEST = 16 * _LARGEST
 Box = tuple[float, float, float, float]
 
 
-class Prepared(NamedTuple):
+class PreparedPicture(NamedTuple):
     """A picture as a model sees it.
 
     Attributes:
@@ -185,19 +185,19 @@ class Preparation:
         kept = {key: values[key] for key in _KEYS if values.get(key) is not None}
         return {"processor": values["image_processor_type"], "fit": self._fit, **kept}
 
-    def __call__(self, image: Image.Image) -> Prepared:
+    def __call__(self, image: Image.Image) -> PreparedPicture:
         """Prepare one picture. Raises ``ValueError`` for one so narrow that it would be resized to gigabytes."""
         if self._flexible:
-            return Prepared(self._of_patches(image), _whole(*image.size))
+            return PreparedPicture(self._of_patches(image), _whole(*image.size))
         # Resized here, to the model's input whatever the proportions; the processor does the rest.
         if self._fit == "whole":
             height, width = self._input
             options = {"do_resize": False, "do_center_crop": False}
             pixels = self._run(image.resize((width, height), self._resample), **options)
-            return Prepared(pixels, _whole(*image.size))
+            return PreparedPicture(pixels, _whole(*image.size))
         self._refuse_narrow(*image.size)
         pixels = self._run(image)
-        return Prepared(pixels, _whole(*image.size) if self._fit == "own" else self._seen(*image.size))
+        return PreparedPicture(pixels, _whole(*image.size) if self._fit == "own" else self._seen(*image.size))
 
     @property
     def _resample(self) -> Any:
@@ -310,7 +310,7 @@ def _processor(keys: dict[str, Any], family: Family, path: Path) -> Any:
     return processor
 
 
-def require_finite(prepared: Prepared) -> Prepared:
+def require_finite(prepared: PreparedPicture) -> PreparedPicture:
     """The picture itself; raises ``ValueError`` where it has no pixels, or some that are not numbers."""
     if 0 in prepared.pixels.shape or not torch.isfinite(prepared.pixels).all():
         raise ValueError(f"as a model's input it has the shape {tuple(prepared.pixels.shape)}, or is not finite")

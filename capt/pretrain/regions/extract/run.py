@@ -20,9 +20,9 @@ from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.regions.extract.detector import cell_boxes, detect, feature_map, pooled
 from capt.pretrain.regions.extract.find import Found, find_pictures, read_picture
 from capt.pretrain.regions.extract.folder import VisionModel, load_vision_model
-from capt.pretrain.regions.extract.parts import Options, Part, Read, parts_beside
-from capt.pretrain.regions.extract.prepare import Preparation, Prepared, decode, require_finite
-from capt.pretrain.regions.manifest import FeatureType, Source, StoreManifest
+from capt.pretrain.regions.extract.parts import ExtractedPart, ExtractOptions, Read, parts_beside
+from capt.pretrain.regions.extract.prepare import Preparation, PreparedPicture, decode, require_finite
+from capt.pretrain.regions.manifest import FeatureType, PictureSource, StoreManifest
 from capt.pretrain.regions.picture import Damage, Labels, Picture
 from capt.pretrain.regions.writer import write_store
 
@@ -42,7 +42,7 @@ class _Input(NamedTuple):
     sha256: str
     width: int
     height: int
-    prepared: Prepared
+    prepared: PreparedPicture
 
 
 class _Places:
@@ -57,7 +57,7 @@ class _Places:
         self._digests.setdefault(one.place, sha256()).update(f"{one.sha256}  {one.name}\n".encode())
         self._counts[one.place] += 1
 
-    def __iter__(self) -> Iterator[Source]:
+    def __iter__(self) -> Iterator[PictureSource]:
         """To be called when all pictures were read."""
         left_out: dict[str, list[str]] = {place: [] for place in self._digests}
         for where in self._left_out:
@@ -65,7 +65,9 @@ class _Places:
             if holding := [place for place in left_out if _is_of(where, place)]:
                 left_out[max(holding, key=len)].append(where)
         for place, digest in self._digests.items():
-            yield Source(name=place, sha256=digest.hexdigest(), pictures=self._counts[place], left_out=left_out[place])
+            yield PictureSource(
+                name=place, sha256=digest.hexdigest(), pictures=self._counts[place], left_out=left_out[place]
+            )
 
 
 def _is_of(where: str, place: str) -> bool:
@@ -74,7 +76,7 @@ def _is_of(where: str, place: str) -> bool:
 
 
 def extract_regions(
-    places: Sequence[Path], out: Path, options: Options, progress: ProgressCallback | None = None
+    places: Sequence[Path], out: Path, options: ExtractOptions, progress: ProgressCallback | None = None
 ) -> tuple[StoreManifest, Damage]:
     """Write the region features of all pictures in ``places`` to the new store ``out``.
 
@@ -113,14 +115,14 @@ def extract_regions(
     ):
         warnings.filterwarnings("ignore", module="PIL")  # it warns of what is decided here, by name
 
-        def make_part(number: int, some: Sequence[Found], files: str, done: int) -> Part:
+        def make_part(number: int, some: Sequence[Found], files: str, done: int) -> ExtractedPart:
             read: list[Read] = []
             own = Damage(options.skip_damaged)
             pictures = _pictures(_inputs(some, preparation, options, own), read, model, options, device)
             counting = _counted(pictures, done, len(found), own, progress)
             return parts.write(number, files, counting, read, own.skipped)
 
-        made: list[Part] = []
+        made: list[ExtractedPart] = []
         for number, start in enumerate(range(0, len(found), PART)):
             some = found[start : start + PART]
             files = _digest(some)
@@ -157,7 +159,7 @@ def _digest(found: Sequence[Found]) -> str:
     return digest.hexdigest()
 
 
-def features_of(model: VisionModel, preparation: Preparation, options: Options) -> dict[str, Any]:
+def features_of(model: VisionModel, preparation: Preparation, options: ExtractOptions) -> dict[str, Any]:
     """Describe the origin of the features for a store's manifest: equal exactly where features may be mixed."""
     described = {
         "backend": options.backend,
@@ -174,7 +176,7 @@ def features_of(model: VisionModel, preparation: Preparation, options: Options) 
 
 
 def _inputs(
-    found: Sequence[Found], preparation: Preparation, options: Options, damage: Damage
+    found: Sequence[Found], preparation: Preparation, options: ExtractOptions, damage: Damage
 ) -> Iterator[list[_Input]]:
     """Batches of pictures; those that cannot be used are missing from them."""
 
@@ -210,7 +212,7 @@ def _inputs(
 
 
 def _pictures(
-    inputs: Iterator[list[_Input]], read: list[Read], model: VisionModel, options: Options, device: torch.device
+    inputs: Iterator[list[_Input]], read: list[Read], model: VisionModel, options: ExtractOptions, device: torch.device
 ) -> Iterator[Picture]:
     for batch in inputs:
         by_size: dict[torch.Size, list[_Input]] = {}
@@ -227,7 +229,7 @@ def _pictures(
             yield done[one.found.name]
 
 
-def _run(group: list[_Input], model: VisionModel, options: Options, device: torch.device) -> Iterator[Picture]:
+def _run(group: list[_Input], model: VisionModel, options: ExtractOptions, device: torch.device) -> Iterator[Picture]:
     # Pictures in the type of the weights, which is that of the computation.
     pixels = torch.stack([one.prepared.pixels for one in group]).to(device, next(model.network.parameters()).dtype)
     if options.backend == "detr":

@@ -45,7 +45,7 @@ def test_the_table_has_every_row() -> None:
     table = _table()
     assert set(table) == {re.sub("_paper$", "", preset) for preset in PRESETS}
     annotations = {name: function.__annotations__ for name, function in vars(objectives).items() if callable(function)}
-    functions = {name for name, types in annotations.items() if types == {"x": "Forward", "return": "Loss"}}
+    functions = {name for name, types in annotations.items() if types == {"x": "LatentForward", "return": "LatentLoss"}}
     assert set(table.values()) == functions
 
 

@@ -12,7 +12,7 @@ from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.data.corruption import IGNORE
 from capt.pretrain.regions.picture import Labels, Picture
 from capt.pretrain.regions.writer import write_store
-from capt.pretrain.vision_language.batches import Assembler, MaskingVocabulary
+from capt.pretrain.vision_language.batches import MaskingVocabulary, VisionLanguageAssembler
 from capt.pretrain.vision_language.module import Counts, VisionLanguageModule, divisors, loss_sums
 from capt.pretrain.vision_language.prepare import prepare
 from tests.families.pictures.parity.test_lxmert_hf import stock
@@ -41,7 +41,7 @@ def test_total_and_parts(tmp_path: Path, labelled: bool) -> None:
     mapping["data"]["regions"] = str(tmp_path / "store36")
     prepared = prepare(job_from_mapping(mapping, "test"))
     job = prepared.job
-    batch = Assembler(
+    batch = VisionLanguageAssembler(
         prepared.train, prepared.store, MaskingVocabulary.of(prepared.tokenizer), job.objectives, job.contrast,
         length=job.data.sequence_length, seed=1, stream="pairs/train",
     )(np.arange(24))  # fmt: skip

@@ -14,7 +14,7 @@ from capt.pretrain.base.errors import DataError
 from capt.pretrain.regions.importing import import_regions
 from capt.pretrain.regions.picture import Picture
 from capt.pretrain.regions.store import RegionStore
-from capt.pretrain.regions.tsv import FIELDS, Layout, decode, encode, parse_row
+from capt.pretrain.regions.tsv import FIELDS, TsvLayout, decode, encode, parse_row
 from capt.pretrain.regions.tsv_layout import FileType, infer_layout
 from tests.families.pictures.regions.pictures import random_pictures
 
@@ -249,4 +249,4 @@ def test_what_cannot_be_told_is_refused_by_name(tmp_path: Path, case: str) -> No
 
 def test_the_files_of_lxmert_are_read_as_before(tmp_path: Path) -> None:
     (tmp_path / "f.tsv").write_bytes(b"".join(map(encode, _pictures())))
-    assert infer_layout(tmp_path / "f.tsv") == Layout()
+    assert infer_layout(tmp_path / "f.tsv") == TsvLayout()

@@ -16,10 +16,10 @@ from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.config.schema import LoaderSection
 from capt.pretrain.data.sampler import Sampler, micro_batches
 from capt.pretrain.engine.loading import training_batches
-from capt.pretrain.vision_language.batches import Assembler, MaskingVocabulary, PairBatch
+from capt.pretrain.vision_language.batches import MaskingVocabulary, VisionLanguageAssembler, VisionLanguageBatch
 from capt.pretrain.vision_language.config import ObjectivesSection, PairContrastSection
 from capt.pretrain.vision_language.pairs import EncodedPairs, write_pairs
-from capt.pretrain.vision_language.prepare import Prepared, prepare
+from capt.pretrain.vision_language.prepare import PreparedVisionLanguage, prepare
 from tests.vision_language import vision_language_mapping
 
 LENGTH = 12
@@ -27,26 +27,31 @@ MANY = np.arange(4000)
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> PreparedVisionLanguage:
     return prepare(job_from_mapping(vision_language_mapping(tmp_path_factory.mktemp("batches")), "test"))  # type: ignore[arg-type]
 
 
 def _assembler(
-    prepared: Prepared, *, pairs: EncodedPairs | None = None, duplicates: str = "pair", seed: int = 3, **objectives: Any
-) -> Assembler:
+    prepared: PreparedVisionLanguage,
+    *,
+    pairs: EncodedPairs | None = None,
+    duplicates: str = "pair",
+    seed: int = 3,
+    **objectives: Any,
+) -> VisionLanguageAssembler:
     section = ObjectivesSection(**{"answers": 1.0, **objectives})
-    return Assembler(
+    return VisionLanguageAssembler(
         pairs or prepared.train, prepared.store, MaskingVocabulary.of(prepared.tokenizer), section,
         PairContrastSection(duplicates=duplicates), length=LENGTH, seed=seed, stream="pairs/train",
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def many(prepared: Prepared) -> PairBatch:
+def many(prepared: PreparedVisionLanguage) -> VisionLanguageBatch:
     return _assembler(prepared)(MANY)
 
 
-def _own_pairs(folder: Path, prepared: Prepared, pictures: list[int]) -> EncodedPairs:
+def _own_pairs(folder: Path, prepared: PreparedVisionLanguage, pictures: list[int]) -> EncodedPairs:
     """Sentence i is the word 300 + i."""
     return write_pairs(
         folder,
@@ -57,7 +62,7 @@ def _own_pairs(folder: Path, prepared: Prepared, pictures: list[int]) -> Encoded
     )
 
 
-def test_words_are_masked_as_bert_masks_them(prepared: Prepared, many: PairBatch) -> None:
+def test_words_are_masked_as_bert_masks_them(prepared: PreparedVisionLanguage, many: VisionLanguageBatch) -> None:
     vocabulary = MaskingVocabulary.of(prepared.tokenizer)
     words = ~torch.isin(many.tokens, torch.tensor(vocabulary.special))
     chosen = torch.zeros_like(many.tokens, dtype=torch.bool).flatten()
@@ -76,14 +81,14 @@ def test_words_are_masked_as_bert_masks_them(prepared: Prepared, many: PairBatch
     assert len(random.unique()) > 0.6 * len(vocabulary.ordinary), "of all ordinary ids"
 
 
-def test_words_are_chosen_independently(many: PairBatch) -> None:
+def test_words_are_chosen_independently(many: VisionLanguageBatch) -> None:
     """Some sentences have no masked word, and some have three: the count is not fixed."""
     per_pair = torch.bincount(many.masked // LENGTH, minlength=len(MANY))
     assert (per_pair == 0).any()
     assert (per_pair >= 3).any()
 
 
-def test_regions_are_masked_as_lxmert_masks_them(prepared: Prepared, many: PairBatch) -> None:
+def test_regions_are_masked_as_lxmert_masks_them(prepared: PreparedVisionLanguage, many: VisionLanguageBatch) -> None:
     present, regions = many.present, many.present.shape[1]
     chosen = torch.zeros_like(present).flatten()
     chosen[many.masked_regions] = True
@@ -100,7 +105,9 @@ def test_regions_are_masked_as_lxmert_masks_them(prepared: Prepared, many: PairB
     assert regions == prepared.store.manifest.most_regions
 
 
-def test_other_regions_come_from_the_pictures_of_the_split(prepared: Prepared, many: PairBatch) -> None:
+def test_other_regions_come_from_the_pictures_of_the_split(
+    prepared: PreparedVisionLanguage, many: VisionLanguageBatch
+) -> None:
     """A store may hold the pictures of a test set as well; each picture of the split is as likely, and each region."""
     store, pictures = prepared.store, np.unique(prepared.train.pictures)
     assert len(pictures) < len(store), "the store has pictures of another split"
@@ -112,7 +119,9 @@ def test_other_regions_come_from_the_pictures_of_the_split(prepared: Prepared, m
     assert abs(shares - 1 / len(pictures)).max() < 5 * np.sqrt(1 / len(pictures) / len(found))
 
 
-def test_half_of_the_pairs_get_the_sentence_of_another_picture(prepared: Prepared, many: PairBatch) -> None:
+def test_half_of_the_pairs_get_the_sentence_of_another_picture(
+    prepared: PreparedVisionLanguage, many: VisionLanguageBatch
+) -> None:
     pairs = prepared.train
     _, numbers = Sampler(len(pairs), 3).locate(MANY)
     assert float(many.matched.float().mean()) == pytest.approx(0.5, abs=0.025)
@@ -126,7 +135,9 @@ def test_half_of_the_pairs_get_the_sentence_of_another_picture(prepared: Prepare
         assert many.tokens[row, 1 : len(words) + 1].tolist() == words
 
 
-def test_answers_are_drawn_in_proportion_to_their_scores(prepared: Prepared, many: PairBatch) -> None:
+def test_answers_are_drawn_in_proportion_to_their_scores(
+    prepared: PreparedVisionLanguage, many: VisionLanguageBatch
+) -> None:
     pairs, answers = prepared.train, many.answers
     assert answers is not None
     _, numbers = Sampler(len(pairs), 3).locate(MANY)
@@ -141,26 +152,26 @@ def test_answers_are_drawn_in_proportion_to_their_scores(prepared: Prepared, man
     assert float(np.mean(best)) == pytest.approx(1.0 / 1.3, abs=0.06)
 
 
-def test_one_picture_alone_cannot_be_mismatched(prepared: Prepared, tmp_path: Path) -> None:
+def test_one_picture_alone_cannot_be_mismatched(prepared: PreparedVisionLanguage, tmp_path: Path) -> None:
     pairs = _own_pairs(tmp_path / "pairs", prepared, [7, 7, 7])
     with pytest.raises(DataError, match=r"one and the same picture.*objectives\.mismatched=0"):
         _assembler(prepared, pairs=pairs)(np.arange(20))
     assert _assembler(prepared, pairs=pairs, mismatched=0.0)(np.arange(20)).matched.all()
 
 
-def test_instances_are_pairs_or_pictures(prepared: Prepared) -> None:
+def test_instances_are_pairs_or_pictures(prepared: PreparedVisionLanguage) -> None:
     pair, image = (_assembler(prepared, duplicates=what)(np.arange(400)).ids for what in ("pair", "image"))
     assert torch.equal(pair // len(prepared.train), image)
     assert len(pair.unique()) > 2 * len(image.unique())
 
 
-def test_labels_that_nobody_needs_are_not_carried(prepared: Prepared) -> None:
+def test_labels_that_nobody_needs_are_not_carried(prepared: PreparedVisionLanguage) -> None:
     batch = _assembler(prepared, objects=0.0, attributes=0.0, answers=0.0)(np.arange(3))
     assert batch.object_ids is batch.object_scores is batch.attribute_ids is batch.attribute_scores is None
     assert batch.answers is None
 
 
-def _rows(batch: PairBatch) -> list[dict[str, Any]]:
+def _rows(batch: VisionLanguageBatch) -> list[dict[str, Any]]:
     """What each pair of a batch is, apart from its place."""
     n, length = batch.tokens.shape
     regions, noisy = batch.present.shape[1], batch.corrupted_features()
@@ -178,11 +189,15 @@ def _rows(batch: PairBatch) -> list[dict[str, Any]]:
     ]
 
 
-def _assemble(assembler: Assembler, shape: tuple[int, int, int, int], start: int) -> list[PairBatch]:
+def _assemble(
+    assembler: VisionLanguageAssembler, shape: tuple[int, int, int, int], start: int
+) -> list[VisionLanguageBatch]:
     return [assembler(samples) for samples in micro_batches(start, *shape)]
 
 
-def _steps(prepared: Prepared, world: int, micro: int, workers: int, start: int = 5) -> list[dict[int, dict[str, Any]]]:
+def _steps(
+    prepared: PreparedVisionLanguage, world: int, micro: int, workers: int, start: int = 5
+) -> list[dict[int, dict[str, Any]]]:
     """Per step of 12 samples: each pair by its sample number, over all ranks and micro-batches."""
     taken: list[dict[int, dict[str, Any]]] = [{} for _ in range(3)]
     starts = range(start, start + 36, 12)
@@ -198,12 +213,12 @@ def _steps(prepared: Prepared, world: int, micro: int, workers: int, start: int 
 
 @pytest.mark.parametrize(("world", "micro", "workers"), [(2, 3, 0), (4, 3, 0), (1, 4, 2), (3, 2, 1)])
 def test_a_step_holds_the_same_samples_whoever_loads_them(
-    prepared: Prepared, world: int, micro: int, workers: int
+    prepared: PreparedVisionLanguage, world: int, micro: int, workers: int
 ) -> None:
     assert _steps(prepared, world, micro, workers) == _steps(prepared, 1, 12, 0)
 
 
-def test_noise_changes_between_epochs_and_seeds(prepared: Prepared) -> None:
+def test_noise_changes_between_epochs_and_seeds(prepared: PreparedVisionLanguage) -> None:
     n = len(prepared.train)
     first, second, other = (
         _assembler(prepared, mismatched=0.0, seed=seed)(np.arange(start, start + n))

@@ -18,7 +18,7 @@ from capt.pretrain.convert.card import sections_of
 from capt.pretrain.engine.run import run_job
 from capt.pretrain.regions.picture import Labels
 from capt.pretrain.regions.writer import write_store
-from capt.pretrain.vision_language.batches import Assembler, MaskingVocabulary
+from capt.pretrain.vision_language.batches import MaskingVocabulary, VisionLanguageAssembler
 from capt.pretrain.vision_language.evaluate import as_text, command, evaluate
 from capt.pretrain.vision_language.export import command as export
 from capt.pretrain.vision_language.load import load_model, read_answers
@@ -91,7 +91,7 @@ def test_evaluation_measures_what_validation_does(home: Path) -> None:
     job = trained.job
     prepared = prepare(job)
     assert prepared.validation is not None
-    assembler = Assembler(
+    assembler = VisionLanguageAssembler(
         prepared.validation, prepared.store, MaskingVocabulary.of(trained.tokenizer), job.objectives, job.contrast,
         length=job.data.sequence_length, seed=0, stream="pairs/evaluation",
     )  # fmt: skip

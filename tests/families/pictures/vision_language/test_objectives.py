@@ -11,7 +11,7 @@ from torch import Tensor
 
 from capt.pretrain.models.heads import MLMOutput
 from capt.pretrain.models.lxmert.model import LxmertOutput
-from capt.pretrain.vision_language.batches import PairBatch
+from capt.pretrain.vision_language.batches import VisionLanguageBatch
 from capt.pretrain.vision_language.config import ObjectivesSection
 from capt.pretrain.vision_language.module import Counts, divisors, loss_sums
 from capt.pretrain.vision_language.validation import only_first
@@ -19,7 +19,7 @@ from capt.pretrain.vision_language.validation import only_first
 N, R, L, F, OBJECTS, ATTRIBUTES, ANSWERS = 5, 4, 6, 3, 7, 2, 9
 
 
-def _batch(seed: int = 0, **changes: Any) -> PairBatch:
+def _batch(seed: int = 0, **changes: Any) -> VisionLanguageBatch:
     """Picture i has 1 + i % R regions; pairs 1 and 3 have an answer; region 0 of pictures 0, 2 and 4 is masked."""
     torch.manual_seed(seed)
     present = torch.arange(R) < 1 + torch.arange(N).unsqueeze(1) % R
@@ -36,10 +36,10 @@ def _batch(seed: int = 0, **changes: Any) -> PairBatch:
         "matched": torch.tensor([1, 0, 1, 1, 0]), "answers": answers, "ids": torch.arange(N),
         "numbers": torch.arange(N), "padded": False, "missing": True,
     }  # fmt: skip
-    return PairBatch(**{**fields, **changes})
+    return VisionLanguageBatch(**{**fields, **changes})
 
 
-def _output(batch: PairBatch, seed: int = 1) -> LxmertOutput:
+def _output(batch: VisionLanguageBatch, seed: int = 1) -> LxmertOutput:
     torch.manual_seed(seed)
 
     def logits(*shape: int) -> Tensor:
@@ -57,7 +57,7 @@ def _nll(logits: list[float], label: int) -> float:
     return math.log(sum(math.exp(x) for x in logits)) - logits[label]
 
 
-def _reference(out: LxmertOutput, batch: PairBatch, scope: str) -> dict[str, float]:
+def _reference(out: LxmertOutput, batch: VisionLanguageBatch, scope: str) -> dict[str, float]:
     """Means as LXMERT has them: the losses of regions over all regions, times 1 / 0.15."""
     regions = [(i, r) for i in range(N) for r in range(R) if batch.present[i, r]]
     masked = [divmod(int(place), R) for place in batch.masked_regions]
@@ -85,7 +85,7 @@ def _reference(out: LxmertOutput, batch: PairBatch, scope: str) -> dict[str, flo
     return result
 
 
-def _means(out: LxmertOutput, batch: PairBatch, section: ObjectivesSection) -> dict[str, float]:
+def _means(out: LxmertOutput, batch: VisionLanguageBatch, section: ObjectivesSection) -> dict[str, float]:
     by = divisors(torch.tensor(Counts.of(batch), dtype=torch.float64), section.region_rate)
     return {name: float(each.loss.detach()) / float(by[name]) for name, each in loss_sums(out, batch, section).items()}
 
@@ -159,13 +159,13 @@ def test_rows_that_fill_up_a_batch_count_for_nothing(valid: int, scope: str) -> 
     assert (first.labels >= 0).sum() == sum(int(place) < valid * L for place in batch.masked)
 
 
-def _only_last(batch: PairBatch, start: int) -> PairBatch:
+def _only_last(batch: VisionLanguageBatch, start: int) -> VisionLanguageBatch:
     changes = vars(batch).copy()
     changes["matched"] = torch.where(torch.arange(N) < start, -100, batch.matched)
     changes["answers"] = torch.where(torch.arange(N) < start, -100, batch.answers)
     changes["labels"] = torch.where(batch.masked < start * L, -100, batch.labels)
     changes["masked_regions"] = batch.masked_regions[batch.masked_regions >= start * R]
-    return PairBatch(**changes)
+    return VisionLanguageBatch(**changes)
 
 
 def test_logits_in_half_precision_are_summed_in_single() -> None:

@@ -16,7 +16,7 @@ from transformers.models.auto.image_processing_auto import get_image_processor_c
 
 from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
 from capt.pretrain.base.quiet import quiet_transformers
-from capt.pretrain.regions.extract.parts import Options
+from capt.pretrain.regions.extract.parts import ExtractOptions
 from capt.pretrain.regions.extract.run import extract_regions
 from capt.pretrain.regions.picture import feature_differences
 from capt.pretrain.regions.store import Regions, RegionStore
@@ -45,7 +45,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _extract(places: Path, out: Path, **options: object) -> RegionStore:
-    extract_regions([places], out, Options(**{"dtype": "fp32", "device": "cpu", **options}))  # type: ignore[arg-type]
+    extract_regions([places], out, ExtractOptions(**{"dtype": "fp32", "device": "cpu", **options}))  # type: ignore[arg-type]
     return RegionStore.open(out)
 
 
@@ -205,17 +205,17 @@ def test_damaged_pictures_are_named_or_counted(
         (folder / f"{name}.png").write_bytes(content)
     options = {"backend": "vit", "model": models / "vit", "device": "cpu"}
     with pytest.raises(DataError, match=r"b\.png: an empty file; --skip-damaged leaves such pictures out"):
-        extract_regions([folder], tmp_path / "s", Options(**options))  # type: ignore[arg-type]
+        extract_regions([folder], tmp_path / "s", ExtractOptions(**options))  # type: ignore[arg-type]
     assert not (tmp_path / "s").exists()
     with caplog.at_level(logging.WARNING):
-        manifest, damage = extract_regions([folder], tmp_path / "s", Options(**options, skip_damaged=True))  # type: ignore[arg-type]
+        manifest, damage = extract_regions([folder], tmp_path / "s", ExtractOptions(**options, skip_damaged=True))  # type: ignore[arg-type]
     assert manifest.pictures == manifest.sources[0].pictures == 1
     assert [Path(where).name for where in damage.skipped] == ["b.png", "c.png", "d.png"]
     assert manifest.sources[0].left_out == damage.skipped
     assert caplog.text.count("left out: ") == 3
     (folder / "a.png").unlink()
     with pytest.raises(DataError, match="no pictures"):
-        extract_regions([folder], tmp_path / "t", Options(**options, skip_damaged=True))  # type: ignore[arg-type]
+        extract_regions([folder], tmp_path / "t", ExtractOptions(**options, skip_damaged=True))  # type: ignore[arg-type]
 
 
 def test_what_was_left_out_is_listed_with_its_own_place(models: Path, tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_what_was_left_out_is_listed_with_its_own_place(models: Path, tmp_path: 
         (folder / f"{good}.png").write_bytes(as_bytes(picture()))
         (folder / f"bad-{good}.png").write_bytes(b"text")
     places = [tmp_path / "pictures", tmp_path / "pictures2"]
-    options = Options(backend="vit", model=models / "vit", device="cpu", skip_damaged=True)
+    options = ExtractOptions(backend="vit", model=models / "vit", device="cpu", skip_damaged=True)
     manifest, _ = extract_regions(places, tmp_path / "store", options)
     assert {
         Path(source.name).name: sorted(Path(where).name for where in source.left_out) for source in manifest.sources

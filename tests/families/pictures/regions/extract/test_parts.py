@@ -11,7 +11,7 @@ import pytest
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.verification import sha256
 from capt.pretrain.regions.extract import run
-from capt.pretrain.regions.extract.parts import Options
+from capt.pretrain.regions.extract.parts import ExtractOptions
 from capt.pretrain.regions.store import RegionStore
 from tests.families.pictures.regions.extract.support import as_bytes, picture, write_model
 
@@ -57,7 +57,7 @@ class Progress:
 
 
 def _extract(home: Path, out: Path, progress: Progress, backend: str = "vit", *, skip: bool = False) -> None:
-    options = Options(backend, home / backend, device="cpu", threshold=0.01, batch=3, skip_damaged=skip)
+    options = ExtractOptions(backend, home / backend, device="cpu", threshold=0.01, batch=3, skip_damaged=skip)
     run.extract_regions([home / "pictures"], out, options, progress)
 
 
@@ -119,7 +119,7 @@ def test_damaged_pictures_can_be_skipped_in_the_second_try(
     with pytest.raises(DataError, match=r"p2\.png.*--skip-damaged"):
         _extract(home, tmp_path / "store", Progress())
     again = Progress()
-    options = Options("vit", home / "vit", device="cpu", batch=3, skip_damaged=True)
+    options = ExtractOptions("vit", home / "vit", device="cpu", batch=3, skip_damaged=True)
     _, damage = run.extract_regions([home / "pictures"], tmp_path / "store", options, again)
     assert [Path(where).stem for where in damage.skipped] == ["p2", "p3", "p6"]
     assert 1 not in again.seen, "the first part was there"
