@@ -123,6 +123,22 @@ class Options(Section):
             raise ConfigError("no --hostfile is given")
         return read_hostfile(self.hostfile, self.include, self.exclude)
 
+    def hosts_of_slots(self, launcher: str) -> tuple[Host, ...]:
+        """Return the hosts of the hostfile that ``launcher`` needs; their slots are ranks. Raises ``ConfigError``."""
+        if self.hostfile is None:
+            raise ConfigError(f"--launcher {launcher} needs --hostfile FILE; for this host alone use --launcher local")
+        if self.nproc is not None:
+            raise ConfigError(
+                f"--nproc does not go with --hostfile: the slots in {self.hostfile} say how many ranks run"
+            )
+        return self.hosts()
+
+    def refuse(self, launcher: str, *names: str, because: str) -> None:
+        """Raise ``ConfigError`` where one of these options is given, which ``launcher`` does not take."""
+        for name in names:
+            if getattr(self, name) is not None:
+                raise ConfigError(f"--{name.replace('_', '-')} does not go with --launcher {launcher}: {because}")
+
     def to_json(self) -> str:
         """The options that were given, as JSON with absolute paths."""
         files = {

@@ -35,13 +35,8 @@ def plan(launch: Launch) -> Plan:
             through a remote shell.
     """
     options = launch.options
-    if options.hostfile is None:
-        raise ConfigError("--launcher deepspeed needs --hostfile FILE; for this host alone use --launcher local")
-    if options.nproc is not None:
-        raise ConfigError(
-            f"--nproc does not go with --hostfile: the slots in {options.hostfile} say how many ranks run"
-        )
-    hosts = options.hosts()
+    hosts = options.hosts_of_slots("deepspeed")
+    assert options.hostfile is not None
     if addresses := [host.name for host in hosts if ":" in host.name]:
         raise ConfigError(
             f"{options.hostfile}: pdsh takes no IPv6 address ({addresses[0]}): use --launcher ssh, or a name"

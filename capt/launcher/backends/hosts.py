@@ -32,13 +32,25 @@ Connect = Callable[[Host, Output], Link]
 _LAST_OUTPUT = 2.0
 
 
-def check_spares(launch: Launch, listed: Sequence[Host], spares: Sequence[Host], source: str) -> None:
-    """Raise ``ConfigError`` where a spare host is asked for, and none of ``source`` is left over."""
-    if launch.job.supervise.on_lost_node == "spare" and not spares:
+def divide(
+    launch: Launch, listed: Sequence[Host], source: str, lists: str, *, known: bool = True
+) -> tuple[tuple[Host, ...], tuple[Host, ...]]:
+    """Return the first ``--nodes`` of the hosts that ``source`` lists, and the others, which are spares.
+
+    Raises:
+        ConfigError: there are fewer, or a spare host is asked for and none is left over. Where the hosts are not
+            ``known`` yet, none has to be.
+    """
+    nodes = launch.options.nodes
+    if nodes is not None and nodes > len(listed):
+        raise ConfigError(f"--nodes {nodes}: {source} {lists.format(len(listed))}")
+    hosts, spares = tuple(listed[:nodes]), tuple(listed[nodes:]) if nodes is not None else ()
+    if known and launch.job.supervise.on_lost_node == "spare" and not spares:
         raise ConfigError(
             f"supervise.on_lost_node=spare: no host of {source} is left over; "
             f"--nodes {max(1, len(listed) - 1)} keeps the last one as a spare"
         )
+    return hosts, spares
 
 
 def run(launch: Launch, plan: Plan, connect: Connect, env: Mapping[str, str], python: str | None = None) -> End:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from capt.launcher.backends.hosts import check_spares
+from capt.launcher.backends.hosts import divide
 from capt.launcher.kubernetes.apply import apply, blocked_reason
 from capt.launcher.kubernetes.manifests import ALIVE, JOB_FILES, job_manifest, object_name
 from capt.launcher.kubernetes.settings import KubernetesCluster, load_kubernetes
@@ -31,12 +31,8 @@ def plan(launch: Launch) -> Plan:
             resumed that a cluster resumes by itself.
     """
     options = launch.options
-    for given in ("hostfile", "nproc", "master_addr"):
-        if getattr(options, given) is not None:
-            raise ConfigError(
-                f"--{given.replace('_', '-')} does not go with --launcher kubernetes: pods and ranks are set in the "
-                "--cluster file"
-            )
+    refused = ("hostfile", "nproc", "master_addr")
+    options.refuse("kubernetes", *refused, because="pods and ranks are set in the --cluster file")
     if not launch.files:
         raise ConfigError(
             "--launcher kubernetes resumes a run by itself: apply the same job again with capt pretrain; "
@@ -49,10 +45,7 @@ def plan(launch: Launch) -> Plan:
             f"{cluster.gpus_per_pod}"
         )
     listed = tuple(Host(f"pod-{index}", cluster.ranks_per_pod) for index in range(cluster.pods))
-    if options.nodes is not None and options.nodes > len(listed):
-        raise ConfigError(f"--nodes {options.nodes}: the cluster file asks for only {len(listed)} pods")
-    hosts, spares = listed[: options.nodes], listed[options.nodes :] if options.nodes is not None else ()
-    check_spares(launch, listed, spares, "the cluster file")
+    hosts, spares = divide(launch, listed, "the cluster file", "asks for only {} pods")
     port = options.master_port or DEFAULT_PORT
     words = pod_words(launch, cluster, len(hosts))
     # The one file of a new launch is the merged job.

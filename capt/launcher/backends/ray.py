@@ -22,7 +22,6 @@ from capt.launcher import environment, raycluster
 from capt.launcher.plan import Command, End, Launch, Plan
 from capt.launcher.ssh import Host
 from capt.launcher.supervisor import processes
-from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.engine.run_folder import BAD_INPUT, DONE, FAILED, STOPPED
 
 log = logging.getLogger(__name__)
@@ -161,9 +160,7 @@ def plan(launch: Launch) -> Plan:
         ConfigError: a hostfile is given, or without a cluster this machine has too few cores or GPUs.
     """
     options = launch.options
-    given = [name for name in ("hostfile", "master_addr", "master_port") if getattr(options, name) is not None]
-    if given:
-        raise ConfigError(f"--{given[0].replace('_', '-')} does not go with --launcher ray: Ray chooses the nodes")
+    options.refuse("ray", "hostfile", "master_addr", "master_port", because="Ray chooses the nodes")
     ranks = options.nproc or max(1, len(environment.visible_gpus()))
     address = raycluster.chosen_address()
     if address is None:

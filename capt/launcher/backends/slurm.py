@@ -18,7 +18,7 @@ from pydantic import ConfigDict, Field, ValidationError, field_validator, model_
 
 from capt.launcher import environment
 from capt.launcher.allocation import ARRAY_NUMBER, OWN_ID
-from capt.launcher.backends.hosts import check_spares
+from capt.launcher.backends.hosts import divide
 from capt.launcher.plan import Command, End, Launch, Plan
 from capt.launcher.ssh import Host, Slots
 from capt.pretrain.base.errors import ConfigError
@@ -174,16 +174,11 @@ def plan(launch: Launch) -> Plan:
         ConfigError: ``--hostfile`` or ``--nproc`` is given, or the cluster file is wrong.
     """
     options = launch.options
-    if options.hostfile is not None or options.nproc is not None:
-        given = "--hostfile" if options.hostfile else "--nproc"
-        raise ConfigError(f"{given} does not go with --launcher slurm: nodes and ranks are set in the --cluster file")
+    options.refuse("slurm", "hostfile", "nproc", because="nodes and ranks are set in the --cluster file")
     cluster = load_cluster(options.cluster or Path("slurm"))
     script = (launch.run_dir / SCRIPT).resolve()
     listed = tuple(Host(f"node-{index}", cluster.ranks_per_node) for index in range(cluster.nodes))
-    if options.nodes is not None and options.nodes > len(listed):
-        raise ConfigError(f"--nodes {options.nodes}: the cluster file asks for only {len(listed)}")
-    hosts, spares = listed[: options.nodes], listed[options.nodes :] if options.nodes is not None else ()
-    check_spares(launch, listed, spares, "the cluster file")
+    hosts, spares = divide(launch, listed, "the cluster file", "asks for only {}")
     return Plan(
         "slurm",
         hosts,

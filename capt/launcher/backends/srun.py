@@ -16,7 +16,6 @@ from capt.launcher.ssh import Host, python_reading
 from capt.launcher.supervisor.link import ANSWER, Link
 from capt.launcher.supervisor.node import PROGRAM
 from capt.launcher.supervisor.output import Output
-from capt.pretrain.base.errors import ConfigError
 
 _FIRST_PORT, _PORTS = 20000, 10000
 _UNPACKING = 600.0
@@ -36,18 +35,12 @@ def plan(launch: Launch) -> Plan:
             where one would be needed.
     """
     options, allocation = launch.options, Allocation.here()
-    if options.hostfile is not None or options.nproc is not None:
-        given = "--hostfile" if options.hostfile else "--nproc"
-        raise ConfigError(f"{given} does not go with --launcher srun: the allocation says where how many ranks run")
+    options.refuse("srun", "hostfile", "nproc", because="the allocation says where how many ranks run")
     blocked = "" if shutil.which("srun") else "there is no srun here"
     if not allocation.job:
         blocked = "this is no Slurm allocation; run it after salloc, or use --launcher slurm"
     listed = allocation.hosts() if not blocked else (Host("node-1", 1),)
-    if options.nodes is not None and options.nodes > len(listed):
-        raise ConfigError(f"--nodes {options.nodes}: the allocation has only {len(listed)} nodes")
-    hosts, spares = listed[: options.nodes], listed[options.nodes :] if options.nodes is not None else ()
-    if not blocked:
-        on_hosts.check_spares(launch, listed, spares, "the allocation")
+    hosts, spares = on_hosts.divide(launch, listed, "the allocation", "has only {} nodes", known=not blocked)
     # By the number of the job: two allocations that share a node need different ports.
     port = options.master_port or _FIRST_PORT + int(allocation.job or 0) % _PORTS
     commands = on_hosts.commands(launch, hosts, options.master_addr or hosts[0].name, port, _cluster(launch).python)

@@ -15,7 +15,6 @@ from capt.launcher.ssh import Host, ssh_command
 from capt.launcher.supervisor.link import Link
 from capt.launcher.supervisor.node import PROGRAM
 from capt.launcher.supervisor.output import Output
-from capt.pretrain.base.errors import ConfigError
 
 SPARES = True
 """Hosts beyond ``--nodes`` are spares."""
@@ -29,17 +28,8 @@ def plan(launch: Launch) -> Plan:
             spare host where one would be needed; a forwarded variable is not plain.
     """
     options = launch.options
-    if options.hostfile is None:
-        raise ConfigError("--launcher ssh needs --hostfile FILE; for this host alone use --launcher local")
-    if options.nproc is not None:
-        raise ConfigError(
-            f"--nproc does not go with --hostfile: the slots in {options.hostfile} say how many ranks run"
-        )
-    listed = options.hosts()
-    if options.nodes is not None and options.nodes > len(listed):
-        raise ConfigError(f"--nodes {options.nodes}: {options.hostfile} names only {len(listed)} hosts")
-    hosts, spares = listed[: options.nodes], listed[options.nodes :] if options.nodes is not None else ()
-    on_hosts.check_spares(launch, listed, spares, str(options.hostfile))
+    listed = options.hosts_of_slots("ssh")
+    hosts, spares = on_hosts.divide(launch, listed, str(options.hostfile), "names only {} hosts")
     return Plan(
         "ssh",
         hosts,

@@ -91,12 +91,8 @@ def plan(launch: Launch) -> Plan:
     options = launch.options
     if options.hostfile is None:
         hosts: tuple[Host, ...] = (Host("localhost", options.nproc or max(1, len(environment.visible_gpus()))),)
-    elif options.nproc is not None:
-        raise ConfigError(
-            f"--nproc does not go with --hostfile: the slots in {options.hostfile} say how many ranks run"
-        )
     else:
-        hosts = options.hosts()
+        hosts = options.hosts_of_slots("torchrun")
     if len({host.slots for host in hosts}) > 1:
         raise ConfigError(f"torchrun needs the same slots on every host of {options.hostfile}")
     port = options.master_port or DEFAULT_PORT
