@@ -1,4 +1,4 @@
-"""What a launch would do: worked out whole and checked before anything starts, and shown by ``--dry-run``."""
+"""The plan of a launch, worked out whole and checked before anything starts, and shown by ``--dry-run``."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _text(path: Path) -> str | None:
 
 
 def job_file(folder: Path, text: str) -> Path:
-    """Where the merged job of a launch is in its run folder.
+    """Return the path of the merged job of a launch in its run folder.
 
     The name depends on the content, so that a second launch into the same folder, which is going to be refused, does
     not change the job of the first one before its ranks have read it.
@@ -95,7 +95,7 @@ LauncherName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$", max_length=100
 
 
 class Options(Section):
-    """How the user wants the job launched; what is None is decided by the backend. Kept in ``RUN/launch.json``."""
+    """The user's options for a launch; the backend decides those that are None. Kept in ``RUN/launch.json``."""
 
     model_config = ConfigDict(strict=True)
 
@@ -147,7 +147,7 @@ class Options(Section):
         return self.model_copy(update=files).model_dump_json(indent=1, exclude_none=True)
 
     def repeat(self, others: Options) -> bool:
-        """Whether each of these options is one of ``others`` too, so that nothing was typed anew."""
+        """Return true where each of these options is one of ``others`` too, so that nothing was typed anew."""
         return bool(json.loads(self.to_json()).items() <= json.loads(others.to_json()).items())
 
     @classmethod
@@ -195,7 +195,7 @@ class Launch:
     """The arguments as the user gave them, for commands that a user runs by hand; None where they are ``arguments``."""
 
     again: bool = False
-    """Whether it continues one that failed."""
+    """True where it continues one that failed."""
     left: Mapping[str, Left] = field(default_factory=dict)
     """What was not seen to end of those before, by host."""
 
@@ -246,7 +246,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class End:
-    """How a launch ended: the job's exit code, and what ended it where it cannot have said so itself."""
+    """The end of a launch: the job's exit code, and what ended it where it cannot have said so itself."""
 
     code: int
     reason: str = ""
@@ -255,15 +255,15 @@ class End:
     left: Mapping[str, Left] = field(default_factory=dict)
     """What was not seen to end, by host."""
     unreached: bool = False
-    """Whether no rank was started, because too few hosts could be reached."""
+    """True where no rank was started, because too few hosts could be reached."""
     lost_host: bool = False
-    """Whether a host was lost, which says nothing of the program."""
+    """True where a host was lost, which says nothing of the program."""
     slow_files: bool = False
-    """Whether a rank waited too long for a file system, or to have written, which is no fault of the program."""
+    """True where a rank waited too long for a file system, or to have written, which is no fault of the program."""
 
 
 class Backend(Protocol):
-    """What the module of every launcher offers."""
+    """The functions of the module of a launcher."""
 
     def plan(self, launch: Launch) -> Plan:
         """Work out and check a launch without starting anything. Raises ``ConfigError``."""

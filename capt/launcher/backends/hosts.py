@@ -85,7 +85,7 @@ def run(launch: Launch, plan: Plan, connect: Connect, env: Mapping[str, str], py
 def commands(
     launch: Launch, hosts: Sequence[Host], address: str, port: int, python: str | None = None
 ) -> tuple[Command, ...]:
-    """What each rank runs, where, and its place among them."""
+    """Return the command of each rank, its host, and its place among the ranks."""
     places = [(host, local) for host in hosts for local in range(host.slots)]
     return tuple(
         Command(

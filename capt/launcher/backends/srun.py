@@ -64,7 +64,7 @@ def start(launch: Launch, plan: Plan) -> End:
 
 
 def _cluster(launch: Launch) -> SlurmCluster:
-    """What the cluster file says of containers; nothing without one."""
+    """Read what the cluster file says of containers; nothing without one."""
     return load_cluster(launch.options.cluster) if launch.options.cluster else SlurmCluster()
 
 

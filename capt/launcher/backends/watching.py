@@ -62,7 +62,7 @@ class Watcher:
         self._ranks.kill()
 
     def watch(self) -> End:
-        """How the job ended. Ranks may still run."""
+        """Wait for the job, and return its end. Ranks may still run."""
         ranks = self._ranks
         while None in ranks.codes:
             if (lost := ranks.lost()) is not None:
@@ -114,7 +114,7 @@ class Watcher:
         return End(BAD_INPUT if code == BAD_INPUT else FAILED, reason, crash)
 
     def _failed(self, rank: int) -> float:
-        """How many seconds ago an error ended a rank; 0 where that is not known."""
+        """Return the seconds since an error ended a rank; 0 where that is not known."""
         pulse = self._ranks.pulse(rank)
         return 0.0 if pulse is None or pulse.failed is None else pulse.failed
 
@@ -145,7 +145,7 @@ class Watcher:
         return None if self._about_files and stalled.pulse.seconds <= WRITING else stalled
 
     def _is_about_files(self, stalled: Stall, ranks: Iterable[int], now: float) -> bool:
-        """Whether a rank waited for a file system a moment ago, or the one that stalls writes a checkpoint."""
+        """Return true where a rank waited for a file system just now, or the one that stalls writes a checkpoint."""
         if any(self._ranks.is_suspended(rank) for rank in ranks):
             return False
         if self._waited is None or any(self._ranks.waits_for_files(rank) for rank in ranks):

@@ -40,7 +40,7 @@ class Facts(Answer):
 
 
 class Meeting(Answer):
-    """How a host reached the rendezvous: what was said there, the address reached, the own address and interface."""
+    """The rendezvous as a host reached it: the words heard there, its address, the host's own and its interface."""
 
     said: str
     peer: str

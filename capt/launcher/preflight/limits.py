@@ -16,7 +16,7 @@ _DESCRIPTORS_MIN, _DESCRIPTORS_USUAL = 256, 1024
 
 
 def limits(facts: Facts, slots: int, host: str = "") -> Iterator[Check]:
-    """What ``slots`` processes on a host would miss; only what is not in order."""
+    """Report what ``slots`` processes on a host would lack; nothing where all is in order."""
     yield from shared_memory(facts.shm_total, facts.shm_free, slots, host)
     yield from descriptors(facts.descriptors, host)
     yield from apex(facts.apex, facts.apex_place, host)
@@ -35,7 +35,7 @@ def shared_memory(total: int, free: int, slots: int, host: str = "") -> Iterator
 
 
 def descriptors(limit: int, host: str = "") -> Iterator[Check]:
-    """How many files a process may have open; -1 is no limit."""
+    """Check the number of files that a process may have open; -1 is no limit."""
     if 0 <= limit < _DESCRIPTORS_USUAL:
         level, least = ("fail" if limit < _DESCRIPTORS_MIN else "warn"), _DESCRIPTORS_USUAL
         advice = f"ulimit -n {least} in the shell that starts the ranks, or nofile in /etc/security/limits.conf"

@@ -104,7 +104,7 @@ def gpus() -> tuple[list[list[str]], str]:
 
 
 def apex(path: Sequence[str]) -> tuple[str, str]:
-    """Which apex ``path`` finds, and where: ``absent``, ``unrelated``, ``plain`` (no kernels) or ``compiled``.
+    """Return the kind and place of apex on ``path``: ``absent``, ``unrelated``, ``plain`` (no kernels), ``compiled``.
 
     NVIDIA's has ``apex.optimizers`` and the compiled ``amp_C``; PyPI's project of that name is a Pyramid toolkit.
     """
@@ -164,7 +164,7 @@ def write(path: str, text: str) -> Answer:
 
 
 def sees(path: str, text: str, patience: float = PATIENCE) -> Answer:
-    """Whether a file is here and holds ``text``, after a wait for slow file servers."""
+    """Look for a file that holds ``text``, and wait for slow file servers."""
     until = time.monotonic() + patience
     while True:
         with contextlib.suppress(FileNotFoundError), open(path) as f:
@@ -247,7 +247,7 @@ _ANSWERS: dict[str, Callable[..., Answer]] = {
 
 
 def problem(error: Exception) -> str:
-    """What is wrong, in the words of the operating system where it is its error."""
+    """Describe an error, in the words of the operating system where it is one of its."""
     number = getattr(error, "errno", None) or 0
     return os.strerror(number) if number > 0 else getattr(error, "strerror", None) or str(error) or type(error).__name__
 

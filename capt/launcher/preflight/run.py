@@ -36,7 +36,7 @@ _NO_SSH = re.compile(r"^ssh cannot be started")
 
 
 def compare(survey: Survey) -> list[Check]:
-    """All checks of the hosts together, each fault with its remedy; what no host has answered does not pass."""
+    """Compare the answers of all hosts: each fault with its remedy. A check that no host has answered does not pass."""
     groups: tuple[tuple[str, Callable[[Survey], Iterator[Check]]], ...] = (
         ("reachable", reach),
         ("versions", versions),
@@ -58,7 +58,7 @@ def compare(survey: Survey) -> list[Check]:
 
 
 def _judged(name: str, survey: Survey) -> bool:
-    """Whether a check without a fault has seen what it is about: hosts that answer, and a rendezvous that was tried."""
+    """Return true where a check had something to judge: hosts that answer, and a rendezvous that was tried."""
     return any(one.meeting for one in survey.hosts) if name == "rendezvous" else any(_known(survey))
 
 
@@ -238,7 +238,7 @@ def check_cluster(
 
 
 def check_here(job: Job, slots: int, port: int | None = None) -> list[Check]:
-    """What ``slots`` processes of a job need of this host; milliseconds, and no process is started.
+    """Check this host for ``slots`` processes of a job; it takes milliseconds and starts no process.
 
     ``port`` is that of the rendezvous, where the user has chosen one.
     """

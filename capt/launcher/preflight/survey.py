@@ -56,7 +56,7 @@ class Session(Line):
 
     @property
     def waits(self) -> bool:
-        """True while the last question is open."""
+        """Return true while the last question is open."""
         return not (self.lost or self.refused) and self.answer is None
 
     @property

@@ -1,4 +1,4 @@
-"""Whether a job that was told to stop still does anything (it may save, or never answer), and the report of a crash."""
+"""The activity of a job that was asked to stop (it may save, or never answer), and the report of a crash."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Activity:
 
 
 def waits_for_files(pid: int) -> bool:
-    """Whether a thread of a process, or of one that it started, waits for a file system at this moment."""
+    """Return true where a thread of a process, or of one that it started, waits for a file system at this moment."""
     for child in (pid, *descendants(pid)):
         for thread in Path(f"/proc/{child}").glob("task/*"):
             with suppress(OSError, IndexError, ValueError):
@@ -87,7 +87,7 @@ def waits_for_files(pid: int) -> bool:
 
 
 def _is_in_a_file(thread: Path) -> bool:
-    """Whether a thread is in a call about a file. Lustre and FUSE wait in states that are not called a disk's."""
+    """Look for a call about a file in a thread. Lustre and FUSE wait in states that are not called a disk's."""
     about_paths, about_descriptors = _CALLS.get(os.uname().machine, (frozenset(), frozenset()))
     call, *arguments = (thread / "syscall").read_text().split()
     if call == "running" or int(call) not in about_paths | about_descriptors:
@@ -113,7 +113,7 @@ _NAME = re.compile(r"(\d{4,9})\.json", re.ASCII)
 
 
 class Crash(Record):
-    """What ended a job. ``signal`` is the name of the one that killed the rank; ``stacks`` are of a rank that hung."""
+    """The end of a job. ``signal`` is the name of the one that killed the rank; ``stacks`` are of a rank that hung."""
 
     cause: str = Field(max_length=2000)
     host: str = Field(max_length=256)

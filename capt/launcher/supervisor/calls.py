@@ -139,7 +139,7 @@ def _call(address: str, port: int, number: int, stopped: Callable[[], bool]) -> 
 
 
 def _is_readable(line: socket.socket, seconds: float) -> bool:
-    """Whether there is something to read, or the end, within ``seconds``; for any number of open files."""
+    """Return true where there is something to read, or the end, within ``seconds``; for any number of open files."""
     poller = select.poll()
     poller.register(line, select.POLLIN)
     return bool(poller.poll(1000 * seconds))

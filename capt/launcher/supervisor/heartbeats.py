@@ -23,7 +23,7 @@ _MAX_STACKS = 1 << 16
 
 
 class Pulse(NamedTuple):
-    """What a rank is doing: its section, updates done, seconds since the section began, and the section's past.
+    """The work of a rank: its section, updates done, seconds since the section began, and the section's past.
 
     ``failed`` is how many seconds ago an error ended the rank; None where none has.
     """
@@ -66,16 +66,16 @@ class Page:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """What the rank inherits."""
+        """Return the descriptors that the rank inherits."""
         return self._page, self._stacks
 
     @property
     def env(self) -> dict[str, str]:
-        """How the rank finds them."""
+        """Return the variables by which the rank finds them."""
         return {HEARTBEAT: str(self._page), STACKS: str(self._stacks)}
 
     def read(self) -> Pulse | None:
-        """What the rank does; None where it has noted nothing yet."""
+        """Return what the rank does; None where it has noted nothing yet."""
         number, step, since, failed = HEADER.unpack_from(self._memory, 0)
         if since == 0.0 or not 0 <= number < len(SECTIONS):
             return None
@@ -112,7 +112,7 @@ def find_stall(pulses: dict[int, Pulse], stall: float) -> Stall | None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is suspended (SIGSTOP, a debugger)."""
+    """Return true where a process is suspended (SIGSTOP, a debugger)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
     except (OSError, IndexError):

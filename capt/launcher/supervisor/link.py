@@ -1,4 +1,4 @@
-"""The head's end of the line to the supervisor of one node."""
+"""The head's end of a line to a host: to any program there, and to the supervisor of a node."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ANSWER = 30.0
 
 
 class Client(Protocol):
-    """What a line runs through: the process of an ssh or srun, or a connection with the same streams and ends."""
+    """The process of an ssh or srun that a line runs through, or a connection with the same streams and ends."""
 
     stdin: Any
     stdout: Any

@@ -1,4 +1,4 @@
-"""What the head and the supervisor of a node say to each other, a JSON object a line.
+"""Messages between the head and the supervisor of a node, a JSON object a line.
 
 They speak over the stdin and stdout of ssh or srun.
 

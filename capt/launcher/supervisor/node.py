@@ -175,7 +175,7 @@ class Supervisor:
         self._say(ranks=ranks, idle=self._ranks.idle() if self._asked else 0.0, asked=self._stop)
 
     def _waits(self, rank: int) -> bool:
-        """Whether a rank waits for a file system; looked at only where its section takes long."""
+        """Return true where a rank waits for a file system; looked at only where its section takes long."""
         pulse = self._ranks.pulse(rank)
         return pulse is not None and pulse.seconds > _LONG and self._ranks.waits_for_files(rank)
 
@@ -195,7 +195,7 @@ class Supervisor:
 
 
 def _gpus() -> dict[str, Any]:
-    """How many GPUs nvidia-smi lists, or what is wrong with them (`GPUs`); nothing where it is absent or slow."""
+    """Count the GPUs that nvidia-smi lists, or say what is wrong (`GPUs`); nothing where it is slow."""
     if shutil.which("nvidia-smi") is None:
         return {"count": 0}
     asked = subprocess.Popen(

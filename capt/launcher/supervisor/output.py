@@ -1,4 +1,4 @@
-"""What is written to a terminal that may take nothing: lines of the ranks of other hosts, and what is logged here."""
+"""Output to a terminal that may take nothing: lines of the ranks of other hosts, and of the log here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LAST_LINES = 2.0
 
 
 def takes_output(descriptors: Sequence[int] = (1, 2)) -> bool:
-    """Whether the terminals or pipes take anything now: one that was stopped (Ctrl-S, a pager) lets its writers wait.
+    """Return true where terminals or pipes take output: one that was stopped (Ctrl-S, a pager) lets its writers wait.
 
     One that was closed takes nothing either, but nobody waits for it.
     """

@@ -118,7 +118,7 @@ class _Stop:
 
 
 def stop_asked() -> bool:
-    """Whether a stop signal came since the outermost open :func:`stop_signals` block began."""
+    """Return true where a stop signal came since the outermost open :func:`stop_signals` block began."""
     return _Stop.asked is not None
 
 

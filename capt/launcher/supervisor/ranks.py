@@ -37,7 +37,7 @@ class Lost(NamedTuple):
 
 
 class Ranks(Protocol):
-    """What is done with the ranks of a job, wherever they run."""
+    """The ranks of a job, wherever they run."""
 
     codes: list[int | None]
     """Their exit codes: None while one runs, the negative number of the signal that killed it."""
@@ -51,13 +51,13 @@ class Ranks(Protocol):
         """A host with ranks that have not ended, and that cannot be reached."""
 
     def pulse(self, rank: int) -> Pulse | None:
-        """What a rank does, or last did; None where it has noted nothing yet."""
+        """Return what a rank does, or last did; None where it has noted nothing yet."""
 
     def is_fresh(self) -> bool:
-        """Whether the pulses are those of now."""
+        """Return true where the pulses are those of now."""
 
     def is_held_up(self) -> bool:
-        """Whether the ranks may wait for what is no fault of theirs."""
+        """Return true where the ranks may wait for what is no fault of theirs."""
 
     def where(self, rank: int) -> tuple[str | None, int]:
         """The host of a rank (None: this one) and its process."""
@@ -72,10 +72,10 @@ class Ranks(Protocol):
         """Seconds since a rank did anything, as far as the calls of this method saw it."""
 
     def is_suspended(self, rank: int) -> bool:
-        """Whether a rank is suspended, as far as is known."""
+        """Return true where a rank is suspended, as far as is known."""
 
     def waits_for_files(self, rank: int) -> bool:
-        """Whether a rank, or a data worker of it, waits for a file system, as far as is known."""
+        """Return true where a rank, or a data worker of it, waits for a file system, as far as is known."""
 
     def stacks(self, rank: int) -> tuple[str, str]:
         """The stacks of a rank, which are asked for, or what one that failed has left; and what of it is suspended."""
@@ -145,7 +145,7 @@ class LocalRanks:
         """This host cannot be lost."""
 
     def pulse(self, rank: int) -> Pulse | None:
-        """What a rank does, read from its page."""
+        """Return what a rank does, read from its page."""
         return self._pages[rank].read()
 
     def is_fresh(self) -> bool:
@@ -177,11 +177,11 @@ class LocalRanks:
         return self._activity.idle()
 
     def is_suspended(self, rank: int) -> bool:
-        """Whether a rank is suspended now."""
+        """Return true where a rank is suspended now."""
         return self.codes[rank] is None and is_stopped(self._ranks[rank].pid)
 
     def waits_for_files(self, rank: int) -> bool:
-        """Whether a rank or a data worker of it waits for a file system now."""
+        """Return true where a rank or a data worker of it waits for a file system now."""
         return self.codes[rank] is None and waits_for_files(self._ranks[rank].pid)
 
     def stacks(self, rank: int) -> tuple[str, str]:
@@ -265,7 +265,7 @@ class Scratch:
 
     @property
     def env(self) -> dict[str, str]:
-        """How a rank finds it."""
+        """Return the variables by which a rank finds it."""
         return {SCRATCH: str(self._path)} if self._path else {}
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ class NotReachedError(Exception):
 
 @dataclass(frozen=True)
 class Gathering:
-    """How hosts are reached.
+    """The ways to reach hosts, and what to do without some of them.
 
     ``fits`` tells why a job does not run on a number of ranks (empty: it does), ``stopped`` whether to give up,
     ``meet`` which of the hosts that answer do not reach the first of them, and why.
@@ -206,7 +206,7 @@ class RemoteRanks:
         return None
 
     def pulse(self, rank: int) -> Pulse | None:
-        """What a rank does, or did when its node was last heard."""
+        """Return what a rank does, or did when its node was last heard."""
         link, index = self._places[rank]
         beat = link.ranks[index].pulse if link.ranks else None
         if beat is None:
@@ -214,12 +214,12 @@ class RemoteRanks:
         return Pulse(*beat).aged(time.monotonic() - link.heard)
 
     def is_fresh(self) -> bool:
-        """Whether all nodes with ranks that run have been heard just now."""
+        """Return true where all nodes with ranks that run have been heard just now."""
         running = {link for rank, (link, _) in enumerate(self._places) if self.codes[rank] is None}
         return all(time.monotonic() - link.heard < _FRESH for link in running)
 
     def is_held_up(self) -> bool:
-        """What ranks print is read from them immediately."""
+        """Return false: the output of ranks is read immediately."""
         return False
 
     def where(self, rank: int) -> tuple[str | None, int]:
@@ -244,12 +244,12 @@ class RemoteRanks:
         return min(running, default=0.0)
 
     def is_suspended(self, rank: int) -> bool:
-        """Whether a rank was suspended when its node was last heard."""
+        """Return true where a rank was suspended when its node was last heard."""
         link, index = self._places[rank]
         return bool(link.ranks) and link.ranks[index].suspended
 
     def waits_for_files(self, rank: int) -> bool:
-        """Whether a rank waited for a file system when its node was last heard."""
+        """Return true where a rank waited for a file system when its node was last heard."""
         link, index = self._places[rank]
         return bool(link.ranks) and link.ranks[index].waits
 

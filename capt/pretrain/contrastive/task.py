@@ -1,4 +1,4 @@
-"""What pretraining tasks with the CAPT loss share: their micro-batches, the optimizer step over them, their state."""
+"""The base of pretraining tasks with the CAPT loss: micro-batches, the optimizer step over them, their state."""
 
 from __future__ import annotations
 
@@ -155,11 +155,11 @@ class ContrastTask(ABC, Generic[BatchT]):
 
     @abstractmethod
     def losses(self, engine: Engine, batch: BatchT, scales: Scales, step: int) -> Losses:
-        """What is contrasted of a micro-batch (None without contrast), the sum of its other losses, and its metrics."""
+        """Return the views of a micro-batch (None without contrast), the sum of its other losses, and its metrics."""
 
     @abstractmethod
     def represent(self, engine: Engine, batch: BatchT, step: int) -> Views:
-        """What is contrasted of a micro-batch alone, drawn with the same random numbers as in `losses`."""
+        """Return the views of a micro-batch alone, drawn with the same random numbers as in `losses`."""
 
     @property
     @abstractmethod
@@ -168,7 +168,7 @@ class ContrastTask(ABC, Generic[BatchT]):
 
     @abstractmethod
     def digests(self) -> Mapping[str, tuple[str, str]]:
-        """What the data are: the name in ``state.json`` -> (what it is called in messages, its digest)."""
+        """Return the digests of the data: the name in ``state.json`` -> (its name in messages, its digest)."""
 
     @abstractmethod
     def rows(self, batch: BatchT) -> Rows:
@@ -427,7 +427,7 @@ class ContrastTask(ABC, Generic[BatchT]):
         ))  # fmt: skip
 
     def _kept_graphs(self, engine: Engine, sequences: int) -> KeptGraphs:
-        """Which graphs the coming step keeps. ZeRO 3 gathers the weights for one pass at a time: none there."""
+        """Return the graphs that the coming step keeps: none at ZeRO 3, which gathers weights for one pass only."""
         if self._kept is None:
             keep = self.job.contrast.keep
             if engine.zero_stage == 3 and keep not in ("auto", 0):

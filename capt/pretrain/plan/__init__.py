@@ -1,1 +1,1 @@
-"""What a job needs and how long it takes on given devices, before it is run."""
+"""Memory, traffic and time of a job on given devices, before it is run."""

@@ -42,7 +42,7 @@ class Change:
 
 
 def changes(job: Job, found: Prediction) -> list[Change]:
-    """What fits and is faster than ``job``, the fastest first; for a job that does not fit, whatever fits."""
+    """Return changes that are faster than ``job``, the fastest first; for one that does not fit, any that fit."""
     tried: list[Change] = []
     simulated: dict[tuple[str, ...], RankStep] = {(): found.step}
     for keys, changed in itertools.islice(_candidates(job, found), _MOST):

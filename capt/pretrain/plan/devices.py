@@ -25,7 +25,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Device:
-    """What is published of a device.
+    """Published figures of a device.
 
     Attributes:
         name: as ``--gpus`` has it.
@@ -51,7 +51,7 @@ class Device:
 
     @property
     def is_gpu(self) -> bool:
-        """Whether it is a GPU, and not a processor of a host."""
+        """Return true for a GPU, and false for a processor of a host."""
         return self.name != "cpu"
 
     def peak(self, precision: str) -> float:
@@ -137,7 +137,7 @@ def device_named(name: str) -> Device | None:
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What no published number says (`ABOUT`). The defaults are the central case.
+    """Figures that nobody publishes (`ABOUT`). The defaults are the central case.
 
     The first, second and fourth are fitted to twelve steps of CAPT-Large on one H200 (docs/benchmarks/gpu.md), which
     they give within 13%; the others are guesses.

@@ -45,7 +45,7 @@ def zero_received(
     reduced: int = 4,
     gathered: int = 4,
 ) -> list[tuple[str, int]]:
-    """What ZeRO makes a rank receive in a step of ``parts`` micro-batches.
+    """Return the collectives of ZeRO in a step of ``parts`` micro-batches, and the bytes that a rank receives.
 
     Stages 1 and 2 all-reduce gradients, for DeepSpeed's buckets hold those of several owners, about one message a
     bucket; stage 3 reduce-scatters them. Stages 0 and 1 reduce once a step, stages 2 and 3 in every
@@ -166,7 +166,7 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is predicted of a job on a cluster.
+    """Memory, traffic and time that are predicted of a job on a cluster.
 
     Attributes:
         cluster: the devices.
@@ -210,7 +210,7 @@ class Prediction:
 
     @property
     def fits(self) -> bool:
-        """Whether a rank has the memory."""
+        """Return true where a rank has the memory."""
         return self.memory.total <= self.cluster.device.memory
 
     def to_json(self) -> dict[str, Any]:
@@ -295,7 +295,7 @@ def _whole_steps(job: Any) -> float | None:
 
 
 def _kept(job: Job, cluster: Cluster, step: RankStep) -> tuple[int, Memory]:
-    """How many graphs `KeptGraphs` will keep, and the memory with them."""
+    """Return the number of graphs that `KeptGraphs` will keep, and the memory with them."""
     memory = _memory(job, cluster, step)
     if not step.cached or job.engine.zero_stage == 3:
         return 0, memory
@@ -356,7 +356,7 @@ def _memory(job: Job, cluster: Cluster, step: RankStep) -> Memory:
 
 
 def compiles(job: Any, device: Device) -> bool:
-    """Whether the layers are compiled on ``device``: ``model.compile=auto`` compiles on GPUs alone."""
+    """Return true where the layers are compiled: ``model.compile=auto`` compiles on GPUs alone."""
     compile_: bool | str = getattr(getattr(job, "model", None), "compile", False)
     return device.is_gpu if compile_ == "auto" else bool(compile_)
 

@@ -1,4 +1,4 @@
-"""One rank of many, on tensors without data: what it sends and receives, what it holds, what it computes.
+"""One rank of many on tensors without data: its traffic, memory and work.
 
 A fake process group answers every collective immediately and moves nothing; a tensor has a shape, a type and a storage
 of a size, and no numbers. So the code of a job runs as rank ``r`` of any number of ranks, with queues and batches of
@@ -178,7 +178,7 @@ def _repeat(times: int) -> Any:
 
 
 class _Flash(torch.autograd.Function):
-    """What a fused attention kernel of a GPU holds and computes: its output and a number a row, and no weights.
+    """Memory and work of a fused attention kernel of a GPU: its output and a number a row, and no weights.
 
     Forward it takes two products of (rows, e, keys seen), backward five (Dao et al. 2022, appendix B).
     """
@@ -219,7 +219,7 @@ def _count_attention(q: Tensor, k: Tensor, seen: int, *, forward: bool) -> None:
 
 
 class _Lstm(torch.autograd.Function):
-    """What one layer of a fused LSTM holds and computes.
+    """Memory and work of one layer of a fused LSTM.
 
     Forward it multiplies all inputs in one product, then the hidden state of each time step, backward twice as much. It
     keeps four gates and the cell of every time step. A time step counts as an operator, for the next one waits for it.
@@ -370,7 +370,7 @@ class Sent:
 
     @property
     def reduces(self) -> bool:
-        """Whether it is a sum over ranks."""
+        """Return true for a sum over ranks."""
         return self.name in ("allreduce_", "_reduce_scatter_base_")
 
 
