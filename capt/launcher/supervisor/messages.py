@@ -32,7 +32,7 @@ _Beat = tuple[_Text, Count, float, Count, float, float | None]
 
 
 class Up(Record):
-    """The first word of a node: its supervisor runs."""
+    """The first message of a node: its supervisor runs."""
 
     pid: Count
     born: Count
@@ -66,7 +66,7 @@ class Met(Record):
 
 
 class GPUs(Record):
-    """The answer of a node that was asked for its GPUs: how many there are, or what is wrong; neither is not known."""
+    """The GPUs of a node: ``count``, or ``problem``; both are empty when unknown."""
 
     count: Count | None = None
     problem: _Text = ""
