@@ -81,10 +81,7 @@ REVIEWED: dict[str, tuple[str, str]] = {
         "open os.fdopen os.open subprocess.run",
         "installed packages, hashed; a new file of ours, no link, read again; nvidia-smi, with a time limit",
     ),
-    "launcher/preflight/survey.py": (
-        ".read_bytes subprocess.Popen",
-        "the probe's own source; ssh: every word checked or quoted for the remote shell",
-    ),
+    "launcher/preflight/survey.py": (".read_bytes", "the probe's own source"),
     "launcher/supervisor/heartbeats.py": (".read_text mmap.mmap", "/proc; memory without a name, shared with a rank"),
     "launcher/supervisor/ranks.py": ("os.open", "our own temporary folders, no link followed"),
     "launcher/supervisor/node.py": ("os.open subprocess.Popen", "/dev/null; nvidia-smi; " + TOOL),
