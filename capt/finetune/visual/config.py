@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, model_validator
 
@@ -112,6 +112,8 @@ class VisualData(VisionLanguageData):
 class VisualModel(Section):
     """The LXMERT to start from, and the dropouts of fine-tuning."""
 
+    removed: ClassVar = {"augment": "none"}
+
     init: FolderOrId = Field(
         description="a run or checkpoint of ours, a Hugging Face folder, USER/NAME[@REV] of the hub, or scratch for "
         "random weights"
@@ -128,14 +130,6 @@ class VisualModel(Section):
     def scratch(self) -> bool:
         """True where training starts from random weights."""
         return self.init == SCRATCH
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_augment(cls, values: Any) -> Any:
-        """Read the section of an older run, whose key ``augment`` was for NLVR v1 alone."""
-        if not isinstance(values, Mapping) or values.get("augment") != "none":
-            return values
-        return {key: value for key, value in values.items() if key != "augment"}
 
     @model_validator(mode="after")
     def _one_init(self) -> VisualModel:

@@ -39,7 +39,7 @@ class Section(BaseModel):
             if values.get(name, value) != value:
                 raise ValueError(
                     f"{name} is {value} in every job now, and here {values[name]!r}: leave the key out; a run that "
-                    "began with another value is continued with the version of capt that began it"
+                    "began with another value is continued with the release that began it"
                 )
         return {name: value for name, value in values.items() if name not in cls.removed}
 

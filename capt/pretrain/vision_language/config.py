@@ -58,22 +58,12 @@ Files = Annotated[list[PathField], BeforeValidator(_as_list)]
 class MicroworldSection(Section):
     """The world of ``data.source=microworld``: a synthetic one whose every answer is known (cached by this section)."""
 
+    removed: ClassVar = {"kind": "pictures"}
+
     size: int = Field(2000, ge=20, le=10_000_000, description="pictures of all splits together")
     seed: int = Field(1, ge=0, lt=1 << 32, description="another seed is another world of the same kind")
     feature_size: PositiveInt = Field(64, description="numbers that describe a region of a picture")
     noise: NonNegativeFloat = Field(0.5, description="standard deviation of the noise of these numbers")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_pictures(cls, values: Any) -> Any:
-        """Read the section of a run of release 0.1.0, which had worlds of two kinds."""
-        if not isinstance(values, Mapping) or "kind" not in values:
-            return values
-        if values["kind"] != "pictures":
-            raise ValueError(
-                f"kind {values['kind']} was made by release 0.1.0 alone; name data.regions and data.train instead"
-            )
-        return {key: value for key, value in values.items() if key != "kind"}
 
 
 class VisionLanguageData(Section):

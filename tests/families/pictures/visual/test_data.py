@@ -48,6 +48,7 @@ def test_recipes_are_those_of_lxmert() -> None:
     ("changes", "message"),
     [
         ({"data": {"validation": []}}, "data.validation is missing.*data.validation_share=0.1"),
+        ({"model": {"augment": "permute"}}, "augment is none in every job now, and here 'permute'"),
         ({"model": {"encoder": {"init": "x"}}}, "model.encoder.init: not used here"),
         ({"checkpoint": {"best": "acuracy"}}, "validation reports no 'acuracy'"),
     ],
@@ -57,6 +58,7 @@ def test_jobs_that_make_no_sense_are_refused(tmp_path: Path, changes: dict[str, 
         _job(tmp_path, **changes)
     with pytest.raises(ConfigError, match="statements, which are true or false"):
         _job(tmp_path, "nlvr2", data={"answers": "table.json"})
+    assert _job(tmp_path, model={"augment": "none"}) == _job(tmp_path), "as runs of release 0.1.0 have it"
 
 
 def test_a_share_for_validation_holds_whole_groups(tmp_path: Path) -> None:
