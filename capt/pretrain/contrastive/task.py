@@ -342,19 +342,21 @@ class ContrastTask(ABC, Generic[BatchT]):
         if diagnostics is not None:
             figures = diagnostics.compute()
             if is_start:
-                self._tell_start(figures.get("contrast/accuracy"))
+                self._pretext = figures.get("contrast/accuracy")
+                self._tell_start(self._pretext, "of the first step")
             if shown:
                 self._add_diagnostics(report, figures, step + 1)
         if shown and self._pretext is not None:
             report[START], self._pretext = self._pretext, None
         return report
 
-    def _tell_start(self, accuracy: float | None) -> None:
+    def _tell_start(self, accuracy: float | None, which: str) -> None:
         """Log what the contrast finds before the first update, and that it has little to teach where that is all."""
-        self._pretext = accuracy
         if accuracy is None or distributed.rank():
             return
-        logger.info("before training %.1f%% of the samples find their other view (%s)", 100 * accuracy, self.pretext)
+        logger.info(
+            "before training %.1f%% of the samples %s find their other view (%s)", 100 * accuracy, which, self.pretext
+        )
         if accuracy >= SOLVED:
             logger.warning(
                 "the start already finds %.1f%% of the samples by their other view (%s), so that the contrast has "
@@ -443,6 +445,8 @@ class ContrastTask(ABC, Generic[BatchT]):
         """``report`` of a validation at ``progress``, after a look at whether the representations have collapsed."""
         if self.contrasts:
             retrieval = sum(to_float(report[f"retrieval/to_{view}"]) for view in ("corrupted", "original")) / 2
+            if progress.step == 0 and self.pretext:
+                self._tell_start(retrieval, "that are held out")
             self.collapse.look("validation", progress.step, Figures(
                 retrieval, to_float(report["uniformity"]), to_float(report["first_direction"])
             ))  # fmt: skip

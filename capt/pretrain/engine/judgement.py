@@ -47,6 +47,7 @@ by another span of the same passage. What is found already has hardly a gradient
 is not the positive."""
 START = "pretext/accuracy"
 """The figure of a training row that says it: before the first update."""
+_RETRIEVAL = ("retrieval/to_corrupted", "retrieval/to_original")
 _OF_CONTRAST = ("loss/capt", "loss/capt_fixed", "loss/pairs")
 _WORSE = 0.1
 """Over-fitted: this part of what validation had gained is lost again."""
@@ -123,15 +124,20 @@ def judge(training: Sequence[MetricsRow], validation: Sequence[MetricsRow], best
         found = _by_validation(metric, values, training)
         of_contrast = metric in _OF_CONTRAST or metric.startswith("retrieval/")
     # Adam enlarges the smallest gradient: a loss of 0.03 falls to 0.01, and nothing is told apart that was not before.
-    if found.verdict == "learning" and of_contrast and (start := _start(training)) is not None and start >= SOLVED:
+    if found.verdict == "learning" and of_contrast and (start := _start(training, validation)) >= SOLVED:
         return Judgement(
             "solved at the start", f"{start:.1%} of the samples found their other view before training; {found.reason}"
         )
     return found
 
 
-def _start(training: Sequence[MetricsRow]) -> float | None:
-    return next((row.figures[START] for row in training if START in row.figures), None)
+def _start(training: Sequence[MetricsRow], validation: Sequence[MetricsRow]) -> float:
+    """Return the share of the samples that found their other view before training: under dropout, or held-out ones."""
+    found = [row.figures[START] for row in training if START in row.figures][:1]
+    for row in validation[:1]:
+        both = [value for name, value in row.figures.items() if name in _RETRIEVAL]
+        found += [fmean(both)] if row.step == 0 and both else []
+    return max(found, default=0.0)
 
 
 def judged_metric(validation: Sequence[MetricsRow], best: str | None = None) -> str | None:

@@ -13,14 +13,17 @@ from pydantic import ValidationError
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.randomness import generator_for
 from capt.pretrain.config.load import job_from_mapping
+from capt.pretrain.contrastive.task import ContrastTask
 from capt.pretrain.data import views
 from capt.pretrain.data.config import DataConfig
 from capt.pretrain.data.passages import PassageDataset
 from capt.pretrain.data.shards import ShardSet
 from capt.pretrain.data.views import VIEWS, Spans, View, draw_spans, find_view
+from capt.pretrain.engine.task import Progress
 from capt.pretrain.language.batches import LanguageAssembler, LanguageBatch, ViewPlan
 from capt.pretrain.language.config import LanguageJob
 from capt.pretrain.language.prepare import PreparedLanguage, prepare
+from capt.pretrain.language.task import LanguageTask
 from tests.language import language_mapping
 
 
@@ -236,3 +239,25 @@ def test_views_that_do_not_go_with_the_losses_are_refused(tmp_path: Path, change
         mapping[section] = {**mapping.get(section, {}), **values}
     with pytest.raises(ConfigError, match=fault):
         job_from_mapping(mapping, "test")
+
+
+@pytest.mark.parametrize(("share", "view"), [(0.95, "corrupted"), (0.4, "crop")])
+def test_a_job_says_before_training_when_there_is_little_to_learn(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, share: float, view: str
+) -> None:
+    job = job_from_mapping(language_mapping(tmp_path, mlm={"weight": 0}), "test")
+    assert isinstance(job, LanguageJob)
+    job = job.model_copy(update={"data": job.data.model_copy(update={"view": view})})
+    task = LanguageTask.__new__(LanguageTask)
+    ContrastTask.__init__(task, job)
+    report = {
+        "retrieval/to_corrupted": share,
+        "retrieval/to_original": share,
+        "uniformity": -2.0,
+        "first_direction": 0.1,
+    }
+    with caplog.at_level("INFO"):
+        for step in (0, 5):
+            task.validated({**report}, Progress(step=step))
+    assert caplog.text.count(f"before training {share:.1%} of the samples that are held out find their other view") == 1
+    assert caplog.text.count("data.view=neighbour or crop") == (share > 0.9)

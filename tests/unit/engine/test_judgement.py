@@ -246,4 +246,8 @@ def test_a_contrast_that_the_start_had_solved_is_not_learning() -> None:
             assert found.verdict == verdict
             assert ("of the samples found their other view before training" in found.reason) == (share >= SOLVED)
         assert judge(started, masked).verdict == "learning", "the tokens were not found before"
+        # Held-out samples say it as well, without the dropout of a training step.
+        found_at = {"retrieval/to_corrupted": share, "retrieval/to_original": share}
+        begun = [MetricsRow(0, VALIDATION, {"loss/capt_fixed": 0.03, **found_at}), *validation]
+        assert judge(contrast, begun).verdict == verdict
         assert judge(started, rows(flat(5), "loss/capt_fixed", 100, 20, split=VALIDATION)).verdict == "not learning"
