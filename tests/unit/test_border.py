@@ -62,7 +62,7 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "launcher/cli.py": ("importlib.import_module", REGISTRY),
     "launcher/supervisor/activity.py": (".read_text", "/proc"),
     "launcher/backends/deepspeed.py": ("subprocess.run", "pdsh: every word checked or quoted for the remote shell"),
-    "launcher/supervisor/processes.py": (".read_text subprocess.Popen", "/proc; the planned command, no shell"),
+    "launcher/supervisor/processes.py": (".read_text subprocess.Popen", "/proc; the planned command or ssh, no shell"),
     "launcher/kubernetes/apply.py": (
         "subprocess.run yaml.safe_load_all",
         "kubectl: no word of the user, the manifest on its stdin; a text of ours",
