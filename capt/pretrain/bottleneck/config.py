@@ -44,6 +44,17 @@ class BottleneckSection(Section):
         return self.head != "none"
 
     @property
+    def heads(self) -> tuple[str, ...]:
+        """The names of the heads, as metrics have them."""
+        return ("bow",) * self.bow + ("decoder",) * self.decoder
+
+    def elements(self, hidden: int, ffn: int, width: int, rows: int) -> int:
+        """Elements of the heads' matrices over an encoder that embeds ``rows`` tokens in ``width`` columns."""
+        bow = hidden * width + (rows * width if self.bow_matrix == "own" else 0)
+        decoder = 4 * hidden * hidden + 2 * hidden * ffn + (hidden * width if width != hidden else 0)
+        return self.bow * bow + self.decoder * decoder
+
+    @property
     def bow(self) -> bool:
         """True where the bag of words is trained."""
         return self.head in ("bow", "both")

@@ -242,9 +242,12 @@ def validation_batches(
 ) -> Iterator[tuple[LanguageBatch, int]]:
     """This rank's validation batches, each with the number of its rows that are valid (`validation_samples`).
 
-    The others have nothing to predict.
+    The others have nothing to predict, neither masked tokens nor words of a text.
     """
     for numbers, valid in validation_samples(samples, micro, world, rank):
         batch = assembler(numbers)
         batch.labels[valid:] = IGNORE  # the second view alone is masked here
+        if batch.numbers is not None and batch.words is not None:
+            batch.words[valid:] = IGNORE
+            batch = replace(batch, sizes=TextSizes.of(batch.numbers.numpy(), batch.words.numpy()))
         yield batch, valid

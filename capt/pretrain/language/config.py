@@ -137,13 +137,14 @@ class LanguageJob(Job):
         return {**below, "data": {key: value for key, value in old.items() if key not in (*TEXT_KEYS, "temperature")}}
 
     def metric_names(self) -> frozenset[str]:
-        """Names of the metrics of masked tokens and noise, and of the contrast where it is trained."""
+        """Names of the metrics of masked tokens and noise, and of contrast and bottleneck where they are trained."""
         noise = [f"noise/{pool}/{name}" for pool in ("cls", "mean") for name in names_of("noise")]
         pairs = names_of("pairs") if self.contrast.weight > 0 else ()
         searched = self.validate_.retrieval.metric_names()
         tokens = names_of("tokens") if self.masks else ()
         of_sources = [f"{name}/{part.name}" for name in tokens for part in self.data.mixture]
-        return frozenset(["validation_samples", *tokens, *of_sources, *noise, *pairs, *searched])
+        heads = [f"{kind}/{head}" for head in self.bottleneck.heads for kind in ("loss", "accuracy")]
+        return frozenset(["validation_samples", *tokens, *of_sources, *noise, *pairs, *searched, *heads])
 
     def checkpoint_bytes(self) -> int | None:
         """Encoder, heads, moments, average and queue; None for sizes that ``init`` or a tokenizer brings."""
@@ -153,6 +154,7 @@ class LanguageJob(Job):
             return None
         contrast = self.contrast.weight > 0
         heads = model.hidden * model.hidden + 2 * model.hidden * model.ffn * contrast
+        heads += self.bottleneck.elements(model.hidden, model.ffn, model.embedding_size, rows)
         model = model.model_copy(update={"vocab_size": rows})
         parameters, matrices = model.elements + heads, model.elements - model.model_copy(update={"layers": 0}).elements
         average = 4 * ((contrast and self.contrast.momentum is not None) or self.checkpoint.ema is not None)

@@ -22,11 +22,13 @@ def validate(engine: Engine, parts: Sequence[HeldOut[LanguageBatch]], job: Langu
 
     The metrics of masked tokens are there for each source of a mixture as well, as ``loss/mlm/NAME``.
     :func:`token_metrics`; :func:`contrast_metrics` on the aggregation head (only when it is trained);
+    Those of a bottleneck are means over texts (``bow``) and over words (``decoder``).
     :func:`noise_metrics` on the encoder's own outputs, ``cls`` and ``mean``, which compares
     an MLM-only encoder with a CAPT encoder.
     """
     head, pools = PairAccumulator(), {"cls": PairAccumulator(), "mean": PairAccumulator()}
     masked, of_sources = MaskedTokenAccumulator(), {part.source: MaskedTokenAccumulator() for part in parts}
+    predicted = {name: MaskedTokenAccumulator() for name in job.bottleneck.heads}
     world, rank = distributed.world_size(), distributed.rank()
     batches = (
         (part.source, *batch)
@@ -38,9 +40,13 @@ def validate(engine: Engine, parts: Sequence[HeldOut[LanguageBatch]], job: Langu
         batch = batch.to(engine.device)
         output = engine(
             batch.tokens, batch.corrupted, batch.positions, batch.labels, batch.documents, padded=batch.padded, step=0,
-            pool=True,
+            pool=True, texts=batch.texts, originals=batch.originals,
         )  # fmt: skip
         out, pooled = output.capt, output.pooled
+        if output.bottleneck is not None and batch.sizes is not None:
+            counts = {"bow": batch.sizes.texts, "decoder": batch.sizes.words}
+            for name, _, total, correct in output.bottleneck.of(job.bottleneck):
+                predicted[name].update(total, correct, total.new_tensor(counts[name]))
         # Rows that fill up a batch have nothing to predict; the vectors of such rows are cut off.
         for accumulator in (masked, of_sources[source]):
             accumulator.update(out.mlm_loss_sum, out.mlm_correct, out.mlm_count)
@@ -55,6 +61,9 @@ def validate(engine: Engine, parts: Sequence[HeldOut[LanguageBatch]], job: Langu
     for source, accumulator in of_sources.items():
         if source and job.masks:
             report |= {f"{name}/{source}": value for name, value in token_metrics(*accumulator.totals()).items()}
+    for name, accumulator in predicted.items():
+        loss, correct, count = accumulator.totals()
+        report |= {f"loss/{name}": loss / count, f"accuracy/{name}": correct / count}
     if job.contrast.weight > 0:
         report |= contrast_metrics(*head.gather(), job.validate_.temperature)
     for name, pairs in pools.items():
