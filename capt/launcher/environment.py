@@ -111,7 +111,7 @@ def _env_file(path: Path, own: frozenset[str]) -> dict[str, str]:
         return {}
     result: dict[str, str] = {}
     text = read_text(path, limit=_MAX_BYTES, error=ConfigError)
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         line, where = _EXPORT.sub("", line.strip(), count=1), f"{path}, line {number}"
         if not line or line.startswith("#"):
             continue

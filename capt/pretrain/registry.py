@@ -8,7 +8,8 @@ report`` (:mod:`capt.pretrain.report.runs`). Other distributions add tasks throu
 
 Callbacks work alike: a plain dict from a key of ``run.callbacks`` to the class, and the entry-point group
 ``capt.callbacks`` (name = the key, value = ``module:Class``). So do launchers (`capt.launcher.backends`), sources of
-text (`capt.pretrain.data.sources`) and encoders (`capt.pretrain.models.architecture`).
+text (`capt.pretrain.data.sources`), formats of tables (`capt.pretrain.data.formats`) and encoders
+(`capt.pretrain.models.architecture`).
 """
 
 from __future__ import annotations

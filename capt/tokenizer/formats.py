@@ -274,7 +274,8 @@ def _from_tokenizer_json(path: Path, folder: _Folder) -> Tokenizer:
 def _byte_level_bpe(path: Path, folder: _Folder) -> Tokenizer:
     require_class(folder.kind, BYTE_LEVEL, "vocab.json", path)
     vocabulary = _each_key_once(path / "vocab.json")
-    merges = [line for line in read_text(path / "merges.txt").splitlines() if not line.startswith("#version")]
+    lines = read_text(path / "merges.txt").removesuffix("\n").split("\n")
+    merges = [line.removesuffix("\r") for line in lines if not line.startswith("#version")]
     # GPT-2's vocabulary has a letter for each of the 256 bytes.
     letters = set(pre_tokenizers.ByteLevel.alphabet())
     if not letters <= vocabulary.keys() or any(token.endswith("</w>") for token in vocabulary):

@@ -175,7 +175,8 @@ class _Sample:
         self._kept: list[tuple[int, str]] = []
 
     def add(self, text: str) -> None:
-        for line in text.splitlines():
+        # Nothing else ends a line: str.splitlines cuts at U+2028 and ten other characters.
+        for line in re.split(r"\r?\n", text):
             if not line or line.isspace():
                 continue
             self.lines += 1

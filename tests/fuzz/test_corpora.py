@@ -69,7 +69,7 @@ def _use(path: Path, cache: Path) -> None:
 
 
 def test_corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("capt.pretrain.data.files._LONGEST_ROW", 1 << 16)  # as it is, writing the input takes seconds
+    monkeypatch.setattr("capt.pretrain.base.files.LONGEST_LINE", 1 << 16)  # as it is, writing the input takes seconds
     folder, cache = tmp_path / "text", tmp_path / "cache"
     codes = set()
     for number, rng in inputs("corpora"):

@@ -21,6 +21,7 @@ from capt.pretrain.config.load import load_job
 from capt.pretrain.config.schema import EngineSection, OptimizerSection
 from capt.pretrain.contrast.kernels import KERNELS
 from capt.pretrain.data.config import CORRUPTIONS
+from capt.pretrain.data.formats import FORMATS
 from capt.pretrain.models.architecture import ENCODERS
 from capt.pretrain.registry import CALLBACKS, job_class
 from docs.hooks import sections
@@ -168,6 +169,7 @@ REGISTRIES: Mapping[str, set[str]] = {
     "corruptions": set(CORRUPTIONS),
     "callbacks": set(CALLBACKS),
     "encoders": set(ENCODERS),
+    "table formats": set(FORMATS),
     "launchers": set(LAUNCHERS),
 }
 

@@ -150,7 +150,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *_in("pretrain", "base", "config", "engine", "models", "convert", "report", "plan"),
     ),
     "finetune.labels": (
-        *("finetune", "tokenizer", *_in("pretrain.data", "csv_rows", "files", "paths")),
+        *("finetune", "tokenizer", *_in("pretrain.data", "formats", "tables")),
         *_in("pretrain", "base", "config", "engine", "models", "convert", "plan"),
     ),
     "finetune.visual": (

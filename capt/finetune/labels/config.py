@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import Field, PositiveFloat, field_validator, model_validator
 
 from capt.finetune.config import FineTuningCheckpoint, TextData, TextJob
-from capt.finetune.labels.files import find_columns, open_table
+from capt.finetune.labels.columns import find_columns, open_labelled
 from capt.finetune.text_task import METRICS, Kind
 from capt.pretrain.base.errors import ConfigError, did_you_mean, repeated
 from capt.pretrain.config.base import NonNegativeInt, PathField
@@ -137,7 +137,7 @@ class LabelsJob(TextJob):
         data, described = self.data, []
         for path in (data.train, data.validation):
             if path is not None:
-                table = open_table(path, quotes=data.quotes)
+                table = open_labelled(path, data.quotes)
                 columns = find_columns(table, data.text, data.second, data.label_columns)
                 second = "" if columns.second is None else f" and {columns.second!r}"
                 labels = ", ".join(map(repr, columns.labels))

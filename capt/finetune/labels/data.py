@@ -18,25 +18,26 @@ from typing import Any, TypeVar
 import numpy as np
 
 from capt.finetune.glue.files import Examples
+from capt.finetune.labels.columns import Columns, find_columns, open_labelled
 from capt.finetune.labels.config import LabelsData
-from capt.finetune.labels.files import Columns, Table, find_columns, open_table
 from capt.finetune.text_task import Kind
 from capt.pretrain.base.errors import ConfigError, DataError, counted, did_you_mean, shown
 from capt.pretrain.base.files import number_in
 from capt.pretrain.base.overlap import report_overlap, same_text, shared
+from capt.pretrain.data.tables import Table
 
 logger = logging.getLogger(__name__)
 
 _LARGEST = 1e18
-"""What fp32 can hold the square of."""
+"""The largest score: fp32 holds its square."""
 _LIST = re.compile(r"\[\s*(['\"].*)?\]", re.DOTALL)
 """A list as Python writes it."""
 _VECTOR = "Of a vector of 0 and 1 make a column for each label: data.label=[NAME,NAME]"
 _COMMA = re.compile(r"[+-]?\d+(,\d+)+")
 _NO_LABEL = ("nan", "<na>", "#n/a", "#ref!", "#div/0!", "#value!", "#name?", "#num!", "#null!")
-"""How programs write a cell that is missing or has no value. None, NA and null are names of classes as well."""
+"""Words that programs write for a missing cell or one without a value. None, NA and null may be classes."""
 _UNLABELLED = ("-1", "-")
-"""How sets of the hub, and SNLI's own files, mark a row on which people did not agree. Both may be names of classes."""
+"""Marks of a row on which people did not agree, in sets of the hub and SNLI's files. Both may be names of classes."""
 _MANY_CLASSES = 20
 """More different whole numbers than that may be classes or scores: the user has to say which."""
 
@@ -64,7 +65,7 @@ class Labelled:
 
 @dataclass(frozen=True)
 class Splits:
-    """What a job trains and validates on; ``data`` is its section with all that was found, ``digest`` of the rows."""
+    """The examples that a job trains and validates on; ``data`` is its section with all that was found."""
 
     data: LabelsData
     train: Examples
@@ -110,11 +111,11 @@ def read_splits(data: LabelsData) -> Splits:
 
 def read_rows(path: Path, data: LabelsData) -> Labelled:
     """Read the texts and labels of a file. Raises ``DataError`` for a row without a text, or without the columns."""
-    table = open_table(path, quotes=data.quotes)
+    table = open_labelled(path, data.quotes)
     columns = find_columns(table, data.text, data.second, data.label_columns)
     classes = _file_classes(table, columns, data)
     rows = Labelled(path, columns, [], [], None if columns.second is None else [], [], classes)
-    for place, cells in table.rows:
+    for place, _, cells in table.rows:
         rows.places.append(place)
         rows.first.append(_text(cells, columns.text, place))
         if rows.second is not None and columns.second is not None:
@@ -123,8 +124,6 @@ def read_rows(path: Path, data: LabelsData) -> Labelled:
         if classes:
             found = (_named(found[0], classes, place, columns.labels[0]),)
         rows.cells.append(found if isinstance(data.label, list) else found[0])
-    if not len(rows):
-        raise DataError(f"{path}: the file holds no row under its header")
     return rows
 
 
@@ -440,7 +439,7 @@ def _list_of(cell: Any) -> list[str] | None:
 
 
 def _is_vector(cell: Any) -> bool:
-    """Whether a list has a number for each label there is, and not those of the row."""
+    """Return whether a list has a number for each label there is, and not those of the row."""
     if isinstance(cell, str) and cell.strip().startswith("["):
         try:
             cell = json.loads(cell)

@@ -70,7 +70,7 @@ def register(app: typer.Typer) -> None:
 def encode(
     context: typer.Context,
     model: Model,
-    text: Annotated[list[Path], typer.Option(help="A text a line, JSON lines, or a BEIR folder (may be repeated).")],
+    text: Annotated[list[Path], typer.Option(help="A text a line, a table with text, or a BEIR folder (repeatable).")],
     out: Annotated[
         str,
         typer.Option(
@@ -124,7 +124,7 @@ def mine(
     out: Annotated[Path, typer.Option(help="New folder for pairs.jsonl, audit.json and audit.html.")],
     corpus: Annotated[
         Path | None,
-        typer.Option(help="A BEIR folder, JSON lines or a text a line; default the positives of all pairs."),
+        typer.Option(help="A BEIR folder, a table with text, or a text a line; default the positives of all pairs."),
     ] = None,
     number: Annotated[int, typer.Option(min=0, help="Negatives of a row; 0 = none, only --keep-top.")] = 7,
     first: Annotated[int, typer.Option(min=0, help="Documents of a ranking to skip.")] = 0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,6 +90,8 @@ def encode(
     from capt.tokenizer.encode import load_tokenizer
 
     loaded = load_tokenizer(tokenizer)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(newline="\n")  # what ends a line in a file ends one here
     lines = read_lines(text) if text else (line.rstrip("\r\n") for line in sys.stdin)
     for batch in _batches(lines):
         for ids in loaded.encode_batch(batch):

@@ -7,6 +7,7 @@ run, a checkpoint, a tokenizer or a cache is read and written by these functions
 
 from __future__ import annotations
 
+import codecs
 import errno
 import gzip
 import io
@@ -19,10 +20,9 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
 from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol, runtime_checkable
 
 from capt.pretrain.base.errors import ConfigError, DataError, UserError, repeated, shown
 
@@ -431,10 +431,8 @@ def unpacked(raw: IO[bytes], path: object) -> io.BufferedReader:
 def read_lines(files: Iterable[Path]) -> Iterator[str]:
     """Yield the lines of UTF-8 text files, one after the other, without line ends; ``.gz`` and ``.zst`` are unpacked.
 
-    A byte order mark at the start of a line is not part of it: joined files have one wherever a file began.
-
     Raises:
-        DataError: a file is missing, not a file, empty, not valid UTF-8, or damaged where it is packed.
+        DataError: a file is missing, not a file, empty, or as `text_lines`.
     """
     for path in files:
         if not path.is_file():
@@ -442,36 +440,76 @@ def read_lines(files: Iterable[Path]) -> Iterator[str]:
             raise DataError(f"{path}: {'not a file' if path.exists() else there}; give UTF-8 text, or .gz of it")
         if path.stat().st_size == 0:
             raise DataError(f"{path}: the file is empty; give UTF-8 text, or .gz of it")
-        done = 0
-        try:
-            with open_regular(path) as raw:
-                for line in _lines(raw, path):
-                    yield line.decode("utf-8-sig").rstrip("\r\n")
-                    done += 1
-        except UnicodeDecodeError as error:
-            byte = f"byte 0x{error.object[error.start]:02x}"
-            raise DataError(
-                f"{path}, line {done + 1}: not UTF-8 text ({byte}); convert it from the encoding that it has: "
-                "iconv -f ENCODING -t utf-8 FILE"
-            ) from error
-        except DAMAGED as error:
-            with open_regular(path) as raw:
-                # The name may be wrong about what the file is.
-                is_packed = raw.read(4).startswith(_PACKED_STARTS[path.suffix])
-            hint = "fetch or pack it again" if is_packed else f"if it is not packed, name it without {path.suffix}"
-            raise DataError(
-                f"{path}, after line {done}: damaged {PACKED[path.suffix]} file ({error}); {hint}"
-            ) from error
+        with open_regular(path) as raw:
+            for _, line in text_lines(path, raw):
+                yield line.rstrip("\r\n")
 
 
-def _lines(raw: BufferedReader, path: Path) -> Iterator[bytes]:
-    with unpacked(raw, path) if path.suffix in PACKED else raw as lines:
-        if (form := other_form(lines.peek(8))) is not None:
+@runtime_checkable
+class Named(Protocol):
+    """A file, on a disk or in a store."""
+
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+
+
+def text_lines(
+    path: Named, raw: BufferedReader, limit: int | None = None, *, begin: int = 0
+) -> Iterator[tuple[int, str]]:
+    """Yield the number and the text of each line of a UTF-8 file that is open as ``raw``; the end of a line is ``\\n``.
+
+    Lines end with ``\\n`` or ``\\r\\n`` and with nothing else. A byte order mark at the start of a line is not part of
+    it: joined files have one wherever a file began. Memory is constant, however long the lines are.
+
+    Args:
+        path: the file; by its name it is packed (``.gz``, ``.zst``) or not.
+        raw: its bytes, or those from ``begin`` on.
+        limit: bytes of a line that comes as a whole; a longer one comes in pieces. None = a line of over 64 MiB is
+            refused.
+        begin: where in the file ``raw`` begins, for messages, and because another form shows at the beginning alone.
+
+    Raises:
+        DataError: a line is not valid UTF-8 or too long, the file is of another form, or damaged where it is packed.
+    """
+    suffix, after = Path(path.name).suffix, place_after(begin)
+    number, at, rest, begins = 1, begin, b"", True
+    file = unpacked(raw, path) if suffix in PACKED else raw
+    try:
+        if begin == 0 and (form := other_form(file.peek(8))) is not None:
             raise DataError(f"{path} is not UTF-8 text: {form}")
-        for number, line in enumerate(iter(partial(lines.readline, LONGEST_LINE), b"")):
-            if len(line) == LONGEST_LINE:
-                raise DataError(f"{path}, line {number + 1}: over {LONGEST_LINE:,} bytes, more than a line may have")
+        while data := rest + (piece := file.readline(limit or LONGEST_LINE)):
+            is_line = data.endswith(b"\n")
+            if limit is None and len(piece) == LONGEST_LINE and not is_line:
+                raise DataError(f"{path}, line {number}{after}: over {LONGEST_LINE:,} bytes, more than a line may have")
             # Old Macs ended lines so: the whole file would be one line.
-            if number == 0 and b"\r" in line[:-1] and not line.endswith(b"\n"):
+            if at == 0 and not is_line and b"\r" in data[:-1]:
                 raise DataError(rf"{path}: its lines end in carriage returns alone; tr '\r' '\n' < FILE converts them")
-            yield line
+            is_cut = limit is not None and bool(piece) and not is_line
+            text, used = codecs.utf_8_decode(data, "strict", not is_cut)
+            # The cut may lie within a character, whose bytes are left, or a line end.
+            if is_cut and text.endswith("\r"):
+                text, used = text[:-1], used - 1
+            rest, at = data[used:], at + used
+            text = text[:-2] + "\n" if text.endswith("\r\n") else text
+            if text := text.removeprefix("\ufeff") if begins else text:
+                yield number, text
+            begins = is_line
+            number += is_line
+    except UnicodeDecodeError as error:
+        byte = f"(byte 0x{error.object[error.start]:02x}) at byte {at + error.start}"
+        raise DataError(
+            f"{path}, line {number}{after}: not UTF-8 text {byte}; convert it from the encoding that it has: "
+            "iconv -f ENCODING -t utf-8 FILE"
+        ) from None
+    except DAMAGED as error:
+        raw.seek(0)
+        # The name may be wrong about what the file is.
+        is_packed = raw.read(4).startswith(_PACKED_STARTS[suffix])
+        hint = "fetch or pack it again" if is_packed else f"if it is not packed, name it without {suffix}"
+        raise DataError(f"{path}, after line {number - 1}: damaged {PACKED[suffix]} file ({error}); {hint}") from error
+
+
+def place_after(begin: int) -> str:
+    """Say from where lines are counted, where that is not the beginning of a file."""
+    return f" after byte {begin:,}" if begin else ""

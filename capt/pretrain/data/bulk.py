@@ -33,8 +33,9 @@ from capt.pretrain.data.card import Card, card_of, write_card
 from capt.pretrain.data.corpus import Corpus, Piece
 from capt.pretrain.data.duplicates import choose
 from capt.pretrain.data.files import FileCorpus, no_text, source_record
+from capt.pretrain.data.formats import TextFile
 from capt.pretrain.data.parts import PART, PartRecord, SourceCounts, write_part
-from capt.pretrain.data.paths import TextFile, identity
+from capt.pretrain.data.paths import identity
 from capt.pretrain.data.shard_writer import ShardStream, source_records, write_file
 from capt.pretrain.data.shards import MANIFEST, ShardManifest, ShardSet, TokenizerRecord, token_dtype
 from capt.pretrain.data.sources import Split, source_of

@@ -1,41 +1,80 @@
-"""The rows of csv and tsv files, from their lines. Every row has a place, and an error names it as a ``DataError``."""
+"""Tables of separated cells: ``.csv`` and ``.tsv``. Every row has a place, and an error names it as a ``DataError``."""
 
 from __future__ import annotations
 
 import csv
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from io import BufferedReader
+from itertools import chain
 
 from capt.pretrain.base.errors import DataError, repeated, shown
-from capt.pretrain.base.files import LONGEST_LINE
+from capt.pretrain.base.files import LONGEST_LINE, text_lines
 from capt.pretrain.data.corpus import warn_once
-
-Row = tuple[str, dict[str, Any]]
-"""The place of a row, ``FILE:LINE`` (``FILE:ROW`` where a file has no lines), and its cells by column."""
+from capt.pretrain.data.formats import Format, Reading, Row, TextFile
 
 
-def csv_rows(path: object, lines: Iterable[str]) -> Iterator[Row]:
-    """The rows of a file with a header, commas, and quotes as in RFC 4180, so that a cell may have line breaks."""
-    return _rows(path, lines, ",", quotes=True)
+class Csv(Format):
+    """A header, commas, and quotes as in RFC 4180, so that a cell may have line breaks."""
+
+    has_header = True
+    quotes = True
+
+    def rows(self, path: TextFile, raw: BufferedReader, reading: Reading) -> Iterator[Row]:
+        """Yield the rows. Raises ``DataError`` for a row that has not a cell for each column."""
+        lines = (line.rstrip("\r\n") for _, line in text_lines(path, raw))
+        first = next(lines, "")
+        separator = self.separator(first, reading)
+        quotes = self.quotes if reading.quotes is None else reading.quotes
+        header: list[str] | None = None
+        for number, cells in _records(path, chain([first], lines), separator, quotes, reading.remedy):
+            if header is None:
+                header = _header(path, cells, separator)
+                chosen = set(reading.choose(header))
+            # In a table of one column a blank line is an empty cell.
+            elif cells or len(header) == 1:
+                cells = cells or [""]
+                place = f"{path}, line {number}"
+                if len(cells) != len(header):
+                    raise DataError(
+                        f"{place}: {len(cells)} cells, and {len(header)} in the first line "
+                        f"({', '.join(shown(name, 40) for name in header[:10])}); {_advice(quotes, reading.remedy)}"
+                    )
+                _require_no_header(place, header, cells)
+                row = {name: cell for name, cell in zip(header, cells, strict=True) if name in chosen}
+                yield Row(place, number, row)
+
+    def separator(self, first: str, reading: Reading) -> str:
+        """Return what separates the cells, by the first line."""
+        return next((mark for mark in reading.separators if mark in first), ",")
 
 
-def tsv_rows(path: object, lines: Iterable[str]) -> Iterator[Row]:
-    """The rows of a file with a header and tabs. There is no quoting, as in GLUE: a quotation mark is text."""
-    return _rows(path, lines, "\t", quotes=False)
+class Tsv(Csv):
+    """A header and tabs. There is no quoting, as in GLUE: a quotation mark is text."""
+
+    quotes = False
+
+    def separator(self, first: str, reading: Reading) -> str:
+        """Return the tab."""
+        return "\t"
 
 
-def records(
-    path: object, lines: Iterable[str], separator: str, *, quotes: bool, remedy: str = "write the file as .csv"
+def _advice(quotes: bool, remedy: str) -> str:
+    if quotes:
+        return (
+            'put a text with a separator or a quote between double quotes, each quote in it doubled: "He said ""no"""'
+        )
+    return f"no cell may hold a tab; if texts are between double quotes {remedy}"
+
+
+def _records(
+    path: TextFile, lines: Iterable[str], separator: str, quotes: bool, remedy: str
 ) -> Iterator[tuple[int, list[str]]]:
-    """The cells of the header and of every row, none of a blank line, with the number of the first line.
-
-    ``remedy`` is for cells between quotes that do not count as such, for there are no ``quotes``.
-    """
+    """Yield the cells of the header and of every row, none of a blank line, with the number of the first line."""
     if not quotes:
         quoted = _QuotedCells(path, remedy)
         for number, line in enumerate(lines, start=1):
-            yield number, quoted.seen(number, line.split(separator) if line else [])
+            yield number, quoted.counted(number, line.split(separator) if line else [])
         quoted.report()
         return
     # Python's own limit is 128 Ki characters a cell.
@@ -45,7 +84,7 @@ def records(
     begin = 1
     try:
         for cells in reader:
-            yield begin, quoted.seen(begin, cells)
+            yield begin, quoted.counted(begin, cells)
             # A row between quotes may have several lines; the next one begins behind them.
             begin = reader.line_num + 1
     except csv.Error as error:
@@ -56,18 +95,8 @@ def records(
     quoted.report()
 
 
-def _rows(path: object, lines: Iterable[str], separator: str, *, quotes: bool) -> Iterator[Row]:
-    header: list[str] | None = None
-    for number, cells in records(path, lines, separator, quotes=quotes):
-        if header is None:
-            header = _header(path, cells, separator)
-        # In a table of one column a blank line is an empty cell.
-        elif cells or len(header) == 1:
-            yield f"{path}:{number}", _cells(path, number, header, cells or [""])
-
-
 def _problem(error: csv.Error) -> str:
-    """What is wrong with a row, where Python's words are about its own functions."""
+    """Say what is wrong with a row, where Python's words are about its own functions."""
     if "new-line character" in str(error):
         return r"a carriage return alone: if all lines end so, tr '\r' '\n' < FILE converts them"
     return str(error)
@@ -83,7 +112,7 @@ class _QuotedCells:
         self._path, self._remedy, self._rows, self._first = path, remedy, 0, 0
         self._start = f'{behind}"'
 
-    def seen(self, number: int, cells: list[str]) -> list[str]:
+    def counted(self, number: int, cells: list[str]) -> list[str]:
         """Count a row and return it. Raises ``DataError`` for a first row that is quoted throughout."""
         quoted = [len(cell) > 1 and cell.startswith(self._start) and cell[-1] == '"' for cell in cells]
         if number == 1 and quoted and all(quoted):
@@ -117,8 +146,8 @@ def require_one_of_each(path: object, names: Sequence[str], where: str = "") -> 
 _OF_EXCEL = re.compile(r"sep=.?", re.IGNORECASE)
 
 
-def require_names(path: object, cells: Sequence[str]) -> list[str]:
-    """The names of the columns in a first line. Raises ``DataError`` where it does not name them."""
+def _header(path: object, cells: Sequence[str], separator: str) -> list[str]:
+    """Return the names of the columns in a first line. Raises ``DataError`` where it does not name them."""
     names = [cell.strip() for cell in cells]
     if not any(names):
         raise DataError(f"{path}, line 1: empty; the first line must name the columns")
@@ -133,17 +162,6 @@ def require_names(path: object, cells: Sequence[str]) -> list[str]:
             "space before those of cells"
         )
     require_one_of_each(path, names, ", line 1")
-    return names
-
-
-def require_no_header(path: object, number: int, header: Sequence[str], cells: Sequence[str]) -> None:
-    """Raise ``DataError`` for a row that repeats the first line, as files that were joined have it."""
-    if len(header) > 1 and cells[0].strip() == header[0] and [cell.strip() for cell in cells] == header:
-        raise DataError(f"{path}, line {number}: repeats the names of the columns, as joined files do; remove the line")
-
-
-def _header(path: object, cells: list[str], separator: str) -> list[str]:
-    names = require_names(path, cells)
     other = next((mark for mark in ("\t", ";", "|", ",") if mark != separator and mark in "".join(names)), None)
     if len(names) == 1 and other is not None:
         raise DataError(
@@ -153,11 +171,7 @@ def _header(path: object, cells: list[str], separator: str) -> list[str]:
     return names
 
 
-def _cells(path: object, number: int, header: list[str], cells: list[str]) -> dict[str, Any]:
-    if len(cells) != len(header):
-        raise DataError(
-            f"{path}, line {number}: {len(cells)} columns; the header has {len(header)} "
-            f"({', '.join(shown(name, 40) for name in header[:10])}); give the row a cell for each, or remove it"
-        )
-    require_no_header(path, number, header, cells)
-    return dict(zip(header, cells, strict=True))
+def _require_no_header(place: str, header: Sequence[str], cells: Sequence[str]) -> None:
+    """Raise ``DataError`` for a row that repeats the first line, as files that were joined have it."""
+    if len(header) > 1 and cells[0].strip() == header[0] and [cell.strip() for cell in cells] == header:
+        raise DataError(f"{place}: repeats the names of the columns, as joined files do; remove the line")

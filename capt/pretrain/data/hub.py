@@ -13,7 +13,7 @@ from capt.pretrain.base.errors import DataError, did_you_mean
 from capt.pretrain.base.files import printable
 from capt.pretrain.base.stores import is_url, look_up
 from capt.pretrain.data.corpus import Corpus, Missing, Piece, TextColumn, row_pieces
-from capt.pretrain.data.paths import TextFile
+from capt.pretrain.data.formats import TextFile, suffix_of
 
 log = logging.getLogger(__name__)
 
@@ -69,12 +69,12 @@ class HubCorpus(Corpus):
 
 
 def is_saved(folder: Path) -> bool:
-    """Whether ``save_to_disk`` of ``datasets`` has written a folder."""
+    """Return whether ``save_to_disk`` of ``datasets`` has written a folder."""
     return (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file()
 
 
 def load_split(name: str, subset: str | None, split: str, key: str = "data.name") -> datasets.Dataset:
-    """A split of the dataset ``name``, which the configuration key ``key`` names. Raises ``DataError``."""
+    """Load a split of the dataset ``name``, which the configuration key ``key`` names. Raises ``DataError``."""
     try:
         if is_saved(Path(name)):
             saved = datasets.load_from_disk(name)
@@ -91,7 +91,7 @@ def load_split(name: str, subset: str | None, split: str, key: str = "data.name"
 
 
 _NOT_LOADED = (OSError, ValueError, KeyError, TypeError, datasets.exceptions.DatasetsError)
-"""What ``datasets`` raises for a data set that is not there or damaged."""
+"""Errors of ``datasets`` for a data set that is not there or damaged."""
 
 
 def _cannot_load(key: str, name: str, split: str, error: BaseException) -> DataError:
@@ -109,7 +109,7 @@ def _first_subset(name: str) -> str | None:
 
 
 def split_files(name: str, subset: str | None, split: str) -> list[TextFile] | None:
-    """The files of a split of the dataset ``name``, which are read where they lie, without a download.
+    """Find the files of a split of the dataset ``name``, which are read where they lie, without a download.
 
     None where they are not parquet or JSON lines, were saved by ``datasets``, or ``split`` is a slice. Raises
     ``DataError`` as `load_split`.
@@ -124,6 +124,6 @@ def split_files(name: str, subset: str | None, split: str) -> list[TextFile] | N
     if not found or split not in found:  # it may be a slice
         return None
     paths = [str(path) for path in found[split]]
-    if not all(path.endswith((".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst")) for path in paths):
+    if not all(suffix_of(Path(path)) in (".parquet", ".jsonl") for path in paths):
         return None
     return [look_up(path) if is_url(path) else Path(path) for path in paths]

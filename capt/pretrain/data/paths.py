@@ -11,24 +11,23 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Literal
 
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.base.files import PACKED, open_regular
+from capt.pretrain.base.files import open_regular
 from capt.pretrain.base.stores import StoreFile, contents_of, is_url, listed, reader, require_unchanged
 from capt.pretrain.base.verification import ALONE, Ranks
+from capt.pretrain.data.formats import TextFile, format_of, suffix_of, suffixes
 
-PLAIN = (".txt", ".md")
-"""The forms that are read as plain text."""
+WIKITEXT_START = r"^ = [^=]"
+"""The pattern of the first line of an article of WikiText, its title `` = Title = ``; sections have more signs."""
 
-SUFFIXES = (*PLAIN, ".tokens", ".raw", ".jsonl", ".json", ".csv", ".tsv", ".parquet")
-"""The forms of text files; `capt.pretrain.data.files.READERS` has a reader for each."""
-
-TextFile = Path | StoreFile
-"""A file of this host, or one in a store."""
+TEXTS = {".txt": None, ".md": None, ".tokens": WIKITEXT_START, ".raw": WIKITEXT_START}
+"""The suffixes of plain text, each with the pattern of the first line of a document; None = a blank line ends it."""
 
 
 def resolve_paths(patterns: Sequence[str], key: str, *, any_suffix: bool = False) -> list[Path]:
-    """The files that ``patterns``, the paths or globs of the configuration key ``key``, name; matches of a glob sorted.
+    """Find the files that ``patterns``, the paths or globs of the key ``key``, name; matches of a glob are sorted.
 
     Raises ``DataError`` for a pattern without a match (with the nearest existing name), a file named twice, under
     another name of it too, or, unless ``any_suffix``, a suffix that no reader of text knows.
@@ -51,7 +50,7 @@ def resolve_paths(patterns: Sequence[str], key: str, *, any_suffix: bool = False
 
 
 def resolve_files(patterns: Sequence[str], key: str, ranks: Ranks = ALONE) -> list[TextFile]:
-    """The files that ``patterns``, paths, addresses in a store, or globs of these, name; as `resolve_paths`.
+    """Return the files that ``patterns``, paths, addresses in a store, or globs of these, name; as `resolve_paths`.
 
     All ``ranks`` call this; one of them asks the stores.
     """
@@ -87,7 +86,7 @@ def _require_new(file: Path, real: dict[Path, Path], key: str) -> None:
 
 
 def held_out_files(patterns: Sequence[str], train: Sequence[TextFile], ranks: Ranks = ALONE) -> list[TextFile]:
-    """The files of ``data.validation_files``. Raises ``DataError`` as `resolve_files`, or where one is trained on."""
+    """Find the files of ``data.validation_files``. Raises ``DataError`` as `resolve_files`, and for one trained on."""
     held_out = resolve_files(patterns, "data.validation_files", ranks)
     # Compared by real path, so that a link to a training file is found.
     trained = {file.resolve() if isinstance(file, Path) else file for file in train}
@@ -98,12 +97,12 @@ def held_out_files(patterns: Sequence[str], train: Sequence[TextFile], ranks: Ra
 
 
 def opened(path: TextFile) -> AbstractContextManager[io.BufferedReader]:
-    """The bytes of a file, here or in a store."""
+    """Open a file, here or in a store."""
     return reader(path) if isinstance(path, StoreFile) else open_regular(path)
 
 
 def opened_in_turn(paths: Sequence[TextFile]) -> Generator[AbstractContextManager[io.BufferedReader]]:
-    """The bytes of each file, in order. Small ones of a store are fetched while those before them are read.
+    """Open each file, in order. Small ones of a store are fetched while those before them are read.
 
     A file in a store is whole and unchanged when its block ends, or that raises ``DataError``.
     """
@@ -125,42 +124,35 @@ def _unchanged(file: StoreFile) -> Iterator[io.BufferedReader]:
 
 
 def size_of(path: TextFile) -> int:
-    """The bytes of a file, here or in a store."""
+    """Return the bytes of a file, here or in a store."""
     return path.size if isinstance(path, StoreFile) else path.stat().st_size
 
 
 def identity(file: StoreFile) -> str:
-    """A hash of what the store says of a file; it is not read. Raises ``DataError`` where no change would show."""
+    """Hash what the store says of a file; it is not read. Raises ``DataError`` where no change would show."""
     if not file.tag:
         raise DataError(f"{file}: the server says neither ETag nor Last-Modified, so no change is seen; download it")
     return hashlib.sha256(json.dumps([file.url, file.size, file.tag]).encode()).hexdigest()
 
 
-def suffix_of(path: TextFile) -> str:
-    """The form of a file, as ``.txt``, by its name without the end that says how it is packed."""
-    name = Path(path.name)
-    return name.with_suffix("").suffix if name.suffix in PACKED else name.suffix
-
-
 def require_form(path: TextFile) -> None:
-    """Raise ``DataError`` for a file whose name ends in none of ``SUFFIXES``, packed or not."""
-    suffix, name = suffix_of(path), Path(path.name)
-    if suffix not in SUFFIXES or (name.suffix in PACKED and suffix == ".parquet"):
-        raise DataError(
-            f"{path}: no reader for files ending in {''.join(name.suffixes[-2:]) or 'nothing'};"
-            f" known: {', '.join(SUFFIXES)}, and {' and '.join(PACKED)} of these except .parquet;"
-            " rename a file of plain text so that it ends in .txt"
-        )
+    """Raise ``DataError`` for a file that is neither plain text nor a table, by its name."""
+    if suffix_of(path) not in TEXTS:
+        format_of(path, TEXTS)
+
+
+def parts_of(path: TextFile) -> Literal["lines", "groups"] | None:
+    """Return how a file of text can be divided, by its name."""
+    return "lines" if suffix_of(path) in TEXTS else format_of(path).parts
 
 
 def why_missing(path: Path) -> str:
     """Say why a path or pattern names no file, with the nearest name that exists, or what else to do."""
     if path.is_dir():
         # Name the pattern for the form that the folder has most of.
-        known = Counter(
-            suffix for name in glob.glob(f"{glob.escape(str(path))}/*") if (suffix := suffix_of(Path(name))) in SUFFIXES
-        )
-        suffix = known.most_common(1)[0][0] if known else ".txt"
+        found = Counter(suffix_of(Path(name)) for name in glob.glob(f"{glob.escape(str(path))}/*"))
+        known = (*TEXTS, *suffixes())
+        suffix = next((suffix for suffix, _ in found.most_common() if suffix in known), ".txt")
         return f"{path} is a folder; name its files, for example {path}/*{suffix}"
     if path.exists():
         return f"{path} is not a regular file"

@@ -16,7 +16,8 @@ from capt.pretrain.data.config import DataConfig
 from capt.pretrain.data.corpus import Corpus, CorpusPart
 from capt.pretrain.data.files import FileCorpus
 from capt.pretrain.data.filters import DocumentFilters
-from capt.pretrain.data.paths import TextFile, held_out_files, resolve_files
+from capt.pretrain.data.formats import TextFile
+from capt.pretrain.data.paths import held_out_files, resolve_files
 from capt.pretrain.data.shard_writer import ShardOptions, write_shards
 from capt.pretrain.data.shards import MANIFEST, ShardSet, Tokenizer
 from capt.pretrain.data.sources import Split, source_of

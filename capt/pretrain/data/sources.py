@@ -21,7 +21,7 @@ from capt.pretrain.data.corpus import Corpus
 from capt.pretrain.registry import load_entry
 
 if TYPE_CHECKING:
-    from capt.pretrain.data.paths import TextFile
+    from capt.pretrain.data.formats import TextFile
 
 Split = Literal["train", "validation"]
 

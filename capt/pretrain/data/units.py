@@ -14,17 +14,14 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
-import pyarrow
-import pyarrow.parquet
-
-from capt.pretrain.base.errors import DataError
-from capt.pretrain.base.files import PACKED, printable
+from capt.pretrain.base.files import PACKED
 from capt.pretrain.base.stores import StoreFile
 from capt.pretrain.data.config import DataConfig
 from capt.pretrain.data.corpus import PASSAGE
-from capt.pretrain.data.files import WIKITEXT_START, FileCorpus, Span, empty
+from capt.pretrain.data.files import FileCorpus, empty
 from capt.pretrain.data.filters import DocumentFilters
-from capt.pretrain.data.paths import PLAIN, TextFile, opened, size_of, suffix_of
+from capt.pretrain.data.formats import Span, TextFile, format_of, suffix_of
+from capt.pretrain.data.paths import TEXTS, opened, parts_of, size_of
 from capt.pretrain.data.shard_writer import SHARD_TOKENS, ShardOptions
 from capt.pretrain.data.shards import Tokenizer
 from capt.pretrain.data.sources import Split
@@ -102,18 +99,18 @@ class PreparationPlan:
 
 
 def key_of(contents: Sequence[dict[str, str | int]], tokenizer: Tokenizer, options: ShardOptions) -> str:
-    """A name for what a shard set is made from: text (hashes and formats, not where it is), tokenizer, options."""
+    """Name what a shard set is made from: text (hashes and formats, not where it is), tokenizer, options."""
     text = [(part["format"], part["sha256"]) for part in contents]
     return sha256(json.dumps([text, tokenizer.fingerprint, options]).encode()).hexdigest()[:32]
 
 
 def unit_bytes_of(files: Sequence[TextFile]) -> int:
-    """The bytes at which files are cut, on every host: little text makes some units as well."""
+    """Return the bytes at which files are cut, on every host: little text makes some units as well."""
     return min(LARGEST, max(SMALLEST, sum(map(size_of, files)) // _UNITS))
 
 
 def units_of(files: Sequence[TextFile], document_start: str | None, unit_bytes: int) -> list[Unit]:
-    """The units of some files, in order. Of a large parquet file its footer is read, of others nothing.
+    """Divide some files into units, in order. Of a large parquet file its footer is read, of others nothing.
 
     What a unit costs does not depend on its size, so small files that follow each other share one.
 
@@ -141,45 +138,27 @@ def units_of(files: Sequence[TextFile], document_start: str | None, unit_bytes: 
 
 
 def _spans(file: TextFile, size: int, document_start: str | None, unit_bytes: int) -> list[Span]:
-    if suffix_of(file) == ".parquet":
-        return _row_groups(file, unit_bytes) if document_start is None else []
+    if parts_of(file) == "groups":
+        with opened(file) as raw:
+            return format_of(file).groups(file, raw, unit_bytes) if document_start is None else []
     # A packed file cannot be read from its middle; other text needs a mark of where documents begin.
     if file.name.endswith(tuple(PACKED)) or _borders(file, document_start) is None:
         return []
     return [Span(begin, min(begin + unit_bytes, size)) for begin in range(0, size, unit_bytes)]
 
 
-def _row_groups(file: TextFile, unit_bytes: int) -> list[Span]:
-    try:
-        with opened(file) as raw:
-            metadata = pyarrow.parquet.ParquetFile(raw).metadata
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise DataError(f"{file} is not a readable parquet file: {printable(str(error))}") from None
-    spans, begin, held = [], 0, 0
-    for group in range(metadata.num_row_groups):
-        held += sum(
-            metadata.row_group(group).column(i).total_compressed_size
-            for i in range(metadata.row_group(group).num_columns)
-        )
-        # Cut between row groups, the smallest part that can be read by itself.
-        if held >= unit_bytes or group == metadata.num_row_groups - 1:
-            spans.append(Span(begin, group + 1))
-            begin, held = group + 1, 0
-    return spans
-
-
 def open_unit(unit: Unit, data: DataConfig, unit_bytes: int) -> FileCorpus | None:
-    """The text of a unit; None where nothing begins in it. Reading raises ``DataError`` as `FileCorpus`."""
+    """Open the text of a unit; None where nothing begins in it. Reading raises ``DataError`` as `FileCorpus`."""
     span, files = unit.span, [source.file for source in unit.sources]
-    if span is not None and suffix_of(files[0]) != ".parquet":
-        span = _settled(files[0], span, data.document_start, unit_bytes)
+    if span is not None and parts_of(files[0]) == "lines":
+        span = _unit_bytes(files[0], span, data.document_start, unit_bytes)
         if span is None or span.begin == span.end:
             return None
     return FileCorpus(files, data.text_column, data.document_start, missing=data.missing, span=span)
 
 
-def _settled(file: TextFile, span: Span, document_start: str | None, unit_bytes: int) -> Span | None:
-    """The bytes of a unit: from the first border in its span to that in the next span which has one."""
+def _unit_bytes(file: TextFile, span: Span, document_start: str | None, unit_bytes: int) -> Span | None:
+    """Find the bytes of a unit: from the first border in its span to that in the next span which has one."""
     find = _borders(file, document_start)
     assert find is not None, "such a file is not cut"
     size = size_of(file)
@@ -200,13 +179,15 @@ Borders = Callable[[io.BufferedReader, int, int], int | None]
 
 
 def _borders(file: TextFile, document_start: str | None) -> Borders | None:
-    suffix = suffix_of(file)
-    if suffix in (".jsonl", ".json"):
-        return _next_line if document_start is None else None
-    if suffix not in (*PLAIN, ".tokens", ".raw"):
+    if parts_of(file) != "lines":
         return None
-    start = re.compile(document_start) if document_start else None if suffix in PLAIN else WIKITEXT_START
-    return _after_blank_line if start is None else lambda raw, begin, end: _matching_line(raw, begin, end, start)
+    if suffix_of(file) not in TEXTS:
+        return _next_line if document_start is None else None
+    pattern = document_start or TEXTS[suffix_of(file)]
+    if pattern is None:
+        return _after_blank_line
+    start = re.compile(pattern)
+    return lambda raw, begin, end: _matching_line(raw, begin, end, start)
 
 
 def _next_line(raw: io.BufferedReader, begin: int, end: int) -> int | None:
@@ -227,14 +208,13 @@ def _matching_line(raw: io.BufferedReader, begin: int, end: int, start: re.Patte
                 text = line.decode().removeprefix("\ufeff").replace("\r\n", "\n")
             except UnicodeDecodeError:
                 continue  # the reader says what is wrong
-            # The reader ends a line at a carriage return alone, so this would be no whole line.
-            if "\r" not in text and not text.isspace() and start.match(text):
+            if not text.isspace() and start.match(text):
                 return at
     return None
 
 
 def _lines(raw: io.BufferedReader, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """The lines that begin in a part of a file, with their places; of one of over 1 MiB the pieces without its end."""
+    """Yield the lines that begin in a part of a file with their places; of one of over 1 MiB pieces without its end."""
     # From the byte before: a line begins here only if that byte ends one.
     raw.seek(begin - 1)
     at, whole = begin - 1, False

@@ -13,8 +13,9 @@ from jaxtyping import Bool, Float, Float32, Float64
 from scipy.stats import spearmanr
 
 from capt.pretrain.base.errors import DataError, repeated, shown
-from capt.pretrain.base.files import read_lines
+from capt.pretrain.base.files import PACKED, read_lines
 from capt.pretrain.base.parallel import ProgressCallback
+from capt.pretrain.data.formats import suffix_of
 from capt.pretrain.embeddings.corpus import split_words
 from capt.pretrain.embeddings.vectors import WordVectors, is_number
 
@@ -24,8 +25,8 @@ from capt.pretrain.embeddings.vectors import WordVectors, is_number
 MOST_PAIRS = 1_000_000
 """Pairs of a set, at most."""
 
-SUFFIXES = (".txt", ".tsv", ".txt.gz", ".tsv.gz")
-"""The names that files of a folder of sets end with."""
+SUFFIXES = (".txt", ".tsv")
+"""The suffixes of the files of a folder of sets, each packed or not."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,9 @@ def find_sets(path: Path) -> list[WordPairs]:
     """
     if not path.is_dir():
         return [read_set(path)]
-    files = sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES) and not file.name.startswith("."))
+    files = sorted(file for file in path.iterdir() if suffix_of(file) in SUFFIXES and not file.name.startswith("."))
     if not files:
-        raise DataError(f"{path}: holds no {' or '.join(SUFFIXES[:2])} file of word pairs")
+        raise DataError(f"{path}: holds no {' or '.join(SUFFIXES)} file of word pairs")
     return [read_set(file) for file in files]
 
 
@@ -99,13 +100,13 @@ def _read_pair(line: str, where: str) -> tuple[str, str, float]:
 
 def _name(path: Path) -> str:
     name = path.name
-    for suffix in SUFFIXES[::-1]:
+    for suffix in (*PACKED, *SUFFIXES):
         name = name.removesuffix(suffix)
     return name.removeprefix("EN-")
 
 
 CASE_RULE = "a word is looked up as it is written, and in lower case where the vectors do not have it"
-"""How letters of upper case are treated, said with every result."""
+"""The treatment of letters of upper case, said with every result."""
 
 RULES = {
     "drop": "pairs with an unknown word are left out",

@@ -11,13 +11,14 @@ from zlib import crc32
 
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.overlap import same_text
-from capt.pretrain.pairs.tables import read_table
+from capt.pretrain.data.tables import read_table
+from capt.pretrain.pairs.cells import beir_file
 
 _CHARACTERS = 5
 _PERMUTATIONS = 128
 """Numbers of a signature. The standard error of a similarity that is estimated by it is about .04."""
 _MARGIN = 0.15
-"""How far below the threshold candidates are looked for."""
+"""The distance below the threshold at which candidates are looked for."""
 _PERMUTED = 10_000
 """Members of a set that are permuted at a time: 5 MB of numbers."""
 
@@ -36,7 +37,7 @@ class Match:
 
 @dataclass
 class Duplicates:
-    """What `find_duplicates` has found, of ``compared`` distinct evaluation texts and ``trained`` training texts."""
+    """The matches of `find_duplicates`, of ``compared`` distinct evaluation texts and ``trained`` training texts."""
 
     compared: int = 0
     trained: int = 0
@@ -142,9 +143,9 @@ def _shingles(key: str) -> set[str]:
 def _texts(paths: Sequence[Path], split: str) -> Iterator[tuple[str, str]]:
     """Every text of every column; of a BEIR folder its documents and queries."""
     for path in paths:
-        tables = [path / name for name in ("corpus.jsonl", "queries.jsonl") if (path / name).is_file()] or [path]
+        tables = [table for stem in ("corpus", "queries") if (table := beir_file(path, stem)) is not None] or [path]
         for table in tables:
-            for place, row in read_table(table, split):
+            for place, _, row in read_table(table, split):
                 for text in _in_cell([value for name, value in row.items() if name != "_id"]):
                     yield place, text
 

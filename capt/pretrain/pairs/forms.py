@@ -18,20 +18,22 @@ import numpy as np
 
 from capt.pretrain.base.errors import ConfigError, DataError, counted, did_you_mean, shown
 from capt.pretrain.base.overlap import same_text
-from capt.pretrain.pairs.layout import Layout, Layouts, unread_labels
-from capt.pretrain.pairs.tables import (
+from capt.pretrain.data.formats import Reading
+from capt.pretrain.data.tables import read_table
+from capt.pretrain.pairs.cells import (
     DOCUMENT_IDS,
-    has_header,
+    beir_file,
     id_of,
     is_number,
     number_of,
     read_qrels,
-    read_table,
     score_of,
     text_of,
     title_of,
     values,
 )
+from capt.pretrain.pairs.known import negative_fault
+from capt.pretrain.pairs.layout import Layout, Layouts, unread_labels
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +76,7 @@ def _count(description: str) -> Any:
 
 @dataclass
 class Counts:
-    """What `read_pairs` has met: rows, usable rows, and each thing that was left out or looks like a mistake."""
+    """The counts of `read_pairs`: rows, usable rows, and each thing that was left out or looks like a mistake."""
 
     rows: int = 0
     used: int = 0
@@ -98,7 +100,7 @@ class Counts:
         self.first.setdefault(name, place)
 
     def remarks(self) -> list[str]:
-        """One line for each count that is not zero, with the place of the first case."""
+        """Return a line for each count that is not zero, with the place of the first case."""
         found = [(f.name, getattr(self, f.name), f.metadata["says"]) for f in fields(self) if "says" in f.metadata]
         where = {name: f", the first at {place}" for name, place in self.first.items()}
         return [f"{says}: {number:,}{where.get(name, '')}" for name, number, says in found if number]
@@ -123,7 +125,7 @@ def read_pairs(
     split: str = "train",
     counts: Counts | None = None,
 ) -> Iterator[tuple[str, Pair]]:
-    """Yield the place (``FILE:LINE``) and the pair of every usable row.
+    """Yield the place (``FILE, line 3``) and the pair of every usable row.
 
     Args:
         files: files, patterns, folders of ``datasets`` or of BEIR, or ids of the hub: see `read_table`.
@@ -141,7 +143,7 @@ def read_pairs(
     """
     check_form(form, corpus)
     counts = Counts() if counts is None else counts
-    state = _Meaning(counts)
+    variation = _Variation(counts)
     for path in _expanded(files):
         is_beir = path.is_dir() and any((path / "qrels").glob("*.tsv"))
         if is_beir or form == "beir":
@@ -149,9 +151,9 @@ def read_pairs(
         else:
             rows = _table(path, form, corpus, columns or {}, split, counts)
         for place, pair in rows:
-            state.see(place, pair)
+            variation.add(pair)
             yield place, pair
-    state.end(files)
+    variation.report(files)
 
 
 def _expanded(files: Sequence[Path]) -> Iterator[Path]:
@@ -171,18 +173,18 @@ def _expanded(files: Sequence[Path]) -> Iterator[Path]:
 def _table(
     path: Path, form: str, corpus: Path | None, columns: Mapping[str, str], split: str, counts: Counts
 ) -> Iterator[tuple[str, Pair]]:
-    layouts = Layouts(form, columns, has_header(path), with_corpus=corpus is not None)
+    layouts = Layouts(form, columns, path, with_corpus=corpus is not None)
     texts: dict[str, str] | None = None
     # A first pass over the ids, so that of the corpus only the texts that are needed are kept in memory.
     if corpus is not None:
-        needed = {i for place, row in read_table(path, split) for i in _ids(row, layouts.find(place, row), place)}
+        needed = {i for place, _, row in read_table(path, split) for i in _ids(row, layouts.find(place, row), place)}
         texts = _corpus(corpus, needed)
-    for place, row in read_table(path, split, layouts.choose):
+    for place, _, row in read_table(path, split, Reading(choose=layouts.choose)):
         layout = layouts.find(place, row)
         # Once a file: how its columns were read, for the log and `capt data inspect`.
         if str(path) not in counts.columns:
             counts.columns[str(path)] = layout.describe()
-            if layout.by_order and has_header(path):
+            if layout.by_order and layouts.has_header:
                 logger.warning(
                     "%s: the first line counts as names of columns, none of them a usual one, so their order decides:"
                     " %s; data.columns='{query: NAME, positive: NAME}' names them; if the first line is itself a pair, "
@@ -194,7 +196,7 @@ def _table(
         pair = _pair(place, row, layout, texts, counts)
         if pair is not None:
             yield place, pair
-    layouts.end(path)
+    layouts.end()
 
 
 def _pair(
@@ -224,9 +226,8 @@ def _pair(
         counts.add("query_is_positive", place)
     kept = []
     for text, number in _not_empty(place, negatives, counts):
-        name = same_text(text)
-        if name in known or name == own:
-            counts.add("negative_is_positive" if name in known else "negative_is_query", place)
+        if fault := negative_fault(same_text(text), own, known):
+            counts.add(fault, place)
         else:
             kept.append((text, number))
     return Pair(
@@ -309,7 +310,7 @@ def _corpus(path: Path, needed: set[str]) -> dict[str, str]:
 
 def _texts_by_id(table: Path, needed: set[str], what: str) -> dict[str, str]:
     found: dict[str, str] = {}
-    for place, row in read_table(table):
+    for place, _, row in read_table(table):
         name_column = next((name for name in DOCUMENT_IDS if name in row), None)
         text_column = next((name for name in _DOCUMENT_TEXTS if name in row), None)
         if name_column is None or text_column is None:
@@ -328,8 +329,7 @@ def _texts_by_id(table: Path, needed: set[str], what: str) -> dict[str, str]:
 
 
 def _file_in(folder: Path, stem: str) -> Path:
-    names = [f"{stem}{suffix}" for suffix in (".jsonl", ".jsonl.gz", ".parquet")]
-    found = next((folder / name for name in names if (folder / name).is_file()), None)
+    found = beir_file(folder, stem)
     if found is None:
         raise DataError(f"{folder}: no {stem}.jsonl; a BEIR folder has corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv")
     return found
@@ -375,8 +375,8 @@ def _beir(folder: Path, split: str, counts: Counts) -> Iterator[tuple[str, Pair]
 # ---- all rows together
 
 
-class _Meaning:
-    """Decides whether all rows together can train anything. What differs is found at the second row, and kept cheap."""
+class _Variation:
+    """The variation of all rows together, without which they cannot train anything."""
 
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
@@ -386,9 +386,10 @@ class _Meaning:
         self._one = {"query": True, "document": True, "score": True}
         self._numeric = {"query": True, "document": True}
         self._own_negatives = True
-        """Whether every row of the file that named negatives lost all of them."""
+        """True while every row of the file that named negatives lost all of them."""
 
-    def see(self, place: str, pair: Pair) -> None:
+    def add(self, pair: Pair) -> None:
+        """Take one row; what differs is found at the second one."""
         self._counts.used += 1
         self._rows.append(hash((pair.prompt, pair.query, pair.positives, pair.negatives, pair.score)))
         first = self._first = self._first or pair
@@ -400,7 +401,7 @@ class _Meaning:
         self._numeric["document"] &= self._numeric["document"] and all(map(is_number, pair.positives))
         self._own_negatives &= not pair.negatives
 
-    def end(self, files: Sequence[Path]) -> None:
+    def report(self, files: Sequence[Path]) -> None:
         """Raise ``DataError`` where the rows cannot train anything, and log what was counted."""
         counts, first = self._counts, self._first
         name = ", ".join(map(str, files[:3])) + (", ..." if len(files) > 3 else "")

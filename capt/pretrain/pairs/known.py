@@ -8,7 +8,7 @@ definition.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -30,6 +30,16 @@ def positives_by_query(rows: Iterable[tuple[str, Iterable[str]]]) -> dict[str, d
     for query, positives in rows:
         found.setdefault(same_text(query), {}).update({same_text(text): text for text in positives})
     return found
+
+
+def negative_fault(
+    name: str, query: str, positives: Container[str]
+) -> Literal["negative_is_positive", "negative_is_query"] | None:
+    """Say why a document is no negative of a query: a copy of one of its positives, or of the query itself.
+
+    All three are what texts are compared by (`same_text`).
+    """
+    return "negative_is_positive" if name in positives else "negative_is_query" if name == query else None
 
 
 @dataclass(frozen=True)
@@ -127,7 +137,7 @@ class LeftOut(NamedTuple):
 
 
 def left_out(rows: RowKeys, sources: Sequence[KnownPositives]) -> LeftOut:
-    """What is left out of steps of ``rows``, whatever their size: the mean over all draws of two rows."""
+    """Compute what is left out of steps of ``rows``, whatever their size: the mean over all draws of two rows."""
     n = len(rows.queries)
     if n < 2:
         return LeftOut(0.0, n)
@@ -144,7 +154,7 @@ def left_out(rows: RowKeys, sources: Sequence[KnownPositives]) -> LeftOut:
 
 @dataclass(frozen=True)
 class Compared:
-    """What the queries of a step are compared with.
+    """The documents that the queries of a step are compared with.
 
     Attributes:
         whole: all micro-batches have one contrast, and not each its own.

@@ -1,4 +1,4 @@
-"""Which column of a table has which role, by its name or, as in sentence-transformers, by its place."""
+"""The roles of the columns of a table, by their names or, as in sentence-transformers, by their places."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from capt.pretrain.base.errors import ConfigError, DataError, did_you_mean, shown
-from capt.pretrain.pairs.tables import is_number
+from capt.pretrain.data.formats import has_header
+from capt.pretrain.pairs.cells import is_number
 
 ROLES: dict[str, tuple[str, ...]] = {
     "query": (
@@ -70,13 +71,13 @@ class Layout:
     prompt: str | None = None
     """Text before the query in place of the source's prompt, in a row of FlagEmbedding's form."""
     is_label: bool = False
-    """Whether the score is a column of `LABELS`, which may hold classes."""
+    """True where the score is a column of `LABELS`, which may hold classes."""
     ignored: tuple[str, ...] = ()
     by_order: bool = False
 
     @property
     def kind(self) -> str:
-        """What a row is: ``pairs``, ``scores`` (two texts and a score) or ``texts`` (one text alone)."""
+        """The kind of a row: ``pairs``, ``scores`` (two texts and a score) or ``texts`` (one text alone)."""
         return "scores" if self.score is not None else "pairs" if self.positives else "texts"
 
     def describe(self) -> str:
@@ -98,20 +99,22 @@ class Layout:
 class Layouts:
     """Finds the layout of every row of a file. Rows of JSON may lack a key that others have."""
 
-    def __init__(self, form: str, columns: Mapping[str, str], has_header: bool, *, with_corpus: bool) -> None:
+    def __init__(self, form: str, columns: Mapping[str, str], path: Path, *, with_corpus: bool) -> None:
         known = [*ROLES, "text"]
         for role in columns:
             if role not in known:
                 raise ConfigError(f"columns: there is no role {shown(role)}; {did_you_mean(role, known)}")
-        self._form, self._columns, self._has_header, self._with_corpus = form, columns, has_header, with_corpus
+        self._form, self._columns, self._path, self._with_corpus = form, columns, path, with_corpus
+        self.has_header = has_header(path)
         self._found: dict[tuple[str, ...], Layout] = {}
         self._first: tuple[str, Layout, tuple[str, ...]] | None = None
         self._not_read: tuple[str, ...] = ()
+        self._all: list[str] = []
         self._unseen = {name.strip(): role for role, value in columns.items() for name in value.split(",")}
 
     def choose(self, names: list[str]) -> list[str]:
         """The columns to read where they can be read alone: those with a role, or all where the order decides."""
-        layout = self._by_name(names)
+        layout, self._all = self._by_name(names), names
         if layout is None:
             return names
         roles = (layout.query, *layout.positives, *layout.negatives, layout.score)
@@ -130,12 +133,12 @@ class Layouts:
         _refuse_written_lists(place, row, layout)
         return layout
 
-    def end(self, path: Path) -> None:
+    def end(self) -> None:
         """Refuse, after the last row, a column that was asked for and that no row has. Raises ``DataError``."""
         for name, role in self._unseen.items():
             if self._first is not None:
-                hint = did_you_mean(name, self._first[2], "the columns are")
-                raise DataError(f"{path}: no row has the column {shown(name)} (columns: {role}); {hint}")
+                hint = did_you_mean(name, self._all or self._first[2], "the columns are")
+                raise DataError(f"{self._path}: no row has the column {shown(name)} (columns: {role}); {hint}")
 
     def _checked(self, place: str, row: Mapping[str, Any]) -> Layout:
         names = list(row)
@@ -245,15 +248,15 @@ class Layouts:
             missing = [n for value in self._columns.values() for n in value.split(",") if n.strip() not in names]
             named = shown(missing[0].strip()) if missing else "query or positive"
             raise DataError(f"{place}: columns names {named}, and the columns are {_listed(names)}")
-        if self._has_header and (wrong := next((name for name in names if _NO_NAME.fullmatch(name)), None)):
+        if self.has_header and (wrong := next((name for name in names if _NO_NAME.fullmatch(name)), None)):
             raise DataError(
-                f"{place.rpartition(':')[0]}, line 1: {shown(wrong, 60)} is not a name of a column: the first line "
+                f"{self._path}, line 1: {shown(wrong, 60)} is not a name of a column: the first line "
                 "names them, as anchor and positive; put such a line above the texts"
             )
         # Row numbers and ids, as pandas and hubs write them, are no texts.
         rest = [name for name in names if not _NUMBER_OF_ROW.fullmatch(name) and _usual(name) not in LABELS]
         # in a file without types, a number is a text that reads as one
-        texts = [n for n in rest if not is_number(row[n]) or (isinstance(row[n], str) and not self._has_header)]
+        texts = [n for n in rest if not is_number(row[n]) or (isinstance(row[n], str) and not self.has_header)]
         has_score = self._form in ("auto", "scores")
         # Three columns of which two are texts: the third is the score, as sentence-transformers has it.
         score = rest[2] if has_score and len(rest) == 3 and texts == rest[:2] else None

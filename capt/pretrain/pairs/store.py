@@ -178,7 +178,6 @@ class RowsWriter:
         for name in self._ends:
             self._columns[name].append([0])
         self.rows = 0
-        self._wrong = 0
         self._negatives = self._unused = 0
         self._is_scored: bool | None = None
         self._teacher = [0, ""]
@@ -196,19 +195,17 @@ class RowsWriter:
         if not pair.query.strip() or not all(text.strip() for text in own):
             raise DataError(f"{place}: an empty query or positive; remove the row")
         self._check_kind(place, pair)
-        # A negative that is a positive of the same row is left out and counted.
-        keys = {text_key(text) for text in own} if pair.negatives else set()
+        # The reader has left out negatives that are positives.
         scores = pair.negative_scores or (float("nan"),) * len(pair.negatives)
-        right = {text: score for text, score in zip(pair.negatives, scores, strict=True) if text_key(text) not in keys}
-        self._wrong += sum(text not in right for text in pair.negatives)
-        if not source.in_batch and not right:
+        negatives = dict(zip(pair.negatives, scores, strict=True))
+        if not source.in_batch and not negatives:
             raise DataError(
                 f"{place}: no negative, and source {source.name} has in_batch false: give the row negatives, or set "
                 "in_batch=true"
             )
         if not source.negatives:
-            self._unused += len(right)
-            right = {}
+            self._unused += len(negatives)
+            negatives = {}
         query_prompt = source.prompts.query if pair.prompt is None else pair.prompt
         queries, documents = self._sides
         columns = self._columns
@@ -219,15 +216,15 @@ class RowsWriter:
         mine = dict(zip(reversed(own), reversed(given), strict=True))
         order = list(dict.fromkeys(own))
         self._put("positive", [documents.number(text, source.prompts.document, place) for text in order])
-        self._put("negative", [documents.number(text, source.prompts.document, place) for text in right])
+        self._put("negative", [documents.number(text, source.prompts.document, place) for text in negatives])
         columns["positive_scores"].append([mine[text] for text in order])
-        columns["negative_scores"].append(list(right.values()))
+        columns["negative_scores"].append(list(negatives.values()))
         if pair.score is not None:
             columns["scores"].append([pair.score])
-        self._negatives += len(right)
+        self._negatives += len(negatives)
         self.rows += 1
         # A teacher must have scored all rows or none; the first row without scores is named.
-        if pair.positive_scores is not None and (pair.negative_scores is not None or not right):
+        if pair.positive_scores is not None and (pair.negative_scores is not None or not negatives):
             self._teacher[0] += 1  # type: ignore[operator]
         else:
             self._teacher[1] = self._teacher[1] or place
@@ -291,10 +288,7 @@ class RowsWriter:
         self._arrays = {name: column.finish() for name, column in columns.items()}
         arrays = {name: (column.dtype.str, len(column)) for name, column in columns.items()}
         digest = _digest_of(arrays, {name: column.sha256 for name, column in columns.items()})
-        notes = {
-            "negatives are positives of their row, and left out": self._wrong,
-            "texts are cut": sum(side.cut for side in self._sides),
-        }
+        notes = {"texts are cut": sum(side.cut for side in self._sides)}
         # Not part of the digest, for it follows from the rows.
         if not self._is_scored:
             arrays |= self._index(arrays)

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from capt.pretrain.base.overlap import same_text
-from capt.pretrain.pairs.known import positives_by_query
+from capt.pretrain.pairs.known import negative_fault, positives_by_query
 
 _BINS = 20
 
@@ -22,9 +22,10 @@ def faults(lines: Sequence[dict[str, Any]]) -> list[tuple[int, str]]:
     for number, row in enumerate(lines):
         names = [same_text(text) for text in row["neg"]]
         query = same_text(row["query"])
-        if not positives[query].keys().isdisjoint(names):
+        wrong = {negative_fault(name, query, positives[query]) for name in names}
+        if "negative_is_positive" in wrong:
             found.append((number, f"a negative of {row['query'][:80]!r} is a positive of the same query"))
-        elif query in names:
+        elif "negative_is_query" in wrong:
             found.append((number, f"a negative of {row['query'][:80]!r} is the query itself"))
         elif len(set(names)) < len(names):
             found.append((number, f"{row['query'][:80]!r} has a negative twice"))

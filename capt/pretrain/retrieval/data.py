@@ -16,24 +16,15 @@ from capt.pretrain.base.errors import ConfigError, DataError, shown
 from capt.pretrain.base.files import is_utf8, printable, read_lines
 from capt.pretrain.base.overlap import same_text
 from capt.pretrain.data.corpus import warn_once
-from capt.pretrain.data.files import json_object
+from capt.pretrain.data.formats import Reading, Row, suffix_of, suffixes
+from capt.pretrain.data.tables import read_file, read_table
+from capt.pretrain.pairs.cells import DOCUMENT_IDS, QUERY_IDS, beir_file, read_qrels, text_of, title_of, values
 from capt.pretrain.pairs.layout import Layouts, unread_labels
-from capt.pretrain.pairs.tables import (
-    DOCUMENT_IDS,
-    QUERY_IDS,
-    has_header,
-    read_qrels,
-    read_table,
-    text_of,
-    title_of,
-    values,
-)
 from capt.pretrain.retrieval.store import text_hash
 
 Document = tuple[str, str]
 """The id and the text of a document."""
 
-_TABLES = (".csv", ".tsv", ".json", ".parquet")
 _ROW = '{"_id": "...", "text": "..."}'
 
 JUDGED_BY = ("test", "dev", "train")
@@ -62,7 +53,7 @@ class Collection:
 
 
 def read_collections(path: Path, split: str | None = None) -> list[Collection]:
-    """The data sets at ``path``: a BEIR folder, a folder of NanoBEIR's parquet files, or a file of pairs.
+    """Read the data sets at ``path``: a BEIR folder, a folder of NanoBEIR's parquet files, or a file of pairs.
 
     Args:
         path: a file or folder.
@@ -85,31 +76,29 @@ def read_collections(path: Path, split: str | None = None) -> list[Collection]:
 
 
 def read_documents(path: Path, *, titles: bool = True) -> Iterator[Document]:
-    """The corpus at ``path``: that of a BEIR folder, JSON lines with ``text``, or a text a line.
+    """Yield the corpus at ``path``: that of a BEIR folder, the rows of a table with ``text``, or a text a line.
 
-    ``titles`` false gives the texts of JSON lines without their titles, in the same order.
+    ``titles`` false gives the texts of a table without their titles, in the same order.
 
     Raises:
-        DataError: nothing of the kind is there, or a line is not what it should be.
+        DataError: nothing of the kind is there, or a row is not what it should be.
     """
     if _is_beir(path):
-        yield from _documents(_packed_or_not(path, "corpus.jsonl"), titles=titles)
+        yield from _documents(_read(_table_of(path, "corpus")), titles=titles)
     elif path.is_dir():
         for collection in read_collections(path):
             yield from collection.documents()
-    elif ".jsonl" in path.name.lower():
-        yield from _documents(path, titles=titles)
-    elif path.suffix.lower() in _TABLES or path.with_suffix("").suffix.lower() in _TABLES:
-        raise DataError(f"{path}: a table; write its texts as JSON lines with {_ROW}, or as a text a line in a .txt")
+    elif (suffix := suffix_of(path)) in suffixes() and suffix != ".txt":
+        yield from _documents(_read(path), titles=titles)
     else:
         for number, line in enumerate(read_lines([path]), start=1):
             if line.strip():
-                _require_no_nul(f"{path}:{number}", line)
+                _require_text(f"{path}, line {number}", line)
                 yield str(number), line.strip()
 
 
 def read_queries(folder: Path) -> Iterator[Document]:
-    """All queries of a BEIR folder, judged or not, none where it has no queries; the judged ones of NanoBEIR.
+    """Yield all queries of a BEIR folder, judged or not, none where it has no queries; the judged ones of NanoBEIR.
 
     Raises:
         DataError: as `read_documents`.
@@ -117,16 +106,16 @@ def read_queries(folder: Path) -> Iterator[Document]:
     if not _is_beir(folder):
         for collection in read_collections(folder):
             yield from collection.queries
-    elif (folder / "queries.jsonl").exists() or (folder / "queries.jsonl.gz").exists():
-        yield from _documents(_packed_or_not(folder, "queries.jsonl"))
+    elif (queries := beir_file(folder, "queries")) is not None:
+        yield from _documents(_read(queries))
 
 
 def _is_beir(path: Path) -> bool:
-    return (path / "corpus.jsonl").exists() or (path / "corpus.jsonl.gz").exists()
+    return beir_file(path, "corpus") is not None
 
 
 def _beir(folder: Path, split: str | None) -> Collection:
-    corpus, queries = (_packed_or_not(folder, name) for name in ("corpus.jsonl", "queries.jsonl"))
+    corpus, queries = (_table_of(folder, name) for name in ("corpus", "queries"))
     names = [split] if split else list(JUDGED_BY)
     found = next((path for name in names if (path := folder / "qrels" / f"{name}.tsv").is_file()), None)
     if found is None:
@@ -135,20 +124,25 @@ def _beir(folder: Path, split: str | None) -> Collection:
             f"{folder}: no qrels/{names[0]}.tsv; " + (f"it has {', '.join(have)}: give --split" if have else "no qrels")
         )
     # Judgements first: only queries that have some are kept in memory.
-    judged, contradictions = _qrels(found)
-    texts = [(name, text) for name, text in _documents(queries, judged=True) if name in judged]
+    judged, contradictions = _judged(read_qrels(found), found)
+    texts = [(name, text) for name, text in _documents(_read(queries), judged=True) if name in judged]
     if not texts:
         raise DataError(f"{found}: none of its queries is in {queries}")
     remarks = _remarks(found, texts, judged, contradictions)
     return Collection(
-        folder.name, lambda: _documents(corpus, judged=True), _unique(texts, queries), judged, found.stem, remarks
+        folder.name,
+        lambda: _documents(_read(corpus), judged=True),
+        _unique(texts, queries),
+        judged,
+        found.stem,
+        remarks,
     )
 
 
 def _remarks(
     source: Path, queries: Sequence[Document], judged: dict[str, dict[str, int]], contradictions: int = 0
 ) -> tuple[str, ...]:
-    """What of the judgements has no part in the figures. Raises ``DataError`` where nothing is relevant."""
+    """Say what of the judgements has no part in the figures. Raises ``DataError`` where nothing is relevant."""
     if not any(grade > 0 for name, _ in queries for grade in judged[name].values()):
         raise DataError(f"{source}: no judgement of its queries is above 0, so that no document is relevant")
     counts = {
@@ -159,38 +153,44 @@ def _remarks(
     return tuple(f"{count} {what}" for what, count in counts.items() if count)
 
 
-def _packed_or_not(folder: Path, name: str) -> Path:
-    for path in (folder / name, folder / f"{name}.gz"):
-        if path.is_file():
-            return path
-    raise DataError(f"{folder}: no {name}, which a BEIR folder has")
+def _table_of(folder: Path, stem: str) -> Path:
+    found = beir_file(folder, stem)
+    if found is None:
+        raise DataError(f"{folder}: no {stem}.jsonl, which a BEIR folder has")
+    return found
 
 
-def _documents(path: Path, *, titles: bool = True, judged: bool = False) -> Iterator[Document]:
-    """Rows with an id, ``text`` and perhaps ``title``: the text of a row is title, space, text.
+def _read(path: Path) -> Iterator[Row]:
+    return read_file(path, Reading(keys=("_id", "text")))
+
+
+def _documents(rows: Iterable[Row], *, titles: bool = True, judged: bool = False) -> Iterator[Document]:
+    """Yield rows with an id, ``text`` and perhaps ``title``: the text of a row is title, space, text.
 
     Rows without an id have their number, but not where they are ``judged`` by their ids.
     """
-    for where, row in read_json_lines(path):
+    for where, number, row in rows:
         text, title = row.get("text"), title_of(where, row)
         if not isinstance(text, str):
             has = ", ".join(shown(key, 40) for key in list(row)[:10]) or "nothing"
             raise DataError(f'{where}: "text" should be a text, it is {shown(text)}; the row has {has}')
-        _require_no_nul(where, title, text)
         key = next((key for key in (*DOCUMENT_IDS, *QUERY_IDS) if key in row), None)
         if key is None and judged:
             raise DataError(f'{where}: no "_id", by which judgements name it; {_ROW} is expected')
-        name = where.rpartition(":")[2] if key is None else row[key]
+        name = number if key is None else row[key]
         if isinstance(name, bool) or not isinstance(name, str | int):
             raise DataError(f'{where}: "{key}" should be a text, not {shown(name)}')
         if not str(name).strip():
             raise DataError(f'{where}: "{key}" is empty; give the row an id, or remove it')
+        _require_text(where, title, text, str(name))
         yield str(name).strip(), f"{title} {text}".strip() if title and titles else text
 
 
-def _require_no_nul(where: str, *texts: str) -> None:
+def _require_text(where: str, *texts: str) -> None:
     if any("\0" in text for text in texts):
         raise DataError(f"{where}: binary, not text: it holds a NUL")
+    if not all(map(is_utf8, texts)):
+        raise DataError(f"{where}: half a character (a lone surrogate), which is not text")
 
 
 def _unique(documents: Iterable[Document], source: Path) -> list[Document]:
@@ -204,38 +204,23 @@ def _unique(documents: Iterable[Document], source: Path) -> list[Document]:
     return kept
 
 
-def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The place and the object of each line of a JSON lines file, packed with gzip or not; blank lines are left out.
-
-    Raises:
-        DataError: a line is not a JSON object.
-    """
-    for number, line in enumerate(read_lines([path]), start=1):
-        if line.strip():
-            row = json_object(path, number, line, keys=("_id", "text"))
-            # Half a character can only come from an escape; the check of whole rows costs time.
-            if "\\ud" in line.lower():
-                _require_json(f"{path}:{number}", row)
-            yield f"{path}:{number}", row
-
-
-def _qrels(path: Path) -> tuple[dict[str, dict[str, int]], int]:
-    """The judgements of each query, and the number of those that contradict an earlier one."""
+def _judged(judgements: Iterable[tuple[str, str, str, float]], source: Path) -> tuple[dict[str, dict[str, int]], int]:
+    """Return the judgements of each query, and the number of those that contradict an earlier one."""
     judged: dict[str, dict[str, int]] = {}
     contradictions = 0
-    for place, query, document, grade in read_qrels(path):
+    for place, query, document, grade in judgements:
         if grade % 1:
             raise DataError(f"{place}: query-id, corpus-id and a whole number as score are expected, not {grade:g}")
         # setdefault keeps the earlier judgement, to compare with; the later one then counts.
         contradictions += judged.setdefault(query, {}).setdefault(document, int(grade)) != grade
         judged[query][document] = int(grade)
     if not judged:
-        raise DataError(f"{path}: no judgements")
+        raise DataError(f"{source}: no judgements")
     return judged, contradictions
 
 
 def _nano_beir(folder: Path) -> list[Collection]:
-    """Folders ``corpus``, ``queries`` and ``qrels`` with a parquet file for each data set, as the hub has them."""
+    """Read folders ``corpus``, ``queries`` and ``qrels`` with a parquet file for each data set, as the hub has them."""
     names = sorted({_split_of(path) for path in (folder / "corpus").glob("*.parquet")})
     if not names:
         raise DataError(f"{folder / 'corpus'}: no parquet file")
@@ -252,41 +237,37 @@ _LARGEST_GRADE = 10**18
 
 
 def _nano(folder: Path, name: str) -> Collection:
-    def rows(kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    def rows(kind: str) -> Iterator[Row]:
         files = sorted(path for path in (folder / kind).glob("*.parquet") if _split_of(path) == name)
         if not files:
             raise DataError(f"{folder / kind}: no parquet file of {name}")
         for path in files:
-            yield from read_table(path)
+            yield from read_file(path)
 
-    def texts(kind: str) -> Iterator[Document]:
-        for where, row in rows(kind):
-            if not isinstance(row.get("_id"), str | int) or not isinstance(row.get("text"), str):
-                has = ", ".join(f"{key} {shown(value, 20)}" for key, value in row.items())
-                raise DataError(f'{where}: columns "_id" and "text" are expected, with a text; it has {has}')
-            title = title_of(where, row)
-            _require_no_nul(where, title, row["text"])
-            if not str(row["_id"]).strip():
-                raise DataError(f'{where}: "_id" is empty; give the row an id, or remove it')
-            yield str(row["_id"]), f"{title} {row['text']}".strip() if title else row["text"]
+    def judgements() -> Iterator[tuple[str, str, str, float]]:
+        for where, _, row in rows("qrels"):
+            query, document, grade = row.get("query-id"), row.get("corpus-id"), row.get("score", 1)
+            if not isinstance(query, str | int) or not isinstance(document, str | int):
+                raise DataError(f'{where}: columns "query-id" and "corpus-id" are expected, it has {", ".join(row)}')
+            # The rest of NaN and of infinity is NaN. A sum of huge ones is infinite, and a figure of it no number.
+            if not isinstance(grade, int | float) or grade % 1 or abs(grade) > _LARGEST_GRADE:
+                raise DataError(f'{where}: "score" is {shown(grade)}; a whole number is expected')
+            yield where, str(query).strip(), str(document).strip(), grade
 
-    judged: dict[str, dict[str, int]] = {}
-    contradictions = 0
-    for where, row in rows("qrels"):
-        query, document, grade = row.get("query-id"), row.get("corpus-id"), row.get("score", 1)
-        if not isinstance(query, str | int) or not isinstance(document, str | int):
-            raise DataError(f'{where}: columns "query-id" and "corpus-id" are expected, it has {", ".join(row)}')
-        # The rest of NaN and of infinity is NaN. A sum of huge ones is infinite, and a figure of it no number.
-        if not isinstance(grade, int | float) or grade % 1 or abs(grade) > _LARGEST_GRADE:
-            raise DataError(f'{where}: "score" is {shown(grade)}; a whole number is expected')
-        contradictions += judged.setdefault(str(query), {}).setdefault(str(document), int(grade)) != int(grade)
-        judged[str(query)][str(document)] = int(grade)
+    judged, contradictions = _judged(judgements(), folder / "qrels")
     # Queries without a judgement are left out, as those of a BEIR folder are.
-    queries = [(each, text) for each, text in texts("queries") if each in judged]
+    queries = [(each, text) for each, text in _documents(rows("queries"), judged=True) if each in judged]
     if not queries:
         raise DataError(f"{folder}: none of the judged queries of {name} is among its queries")
     remarks = _remarks(folder / "qrels", queries, judged, contradictions)
-    return Collection(name, lambda: texts("corpus"), _unique(queries, folder / "queries"), judged, name, remarks)
+    return Collection(
+        name,
+        lambda: _documents(rows("corpus"), judged=True),
+        _unique(queries, folder / "queries"),
+        judged,
+        name,
+        remarks,
+    )
 
 
 @dataclass(frozen=True)
@@ -301,7 +282,7 @@ class PairRow:
 
 
 def read_pair_rows(files: Sequence[Path]) -> Iterator[PairRow]:
-    """Rows with a query and one positive or several, from tables of any kind (`read_table`).
+    """Yield rows with a query and one positive or several, from tables of any kind (`read_table`).
 
     Columns are found by their names, or by their order, as for training on pairs (`Layouts`); scores and labels have no
     meaning here and are among the other columns. The log names such columns.
@@ -310,8 +291,8 @@ def read_pair_rows(files: Sequence[Path]) -> Iterator[PairRow]:
         DataError: a file cannot be read, or a row has no query or no positive, or one of them is not a text.
     """
     for path in files:
-        empty, layouts = True, Layouts("columns", {}, has_header(path), with_corpus=False)
-        for where, row in read_table(path):
+        empty, layouts = True, Layouts("columns", {}, path, with_corpus=False)
+        for where, _, row in read_table(path):
             layout = layouts.find(where, row)
             query, positives, negatives = (
                 [text_of(where, name, value) for name in names for value in values(row.get(name))]

@@ -20,6 +20,8 @@ from capt.pretrain.base.paired import paired_difference
 from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.config.retrieval import METRICS
 from capt.pretrain.convert.card import with_earlier
+from capt.pretrain.data.formats import Reading
+from capt.pretrain.data.tables import read_file
 from capt.pretrain.engine.checkpoint import find_best
 from capt.pretrain.engine.provenance import provenance, used_versions
 from capt.pretrain.engine.run_folder import (
@@ -32,7 +34,7 @@ from capt.pretrain.engine.run_folder import (
     sections_as_text,
     write_result,
 )
-from capt.pretrain.retrieval.data import Collection, read_collections, read_json_lines
+from capt.pretrain.retrieval.data import Collection, read_collections
 from capt.pretrain.retrieval.encode import EncodeOptions, embed, rows_of
 from capt.pretrain.retrieval.encoders import EncoderOptions, TextEncoder, load_text_encoder
 from capt.pretrain.retrieval.metrics import DEPTH, PROTOCOL, mean_metrics, query_metrics
@@ -54,7 +56,7 @@ Rankings = list[list[str]]
 
 @dataclass(frozen=True)
 class RetrievalSettings:
-    """What is evaluated beside whole vectors, and where per-query figures go."""
+    """Settings of an evaluation: what is measured beside whole vectors, and where per-query figures go."""
 
     dims: tuple[int, ...] = ()
     bm25: bool = False
@@ -411,7 +413,7 @@ def _figures(given: str) -> dict[tuple[str, str], dict[str, float]]:
         path = Path(name)
     found: dict[tuple[str, str], dict[str, float]] = {}
     systems: set[str] = set()
-    for where, row in read_json_lines(path):
+    for where, _, row in read_file(path, Reading(keys=METRICS)):
         try:
             systems.add(str(row["system"]))
             if row["system"] == system:

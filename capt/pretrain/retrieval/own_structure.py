@@ -16,7 +16,8 @@ from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.overlap import same_text
 from capt.pretrain.base.randomness import derive
 from capt.pretrain.data.docstrings import write_pairs
-from capt.pretrain.retrieval.data import read_collections, read_documents, read_json_lines, read_queries
+from capt.pretrain.data.tables import read_file
+from capt.pretrain.retrieval.data import read_collections, read_documents, read_queries
 
 PAIRS, TEXT, BEIR = "pairs.jsonl", "text.txt", "beir"
 _HELD_OUT, _SHOWN = 500, 4
@@ -70,7 +71,7 @@ def write_docstring_data(
     """
     write_pairs(out, folders)
     # By hash: the same rows are held out wherever the packages lie, and in whatever order.
-    rows = sorted((row for _, row in read_json_lines(out / PAIRS)), key=lambda row: derive(1, "pairs", row["query"]))
+    rows = sorted((row for _, _, row in read_file(out / PAIRS)), key=lambda row: derive(1, "pairs", row["query"]))
     rows = rows[:limit]
     library = [row for row in rows if searched is None or package_of(row["pos"][0]) in searched]
     held_out = library[: min(_HELD_OUT, len(library) // 10)]

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import gzip
+import random
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +13,7 @@ import pytest
 
 from capt.pretrain.base.atomic import new_file, new_folder, partial_folder
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.base.files import read_lines
+from capt.pretrain.base.files import read_lines, text_lines
 from capt.pretrain.convert.output import export_folder
 
 
@@ -71,6 +73,33 @@ def test_lines_of_plain_and_packed_files(tmp_path: Path) -> None:
         file.write("\ufeff".encode() + b"four\n" * 3000)
     lines = list(read_lines([tmp_path / "a.txt", tmp_path / "b.gz"]))
     assert lines == ["één", "", "  zwei\u2028drei", *["four"] * 3000]
+
+
+def test_long_lines_come_in_pieces_that_cut_no_character_and_no_line_end(tmp_path: Path) -> None:
+    rng, path = random.Random(5), tmp_path / "a.txt"
+    for _ in range(300):
+        content = "x" + "".join(
+            rng.choice(["a", "é", "日", "😀", "\r\n", "\n", " ", "\u2028", "\x85"]) for _ in range(60)
+        )
+        content = content.replace("\n", "\n\ufeff", 2) + rng.choice(["", "\r\n"])
+        path.write_bytes(content.encode())
+        expected = [*enumerate(re.split(r"(?<=\n)", content.replace("\r\n", "\n").replace("\ufeff", "")), start=1)]
+        for limit in (None, rng.randint(5, 40)):
+            found: dict[int, str] = {}
+            with path.open("rb") as raw:
+                for number, piece in text_lines(path, raw, limit):
+                    assert limit is None or len(piece.encode()) < limit + 4
+                    found[number] = found.get(number, "") + piece
+            assert [*found.items()] == [each for each in expected if each[1]], (content, limit)
+
+
+def test_a_carriage_return_alone_ends_no_line(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"one\ntwo\rthree\r\n")
+    assert list(read_lines([tmp_path / "a.txt"])) == ["one", "two\rthree"]
+    (tmp_path / "a.txt").write_bytes(b"one\rtwo\r")
+    for limit in (None, 100):
+        with (tmp_path / "a.txt").open("rb") as raw, pytest.raises(DataError, match="carriage returns alone; tr "):
+            list(text_lines(tmp_path / "a.txt", raw, limit))
 
 
 @pytest.mark.parametrize(

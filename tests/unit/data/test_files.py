@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import lzma
 import os
-import re
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +11,14 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from capt.finetune.labels.files import open_table
 from capt.pretrain.base import files
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.data.corpus import Missing
-from capt.pretrain.data.files import READERS, FileCorpus, parquet_batches
-from capt.pretrain.data.paths import SUFFIXES, held_out_files, resolve_files, resolve_paths
+from capt.pretrain.data.files import FileCorpus
+from capt.pretrain.data.formats import Reading
+from capt.pretrain.data.parquet import Parquet
+from capt.pretrain.data.paths import held_out_files, resolve_files, resolve_paths
+from capt.pretrain.data.tables import open_table
 from tests.unit.data.doubles import documents
 
 DOCUMENTS = ["One paragraph.\nAnöther, with an ümlaut.", "Second document."]
@@ -115,25 +115,11 @@ BAD = {
     "empty": ("a.txt", b"", "a.txt is empty"),
     "blank": ("a.txt", b"\n \n\n", "holds no text"),
     "blank rows": ("a.jsonl", b'{"text": ""}\n{"text": " "}\n', "holds no text"),
-    "binary": ("a.txt", b"text\nmore\0text", "a.txt is binary, not text: NUL at line 2, byte 9"),
-    "utf-16": (
-        "a.txt",
-        "text".encode("utf-16"),
-        "not UTF-8 text: it begins as UTF-16 does; convert it: iconv -f utf-16",
-    ),
-    "utf-16 rows": ("a.jsonl", b"\xfe\xff" + '{"text": "a"}'.encode("utf-16-be"), "it begins as UTF-16 does"),
-    "gzip by another name": (
-        "a.txt",
-        gzip.compress(b"one two\n" * 9),
-        "it is packed with gzip; unpack it, or name it .gz",
-    ),
+    "binary": ("a.txt", b"text\nmore\0text", "a.txt, line 2: binary, not text: it holds a NUL"),
     "packed twice": ("a.txt.gz", gzip.compress(b"one two\n" * 9), "it is packed with gzip; unpack it, or name it .gz"),
-    "xz": ("a.txt", lzma.compress(b"one two\n" * 9), "it is an archive, or packed, or a spreadsheet"),
-    "latin-1": ("a.txt", b"one\ntwo\ncaf\xe9\n", "not UTF-8: byte 0xe9 at line 3, byte 11; convert it"),
-    "latin-1 in gz": ("a.txt.gz", b"one\ntwo\ncaf\xe9\n", "not UTF-8: byte 0xe9 at line 3, byte 11"),
-    "latin-1 far in": ("a.txt", b"ok \xc3\xa9\n" * 30_000 + b"\xe9", "at line 30001, byte 180000"),
-    "cut in a character": ("a.txt", b"caf\xc3", "not UTF-8: byte 0xc3 at line 1, byte 3"),
-    "json": ("a.jsonl", b'{"text": "a"}\n{"text": }\n', "a.jsonl, line 2, column 10: not JSON"),
+    "latin-1": ("a.txt", b"one\ntwo\ncaf\xe9\n", "line 3: not UTF-8 text .byte 0xe9. at byte 11; convert it"),
+    "latin-1 far in": ("a.txt", b"ok \xc3\xa9\n" * 30_000 + b"\xe9", "line 30001: .* at byte 180000"),
+    "cut in a character": ("a.txt", b"caf\xc3", "line 1: not UTF-8 text .byte 0xc3. at byte 3"),
     "json list": (
         "a.jsonl",
         b"[1]\n",
@@ -149,8 +135,7 @@ BAD = {
     "json null": ("a.jsonl", b'{"text": null}\n', "line 1: 'text' has no text; data.missing=skip leaves such rows out"),
     "json type": ("a.jsonl", b'{"text": 3}\n', "line 1: 'text' must be text, it is int"),
     "json NUL": ("a.jsonl", b'{"text": "a\\u0000b"}\n', "line 1: 'text' is binary, not text: NUL at character 1"),
-    "json utf-8": ("a.jsonl", b'{"text": "a"}\n{"text": "\xe9"}\n', "not UTF-8: byte 0xe9 at line 2, byte 24"),
-    "parquet": ("a.parquet", b"PAR1 is not enough", "a.parquet is not a readable parquet file"),
+    "json utf-8": ("a.jsonl", b'{"text": "a"}\n{"text": "\xe9"}\n', "line 2: not UTF-8 text .byte 0xe9. at byte 24"),
 }
 
 
@@ -160,14 +145,6 @@ def test_bad_files_are_named_with_the_place(tmp_path: Path, name: str, content: 
     with pytest.raises(DataError, match=message) as error:
         read(path, missing="refuse")
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("damage", ["truncated", "not gzip"])
-def test_damaged_gzip_is_named(tmp_path: Path, damage: str) -> None:
-    path = write(tmp_path / "a.txt.gz", os.urandom(40_000).hex())
-    path.write_bytes(path.read_bytes()[:-4000] if damage == "truncated" else b"plain text\n" * 100)
-    with pytest.raises(DataError, match=re.escape(f"{path} is not a whole gzip file")):
-        read(path)
 
 
 def test_parquet_column_is_checked(tmp_path: Path) -> None:
@@ -257,7 +234,7 @@ def test_patterns_name_files(tmp_path: Path) -> None:
         held_out_files([f"{tmp_path}/sub/loop/a.txt"], [tmp_path / "a.txt"])
     with pytest.raises(DataError, match=r"no reader for files ending in \.rst; known: \.txt,.* rename"):
         resolve_paths([f"{tmp_path}/notes.rst"], "data.files")
-    assert set(READERS) == set(SUFFIXES)
+
     with pytest.raises(DataError, match=r"is a folder; name its files, for example .*/\*\.txt$"):
         resolve_paths([str(tmp_path)], "data.files")
     for name in ("guide/a.md", "guide/b.md.gz", "guide/c.txt"):
@@ -292,11 +269,11 @@ def test_a_fifo_is_no_corpus(tmp_path: Path) -> None:
 
 
 def test_a_row_without_end_is_refused_in_constant_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("capt.pretrain.data.files._LONGEST_ROW", 1 << 16)
+    monkeypatch.setattr("capt.pretrain.base.files.LONGEST_LINE", 1 << 16)
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"text": "' + b"a" * (1 << 24)))
     tracemalloc.start()
-    with pytest.raises(DataError, match="line 1: over 65,536 characters"):
+    with pytest.raises(DataError, match="line 1: over 65,536 bytes"):
         list(FileCorpus([path], "text", None))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -363,7 +340,7 @@ def test_a_list_may_hold_one_text_a_million_times(tmp_path: Path, monkeypatch: p
         column = make("one", 3)
         pyarrow.parquet.write_table(pyarrow.table({"list": column}), path)
         with path.open("rb") as raw:
-            assert [batch["list"] for _, batch in parquet_batches(path, raw, list)] == [column.to_pylist()], name
+            assert [row.cells["list"] for row in Parquet().rows(path, raw, Reading())] == column.to_pylist(), name
         column = make(1000 * "x", 4000)
         pyarrow.parquet.write_table(pyarrow.table({"list": column}), path)
         assert path.stat().st_size < 50_000, name
@@ -371,7 +348,7 @@ def test_a_list_may_hold_one_text_a_million_times(tmp_path: Path, monkeypatch: p
         pyarrow.set_memory_pool(pool)
         try:
             with path.open("rb") as raw, pytest.raises(DataError, match="more than 200 times their size"):
-                list(parquet_batches(path, raw, list))
+                list(Parquet().rows(path, raw, Reading()))
         finally:
             pyarrow.set_memory_pool(usual)
         assert pool.max_memory() < 1 << 20, name
@@ -400,8 +377,10 @@ def test_zstd(tmp_path: Path) -> None:
     path.write_bytes(pack(rows[:70_000]) + pack(rows[70_000:]))
     assert read(path) == [f"row {i}" for i in range(9000)]
     path.write_bytes(pack(rows)[:-9])
-    with pytest.raises(DataError, match=r"a\.jsonl\.zst is not a whole zstd file: it ends within a frame"):
+    with pytest.raises(
+        DataError, match=r"a\.jsonl\.zst, after line 6\d+: damaged zstd file \(it ends within a frame\)"
+    ):
         read(path)
     path.write_bytes(rows)
-    with pytest.raises(DataError, match="is not a whole zstd file"):
+    with pytest.raises(DataError, match=r"damaged zstd file .*name it without \.zst"):
         read(path)

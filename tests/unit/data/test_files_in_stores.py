@@ -140,7 +140,7 @@ def test_what_is_not_there(folder: Path, store: type[FaultyStore]) -> None:
     with pytest.raises(DataError, match=r"a.txt is training text too"):
         held_out_files([f"{url}/*.txt"], list(train))
     (folder / "bad.txt").write_bytes(b"good\nbad \xff\n")
-    with pytest.raises(DataError, match=r"bad\.txt is not UTF-8: byte 0xff at line 2, byte 9"):
+    with pytest.raises(DataError, match=r"bad\.txt, line 2: not UTF-8 text \(byte 0xff\) at byte 9"):
         list(FileCorpus(resolve_files([f"{url}/bad.txt"], "data.files"), "text", None))
 
 

@@ -73,8 +73,8 @@ def test_equal_texts_need_no_other_package(files: tuple[Path, Path, list[str], l
         t for t in evaluated if same_text(t) in set(map(same_text, trained))
     }
     for match in found.equal:
-        assert match.place == f"{against}:{evaluated.index(match.text) + 2}"
-        assert match.trained_place == f"{train}:{trained.index(match.trained_text) + 1}"
+        assert match.place == f"{against}, line {evaluated.index(match.text) + 2}"
+        assert match.trained_place == f"{train}, line {trained.index(match.trained_text) + 1}"
 
 
 def test_a_folder_of_beir_and_nested_texts(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_folder_of_beir_and_nested_texts(tmp_path: Path) -> None:
     train = write_json(tmp_path / "a.jsonl", [{"query": "x", "positive_passages": [{"docid": "7", "text": text}]}])
     found = find_duplicates([train], [tmp_path], threshold=None)
     assert [(match.place, match.trained_place) for match in found.equal] == [
-        (f"{tmp_path}/queries.jsonl:1", f"{train}:1")
+        (f"{tmp_path}/queries.jsonl, line 1", f"{train}, line 1")
     ]
     assert found.short == 3  # the empty title, the query and the docid of the training row; no id of the folder
 

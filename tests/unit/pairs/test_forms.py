@@ -137,6 +137,8 @@ def test_rows_that_are_lists_are_read_in_the_order_of_columns(tmp_path: Path, fo
             assert [pair.query for pair in swapped] == [pair.positives[0] for pair in expected]
             found = [(row.query, tuple(row.positives), tuple(row.negatives)) for row in read_pair_rows([path])]
             assert found == [(pair.query, pair.positives, pair.negatives) for pair in expected]
+    write_json(path, [[[t[0]], [t[1]]], [[t[2]], [t[3]], [t[4], t[5]]]])
+    assert read(path) == [Pair(t[0], (t[1],)), Pair(t[2], (t[3],), (t[4], t[5]))]
     refused: list[tuple[Any, str]] = [
         ([["a", "b"], ["c", "d", 0.5]], "a row of scores"),
         ([["a", "b"], ["c"]], "the columns are 'column 1'"),
@@ -163,7 +165,7 @@ def test_lines_are_texts(tmp_path: Path) -> None:
     counts = Counts()
     assert read(tmp_path / "a.txt", counts=counts) == [Pair("one", ()), Pair("two\x85\u2028 2", ()), Pair("three", ())]
     assert (counts.rows, counts.used, counts.without_query) == (4, 3, 1)
-    assert counts.first["without_query"] == f"{tmp_path}/a.txt:3"
+    assert counts.first["without_query"] == f"{tmp_path}/a.txt, line 3"
 
 
 def test_one_of_several_columns_is_chosen(tmp_path: Path) -> None:
@@ -177,7 +179,7 @@ def test_a_corpus_that_no_column_of_ids_belongs_to_is_refused(tmp_path: Path) ->
     corpus = write_json(tmp_path / "corpus.jsonl", [{"_id": i, "text": f"text {i}"} for i in range(3)])
     path = tmp_path / "a.csv"
     path.write_text("query,product_id\na,1\nb,2\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"a\.csv:2: of the columns 'query', 'product_id' none is known"):
+    with pytest.raises(DataError, match=r"a\.csv, line 2: of the columns 'query', 'product_id' none is known"):
         read(path, corpus=corpus)
     named = {"query": "query", "positive": "product_id"}
     expected = [Pair("a", ("text 1",)), Pair("b", ("text 2",))]
@@ -223,7 +225,7 @@ def test_passages_as_objects(tmp_path: Path) -> None:
     rows = [{"question_id": "q", "question": "x", "pos_doc": [{"id": "7"}], "neg_doc": [{"id": "8"}]}]
     assert read(write_json(tmp_path / "b.jsonl", rows), corpus=corpus) == [Pair("x", ("seven",), ("eight",))]
     rows = [{"query": "x", "positive_passages": [{"docid": "1", "title": 5, "text": "t"}]}]
-    with pytest.raises(DataError, match=r"c.jsonl:1: 'title' should be a text, it is 5; put quotes around it"):
+    with pytest.raises(DataError, match=r"c.jsonl, line 1: 'title' should be a text, it is 5; put quotes around it"):
         read(write_json(tmp_path / "c.jsonl", rows))
 
 
@@ -234,8 +236,11 @@ def test_beir(tmp_path: Path) -> None:
     counts = Counts()
     found = dict(read_pairs([folder], split="test", counts=counts))
     path = folder / "qrels" / "test.tsv"
-    assert found == {f"{path}:2": Pair("query 1", ("T t1", "T t3"), ("t4",)), f"{path}:3": Pair("query 0", ("t2",))}
-    assert (counts.rows, counts.without_positive, counts.first["without_positive"]) == (3, 1, f"{path}:6")
+    assert found == {
+        f"{path}, line 2": Pair("query 1", ("T t1", "T t3"), ("t4",)),
+        f"{path}, line 3": Pair("query 0", ("t2",)),
+    }
+    assert (counts.rows, counts.without_positive, counts.first["without_positive"]) == (3, 1, f"{path}, line 6")
 
 
 @pytest.mark.parametrize(
@@ -264,41 +269,45 @@ def test_judgements_that_contradict_each_other_are_counted(tmp_path: Path) -> No
     list(read_pairs([folder], split="test", counts=(counts := Counts())))
     place = folder / "qrels" / "test.tsv"
     assert counts.remarks() == [
-        f"judgements that contradict an earlier one, the last counts: 1, the first at {place}:4"
+        f"judgements that contradict an earlier one, the last counts: 1, the first at {place}, line 4"
     ]
 
 
 @pytest.mark.parametrize(
     ("file", "content", "says"),
     [
-        ("corpus.jsonl", {"_id": "d1", "title": 0, "text": "t"}, r"corpus.jsonl:1: 'title' should be a text, it is 0"),
+        (
+            "corpus.jsonl",
+            {"_id": "d1", "title": 0, "text": "t"},
+            r"corpus.jsonl, line 1: 'title' should be a text, it is 0",
+        ),
         (
             "corpus.jsonl",
             {"_id": "d1", "title": [], "text": "t"},
-            r"corpus.jsonl:1: 'title' should be a text, it is \[\]",
+            r"corpus.jsonl, line 1: 'title' should be a text, it is \[\]",
         ),
         (
             "corpus.jsonl",
             {"_id": " ", "text": "t"},
-            "corpus.jsonl:1: .?._id.? is empty; give the row an id, or remove it",
+            "corpus.jsonl, line 1: .?._id.? is empty; give the row an id, or remove it",
         ),
         (
             "queries.jsonl",
             {"_id": "", "text": "t"},
-            "queries.jsonl:1: .?._id.? is empty; give the row an id, or remove it",
+            "queries.jsonl, line 1: .?._id.? is empty; give the row an id, or remove it",
         ),
         (
             "qrels/test.tsv",
             "q1\td1\t1_0",
-            "test.tsv:1: .* a whole number as score are expected, found 'q1', 'd1', '1_0'",
+            "test.tsv, line 1: .* a whole number as score are expected, found 'q1', 'd1', '1_0'",
         ),
         (
             "qrels/test.tsv",
             "q1\td1\tnan",
-            "test.tsv:1: .* a whole number as score are expected, found 'q1', 'd1', 'nan'",
+            "test.tsv, line 1: .* a whole number as score are expected, found 'q1', 'd1', 'nan'",
         ),
-        ("qrels/test.tsv", "q1\t\t1", "test.tsv:1: query-id, corpus-id .* expected, found 'q1', '', '1'"),
-        ("qrels/test.tsv", "\td1\t1", "test.tsv:1: query-id, corpus-id .* expected, found '', 'd1', '1'"),
+        ("qrels/test.tsv", "q1\t\t1", "test.tsv, line 1: query-id, corpus-id .* expected, found 'q1', '', '1'"),
+        ("qrels/test.tsv", "\td1\t1", "test.tsv, line 1: query-id, corpus-id .* expected, found '', 'd1', '1'"),
     ],
 )
 def test_faults_of_beir_folders_are_refused_alike_for_training_and_for_evaluation(
@@ -336,14 +345,17 @@ def test_a_text_of_digits_is_a_text_where_values_have_types(tmp_path: Path, name
 def test_a_place_is_the_line_at_which_a_row_begins(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text('anchor,positive\n"a\nb","c\r\nd"\n\ne,f\n')
-    assert list(read_pairs([path])) == [(f"{path}:2", Pair("a\nb", ("c\nd",))), (f"{path}:6", Pair("e", ("f",)))]
+    assert list(read_pairs([path])) == [
+        (f"{path}, line 2", Pair("a\nb", ("c\nd",))),
+        (f"{path}, line 6", Pair("e", ("f",))),
+    ]
 
 
 def test_several_files_and_patterns(tmp_path: Path) -> None:
     for i in range(3):
         write_json(tmp_path / f"{i}.jsonl", [{"query": f"q{i}", "pos": [f"p{i}"]}])
     assert [place for place, _ in read_pairs([tmp_path / "[12].jsonl", tmp_path / "0.jsonl"])] == [
-        f"{tmp_path}/{i}.jsonl:1" for i in (1, 2, 0)
+        f"{tmp_path}/{i}.jsonl, line 1" for i in (1, 2, 0)
     ]
 
 
@@ -374,7 +386,7 @@ def test_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert (counts.without_query, counts.without_positive, counts.empty_texts) == (2, 2, 4)
     assert (counts.duplicates, counts.query_is_positive) == (1, 1)
     assert (counts.negative_is_positive, counts.negative_is_query) == (1, 1)
-    assert f"rows left out, the query is empty: 2, the first at {path}:2" in caplog.text
+    assert f"rows left out, the query is empty: 2, the first at {path}, line 2" in caplog.text
     assert all(remark in caplog.text for remark in counts.remarks())
     assert len(counts.remarks()) == 8
 
@@ -434,7 +446,7 @@ def test_a_set_of_the_hub_is_asked_for_by_its_id(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(datasets, "get_dataset_config_names", lambda name: ["default"])
     counts = Counts()
     found = dict(read_pairs([Path("some/pairs")], counts=counts))
-    assert found == {"some/pairs:1": Pair("a", ("c",)), "some/pairs:2": Pair("b", ("d",))}
+    assert found == {"some/pairs, row 1": Pair("a", ("c",)), "some/pairs, row 2": Pair("b", ("d",))}
     assert counts.columns == {"some/pairs": "query 'query'; positive 'document'; not read 'dataset'"}
     assert len(read(Path("some/pairs/triplet"), split="dev")) == 2
     assert asked == [("some/pairs", None, "train"), ("some/pairs", "triplet", "dev")]

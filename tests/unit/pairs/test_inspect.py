@@ -107,18 +107,18 @@ def test_the_command(pairs: Path, tokenizer: Path) -> None:
         f"{pairs}: query 'query'; positive 'pos'; negative 'neg'\n31 rows, 30 usable: 30 positives and 75 negatives"
         in text
     )
-    assert f"\n{pairs}:1\n     query | <s> " in text
+    assert f"\n{pairs}, line 1\n     query | <s> " in text
     assert "are longer than 10, and are cut" in text
     [shown] = json.loads(inspect(pairs, "--tokenizer", tokenizer, "--json"))
     assert shown["counts"]["without_query"] == 1
-    assert [sample["place"] for sample in shown["samples"]] == [f"{pairs}:{i}" for i in (1, 2, 3)]
+    assert [sample["place"] for sample in shown["samples"]] == [f"{pairs}, line {i}" for i in (1, 2, 3)]
     assert "characters" in inspect(pairs)
     assert "positive 'query'" in inspect(pairs, "--columns", "query=pos", "--columns", "positive=query")
 
 
 def test_what_is_wrong_is_said(pairs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     inspect(pairs)
-    assert f"rows left out, the query is empty: 1, the first at {pairs}:31" in caplog.text
+    assert f"rows left out, the query is empty: 1, the first at {pairs}, line 31" in caplog.text
     for arguments, error, message in [
         ([], ConfigError, "nothing to inspect"),
         ([pairs, "model.init=x"], ConfigError, "keys belong to a job"),

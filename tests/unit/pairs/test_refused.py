@@ -19,10 +19,10 @@ from tests.unit.pairs.written import (
 )
 
 FAULTS: dict[str, tuple[Rows, dict[str, Any], str]] = {
-    "number for a text": ([{"query": "a", "pos": [3]}], {}, "1: 'pos' must be text, it holds 3"),
-    "list for a query": ([{"query": ["a", "b"], "pos": ["c"]}], {}, "1: 'query' holds 2 texts"),
-    "NUL": ([{"query": "a\0", "pos": ["c"]}], {}, "1: 'query' is binary"),
-    "half a character": ([{"query": "\ud800", "pos": ["c"]}], {}, "1: 'query' is not text"),
+    "number for a text": ([{"query": "a", "pos": [3]}], {}, "line 1: \'pos' must be text, it holds 3"),
+    "list for a query": ([{"query": ["a", "b"], "pos": ["c"]}], {}, "line 1: \'query' holds 2 texts"),
+    "NUL": ([{"query": "a\0", "pos": ["c"]}], {}, "line 1: \'query' is binary"),
+    "half a character": ([{"query": "\ud800", "pos": ["c"]}], {}, "line 1: \'query' is not text"),
     "scores of another number": ([{"query": "a", "pos": ["c"], "pos_scores": [1, 2]}], {}, "2 scores for 1 document;"),
     "score is NaN": ([{"query": "a", "pos": ["c"], "pos_scores": [float("nan")]}], {}, "not a finite number"),
     "score is a text": ([{"sentence1": "a", "sentence2": "b", "score": "good"}], {}, "must be a number.*mixed up"),
@@ -42,12 +42,12 @@ FAULTS: dict[str, tuple[Rows, dict[str, Any], str]] = {
     "text with a class": ([{"text": "a", "label": 1}], {}, "form=texts with columns"),
     "numbers alone": ([{"a": 1, "b": 2}], {}, "are not a query and its positive"),
     "no columns": ([{}], {}, "the columns none are not"),
-    "another form later": ([{"query": "a", "pos": ["b"]}, {"text": "c"}], {}, ":2: the columns are"),
+    "another form later": ([{"query": "a", "pos": ["b"]}, {"text": "c"}], {}, "line 2: the columns are"),
     "a key misspelt later": ([{"query": "a", "pos": ["b"]}, {"query": "c", "psitive": "d"}], {},
-                              ":2: the columns are .*: complete the row"),
+                              "line 2: the columns are .*: complete the row"),
     "a score later": (
         [{"query": "a", "document": "b"}, {"query": "c", "document": "d", "score": 1}], {},
-        ":2: a row of scores.*pairs.*: complete the row, or give"
+        "line 2: a row of scores.*pairs.*: complete the row, or give"
     ),
     "ids without a corpus": ([{"query": "a", "positive_document_ids": ["1"]}], {}, "name the texts.* by corpus"),
     "objects without text": ([{"query": "a", "pos": [{"id": "1"}]}], {}, "an object without 'text'"),
@@ -111,23 +111,27 @@ TABLES = {
     "a cell too many": (
         "a.csv",
         "anchor,positive\na,b\nc,d,e\n",
-        "line 3: 3 columns; the header has 2 .*; give the row a cell for each",
+        "line 3: 3 cells, and 2 in the first line .'anchor', 'positive'.; put a text",
     ),
     "a header that a spreadsheet wrote": ("a.tsv", '"anchor"\t"positive"\n"a"\t"b"\n', "write the file as .csv"),
-    "a cell too few": ("a.tsv", "anchor\tpositive\na\tb\nc\n", "line 3: 1 columns; the header has 2"),
+    "a cell too few": (
+        "a.tsv",
+        "anchor\tpositive\na\tb\nc\n",
+        "line 3: 1 cells, and 2 in the first line .*; no cell may hold a tab; .* write the file as .csv",
+    ),
     "an open quote": ("a.csv", 'anchor,positive\na,b\nc,"d\ne,f\n', "line 3: not CSV"),
     "a quote within": ("a.csv", 'anchor,positive\na,b\nc,"d" e\n', "line 3: not CSV"),
     "a list with spaces as text": (
         "a.csv",
         "query,pos\na,\"[ 'x', 'y' ] \"\n",
-        "2: 'pos' holds a list written as text",
+        "line 2: 'pos' holds a list written as text",
     ),
     "a list as text in JSON": (
         "a.jsonl",
         '{"query": "a", "pos": "[\'x\', \'y\']"}\n',
-        "1: 'pos' holds a list written as text",
+        "line 1: 'pos' holds a list written as text",
     ),
-    "a list as text": ("a.csv", "query,pos\na,\"['x', 'y']\"\n", "2: 'pos' holds a list written as text"),
+    "a list as text": ("a.csv", "query,pos\na,\"['x', 'y']\"\n", "line 2: 'pos' holds a list written as text"),
     "not UTF-8": ("a.csv", "anchor,positive\na,\udcff\n", "line 2: not UTF-8"),
     "a header alone": ("a.tsv", "anchor\tpositive\n", "no usable row of 0"),
     "nothing": ("a.csv", "", "is empty"),
@@ -172,9 +176,13 @@ def test_a_link_that_leads_nowhere_is_called_so(tmp_path: Path) -> None:
     ("judgements", "split", "message"),
     [
         ([("q1", "d1", 1)], "train", r"train\.tsv: no such file; split=train is chosen, and there are test: choose"),
-        ([("q1", "d9", 1)], "test", "test.tsv:2: 'corpus-id' names 'd9', which the corpus does not have"),
-        ([("q9", "d1", 1)], "test", r"test\.tsv:2: query-id 'q9' is not in .*queries\.jsonl"),
-        ([("q1", "d1", "x")], "test", r"test\.tsv:2: .* a whole number as score are expected, found 'q1', 'd1', 'x'"),
+        ([("q1", "d9", 1)], "test", "test.tsv, line 2: 'corpus-id' names 'd9', which the corpus does not have"),
+        ([("q9", "d1", 1)], "test", r"test\.tsv, line 2: query-id 'q9' is not in .*queries\.jsonl"),
+        (
+            [("q1", "d1", "x")],
+            "test",
+            r"test\.tsv, line 2: .* a whole number as score are expected, found 'q1', 'd1', 'x'",
+        ),
         ([("q1", "d1", 0)], "test", "no usable row of 1"),
     ],
 )
@@ -188,7 +196,7 @@ def test_an_id_has_one_text(tmp_path: Path) -> None:
     corpus = write_json(tmp_path / "c.jsonl", [{"_id": "1", "text": "a"}, {"_id": "1", "text": "a"}])
     assert read(path, corpus=corpus) == [Pair("x", ("a",))]
     write_json(corpus, [{"_id": "1", "text": "a"}, {"_id": "1", "text": "b"}])
-    with pytest.raises(DataError, match=r"c\.jsonl:2: the id '1' has another text above"):
+    with pytest.raises(DataError, match=r"c\.jsonl, line 2: the id '1' has another text above"):
         read(path, corpus=corpus)
 
 

@@ -114,7 +114,7 @@ def test_a_prompt_of_a_row_stands_in_place_of_the_sources(tmp_path: Path, tokeni
         assert found.queries.tokens(np.array([number]))[0].tolist() == expected
     assert len(set(found.queries.keys.tolist())) == 1
     path.write_text(json.dumps({**rows[0], "prompt": "the river " * 9}) + "\n")
-    with pytest.raises(ValueError, match=r"pairs.jsonl:1: the prompt 'the river .* has \d+ tokens"):
+    with pytest.raises(ValueError, match=r"pairs.jsonl, line 1: the prompt 'the river .* has \d+ tokens"):
         encode_source(source, read_pairs([path]), tokenizer, 64)
 
 

@@ -100,7 +100,7 @@ def test_ids_of_documents_are_those_of_their_rows(tmp_path: Path) -> None:
     (tmp_path / "qrels").mkdir()
     (tmp_path / "qrels" / "test.tsv").write_text("7\t1\t1\n")
     (collection,) = read_collections(tmp_path)
-    with pytest.raises(DataError, match=r'corpus\.jsonl:1: no "_id", by which judgements name it'):
+    with pytest.raises(DataError, match=r'corpus\.jsonl, line 1: no "_id", by which judgements name it'):
         SearchCorpus.of(collection)
 
 
@@ -163,9 +163,9 @@ def test_a_query_that_is_a_document_does_not_find_itself(sentences: Path, tmp_pa
     ("qrels", "queries", "says"),
     [
         ("q1\td1\t0\nq2\td2\t-1\n", "12", "no judgement of its queries is above 0"),
-        ("q1\td1\t0.5\nq2\td2\t1\n", "12", ":1: query-id, corpus-id and a whole number"),
-        ("q1\td1\tnan\nq2\td2\t1\n", "12", ":1: query-id, corpus-id and a whole number"),
-        ("q1\td1\t\nq2\td2\t1\n", "12", ":1: query-id, corpus-id and a whole number"),
+        ("q1\td1\t0.5\nq2\td2\t1\n", "12", "line 1: query-id, corpus-id and a whole number"),
+        ("q1\td1\tnan\nq2\td2\t1\n", "12", "line 1: query-id, corpus-id and a whole number"),
+        ("q1\td1\t\nq2\td2\t1\n", "12", "line 1: query-id, corpus-id and a whole number"),
         ("q1\td1\t1\nq2\td2\t1\nq3\td2\t1\n", "12", "1 judged queries are not among the queries"),
         ("q1\td1\t1\nq1\td1\t1\nq2\td2\t1\nq2\td2\t2\n", "12", "1 judgements contradict an earlier one"),
         ("q1\td1\t1e3\nq2\td2\t+1.\n", "12", ""),
@@ -198,7 +198,7 @@ def test_a_judgement_in_parquet_is_a_whole_number(score: object, tmp_path: Path)
     for name, table in tables.items():
         (tmp_path / name).mkdir()
         pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / name / "Nano.parquet")
-    with pytest.raises(DataError, match=r'Nano.parquet:1: "score" is .*; a whole number is expected'):
+    with pytest.raises(DataError, match=r'Nano.parquet, row 1: "score" is .*; a whole number is expected'):
         read_collections(tmp_path)
 
 
@@ -210,7 +210,7 @@ def test_documents_in_parquet_have_ids_and_titles_that_are_texts(column: str, va
         (tmp_path / name).mkdir()
         pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / name / "Nano.parquet")
     (collection,) = read_collections(tmp_path)
-    with pytest.raises(DataError, match=f"Nano.parquet:1: .{column}. (is empty|should be a text)"):
+    with pytest.raises(DataError, match=f"Nano.parquet, row 1: .{column}. (is empty|should be a text)"):
         list(collection.documents())
 
 
@@ -330,10 +330,10 @@ def test_compare_refuses_other_queries(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not a line of capt evaluate"):
         compare(str(first), str(tmp_path / "c.jsonl"))
     second.write_text(first.read_text().replace("0.5", "NaN"))
-    with pytest.raises(DataError, match=r"b\.jsonl:1: ndcg@10 is nan; a finite number is expected"):
+    with pytest.raises(DataError, match=r"b\.jsonl, line 1: ndcg@10 is nan; a finite number is expected"):
         compare(str(first), str(second))
     second.write_text(first.read_text() * 2)
-    with pytest.raises(DataError, match=r"b\.jsonl:4: query 'q0' of s test again; a file is of one evaluation"):
+    with pytest.raises(DataError, match=r"b\.jsonl, line 4: query 'q0' of s test again; a file is of one evaluation"):
         compare(str(first), str(second))
 
 
@@ -344,13 +344,15 @@ def test_documents_of_each_form(tmp_path: Path) -> None:
     assert list(read_documents(tmp_path / "text.txt")) == [("1", "one"), ("3", "two")]
     assert list(read_documents(tmp_path / "rows.jsonl")) == [("1", "one"), ("7", "T two")]
     assert len(list(read_documents(folder))) == 4
-    for name in ("table.csv", "collection.tsv", "collection.tsv.gz", "array.json", "rows.parquet"):
-        (tmp_path / name).write_bytes(b"0\ta text")
-        with pytest.raises(DataError, match=rf"{name}: a table; write its texts as JSON lines"):
+    (tmp_path / "rows.csv").write_text('_id,text\n1,one\n7,"T, two"\n')
+    assert list(read_documents(tmp_path / "rows.csv")) == [("1", "one"), ("7", "T, two")]
+    for name in ("table.csv", "collection.tsv", "array.json", "rows.parquet"):
+        (tmp_path / name).write_bytes(b"0\ta text\n1\tanother\n")
+        with pytest.raises(DataError, match=f"{name}.*(separated by|text.*, it is None|not JSON|not a readable)"):
             next(read_documents(tmp_path / name))
     for name, content in (("utf16.txt", "one\n".encode("utf-16-le")), ("nul.jsonl", b'{"text": "a\\u0000b"}\n')):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(DataError, match=f"{name}:1: binary, not text"):
+        with pytest.raises(DataError, match=f"{name}, line 1: binary, not text"):
             next(read_documents(tmp_path / name))
     with pytest.raises(ConfigError, match="not a BEIR folder"):
         read_collections(tmp_path / "rows.jsonl", "dev")

@@ -227,7 +227,7 @@ def test_a_bad_row_of_the_input_is_named(row: dict[str, Any], says: str, tmp_pat
     _, corpus = write_pairs(tmp_path)
     pairs = tmp_path / "bad.jsonl"
     pairs.write_text(json.dumps({"query": "x", "pos": ["y"]}) + "\n" + json.dumps(row) + "\n")
-    with pytest.raises(DataError, match=rf"bad.jsonl:2: .*{says}"):
+    with pytest.raises(DataError, match=rf"bad.jsonl, line 2: .*{says}"):
         mine([pairs], corpus, Path("toy"), tmp_path / "out", EncodeOptions(tmp_path / "store"), EncoderOptions(),
              Rules(number=1))  # fmt: skip
 
@@ -268,7 +268,7 @@ def test_the_consistency_filter_keeps_pairs_whose_positive_is_near(tmp_path: Pat
 
 
 def test_bad_output_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"rows have fewer than 20 negatives, the first is .*:\d+: .*--short"):
+    with pytest.raises(DataError, match=r"rows have fewer than 20 negatives, the first is .*, line \d+: .*--short"):
         mined(tmp_path, number=20, margin=0.3)
     assert not (tmp_path / "out").exists()
     lines, audit = mined(tmp_path, number=20, margin=0.3, short="drop")

@@ -70,6 +70,12 @@ def test_a_sample_is_uniform() -> None:
     assert all(400 < count < 600 for count in counts)  # 500 expected, 5 standard deviations are 97
 
 
+def test_nothing_but_a_line_feed_ends_a_line() -> None:
+    sample = module._Sample(9, random.Random(1))
+    sample.add("one\u2028 two\x85\x1c\r\nthree\rfour\n\n")
+    assert sample.sentences() == ["one\u2028 two\x85\x1c", "three\rfour"]
+
+
 def test_long_lines_are_cut_and_not_dropped(tmp_path: Path) -> None:
     """SentencePiece drops a sentence over its limit in silence: with one line only, there would be nothing left."""
     report = train([" ".join(small()).replace("\n", " ")], tmp_path / "t", vocab_size=600)

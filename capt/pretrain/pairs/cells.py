@@ -1,93 +1,25 @@
-"""Rows of tables of any kind (jsonl, csv, tsv, parquet, plain lines, data sets of the hub), and what their cells hold.
+"""The cells of tables of pairs and documents: texts, ids, scores, and the judgements of qrels.
 
-Every row has a place. A cell that is not what it should be is a ``DataError`` that names it.
+A cell that is not what it should be is a ``DataError`` that names its place.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from capt.pretrain.base.errors import DataError, shown
-from capt.pretrain.base.files import PACKED, is_utf8, number_in, open_regular, read_lines
-from capt.pretrain.data.csv_rows import Row, csv_rows, tsv_rows
-from capt.pretrain.data.files import json_object, parquet_batches
-from capt.pretrain.data.paths import why_missing
-
-Choose = Callable[[list[str]], list[str]]
-"""Picks the columns to read from those that a parquet file or a data set has."""
-
-SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".parquet")
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+from capt.pretrain.base.files import is_utf8, number_in, read_lines
 
 
-def has_header(path: Path) -> bool:
-    """Whether the columns of a file are named by its first line alone."""
-    return _suffix(path) in (".csv", ".tsv")
-
-
-def read_table(path: Path, split: str = "train", choose: Choose = list) -> Iterator[Row]:
-    """Yield the rows of a file, of a folder that ``datasets`` saved, or of a data set of the hub.
-
-    - ``.jsonl``, ``.json``: one object a line, or a list, whose values are ``column 1``, ``column 2``, ... Blank lines
-      are passed over.
-    - ``.csv``: a header, commas, quotes as in RFC 4180, so that a cell may have line breaks.
-    - ``.tsv``: a header and tabs. There is no quoting, as in GLUE: a quotation mark is text.
-    - ``.txt``: one text a line, in the column ``text``.
-    - ``.parquet``, and ``USER/NAME`` or ``USER/NAME/SUBSET`` of the hub (its split ``split``).
-
-    All but parquet may be packed (``.gz``, ``.zst``). Raises ``DataError`` that names file and line.
-    """
-    if path.is_dir():
-        from capt.pretrain.data.hub import is_saved  # datasets takes a second to import
-
-        if not is_saved(path):
-            names = ", ".join(f"*{suffix}" for suffix in SUFFIXES)
-            raise DataError(
-                f"{path}: a folder without a data set; name its files ({names}), a folder that datasets saved, or one "
-                "with corpus.jsonl, queries.jsonl and qrels/"
-            )
-        yield from _data_set(str(path), None, split, choose)
-    elif path.exists() or path.is_symlink():
-        yield from _file(path, choose)
-    # A mistyped path, whose first folder is there, is not taken for a data set of the hub.
-    elif _HUB_ID.fullmatch(str(path)) and not Path(path.parts[0]).exists() and _suffix(path) not in SUFFIXES:
-        user, name, *subset = path.parts
-        yield from _data_set(f"{user}/{name}", subset[0] if subset else None, split, choose)
-    else:
-        raise DataError(why_missing(path))
-
-
-def _suffix(path: Path) -> str:
-    return (path.with_suffix("") if path.suffix in PACKED else path).suffix.lower()
-
-
-def _file(path: Path, choose: Choose) -> Iterator[Row]:
-    suffix = _suffix(path)
-    if suffix not in SUFFIXES or (suffix == ".parquet" and path.suffix in PACKED):
-        raise DataError(
-            f"{path}: no reader for files ending in {path.suffix or 'nothing'}; known: {', '.join(SUFFIXES)}, and "
-            f"{' and '.join(PACKED)} of these except .parquet"
-        )
-    if suffix == ".parquet":
-        with open_regular(path) as raw:
-            batches = (batch for _, batch in parquet_batches(path, raw, choose))
-            yield from _numbered(str(path), batches)
-    elif suffix == ".csv":
-        yield from csv_rows(path, read_lines([path]))
-    elif suffix == ".tsv":
-        yield from tsv_rows(path, read_lines([path]))
-    elif suffix == ".txt":
-        for number, line in enumerate(read_lines([path]), start=1):
-            yield f"{path}:{number}", {"text": line}
-    else:
-        for number, line in enumerate(read_lines([path]), start=1):
-            if line.strip():
-                yield f"{path}:{number}", json_object(path, number, line, lists=True)
+def beir_file(folder: Path, stem: str) -> Path | None:
+    """Find the table ``stem`` (corpus or queries) of a BEIR folder, packed or not; None where it has none."""
+    names = (f"{stem}{suffix}" for suffix in (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"))
+    return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 _HEADER_END = re.compile(r"(?!(nan|inf|null|none|na)$)[A-Za-z][A-Za-z _-]*", re.IGNORECASE)
@@ -98,7 +30,7 @@ _GRADE = re.compile(r"[+-]?[0-9]{1,9}(\.[0-9]{0,20})?([eE][+-]?[0-9])?")
 
 
 def read_qrels(path: Path) -> Iterator[tuple[str, str, str, float]]:
-    """The judgements of a file of qrels: its place, the query, the document, and the score.
+    """Yield the judgements of a file of qrels: its place, the query, the document, and the score.
 
     ``query-id <tab> corpus-id <tab> score`` in this order, or as a header names them; trec's four columns as well. Of
     two judgements of one document for one query the last counts.
@@ -129,28 +61,10 @@ def read_qrels(path: Path) -> Iterator[tuple[str, str, str, float]]:
         if not (query and document and _GRADE.fullmatch(score)):
             has = ", ".join(shown(cell, 40) for cell in (query, document, score))
             raise DataError(
-                f"{path}:{number}: query-id, corpus-id and a whole number as score are expected, found {has}"
+                f"{path}, line {number}: query-id, corpus-id and a whole number as score are expected, found {has}"
             )
-        yield f"{path}:{number}", query, document, float(score)
+        yield f"{path}, line {number}", query, document, float(score)
 
-
-def _data_set(name: str, subset: str | None, split: str, choose: Choose) -> Iterator[Row]:
-    from capt.pretrain.data.hub import load_split
-
-    rows = load_split(name, subset, split, "data.files")
-    chosen = rows.select_columns(choose(rows.column_names))
-    yield from _numbered(f"{name}/{subset}" if subset else name, chosen.iter(batch_size=256))
-
-
-def _numbered(name: str, batches: Iterator[dict[str, list[Any]]]) -> Iterator[Row]:
-    number = 0
-    for batch in batches:
-        for cells in zip(*batch.values(), strict=True):
-            number += 1
-            yield f"{name}:{number}", dict(zip(batch, cells, strict=True))
-
-
-# ---- cells
 
 DOCUMENT_IDS = ("_id", "id", "docid", "doc_id", "document_id", "pid", "corpus_id", "corpus-id")
 """Names under which the id of a document is known."""
@@ -162,14 +76,14 @@ _LOWEST, _HIGHEST = -1.0, 5.0
 
 
 def values(value: Any) -> list[Any]:
-    """The entries of a cell: those of a list (null is an empty text), or the one value; none for null and NaN."""
+    """List the entries of a cell: those of a list (null is an empty text), or the one value; none for null and NaN."""
     if isinstance(value, list | tuple):
         return ["" if entry is None else entry for entry in value]
     return [] if value is None or value != value else [value]
 
 
 def text_of(place: str, column: str, value: Any) -> str:
-    """The text of an entry; of an object with ``text`` (a passage), its title before it."""
+    """Return the text of an entry; of an object with ``text`` (a passage), its title before it."""
     if isinstance(value, Mapping):  # a passage as Tevatron has it: docid, title, text
         value = _passage(place, column, value)
     if not isinstance(value, str):
@@ -193,7 +107,7 @@ def _passage(place: str, column: str, value: Mapping[str, Any]) -> Any:
 
 
 def title_of(place: str, row: Mapping[str, Any]) -> str:
-    """The title of a document, empty where it has none. Raises ``DataError`` for one that is not a text."""
+    """Return the title of a document, empty where it has none. Raises ``DataError`` for one that is not a text."""
     title = row.get("title")
     if title is None or title != title:
         return ""
@@ -203,7 +117,7 @@ def title_of(place: str, row: Mapping[str, Any]) -> str:
 
 
 def score_of(place: str, value: Any, column: str, is_label: bool) -> float:
-    """The similarity in a cell: a cosine or a judgement up to 5; a label must be from 0 to 1."""
+    """Return the similarity in a cell: a cosine or a judgement up to 5; a label must be from 0 to 1."""
     if is_label:
         value = _TRUTH.get(str(value).strip().lower(), value)  # datasets and pandas write is_duplicate so
     if is_label and isinstance(value, str) and not is_number(value):
@@ -226,14 +140,14 @@ def score_of(place: str, value: Any, column: str, is_label: bool) -> float:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a number, or a text that reads as one."""
+    """Return whether a value is a number, or a text that reads as one."""
     if isinstance(value, str):
         return number_in(value) is not None
     return isinstance(value, int | float | Decimal)
 
 
 def number_of(place: str, value: Any, column: str) -> float:
-    """A finite number, also one written as text."""
+    """Return a finite number, also one written as text."""
     if isinstance(value, Decimal) or (isinstance(value, str) and is_number(value)):
         value = float(value)
     # `bool` is an `int` in Python, and no score.
@@ -248,7 +162,7 @@ def number_of(place: str, value: Any, column: str) -> float:
 
 
 def id_of(place: str, column: str, value: Any) -> str:
-    """The id of a document: a text, a whole number, or an object that has one."""
+    """Return the id of a document: a text, a whole number, or an object that has one."""
     if isinstance(value, Mapping):
         value = next((value[name] for name in DOCUMENT_IDS if name in value), value)
     if isinstance(value, bool) or not isinstance(value, str | int):
