@@ -70,4 +70,4 @@ def test_a_new_public_name_is_of_one_module() -> None:
 
 
 def test_the_names_of_a_module_are_found() -> None:
-    assert public_names("A = a = 1\nb: int = 2\n_c = 3\nclass D:\n    e = 4\ndef f(): g = 5") == {"a", "b", "D", "f"}
+    assert public_names("A = a = 1\nb: int = 2\n_c = 3\nclass De:\n    e = 4\ndef f(): g = 5") == {"a", "b", "De", "f"}
