@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import itertools
 import logging
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,10 +16,12 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from capt.launcher.commands import checkpoints, evaluate, jobs, plan, results, retrieval, sweep, tools
+from capt.launcher.commands import COMMANDS
+from capt.launcher.commands.options import with_options
 from capt.pretrain.base.errors import ConfigError, user_text
 from capt.pretrain.base.process import coloured, error_line, open_closed_streams, takes_colours, with_value_of_resume
 from capt.pretrain.base.stores import STORES, without_secrets
+from capt.pretrain.registry import entry_point_values, load_entry
 
 app = typer.Typer(
     help="Contrastive pretraining, from raw text to a Hugging Face encoder, on one laptop or a cluster.",
@@ -50,27 +51,6 @@ def _options(
 ) -> None: ...
 
 
-for commands in (jobs, plan, sweep, evaluate, checkpoints, retrieval, results, tools):
-    commands.register(app)
-_MODULES = {
-    "tokenizer": "tokenizers",
-    "data": "data",
-    "regions": "regions",
-    "config": "config",
-    "cache": "cache",
-    "embeddings": "embeddings",
-    "latent": "latent",
-    "ledger": "ledger",
-    "predictions": "predictions",
-}
-"""The groups of commands, and their modules in `capt.launcher.commands`."""
-_GROUPS: dict[str, typer.Typer] = {
-    name: importlib.import_module(f"capt.launcher.commands.{module}").app for name, module in _MODULES.items()
-}
-for name, group in _GROUPS.items():
-    app.add_typer(group, name=name)
-
-
 class _Command(typer.core.TyperCommand):
     """A command that refuses the address of a store where it takes a path: ``Path`` would make a folder of it."""
 
@@ -79,17 +59,53 @@ class _Command(typer.core.TyperCommand):
             value = ctx.params.get(parameter.name or "")
             for path in value if isinstance(value, list) else [value]:
                 if isinstance(path, Path) and (found := _STORE.match(str(path))):
-                    told = f"{found[1]}://{str(path)[found.end() :]}"
+                    address = f"{found[1]}://{str(path)[found.end() :]}"
                     raise ConfigError(
-                        f"{parameter.opts[0]}: {without_secrets(told)} is in a store, and this takes a path of this "
+                        f"{parameter.opts[0]}: {without_secrets(address)} is in a store, and this takes a path of this "
                         "machine; copy between them with the tool of the store"
                     )
         return super().invoke(ctx)
 
 
 _STORE = re.compile(rf"({'|'.join(STORES)}):/+(?=.)", re.IGNORECASE)
-for command in itertools.chain(app.registered_commands, *(group.registered_commands for group in _GROUPS.values())):
-    command.cls = _Command
+
+
+_rows: set[str] = set()
+"""The rows that were added."""
+
+
+def add_commands(rows: Mapping[str, str]) -> None:
+    """Add commands to the command line: groups, and modules that register theirs. Raises ``ConfigError``."""
+    for name, path in rows.items():
+        _rows.add(name)
+        is_group = ":" in path
+        found = load_entry(path, "capt.commands", f"capt {name}", "MODULE:APP" if is_group else "a module")
+        before = len(app.registered_commands)
+        if is_group:
+            app.add_typer(found, name=name)
+        else:
+            found.register(app)
+        for command in found.registered_commands if is_group else app.registered_commands[before:]:
+            command.cls = _Command
+            if command.callback is not None:
+                command.callback = with_options(command.callback)
+
+
+add_commands(COMMANDS)
+
+
+def _add_installed(words: Sequence[str]) -> None:
+    """Add the commands of other distributions, unless the words begin with one of ours: the search takes its time."""
+    ours = [group.name for group in app.registered_groups]
+    ours += [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
+    if next((word for word in words if not word.startswith("-")), None) in ours:
+        return
+    for name, path in entry_point_values("capt.commands").items():
+        if name not in _rows:
+            try:
+                add_commands({name: path})
+            except ConfigError as error:
+                logging.getLogger("capt").warning("%s", error)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -98,10 +114,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         open_closed_streams()
     given = with_value_of_resume(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
-    if given in ([], *([group] for group in _GROUPS)):
-        given = [*given, "--help"]
     logging.basicConfig(level=logging.WARNING, format="[capt] %(message)s")
     logging.getLogger("capt").setLevel(logging.DEBUG if debug else logging.INFO)  # other libraries only warn
+    _add_installed(given)
+    if given in ([], *([group.name] for group in app.registered_groups)):
+        given = [*given, "--help"]
     words = [word for word in given if word != "--debug"]
     try:
         with _coloured_help(words):
@@ -145,7 +162,7 @@ def _coloured_help(words: Sequence[str]) -> Iterator[None]:
 
 
 def _usage(error: typer.TyperException) -> str:
-    """What is wrong with a command line that cannot be read, and the ``--help`` of the command where it is known."""
+    """Say what is wrong with a command line, with the ``--help`` of the command where it is known."""
     text, context = error.format_message(), getattr(error, "ctx", None)
     return f"{text.rstrip('.')} ({context.command_path} --help)" if context is not None else text
 

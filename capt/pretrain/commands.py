@@ -24,7 +24,7 @@ from capt.pretrain.registry import VECTORS_TASK, task_module
 
 _GIVEN_BY_CAPT = frozenset({"to", "overwrite", "about", "progress"})
 _DONE = {"evaluate": "evaluated", "export": "converted"}
-"""What a command's module would have done."""
+"""The participle of each command, for a message."""
 
 
 def task_of(path: Path) -> str:
@@ -70,11 +70,11 @@ def accepted_options(
     keywords = {parameter.name: parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
     for name, value in accepted.items():
         if name not in keywords:
-            takes = ", ".join(_flag(each) for each in options if each in keywords) or "none of its kind, only -o"
-            raise ConfigError(f"{_flag(name)} has no meaning for a checkpoint of task {task}, which takes {takes}")
+            takes = ", ".join(flag(each) for each in options if each in keywords) or "none of its kind, only -o"
+            raise ConfigError(f"{flag(name)} has no meaning for a checkpoint of task {task}, which takes {takes}")
         if isinstance(value, list) and not _takes_several(keywords[name].annotation):
             if len(value) > 1:
-                raise ConfigError(f"{_flag(name)} may be given once for a checkpoint of task {task}")
+                raise ConfigError(f"{flag(name)} may be given once for a checkpoint of task {task}")
             accepted[name] = value[0]
     own = keywords.keys() - _GIVEN_BY_CAPT
     for assignment in assignments:
@@ -97,12 +97,13 @@ def accepted_options(
     return accepted
 
 
-def _flag(name: str) -> str:
+def flag(name: str) -> str:
+    """Return an option as it is typed."""
     return f"--{name.replace('_', '-')}"
 
 
 def _takes_several(annotation: Any) -> bool:
-    """Whether a keyword with this annotation takes a list or another sequence (but text), or does not say."""
+    """Tell whether a keyword with this annotation takes a list or another sequence (but text), or does not say."""
     if annotation in (Any, inspect.Parameter.empty):
         return True
     kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)

@@ -27,7 +27,8 @@ import torch
 
 from capt.pretrain.base.quiet import quiet_libraries
 from capt.pretrain.retrieval.encode import EncodeOptions, embed, rows_of
-from capt.pretrain.retrieval.encoders import EncoderOptions, TextEncoder, load_text_encoder
+from capt.pretrain.retrieval.encoders import TextEncoder, load_text_encoder
+from capt.pretrain.retrieval.options import EncoderOptions
 from capt.pretrain.retrieval.search import BLOCK, TopK, unit_rows
 from tests.finetune import sentence, write_encoder
 

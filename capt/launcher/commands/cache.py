@@ -34,7 +34,7 @@ KINDS = (
 """The folders of the cache."""
 _KEY = r"(docstrings-)?[0-9a-f]{16,64}"
 _NAME = re.compile(rf"{_KEY}(\.\w+)*|\.{_KEY}(\.\w+)*\.[0-9]+\.partial")
-"""What is in them is named by a hash; a hidden folder is one that a job did not finish."""
+"""The names of their entries, hashes; a hidden folder is one that a job did not finish."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class CacheEntry:
 
 
 def cache_entries(cache: Path) -> list[CacheEntry]:
-    """What ``cache`` holds, the oldest first; unfinished entries of jobs that were killed as well."""
+    """List the entries of ``cache``, the oldest first; unfinished entries of jobs that were killed as well."""
     now = time.time()
     entries = []
     for kind in KINDS:

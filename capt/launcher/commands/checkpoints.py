@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -133,7 +134,6 @@ def neighbors(
 ) -> None:
     """Show the lines of a text that are nearest to a query."""
     o.quiet(context)
-    from dataclasses import asdict
 
     from capt.pretrain.retrieval.neighbors import neighbors as find_neighbors
 

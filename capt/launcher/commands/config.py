@@ -20,10 +20,7 @@ def show(config: o.Config, overrides: o.Overrides = None, json: o.Json = False) 
     import yaml
 
     resolved = _resolved(config, overrides)
-    if json:
-        o.echo_json(resolved)
-    else:
-        typer.echo(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True).rstrip())
+    o.answer(resolved, lambda: yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True).rstrip(), json=json)
 
 
 @app.command(epilog="\b\nExample: capt config validate my_job.yaml batch.micro=16 --nproc 8")
@@ -50,10 +47,11 @@ def validate(
     inputs = job.check_inputs()
     if holds_run(job.run.dir):
         inputs.append(f"run.dir: {job.run.dir} holds a run, which only run.resume=auto or capt resume continues")
-    if json:
-        o.echo_json({"config": config, "task": job.task.type, "inputs": inputs, "valid": True})
-    else:
-        typer.echo("\n".join([f"{config}: a valid {job.task.type} job", *inputs]))
+    o.answer(
+        {"config": config, "task": job.task.type, "inputs": inputs, "valid": True},
+        lambda: "\n".join([f"{config}: a valid {job.task.type} job", *inputs]),
+        json=json,
+    )
 
 
 @app.command("list", epilog="\b\nExample: capt config list")
@@ -62,10 +60,7 @@ def list_jobs(json: o.Json = False) -> None:
     from capt.pretrain.config.load import shipped_jobs
 
     jobs = shipped_jobs()
-    if json:
-        o.echo_json(jobs)
-    else:
-        typer.echo(_table(jobs, shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
+    o.answer(jobs, lambda: _table(jobs, shutil.get_terminal_size().columns if sys.stdout.isatty() else None), json=json)
 
 
 @app.command(epilog="\b\nExample: capt config schema capt_language > schema.json")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from capt.launcher.commands import options as o
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.files import read_text
+from capt.pretrain.base.stores import is_url
 
 if TYPE_CHECKING:
     from capt.pretrain.data.filters import DocumentFilters
@@ -58,8 +62,6 @@ def prepare(
 ) -> None:
     """Tokenize a job's text into shards, training its tokenizer first if it has none."""
     o.quiet(context)
-    from capt.pretrain.base.errors import ConfigError
-    from capt.pretrain.base.stores import is_url
     from capt.pretrain.data.prepare import prepare as prepare_cached
     from capt.pretrain.data.prepare import prepare_folder
     from capt.pretrain.data.sources import named
@@ -153,9 +155,7 @@ def inspect(
     json: o.Json = False,
 ) -> None:
     """Verify a shard set and show its windows; show pairs as the encoder sees them; show the views of a job of text."""
-    from dataclasses import asdict
 
-    from capt.pretrain.base.errors import ConfigError
     from capt.pretrain.pairs.inspect import PairFiles, Side, is_pairs, left_out_of, summarize_pairs
 
     # A file may be called like a key; then it is a file.
@@ -209,8 +209,6 @@ def duplicates(
     json: o.Json = False,
 ) -> None:
     """Find evaluation texts that are equal or nearly equal to training texts."""
-    from dataclasses import asdict
-
     from capt.pretrain.pairs.duplicates import find_duplicates
 
     found = find_duplicates(train, against, threshold=threshold if near else None, words=words, split=split)
@@ -232,8 +230,6 @@ _KEY = re.compile(r"[a-z_]+(\.[a-z_]+)+=")
 
 
 def _role(text: str) -> tuple[str, str]:
-    from capt.pretrain.base.errors import ConfigError
-
     role, separator, name = text.partition("=")
     if not (separator and name):
         raise ConfigError(f"--columns {text}: write ROLE=NAME, for example query=question")
@@ -254,7 +250,6 @@ def _tokenizer_of(path: Path) -> TextTokenizer:
 
 def _job_of_pairs(config: str, overrides: list[str], files: list[Path]) -> tuple[list[PairFiles], Path]:
     """The sources of a job of pairs, or ``files`` read as its ``data`` says; and its ``model.init``."""
-    from capt.pretrain.base.errors import ConfigError
     from capt.pretrain.config.load import load_job
     from capt.pretrain.pairs.inspect import PairFiles, Side
 
@@ -314,7 +309,6 @@ def _inspect_text(config: str, overrides: list[str], count: int, json: bool) -> 
 
     False for a job of another kind.
     """
-    from dataclasses import asdict
 
     from capt.pretrain.config.load import load_job
     from capt.pretrain.data.mixture_dataset import MixtureDataset, seen
@@ -356,8 +350,6 @@ def _show_views(name: str, views: list[tuple[str, str]]) -> None:
 
 
 def _inspect_shards(folder: Path, tokenizer: Path | None, sequence_length: int, samples: int, json: bool) -> None:
-    from dataclasses import asdict
-
     from capt.pretrain.base.verification import Verifier
     from capt.pretrain.data.shards import ShardSet, summarize
     from capt.tokenizer.encode import load_tokenizer
@@ -388,8 +380,6 @@ def _filters(file: Path | None, filters: list[str]) -> DocumentFilters:
     """The filters that a YAML file declares, and those of ``--filter``."""
     from pydantic import ValidationError
 
-    from capt.pretrain.base.errors import ConfigError
-    from capt.pretrain.base.files import read_text
     from capt.pretrain.base.records import first_fault
     from capt.pretrain.config.reader import NotYamlError, read_yaml
     from capt.pretrain.data.filters import DocumentFilters
@@ -417,7 +407,6 @@ def _filters(file: Path | None, filters: list[str]) -> DocumentFilters:
 
 
 def _language_job(config: str, overrides: list[str] | None) -> LanguageJob:
-    from capt.pretrain.base.errors import ConfigError
     from capt.pretrain.config.load import load_job
     from capt.pretrain.language.config import LanguageJob
 

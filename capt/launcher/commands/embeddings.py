@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from math import exp
 from pathlib import Path
 from typing import Annotated
 
@@ -30,7 +32,6 @@ def neighbors(
 ) -> None:
     """Show the words with the highest cosine to each word, and those at further ranks (Table 1)."""
     o.quiet(context)
-    from dataclasses import asdict
 
     from capt.pretrain.embeddings.load import load_embeddings
     from capt.pretrain.embeddings.neighbors import neighbors as find_neighbors
@@ -67,8 +68,6 @@ def negatives(
 ) -> None:
     """Show what the generator draws as negatives: its most probable words, and others that it drew (Table 3)."""
     o.quiet(context)
-    from dataclasses import asdict
-    from math import exp
 
     from capt.pretrain.embeddings.neighbors import load_generator, negatives_of
 

@@ -22,45 +22,26 @@ def register(app: typer.Typer) -> None:
 
 
 def _command(help_text: str, *, finetunes: bool = False) -> Callable[..., int]:
-    """The function of a command that starts a new run; all such commands take the same options."""
+    """Make the function of a command that starts a new run; all such commands take the same options."""
 
     def begin(
         context: typer.Context,
+        *,
         config: o.Config,
         overrides: o.Overrides = None,
-        nproc: o.Nproc = None,
-        hostfile: o.Hostfile = None,
-        include: o.Include = None,
-        exclude: o.Exclude = None,
-        nodes: o.Nodes = None,
-        launcher: o.Launcher = None,
-        master_addr: o.MasterAddr = None,
-        master_port: o.MasterPort = None,
-        cluster: o.Cluster = None,
+        launch: o.LaunchOptions,
         preflight: o.Preflight = True,
         resume: o.Resume = None,
         dry_run: o.DryRun = False,
     ) -> int:
-        from capt.launcher.plan import Options
         from capt.launcher.start import begin as start
 
         # The command only adapts: capt.launcher.start checks the options and the job, for all commands alike.
-        options = Options.given(
-            launcher=launcher,
-            nproc=nproc,
-            hostfile=hostfile,
-            include=include,
-            exclude=exclude,
-            nodes=nodes,
-            master_addr=master_addr,
-            master_port=master_port,
-            cluster=cluster,
-        )
         return start(
             "capt.pretrain",
             config,
             [*(overrides or []), *([] if resume is None else [f"run.resume={resume}"])],
-            options,
+            launch.checked(),
             debug=o.debug(context),
             show=typer.echo if dry_run else None,
             finetunes=finetunes,
@@ -73,17 +54,10 @@ def _command(help_text: str, *, finetunes: bool = False) -> Callable[..., int]:
 
 def resume(
     context: typer.Context,
+    *,
     run: o.Run,
     overrides: o.Overrides = None,
-    nproc: o.Nproc = None,
-    hostfile: o.Hostfile = None,
-    include: o.Include = None,
-    exclude: o.Exclude = None,
-    nodes: o.Nodes = None,
-    launcher: o.Launcher = None,
-    master_addr: o.MasterAddr = None,
-    master_port: o.MasterPort = None,
-    cluster: o.Cluster = None,
+    launch: o.LaunchOptions,
     preflight: o.Preflight = True,
     checkpoint: Annotated[
         str | None, typer.Option(help="An older checkpoint: a folder name under RUN/checkpoints.")
@@ -94,25 +68,13 @@ def resume(
 
     Without options it is launched as it was before.
     """
-    from capt.launcher.plan import Options
     from capt.launcher.start import resume as resume_run
 
-    options = Options.given(
-        launcher=launcher,
-        nproc=nproc,
-        hostfile=hostfile,
-        include=include,
-        exclude=exclude,
-        nodes=nodes,
-        master_addr=master_addr,
-        master_port=master_port,
-        cluster=cluster,
-    )
     return resume_run(
         "capt.pretrain",
         run,
         overrides or [],
-        options,
+        launch.checked(),
         checkpoint=checkpoint,
         debug=o.debug(context),
         show=typer.echo if dry_run else None,

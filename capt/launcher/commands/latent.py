@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from capt.launcher.commands import options as o
+from capt.pretrain.base.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from capt.pretrain.latent.models import LoadedLatentModel
@@ -124,7 +126,6 @@ def perplexity(
 ) -> None:
     """Forward and reverse perplexity of generated sentences, by 5-gram models."""
     o.quiet(context)
-    from capt.pretrain.base.errors import ConfigError
     from capt.pretrain.latent.evaluate import meaning
     from capt.pretrain.latent.evaluation.forward_reverse import generated_perplexities
     from capt.pretrain.latent.models import load_model
@@ -142,9 +143,6 @@ def perplexity(
 
 def _test_sentences(model: LoadedLatentModel, number: int) -> list[str]:
     """The first sentences of the test text that the job names."""
-    from itertools import islice
-
-    from capt.pretrain.base.errors import DataError
     from capt.pretrain.latent.corpus import read
     from capt.pretrain.latent.text_files import file_of
 

@@ -31,8 +31,5 @@ def check(
     if not (run / "ledger").is_dir():
         require_run(run)
     report = check_run(run, since)
-    if json:
-        o.echo_json(as_json(report))
-    else:
-        typer.echo(as_text(report))
+    o.answer(as_json(report), lambda: as_text(report), json=json)
     return 1 if report.faults else 0

@@ -1,23 +1,69 @@
-"""What several commands share: arguments and options, a progress bar, JSON output."""
+"""Parts that several commands share: arguments, objects of options, a progress bar, JSON output."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
 from capt.launcher.backends import LAUNCHERS
+from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.files import finite
 from capt.pretrain.base.parallel import ProgressCallback
+from capt.pretrain.base.stores import WRITABLE, check_url, is_url, without_secrets
+
+if TYPE_CHECKING:
+    from capt.launcher.plan import Options
+
+
+_T = TypeVar("_T")
+
+
+def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give typer the fields of each dataclass among the parameters of ``command`` as options of their own.
+
+    So an option is declared once, in the class of which the command, and what it calls, takes an object.
+    """
+    given = inspect.signature(command, eval_str=True).parameters.values()
+    kinds: dict[str, Any] = {each.name: each.annotation for each in given if is_dataclass(each.annotation)}
+    if not kinds:
+        return command
+    shown: list[inspect.Parameter] = []
+    for each in given:
+        hints = get_type_hints(kinds[each.name], include_extras=True) if each.name in kinds else {}
+        for field in fields(kinds[each.name]) if each.name in kinds else ():
+            default = inspect.Parameter.empty if field.default is MISSING else field.default
+            shown.append(
+                inspect.Parameter(field.name, each.KEYWORD_ONLY, default=default, annotation=hints[field.name])
+            )
+        shown += [] if each.name in kinds else [each.replace(kind=each.KEYWORD_ONLY)]
+
+    def call(**values: Any) -> Any:
+        made = {name: chosen(kind, values) for name, kind in kinds.items()}
+        parts = {field.name for kind in kinds.values() for field in fields(kind)}
+        return command(**{name: value for name, value in values.items() if name not in parts}, **made)
+
+    call.__name__, call.__doc__ = command.__name__, command.__doc__
+    call.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    call.__annotations__ = {each.name: each.annotation for each in shown}
+    return call
+
+
+def chosen(kind: type[_T], given: Mapping[str, Any]) -> _T:
+    """Make an object of a dataclass of the values that have the names of its fields."""
+    return kind(**{field.name: given[field.name] for field in fields(kind) if field.name in given})  # type: ignore[arg-type]
+
 
 Config = Annotated[
     str, typer.Argument(metavar="CONFIG", help="A YAML file, or the name of a shipped job (capt config list).")
@@ -66,6 +112,29 @@ MasterPort = Annotated[int | None, typer.Option(min=1, max=65535, help="Port of 
 Cluster = Annotated[
     Path | None, typer.Option(help="Settings of Slurm or Kubernetes (a copy of a file in capt/configs/cluster).")
 ]
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """Options of the commands that start a job: where its processes run, and what starts them."""
+
+    nproc: Nproc = None
+    hostfile: Hostfile = None
+    include: Include = None
+    exclude: Exclude = None
+    nodes: Nodes = None
+    launcher: Launcher = None
+    master_addr: MasterAddr = None
+    master_port: MasterPort = None
+    cluster: Cluster = None
+
+    def checked(self) -> Options:
+        """Return them as the launcher takes them. Raises ``ConfigError`` naming the one that is not valid."""
+        from capt.launcher.plan import Options
+
+        return Options.given(**vars(self))
+
+
 Preflight = Annotated[
     bool,
     typer.Option("--preflight/--no-preflight", help="Examine the hosts before the start, and refuse what would fail."),
@@ -80,7 +149,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show commands, environm
 
 
 def debug(context: typer.Context) -> bool:
-    """Whether ``--debug`` was given."""
+    """Tell whether ``--debug`` was given."""
     return bool(context.obj and context.obj["debug"])
 
 
@@ -104,11 +173,18 @@ def say(text: object) -> None:
     typer.echo(_CONTROL.sub(lambda found: ascii(found[0])[1:-1], str(text)))
 
 
+def answer(value: Any, text: Callable[[], object], *, json: bool) -> None:
+    """Print ``value`` as JSON, or the text for people."""
+    if json:
+        echo_json(value)
+    else:
+        say(text())
+
+
 def number_of_bytes(given: str, option: str) -> int:
-    """A number of bytes as jobs write it: 1000, or 200GB. Raises ``ConfigError`` that names the option."""
+    """Read a number of bytes as jobs write it: 1000, or 200GB. Raises ``ConfigError`` that names the option."""
     from pydantic import TypeAdapter, ValidationError
 
-    from capt.pretrain.base.errors import ConfigError
     from capt.pretrain.config.base import Bytes
 
     try:
@@ -119,7 +195,7 @@ def number_of_bytes(given: str, option: str) -> int:
 
 
 def source_path(given: str) -> Path:
-    """A folder or a hub id as it was typed; what reads it is loaded when there is one to read."""
+    """Return a folder or a hub id as it was typed; what reads it is loaded when there is one to read."""
     from capt.pretrain.models.hf_config import source_path as parse
 
     return parse(given)
@@ -142,13 +218,10 @@ def explained(what: str) -> Iterator[None]:
 
 
 def place(given: str) -> str:
-    """A folder as an absolute path (ranks on other hosts may have another working folder), or an address in a store.
+    """Return an absolute path (ranks on other hosts may have another working folder), or an address in a store.
 
     Raises ``ConfigError``.
     """
-    from capt.pretrain.base.errors import ConfigError
-    from capt.pretrain.base.stores import check_url, is_url, without_secrets
-
     if not is_url(given):
         return str(Path(given).absolute())
     try:
@@ -158,10 +231,7 @@ def place(given: str) -> str:
 
 
 def written_place(given: str) -> str:
-    """What `place` gives, where it can be written to. Raises ``ConfigError``."""
-    from capt.pretrain.base.errors import ConfigError
-    from capt.pretrain.base.stores import WRITABLE, is_url
-
+    """Return `place`, where it can be written to. Raises ``ConfigError``."""
     found = place(given)
     if is_url(found) and found.partition("://")[0].lower() not in WRITABLE:
         known = ", ".join(f"{name}://" for name in WRITABLE)

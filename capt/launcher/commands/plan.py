@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from capt.launcher.commands import options as o
+from capt.pretrain.base.files import write_json
 
 if TYPE_CHECKING:
     from capt.pretrain.plan.advice import Change
@@ -48,7 +49,6 @@ def plan(
 
     A step of one rank is simulated on tensors without data. The exit code is 2 for a job that does not fit.
     """
-    from capt.pretrain.base.files import write_json
     from capt.pretrain.config.load import load_job
     from capt.pretrain.engine.run_folder import require_run
     from capt.pretrain.plan.devices import cluster
@@ -73,10 +73,11 @@ def plan(
     values = found.to_json()
     if save is not None:
         write_json(save / PLAN, values)
-    if json:
-        o.echo_json({**values, "changes": [change.to_json() for change in tried]})
-    else:
-        o.say("\n".join(_lines(config, found, tried)))
+    o.answer(
+        {**values, "changes": [change.to_json() for change in tried]},
+        lambda: "\n".join(_lines(config, found, tried)),
+        json=json,
+    )
     return 0
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from capt.launcher.commands import options as o
+from capt.pretrain.base.errors import ConfigError, counted, quoted
+from capt.pretrain.base.files import read_json, write_json
+from capt.pretrain.base.stores import is_url
+from capt.pretrain.retrieval.options import EncoderOptions, Rules
 
 if TYPE_CHECKING:
     from capt.launcher.plan import Options
@@ -24,15 +28,6 @@ Model = Annotated[
         help="A checkpoint or run, a Hugging Face or sentence-transformers folder, or USER/NAME of the hub.",
     ),
 ]
-Pooler = Annotated[
-    str | None,
-    typer.Option(
-        "--pooler", "--pooling", help="mean (the default), cls or head; a sentence-transformers folder says it itself."
-    ),
-]
-Length = Annotated[int | None, typer.Option(min=3, help="Tokens of a text at most; default as the model's own limit.")]
-QueryPrompt = Annotated[str | None, typer.Option(help="Precedes every query; default as the folder says.")]
-DocumentPrompt = Annotated[str | None, typer.Option(help="Precedes every document; default as the folder says.")]
 Store = Annotated[
     str | None,
     typer.Option(
@@ -41,20 +36,40 @@ Store = Annotated[
         "this host's cache.",
     ),
 ]
-CacheBytes = Annotated[
-    str | None,
-    typer.Option(
-        metavar="BYTES",
-        help="What vectors of a store may take of this host's cache, as 200GB; default 100GB.",
-    ),
-]
-DType = Annotated[str, typer.Option(help="What vectors are stored in: fp32 or fp16.")]
-Tokens = Annotated[
-    int | None, typer.Option(min=1, help="Tokens of a batch at most, with padding; default 2,048, on a GPU 65,536.")
-]
-
 _LAUNCHERS = ("local", "ssh", "srun")
-Launcher = Annotated[str | None, typer.Option(help=f"{', '.join(_LAUNCHERS)} (default: local; ssh with --hostfile).")]
+
+
+@dataclass(frozen=True)
+class VectorOptions:
+    """Options of the vectors that are stored."""
+
+    dtype: Annotated[str, typer.Option(help="What vectors are stored in: fp32 or fp16.")] = "fp32"
+    tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens of a batch at most, with padding; default 2,048, on a GPU 65,536."),
+    ] = None
+    cache_bytes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BYTES", help="What vectors of a store may take of this host's cache, as 200GB; default 100GB."
+        ),
+    ] = None
+
+    def stored(self, store: str | None) -> dict[str, Any]:
+        """Return the values of `capt.pretrain.retrieval.encode.EncodeOptions`. Raises ``ConfigError``."""
+        size = o.number_of_bytes(self.cache_bytes, "--cache-bytes") if self.cache_bytes else None
+        return {**asdict(self), "store": o.place(store) if store else None, "cache_bytes": size}
+
+
+@dataclass(frozen=True)
+class RankOptions:
+    """Options of work that ranks share."""
+
+    nproc: o.Nproc = None
+    hostfile: o.Hostfile = None
+    launcher: Annotated[
+        str | None, typer.Option(help=f"{', '.join(_LAUNCHERS)} (default: local; ssh with --hostfile).")
+    ] = None
 
 
 def register(app: typer.Typer) -> None:
@@ -69,6 +84,7 @@ def register(app: typer.Typer) -> None:
 
 def encode(
     context: typer.Context,
+    *,
     model: Model,
     text: Annotated[list[Path], typer.Option(help="A text a line, a table with text, or a BEIR folder (repeatable).")],
     out: Annotated[
@@ -79,16 +95,9 @@ def encode(
         ),
     ],
     role: Annotated[str, typer.Option(help="What the texts of a file are: document, query or text.")] = "document",
-    pooler: Pooler = None,
-    length: Length = None,
-    query_prompt: QueryPrompt = None,
-    document_prompt: DocumentPrompt = None,
-    dtype: DType = "fp32",
-    tokens: Tokens = None,
-    cache_bytes: CacheBytes = None,
-    nproc: o.Nproc = None,
-    hostfile: o.Hostfile = None,
-    launcher: Launcher = None,
+    encoder: EncoderOptions,
+    vectors: VectorOptions,
+    ranks: RankOptions,
     json: o.Json = False,
 ) -> None:
     """Encode texts into a store of vectors. What is there already is not encoded again.
@@ -99,10 +108,9 @@ def encode(
     out = o.written_place(out)
     work = {
         "command": "encode", "model": str(model), "text": _paths(text), "role": role,
-        "encoder": encoder_options(pooler, length, query_prompt, document_prompt),
-        "store": store_options(out, dtype, tokens, cache_bytes),
+        "encoder": asdict(encoder), "store": vectors.stored(out),
     }  # fmt: skip
-    result = carry_out(work, shared_folder(out), nproc=nproc, hostfile=hostfile, launcher=launcher)
+    result = carry_out(work, shared_folder(out), ranks)
     if json:
         o.echo_json(result)
         return
@@ -115,6 +123,7 @@ def encode(
 
 def mine(
     context: typer.Context,
+    *,
     pairs: Annotated[
         list[Path], typer.Option(help="jsonl, csv, tsv or parquet with queries and positives (may be repeated).")
     ],
@@ -126,55 +135,28 @@ def mine(
         Path | None,
         typer.Option(help="A BEIR folder, a table with text, or a text a line; default the positives of all pairs."),
     ] = None,
-    number: Annotated[int, typer.Option(min=0, help="Negatives of a row; 0 = none, only --keep-top.")] = 7,
-    first: Annotated[int, typer.Option(min=0, help="Documents of a ranking to skip.")] = 0,
-    last: Annotated[int, typer.Option(min=1, help="Documents of a ranking to look at.")] = 100,
-    max_score: Annotated[float | None, typer.Option(help="Highest score of a negative.")] = None,
-    margin: Annotated[float | None, typer.Option(help="Least distance below the score of the positive.")] = None,
-    relative_margin: Annotated[
-        float | None, typer.Option(help="The same as a share m: s_pos - |s_pos| m at most.")
-    ] = None,
-    choice: Annotated[str, typer.Option(help="top: the nearest that are left. random: drawn from them.")] = "top",
-    keep_top: Annotated[
-        int, typer.Option(min=0, help="Leave out rows whose positive is not among this number of nearest documents.")
-    ] = 0,
-    short: Annotated[
-        str, typer.Option(help="Rows with too few negatives: refuse the output, keep them, or drop them.")
-    ] = "refuse",
+    rules: Rules,
     cross_encoder: Annotated[
         Path | None,
         typer.Option(
             parser=o.source_path, metavar="DIR", help="Scores by a cross-encoder, for the rules and as labels."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of --choice random.")] = 1,
-    pooler: Pooler = None,
-    length: Length = None,
-    query_prompt: QueryPrompt = None,
-    document_prompt: DocumentPrompt = None,
+    encoder: EncoderOptions,
     store: Store = None,
-    dtype: DType = "fp32",
-    tokens: Tokens = None,
-    cache_bytes: CacheBytes = None,
-    nproc: o.Nproc = None,
-    hostfile: o.Hostfile = None,
-    launcher: Launcher = None,
+    vectors: VectorOptions,
+    ranks: RankOptions,
     json: o.Json = False,
 ) -> None:
     """Mine hard negatives for pairs. The search is exact, filters follow, and an audit refuses bad output."""
     o.quiet(context)
-    rules = {
-        "number": number, "first": first, "last": last, "max_score": max_score, "margin": margin,
-        "relative_margin": relative_margin, "choice": choice, "keep_top": keep_top, "short": short, "seed": seed,
-    }  # fmt: skip
     work = {
         "command": "mine", "model": str(model),
         "pairs": _paths(pairs), "corpus": _paths([corpus])[0] if corpus else None,
-        "out": _paths([out])[0], "rules": rules, "cross_encoder": str(cross_encoder) if cross_encoder else None,
-        "encoder": encoder_options(pooler, length, query_prompt, document_prompt),
-        "store": store_options(store, dtype, tokens, cache_bytes),
+        "out": _paths([out])[0], "rules": asdict(rules), "cross_encoder": str(cross_encoder) if cross_encoder else None,
+        "encoder": asdict(encoder), "store": vectors.stored(store),
     }  # fmt: skip
-    audit = carry_out(work, out.absolute().parent, nproc=nproc, hostfile=hostfile, launcher=launcher)
+    audit = carry_out(work, out.absolute().parent, ranks)
     if json:
         o.echo_json(audit)
         return
@@ -182,16 +164,15 @@ def mine(
     for name, removed in audit["removed"].items():
         o.say(f"  removed, {name}: {removed['count']:,} ({removed['share']:.1%})")
     if few := audit["rows_with_too_few_negatives"]:
-        o.say(f"  rows with fewer than {number} negatives: {few:,}")
+        o.say(f"  rows with fewer than {rules.number} negatives: {few:,}")
     found = audit["negative_scores"]["count"]
-    if number and not found:
+    if rules.number and not found:
         o.say("  no document passed the rules as a negative; loosen them")
-    from capt.pretrain.base.errors import quoted
 
     train = f"capt pretrain capt_pairs model.init=MODEL data.files={quoted(out / 'pairs.jsonl')}"
     # By the names that were written: a label or a score of the input would make two texts of a row, and no negatives.
     train += " data.form=flagembedding"
-    o.say(f"next: {train}" + (f" data.negatives={number}" if found else ""))
+    o.say(f"next: {train}" + (f" data.negatives={rules.number}" if found else ""))
 
 
 def compare(
@@ -207,7 +188,6 @@ def compare(
 
     Prints the mean difference, its t interval, and the p of a sign-flip test.
     """
-    from capt.pretrain.base.errors import counted
     from capt.pretrain.retrieval.evaluate import compare as compare_figures
 
     rows = compare_figures(first, second, samples=samples, seed=seed)
@@ -229,27 +209,8 @@ def compare(
         )
 
 
-def encoder_options(
-    pooler: str | None, length: int | None, query_prompt: str | None, document_prompt: str | None
-) -> dict[str, Any]:
-    """The values of `capt.pretrain.retrieval.encoders.EncoderOptions`."""
-    return {
-        "pooling": pooler, "length": length, "query_prompt": query_prompt, "document_prompt": document_prompt
-    }  # fmt: skip
-
-
-def store_options(store: str | None, dtype: str, tokens: int | None, cache_bytes: str | None) -> dict[str, Any]:
-    """The values of `capt.pretrain.retrieval.encode.EncodeOptions`. Raises ``ConfigError``."""
-    return {
-        "store": o.place(store) if store else None, "dtype": dtype, "tokens": tokens,
-        "cache_bytes": o.number_of_bytes(cache_bytes, "--cache-bytes") if cache_bytes else None,
-    }  # fmt: skip
-
-
 def shared_folder(store: str) -> Path:
-    """The folder in which ranks are given work: that of the vectors, or the working folder if they are in a store."""
-    from capt.pretrain.base.stores import is_url
-
+    """Return the folder in which ranks are given work: that of the vectors, or of a store the working folder."""
     return Path.cwd() if is_url(store) else Path(store)
 
 
@@ -258,10 +219,8 @@ def _paths(paths: list[Path]) -> list[str]:
     return [str(path.absolute()) for path in paths]
 
 
-def carry_out(work: Mapping[str, Any], folder: Path, **given: Any) -> dict[str, Any]:
-    """The result of ``capt.pretrain.retrieval.work.perform``, in this process or on the ranks that ``given`` asks for.
-
-    ``given`` are arguments of `capt.launcher.plan.Options.given`.
+def carry_out(work: Mapping[str, Any], folder: Path, ranks: RankOptions) -> dict[str, Any]:
+    """Return ``capt.pretrain.retrieval.work.perform(work)``, done in this process or on the ranks that are asked for.
 
     Ranks read what to do from a file in ``folder``, which all hosts must see, and rank 0 writes the result beside it.
 
@@ -270,7 +229,7 @@ def carry_out(work: Mapping[str, Any], folder: Path, **given: Any) -> dict[str, 
     """
     from capt.launcher.plan import Options
 
-    options = Options.given(**given)
+    options = Options.given(**vars(ranks))
     if options == Options():
         from capt.pretrain.retrieval.work import perform
 
@@ -283,8 +242,6 @@ def _on_ranks(work: Mapping[str, Any], folder: Path, options: Options) -> dict[s
     from capt.launcher.backends import backend
     from capt.launcher.plan import Launch
     from capt.launcher.preflight.run import before_launch
-    from capt.pretrain.base.errors import ConfigError
-    from capt.pretrain.base.files import read_json, write_json
     from capt.pretrain.config.schema import Job
 
     name = options.launcher or ("ssh" if options.hostfile else "local")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, cast
 
 import typer
 
 from capt.launcher.commands import options as o
+from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.files import read_lines
 
 app = typer.Typer(help="Train, use and export tokenizers.", rich_markup_mode=None)
 
@@ -42,9 +45,6 @@ def train(
     json: o.Json = False,
 ) -> None:
     """Train a SentencePiece tokenizer; its Hugging Face export is checked to give the same ids."""
-    from dataclasses import asdict
-
-    from capt.pretrain.base.errors import ConfigError
     from capt.pretrain.data.config import DataConfig
     from capt.pretrain.data.prepare import tokenizer_corpus
     from capt.tokenizer.train import Kind, Normalization
@@ -67,13 +67,14 @@ def train(
             max_sentences=max_sentences,
             seed=seed,
         )
-    if json:
-        o.echo_json(asdict(report))
-    else:
-        typer.echo(
+    o.answer(
+        asdict(report),
+        lambda: (
             f"{out}: {report.vocab_size} pieces from {report.used} of {report.sentences} sentences "
             f"in {report.seconds} s; {report.checked} lines have the same ids in SentencePiece and in tokenizer.json"
-        )
+        ),
+        json=json,
+    )
 
 
 @app.command(epilog="\b\nExample: echo 'A line of text.' | capt tokenizer encode tok --pieces")
@@ -86,7 +87,6 @@ def encode(
     pieces: Annotated[bool, typer.Option("--pieces", help="Print the pieces instead of their ids.")] = False,
 ) -> None:
     """Print the ids of each line of text, without special tokens around it."""
-    from capt.pretrain.base.files import read_lines
     from capt.tokenizer.encode import load_tokenizer
 
     loaded = load_tokenizer(tokenizer)
@@ -112,7 +112,6 @@ def export(
     ] = False,
 ) -> None:
     """Write a SentencePiece model as tokenizer.json, or refuse when any line would get other ids."""
-    from capt.pretrain.base.files import read_lines
     from capt.tokenizer.export import export as export_tokenizer
 
     lines = export_tokenizer(

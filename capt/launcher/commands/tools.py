@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -47,8 +48,6 @@ def doctor(
 
     The exit code is 1 when a job cannot run.
     """
-    from dataclasses import asdict
-
     from capt.launcher.doctor import examine
     from capt.launcher.plan import Options
     from capt.launcher.preflight.report import table
@@ -56,10 +55,7 @@ def doctor(
 
     options = Options.given(hostfile=hostfile, master_addr=master_addr, master_port=master_port)
     checks = [*examine_for(config, overrides or [], options), *examine(Path.cwd())]
-    if json:
-        o.echo_json([asdict(check) for check in checks])
-    else:
-        typer.echo(table(checks))
+    o.answer([asdict(check) for check in checks], lambda: table(checks), json=json)
     return 1 if any(check.level == "fail" for check in checks) else 0
 
 

@@ -35,7 +35,7 @@ def ranked(scores: Mapping[Key, Sequence[float]], sign: int) -> list[Key]:
 
 
 def from_the_median(scores: Iterable[tuple[float, Key]], sign: int) -> list[Key]:
-    """What belongs to some scores, the median first and then those beside it, by their ranks.
+    """Return what belongs to some scores, the median first and then those beside it, by their ranks.
 
     Of an even number of scores the worse of the two in the middle is the first.
 

@@ -19,7 +19,7 @@ from capt.pretrain.base.files import write_bytes, write_text
 
 
 def number(value: int | float | None, digits: int) -> str:
-    """``value`` with that number of decimals; empty for None."""
+    """Return ``value`` with that number of decimals; empty for None."""
     return "" if value is None else f"{value:,.{digits}f}"
 
 
@@ -168,7 +168,7 @@ _MARKDOWN = re.compile(
     re.IGNORECASE,
 )
 _BLOCK = re.compile(r"^(\d{1,9}(?=[.)](?:\s|$))|(?=[-+](?:[\s-]|$)|[#=:]))")
-"""What makes a list, a heading or a quotation of a line that it begins."""
+"""The beginning of a line that makes a list, a heading or a quotation of it."""
 
 
 def markdown_text(text: str) -> str:

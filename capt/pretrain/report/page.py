@@ -278,7 +278,7 @@ def _judgements(comparison: Comparison) -> Table:
 
 
 def _predictions(comparison: Comparison) -> list[ReportSection]:
-    """What was predicted of each run that has a plan, beside the median of what was measured of whole steps."""
+    """Write the prediction of each run that has a plan, beside the median of its whole steps."""
     rows = []
     for run in comparison.runs:
         if run.plan is None:

@@ -46,7 +46,7 @@ class Bracket(Record):
 
 
 class PlanFacts(Record):
-    """What a report shows of a ``plan.json``, the prediction of ``capt plan``."""
+    """The part of a ``plan.json``, the prediction of ``capt plan``, that a report shows."""
 
     devices: str = Field(max_length=100)
     ranks: int = Field(ge=1)
@@ -55,7 +55,7 @@ class PlanFacts(Record):
 
 
 class CheckpointFacts(Record):
-    """What a report shows of a checkpoint's ``manifest.json``: the parameters, and where it was written."""
+    """The part of a checkpoint's ``manifest.json`` that a report shows: parameters, and where it was written."""
 
     world_size: int = Field(ge=1)
     modules: dict[str, _Shapes]
@@ -110,7 +110,7 @@ class RunRecord:
 
     @property
     def judgement(self) -> Judgement:
-        """Whether the run learns, by its records."""
+        """The judgement of the run by its records: it learns or it does not."""
         best = self.config.get("checkpoint.best")
         best = best if isinstance(best, str) else None
         training, validation = (trained_on(rows, self.config, best) for rows in (self.training, self.validation))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from capt.pretrain.models.hf_folder import is_hf, read_json
 from capt.pretrain.models.sentence_folder import SETTINGS, pooling_file, require_embedder
 from capt.pretrain.pairs.batches import PaddedTexts
 from capt.pretrain.pairs.load import load_model as load_pairs
+from capt.pretrain.retrieval.options import EncoderOptions
 from capt.pretrain.retrieval.sentence_models import (
     limit_of,
     load_sentence_model,
@@ -52,23 +52,6 @@ _SOME_TEXT = "a text"
 _TOKENIZED = 512
 """Texts that are tokenized together: all their tokens are in memory."""
 _PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
-
-
-@dataclass(frozen=True)
-class EncoderOptions:
-    """What a user may decide about an encoder.
-
-    Attributes:
-        pooling: mean, cls or head; not for sentence-transformers folders, which say it themselves.
-        length: tokens of a text at most; without it the model's own limit.
-        query_prompt: precedes every query; without it that of the folder.
-        document_prompt: precedes every document.
-    """
-
-    pooling: str | None = None
-    length: int | None = None
-    query_prompt: str | None = None
-    document_prompt: str | None = None
 
 
 class TextEncoder(ABC):
@@ -95,7 +78,7 @@ class TextEncoder(ABC):
         return VectorIdentity(prompt=self.prompts[role], dimension=self.dimension, dtype=dtype, **facts)
 
     def protocol(self) -> str:
-        """How a text becomes a vector, in one line."""
+        """Say in one line how a text becomes a vector."""
         facts = self._facts
         prompts = ", ".join(f"{role} {self.prompts[role]!r}" for role in ("query", "document") if self.prompts[role])
         query, document = self.limit("query"), self.limit("document")

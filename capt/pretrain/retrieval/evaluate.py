@@ -36,8 +36,9 @@ from capt.pretrain.engine.run_folder import (
 )
 from capt.pretrain.retrieval.data import Collection, read_collections
 from capt.pretrain.retrieval.encode import EncodeOptions, embed, rows_of
-from capt.pretrain.retrieval.encoders import EncoderOptions, TextEncoder, load_text_encoder
+from capt.pretrain.retrieval.encoders import TextEncoder, load_text_encoder
 from capt.pretrain.retrieval.metrics import DEPTH, PROTOCOL, mean_metrics, query_metrics
+from capt.pretrain.retrieval.options import EncoderOptions
 from capt.pretrain.retrieval.search import BLOCK, Nearest, TopK, by_id, pair_scores, unit_rows
 from capt.pretrain.retrieval.store import Vectors, text_hash
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from capt.pretrain.base.atomic import new_folder, require_new
 from capt.pretrain.base.distributed import device, gather_objects, rank, synchronize_errors, world_size
-from capt.pretrain.base.errors import ConfigError, DataError
+from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.files import write_json, write_text
 from capt.pretrain.base.overlap import same_text
 from capt.pretrain.base.parallel import ProgressCallback
@@ -24,8 +24,9 @@ from capt.pretrain.pairs.known import positives_by_query
 from capt.pretrain.retrieval.audit import faults, histogram, page
 from capt.pretrain.retrieval.data import PairRow, read_documents, read_pair_rows
 from capt.pretrain.retrieval.encode import EncodeOptions, embed, rows_of
-from capt.pretrain.retrieval.encoders import EncoderOptions, TextEncoder, load_text_encoder
+from capt.pretrain.retrieval.encoders import TextEncoder, load_text_encoder
 from capt.pretrain.retrieval.evaluate import search
+from capt.pretrain.retrieval.options import EncoderOptions, Rules
 from capt.pretrain.retrieval.search import by_id, pair_scores, unit_rows
 from capt.pretrain.retrieval.sentence_models import load_cross_encoder
 from capt.pretrain.retrieval.store import text_hash
@@ -35,53 +36,6 @@ logger = logging.getLogger(__name__)
 PAIRS, AUDIT, PAGE = "pairs.jsonl", "audit.json", "audit.html"
 _SCORES = ("pos_scores", "neg_scores", "positive_scores", "negative_scores")
 _EXAMPLES = 20
-
-
-@dataclass(frozen=True)
-class Rules:
-    """Which of the documents found become negatives.
-
-    Attributes:
-        number: negatives of a row; 0 mines none.
-        first: documents of a ranking to skip.
-        last: documents of a ranking to look at.
-        max_score: a negative scores at most this.
-        margin: a negative scores less than the positive by this at least.
-        relative_margin: the same, as a share m of the positive's score: at most ``s_pos - |s_pos| m``.
-        choice: the best ones (top), or drawn from all that are left (random).
-        keep_top: rows whose positive is not among the nearest documents of this number are left out; 0 keeps all.
-        short: a row with too few negatives: refuse the output, keep it as it is, or drop it.
-        seed: of the choice.
-    """
-
-    number: int = 7
-    first: int = 0
-    last: int = 100
-    max_score: float | None = None
-    margin: float | None = None
-    relative_margin: float | None = None
-    choice: str = "top"
-    keep_top: int = 0
-    short: str = "refuse"
-    seed: int = 1
-
-    def check(self) -> None:
-        """Raise ``ConfigError`` for a value that cannot be meant."""
-        if self.choice not in ("top", "random"):
-            raise ConfigError(f"--choice {self.choice}: choose top or random")
-        if self.short not in ("refuse", "keep", "drop"):
-            raise ConfigError(f"--short {self.short}: choose refuse, keep or drop")
-        if not 0 <= self.first < self.last:
-            raise ConfigError(f"--first {self.first} --last {self.last}: --last must be the larger one")
-        if self.number > self.last - self.first:
-            raise ConfigError(f"--number {self.number}: --first and --last leave {self.last - self.first} documents")
-        if self.keep_top > self.last:
-            raise ConfigError(f"--keep-top {self.keep_top}: more than --last {self.last}")
-        if self.max_score is not None and self.max_score != self.max_score:
-            raise ConfigError(f"--max-score {self.max_score}: a number is expected")
-        for name, value in (("margin", self.margin), ("relative-margin", self.relative_margin)):
-            if value is not None and not 0 <= value < float("inf"):
-                raise ConfigError(f"--{name} {value}: give a number of 0 or more")
 
 
 @dataclass(frozen=True)
@@ -186,7 +140,7 @@ def _distinct(documents: Iterator[tuple[str, str]]) -> list[str]:
 
 
 def _titled(corpus: Path) -> dict[str, str]:
-    """What a document with a title is without it."""
+    """Return a document without its title."""
     both = zip(read_documents(corpus), read_documents(corpus, titles=False), strict=True)
     return {same_text(text): same_text(bare) for (_, text), (_, bare) in both if text != bare}
 
@@ -276,7 +230,7 @@ def _shared(scores: dict[str, list[float]]) -> dict[int, list[float]]:
 def _with_scores(
     rows: Sequence[PairRow], found: Sequence[_Found], scores: dict[int, list[float]]
 ) -> tuple[list[_Found], list[_Labels]]:
-    """What was found with the cross-encoder's scores in the place of the encoder's, and those of what rows have."""
+    """Return what was found with the cross-encoder's scores for the encoder's, and the scores of what rows have."""
     changed, labels = [], []
     for number, (row, each) in enumerate(zip(rows, found, strict=True)):
         ends = len(row.positives), len(row.positives) + len(each.texts)

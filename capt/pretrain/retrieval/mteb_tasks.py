@@ -15,7 +15,8 @@ from capt.pretrain.engine.provenance import provenance
 from capt.pretrain.engine.run_folder import Section, sections_as_text, write_result
 from capt.pretrain.engine.task import Role
 from capt.pretrain.retrieval.encode import TOKENS, batches
-from capt.pretrain.retrieval.encoders import EncoderOptions, TextEncoder, load_text_encoder
+from capt.pretrain.retrieval.encoders import TextEncoder, load_text_encoder
+from capt.pretrain.retrieval.options import EncoderOptions
 from capt.pretrain.retrieval.search import unit_rows
 
 _ROLES: Mapping[str, Role] = {"query": "query", "document": "document"}

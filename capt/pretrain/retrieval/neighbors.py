@@ -17,8 +17,9 @@ from capt.pretrain.data.paths import resolve_paths
 from capt.pretrain.data.prepare import tokenizer_corpus
 from capt.pretrain.language.config import LanguageJob
 from capt.pretrain.retrieval.encode import EncodeOptions, embed, rows_of
-from capt.pretrain.retrieval.encoders import EncoderOptions, load_text_encoder
+from capt.pretrain.retrieval.encoders import load_text_encoder
 from capt.pretrain.retrieval.evaluate import search
+from capt.pretrain.retrieval.options import EncoderOptions
 from capt.pretrain.retrieval.store import default_store
 
 logger = logging.getLogger(__name__)

@@ -13,9 +13,10 @@ from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.base.stores import is_url
 from capt.pretrain.retrieval.data import read_documents, read_queries
 from capt.pretrain.retrieval.encode import EncodeOptions, embed
-from capt.pretrain.retrieval.encoders import EncoderOptions, load_text_encoder
+from capt.pretrain.retrieval.encoders import load_text_encoder
 from capt.pretrain.retrieval.evaluate import RetrievalSettings, evaluate
-from capt.pretrain.retrieval.mine import Rules, mine
+from capt.pretrain.retrieval.mine import mine
+from capt.pretrain.retrieval.options import EncoderOptions, Rules
 from capt.pretrain.retrieval.store import default_store, require_dtype
 
 

@@ -70,7 +70,7 @@ class Row:
 
 
 def begins_from_several(sweep: SweepRecord) -> bool:
-    """Whether the settings of a sweep begin from several initial models, so that no row of Table 2 is one model."""
+    """Tell whether a sweep begins from several initial models, so that no row of Table 2 is one model."""
     return len({c.params[INIT] for study in sweep.studies for c in study.configurations if INIT in c.params}) > 1
 
 

@@ -76,7 +76,7 @@ GENERATED: dict[str, tuple[int, int]] = {  # Table 4, PTB: forward and reverse p
 
 
 class _Estimate(Record):
-    """What the tables read of a perplexity with its errors."""
+    """The part of a perplexity with its errors that the tables read."""
 
     value: float
     draws: Count
@@ -90,7 +90,7 @@ class _Estimate(Record):
 
 
 class _Generated(Record):
-    """What the tables read of the perplexities of generated text."""
+    """The part of the perplexities of generated text that the tables read."""
 
     number: Count = 0
     by: str = ""

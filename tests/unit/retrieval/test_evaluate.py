@@ -17,8 +17,9 @@ from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
 from capt.pretrain.config.retrieval import METRICS
 from capt.pretrain.retrieval.data import Collection, read_collections, read_documents, read_queries
 from capt.pretrain.retrieval.encode import EncodeOptions, embed
-from capt.pretrain.retrieval.encoders import EncoderOptions, load_text_encoder
+from capt.pretrain.retrieval.encoders import load_text_encoder
 from capt.pretrain.retrieval.evaluate import RetrievalSettings, SearchCorpus, compare, evaluate
+from capt.pretrain.retrieval.options import EncoderOptions
 from capt.pretrain.retrieval.sentence_models import positions_of
 from tests.finetune import write_encoder
 from tests.support import Capt

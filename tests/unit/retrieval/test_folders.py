@@ -15,8 +15,9 @@ import pytest
 from capt.pretrain.base.errors import UserError
 from capt.pretrain.language.load import load_backbone
 from capt.pretrain.models.hf_model import read_hf
-from capt.pretrain.retrieval.encoders import EncoderOptions, load_text_encoder
+from capt.pretrain.retrieval.encoders import load_text_encoder
 from capt.pretrain.retrieval.neighbors import neighbors
+from capt.pretrain.retrieval.options import EncoderOptions
 from capt.pretrain.retrieval.work import perform
 from tests.finetune import write_encoder
 from tests.unit.retrieval.toy import write_beir

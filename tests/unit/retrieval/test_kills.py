@@ -18,7 +18,7 @@ import pytest
 
 from capt.pretrain.engine.task import Role
 from capt.pretrain.retrieval.encode import EncodeOptions
-from capt.pretrain.retrieval.encoders import EncoderOptions
+from capt.pretrain.retrieval.options import EncoderOptions
 from tests.support import start_forked
 from tests.unit.retrieval.toy import ToyEncoder, write_beir
 

@@ -15,8 +15,8 @@ from capt.pretrain.base.overlap import same_text
 from capt.pretrain.retrieval import mine as room
 from capt.pretrain.retrieval.audit import faults, page
 from capt.pretrain.retrieval.encode import EncodeOptions
-from capt.pretrain.retrieval.encoders import EncoderOptions
-from capt.pretrain.retrieval.mine import Rules, mine
+from capt.pretrain.retrieval.mine import mine
+from capt.pretrain.retrieval.options import EncoderOptions, Rules
 from capt.pretrain.retrieval.search import unit_rows
 from tests.support import Capt, run_ranks
 from tests.unit.retrieval.toy import ToyEncoder, write_beir, write_sentence_folder

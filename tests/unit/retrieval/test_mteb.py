@@ -10,7 +10,7 @@ import pytest
 
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.retrieval import mteb_tasks as room
-from capt.pretrain.retrieval.encoders import EncoderOptions
+from capt.pretrain.retrieval.options import EncoderOptions
 from tests.unit.retrieval.toy import ToyEncoder
 
 

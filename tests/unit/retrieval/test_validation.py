@@ -13,8 +13,9 @@ from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.config.retrieval import METRICS, RetrievalSection
 from capt.pretrain.retrieval.data import read_collections
 from capt.pretrain.retrieval.encode import EncodeOptions
-from capt.pretrain.retrieval.encoders import EncoderOptions, load_text_encoder
+from capt.pretrain.retrieval.encoders import load_text_encoder
 from capt.pretrain.retrieval.evaluate import RetrievalSettings, evaluate
+from capt.pretrain.retrieval.options import EncoderOptions
 from capt.pretrain.retrieval.validation import part_of
 from tests.language import language_mapping
 from tests.pairs import pairs_mapping

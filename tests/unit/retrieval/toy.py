@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from capt.pretrain.engine.task import Role
-from capt.pretrain.retrieval.encoders import EncoderOptions, TextEncoder
+from capt.pretrain.retrieval.encoders import TextEncoder
+from capt.pretrain.retrieval.options import EncoderOptions
 from tests.finetune import sentence, write_encoder
 
 
