@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from capt.pretrain.base.errors import DataError, did_you_mean
-from capt.pretrain.data.formats import Reading
-from capt.pretrain.data.tables import Table, open_table
+from capt.pretrain.data.formats import ReadOptions
+from capt.pretrain.data.tables import FileTable, open_table
 
 _PAIRS = (
     ("sentence1", "sentence2"), ("text1", "text2"), ("text", "text2"), ("text", "text_pair"), ("text", "second"),
@@ -29,17 +29,17 @@ class Columns(NamedTuple):
     labels: tuple[str, ...]
 
 
-def open_labelled(path: Path, quotes: bool | None) -> Table:
+def open_labelled(path: Path, quotes: bool | None) -> FileTable:
     """Open a table whose cells a tab, a comma or a semicolon may separate, between quotes or not (``data.quotes``).
 
     Raises:
         DataError: as `open_table`.
     """
-    reading = Reading(keys=("text", "label"), separators=",;\t", quotes=quotes, remedy="set data.quotes=true")
+    reading = ReadOptions(keys=("text", "label"), separators=",;\t", quotes=quotes, remedy="set data.quotes=true")
     return open_table(path, reading)
 
 
-def find_columns(table: Table, text: str | None, second: str | None, labels: Sequence[str]) -> Columns:
+def find_columns(table: FileTable, text: str | None, second: str | None, labels: Sequence[str]) -> Columns:
     """Find the columns of the texts and of the label: as they are named, or by their usual names.
 
     Raises:

@@ -24,7 +24,7 @@ from capt.finetune.text_task import Kind
 from capt.pretrain.base.errors import ConfigError, DataError, counted, did_you_mean, shown
 from capt.pretrain.base.files import number_in
 from capt.pretrain.base.overlap import report_overlap, same_text, shared
-from capt.pretrain.data.tables import Table
+from capt.pretrain.data.tables import FileTable
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ def read_rows(path: Path, data: LabelsData) -> Labelled:
     return rows
 
 
-def _file_classes(table: Table, columns: Columns, data: LabelsData) -> tuple[str, ...]:
+def _file_classes(table: FileTable, columns: Columns, data: LabelsData) -> tuple[str, ...]:
     """The names of the classes that a file has of its own; none where the job reads its numbers."""
     # Several columns are flags, and scores are numbers.
     if isinstance(data.label, list) or data.kind == "regression":

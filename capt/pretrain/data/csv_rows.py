@@ -11,7 +11,7 @@ from itertools import chain
 from capt.pretrain.base.errors import DataError, repeated, shown
 from capt.pretrain.base.files import LONGEST_LINE, text_lines
 from capt.pretrain.data.corpus import warn_once
-from capt.pretrain.data.formats import Format, Reading, Row, TextFile
+from capt.pretrain.data.formats import Format, ReadOptions, TableRow, TextFile
 
 
 class Csv(Format):
@@ -20,7 +20,7 @@ class Csv(Format):
     has_header = True
     quotes = True
 
-    def rows(self, path: TextFile, raw: BufferedReader, reading: Reading) -> Iterator[Row]:
+    def rows(self, path: TextFile, raw: BufferedReader, reading: ReadOptions) -> Iterator[TableRow]:
         """Yield the rows. Raises ``DataError`` for a row that has not a cell for each column."""
         lines = (line.rstrip("\r\n") for _, line in text_lines(path, raw))
         first = next(lines, "")
@@ -42,9 +42,9 @@ class Csv(Format):
                     )
                 _require_no_header(place, header, cells)
                 row = {name: cell for name, cell in zip(header, cells, strict=True) if name in chosen}
-                yield Row(place, number, row)
+                yield TableRow(place, number, row)
 
-    def separator(self, first: str, reading: Reading) -> str:
+    def separator(self, first: str, reading: ReadOptions) -> str:
         """Return what separates the cells, by the first line."""
         return next((mark for mark in reading.separators if mark in first), ",")
 
@@ -54,7 +54,7 @@ class Tsv(Csv):
 
     quotes = False
 
-    def separator(self, first: str, reading: Reading) -> str:
+    def separator(self, first: str, reading: ReadOptions) -> str:
         """Return the tab."""
         return "\t"
 

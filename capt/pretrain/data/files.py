@@ -17,7 +17,7 @@ from capt.pretrain.base.files import place_after, text_lines
 from capt.pretrain.base.stores import StoreFile
 from capt.pretrain.base.verification import Verifier
 from capt.pretrain.data.corpus import PASSAGE, Corpus, Missing, Passage, Piece, TextColumn, passages_of, row_pieces
-from capt.pretrain.data.formats import Reading, Span, TextFile, format_of, suffix_of
+from capt.pretrain.data.formats import FileSpan, ReadOptions, TextFile, format_of, suffix_of
 from capt.pretrain.data.paths import TEXTS, identity, opened, opened_in_turn, parts_of, require_form, size_of
 
 _PIECE = 4 * PASSAGE
@@ -43,7 +43,7 @@ class FileCorpus(Corpus):
         verifier: Verifier | None = None,
         *,
         missing: Missing = "skip",
-        span: Span | None = None,
+        span: FileSpan | None = None,
     ) -> None:
         for path in paths:
             require_form(path)
@@ -98,14 +98,14 @@ class FileCorpus(Corpus):
         ]
 
     def _opened(self) -> Generator[AbstractContextManager[io.BufferedReader]]:
-        # Row groups of a whole file, and bytes of a part of it.
+        # TableRow groups of a whole file, and bytes of a part of it.
         if self._span is None or parts_of(self._paths[0]) == "groups":
             yield from opened_in_turn(self._paths)
         else:
             yield self._part(self._paths[0], self._span)
 
     @contextmanager
-    def _part(self, path: TextFile, span: Span) -> Iterator[io.BufferedReader]:
+    def _part(self, path: TextFile, span: FileSpan) -> Iterator[io.BufferedReader]:
         for file in opened_in_turn([path]):
             with file as raw:
                 yield io.BufferedReader(_Window(raw, span))
@@ -163,19 +163,19 @@ class FileCorpus(Corpus):
             column.report(str(path))
         self._without_text[path] = column.without
 
-    def _reading(self, path: TextFile, span: Span | None) -> Reading:
+    def _reading(self, path: TextFile, span: FileSpan | None) -> ReadOptions:
         def choose(names: list[str]) -> list[str]:
             if self._column not in names:
                 raise DataError(f"{path}: {_missing_column(self._column, names)}")
             return [self._column]
 
-        return Reading(choose=choose, span=span, keys=(self._column,))
+        return ReadOptions(choose=choose, span=span, keys=(self._column,))
 
     def _comes_later(self, path: TextFile, rows: int) -> bool:
         """Return whether the column is in the rows behind the span that a whole file is judged by, after ``rows``."""
         if self._span is None:
             return False
-        rest = Span(self._span.end, size_of(path))
+        rest = FileSpan(self._span.end, size_of(path))
         with opened(path) as raw:
             window: io.BufferedReader[Any] = io.BufferedReader(_Window(raw, rest))
             found = format_of(path).rows(path, window, self._reading(path, rest))
@@ -200,7 +200,7 @@ def no_text(path: TextFile) -> DataError:
 class _Window(io.RawIOBase):
     """A part of a file."""
 
-    def __init__(self, raw: io.BufferedReader, span: Span) -> None:
+    def __init__(self, raw: io.BufferedReader, span: FileSpan) -> None:
         self._raw, self._begin, self._left = raw, span.begin, span.end - span.begin
         self._read = 0
         raw.seek(span.begin)

@@ -35,7 +35,7 @@ TextFile = Path | StoreFile
 """A file of this host, or one in a store."""
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """A row of a table: ``place`` names it in messages (``FILE, line 3``), ``number`` is its line or row, from 1."""
 
     place: str
@@ -44,7 +44,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Span:
+class FileSpan:
     """A part of a file: bytes ``begin .. end-1``, or such groups of rows."""
 
     begin: int
@@ -56,7 +56,7 @@ Choose = Callable[[list[str]], list[str]]
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadOptions:
     """Options of a reader.
 
     Attributes:
@@ -70,7 +70,7 @@ class Reading:
     """
 
     choose: Choose = list
-    span: Span | None = None
+    span: FileSpan | None = None
     keys: Sequence[str] = ()
     separators: str = ","
     quotes: bool | None = None
@@ -90,7 +90,7 @@ class Format:
     has_header = False
     parts: Literal["lines", "groups"] | None = None
 
-    def rows(self, path: TextFile, raw: BufferedReader, reading: Reading) -> Iterator[Row]:
+    def rows(self, path: TextFile, raw: BufferedReader, reading: ReadOptions) -> Iterator[TableRow]:
         """Yield the rows of a file that is open as ``raw``; of a span of bytes ``raw`` holds that alone.
 
         Raises:
@@ -102,7 +102,7 @@ class Format:
         """Return the names of the classes whose numbers a column holds, for each column of which the file says them."""
         return {}
 
-    def groups(self, path: TextFile, raw: BufferedReader, size: int) -> list[Span]:
+    def groups(self, path: TextFile, raw: BufferedReader, size: int) -> list[FileSpan]:
         """Divide a file into groups of rows of about ``size`` bytes. Raises ``DataError`` for a damaged file."""
         raise NotImplementedError
 
@@ -110,10 +110,10 @@ class Format:
 class Lines(Format):
     """Plain text: one text a line, in the column ``text``."""
 
-    def rows(self, path: TextFile, raw: BufferedReader, reading: Reading) -> Iterator[Row]:
+    def rows(self, path: TextFile, raw: BufferedReader, reading: ReadOptions) -> Iterator[TableRow]:
         """Yield the lines, blank ones too."""
         for number, line in text_lines(path, raw):
-            yield Row(f"{path}, line {number}", number, {"text": line.rstrip("\r\n")})
+            yield TableRow(f"{path}, line {number}", number, {"text": line.rstrip("\r\n")})
 
 
 def suffix_of(path: TextFile) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from capt.pretrain.base.errors import DataError, quoted
 from capt.pretrain.base.files import parse_row, place_after, text_lines
-from capt.pretrain.data.formats import Format, Reading, Row, TextFile
+from capt.pretrain.data.formats import Format, ReadOptions, TableRow, TextFile
 
 _NESTED = re.compile(r"\s*\[\s*[\[{]")
 _OBJECTS = "; write one object a line: jq -c '.[]' FILE"
@@ -23,8 +23,8 @@ class JsonLines(Format):
 
     parts = "lines"
 
-    def rows(self, path: TextFile, raw: BufferedReader, reading: Reading) -> Iterator[Row]:
-        """Yield the objects. Raises ``DataError`` for a line that is no object (`Reading.keys`)."""
+    def rows(self, path: TextFile, raw: BufferedReader, reading: ReadOptions) -> Iterator[TableRow]:
+        """Yield the objects. Raises ``DataError`` for a line that is no object (`ReadOptions.keys`)."""
         begin = 0 if reading.span is None else reading.span.begin
         after = place_after(begin)
         lines = ((number, line) for number, line in text_lines(path, raw, begin=begin) if not line.isspace())
@@ -35,7 +35,7 @@ class JsonLines(Format):
         is_table = len(first) == 1 and _NESTED.match(first[0][1]) is not None
         for number, line in chain(first, lines):
             place = f"{path}, line {number}{after}"
-            yield Row(place, number, _object(place, line, reading.keys, is_table=is_table))
+            yield TableRow(place, number, _object(place, line, reading.keys, is_table=is_table))
 
 
 def _object(place: str, line: str, keys: Sequence[str], *, is_table: bool) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import pyarrow.parquet
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.files import most_unpacked, parse_json, printable, require_ratio
 from capt.pretrain.data.csv_rows import require_one_of_each
-from capt.pretrain.data.formats import Format, Reading, Row, Span, TextFile
+from capt.pretrain.data.formats import FileSpan, Format, ReadOptions, TableRow, TextFile
 from capt.pretrain.data.paths import size_of
 
 _TEXTS = (
@@ -31,7 +31,7 @@ class Parquet(Format):
     packed = False
     parts = "groups"
 
-    def rows(self, path: TextFile, raw: BufferedReader, reading: Reading) -> Iterator[Row]:
+    def rows(self, path: TextFile, raw: BufferedReader, reading: ReadOptions) -> Iterator[TableRow]:
         """Yield the rows.
 
         Raises:
@@ -46,7 +46,7 @@ class Parquet(Format):
             columns = reading.choose(table.schema_arrow.names)
             # Before the first batch: a row group unpacks as a whole.
             _require_ratio(path, table)
-            size, span = 0, reading.span or Span(0, table.metadata.num_row_groups)
+            size, span = 0, reading.span or FileSpan(0, table.metadata.num_row_groups)
             number = sum(table.metadata.row_group(group).num_rows for group in range(span.begin))
             for batch in table.iter_batches(
                 batch_size=_rows_at_once(path, table), columns=columns, row_groups=list(range(span.begin, span.end))
@@ -56,7 +56,7 @@ class Parquet(Format):
                 names = batch.schema.names
                 for cells in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                     number += 1
-                    yield Row(f"{path}, row {number}", number, dict(zip(names, cells, strict=True)))
+                    yield TableRow(f"{path}, row {number}", number, dict(zip(names, cells, strict=True)))
 
     def classes(self, path: TextFile, raw: BufferedReader) -> dict[str, list[str]]:
         """Return the names of the classes that ``datasets`` keeps in the schema.
@@ -74,7 +74,7 @@ class Parquet(Format):
         found = {name: _names_of(kind) for name, kind in described.items()} if isinstance(described, dict) else {}
         return {name: names for name, names in found.items() if names and name in schema.names}
 
-    def groups(self, path: TextFile, raw: BufferedReader, size: int) -> list[Span]:
+    def groups(self, path: TextFile, raw: BufferedReader, size: int) -> list[FileSpan]:
         """Divide the row groups, the smallest parts that can be read by themselves. The footer alone is read."""
         with _damage(path):
             metadata = pyarrow.parquet.ParquetFile(raw).metadata
@@ -83,7 +83,7 @@ class Parquet(Format):
             group = metadata.row_group(number)
             held += sum(group.column(i).total_compressed_size for i in range(group.num_columns))
             if held >= size or number == metadata.num_row_groups - 1:
-                spans.append(Span(begin, number + 1))
+                spans.append(FileSpan(begin, number + 1))
                 begin, held = number + 1, 0
         return spans
 

@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.files import open_regular
-from capt.pretrain.data.formats import Reading, Row, format_of, suffix_of, suffixes
+from capt.pretrain.data.formats import ReadOptions, TableRow, format_of, suffix_of, suffixes
 from capt.pretrain.data.paths import why_missing
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-_ALL = Reading()
+_ALL = ReadOptions()
 
 
-class Table(NamedTuple):
+class FileTable(NamedTuple):
     """The columns of a file (those of the first row) and its rows, which are read as they are taken.
 
     ``classes``: column -> the names of the classes whose numbers it holds, as the schema of the file has them.
@@ -25,11 +25,11 @@ class Table(NamedTuple):
 
     path: Path
     columns: list[str]
-    rows: Iterator[Row]
+    rows: Iterator[TableRow]
     classes: Mapping[str, Sequence[str]]
 
 
-def open_table(path: Path, reading: Reading = _ALL) -> Table:
+def open_table(path: Path, reading: ReadOptions = _ALL) -> FileTable:
     """Open the table in a file, and read its first row.
 
     Raises:
@@ -43,10 +43,10 @@ def open_table(path: Path, reading: Reading = _ALL) -> Table:
     first = next(rows, None)
     if first is None:
         raise DataError(f"{path}: the file holds no row")
-    return Table(path, list(first.cells), chain([first], rows), classes)
+    return FileTable(path, list(first.cells), chain([first], rows), classes)
 
 
-def read_file(path: Path, reading: Reading = _ALL) -> Iterator[Row]:
+def read_file(path: Path, reading: ReadOptions = _ALL) -> Iterator[TableRow]:
     """Yield the rows of a file. Raises ``DataError`` as `Format.rows`, or where there is no reader or not a byte."""
     found = format_of(path)
     if not path.exists():
@@ -57,7 +57,7 @@ def read_file(path: Path, reading: Reading = _ALL) -> Iterator[Row]:
         yield from found.rows(path, raw, reading)
 
 
-def read_table(path: Path, split: str = "train", reading: Reading = _ALL) -> Iterator[Row]:
+def read_table(path: Path, split: str = "train", reading: ReadOptions = _ALL) -> Iterator[TableRow]:
     """Yield the rows of a file, of a folder that ``datasets`` saved, or of a data set of the hub.
 
     ``path`` may be ``USER/NAME`` or ``USER/NAME/SUBSET`` of the hub; ``split`` is of data sets. Raises ``DataError``.
@@ -82,7 +82,7 @@ def read_table(path: Path, split: str = "train", reading: Reading = _ALL) -> Ite
         raise DataError(why_missing(path))
 
 
-def _data_set(name: str, subset: str | None, split: str, reading: Reading) -> Iterator[Row]:
+def _data_set(name: str, subset: str | None, split: str, reading: ReadOptions) -> Iterator[TableRow]:
     from capt.pretrain.data.hub import load_split
 
     found = load_split(name, subset, split, "data.files")
@@ -90,4 +90,4 @@ def _data_set(name: str, subset: str | None, split: str, reading: Reading) -> It
     for batch in found.select_columns(reading.choose(found.column_names)).iter(batch_size=256):
         for cells in zip(*batch.values(), strict=True):
             number += 1
-            yield Row(f"{place}, row {number}", number, dict(zip(batch, cells, strict=True)))
+            yield TableRow(f"{place}, row {number}", number, dict(zip(batch, cells, strict=True)))

@@ -20,7 +20,7 @@ from capt.pretrain.data.config import DataConfig
 from capt.pretrain.data.corpus import PASSAGE
 from capt.pretrain.data.files import FileCorpus, empty
 from capt.pretrain.data.filters import DocumentFilters
-from capt.pretrain.data.formats import Span, TextFile, format_of, suffix_of
+from capt.pretrain.data.formats import FileSpan, TextFile, format_of, suffix_of
 from capt.pretrain.data.paths import TEXTS, opened, parts_of, size_of
 from capt.pretrain.data.shard_writer import SHARD_TOKENS, ShardOptions
 from capt.pretrain.data.shards import Tokenizer
@@ -54,7 +54,7 @@ class Unit:
 
     sources: tuple[SourceFile, ...]
     bytes: int
-    span: Span | None = None
+    span: FileSpan | None = None
 
 
 @dataclass(frozen=True)
@@ -137,18 +137,18 @@ def units_of(files: Sequence[TextFile], document_start: str | None, unit_bytes: 
     return units
 
 
-def _spans(file: TextFile, size: int, document_start: str | None, unit_bytes: int) -> list[Span]:
+def _spans(file: TextFile, size: int, document_start: str | None, unit_bytes: int) -> list[FileSpan]:
     if parts_of(file) == "groups":
         with opened(file) as raw:
             return format_of(file).groups(file, raw, unit_bytes) if document_start is None else []
     # A packed file cannot be read from its middle; other text needs a mark of where documents begin.
     if file.name.endswith(tuple(PACKED)) or _borders(file, document_start) is None:
         return []
-    return [Span(begin, min(begin + unit_bytes, size)) for begin in range(0, size, unit_bytes)]
+    return [FileSpan(begin, min(begin + unit_bytes, size)) for begin in range(0, size, unit_bytes)]
 
 
 def open_unit(unit: Unit, data: DataConfig, unit_bytes: int) -> FileCorpus | None:
-    """Open the text of a unit; None where nothing begins in it. Reading raises ``DataError`` as `FileCorpus`."""
+    """Open the text of a unit; None where nothing begins in it. ReadOptions raises ``DataError`` as `FileCorpus`."""
     span, files = unit.span, [source.file for source in unit.sources]
     if span is not None and parts_of(files[0]) == "lines":
         span = _unit_bytes(files[0], span, data.document_start, unit_bytes)
@@ -157,7 +157,7 @@ def open_unit(unit: Unit, data: DataConfig, unit_bytes: int) -> FileCorpus | Non
     return FileCorpus(files, data.text_column, data.document_start, missing=data.missing, span=span)
 
 
-def _unit_bytes(file: TextFile, span: Span, document_start: str | None, unit_bytes: int) -> Span | None:
+def _unit_bytes(file: TextFile, span: FileSpan, document_start: str | None, unit_bytes: int) -> FileSpan | None:
     """Find the bytes of a unit: from the first border in its span to that in the next span which has one."""
     find = _borders(file, document_start)
     assert find is not None, "such a file is not cut"
@@ -170,8 +170,8 @@ def _unit_bytes(file: TextFile, span: Span, document_start: str | None, unit_byt
         for later in range(span.end, size, unit_bytes):
             end = find(raw, later, min(later + unit_bytes, size))
             if end is not None:
-                return Span(begin, end)
-    return Span(begin, size)
+                return FileSpan(begin, end)
+    return FileSpan(begin, size)
 
 
 Borders = Callable[[io.BufferedReader, int, int], int | None]

@@ -18,7 +18,7 @@ import numpy as np
 
 from capt.pretrain.base.errors import ConfigError, DataError, counted, did_you_mean, shown
 from capt.pretrain.base.overlap import same_text
-from capt.pretrain.data.formats import Reading
+from capt.pretrain.data.formats import ReadOptions
 from capt.pretrain.data.tables import read_table
 from capt.pretrain.pairs.cells import (
     DOCUMENT_IDS,
@@ -179,7 +179,7 @@ def _table(
     if corpus is not None:
         needed = {i for place, _, row in read_table(path, split) for i in _ids(row, layouts.find(place, row), place)}
         texts = _corpus(corpus, needed)
-    for place, _, row in read_table(path, split, Reading(choose=layouts.choose)):
+    for place, _, row in read_table(path, split, ReadOptions(choose=layouts.choose)):
         layout = layouts.find(place, row)
         # Once a file: how its columns were read, for the log and `capt data inspect`.
         if str(path) not in counts.columns:

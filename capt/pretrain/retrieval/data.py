@@ -16,7 +16,7 @@ from capt.pretrain.base.errors import ConfigError, DataError, shown
 from capt.pretrain.base.files import is_utf8, printable, read_lines
 from capt.pretrain.base.overlap import same_text
 from capt.pretrain.data.corpus import warn_once
-from capt.pretrain.data.formats import Reading, Row, suffix_of, suffixes
+from capt.pretrain.data.formats import ReadOptions, TableRow, suffix_of, suffixes
 from capt.pretrain.data.tables import read_file, read_table
 from capt.pretrain.pairs.cells import DOCUMENT_IDS, QUERY_IDS, beir_file, read_qrels, text_of, title_of, values
 from capt.pretrain.pairs.layout import Layouts, unread_labels
@@ -160,11 +160,11 @@ def _table_of(folder: Path, stem: str) -> Path:
     return found
 
 
-def _read(path: Path) -> Iterator[Row]:
-    return read_file(path, Reading(keys=("_id", "text")))
+def _read(path: Path) -> Iterator[TableRow]:
+    return read_file(path, ReadOptions(keys=("_id", "text")))
 
 
-def _documents(rows: Iterable[Row], *, titles: bool = True, judged: bool = False) -> Iterator[Document]:
+def _documents(rows: Iterable[TableRow], *, titles: bool = True, judged: bool = False) -> Iterator[Document]:
     """Yield rows with an id, ``text`` and perhaps ``title``: the text of a row is title, space, text.
 
     Rows without an id have their number, but not where they are ``judged`` by their ids.
@@ -237,7 +237,7 @@ _LARGEST_GRADE = 10**18
 
 
 def _nano(folder: Path, name: str) -> Collection:
-    def rows(kind: str) -> Iterator[Row]:
+    def rows(kind: str) -> Iterator[TableRow]:
         files = sorted(path for path in (folder / kind).glob("*.parquet") if _split_of(path) == name)
         if not files:
             raise DataError(f"{folder / kind}: no parquet file of {name}")

@@ -20,7 +20,7 @@ from capt.pretrain.base.paired import paired_difference
 from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.config.retrieval import METRICS
 from capt.pretrain.convert.card import with_earlier
-from capt.pretrain.data.formats import Reading
+from capt.pretrain.data.formats import ReadOptions
 from capt.pretrain.data.tables import read_file
 from capt.pretrain.engine.checkpoint import find_best
 from capt.pretrain.engine.provenance import provenance, used_versions
@@ -414,7 +414,7 @@ def _figures(given: str) -> dict[tuple[str, str], dict[str, float]]:
         path = Path(name)
     found: dict[tuple[str, str], dict[str, float]] = {}
     systems: set[str] = set()
-    for where, _, row in read_file(path, Reading(keys=METRICS)):
+    for where, _, row in read_file(path, ReadOptions(keys=METRICS)):
         try:
             systems.add(str(row["system"]))
             if row["system"] == system:

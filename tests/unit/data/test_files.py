@@ -15,7 +15,7 @@ from capt.pretrain.base import files
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.data.corpus import Missing
 from capt.pretrain.data.files import FileCorpus
-from capt.pretrain.data.formats import Reading
+from capt.pretrain.data.formats import ReadOptions
 from capt.pretrain.data.parquet import Parquet
 from capt.pretrain.data.paths import held_out_files, resolve_files, resolve_paths
 from capt.pretrain.data.tables import open_table
@@ -340,7 +340,7 @@ def test_a_list_may_hold_one_text_a_million_times(tmp_path: Path, monkeypatch: p
         column = make("one", 3)
         pyarrow.parquet.write_table(pyarrow.table({"list": column}), path)
         with path.open("rb") as raw:
-            assert [row.cells["list"] for row in Parquet().rows(path, raw, Reading())] == column.to_pylist(), name
+            assert [row.cells["list"] for row in Parquet().rows(path, raw, ReadOptions())] == column.to_pylist(), name
         column = make(1000 * "x", 4000)
         pyarrow.parquet.write_table(pyarrow.table({"list": column}), path)
         assert path.stat().st_size < 50_000, name
@@ -348,7 +348,7 @@ def test_a_list_may_hold_one_text_a_million_times(tmp_path: Path, monkeypatch: p
         pyarrow.set_memory_pool(pool)
         try:
             with path.open("rb") as raw, pytest.raises(DataError, match="more than 200 times their size"):
-                list(Parquet().rows(path, raw, Reading()))
+                list(Parquet().rows(path, raw, ReadOptions()))
         finally:
             pyarrow.set_memory_pool(usual)
         assert pool.max_memory() < 1 << 20, name

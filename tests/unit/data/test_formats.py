@@ -25,7 +25,7 @@ from tests.unit.data.doubles import documents
 TOY = """
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.files import text_lines
-from capt.pretrain.data.formats import Format, Row
+from capt.pretrain.data.formats import Format, TableRow
 
 
 class Toy(Format):
@@ -35,7 +35,7 @@ class Toy(Format):
             cells = [cell.split("=") for cell in line.strip().split("|")]
             if any(len(cell) != 2 for cell in cells):
                 raise DataError(f"{place}: no NAME=VALUE")
-            yield Row(place, number, dict(cells))
+            yield TableRow(place, number, dict(cells))
 """
 
 
