@@ -41,12 +41,12 @@ class LoadedPairModel:
     tokenizer: TextTokenizer
     job: PairJob
 
-    def reading(self, source: str | None = None) -> Reading:
+    def reading(self, source: str | None = None) -> SourceReading:
         """How the texts of a source are read; see `reading`."""
         return reading(self.job, self.tokenizer, self.model.encoder.model.max_positions, source)
 
 
-class Reading(NamedTuple):
+class SourceReading(NamedTuple):
     """The prompts of a source, and the tokens of its queries and documents at most, prompts included."""
 
     prompts: Prompts
@@ -54,7 +54,7 @@ class Reading(NamedTuple):
     document_length: int
 
 
-def reading(job: PairJob, tokenizer: TextTokenizer, max_positions: int, source: str | None = None) -> Reading:
+def reading(job: PairJob, tokenizer: TextTokenizer, max_positions: int, source: str | None = None) -> SourceReading:
     """How the texts of the source ``source`` are read; None = the one with the largest weight.
 
     Raises:
@@ -70,7 +70,7 @@ def reading(job: PairJob, tokenizer: TextTokenizer, max_positions: int, source: 
     chosen = sources[source]
     sides = ((chosen.prompts.query, chosen.query_length), (chosen.prompts.document, chosen.document_length))
     lengths = [longest_text(tokenizer, prompt, length, max_positions, f"source {source}") for prompt, length in sides]
-    return Reading(chosen.prompts, *lengths)
+    return SourceReading(chosen.prompts, *lengths)
 
 
 def load_model(path: Path) -> LoadedPairModel:

@@ -36,7 +36,7 @@ from capt.pretrain.language.load import Backbone, load_backbone
 from capt.pretrain.pairs.batches import MaskedTexts, Noise, PairAssembler, PairBatch, padded
 from capt.pretrain.pairs.config import PairJob, Pooling
 from capt.pretrain.pairs.known import Compared, left_out
-from capt.pretrain.pairs.load import Reading, left_behind, pooling_of_init, reading
+from capt.pretrain.pairs.load import SourceReading, left_behind, pooling_of_init, reading
 from capt.pretrain.pairs.loss import PairTerm, PairViews, parts_of
 from capt.pretrain.pairs.module import PairModule, PairOutput
 from capt.pretrain.pairs.sources import SourceRows
@@ -507,7 +507,7 @@ class PairTask(ContrastTask[PairBatch]):
         return tokenizer.encode_framed([prompt + text for text in texts], read.document_length)
 
     @cached_property
-    def _reading(self) -> Reading:
+    def _reading(self) -> SourceReading:
         return reading(self.job, self.tokenizer, self._backbone.encoder.max_positions)
 
     def text_vectors(self, engines: Mapping[str, Engine], ids: Sequence[Sequence[int]]) -> Tensor:
