@@ -59,7 +59,6 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "finetune/encoding.py": ("np.load", "a cache of ours, allow_pickle=False"),
     "finetune/glue/submission.py": ("zipfile.ZipFile zipfile.ZipInfo", OUT),
     "launcher/backends/__init__.py": ("importlib.import_module", REGISTRY),
-    "launcher/cli.py": ("importlib.import_module", REGISTRY),
     "launcher/supervisor/activity.py": (".read_text", "/proc"),
     "launcher/backends/deepspeed.py": ("subprocess.run", "pdsh: every word checked or quoted for the remote shell"),
     "launcher/supervisor/processes.py": (".read_text subprocess.Popen", "/proc; the planned command or ssh, no shell"),
