@@ -30,8 +30,8 @@ from tests.documented import BLOCK, ROOT
 from tests.unit.test_docs import BIN, OWN, SHIPPED
 
 PUBLIC = (
-    "base", "config", "contrast", "contrastive", "convert", "data", "embeddings", "engine", "language", "latent",
-    "models", "pairs", "plan", "regions", "reliability", "report", "retrieval", "vision_language",
+    "base", "bottleneck", "config", "contrast", "contrastive", "convert", "data", "embeddings", "engine", "language",
+    "latent", "models", "pairs", "plan", "regions", "reliability", "report", "retrieval", "vision_language",
 )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2] / "capt"
 SHARED = {
     "each module's own, which nobody imports from another": "BatchT app log logger main",
     "what a task, a command, a backend, an exporter or a probe must have: found by this name": (
-        "RehearsedTask apex as_text check command describe_inputs descriptors gpus interfaces "
+        "EvaluateOptions RehearsedTask apex as_text check command describe_inputs descriptors gpus interfaces "
         "load_model plan register rehearse shared_memory start validate write"
     ),
     "a verb of the command line, and the function that does it": (
