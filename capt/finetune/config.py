@@ -118,7 +118,7 @@ class FineTuningJob(Job):
 
 
 class TextData(Section):
-    """How labelled texts are read and put into batches. A task adds where the texts are."""
+    """Settings for reading labelled texts and putting them into batches. A task adds where the texts are."""
 
     sequence_length: PositiveInt | None = Field(
         None, ge=8, le=2**20, description="longest input in tokens; if unset 512, or the positions of the encoder"
@@ -184,7 +184,7 @@ class TextJob(FineTuningJob):
         return [f"data: {self.describe_data()}", f"model.init: {describe_initial_model(self.model.init)}"]
 
     def encoder_config(self) -> dict[str, Any] | None:
-        """What ``model.init`` held, which the job notes when it starts."""
+        """The ``config.json`` keys of the encoder from ``model.init``, which the job records when it starts."""
         return self.model.encoder
 
     def longest(self, max_positions: int) -> int:
@@ -216,7 +216,7 @@ class TextJob(FineTuningJob):
 
 
 def describe_initial_model(init: Path) -> str:
-    """Where the model of ``model.init`` comes from, in one line; see `capt.pretrain.language.inputs`.
+    """Say in one line where the model of ``model.init`` comes from; see `capt.pretrain.language.inputs`.
 
     Raises:
         CheckpointError: as there, or its family has no classifier.

@@ -92,7 +92,7 @@ def encode_texts(
 def truncated_lengths(
     a: Int64[np.ndarray, " n"], b: Int64[np.ndarray, " n"], room: int
 ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
-    """How many tokens stay of pairs with ``a`` and ``b`` tokens, so that at most ``room`` stay of each pair.
+    """Return how many tokens of both texts of each pair stay, so that at most ``room`` of their ``a + b`` tokens do.
 
     The longer text is cut down to what the shorter leaves; where neither fits half of the room, both get half (of an
     odd room the longer gets one more; of two equal ones the second).

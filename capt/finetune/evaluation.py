@@ -22,7 +22,7 @@ from capt.pretrain.engine.run_folder import write_result
 
 
 RowResults = Mapping[str, np.ndarray]
-"""What an evaluation keeps of every row, by name; the rows are the first axis of each array."""
+"""Arrays that an evaluation keeps, by name; the rows of the data are the first axis of each."""
 
 
 @runtime_checkable
@@ -39,7 +39,7 @@ class Objective(Protocol):
         ...
 
     def row_results(self, outputs: Any, batch: Batch[Any]) -> dict[str, Tensor]:
-        """What to keep of each row for the metrics and predictions, rows first: logits, or the best answer alone.
+        """Return the results of each row for the metrics and predictions, rows first: logits, or the best answer alone.
 
         Every rank gets the results of all rows in host memory, so that a task with thousands of outputs keeps few.
         """
@@ -148,7 +148,8 @@ def evaluate_checkpoint(
 def evaluation_result(
     checkpoint: Path, task: str, rows: Mapping[str, int], metrics: Mapping[str, float], out: Path | None = None
 ) -> dict[str, Any]:
-    """What `evaluate_checkpoint` returns, of these metrics on data sets of ``rows`` rows; written to ``out``."""
+    """Build the result that `evaluate_checkpoint` returns, of these metrics on data sets of ``rows`` rows; write it to
+    ``out``."""
     result = {
         "checkpoint": str(checkpoint),
         "task": task,

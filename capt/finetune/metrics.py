@@ -43,7 +43,7 @@ def compute_metrics(
 
 
 def is_degenerate(predictions: Labels, scale: float = 5.0) -> bool:
-    """Whether every prediction is the same; for scores: up to a thousandth of their scale.
+    """Return whether all predictions are the same; scores may differ by a thousandth of their scale.
 
     A regression that has collapsed predicts the mean label with the noise of its arithmetic (2.84 for STS-B).
     """

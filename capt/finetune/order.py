@@ -1,4 +1,4 @@
-"""Which example is which sample: batches of like lengths, in an order that no rank, worker or restart can change.
+"""Order of the examples: batches of similar lengths, in an order that no rank, worker or restart can change.
 
 Samples are numbered 0, 1, 2, ... over the whole job as in ``capt.pretrain.data.sampler``: sample ``g`` is in epoch
 ``g // n``, every epoch holds each of the ``n`` examples exactly once, and step ``s`` trains on the samples from
@@ -73,7 +73,7 @@ class ExampleOrder:
 def micro_batches_of_rank(
     lengths: Int64[np.ndarray, " batch"], micro: int, world: int, rank: int, *, bucketing: bool
 ) -> list[Int64[np.ndarray, " micro"]]:
-    """Which places of a step each micro-batch of ``rank`` takes; ``lengths`` are those of the step's examples.
+    """Return the places of a step that each micro-batch of ``rank`` takes; ``lengths`` are those of its examples.
 
     With ``bucketing`` the step is sorted by length first: a micro-batch holds neighbours, and what the ranks compute
     at the same time are neighbours too, so that no rank waits long for another.

@@ -98,7 +98,7 @@ class FineTuningTask(ABC):
         return training_steps(self.train, order, starts, micro, world, rank, bucketing=self._bucketing)
 
     def step(self, engines: Mapping[str, Engine], batch: StepBatches, progress: Progress) -> StepMetrics:
-        """One optimizer step on the mean loss of its examples (of all ranks and micro-batches)."""
+        """Do one optimizer step on the mean loss of its examples (of all ranks and micro-batches)."""
         engine = engines["model"]
         total = torch.zeros((), device=engine.device)
         for part in batch.micro_batches:

@@ -11,16 +11,16 @@ METRICS: dict[Kind, tuple[str, ...]] = {
     "regression": ("pearson", "spearman"),
     "multi_label": ("micro_f1", "macro_f1", "accuracy"),
 }
-"""What is measured of labels of one's own; the first metric selects models."""
+"""Metrics of labels of one's own; the first one selects models."""
 
 
 @runtime_checkable
 class TextTask(Protocol):
-    """One label, one score or several labels for each text or pair of texts."""
+    """A task with one label, one score or several labels for each text or pair of texts."""
 
     @property
     def title(self) -> str:
-        """What messages and model cards call the task."""
+        """Name of the task in messages and model cards."""
         ...
 
     @property
@@ -30,12 +30,12 @@ class TextTask(Protocol):
 
     @property
     def pair(self) -> bool:
-        """Whether an example is two texts."""
+        """True if an example is two texts."""
         ...
 
     @property
     def kind(self) -> Kind:
-        """What the labels are."""
+        """Kind of label: a class, a score or several labels."""
         ...
 
     @property
@@ -45,7 +45,7 @@ class TextTask(Protocol):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """What is measured; the first one selects models."""
+        """Names of the metrics; the first one selects models."""
         ...
 
     @property

@@ -32,7 +32,7 @@ _OF_A_STEP = (
     *(f"SLURM_NTASKS_PER_{what}" for what in ("NODE", "SOCKET", "CORE", "GPU", "TRES")),
     *("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET", "SLURM_TRES_PER_TASK", "SLURM_CPUS_PER_GPU"),
 )
-"""What srun would take from the job for a step: it is meant for the job's tasks, of which our step is not one."""
+"""Variables that would shape a step of srun: they are meant for the job's tasks, and our step is none of these."""
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def forwarded_env(environment: Mapping[str, str]) -> dict[str, str]:
 def forwarded_to_hosts(
     environment: Mapping[str, str], folders: tuple[Path, ...], *, through_shell: bool = False
 ) -> dict[str, str]:
-    """What goes to every host: ``forwarded_env``, then the lines of ``.deepspeed_env`` files.
+    """Return the variables for every host: ``forwarded_env``, then the lines of ``.deepspeed_env`` files.
 
     Like DeepSpeed, ``$DS_ENV_FILE`` names another file, and later ``folders`` win. Variables that look like secrets
     are left out with a warning; written into a ``.deepspeed_env`` they are an error, and so are names that are not on
@@ -148,5 +148,5 @@ def _value(text: str, where: str) -> str:
 
 
 def _is_setting(name: str, value: str) -> bool:
-    """Whether a file may set this: a flag or number, and nothing from which code or files would come."""
+    """Return whether a file may set this variable: a flag or number, and nothing that loads code or files."""
     return "/" not in value and (name in _FLAGS or (name.startswith(_PREFIXES) and not _PLACE.search(name)))

@@ -188,7 +188,7 @@ class Launch:
     job: Job
     options: Options
     inputs: tuple[str, ...] = ()
-    """One line for each input of the job: corpus, tokenizer, initial model."""
+    """Descriptions of the job's inputs, a line each: corpus, tokenizer, initial model."""
     files: Mapping[Path, str] = field(default_factory=dict)
     """Files that the ranks read, by path: the merged job of a new run."""
     unmerged: tuple[str, ...] | None = None
@@ -197,7 +197,7 @@ class Launch:
     again: bool = False
     """True where it continues one that failed."""
     left: Mapping[str, Left] = field(default_factory=dict)
-    """What was not seen to end of those before, by host."""
+    """Processes of earlier starts that were not seen to end, by host."""
 
     @property
     def run_dir(self) -> Path:
@@ -207,7 +207,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Command:
-    """One process to start: its arguments, and the variables set on top of the environment it inherits."""
+    """A process to start: its arguments, and the variables set on top of the environment it inherits."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
@@ -232,11 +232,11 @@ class Plan:
     spares: tuple[Host, ...] = ()
     """Hosts that can take the place of one that is lost."""
     examined: Literal["", "here", "ssh"] = ""
-    """What is checked before the start: this host, the hosts over ssh, or nothing, since they are not known yet."""
+    """Hosts that are checked before the start: this one, those over ssh, or none, since they are not known yet."""
     manifest: str = ""
-    """What a cluster is given; where there is one, ``--dry-run`` shows nothing else, so that it can be applied."""
+    """Description for a cluster; where there is one, ``--dry-run`` shows nothing else, so that it can be applied."""
     blocked_reason: str = ""
-    """Why this launch can be shown but not started from here; empty when it can be started."""
+    """Reason why this launch can be shown but not started from here; empty when it can be started."""
 
     @property
     def world(self) -> int:
@@ -251,9 +251,9 @@ class End:
     code: int
     reason: str = ""
     crash: Crash | None = None
-    """What is known of it, where a process died or hung."""
+    """Facts about a process that died or hung."""
     left: Mapping[str, Left] = field(default_factory=dict)
-    """What was not seen to end, by host."""
+    """Processes that were not seen to end, by host."""
     unreached: bool = False
     """True where no rank was started, because too few hosts could be reached."""
     lost_host: bool = False

@@ -81,7 +81,7 @@ class Pods:
             over.set()
 
     def grown(self) -> bool:
-        """Whether the job was stopped because more pods are there than it runs on; asked once."""
+        """Return whether the job was stopped because more pods are there than it runs on, and clear that mark."""
         grown, self._grown = self._grown, False
         return grown
 

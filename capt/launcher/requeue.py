@@ -40,7 +40,8 @@ _PATIENCE = 60.0
 
 
 class Restarts(Record):
-    """How often a job was queued again after a failure, and the step that it had reached then; the same for stops."""
+    """Number of times that a job was queued again after a failure, and the step that it had reached; the same for
+    stops."""
 
     job: str = Field(max_length=100)
     failures: Count = 0
@@ -48,11 +49,11 @@ class Restarts(Record):
     counted: Count = 0
     """The step up to which progress has been counted."""
     progress: FiniteFloat = Field(0.0, ge=0.0, strict=False)
-    """What has been done since the last restart was given back: 1 gives back the next."""
+    """Progress since the last restart was given back: 1 gives back the next."""
     idle_stops: Count = 0
     stopped_at: Count | None = None
     rollbacks: Count = 0
-    """How often it had gone back from a spike of the loss by then, which is no failure."""
+    """Count of the times that it had gone back from a spike of the loss by then, which is no failure."""
 
 
 def record_end(run: Path, code: int) -> None:
@@ -72,7 +73,7 @@ def again(
     lost_host: bool = False,
     slow_files: bool = False,
 ) -> bool:
-    """Whether the job ``job`` in the folder ``run``, which ended with ``code``, is to be queued again.
+    """Decide whether the job ``job`` in the folder ``run``, which ended with ``code``, is to be queued again.
 
     A restart is given back for progress: the steps of ten checkpoints (``every`` steps each), or an hour of the
     ``seconds`` that the job ran. A ``lost_host`` is counted, but is not a sign that the job would fail at the same step
@@ -152,7 +153,7 @@ def _restarts(run: Path, job: str) -> Restarts:
 
 
 def cancelled(job: str) -> bool:
-    """Whether ``scancel`` ends the batch job that this process belongs to.
+    """Return whether ``scancel`` ends the batch job that this process belongs to.
 
     Slurm ends such a job while its script still runs, and would queue it again if it was asked to. It also ends one at
     its time limit, or for another job that is more important; it then gives the reason or the time.

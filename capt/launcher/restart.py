@@ -77,7 +77,8 @@ def resumed(launch: Launch, end: End, *, chosen: bool = False) -> Launch:
 
 
 def has_gone_back(run: Path, checkpoint: str, since: int) -> bool:
-    """Whether a job begun at the time ``since`` (ns) has gone back to a checkpoint: no later one is older than that."""
+    """Return whether a job begun at time ``since`` (ns) has gone back to a checkpoint: no later one is older than
+    that."""
     return not any(name > checkpoint and written < since for name, _, written in _manifests(run))
 
 
@@ -116,7 +117,7 @@ def outlast(launch: Launch) -> bool:
 
 
 def _outage(run: Path) -> OSError | None:
-    """What the file system of a run folder fails with; None where it works, or the folder itself is at fault."""
+    """Return the error of the file system of a run folder; None where it works, or the folder itself is at fault."""
     try:
         read_bytes(run / STATUS, error=ConfigError)
         os.utime(run)  # a write that changes nothing
@@ -135,7 +136,7 @@ def _has_begun(launch: Launch) -> bool:
 
 
 def _may_go_on(launch: Launch, own: str, end: End, seconds: float) -> bool:
-    """Whether a failed job, which ran for this number of seconds, may be started again; it is counted then."""
+    """Decide whether a failed job, which ran for this number of seconds, may be started again; count it if so."""
     run, limit, every = launch.run_dir, launch.job.supervise.restarts, launch.job.checkpoint.fixed_distance
     if not limit or not _has_begun(launch):
         return False

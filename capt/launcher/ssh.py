@@ -1,4 +1,4 @@
-"""How this host calls the others: the hostfile, checked names, the options of every ssh, and the program at its end."""
+"""Calls from this host to others: the hostfile, checked names, the options of every ssh, and the program at its end."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Host:
 
     @property
     def env(self) -> dict[str, str]:
-        """What its processes need in their environment to take those accelerators."""
+        """Environment variables with which its processes take those accelerators."""
         return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.devices))} if self.devices else {}
 
 

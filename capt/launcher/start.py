@@ -149,7 +149,8 @@ def resume(
 
 
 def _has_other_epochs(job: Job, overrides: Sequence[str]) -> bool:
-    """Whether epochs are asked for, and not steps: those of the run's configuration were made of its epochs so far."""
+    """Return whether epochs are asked for and not steps: the run's configuration has the steps of its earlier
+    epochs."""
     keys = {override.partition("=")[0] for override in overrides}
     by_epochs = getattr(job.schedule, "epochs", None) is not None
     return by_epochs and "schedule.epochs" in keys and "schedule.max_steps" not in keys
@@ -265,7 +266,7 @@ def _check_precision_here(precision: str) -> None:
 
 
 def _runs_elsewhere(options: Options) -> bool:
-    """Whether the job's files are seen by its ranks alone, so that they find out what is missing."""
+    """Return whether only the job's ranks see its files, so that they find out what is missing."""
     return options.launcher is not None and bool(getattr(backend(options.launcher), "ELSEWHERE", False))
 
 

@@ -13,7 +13,7 @@ from capt.pretrain.config.base import PathField
 
 
 class GlueData(TextData):
-    """Which task, and where its files are."""
+    """The task, and the place of its files."""
 
     task: str = Field(description="cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli")
     source: Literal["files", "hub"] = Field("files", description="the official TSV files, or the datasets library")

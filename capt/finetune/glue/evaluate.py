@@ -24,7 +24,7 @@ from capt.pretrain.base.parallel import ProgressCallback
 def predict(
     checkpoint: Path | GlueClassifier, examples: Examples, *, batch: int = 32, progress: ProgressCallback | None = None
 ) -> Num[np.ndarray, " n"]:
-    """What a checkpoint predicts for each of ``examples``: class numbers (int64), or scores from 0 to 5 (float32).
+    """Predict a class number (int64), or a score from 0 to 5 (float32), for each of ``examples``.
 
     Args:
         checkpoint: a checkpoint, a run (its best one), or a classifier that is loaded already.
@@ -84,7 +84,7 @@ def evaluate(
 
 
 command = evaluate
-"""What ``capt evaluate`` calls."""
+"""Function that ``capt evaluate`` calls."""
 
 
 # A fine-tuned classifier back from a checkpoint, which needs nothing beside itself.

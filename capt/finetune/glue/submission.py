@@ -130,7 +130,7 @@ _WHEN = (1980, 1, 1, 0, 0, 0)  # so that the same predictions give the same byte
 
 @dataclass(frozen=True)
 class SubmissionFile:
-    """One file of a submission, ``NAME.tsv``: the model of task ``model`` predicts the ``split`` of ``task``."""
+    """A file of a submission, ``NAME.tsv``: the model of task ``model`` predicts the ``split`` of ``task``."""
 
     name: str
     task: GlueTask

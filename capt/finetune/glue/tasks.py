@@ -12,7 +12,7 @@ from capt.pretrain.base.errors import ConfigError
 
 @dataclass(frozen=True)
 class Columns:
-    """Where a file's cells are: by name in its header, or by number (from 0) in a file without one, ``width`` wide."""
+    """Places of a file's cells: by name in its header, or by number (from 0) in a file without one, ``width`` wide."""
 
     first: str | int
     second: str | int | None = None
@@ -45,7 +45,7 @@ class GlueTask:
 
     @property
     def title(self) -> str:
-        """What model cards call the task."""
+        """Name of the task in model cards."""
         return f"GLUE {self.folder}"
 
     @property
@@ -55,7 +55,7 @@ class GlueTask:
 
     @property
     def kind(self) -> Kind:
-        """Whether the label is a class or a score."""
+        """Kind of label: a class or a score."""
         return "regression" if self.regression else "classification"
 
     @property
@@ -75,7 +75,7 @@ class GlueTask:
 
     @property
     def pair(self) -> bool:
-        """Whether an example is two texts."""
+        """True if an example is two texts."""
         return len(self.hub_columns) == 2
 
     @property
@@ -85,7 +85,7 @@ class GlueTask:
 
     @property
     def regression(self) -> bool:
-        """Whether the label is a score (STS-B) rather than a class."""
+        """True if the label is a score (STS-B) rather than a class."""
         return not self.labels
 
     @property

@@ -104,7 +104,7 @@ class LabelsData(TextData):
 
     @property
     def text_task(self) -> OwnTask:
-        """What the outputs mean; known once the training data has been read
+        """Meaning of the outputs; known once the training data has been read
         (`capt.finetune.labels.data.read_splits`)."""
         assert self.kind is not None, "read_splits fills it in"
         title = f"the labels of {self.train.name}"

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 SPARES = True
 """Pods beyond ``--nodes`` are spares."""
 ELSEWHERE = True
-"""What the job reads and writes is seen by its pods, and need not be here."""
+"""The pods see what the job reads and writes, so it need not be on this host."""
 
 
 def plan(launch: Launch) -> Plan:

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def plan(launch: Launch) -> Plan:
-    """One command a rank, each with the variables that ``torch.distributed`` reads.
+    """Plan one command a rank, each with the variables that ``torch.distributed`` reads.
 
     Raises:
         ConfigError: the hostfile names other hosts than this one, or contradicts ``--nproc``.

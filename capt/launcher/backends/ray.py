@@ -41,7 +41,7 @@ class Place:
 
 
 class Rank:
-    """One rank's process. Lives in the process that holds the rank's bundle, and dies with it."""
+    """The process of a rank. Lives in the process that holds the rank's bundle, and dies with it."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None

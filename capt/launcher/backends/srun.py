@@ -26,7 +26,7 @@ SPARES = True
 
 
 def plan(launch: Launch) -> Plan:
-    """One command a rank: the tasks of the allocation, else the GPUs of a node, else one (`Allocation.hosts`).
+    """Plan one command a rank: the tasks of the allocation, else the GPUs of a node, else one (`Allocation.hosts`).
 
     Nodes beyond ``--nodes`` are spares. Outside an allocation the plan is blocked.
 

@@ -21,7 +21,7 @@ SPARES = True
 
 
 def plan(launch: Launch) -> Plan:
-    """One command a rank; hosts of the hostfile beyond ``--nodes`` are spares.
+    """Plan one command a rank; hosts of the hostfile beyond ``--nodes`` are spares.
 
     Raises:
         ConfigError: the hostfile is missing, wrong or too short; ``--nproc`` is given (the slots say it); there is no

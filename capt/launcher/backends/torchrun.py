@@ -83,7 +83,7 @@ _TORCHRUN = Path(sys.executable).with_name("torchrun")
 
 
 def plan(launch: Launch) -> Plan:
-    """One ``torchrun`` command a host.
+    """Plan one ``torchrun`` command a host.
 
     Raises:
         ConfigError: the hostfile is wrong, or its hosts differ in their slots.

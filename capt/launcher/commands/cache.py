@@ -39,7 +39,7 @@ _NAME = re.compile(rf"{_KEY}(\.\w+)*|\.{_KEY}(\.\w+)*\.[0-9]+\.partial")
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """One file or folder of the cache.
+    """A file or folder of the cache.
 
     Attributes:
         kind: one of `KINDS`.

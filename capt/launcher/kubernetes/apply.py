@@ -34,7 +34,7 @@ class _Cluster(Protocol):
 
 
 def blocked_reason() -> str:
-    """Why nothing can be applied from here; empty when it can."""
+    """Return the reason why nothing can be applied from here; empty when it can."""
     if shutil.which("kubectl") or find_spec("kubernetes"):
         return ""
     return (
@@ -86,7 +86,7 @@ def _named(each: Mapping[str, Any]) -> str:
 
 
 def _remedy(said: str, job: _Object) -> str:
-    """What is done about a refusal, where it is that of a change of a job that is there."""
+    """Return the remedy where the API refuses to change a job that is there; empty for other refusals."""
     return _delete(job) if "immutable" in said else ""
 
 
@@ -193,7 +193,7 @@ def _explained(each: _Object | None = None, job: _Object | None = None) -> Itera
 
 
 def _message(body: Any) -> str:
-    """What the API says of an error, in one line."""
+    """Return the API's error message, in one line."""
     with suppress(ValueError, TypeError, KeyError):
         return " ".join(str(json.loads(body)["message"]).split())[:300]
     return ""

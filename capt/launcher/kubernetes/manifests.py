@@ -25,7 +25,7 @@ from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.engine.run_folder import BAD_INPUT, STOPPED
 
 JOB_FILES = PurePosixPath("/etc/capt")
-"""Where the pods see the merged job, or the sweep."""
+"""Folder in which the pods see the merged job, or the sweep."""
 ALIVE = "/tmp/capt-alive"
 """The file that a pod's supervisor touches, and the kubelet's probe looks at."""
 CONTAINER, _NODES = "node", "node"

@@ -74,13 +74,13 @@ class Findings:
 
     host: Host
     lost: str = ""
-    """Why the host does not answer, in the words of ssh; nothing else is known from there on."""
+    """Reason why the host does not answer, in the words of ssh; nothing else is known from there on."""
     exit_code: int | None = None
     """The exit code of ssh, where it has ended."""
     facts: Facts | None = None
     clock: Clock | None = None
     writes: str = ""
-    """What is wrong with writing into the run folder there."""
+    """Problem that the host has with writing into the run folder; empty if there is none."""
     blind: bool = False
     """The host does not see what this host wrote into the run folder."""
     unseen: bool = False

@@ -19,7 +19,7 @@ Level = Literal["ok", "note", "warn", "fail"]
 
 @dataclass(frozen=True)
 class Check:
-    """One line: ``ok``, ``note`` (fine, but know it), ``warn`` (some jobs suffer) or ``fail`` (nothing will run)."""
+    """A check: ``ok``, ``note`` (fine, but know it), ``warn`` (some jobs suffer) or ``fail`` (nothing will run)."""
 
     name: str
     level: Level
@@ -56,7 +56,7 @@ def table(checks: Sequence[Check]) -> str:
 
 
 def line(check: Check) -> str:
-    """One check in one line."""
+    """Format a check in one line."""
     where = f"{check.host}: " if check.host else ""
     return f"{where}{check.name}: {check.finding}" + (f" ({check.advice})" if check.advice else "")
 

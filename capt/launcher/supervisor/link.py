@@ -69,7 +69,7 @@ class Line:
         self._last_words: deque[str] = deque(maxlen=self.most_words)
         self.heard = time.monotonic()
         self.lost = ""
-        """Why nothing is to be heard of this host any more."""
+        """Reason for which this host is lost; empty while it is not."""
         self.exit_code: int | None = None
         """The exit code of a connection that has ended."""
         self.in_order = False

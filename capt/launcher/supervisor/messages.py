@@ -37,7 +37,7 @@ class Up(Record):
     pid: Count
     born: Count
     started: _Text
-    """What is new with every start of the host: together with it, a process and its beginning are one process."""
+    """Boot id of the host: together with it, a process and its beginning are one process."""
 
 
 class RankNews(Record):
@@ -85,7 +85,7 @@ class News(Record):
     met: Met | None = None
     gpus: GPUs | None = None
     problem: _Text = ""
-    """Why the node ends."""
+    """Reason for which the node ends."""
 
 
 def packed(message: dict[str, Any]) -> bytes:

@@ -77,7 +77,7 @@ class Output:
             self._news.notify()
 
     def flush(self) -> None:
-        """What was added is on its way."""
+        """Do nothing: added lines are written as soon as the output takes them."""
 
     def close(self, seconds: float) -> None:
         """Write what is left, if it is taken within this number of seconds."""

@@ -233,7 +233,7 @@ _PREFIX = "capt-r-"
 _LONGEST = 70
 """Bytes of the name of the folder: sockets in it have names of at most 107."""
 _SHORT = "/tmp"
-"""Where the folder lies if the name of that for temporary files (``TMPDIR``) is too long for sockets."""
+"""Parent of the folder if the path of the temporary files (``TMPDIR``) is too long for sockets."""
 
 
 class Scratch:

@@ -85,7 +85,7 @@ class SweepSection(Section):
 
 
 class StudySection(Section):
-    """One base job, and the validation metric that ranks its trials."""
+    """The base job, and the validation metric that ranks its trials."""
 
     base: str = Field(description="a job: a YAML file, or the name of a shipped one")
     metric: str = Field(description="a name that the job's validation reports")

@@ -1,4 +1,4 @@
-"""One trial, as the class that Ray Tune runs: it starts the ranks, reads what they validate, and reports it.
+"""A trial, as the class that Ray Tune runs: it starts the ranks, reads what they validate, and reports it.
 
 The ranks are processes of their own, started anew for each trial, because a DeepSpeed engine cannot be used twice.
 This process only watches ``metrics.jsonl``. Everything that must survive is in the run folder: a trial whose run is

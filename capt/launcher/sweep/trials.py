@@ -29,7 +29,7 @@ _ATTEMPTS = 50
 
 @dataclass(frozen=True)
 class TrialSpec:
-    """One trial of a study: the values of its space, and ``run.seed``."""
+    """A trial of a study: the values of its space, and ``run.seed``."""
 
     study: str
     params: Mapping[str, Any]
