@@ -148,8 +148,7 @@ def evaluate_checkpoint(
 def evaluation_result(
     checkpoint: Path, task: str, rows: Mapping[str, int], metrics: Mapping[str, float], out: Path | None = None
 ) -> dict[str, Any]:
-    """Build the result that `evaluate_checkpoint` returns, of these metrics on data sets of ``rows`` rows; write it to
-    ``out``."""
+    """Build the result of `evaluate_checkpoint` from metrics on data sets of ``rows`` rows, and write it to ``out``."""
     result = {
         "checkpoint": str(checkpoint),
         "task": task,

@@ -53,7 +53,7 @@ class Restarts(Record):
     idle_stops: Count = 0
     stopped_at: Count | None = None
     rollbacks: Count = 0
-    """Count of the times that it had gone back from a spike of the loss by then, which is no failure."""
+    """Number of times that it had gone back from a spike of the loss by then, which is no failure."""
 
 
 def record_end(run: Path, code: int) -> None:

@@ -149,8 +149,7 @@ def resume(
 
 
 def _has_other_epochs(job: Job, overrides: Sequence[str]) -> bool:
-    """Return whether epochs are asked for and not steps: the run's configuration has the steps of its earlier
-    epochs."""
+    """Return whether epochs are asked for and not steps: the run's steps were computed from its epochs so far."""
     keys = {override.partition("=")[0] for override in overrides}
     by_epochs = getattr(job.schedule, "epochs", None) is not None
     return by_epochs and "schedule.epochs" in keys and "schedule.max_steps" not in keys

@@ -464,11 +464,11 @@ _HEARING = datetime.timedelta(seconds=30)
 _FILES = 66
 """Files that one of two ranks has open, with a data worker."""
 _secret = b""
-"""What the launcher of this job has told its ranks and nobody else; empty under other launchers."""
+"""Secret that this job's launcher has told its ranks and nobody else; empty under other launchers."""
 
 
 def _own_store(world: int, timeout: datetime.timedelta) -> dist.Store | None:
-    """Where ranks find each other: in this process alone, or at the socket that rank 0 inherits from our launcher.
+    """Make the store where ranks find each other: in this process, or at the socket that our launcher gave rank 0.
 
     None under other launchers, which have ways of their own.
     """

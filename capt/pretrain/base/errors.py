@@ -23,9 +23,9 @@ class UserError(ValueError):
     everywhere = False
     """Raised on every rank of a job alike, so that one of them says it for all."""
     passing = False
-    """Whether the cause may pass by itself (`is_passing`)."""
+    """True if the cause may pass by itself (`is_passing`)."""
     outside = False
-    """Whether it is about something outside of the job (`is_outside`)."""
+    """True if it is about something outside of the job (`is_outside`)."""
 
 
 class ConfigError(UserError):
@@ -92,13 +92,13 @@ class RunFailedError(RuntimeError):
     """A run has ended for a reason that the text tells in full. Exit code 1, no stack trace."""
 
     everywhere = True
-    """Whether all ranks raise it alike, so that one of them speaks for all."""
+    """True if all ranks raise it alike, so that one of them speaks for all."""
     passing = False
-    """Whether the cause may be gone when the run is started again from its newest checkpoint (a fault of a machine)."""
+    """True if the cause may be gone when the run is started again from its newest checkpoint (a fault of a machine)."""
 
 
 def did_you_mean(name: str, known: Sequence[str], otherwise: str = "known:") -> str:
-    """What to write instead of ``name``: the nearest that is known, or ``otherwise`` and all of them."""
+    """Suggest the known name nearest to ``name``, or else write ``otherwise`` and all of them."""
     near = get_close_matches(name[:100], known, n=1)
     return f"did you mean {near[0]!r}?" if near else f"{otherwise} {names_in(known)}"
 
@@ -159,7 +159,7 @@ def expect_writable_disks() -> None:
 
 
 def is_passing(error: BaseException | None) -> bool:
-    """Whether a machine is at fault (a disk that fails, a file server that is away), and not what a user wrote.
+    """Return whether a machine is at fault (a disk that fails, a file server that is away), and not what a user wrote.
 
     A job that ends for it ends with 1, and may go well when it is started again.
     """
@@ -171,7 +171,7 @@ def is_passing(error: BaseException | None) -> bool:
 
 
 def is_outside(error: BaseException | None) -> bool:
-    """Whether an error is about something that the job only uses: files, packages, ports, locks, hosts, stores."""
+    """Return whether an error is about a thing that the job only uses: files, packages, ports, locks, hosts, stores."""
     while error is not None:
         if getattr(error, "outside", False) or isinstance(error, OSError | ModuleNotFoundError):
             return True
@@ -200,11 +200,11 @@ _NAMELESS = {
     errno.ENFILE: "this host",
     errno.ENOSPC: "a file, the output, or shared memory (/dev/shm)",
 }
-"""What an error is about that names no file."""
+"""Subjects of errors that name no file, by number."""
 
 
 def user_text(error: BaseException) -> str | None:
-    """One line for an error that the user can set right; None for what is a fault of this program.
+    """Return a line for an error that the user can set right; None for a fault of this program.
 
     The one mapping for the command line and the ranks: a `UserError` speaks for itself, and so does an ``OSError`` of
     the kinds above. A package that an extra would install is named with the extra.
@@ -225,7 +225,8 @@ def user_text(error: BaseException) -> str | None:
 
 
 def space_remedy(number: int, path: str | bytes | os.PathLike[str] | None) -> str:
-    """What to do where a file could not be written for want of space, inodes or quota; empty for other errors.
+    """Return the remedy for a file that could not be written for want of space, inodes or quota; empty for other
+    errors.
 
     The system has one error for a disk without space and for one without inodes.
     """
@@ -248,7 +249,7 @@ _BREAK = re.compile(r"\s*[\n\r\t\v\f\x1c-\x1e\x85\u2028\u2029]\s*")
 
 
 def _line(value: object, limit: int = 1000) -> str:
-    """One printable line: terminals act on control characters, and a name of a megabyte hides the message."""
+    """Return a printable line: terminals act on control characters, and a name of a megabyte hides the message."""
     text = _BREAK.sub(" ", str(value)).strip()
     text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
     return text if len(text) <= limit else f"{text[: limit // 2]} ... {text[-limit // 2 :]}"
@@ -281,7 +282,7 @@ EXTRA_OF = {package: extra for extra, packages in _EXTRAS.items() for package in
 
 
 def missing_package(error: ModuleNotFoundError) -> str | None:
-    """What to install, in one sentence, for an import that failed; None for a module that belongs to no extra."""
+    """Say in a sentence what to install for an import that failed; None for a module that belongs to no extra."""
     package = (error.name or "").partition(".")[0]
     if package not in EXTRA_OF:
         return None

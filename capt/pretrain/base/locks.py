@@ -1,4 +1,4 @@
-"""One lock for processes that must not use a file or folder at the same time, also on different hosts."""
+"""A lock for processes that must not use a file or folder at the same time, also on different hosts."""
 
 from __future__ import annotations
 

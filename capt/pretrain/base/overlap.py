@@ -1,4 +1,4 @@
-"""How much of what a model is validated on is what it was trained on."""
+"""Overlap of validation and training data: the part of the one that is in the other as well."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def same_text(text: str) -> str:
 
 
 class Shared(NamedTuple):
-    """How many of the ``total`` things in validation are in training as well (``shared``)."""
+    """Number of the ``total`` things in validation that are in training as well (``shared``)."""
 
     shared: int
     total: int

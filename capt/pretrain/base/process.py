@@ -1,4 +1,4 @@
-"""What a process has from the one that started it: streams, variables, command line, open files; when one began.
+"""Things that a process inherits: streams, variables, command line, open files; and the time when one began.
 
 Python has None for a stream that is closed (``>&-``, some daemons), and its number goes to the next file that is
 opened: what a library prints would be written into a checkpoint or a page of heartbeats. Such a stream becomes
@@ -34,7 +34,7 @@ def open_closed_streams() -> None:
 
 
 def takes_colours(stream: TextIO | TextIOBase) -> bool:
-    """Whether a stream is a terminal that shows colours, and the user has not refused them (https://no-color.org)."""
+    """Return whether a stream is a terminal that shows colours, and the user allows them (https://no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -147,7 +147,7 @@ def allow_open_files(more: int) -> int:
 
 
 def born(pid: int) -> int | None:
-    """When a process began, in ticks since its host was started; None where there is none, or only its remains.
+    """Return when a process began, in ticks since its host was started; None where there is none, or only its remains.
 
     A number of a process is given again. Together with this one it means one process, until the host is started again.
     A process whose first thread has ended holds its files and locks until the last one has, which may be in a write.
@@ -162,7 +162,8 @@ def born(pid: int) -> int | None:
 
 
 def boot_id() -> str:
-    """What is new with every start of this host; empty where the kernel does not say. Containers of a host share it."""
+    """Return an id that is new with every start of this host; empty if the kernel has none. Containers of a host share
+    it."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""What looks like a secret, by its name or by its value: it must not reach a command line, a file or a log."""
+"""Recognition of secrets by name or value: they must not reach a command line, a file or a log."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BITS = 3.3
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether a variable is one that others should not read.
+    """Return whether a variable is one that others should not read.
 
     Args:
         name: secret when one of its words says so (token, key, password, session, ...).
@@ -42,13 +42,13 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def says_secret(name: str) -> bool:
-    """Whether one of a name's words says that it is a secret's."""
+    """Return whether a word of a name says that it is the name of a secret."""
     upper = name.upper()
     return bool(_WORDS.search(upper) or _PARTS.search(upper))
 
 
 def has_secret(value: str) -> bool:
-    """Whether a value has, or holds, the form of a known token, key or URL with a user or a signature."""
+    """Return whether a value has, or holds, the form of a known token, key or URL with a user or a signature."""
     return bool(_KNOWN.search(value))
 
 

@@ -1,4 +1,4 @@
-"""What the code asks of the device where processors and GPUs differ, and where a tensor may have no values.
+"""Traits of the device where processors and GPUs differ, and where a tensor may have no values.
 
 Kernels, layers and heads ask `traits()`. A plan answers for a device that is not here (`capt.pretrain.plan.simulated`),
 with tensors that have shapes and no numbers.

@@ -61,7 +61,7 @@ class Texts:
         return self.numbers[:, None, :] == slots[:, None]
 
     def pool(self, hidden: Float[Tensor, "n L h"], pooling: str) -> Float[Tensor, "n M h"]:
-        """One vector for each text: the state of its first token (``cls``), or the mean over its tokens.
+        """Return a vector for each text: the state of its first token (``cls``), or the mean over its tokens.
 
         A text that a window does not have is zeros. Computed in fp32, as an export pools.
         """

@@ -157,7 +157,7 @@ class ContrastSection(Section):
         return self
 
     def is_cached(self, micro_batches: int) -> bool:
-        """Whether a step of this number of micro-batches has one contrast over all of them."""
+        """Return whether a step of this number of micro-batches has one contrast over all of them."""
         return micro_batches > 1 if self.cached == "auto" else self.cached
 
 

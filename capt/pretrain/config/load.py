@@ -68,7 +68,7 @@ def shipped_jobs() -> dict[str, str]:
 
 
 def _is_job(file: Path) -> bool:
-    """Whether it is a job or a sweep; not what others build on, nor a cluster's description."""
+    """Return whether it is a job or a sweep; not what others build on, nor a cluster's description."""
     return not file.stem.startswith("_") and file.parent.name != "cluster"
 
 
@@ -269,7 +269,7 @@ def job_from_mapping(mapping: Mapping[str, Any], source: str) -> Job:
 
 
 _TYPE = re.compile(r"^(constrained-\w+|literal\[|function-\w+\[|(bool|int|float|str)$)")
-"""What pydantic adds to the place of a value that may be of several types: the type that it has tried."""
+"""Parts that pydantic adds to the place of a value of several types: the type that it has tried."""
 
 
 def explain(error: ValidationError, cls: type[BaseModel]) -> str:

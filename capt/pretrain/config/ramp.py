@@ -78,5 +78,5 @@ class BatchSizeSchedule:
         return self.samples_before(whole) + (steps - whole) * self.size(whole)
 
     def begins_at(self, step: int) -> bool:
-        """Whether update ``step`` (0-based) is the first one of another size than the one before."""
+        """Return whether update ``step`` (0-based) is the first one of another size than the one before."""
         return any(stage.step == step for stage in self.stages[1:])

@@ -39,7 +39,7 @@ class RetrievalSection(Section):
         return self
 
     def metric_names(self) -> tuple[str, ...]:
-        """What is reported: the mean over the folders, and with several the figures of each."""
+        """Names of the reported metrics: the mean over the folders, and with several the figures of each."""
         several = [folder.name for folder in self.folders] if len(self.folders) > 1 else []
         each = [f"{metric}/{name}" for metric in METRICS for name in several]
         return (*METRICS, *each) if self.folders else ()

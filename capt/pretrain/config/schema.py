@@ -30,7 +30,7 @@ class LoaderSection(Section):
 
 
 class GuardSection(Section):
-    """What watches a job for faults that raise no error (page Reliability)."""
+    """Guards that watch a job for faults that raise no error (page Reliability)."""
 
     checksum: NonNegativeInt = Field(
         100, description="steps between two comparisons of what all ranks must hold alike, before the update of a step "
@@ -52,7 +52,7 @@ SCHEMA_VERSION = 1
 
 
 class TaskSection(Section):
-    """Which job this is: a key of ``capt.pretrain.registry.TASKS``."""
+    """The type of the job: a key of ``capt.pretrain.registry.TASKS``."""
 
     type: str = Field(
         description="the type of the job: capt_language, capt_pairs, capt_vl, latent, ace, glue, labels, or that of an "
@@ -61,7 +61,7 @@ class TaskSection(Section):
 
 
 class RunSection(Section):
-    """Where a run lives and how it is seeded."""
+    """The place of a run, and its seed."""
 
     dir: PathField = Field(Path("runs/run"), description="the run's folder; a new run needs an unused one")
     resume: Literal["never", "auto"] = Field(
@@ -228,7 +228,7 @@ class OptimizerSection(Section):
 
 
 class EngineSection(Section):
-    """How DeepSpeed runs the job. ``deepspeed_extra`` is merged last into the generated DeepSpeed configuration."""
+    """DeepSpeed's settings. ``deepspeed_extra`` is merged last into the generated DeepSpeed configuration."""
 
     zero_stage: Literal[0, 1, 2, 3] = Field(1, description="what is sharded: 1 optimizer, 2 gradients, 3 weights")
     precision: Literal["auto", "fp32", "bf16", "bf16_pure", "fp16"] = Field(
@@ -253,7 +253,7 @@ class EngineSection(Section):
 
     @property
     def casts_weights(self) -> bool:
-        """Whether the module has weights of 16 bits, of which ZeRO keeps the fp32 ones."""
+        """True if the module has weights of 16 bits, of which ZeRO keeps the fp32 ones."""
         return self.precision == "bf16_pure" or (self.precision == "fp16" and self.zero_stage > 0)
 
 
@@ -345,7 +345,7 @@ class CheckpointSection(Section):
 
 
 class SuperviseSection(Section):
-    """What is done about a job whose processes die or hang: by ``capt``, which started it."""
+    """Response of ``capt`` to processes that die or hang in a job that it started."""
 
     restarts: NonNegativeInt = Field(
         3, le=1000, description="times that it is started again from its newest checkpoint, each after at least one "
@@ -368,9 +368,9 @@ class Job(Section):
     """A whole job. Subclasses add the sections of their task."""
 
     pretrains: ClassVar[bool] = False
-    """Whether it trains a model of its own, which ``capt finetune`` is not for."""
+    """True if it trains a model of its own, which ``capt finetune`` is not for."""
     shares_unevenly: ClassVar[bool] = False
-    """Whether ranks and micro-batches may have different numbers of sequences, each of the same weight in the loss."""
+    """True if ranks and micro-batches may have different numbers of sequences, each of the same weight in the loss."""
 
     schema_version: Literal[1] = Field(1, description="version of the configuration format; checked on load")
     task: TaskSection
@@ -433,7 +433,7 @@ class Job(Section):
         return below
 
     def metric_names(self) -> frozenset[str] | None:
-        """What the job's validation reports, for ``checkpoint.best``; None where the configuration does not tell."""
+        """Metrics of the job's validation, for ``checkpoint.best``; None if the configuration does not tell."""
         return None
 
     def encoder_config(self) -> dict[str, Any] | None:
@@ -468,7 +468,7 @@ class Job(Section):
 
     @property
     def batch_sizes(self) -> BatchSizeSchedule:
-        """How many sequences every optimizer step has."""
+        """Number of sequences of every optimizer step."""
         return BatchSizeSchedule.of(self.batch.global_, self.batch.ramp, self.sample_tokens or 1)
 
     def micro_batch(self, world: int) -> int:

@@ -1,4 +1,4 @@
-"""What the ranks of a contrast send each other: anchors, their sums, and one number an anchor; never keys."""
+"""Exchange between the ranks of a contrast: anchors, their sums, and one number an anchor; never keys."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Interaction:
 
 @dataclass(frozen=True)
 class Softmax:
-    """One softmax over pairs of rows: who its anchors are and what they see.
+    """A softmax over pairs of rows: its anchors, and the keys that they see.
 
     Attributes:
         sides: of each side the views whose rows are anchors, one view after the other. Row ``i`` of all sides shares

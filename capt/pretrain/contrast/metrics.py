@@ -109,7 +109,7 @@ def first_direction(s: Float[Tensor, "n d"]) -> float:
 
 
 def noise_invariance(z: Float[Tensor, "n d"], z_hat: Float[Tensor, "n d"]) -> dict[str, float]:
-    r"""How close an encoder keeps a corrupted text to its original, comparable between any two encoders.
+    r"""Measure how close an encoder keeps a corrupted text to its original, comparable between any two encoders.
 
     ``z`` are raw representations (any scale), so an MLM-only encoder and a CAPT encoder compare without the
     projection head that only one of them has trained. With ``u = z/||z||`` and the expectation over random pairs
@@ -293,7 +293,7 @@ class ContrastStats:
 
     @property
     def anchors(self) -> int:
-        """How many there were."""
+        """Number of anchors so far."""
         return int(self._sums[0])
 
     @property

@@ -49,7 +49,7 @@ Embedding's (Zhang et al. 2025, arXiv:2506.05176)."""
 
 @dataclass(frozen=True)
 class ContrastOptions:
-    r"""How a contrast is computed: one object from the job to the kernel.
+    r"""Options of a contrast: one object from the job to the kernel.
 
     A field here is a keyword of the loss, and a key of the section ``contrast`` of that name sets it.
 
@@ -194,7 +194,7 @@ class ContrastOptions:
 
     @property
     def sees_all_hard_negatives(self) -> bool:
-        """Whether an anchor sees the hard negatives of others."""
+        """True if an anchor sees the hard negatives of others."""
         chosen = self.hard_negatives or (self.form.hard_negatives if self.form else "all")
         return chosen == "all" and self.in_batch != "none"
 

@@ -60,7 +60,7 @@ would otherwise be blown up without bound when its residual meets the live devia
 
 
 def is_readable(values: Tensor) -> bool:
-    """Whether a value can be read without waiting for a CUDA stream and without breaking a compiled graph."""
+    """Return whether a value can be read without waiting for a CUDA stream and without breaking a compiled graph."""
     return traits().can_read(values)
 
 
@@ -76,7 +76,7 @@ def norms_of(rows: Tensor) -> Tensor:
 
 
 def is_not_one(norms: Tensor) -> bool:
-    """Whether a norm differs from 1 by more than 1 %.
+    """Return whether a norm differs from 1 by more than 1 %.
 
     NaN does not: an fp16 step that overflowed must reach the loss scaler as NaN, not end the run here.
     """
@@ -90,7 +90,7 @@ class Statistics(NamedTuple):
     deviation: Float[Tensor, " d"] | None
 
     def residuals(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-        """What is left of rows without these statistics."""
+        """Return rows without these statistics."""
         rows = rows.to(torch.promote_types(rows.dtype, torch.float32))  # a mean in bf16 would be off for all rows alike
         rest = rows - self.mean.to(rows.dtype)
         return rest if self.deviation is None else rest / self.deviation.to(rows.dtype)
@@ -135,7 +135,7 @@ def statistics(views: Sequence[Float[Tensor, "n d"]], drift: str, group: distrib
 
 @dataclass(frozen=True)
 class _Storage:
-    """One rank's part of a queue: its place among the ranks, and a ring buffer of rows and their ids."""
+    """A rank's part of a queue: its place among the ranks, and a ring buffer of rows and their ids."""
 
     rank: int
     world: int
@@ -246,13 +246,12 @@ class ShardedQueue:
 
     @property
     def device(self) -> torch.device:
-        """Where this rank's rows lie."""
+        """Device that holds this rank's rows."""
         return self._device
 
     @property
     def rows(self) -> Float[Tensor, "k d"]:
-        """What this rank holds now, in no particular order: rows, or with ``drift`` their residuals (NaN for a row that
-        was not finite).
+        """Rows that this rank holds now, in no particular order; with ``drift`` their residuals (NaN where not finite).
 
         A view: the next ``enqueue`` changes it.
         """
@@ -409,7 +408,7 @@ class ShardedQueue:
             self._fill(*shards.read_shards(folder, self.capacity, self.dim, self.rank, self.world))
 
     def stored_drift(self, folder: Path) -> str:
-        """What the rows that were saved in ``folder`` are corrected for. All ranks of the queue call this.
+        """Return what the rows that were saved in ``folder`` are corrected for. All ranks of the queue call this.
 
         Raises:
             CheckpointError: a missing or damaged shard.

@@ -125,7 +125,7 @@ def _log_one_plus(logits: Tensor, lower: Tensor) -> Tensor:
 
 
 def _real_rows(exchange: Exchange, device: torch.device) -> Tensor:
-    """Which of the gathered rows are not padding."""
+    """Return a mask of the gathered rows that are not padding."""
     most = max(exchange.counts)
     counts = torch.tensor(exchange.counts, device=device).repeat_interleave(most)
     return torch.arange(most, device=device).repeat(len(exchange.counts)) < counts

@@ -107,7 +107,7 @@ class Known:
 
 
 class GatheredIds(NamedTuple):
-    """What the gathered anchors are: their ids, and which queued and live keys are known to belong to them."""
+    """Identity of the gathered anchors: their ids, and which queued and live keys are known to belong to them."""
 
     ids: Tensor
     queue: list[KnownPairs]
@@ -207,7 +207,7 @@ class SoftmaxContext:
         return None if self.known is None else self.exchange.all_gather(self.known.queries)
 
     def gathered(self, count: int) -> GatheredIds:
-        """What all ``count`` gathered anchors are."""
+        """Return the identities of all ``count`` gathered anchors."""
         ids, known, queries = self.gathered_ids(count), self.known, self.gathered_queries_of()
         if known is None or queries is None:
             return GatheredIds(ids, [], [])

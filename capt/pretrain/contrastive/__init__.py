@@ -1,1 +1,1 @@
-"""What pretraining tasks with the CAPT loss share: the term, the task, the watch for collapse."""
+"""Shared parts of pretraining tasks with the CAPT loss: the term, the task, the watch for collapse."""

@@ -29,7 +29,7 @@ _SPREAD = -1.0
 
 
 class Figures(NamedTuple):
-    """What tells a collapse: each has a value that only a collapsed encoder has, and its distance from it."""
+    """Figures that show a collapse: each has a value that only a collapsed encoder has, and its distance from it."""
 
     retrieval: float
     """Share of the anchors that find their positive, 0 to 1; 0 is collapse."""
@@ -40,11 +40,11 @@ class Figures(NamedTuple):
     collapse."""
 
     def distances(self) -> tuple[float, float, float]:
-        """How far each is from collapse."""
+        """Return the distance of each figure from collapse."""
         return self.retrieval, -self.uniformity, 1 - self.first_direction
 
     def are_of_one_point(self, limit: float = ONE_POINT) -> bool:
-        """Whether they are those of one point (uniformity above ``limit``) that tells little apart."""
+        """Return whether they are those of one point (uniformity above ``limit``) that tells little apart."""
         return self.retrieval < FEW_FOUND and self.uniformity > limit
 
 
@@ -76,7 +76,7 @@ class SplitHistory(Record):
 
 
 class CollapseState(Record):
-    """What `CollapseWatch` keeps in ``state.json``."""
+    """State of `CollapseWatch` in ``state.json``."""
 
     past: dict[Split, SplitHistory] = Field(default_factory=dict)
     status: Annotated[str, Field(max_length=200)] = ""
@@ -102,7 +102,7 @@ class CollapseWatch:
 
     @property
     def status(self) -> str:
-        """What the progress line says: empty, or for instance ``COLLAPSING (uniformity -0.94, was -3.41)``."""
+        """Text of the progress line: empty, or for instance ``COLLAPSING (uniformity -0.94, was -3.41)``."""
         return self.state.status
 
     def look(self, split: Split, step: int, figures: Figures) -> None:
@@ -165,7 +165,7 @@ def remedies(section: ContrastSection) -> str:
 
 
 def _lost(figures: Figures, best: BestFigures, part: float) -> int:
-    """How many figures have less than ``part`` of their best distance from collapse."""
+    """Count the figures that have less than ``part`` of their best distance from collapse."""
     distances = zip(figures.distances(), best.figures().distances(), strict=True)
     return sum(now < part * then for now, then in distances)
 

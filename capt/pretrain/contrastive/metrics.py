@@ -113,7 +113,7 @@ def token_metrics(loss: float, correct: float, count: float) -> dict[str, float]
 
 
 def contrast_metrics(s: Tensor, s_hat: Tensor, temperature: float) -> dict[str, float]:
-    """How well N texts and their corruptions find each other (collective).
+    """Measure how well N texts and their corruptions find each other (collective).
 
     Args:
         s: unit rows of the originals.
@@ -124,7 +124,7 @@ def contrast_metrics(s: Tensor, s_hat: Tensor, temperature: float) -> dict[str, 
 
 
 def noise_metrics(z: Tensor, z_hat: Tensor) -> dict[str, float]:
-    """How close an encoder keeps N corrupted texts to their originals, from rows of any scale (collective)."""
+    """Measure how close an encoder keeps N corrupted texts to their originals, from rows of any scale (collective)."""
     return _computed("noise", z, z_hat)
 
 

@@ -89,7 +89,7 @@ class ContrastState(Record):
 
 
 class ContrastTask(ABC, Generic[BatchT]):
-    """One module, ``model``, trained on micro-batches with losses of its own and, at a weight above 0, the CAPT loss.
+    """A task of one module, ``model``: micro-batches have losses of its own and, at a weight above 0, the CAPT loss.
 
     Args:
         job: with the sections ``contrast``, ``loader`` and ``data.sequence_length``.
@@ -119,7 +119,7 @@ class ContrastTask(ABC, Generic[BatchT]):
 
     @property
     def pretext(self) -> str:
-        """How both views of one text are made, in words; empty where the two are texts that were given."""
+        """Description of the way in which both views of one text are made; empty if the views are two given texts."""
         return ""
 
     @property
@@ -302,7 +302,7 @@ class ContrastTask(ABC, Generic[BatchT]):
         return int(sequences * self.job.data.sequence_length)
 
     def step(self, engines: Mapping[str, Engine], batch: list[BatchT], progress: Progress) -> StepMetrics:
-        """One optimizer step over the micro-batches of ``batch``.
+        """Do one optimizer step over the micro-batches of ``batch``.
 
         A task's own losses are means over the whole step (all ranks, all micro-batches), and so is CAPT with
         ``contrast.cached``: Eq. 4's mean form over one batch, whatever the micro-batches are. Otherwise CAPT is the

@@ -37,7 +37,7 @@ class Views:
     only: Int[Tensor, " k"] | None = None
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """What gradients flow to: ``s``, ``s_hat`` and a learned temperature, as a row."""
+        """Return the tensors that receive gradients: ``s``, ``s_hat`` and a learned temperature, as a row."""
         learned = (self.temperature.reshape(1),) if isinstance(self.temperature, Tensor) else ()
         return self.s, self.s_hat, *learned
 
@@ -65,7 +65,7 @@ def starts_of(views: Sequence[Views]) -> list[int]:
 
 
 Losses = tuple[Views | None, Tensor, dict[str, Tensor]]
-"""What is contrasted of a micro-batch, the sum of its other losses, and its metrics."""
+"""Views of a micro-batch to contrast, the sum of its other losses, and its metrics."""
 
 
 class CachedContrast:
@@ -120,7 +120,7 @@ class CachedContrast:
         return self._losses[number]()
 
     def surrogate(self, number: int, views: Views) -> Tensor:
-        """What to add to the loss of micro-batch ``number`` in place of its contrast, where an engine takes means."""
+        """Return what micro-batch ``number`` adds to its loss in place of its contrast, where an engine takes means."""
         return self._micro_batches * self._cache.surrogate(number, views.tensors())
 
 
@@ -170,7 +170,7 @@ class KeptGraphs:
             )  # fmt: skip
 
     def has_room_for(self, number: int) -> bool:
-        """Whether micro-batch ``number`` keeps its graph; those before it that did are held now."""
+        """Return whether micro-batch ``number`` keeps its graph; those before it that did are held now."""
         if self._fixed is not None:
             return number < self._fixed
         if self._room is None:

@@ -143,7 +143,7 @@ def check_mixture(sources: Sequence[Weighted]) -> None:
 
 
 class TextPart(Weighted):
-    """One source of text of a mixture. What is not set is as ``data`` says."""
+    """A source of text of a mixture. What is not set is as ``data`` says."""
 
     files: StorePatterns = Field([], description="paths or globs, as data.files")
     shards: StorePlace | None = Field(None, description="folder written by capt data prepare, as data.shards")

@@ -109,7 +109,7 @@ class Corpus(ABC):
 
 
 class CorpusPart(Corpus):
-    """One side of a corpus split in two: about ``fraction`` of its passages held out, or (``held_out=False``) the rest.
+    """A side of a corpus split in two: about ``fraction`` of its passages held out, or (``held_out=False``) the rest.
 
     A passage falls on a side by the hash of its text, so the split depends neither on the order of the files nor on
     what is added later, and equal texts stay together. Documents of up to ``PASSAGE`` characters are held out whole,

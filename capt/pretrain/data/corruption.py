@@ -56,7 +56,7 @@ class CorruptionVocabulary:
 
 
 class Corruption(Protocol):
-    """One kind of noise on a batch of ``n`` windows."""
+    """A kind of noise on a batch of ``n`` windows."""
 
     def __call__(self, tokens: Tokens, free: Mask, count: Counts, generators: Generators) -> tuple[Tokens, Mask]:
         """The noisy tokens, and the positions chosen for prediction: at most ``count[i]`` in row ``i``.

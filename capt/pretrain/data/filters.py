@@ -1,4 +1,4 @@
-"""Which documents a preparation leaves out: the keys that declare it, and the filters of single documents. No torch."""
+"""Selection of the documents that a preparation leaves out: its keys, and the filters of single documents. No torch."""
 
 from __future__ import annotations
 

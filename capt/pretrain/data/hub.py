@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class HubCorpus(Corpus):
-    """One split of the dataset ``name`` (memory-mapped by ``datasets``, downloaded once); one document per row.
+    """A split of the dataset ``name`` (memory-mapped by ``datasets``, downloaded once); one document per row.
 
     ``missing``: see ``TextColumn``. Raises ``DataError`` when the dataset, its split or its column cannot be had.
     """

@@ -277,7 +277,8 @@ class _RoundedCounts:
     def _rounded(
         self, samples: Numbers, first: Int64[np.ndarray, "n s"], last: Int64[np.ndarray, "n s"]
     ) -> Int64[np.ndarray, "n s"]:
-        """What is due at each of some samples, rounded to whole numbers from ``first`` to ``last``, whose sum it is."""
+        """Round what is due at some samples to whole numbers between ``first`` and ``last`` that add up to the
+        sample."""
         due = self._target(samples)
         # Behind the end no source has an epoch left, and the limits no longer bind.
         last = np.where((samples <= self._target.end)[:, None], np.minimum(last, self._limits), last)

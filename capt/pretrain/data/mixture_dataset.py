@@ -72,7 +72,7 @@ def mixture_of(
 
 @dataclass(frozen=True)
 class Seen:
-    """What a training sees of a source: its rows, its share at the beginning and at the end, samples and epochs."""
+    """A source in a training run: its rows, its share at the beginning and at the end, samples and epochs."""
 
     name: str
     rows: int
@@ -89,7 +89,7 @@ class Seen:
 
 
 def seen(order: MixtureSampler, samples: int) -> list[Seen]:
-    """What a training of ``samples`` sees of each source."""
+    """Describe what a training of ``samples`` sees of each source."""
     used, first, last = order.counts_before(samples), order.shares(0), order.shares(samples - 1)
     return [
         Seen(name, size, first[source], last[source], used[source], used[source] / size)

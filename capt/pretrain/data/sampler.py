@@ -95,7 +95,7 @@ class GroupedSampler:
 
     @property
     def blocks(self) -> int:
-        """How many blocks there are."""
+        """Number of blocks."""
         return -(-self.windows // self.block)
 
     def locate(self, samples: Int64[np.ndarray, " n"]) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
@@ -123,7 +123,7 @@ class GroupedSampler:
 
 
 class _GroupedOrder:
-    """One epoch of a `GroupedSampler`."""
+    """An epoch of a `GroupedSampler`."""
 
     def __init__(self, sampler: GroupedSampler, epoch: int) -> None:
         self._sampler, self._epoch = sampler, epoch

@@ -52,7 +52,7 @@ class Tokenizer(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest id."""
+        """Largest id plus 1."""
         ...
 
     @property
@@ -108,7 +108,7 @@ class TokenizerRecord(Record, extra="forbid"):
 
 
 class ShardFile(Record, extra="forbid"):
-    """One file of a shard set."""
+    """A file of a shard set."""
 
     name: Annotated[str, Field(pattern=r"\A(shard-[0-9]{5,9}|documents)\.bin\z")]
     bytes: _Count

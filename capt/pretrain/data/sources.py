@@ -123,7 +123,7 @@ class Docstrings:
     """The docstrings of the installed Python packages."""
 
     def describe(self, data: DataConfig) -> list[str]:
-        """One line: nothing is named."""
+        """Describe the default corpus in a line: nothing is named."""
         return ["corpus: the docstrings of the installed Python packages, a small one for trying things out"]
 
     def open(self, data: DataConfig, split: Split, verifier: Verifier, progress: ProgressCallback | None) -> Corpus:
