@@ -225,8 +225,7 @@ def user_text(error: BaseException) -> str | None:
 
 
 def space_remedy(number: int, path: str | bytes | os.PathLike[str] | None) -> str:
-    """Return the remedy for a file that could not be written for want of space, inodes or quota; empty for other
-    errors.
+    """Return a remedy for a write that failed for want of space, inodes or quota; empty for other errors.
 
     The system has one error for a disk without space and for one without inodes.
     """

@@ -162,8 +162,7 @@ def born(pid: int) -> int | None:
 
 
 def boot_id() -> str:
-    """Return an id that is new with every start of this host; empty if the kernel has none. Containers of a host share
-    it."""
+    """Return an id that is new with every start of this host; empty if the kernel has none. Its containers share it."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -32,7 +32,7 @@ from capt.pretrain.data.paths import resolve_paths
 
 
 class NegativesSection(Section):
-    """Where the negatives of a pair come from. ``mixture`` is lambda of the paper's section 2.2."""
+    """Source of the negatives of a pair. ``mixture`` is lambda of the paper's section 2.2."""
 
     removed: ClassVar = {"power": 0.75}
 
@@ -56,7 +56,7 @@ class NegativesSection(Section):
 
 
 class ObjectiveSection(Section):
-    """What is learned from a pair and its negatives."""
+    """Objective that is learned from a pair and its negatives."""
 
     type: Literal["sgns", "nce", "margin"] = Field(
         "sgns", description="sgns: sigmoid(s); nce: sigmoid(s - log k q(w)) with the known density q; margin: ranking"
@@ -234,12 +234,12 @@ class EmbeddingJob(Job):
 
     @property
     def has_generator(self) -> bool:
-        """Whether a generator draws negatives and is trained."""
+        """True if a generator draws negatives and is trained."""
         return self.negatives.sampler != "noise"
 
     @property
     def is_plain(self) -> bool:
-        """Whether the job is skip-gram with fixed noise and SGD, whose step needs no autograd."""
+        """True if the job is skip-gram with fixed noise and SGD, whose step needs no autograd."""
         return (
             self.negatives.sampler == "noise"
             and self.negatives.weights == "uniform"

@@ -39,7 +39,7 @@ _DRAWS = 1 << 14
 
 @dataclass(frozen=True)
 class Rows:
-    """What is known of the softmax rows of ``u`` centre words, the same on every rank.
+    """Figures of the softmax rows of ``u`` centre words, the same on every rank.
 
     Attributes:
         log_normaliser: logarithm of the sum of the exponentials of the logits.
@@ -326,7 +326,7 @@ class WindowedBatch:
 
     @property
     def is_last(self) -> bool:
-        """Whether the generator is updated with this one."""
+        """True if the generator is updated with this one."""
         return self.number == len(self.window.updates) - 1
 
 

@@ -1,4 +1,4 @@
-"""What the discriminator minimises: pure functions of scores. Tensors go in and a scalar in nats comes out."""
+"""Objectives of the discriminator: pure functions of scores. Tensors go in and a scalar in nats comes out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""What the generator learns: rewards, the gradient of its loss from the words that were drawn alone, and its update.
+r"""Learning of the generator: rewards, the gradient of its loss from the drawn words alone, and its update.
 
 The generator maximises :math:`J = \sum_x P(x) \sum_y G(y | x)\, r(x, y)`. With scores :math:`g` and
 :math:`\nabla \log G(y | x) = \nabla g(x, y) - \mathbb{E}_{G}[\nabla g(x, \cdot)]`, REINFORCE (Williams 1992; Eq. 7 of
@@ -45,7 +45,7 @@ ENTROPY_WORDS = 100
 
 
 def is_neighbour(drawn: Int64[Tensor, "n m"], nearby: Int64[Tensor, "n w"]) -> Bool[Tensor, "n m"]:
-    """Whether each word drawn for a centre is one of ``nearby``: the words in its window (-1 where there is none).
+    """Return whether each drawn word is in ``nearby``, the words of its centre's window (-1 where there is none).
 
     The window is the whole one and not the one that the centre has drawn, so it holds all positives and some more.
     """
@@ -99,7 +99,8 @@ def importance_weights(
 def entropy_rewards(
     log_generator: Float[Tensor, "n m"], entropy: Float[Tensor, " n"], weight: float, words: int
 ) -> Float[Tensor, "n m"]:
-    r"""What is added to the advantages so that :math:`\beta \max(0, \log k - H(G(\cdot | x)))` is descended as well.
+    r"""Return what is added to the advantages so that :math:`\beta \max(0, \log k - H(G(\cdot | x)))` is descended as
+    well.
 
     As :math:`\nabla H = -\mathrm{Cov}_{y \sim G}(\log G(y | x), \nabla g(x, y))`, the entropy is a reward of
     :math:`-\log G - H`, in rows of less entropy than that of ``words`` equal words.
@@ -293,7 +294,7 @@ def _margin(job: EmbeddingJob, scores: Scores, neighbour: Tensor, weights: Tenso
 
 @dataclass(frozen=True)
 class Played:
-    """What the discriminator has said of the negatives of an update, before it was moved.
+    """Scores of the negatives of an update by the discriminator before it was moved, and what belongs to them.
 
     Attributes:
         band: centres, noise and weights.
@@ -318,7 +319,7 @@ class Played:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the generator is paid for its draws; each centre counts by its pairs, over all ranks 1 together.
+    """Rewards of the generator for its draws; each centre counts by its pairs, over all ranks 1 together.
 
     In float64: rewards that lie close together are normalised, and must differ by more than their rounding.
 

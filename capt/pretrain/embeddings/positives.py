@@ -1,4 +1,4 @@
-"""Which words of a text are centres, and which of their neighbours they are paired with, in any update of a run.
+"""Centres and the neighbours that they are paired with, in any update of a run.
 
 A *segment* is `SEGMENT` consecutive words of the encoded text: what is shuffled as one and has random numbers of its
 own. Segment number ``g`` of a run is in epoch ``g // segments``, and each epoch goes through the segments in an order
@@ -34,7 +34,7 @@ class Positives:
 
 @dataclass(frozen=True)
 class Segments:
-    """What one rank trains on in one update: the words that subsampling has left of some segments, in blocks.
+    """Words that one rank trains on in one update: those that subsampling has left of some segments, in blocks.
 
     A *block* is up to ``block`` consecutive kept words of one segment; its centres share the ``noise`` drawn for it.
     The words of block ``b`` are ``words[b * block : (b + 1) * block]``, and where a segment ends within a block, the
@@ -61,7 +61,7 @@ class Segments:
     blocks_of: tuple[int, ...]
 
     def neighbours(self, window: int) -> Bool[np.ndarray, "n two_windows_plus_one"]:
-        """Whether the word at distance -window .. window of each word is a neighbour of it."""
+        """Return whether the word at each distance from -window to window of each word is a neighbour of it."""
         size = len(self.words)
         if not size:
             return np.zeros((0, 2 * window + 1), dtype=bool)
@@ -105,7 +105,7 @@ class SegmentReader:
         return -(-len(self._corpus) // SEGMENT)
 
     def words_of(self, numbers: Int64[np.ndarray, " m"]) -> int:
-        """How many words of the text the segments with these numbers hold together."""
+        """Count the words of the text that the segments with these numbers hold together."""
         missing = len(self) * SEGMENT - len(self._corpus)
         last = int((self._order.locate(numbers)[1] == len(self) - 1).sum()) if missing else 0
         return len(numbers) * SEGMENT - last * missing

@@ -43,10 +43,10 @@ from capt.pretrain.engine.task import StepMetrics
 
 @runtime_checkable
 class UpdateRule(Protocol):
-    """What the task asks of a rule; all methods are called by all ranks alike."""
+    """Interface of an update rule; all methods are called by all ranks alike."""
 
     status: str
-    """What the progress line says after the figures, such as that the generator has collapsed; mostly nothing."""
+    """Text of the progress line after the figures, such as that the generator has collapsed; mostly empty."""
 
     def modules(self, initial: InitialVectors | None) -> Mapping[str, nn.Module]:
         """The modules beside ``discriminator``, initialised from the seed, or from the vectors to begin with."""

@@ -40,7 +40,8 @@ class Borrowed:
 
 
 class RowExchange:
-    """Who owns which of ``rows`` rows. Every method is called by all ranks together."""
+    """Exchange of rows between ranks, each of which owns some of ``rows`` rows. Every method is called by all ranks
+    together."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
@@ -86,7 +87,7 @@ WordTable = Literal["input", "context"]
 _DRAWN_AS_ONE = 4096
 """Rows of a table that one random generator fills, on whatever rank they are."""
 LONGEST = 8.0
-"""How long a row's step may be, as learning rate times curvature: far more than one word's pairs have."""
+"""Limit of a row's step, as learning rate times curvature: far more than one word's pairs have."""
 _SUMMED_AS_ONE = 512
 """Rows of gradients that are made float64 in one pass: few enough that they stay in the cache."""
 

@@ -162,7 +162,7 @@ _NATIVE = {
     b"\x93NUMPY": "a NumPy array, such as gensim's own save() writes beside its pickle",
     (793712314).to_bytes(4, "little"): "a model of fastText (.bin)",
 }
-"""How files of vectors begin that are not read, and what they are."""
+"""First bytes of files of vectors that are not read, and the kind of each."""
 _CONVERT = "gensim's KeyedVectors.save_word2vec_format('vectors.txt') (those of a model are model.wv)"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -258,13 +258,14 @@ def _without_header(path: Path, head: bytes) -> VectorLayout:
 
 
 def _numbers_at_end(line: bytes) -> int:
-    """How many fields, from the last one on, are numbers; the first field is the word, even if it is a number."""
+    """Count the fields, from the last one on, that are numbers; the first field is the word, even if it is a number."""
     fields = line.split()[1:]
     return next((n for n, field in enumerate(reversed(fields)) if not is_number(field)), len(fields))
 
 
 def is_number(field: bytes) -> bool:
-    """Whether the field is a floating-point number; ``nan`` counts, the underscores that Python allows do not."""
+    """Return whether the field is a floating-point number; ``nan`` is one, with the underscores of Python it is
+    none."""
     try:
         float(field)
     except ValueError:
@@ -273,7 +274,7 @@ def is_number(field: bytes) -> bool:
 
 
 def _is_text(block: bytes) -> bool:
-    """Whether a block is rows of text: most fields of the first row are numbers, or no byte is one of binary files."""
+    """Return whether a block is rows of text: mostly numbers in its first row, or no byte of a binary file."""
     fields = block.partition(b"\n")[0].split()[1:]
     fields = fields[:-1] if b"\n" not in block and len(fields) > 1 else fields  # the block may have cut a number
     if fields and 2 * sum(map(is_number, fields)) > len(fields):

@@ -1,1 +1,1 @@
-"""What would be the same for any model: loop, task protocol, engines, checkpoints, callbacks."""
+"""Parts that are the same for any model: loop, task protocol, engines, checkpoints, callbacks."""

@@ -88,7 +88,7 @@ class GrowingFile:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether an error of a write says that there is no space, which may be there again later."""
+    """Return whether an error of a write says that there is no space, which may be there again later."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 

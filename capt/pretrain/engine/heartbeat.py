@@ -1,4 +1,4 @@
-"""What this rank is doing now, in shared memory, for the process that started it to see.
+"""Current section of this rank, in shared memory, for the process that started it to see.
 
 A rank that hangs cannot say so: it may be stopped, or hold the interpreter's lock without end. So it notes the
 beginning of each *section* (fetch data, step, validate, save) in a page of shared memory, and its launcher, another

@@ -49,7 +49,7 @@ def training_starts() -> None:
 
 
 def reason() -> str:
-    """Why this rank ends before its first step; empty when no signal has come."""
+    """Return the reason why this rank ends before its first step; empty when no signal has come."""
     return _State.reason
 
 

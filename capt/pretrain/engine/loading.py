@@ -81,7 +81,7 @@ class LoaderFailedError(RunFailedError):
 
 
 class _Fault(NamedTuple):
-    """Why a step cannot be assembled, and whether a machine is at fault."""
+    """Reason why a step cannot be assembled, and whether a machine is at fault."""
 
     text: str
     passing: bool
@@ -168,7 +168,8 @@ def _have_begun(workers: int, begun: Any) -> bool:
 
 
 def _begins(begun: Any, until: float) -> bool:
-    """Whether one more worker begins in time. ``acquire(timeout=...)`` counts by the wall clock, which may jump."""
+    """Return whether one more worker begins in time. ``acquire(timeout=...)`` counts by the wall clock, which may
+    jump."""
     while not begun.acquire(block=False):
         if time.monotonic() > until:
             return False

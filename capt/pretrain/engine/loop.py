@@ -33,9 +33,9 @@ class Run:
     resumed_from: Path | None = None
     """The checkpoint that it continues from."""
     batch: Any = None
-    """What this rank was fed in the newest step; None in a task that does many updates in one call."""
+    """This rank's data of the newest step; None in a task that does many updates in one call."""
     stopping: str = ""
-    """Why the run ends before ``max_steps`` (all ranks agree); empty while it continues."""
+    """Reason why the run ends before ``max_steps`` (all ranks agree); empty while it continues."""
     diverged: bool = False
     """Set on all ranks together when the state is not to be kept: the loss or the gradient is not a number, or the
     ranks do not hold the same parameters."""
@@ -50,13 +50,13 @@ class Run:
     """The newest step after which no rank was writing, as far as the ranks know (all ranks agree)."""
 
     spikes: Callable[[], SpikeState] = SpikeState
-    """What is saved of the recent past of the loss; before the first step, what has been loaded."""
+    """Function that returns the recent past of the loss to save; before the first step, what has been loaded."""
     left_out: int = 0
     """Samples that this launch leaves out where it begins, because the loss had a spike in them."""
     exports: Mapping[str, bytes] | None = None
     """The task's files for every checkpoint, which rank 0 reads before the first step."""
     remarks: dict[str, str] = field(default_factory=dict)
-    """What callbacks have the progress line say after the figures, by who says it; rank 0's is shown."""
+    """Remarks of callbacks in the progress line after the figures, by callback; rank 0's are shown."""
 
     saved_at: int = -1
     """The newest step whose checkpoint was begun in the run folder."""

@@ -38,7 +38,7 @@ _SHOWN = 10
 
 @dataclass(frozen=True)
 class MetricsRow:
-    """What was logged at a step: ``figures`` by name, without the counters; nan (or inf) is one that is not finite.
+    """Log of a step: ``figures`` by name, without the counters; nan (or inf) is one that is not finite.
 
     ``tokens`` is how many positions the run had seen by then, 0 where that is not known.
     """
@@ -50,7 +50,7 @@ class MetricsRow:
 
     @property
     def is_validation(self) -> bool:
-        """Whether a validation logged it."""
+        """True if a validation logged it."""
         return self.split == VALIDATION
 
 
@@ -154,7 +154,8 @@ def _rows_from_end(file: BinaryIO, path: Path) -> Iterator[tuple[int, MetricsRow
 
 
 def _lines_from_end(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Where each line begins, and the line with its end, the last first. One over ``LINE`` bytes comes in pieces."""
+    """Yield where each line begins, and the line with its end, the last first. One over ``LINE`` bytes comes in
+    pieces."""
     begin, held = file.seek(0, os.SEEK_END), b""
     while begin:
         size = min(LINE, begin)

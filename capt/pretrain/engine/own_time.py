@@ -1,4 +1,4 @@
-"""How long this rank worked by itself, in sections that do not wait for other ranks: fetching data, forward passes.
+"""Working time of this rank in sections that do not wait for other ranks: fetching data, forward passes.
 
 A rank that is slow makes all others wait in the next collective, so that steps take equally long everywhere; only what
 is before the collectives tells who is slow. On a GPU a section is between two events of the stream, which are read

@@ -1,4 +1,4 @@
-"""What produced a run: code revision, package versions, Python, host kind."""
+"""Origin of a run: code revision, package versions, Python, host kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank sets for its process: the memory that the C library keeps, the seed of each step, and the precision."""
+"""Settings of a rank for its process: the memory that the C library keeps, the seed of each step, and the precision."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def _warn_of_lost_gpus(source: Path | None) -> None:
 
 
 def _continuation(job: Job) -> str:
-    """What may follow a run that is done."""
+    """Say how a run that is done may be continued."""
     if job.run.branch_from is not None and job.schedule.type == "wsd" and job.schedule.decay_steps:
         return f"its decay has ended; branch again from {job.run.branch_from} for one of other schedule.decay_steps"
     return f"raise schedule.{_length_key(job)} to continue"
@@ -226,7 +226,8 @@ def _train(run: Run, status: RunStatus, callbacks: Sequence[Callback]) -> int:
 
 
 def _has_same_loss(source: Path, job: Job) -> bool:
-    """Whether the loss of the coming steps can be compared with that of the steps before. Rank 0 reads. Collective."""
+    """Return whether the loss of the coming steps can be compared with that of the steps before. Rank 0 reads.
+    Collective."""
     same = None
     with distributed.synchronize_errors():
         if distributed.rank() == 0:
@@ -345,7 +346,8 @@ def _named(run_dir: Path, name: str) -> Path | None:
 
 
 def _seen_alike(run_dir: Path, look: Callable[[], Path | None]) -> Path | None:
-    """What ``look`` finds, once all ranks find the same: a host may see late what another has just done. Collective."""
+    """Return what ``look`` finds, once all ranks find the same: a host may see late what another has just done.
+    Collective."""
     until, told = time.monotonic() + _DISAGREE, False
     while True:
         with distributed.synchronize_errors():

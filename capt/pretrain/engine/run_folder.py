@@ -1,4 +1,4 @@
-"""What launchers and ranks share about a run folder: exit codes, status, best checkpoint, lock. Imports no torch."""
+"""Run folder as launchers and ranks share it: exit codes, status, best checkpoint, lock. Imports no torch."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ class Status(Record):
     exit_code: int | None = Field(None, ge=0, le=255)
     reason: str = Field("", max_length=1_000_000)
     passing: bool = False
-    """Whether a job that failed has found a machine at fault, so that it may go well when it is started again."""
+    """True if a job that failed has found a machine at fault, so that it may go well when it is started again."""
     failed_saves: Count = 0
     """Periodic checkpoints that could not be written (a full disk); the run continued without them."""
     final: bool = False
-    """Whether a job that failed has found itself that it cannot continue: started again it would end the same."""
+    """True if a job that failed has found itself that it cannot continue: started again it would end the same."""
 
 
 class Best(Record):
@@ -141,7 +141,7 @@ def check_is_free(folder: Path) -> None:
 
 
 def resumes_by_itself(folder: Path, job: Job) -> bool:
-    """Whether ``run.resume=auto`` continues the run in ``folder``; False where the job begins a new one.
+    """Return whether ``run.resume=auto`` continues the run in ``folder``; False where the job begins a new one.
 
     A folder without its ``config.yaml`` may be what a fetch has left that was cut short. Where the job has a store
     (``checkpoint.upload``) this is for the rank to find out that fetches.
@@ -170,7 +170,7 @@ def _given_keys_of_another_job(folder: Path, job: Job) -> dict[str, tuple[object
 
 
 def is_finished(folder: Path, job: Job) -> bool:
-    """Whether ``folder`` holds a run of this very job that is done; a damaged status says nothing, and is replaced."""
+    """Return whether ``folder`` holds a finished run of this very job; a damaged status says nothing."""
     status = None
     with suppress(ConfigError):
         status = read_status(folder)
@@ -178,7 +178,7 @@ def is_finished(folder: Path, job: Job) -> bool:
 
 
 def has_begun(folder: Path, job: Job) -> bool:
-    """Whether ``folder`` holds a run of this very job: what it read, wrote and used was there then."""
+    """Return whether ``folder`` holds a run of this very job: what it read, wrote and used was there then."""
     try:
         return holds_run(folder) and not _given_keys_of_another_job(folder, job)
     except (UserError, OSError):
@@ -213,7 +213,8 @@ def changed_keys(old: Job, new: Job) -> dict[str, tuple[object, object]]:
 
 
 def describe_change(key: str, old: object, new: object) -> list[str]:
-    """What of a key has changed, in a text each; of lists of sections with names it says which section and key."""
+    """Describe what of a key has changed, in a text each; of lists of sections with names it says which section and
+    key."""
     sides = [_by_name(value) for value in (old, new)]
     if not all(sides):
         return [f"{key} {shown(old)} -> {shown(new)}"]
@@ -277,7 +278,7 @@ def check_is_no_checkpoint(folder: Path) -> None:
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether a job has begun a run in ``folder``, which can then be resumed or reported.
+    """Return whether a job has begun a run in ``folder``, which can then be resumed or reported.
 
     Its ``config.yaml`` makes it one: it is the first file that a job writes, and the last one that is fetched.
     """
@@ -298,7 +299,7 @@ def discard_refused(folder: Path) -> None:
 
 
 def is_active(folder: Path) -> bool:
-    """Whether a process trains in ``folder`` at this moment."""
+    """Return whether a process trains in ``folder`` at this moment."""
     return is_locked(folder / LOCK)
 
 

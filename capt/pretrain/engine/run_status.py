@@ -124,7 +124,7 @@ class RunStatus:
         self.progress = Progress()
         self.training = False
         self.resumes = False
-        """Whether this job continues a run, which it was told to, or has found in the folder (``run.resume=auto``)."""
+        """True if this job continues a run, as it was told to, or because it found one (``run.resume=auto``)."""
         self._fresh = self._locked = False
         self.branch: Path | None = None
         """The checkpoint of another run that this one has begun at (``run.branch_from``)."""
@@ -276,7 +276,7 @@ class RunStatus:
             write_status(self.folder, self._status)
 
     def is_lost(self) -> bool:
-        """Whether the folder that this rank has locked is no longer at its path: nothing more is written there."""
+        """Return whether the folder that this rank has locked is gone from its path: nothing more is written there."""
         return self._locked and is_replaced(self.folder / LOCK)
 
     @contextlib.contextmanager

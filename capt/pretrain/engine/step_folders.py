@@ -16,7 +16,7 @@ def step_folder(run_dir: Path, step: int) -> Path:
 
 
 def is_step(name: str) -> bool:
-    """Whether a checkpoint's folder may have this name."""
+    """Return whether a checkpoint's folder may have this name."""
     return _STEP.fullmatch(name) is not None
 
 

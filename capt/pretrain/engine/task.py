@@ -37,7 +37,7 @@ def to_float(metric: Metric) -> float:
 
 @dataclass
 class Progress:
-    """How far a run is. ``step`` counts finished optimizer steps, ``samples`` and ``tokens`` are global counts."""
+    """Progress of a run. ``step`` counts finished optimizer steps, ``samples`` and ``tokens`` are global counts."""
 
     step: int = 0
     samples: int = 0
@@ -69,7 +69,7 @@ class Task(Protocol):
     """The job as it runs: as given, with what only the data decide filled in (steps from epochs)."""
 
     status: str
-    """What the progress line says after the figures, such as ``COLLAPSED (AU 0)``; mostly nothing."""
+    """Text of the progress line after the figures, such as ``COLLAPSED (AU 0)``; mostly empty."""
 
     def __init__(self, job: Job, run_dir: Path) -> None: ...
 
@@ -142,7 +142,7 @@ class GuidedTask(Protocol):
 
 
 Role = Literal["query", "document", "text"]
-"""What a text is in a search: it decides its prompt and its length."""
+"""Role of a text in a search: it decides its prompt and its length."""
 
 
 @runtime_checkable
@@ -196,8 +196,7 @@ class SizedTask(Task, Protocol):
 
 @dataclass(frozen=True)
 class SampleOrder:
-    """Which sample is which row of the data (`capt.pretrain.data.sampler.Sampler`); rank ``g % world`` takes sample
-    ``g``.
+    """Map of samples to rows (`capt.pretrain.data.sampler.Sampler`); rank ``g % world`` takes sample ``g``.
 
     Attributes:
         samples: rows of the data, each of which has its number as its id; an epoch is all of them once.

@@ -151,7 +151,7 @@ class Agreement(Callback):
         return NEVER if self._stop_after is None else max(self._stop_after, run.progress.step + 1)
 
     def _row(self, run: Run, watched: dict[str, Metric]) -> Tensor:
-        """Which signal came, whether a save is on the way, whether each watched figure is bad, and the figures.
+        """Return the signal that came, whether a save runs, whether each watched figure is bad, and the figures.
 
         No figure is looked at.
         """

@@ -130,7 +130,7 @@ class BestCheckpoint:
             self._value = self._signed(record.value)
 
     def is_improved(self, run: Run) -> bool:
-        """Whether the validation of this very step is the best so far. The same on every rank.
+        """Return whether the validation of this very step is the best so far. The same on every rank.
 
         Raises:
             ConfigError: the validation does not report the metric.

@@ -35,7 +35,7 @@ _SLOW = 5.0
 
 @dataclass
 class ProgressView:
-    """What a terminal shows of a run: bar, step, total and time left in a line, and below it figures and remarks.
+    """Picture of a run on a terminal: bar, step, total and time left in a line, and below it figures and remarks.
 
     Nothing is cut: the name and the bar shrink or go, and figures continue on the next line.
     """

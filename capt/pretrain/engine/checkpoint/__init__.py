@@ -1,4 +1,4 @@
-"""One checkpoint format: safetensors fragments and JSON, the same for any world size and ZeRO stage."""
+"""A checkpoint format of safetensors fragments and JSON, the same for any world size and ZeRO stage."""
 
 from capt.pretrain.engine.checkpoint.layout import (
     find_best,

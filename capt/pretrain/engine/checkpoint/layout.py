@@ -1,4 +1,4 @@
-"""What a checkpoint folder holds, and when it counts as complete.
+"""Contents of a checkpoint folder, and the mark of a complete one.
 
 ``checkpoints/step-00000100/``::
 
@@ -225,7 +225,7 @@ class ModuleRecord(Record):
 
 
 class ProgressRecord(Record):
-    """How far the run was: optimizer steps; samples and tokens over all ranks."""
+    """Progress of the run: optimizer steps; samples and tokens over all ranks."""
 
     step: Count
     samples: Count
@@ -233,7 +233,7 @@ class ProgressRecord(Record):
 
 
 class Manifest(Record):
-    """What a checkpoint holds, and who wrote it."""
+    """Contents of a checkpoint, and the program that wrote it."""
 
     format_version: Literal[1]
     created: str = Field("", max_length=1000)
@@ -263,7 +263,7 @@ ScaleName = Literal[
 
 
 class EngineState(Record):
-    """What an engine has beside its tensors: applied updates, whether moments are stored, fp16's loss scaler."""
+    """State of an engine beside its tensors: applied updates, whether moments are stored, fp16's loss scaler."""
 
     optimizer_steps: Count
     has_moments: bool
@@ -275,8 +275,8 @@ SPIKE_FIGURES: tuple[SpikeFigure, ...] = ("loss", "grad_norm")
 
 
 class SpikeState(Record):
-    """What the guard keeps in ``state.json``: the values of the last steps, how many spikes there were, the last, and
-    how many updates were left out."""
+    """State of the guard in ``state.json``: values of the last steps, number of spikes, the last one, updates left
+    out."""
 
     past: dict[SpikeFigure, list[FiniteFloat]] = Field(default_factory=dict, max_length=len(SPIKE_FIGURES))
     count: Count = 0

@@ -59,7 +59,7 @@ class TensorPiece:
 
 
 class Index:
-    """Where every stored range of a module's tensors lies. Made by :func:`read_index`."""
+    """Places of every stored range of a module's tensors. Made by :func:`read_index`."""
 
     def __init__(self, checkpoint: Path, pieces: Mapping[tuple[str, str], list[TensorPiece]]) -> None:
         self.checkpoint = checkpoint
@@ -74,7 +74,7 @@ class Index:
         return {name for kind, name in self._pieces if kind != WEIGHT}
 
     def has(self, kind: str, name: str) -> bool:
-        """Whether anything is stored of a tensor."""
+        """Return whether anything is stored of a tensor."""
         return (kind, name) in self._pieces
 
     def require(self, kind: str, name: str, numel: int) -> None:
@@ -416,7 +416,7 @@ def load_engine(checkpoint: Path, engine: Engine, state: EngineState) -> None:
 
 
 def _stored(engine: Engine, updated: set[str]) -> Iterator[Fragment]:
-    """What a checkpoint fills: all weights, and the optimizer's state of the parameters that it had updated."""
+    """Yield what a checkpoint fills: all weights, and the optimizer's state of the parameters that it had updated."""
     return (f for f in fragments(engine, whole=True) if f.kind == WEIGHT or f.name in updated)
 
 

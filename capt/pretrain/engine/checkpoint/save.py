@@ -1,4 +1,4 @@
-"""What a checkpoint holds: the fragments of every rank, the state of the task, and a manifest that describes both."""
+"""Writing of a checkpoint: the fragments of every rank, the state of the task, and a manifest that describes both."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class PendingSave:
         self.hashed: dict[str, dict[str, Any]] = {}
         self._mode = public_mode()
         self.leads = distributed.rank() == 0
-        """Whether this rank makes the folder, and clears it away after a failure."""
+        """True if this rank makes the folder, and clears it away after a failure."""
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
 
@@ -370,5 +370,5 @@ def write_weights(
 
 
 def partial_folder(target: Path) -> Path:
-    """Where files to be included in the checkpoint ``target`` are put before :func:`write_weights_only`."""
+    """Return the folder for files to be included in the checkpoint ``target``, before :func:`write_weights_only`."""
     return PendingSave(target, {}, {}, {}).temporary

@@ -1,4 +1,4 @@
-"""What a task sees of a module under training, whichever engine runs it."""
+"""Interface of a module under training, whichever engine runs it, for tasks."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Engine(Protocol):
 
     @property
     def zero_stage(self) -> int:
-        """What ZeRO shards: 0 nothing, 1 the optimizer's state, 2 the gradients as well, 3 the weights as well."""
+        """Parts that ZeRO shards: 0 nothing, 1 the optimizer's state, 2 also the gradients, 3 also the weights."""
         ...
 
     @property
     def optimizer_settings(self) -> ModuleOptimizer:
-        """How the module is updated; the loop takes the learning rate of each update from here."""
+        """Optimizer settings of the module; the loop takes the learning rate of each update from here."""
         ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -70,7 +70,7 @@ class Engine(Protocol):
         ...
 
     def update_was_vetoed(self) -> bool:
-        """Whether the last update was left out because its judge said so."""
+        """True if the last update was left out because its judge said so."""
         ...
 
     def train(self) -> None:
@@ -94,7 +94,7 @@ class Engine(Protocol):
         ...
 
     def update_was_skipped(self) -> bool:
-        """Whether the last update was left out because fp16 overflowed (the loss scale has been lowered)."""
+        """True if the last update was left out because fp16 overflowed (the loss scale has been lowered)."""
         ...
 
     @property
@@ -109,7 +109,7 @@ class Engine(Protocol):
 
     @property
     def at_boundary(self) -> bool:
-        """Whether this micro-batch is the last of its optimizer step."""
+        """True if this micro-batch is the last of its optimizer step."""
         ...
 
     @property
@@ -178,7 +178,7 @@ class UpdateGuard:
         self.check: Callable[[], None] | None = None
         """Called on all ranks at the end of the last backward pass, before anything of the update is done."""
         self.vetoed = False
-        """Whether the last update was left out."""
+        """True if the last update was left out."""
 
     def add(self, loss: Tensor | None) -> None:
         """Note the loss of a micro-batch."""
@@ -196,7 +196,7 @@ class UpdateGuard:
         self._loss = None
 
     def vetoes(self, norm: Tensor | None) -> bool:
-        """Whether the update is to be left out. Called at most once an update, on all ranks, within `update`."""
+        """Return whether the update is to be left out. Called at most once an update, on all ranks, within `update`."""
         if self.judge is None:
             return False
         self.vetoed = self.judge(self._loss, norm)
@@ -204,7 +204,7 @@ class UpdateGuard:
 
 
 class EngineBase:
-    """What the engines share: the learning rate, the count of micro-batches, and the guard of updates."""
+    """Shared part of the engines: the learning rate, the count of micro-batches, and the guard of updates."""
 
     def __init__(self, name: str, job: Job, settings: ModuleOptimizer) -> None:
         self.name = name
@@ -216,7 +216,7 @@ class EngineBase:
 
     @property
     def at_boundary(self) -> bool:
-        """Whether this micro-batch is the last of its optimizer step."""
+        """True if this micro-batch is the last of its optimizer step."""
         return (self._micro_steps + 1) % self._accumulation == 0
 
     def guard(self, judge: Judge) -> None:
@@ -228,7 +228,7 @@ class EngineBase:
         self._guard.check = check
 
     def update_was_vetoed(self) -> bool:
-        """Whether the last update was left out because its judge said so."""
+        """True if the last update was left out because its judge said so."""
         return self._guard.vetoed
 
     def learning_rate(self) -> float:

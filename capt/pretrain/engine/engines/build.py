@@ -79,7 +79,7 @@ def build_engines(
 
 
 def _check_sparse(name: str, zero_stage: int, section: OptimizerSection) -> None:
-    """Whether a module with tables of sparse gradients can be updated."""
+    """Raise ``ConfigError`` if a module with tables of sparse gradients cannot be updated."""
     problem = f"module {name} has tables with sparse gradients"
     if zero_stage:
         raise ConfigError(f"{problem}, which ZeRO would flatten: set engine.zero_stage=0, not {zero_stage}")

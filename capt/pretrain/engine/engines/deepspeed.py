@@ -54,7 +54,7 @@ def keep_deepspeed_lean() -> None:
 keep_deepspeed_lean()
 
 _SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
-"""What a state of DeepSpeed's loss scaler consists of."""
+"""Names of the parts of DeepSpeed's loss-scaler state."""
 
 _WIRE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -238,7 +238,7 @@ class DeepSpeedEngine(EngineBase):
         return torch.as_tensor(float("nan") if norm is None else norm)
 
     def update_was_skipped(self) -> bool:
-        """Whether the last update was left out because fp16 overflowed (the loss scale has been lowered)."""
+        """True if the last update was left out because fp16 overflowed (the loss scale has been lowered)."""
         if self.zero_stage == 0:
             return not self._updated  # only a gradient scaler leaves an update out
         # DeepSpeed sets `overflow` for any norm that is not finite; only fp16 has a scaler that answers it.

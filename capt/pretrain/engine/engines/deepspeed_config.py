@@ -55,10 +55,10 @@ _OURS = {
 }
 
 _PRECISION = (("torch_autocast", "enabled"), ("torch_autocast", "dtype"), ("fp16", "enabled"))
-"""Whether a loss is scaled decides who clips and what a norm that is not finite means: one key says so."""
+"""Keys that say whether a loss is scaled, which decides who clips and what a norm that is not finite means."""
 
 WIRE_TYPES = ("fp32", "bf16", "fp16")
-"""What ``communication_data_type`` may be: the type in which gradients are reduced."""
+"""Values of ``communication_data_type``: the type in which gradients are reduced."""
 
 BUCKET = 25_000_000
 """Elements of a gradient bucket (100 MB in fp32; DeepSpeed holds two). Its default, 500 million, is more than a large
@@ -66,7 +66,7 @@ encoder has: one bucket, reduced when the backward pass is over, with nothing le
 
 
 def clips_here(engine: EngineSection) -> bool:
-    """Whether the gradient norm is measured, and clipped by, in ``capt.pretrain.engine.engines.deepspeed``.
+    """Return whether ``capt.pretrain.engine.engines.deepspeed`` measures the gradient norm and clips by it.
 
     DeepSpeed would read the norm on the host in every step. It must where the step hangs on it (fp16's loss scale),
     and where gradients are not on the device (offloading), or not in one place (ZeRO 3).

@@ -1,4 +1,4 @@
-"""Where this rank keeps its part of each parameter, sharded or not: for checkpoints and norms per tensor."""
+"""Places where this rank keeps its part of each parameter, sharded or not: for checkpoints and norms per tensor."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def row_range(rows: int, rank: int, world: int, multiple: int = 1) -> tuple[int,
 
 
 def row_shard(parameter: Any) -> RowShard | None:
-    """Which rows ``parameter`` holds; None for one that is whole, or sharded by ZeRO."""
+    """Return the rows that ``parameter`` holds; None for one that is whole, or sharded by ZeRO."""
     shard: RowShard | None = getattr(parameter, "rows_of", None)
     return shard
 
 
 def is_row_sharded(module: nn.Module) -> bool:
-    """Whether the rows of a module's parameters are shared out over the ranks: of all of them, or of none."""
+    """Return whether the rows of a module's parameters are shared out over the ranks: of all of them, or of none."""
     sharded = [row_shard(parameter) is not None for parameter in module.parameters()]
     assert all(sharded) or not any(sharded), "a module with row-sharded parameters has no others"
     return any(sharded)
@@ -50,7 +50,7 @@ def is_row_sharded(module: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank keeps its part of a parameter: ``flat[offset : offset + numel]`` holds elements from ``start``.
+    """Place of a rank's part of a parameter: ``flat[offset : offset + numel]`` holds elements from ``start``.
 
     ``everywhere`` is true where all ranks hold the same elements.
     """

@@ -90,8 +90,8 @@ STATE_TENSORS = {
     "muon": ("momentum_buffer", "exp_avg", "exp_avg_sq"),
     "sparse_adam": ("exp_avg", "exp_avg_sq"),
 }
-"""What each ``optimizer.type`` keeps for a parameter, in every implementation: names in ``Optimizer.state``, of tensors
-as large as the parameter. Checkpoints hold these, and the number of updates."""
+"""Tensors as large as a parameter that each ``optimizer.type`` keeps for it: names in ``Optimizer.state``. Checkpoints
+hold these, and the number of updates."""
 
 
 def parameter_groups(module: nn.Module, weight_decay: float, layer_decay: float = 1.0) -> list[dict[str, Any]]:

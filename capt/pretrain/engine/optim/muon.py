@@ -99,7 +99,7 @@ class MatrixPiece:
 
 @dataclass(frozen=True)
 class MuonLayout:
-    """What a flat tensor of this rank holds, and the numbers of its matrices of which no rank holds all elements."""
+    """Matrices in a flat tensor of this rank, and the numbers of those of which no rank holds all elements."""
 
     pieces: Sequence[MatrixPiece]
     cut: Sequence[int]

@@ -1,4 +1,5 @@
-"""How a module is updated, as a task says it: its optimizer, and the learning rate of each step. Imports no torch."""
+"""Settings by which a task has a module updated: its optimizer, and the learning rate of each step. Imports no
+torch."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ class ModuleOptimizer:
 
 
 def offloads_optimizer(engine: EngineSection) -> bool:
-    """Whether the optimizer's state is in host memory."""
+    """Return whether the optimizer's state is in host memory."""
     extra = engine.deepspeed_extra.get("zero_optimization", {})
     # the second is DeepSpeed's older name, which it still takes
     return engine.offload_optimizer or "offload_optimizer" in extra or bool(extra.get("cpu_offload"))
