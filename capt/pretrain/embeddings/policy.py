@@ -99,7 +99,7 @@ def importance_weights(
 def entropy_rewards(
     log_generator: Float[Tensor, "n m"], entropy: Float[Tensor, " n"], weight: float, words: int
 ) -> Float[Tensor, "n m"]:
-    r"""Return what is added to the advantages so that :math:`\beta \max(0, \log k - H(G(\cdot | x)))` is descended as
+    r"""Return what to add to the advantages so that :math:`\beta \max(0, \log k - H(G(\cdot | x)))` is descended as
     well.
 
     As :math:`\nabla H = -\mathrm{Cov}_{y \sim G}(\log G(y | x), \nabla g(x, y))`, the entropy is a reward of

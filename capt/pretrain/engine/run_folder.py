@@ -213,8 +213,7 @@ def changed_keys(old: Job, new: Job) -> dict[str, tuple[object, object]]:
 
 
 def describe_change(key: str, old: object, new: object) -> list[str]:
-    """Describe what of a key has changed, in a text each; of lists of sections with names it says which section and
-    key."""
+    """Describe the changes of a key, a text each; for lists of named sections, by section and key."""
     sides = [_by_name(value) for value in (old, new)]
     if not all(sides):
         return [f"{key} {shown(old)} -> {shown(new)}"]

@@ -25,7 +25,7 @@ from capt.pretrain.language.config import LanguageJob
 
 @dataclass(frozen=True)
 class LanguageBatch:
-    """One micro-batch of ``n`` windows of ``L`` tokens with ``m`` prediction slots each.
+    """A micro-batch of ``n`` windows of ``L`` tokens with ``m`` prediction slots each.
 
     ``labels`` are token ids, ``IGNORE`` in unused slots. ``documents`` numbers the documents of a window, padding
     apart, where attention must not cross them; `to` sets ``runs``, their number of runs. ``padded`` is False
@@ -89,7 +89,7 @@ MULTIPLE = 8
 
 @dataclass(frozen=True)
 class ViewPlan:
-    """How both views of a sample are made.
+    """Plan for making both views of a sample.
 
     Attributes:
         draw: from the length of a passage to two spans (`capt.pretrain.data.views.View.draw`); None: a window.
@@ -172,7 +172,7 @@ class LanguageAssembler:
     def _texts(
         self, tokens: np.ndarray, documents: np.ndarray, epochs: np.ndarray, numbers: np.ndarray
     ) -> dict[str, Any]:
-        """What a batch has for the bottleneck alone: its texts are the documents, whatever attends to what."""
+        """Return the fields of a batch for the bottleneck: its texts are the documents, whatever attends to what."""
         if self._ordinary is None:
             return {}
         words = np.where(self._ordinary[tokens], tokens, IGNORE).astype(np.int64)

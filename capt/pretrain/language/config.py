@@ -82,11 +82,11 @@ class LanguageJob(Job):
 
     @property
     def masks(self) -> bool:
-        """Whether tokens are masked and predicted, be it only to measure how well."""
+        """True if tokens are masked and predicted, be it only to measure how well."""
         return self.data.views.corrupts or self.mlm.weight > 0 or self.bottleneck.on
 
     def documents_fault(self, model: EncoderConfig) -> str:
-        """Why ``model`` cannot attend as ``data.cross_document_attention`` says; empty where it can."""
+        """Return why ``model`` cannot attend as ``data.cross_document_attention`` says; empty where it can."""
         if self.data.cross_document_attention or model.packs_documents:
             return ""
         return (

@@ -91,7 +91,7 @@ TEMPERATURE = 0.05
 
 @dataclass(frozen=True)
 class Settings:
-    """How to evaluate; see `evaluate`."""
+    """Settings of an evaluation; see `evaluate`."""
 
     batch: int
     seed: int

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from capt.tokenizer.encode import TextTokenizer
 
 _MARKS = ("config.json", "manifest.json", "checkpoints")
-"""One of these is in a Hugging Face folder, in a checkpoint and in a run."""
+"""Names of which one is in a Hugging Face folder, in a checkpoint and in a run."""
 
 
 def describe_inputs(
     data: DataConfig, init: Path | None, tokenizer: Path | None, *, trained_tokenizer: str
 ) -> list[str]:
-    """One line for each of the corpus, the held-out text, the tokenizer and ``model.init``. No text is read.
+    """Describe the corpus, the held-out text, the tokenizer and ``model.init``, a line each. No text is read.
 
     Args:
         data: the job's ``data``.
@@ -174,7 +174,7 @@ def _check_shards_are_of(data: DataConfig, tokenizer: TextTokenizer) -> None:
 
 
 def describe_initial_model(init: Path) -> str:
-    """Where the model of ``model.init`` comes from, in one line; no tensor is read.
+    """Say in one line where the model of ``model.init`` comes from; no tensor is read.
 
     Raises:
         CheckpointError: ``model.init`` is neither a run or checkpoint of ours nor a Hugging Face folder, or its encoder

@@ -64,7 +64,7 @@ class PreparedLanguage:
 
 
 def vocabulary_of(tokenizer: TextTokenizer) -> CorruptionVocabulary:
-    """What the corruptions need to know of a tokenizer."""
+    """Return the parts of a tokenizer that the corruptions need."""
     return CorruptionVocabulary(tokenizer.vocab_size, tokenizer.special.mask, tuple(tokenizer.special_ids))
 
 

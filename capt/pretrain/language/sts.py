@@ -25,7 +25,7 @@ StsEncoder = Callable[[list[str]], np.ndarray]
 
 
 def encode_texts(texts: Sequence[str], encoder: StsEncoder, batch: int) -> Float[np.ndarray, "n d"]:
-    """One row for each text, in float64. Distinct texts are encoded once, in batches of similar length.
+    """Encode each text as a row of float64. Distinct texts are encoded once, in batches of similar length.
 
     Raises:
         DataError: a row is not finite.
@@ -53,7 +53,7 @@ def score(pairs: Pairs, encoder: StsEncoder, batch: int = 64) -> dict[str, float
 
 @lru_cache(maxsize=16)  # a set is scored before and after a run
 def word_figures(pairs: Pairs) -> Figures:
-    """What counting words gives, without any model: ``spearman/tf-idf`` and ``spearman/word-counts``.
+    """Compute the figures of word counts, without any model: ``spearman/tf-idf`` and ``spearman/word-counts``.
 
     Cosines of scikit-learn's TF-IDF (its idf is that of the distinct sentences of the set) and of plain counts;
     words are runs of letters, digits and underscores, in lower case. A sentence without a word has cosine 0 with all.

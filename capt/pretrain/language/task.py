@@ -192,7 +192,7 @@ class LanguageTask(ContrastTask[LanguageBatch]):
             )
 
     def assembler(self, split: str) -> LanguageAssembler:
-        """What makes the micro-batches of training, or of validation without a mixture."""
+        """Return the assembler of the micro-batches of training, or of validation without a mixture."""
         if split == "train":
             return self._assembler(self.prepared.train, split, self.job.run.seed)
         (windows,) = self.prepared.validation.values()
@@ -232,7 +232,7 @@ class LanguageTask(ContrastTask[LanguageBatch]):
         return {name: masked_scale(count, len(batch), device) for name, count in here.items()}
 
     def bottleneck_counts(self, batch: list[LanguageBatch]) -> dict[str, int]:
-        """What each head of the bottleneck predicts in this rank's step: the number of texts, and of words."""
+        """Count the predictions of each head of the bottleneck in this rank's step: texts, and words."""
         section, sizes = self.job.bottleneck, [part.sizes for part in batch if part.sizes is not None]
         bow = {"bow": sum(each.texts for each in sizes)} if section.bow else {}
         return bow | ({"decoder": sum(each.words for each in sizes)} if section.decoder else {})
@@ -240,7 +240,7 @@ class LanguageTask(ContrastTask[LanguageBatch]):
     def losses(
         self, engine: Engine, batch: LanguageBatch, scales: Scales, step: int
     ) -> tuple[Views | None, Tensor, dict[str, Tensor]]:
-        """What is contrasted of a micro-batch, its other losses times their weights, and its metrics."""
+        """Return the views of a micro-batch to contrast, its other losses times their weights, and its metrics."""
         batch = batch.to(engine.device)
         output = self._forward(engine, batch, step)
         out = output.capt
@@ -268,7 +268,7 @@ class LanguageTask(ContrastTask[LanguageBatch]):
         return output
 
     def step(self, engines: Mapping[str, Engine], batch: list[LanguageBatch], progress: Progress) -> StepMetrics:
-        """One optimizer step; see `ContrastTask.step`. Of spans a logged step says how many are no negatives."""
+        """Do one optimizer step; see `ContrastTask.step`. Of spans a logged step says how many are no negatives."""
         if not self.contrasts or batch[0].instances is None or not is_logged(self.job, progress.step + 1):
             return super().step(engines, batch, progress)
         left_out = self._left_out(batch, progress.step)  # before the rows of the step are queued
@@ -298,7 +298,7 @@ class LanguageTask(ContrastTask[LanguageBatch]):
         return self.validated(validate(engines["model"], parts, self.job), progress) if parts else {}
 
     def _held_out(self) -> list[HeldOut[LanguageBatch]]:
-        """What is validated on of each source."""
+        """Return the held-out text of each source."""
         windows = self.prepared.validation
         samples = held_out_samples(self.job.validate_.samples, {name: len(part) for name, part in windows.items()})
         return [
@@ -317,7 +317,7 @@ class LanguageTask(ContrastTask[LanguageBatch]):
         return rows
 
     def validation_fault(self) -> str:
-        """Why the held-out text does not suffice for `validate`."""
+        """Return the reason why the held-out text does not suffice for `validate`."""
         windows = sum(map(len, self.prepared.validation.values()))
         if not windows:  # which was told as the text was prepared
             return "there is no held-out text" if self.job.checkpoint.best is not None else ""

@@ -62,7 +62,7 @@ def batches_of(
 
 @dataclass(frozen=True)
 class LatentBatch:
-    """One rank's rows of a batch.
+    """A rank's rows of a batch.
 
     Attributes:
         tokens: ``<s> w1 .. wn </s>`` of each row, and ``<pad>`` up to the longest row of the whole batch.

@@ -195,7 +195,7 @@ class LatentJob(Job):
 
     @property
     def has_critics(self) -> bool:
-        """Whether there are critics: for every implicit posterior."""
+        """True if there are critics: for every implicit posterior."""
         return self.model.posterior in ("linear", "mlp")
 
     @model_validator(mode="after")

@@ -76,7 +76,7 @@ class LatentVocabulary:
         return np.array([self._numbers.get(word, self.unknown_id) for word in words], dtype=np.int64)
 
     def knows_any(self, sentences: Iterable[Sequence[str]]) -> bool:
-        """Whether the vocabulary holds any word of the sentences."""
+        """Return whether the vocabulary holds any word of the sentences."""
         known = self._numbers.keys() - {self.unknown}
         return any(word in known for sentence in sentences for word in sentence)
 
@@ -138,7 +138,7 @@ class Sentences:
         return lengths
 
     def count(self, word: int) -> int:
-        """How often a word occurs."""
+        """Count the occurrences of a word."""
         return int((self.tokens == word).sum())
 
     @property
@@ -234,7 +234,7 @@ def ends_of(tokens: Int[Tensor, "n length"]) -> Int[Tensor, " n"]:
 
 
 def predicted(tokens: Int[Tensor, "n length"]) -> Bool[Tensor, "n length_minus_1"]:
-    """Which tokens after ``<s>`` are predicted: words and ``</s>``, but no ``<pad>``."""
+    """Return a mask of the tokens after ``<s>`` that are predicted: words and ``</s>``, but no ``<pad>``."""
     return tokens[:, 1:] != PAD
 
 

@@ -65,7 +65,7 @@ MEANINGS = {
     "silhouette": "of the classes in the space of codes",
     "probe": "accuracy of a linear classifier of codes",
 }
-"""What each metric means, and what it bounds."""
+"""Meaning of each metric, and what it bounds."""
 
 
 def command(
@@ -216,7 +216,7 @@ def as_text(result: dict[str, Any]) -> str:
 
 
 def meaning(name: str) -> str:
-    """What a metric means, and what it bounds; empty where its name says it."""
+    """Return the meaning of a metric, and what it bounds; empty where its name says it."""
     return "the same with the ends of sentences scored" if name.endswith("_with_ends") else MEANINGS.get(name, "")
 
 

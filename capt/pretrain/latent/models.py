@@ -316,7 +316,7 @@ class LoadedLatentModel:
 
     @property
     def draws_text(self) -> bool:
-        """Whether the model draws sentences from a prior: it is neither one of clusters nor a language model."""
+        """True if the model draws sentences from a prior: it is neither one of clusters nor a language model."""
         return self.vocabulary is not None and self.job.model.posterior != "none"
 
 

@@ -152,7 +152,7 @@ def critics_loss(values: CriticValues, batch: SampledBatch, section: CriticSecti
 
 
 def clamped(values: CriticValues, batch: SampledBatch, section: CriticSection) -> Int[Tensor, ""]:
-    """How many of this rank's values at draws of the prior are above ``critic.clamp``."""
+    """Count this rank's values at draws of the prior that are above ``critic.clamp``."""
     at_prior = [valid_rows(p, batch) for p in (values.f_p, values.g_p) if p is not None]
     return (torch.stack(at_prior) > section.clamp).sum()
 
@@ -170,7 +170,7 @@ def valid_rows(values: Float[Tensor, " vn"], batch: SampledBatch) -> Float[Tenso
 
 @dataclass(frozen=True)
 class LatentForward:
-    """What a training step has computed when it comes to the encoder's objective.
+    """Results of a training step that the encoder's objective needs.
 
     Attributes:
         job: the job.

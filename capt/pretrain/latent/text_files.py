@@ -1,4 +1,4 @@
-"""Which text a ``latent`` job reads: the ``data`` section, and the file of each split. Imports no torch."""
+"""Text of a ``latent`` job: the ``data`` section, and the file of each split. Imports no torch."""
 
 from __future__ import annotations
 

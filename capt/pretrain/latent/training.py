@@ -1,4 +1,4 @@
-"""One training step: critics, then decoder, then encoder, each an engine of its own.
+"""A training step: critics, then decoder, then encoder, each an engine of its own.
 
 The graph is cut at z: the decoder's backward pass leaves the gradient of the reconstruction loss by z, which the
 encoder's backward pass continues. So each engine averages its own gradients over the ranks.
@@ -36,7 +36,7 @@ Parameters = Float[Tensor, "n two_d"]
 
 
 class _Visited(NamedTuple):
-    """One step of the descent: where it began, its noise, its gradient and the factors that clip the gradient."""
+    """A step of the descent: where it began, its noise, its gradient and the factors that clip the gradient."""
 
     at: Parameters
     eps: Tensor
@@ -55,7 +55,7 @@ def _norms(x: Tensor, parts: int = 1, shared: bool = True) -> Float[Tensor, " pa
 
 
 def _clip(x: Tensor, limit: float, parts: int = 1, shared: bool = True) -> Tensor:
-    """One factor per column, at most 1, that clips the norm of each block to ``limit``."""
+    """Return a factor per column, at most 1, that clips the norm of each block to ``limit``."""
     factors = (limit / (_norms(x, parts, shared) + 1e-6)).clamp(max=1.0).to(x.dtype)
     return factors.repeat_interleave(x.shape[1] // parts)
 
@@ -87,7 +87,7 @@ def _parameters(encoded: EncoderOutput) -> Parameters:
 
 
 def _draw(posterior: Parameters, eps: Tensor, batch: SampledBatch) -> tuple[Float[Tensor, "n d"], Float[Tensor, ""]]:
-    """One draw of each posterior, and the sum of the valid rows' KL."""
+    """Draw once from each posterior; return the draws, and the sum of the valid rows' KL."""
     mean, log_variance = posterior.chunk(2, dim=-1)
     kl = (Normal(mean, log_variance=log_variance).kl() * batch.valid).sum()
     return mean + (0.5 * log_variance).exp() * eps, kl

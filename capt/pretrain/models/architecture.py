@@ -53,7 +53,7 @@ RECOMPUTE = (
     "recompute layers in the backward pass; offload also moves their inputs to host memory; fairscale* do it by "
     "fairscale, which must be installed, in place of torch"
 )
-"""What ``model.activation_checkpointing`` may be, and the description of the key."""
+"""Values of ``model.activation_checkpointing``, and the description of the key."""
 
 _GROUP = "capt.encoders"
 
@@ -105,7 +105,7 @@ def _fill(name: str, layer: int, kind: str) -> str:
 
 @dataclass(frozen=True)
 class Family:
-    """How transformers builds its own sequence classifier of a family, so that ours can become one.
+    """Form of transformers' own sequence classifier of a family, so that ours can become one.
 
     Attributes:
         architecture: the class of transformers.
@@ -134,7 +134,7 @@ class Family:
 
 @dataclass(frozen=True)
 class HuggingFace:
-    """How transformers names an encoder and its language-model head.
+    """Names that transformers gives an encoder and its language-model head.
 
     Attributes:
         what: the family's name in error messages, such as ``RoBERTa or XLM-R``.
@@ -191,7 +191,7 @@ class EncoderConfig(Section):
     """The name of its table of token embeddings, a `WordEmbedding` where ``pad_vocab_to`` is not 1."""
     hf: ClassVar[HuggingFace]
     packs_documents: ClassVar[bool] = True
-    """Whether attention can be kept inside the documents of a window (``data.cross_document_attention=false``)."""
+    """True if attention can be kept inside the documents of a window (``data.cross_document_attention=false``)."""
     decided_by_init: ClassVar[tuple[str, ...]] = (
         "layers", "hidden", "heads", "ffn", "vocab_size", "max_positions", "pad_id", "layer_norm_eps",
     )  # fmt: skip

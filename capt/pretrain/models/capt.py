@@ -21,7 +21,7 @@ Pairs = tuple[Float[Tensor, "n h"], Float[Tensor, "n h"]]
 
 
 class CaptOutput(NamedTuple):
-    """What the losses need. ``s`` and ``s_hat`` are fp32 unit rows (n, d), None without contrast; ``mlm_*`` are sums.
+    """Inputs of the losses. ``s`` and ``s_hat`` are fp32 unit rows (n, d), None without contrast; ``mlm_*`` are sums.
 
     ``hidden`` are the final states of the corrupted view (n, L, h), where they are asked for.
     """
@@ -192,7 +192,7 @@ def load_weights(model: CaptModel, state: Mapping[str, Tensor], source: str) -> 
 def misfits(
     model: nn.Module, state: Mapping[str, Tensor], optional: Collection[str], tied: Mapping[str, str]
 ) -> list[str]:
-    """What keeps ``state`` from being the weights of ``model``: names, shapes, and tied tensors that differ.
+    """Return the reasons why ``state`` cannot be the weights of ``model``: names, shapes, and tied tensors that differ.
 
     Args:
         model: whose tensors are needed.

@@ -55,7 +55,7 @@ FolderOrId = Annotated[
 
 
 def is_hub_id(text: str) -> bool:
-    """Whether ``text`` has the form ``USER/NAME`` or ``USER/NAME@REVISION``."""
+    """Return whether ``text`` has the form ``USER/NAME`` or ``USER/NAME@REVISION``."""
     return _ID.fullmatch(text) is not None
 
 

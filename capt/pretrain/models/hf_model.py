@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class HFModel:
-    """What a folder holds. ``state`` is that of a `CaptModel`, with an aggregation head where the folder has one."""
+    """Contents of a folder. ``state`` is that of a `CaptModel`, with an aggregation head where the folder has one."""
 
     state: dict[str, Tensor]
     config: EncoderConfig

@@ -286,7 +286,7 @@ def prefers_one_product(x: Tensor) -> bool:
 
 @runtime_checkable
 class AttentionSizes(Protocol):
-    """What a configuration says of an attention module."""
+    """Sizes of an attention module, as a configuration has them."""
 
     @property
     def hidden(self) -> int:
@@ -350,7 +350,7 @@ class SelfAttention(nn.Module):
 
 @runtime_checkable
 class LayerSizes(AttentionSizes, Protocol):
-    """What a configuration says of a layer."""
+    """Sizes of a layer, as a configuration has them."""
 
     @property
     def ffn(self) -> int:

@@ -1,4 +1,4 @@
-"""What ``modules.json`` of a sentence-transformers folder says: which modules there are, and where. No torch."""
+"""Modules of a sentence-transformers folder and their places, by its ``modules.json``. No torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OTHER_KINDS = {
     "SparseEncoder": "gives a weight to each token of its vocabulary",
     "MultiVectorEncoder": "gives a vector to each token of a text",
 }
-"""What models of sentence-transformers do that give no vector of a text."""
+"""Uses of the models of sentence-transformers that give no vector of a text."""
 
 
 def _inside(path: str) -> str:
@@ -137,7 +137,7 @@ def poolings(folder: Path) -> list[Path]:
 
 
 def pooling_file(folder: Path) -> Path | None:
-    """Where ``folder`` says how its encoder is pooled; None where it does not say.
+    """Return the file by which ``folder`` says how its encoder is pooled; None where it does not say.
 
     Raises:
         CheckpointError: ``1_Pooling`` is there without ``modules.json``: the library would ignore it and take the mean;

@@ -108,8 +108,7 @@ _BLOCK_ELEMENTS = 1 << 22
 
 @runtime_checkable
 class Proposal(Protocol):
-    """One density over z for each of ``n`` sentences, such as
-    :class:`~capt.pretrain.latent.posterior.Normal`."""
+    """A density over z for each of ``n`` sentences, such as :class:`~capt.pretrain.latent.posterior.Normal`."""
 
     def sample(self, number: int, generator: torch.Generator | None = None) -> Float[Tensor, "s n d"]:
         """Draw ``number`` times from each density."""

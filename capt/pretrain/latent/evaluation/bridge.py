@@ -37,7 +37,7 @@ _LEAPFROG, _STEP = 4, 0.35
 
 
 class Bridged(NamedTuple):
-    """What the chains of n sentences have found.
+    """Results of the chains of n sentences.
 
     Attributes:
         log_weights: log w of each chain and sentence.

@@ -1,4 +1,4 @@
-"""How well the codes of the synthetic clusters separate, in numbers: the paper shows scatter plots only."""
+"""Separation of the codes of the synthetic clusters, in numbers: the paper shows scatter plots only."""
 
 from __future__ import annotations
 

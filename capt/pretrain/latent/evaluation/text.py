@@ -1,4 +1,4 @@
-"""What is measured on a set of sentences, the paper's way and the valid way; and the sentences that a model writes."""
+"""Metrics of a set of sentences, the paper's way and the valid way; and the sentences that a model writes."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ _CRITIC_DRAWS = 64
 
 @dataclass(frozen=True)
 class DrawCounts:
-    """How much is drawn to compute the metrics.
+    """Numbers of draws for the metrics.
 
     Attributes:
         samples: draws of each posterior for the reconstruction and the dual.
@@ -165,7 +165,7 @@ class _Totals:
 
     sums: dict[str, Tensor] = field(default_factory=dict)
     draws: list[tuple[Tensor, Normal]] = field(default_factory=list)
-    """One draw and the density of each sentence of the aggregate posterior, batch by batch."""
+    """Draw and density of each sentence of the aggregate posterior, batch by batch."""
 
     def add(self, **values: int | float | Tensor) -> None:
         """Add each value to the sum of its name."""

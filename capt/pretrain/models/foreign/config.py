@@ -144,9 +144,9 @@ class TransformersConfig(EncoderConfig, ABC):
     hf_fields: ClassVar[Mapping[str, str]] = HF_FIELDS
     """Our fields -> keys of ``config.json``."""
     hf_defaults: ClassVar[Mapping[str, Any]] = {"pad_token_id": 0, "layer_norm_eps": 1e-12, "initializer_range": 0.02}
-    """What keys mean that a ``config.json`` leaves out."""
+    """Values of keys that a ``config.json`` leaves out."""
     counts_from_padding: ClassVar[bool] = False
-    """Whether positions begin after the padding id, as in RoBERTa."""
+    """True if positions begin after the padding id, as in RoBERTa."""
 
     encoder: dict[str, Any] = Field(
         {}, description="encoders of transformers: further keys of their config.json; brought by init"

@@ -36,7 +36,7 @@ _HEADS = re.compile(
     r"(cls|lm_head|mlm_head|mask_predictions|lm_predictions|generator_\w+|discriminator_predictions|classifier"
     r"|pre_classifier|predictions|sop_classifier|qa_outputs|vocab_\w+|activation|pooler|pooler_activation|score)(\..*|$)"
 )
-"""What classes of transformers put beside the encoder, or on it."""
+"""Names of modules that classes of transformers put beside the encoder, or on it."""
 
 _WORDS = "embeddings.word_embeddings.weight"
 _OUTPUT_MATRICES = (
@@ -52,7 +52,7 @@ _MAX_LAYERS = 1000
 
 @dataclass(frozen=True)
 class PretrainedEncoder:
-    """What a folder or a checkpoint holds of an encoder.
+    """Parts of an encoder in a folder or a checkpoint.
 
     Attributes:
         hf_config: the keys of a ``config.json`` from which the encoder can be built again.

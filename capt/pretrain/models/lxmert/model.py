@@ -51,7 +51,7 @@ class AnswerHead(nn.Module):
         self.outer = nn.Linear(2 * hidden_size, answers)
 
     def forward(self, pooled: Float[Tensor, "n i"]) -> Float[Tensor, "n answers"]:
-        """One row of logits for each row of ``pooled``."""
+        """Return a row of logits for each row of ``pooled``."""
         return self.outer(self.norm(F.gelu(self.inner(pooled))))  # type: ignore[no-any-return]
 
 

@@ -338,7 +338,7 @@ def lay_out(
 
 
 def run_offsets(numbers: Tensor, count: int | None) -> Int32[Tensor, " k"]:
-    """Where runs of equal numbers begin in the rows of ``numbers``, laid end to end, and the number of all.
+    """Return where runs of equal numbers begin in the rows of ``numbers``, laid end to end, and the number of all.
 
     Args:
         numbers: (b, L), equal in neighbours of one run.

@@ -170,7 +170,7 @@ class ModernBertConfig(EncoderConfig):
         return self.local_attention // 2
 
     def is_global(self, layer: int) -> bool:
-        """Whether the layer of this number sees the whole sequence."""
+        """Return whether the layer of this number sees the whole sequence."""
         return layer % self.global_every == 0
 
     @property
@@ -275,7 +275,7 @@ class ModernBertConfig(EncoderConfig):
 
 
 def _global_every(config: Mapping[str, Any], layers: int, source: str) -> int:
-    """One in how many layers is global. Raises ``CheckpointError`` for an order of layers that is no such period."""
+    """Return ``n`` where every ``n``-th layer is global. Raises ``CheckpointError`` for an order of no such period."""
     types, every = config.get("layer_types"), config.get("global_attn_every_n_layers", 3)
     if type(every) is not int or not 1 <= every <= 1000:
         raise CheckpointError(f"{source}: global_attn_every_n_layers is {shown(every)}; 1 to 1000 are possible")

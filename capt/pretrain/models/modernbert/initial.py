@@ -1,4 +1,4 @@
-"""How the weights of ModernBERT begin."""
+"""Initial weights of ModernBERT."""
 
 from __future__ import annotations
 
