@@ -66,7 +66,7 @@ RELIABILITY = {
 
 
 RETRIEVAL = "capt.pretrain.retrieval.validation:RetrievalValidation"
-"""What measures ``validate.retrieval``. The engine finds it here, because the class imports the engine."""
+"""Class that measures ``validate.retrieval``. The engine finds it here, because the class imports the engine."""
 
 
 def _package(type_: str) -> str:
@@ -85,7 +85,7 @@ def look_up(name: str, built_in: Mapping[str, str], group: str, problem: str) ->
 
 @functools.cache
 def entry_point_values(group: str) -> dict[str, str]:
-    """What installed distributions have registered in an entry-point group, by name."""
+    """Return what installed distributions have registered in an entry-point group, by name."""
     return {entry.name: entry.value for entry in entry_points(group=group)}
 
 

@@ -107,7 +107,7 @@ def agreement(tokenizer: TextTokenizer, processor: SentencePieceProcessor, texts
 
 
 def _is_tie(processor: SentencePieceProcessor, ours: list[int], theirs: list[int]) -> bool:
-    """Whether both are the same pieces in another order, for the same text."""
+    """Return whether both are the same pieces in another order, for the same text."""
     # Added tokens are behind the pieces, and SentencePiece does not know them.
     if sorted(ours) != sorted(theirs) or max(ours) >= processor.get_piece_size():
         return False

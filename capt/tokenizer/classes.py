@@ -26,7 +26,7 @@ from capt.tokenizer.special import TRAINED
 
 
 GROWTH = 64
-"""How many times longer the replacements of a pipeline may make a text, together."""
+"""Largest factor by which all replacements of a pipeline together may lengthen a text."""
 STEPS = 64
 """Steps of a pipeline."""
 LONGEST = 10_000

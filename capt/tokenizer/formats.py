@@ -53,7 +53,7 @@ _DEBERTA = "spm.model"
 _SPECIAL = re.compile(r"[<\[].*[>\]]")
 """A token that is special by its looks, which no merge makes."""
 _SENTENCE_CONFIGS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-"""What ``sentence_*_config.json`` is called, in the order in which sentence-transformers looks for it."""
+"""Names at the star of ``sentence_*_config.json``, in the order in which sentence-transformers looks for them."""
 
 
 class _Token(Record):
@@ -66,7 +66,7 @@ class _Token(Record):
 
 
 class _Config(Record):
-    """What is read of ``tokenizer_config.json`` and ``special_tokens_map.json``; they hold much else."""
+    """Keys that are read of ``tokenizer_config.json`` and ``special_tokens_map.json``; they hold much else."""
 
     bos_token: str | _Token | None = None
     eos_token: str | _Token | None = None
@@ -108,7 +108,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class _Folder:
-    """What the files beside the vocabulary say.
+    """Settings in the files beside the vocabulary.
 
     Attributes:
         path: the folder.
@@ -133,7 +133,7 @@ class _Folder:
         return frozenset({*self.declared.values(), *ROLE_NAMES, *(self.config.control_symbols or ())})
 
     def is_text(self, token: str) -> bool:
-        """Whether a special token belongs to the texts themselves, and does not surround, pad or mask them."""
+        """Return whether a special token belongs to the texts themselves, and does not surround, pad or mask them."""
         return not self.config.split_special_tokens and token not in self._never_text
 
 
@@ -456,7 +456,7 @@ def _flags(token: AddedToken | _Token) -> tuple[bool, ...]:
 
 
 def _is_normalized(token: AddedToken | _Token) -> bool:
-    """Whether a token is looked for in normalised text; by default special ones are not."""
+    """Return whether a token is looked for in normalised text; by default special ones are not."""
     return not token.special if token.normalized is None else token.normalized
 
 

@@ -136,7 +136,7 @@ def _keep_text_as_text(tokenizer: Tokenizer, special: SpecialIds, where: Path) -
 
 
 def _is_taken(tokenizer: Tokenizer, name: str, token: int) -> bool:
-    """Whether the text ``name`` becomes the one token ``token``."""
+    """Return whether the text ``name`` becomes the one token ``token``."""
     # Alone, and within a text, where a space before it may be part of the piece.
     texts = (name, f"a{name} {name}")
     return any(

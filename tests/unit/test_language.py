@@ -17,6 +17,9 @@ PACKAGES = ("capt/pretrain", "capt/finetune", "capt/launcher", "capt/tokenizer")
 SHOWN = ("help", "description", "epilog")
 """Keywords whose text a user reads."""
 FRAGMENT = re.compile(r"(?:Of|That|Those|As)\b")
+CLAUSE = re.compile(r"(?:What|Whether|How|Where|Which|When|Why|Who|Whose|One)(?![\w-])")
+"""Openings of half a sentence: "Whether it is due" has no verb that says what the function does. "One" hides whether a
+thing is described ("A file"), made ("Return a row") or done ("Do one step"); as a number it stays in "One-layer"."""
 QUAINT = re.compile(
     r"\b(?:as many|so many|at once|for ever|(?:goes|go|going|went) on(?! the right)|stands?(?!-)"
     r"|one behind the other|in silence|whoever|thereof|hitherto)\b",
@@ -45,25 +48,26 @@ def _joined(node: ast.AST) -> str:
     return "".join(part for part in parts if isinstance(part, str))
 
 
-def faults(source: str, *, phrases: bool = True) -> list[str]:
-    """What is wrong with the texts of a module, by line; without ``phrases``, only with the openings of docstrings."""
+def faults(source: str, *, product: bool = True) -> list[str]:
+    """List the faults of a module's texts, by line; of tests only docstrings that begin with a `FRAGMENT`."""
     found = []
     for line, text, is_docstring in texts(source):
-        if is_docstring and FRAGMENT.match(text.strip()):
-            found.append(f"{line}: a docstring is a sentence or a noun: {text.strip()[:60]!r}")
-        if phrases and (phrase := QUAINT.search(" ".join(text.split()))):
+        opening = text.strip()
+        if is_docstring and (FRAGMENT.match(opening) or (product and CLAUSE.match(opening))):
+            found.append(f"{line}: a docstring begins with a verb or a noun: {opening[:60]!r}")
+        if product and (phrase := QUAINT.search(" ".join(text.split()))):
             found.append(f"{line}: {phrase[0]!r} has a plainer word")
     return found
 
 
 @pytest.mark.parametrize("package", [*PACKAGES, "tests"])
 def test_texts_are_plain(package: str) -> None:
-    """Tests are held to the openings of docstrings alone."""
+    """Tests are held to `FRAGMENT` alone."""
     paths = sorted((ROOT / package).rglob("*.py"))
     assert len(paths) > 5
-    phrases = package in PACKAGES
+    product = package in PACKAGES
     wrong = [
-        f"{path.relative_to(ROOT)}:{fault}" for path in paths for fault in faults(path.read_text(), phrases=phrases)
+        f"{path.relative_to(ROOT)}:{fault}" for path in paths for fault in faults(path.read_text(), product=product)
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -75,6 +79,10 @@ def test_texts_are_plain(package: str) -> None:
         ('class A:\n    """As `B`."""', "docstring"),
         ('def f():\n    """Those of a box."""', "docstring"),
         ('X = 1\n"""That of the step."""', "docstring"),
+        ('"""What a rank holds."""', "docstring"),
+        ('def f():\n    r"""Whether it is due."""', "docstring"),
+        ('class A:\n    """One file of a set."""', "docstring"),
+        ('class A:\n    x = 1\n    """How many there are."""', "docstring"),
         ('"""Read the file.\n\n    The run goes\n    on without it.\n"""', "goes on"),
         ('f(help="Files (may " "stand several times).")', "stand"),
         ('Field(1, description=f"at most so {x} so many words")', "so many"),
@@ -100,8 +108,10 @@ def test_pages_are_plain(folder: str) -> None:
 
 
 def test_plain_texts_pass() -> None:
+    assert faults('class A:\n    """One-layer encoder."""') == []
     assert faults('"""Offsets of the rows; a standard ongoing mask."""\nf(name="goes on", help="Ask all hosts.")') == []
-    assert faults('"""Ask all hosts at once."""', phrases=False) == []
+    assert faults('"""What all hosts do at once."""', product=False) == []
+    assert faults('"""Return whether it is due."""\nx = 1  # What is due.\nf(help="Which one.")') == []
 
 
 def test_the_readme_is_a_front_page() -> None:

@@ -37,7 +37,7 @@ class Views:
     only: Int[Tensor, " k"] | None = None
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return the tensors that receive gradients: ``s``, ``s_hat`` and a learned temperature, as a row."""
+        """Return the tensors that get gradients: ``s``, ``s_hat``, and a learned temperature as a row."""
         learned = (self.temperature.reshape(1),) if isinstance(self.temperature, Tensor) else ()
         return self.s, self.s_hat, *learned
 

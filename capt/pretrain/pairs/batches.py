@@ -55,7 +55,7 @@ class MaskedTexts(NamedTuple):
 
 @dataclass(frozen=True)
 class PairBatch:
-    """One micro-batch: ``n`` queries, their positives, and ``k`` hard negatives.
+    """A micro-batch: ``n`` queries, their positives, and ``k`` hard negatives.
 
     Attributes:
         tokens: ids of all texts, one after another: queries, positives, negatives.
@@ -326,7 +326,7 @@ class PairAssembler:
         return divided(of_ranks[rank], max(map(len, of_ranks)))
 
     def _step(self, start: int) -> Step:
-        """What all ranks together see."""
+        """Assemble a step of all ranks together, from sample ``start`` on."""
         samples = np.arange(start, start + self._shape[0], dtype=np.int64)
         visits, ids = self._sampler.locate(samples)
         sources = np.searchsorted(self._firsts, ids, side="right") - 1
@@ -363,7 +363,7 @@ class PairAssembler:
         self, sources: Int64[np.ndarray, " n"], queries: Int64[np.ndarray, " n"], positives: Int64[np.ndarray, " n"],
         hard: Int64[np.ndarray, " k"],
     ) -> Pairs:  # fmt: skip
-        """What all sources know of the queries of a step: of the documents that the step has, or the queue may have."""
+        """Return the known pairs of a step's queries with its documents; if there is a queue, with all documents."""
         if not self._compared.masks:
             return np.zeros((0, 2), dtype=np.int64)
         contrasted = np.isin(sources, [i for i, pairs in enumerate(self._sources) if pairs.loss.contrasts])

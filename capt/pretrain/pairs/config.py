@@ -21,9 +21,9 @@ from capt.pretrain.models.hf_config import FolderOrId, hub_id
 from capt.pretrain.pairs.losses import LOSSES, check_source, find_loss
 
 RETRIEVAL = ("recall/to_document", "recall/to_query", "mrr/to_document", "mrr/to_query")
-"""What validation reports of retrieval, also at each width of ``contrast.matryoshka``."""
+"""Metrics of retrieval in validation, also at each width of ``contrast.matryoshka``."""
 METRICS = ("loss/pairs", *RETRIEVAL, "alignment", "uniformity", "first_direction", "validation_samples")
-"""What validation reports beside the figures of scored pairs (`PairLoss.figures`)."""
+"""Metrics of validation beside the figures of scored pairs (`PairLoss.figures`)."""
 
 
 def at_width(metric: str, width: int) -> str:
@@ -44,7 +44,7 @@ class Prompts(Section):
 
 
 class PairOptions(Section):
-    """How pairs are read and trained on: in ``data`` for all sources, in ``data.sources`` for one of them."""
+    """Settings for reading pairs and training on them: in ``data`` for all sources, in ``data.sources`` for one."""
 
     form: str = Field("auto", description="form of the rows; auto recognises it")
     corpus: PathField | None = Field(None, description="texts of the ids that the files name")
@@ -81,7 +81,7 @@ class PairOptions(Section):
 
 
 class PairSource(PairOptions):
-    """One source of pairs. What is not set, or null, is as ``data`` says."""
+    """A source of pairs. What is not set, or null, is as ``data`` says."""
 
     name: Name = Field(description="name in the log, in errors and in the metrics")
     files: Patterns = Field(description="paths or globs of files with pairs")
@@ -364,7 +364,7 @@ class PairJob(Job):
         return self
 
     def metric_names(self) -> frozenset[str]:
-        """What validation reports."""
+        """Names of the metrics of validation."""
         widths = [at_width(name, width) for name in RETRIEVAL for width in self.contrast.matryoshka]
         named = {each.loss for each in [self.data, *self.data.sources]} - {"auto"}
         figures = [name for loss in [*LOSSES.values(), *map(find_loss, named)] for name in loss.figures]

@@ -65,7 +65,7 @@ def command(
 
 
 def _protocol(trained: LoadedPairModel, source: PairSource, pools: Pools, rows: int) -> str:
-    """How the figures came about, in one line; figures compare where these lines are the same."""
+    """Describe how the figures were computed, in one line; figures compare where these lines are the same."""
     encoder, parts = trained.model.encoder, []
     if pools.pairs is not None:
         parts += [

@@ -1,4 +1,4 @@
-"""What ``capt data inspect`` shows of pairs: counts, lengths, and a few rows as the encoder sees them."""
+"""Output of ``capt data inspect`` for pairs: counts, lengths, and a few rows as the encoder sees them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Side:
-    """How the texts of one side are read: the prompt before them, and the tokens that one may have.
+    """Settings for reading the texts of one side: the prompt before them, and the tokens that one may have.
 
     ``length`` counts the special tokens around a text and not its prompt; None is 128, or fewer where there is no room.
     """
@@ -72,7 +72,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class ShownText:
-    """One text of a sample; ``ids`` are what the encoder reads, ``pieces`` their names."""
+    """A text of a sample; ``ids`` are what the encoder reads, ``pieces`` their names."""
 
     role: str
     text: str
@@ -109,7 +109,7 @@ class PairSummary:
 
 
 def left_out_of(summaries: Sequence[PairSummary]) -> list[LeftOut | None]:
-    """What steps of each source leave out as known positives, those of all sources; None of rows with scores alone."""
+    """Return what steps of each source leave out as known positives, by all sources; None of rows with scores alone."""
     known = [summary.keys.known for summary in summaries]
     return [left_out(summary.keys, known) if len(summary.keys.queries) else None for summary in summaries]
 
@@ -194,5 +194,5 @@ def _sample(place: str, pair: Pair, source: PairFiles, tokenizer: TextTokenizer 
 
 
 def is_pairs(path: Path) -> bool:
-    """Whether a path names pairs, and not a set of token shards."""
+    """Return whether a path names pairs, and not a set of token shards."""
     return not path.is_dir() or any((path / name).exists() for name in ("qrels", "state.json", "dataset_dict.json"))

@@ -29,7 +29,7 @@ _MODES: dict[str, Pooling] = {
     "cls": "cls",
     "lasttoken": "last",
 }
-"""How sentence-transformers names the ways of pooling, in old and new releases."""
+"""Ways of pooling by their names in old and new releases of sentence-transformers."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class LoadedPairModel:
     job: PairJob
 
     def reading(self, source: str | None = None) -> SourceReading:
-        """How the texts of a source are read; see `reading`."""
+        """Return the settings for reading the texts of a source; see `reading`."""
         return reading(self.job, self.tokenizer, self.model.encoder.model.max_positions, source)
 
 
@@ -55,7 +55,7 @@ class SourceReading(NamedTuple):
 
 
 def reading(job: PairJob, tokenizer: TextTokenizer, max_positions: int, source: str | None = None) -> SourceReading:
-    """How the texts of the source ``source`` are read; None = the one with the largest weight.
+    """Return the settings for reading the texts of the source ``source``; None = the one with the largest weight.
 
     Raises:
         ConfigError: there is no such source, or its lengths do not fit the encoder.
@@ -105,7 +105,7 @@ def _build(job: PairJob, checkpoint: Path) -> PairModule:
 
 
 def pooling_of_init(init: Path) -> Pooling:
-    """How the model that ``model.init`` names pools its texts: as it was trained, where it says so, else the mean.
+    """Return the pooling of the model that ``model.init`` names: as it was trained, where it says so, else the mean.
 
     Raises:
         CheckpointError: it pools in a way that is not known here.
@@ -118,7 +118,7 @@ def pooling_of_init(init: Path) -> Pooling:
 
 
 def _pooling_of(folder: Path) -> Pooling | None:
-    """How sentence-transformers pools the encoder in ``folder``; None where the folder does not say.
+    """Return how sentence-transformers pools the encoder in ``folder``; None where the folder does not say.
 
     Raises:
         CheckpointError: it pools in a way that is not known here, or `pooling_file` refuses it.
@@ -143,7 +143,7 @@ _TAKEN = ("Transformer", "Pooling", "Normalize")
 
 
 def left_behind(init: Path, data: PairData) -> list[str]:
-    """What the sentence-transformers folder ``init`` does to a text and a model that starts from it does not."""
+    """List what the sentence-transformers folder ``init`` does to a text and a model that starts from it does not."""
     folder = local_folder(init, SENTENCE_FILES)
     said = []
     modules = modules_of(folder) if (folder / "modules.json").is_file() else []

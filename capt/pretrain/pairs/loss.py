@@ -109,7 +109,7 @@ class PairViews(Views):
     known: Int[Tensor, "p 2"] | None = None
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """What gradients flow to: ``s``, ``s_hat``, negatives and a learned temperature, as a row."""
+        """Return the tensors that get gradients: ``s``, ``s_hat``, negatives, and a learned temperature as a row."""
         s, s_hat, *learned = super().tensors()
         return s, s_hat, *(() if self.negatives is None else (self.negatives,)), *learned
 
@@ -161,7 +161,7 @@ class PairViews(Views):
 
 @dataclass(frozen=True)
 class LossRows:
-    """What a loss of pairs is computed of (`PairLoss.function`): the rows of one part of a step on this rank.
+    """Input of a loss of pairs (`PairLoss.function`): the rows of one part of a step on this rank.
 
     Attributes:
         views: the vectors, and what is known of them.

@@ -90,12 +90,12 @@ class Lists:
         return cls(np.array([value for row in rows for value in row], dtype=np.int64), starts)
 
     def counts(self, rows: Numbers) -> Numbers:
-        """How many numbers some rows have."""
+        """Count the numbers of some rows."""
         found: Numbers = self.starts[rows + 1] - self.starts[rows]
         return found
 
     def places(self, rows: Numbers, first: Numbers, number: Numbers) -> Int64[np.ndarray, " taken"]:
-        """Where ``number`` values of each of some rows lie, from place ``first`` on and round to its beginning."""
+        """Return the places of ``number`` values of each row, from place ``first`` on, in a circle."""
         # Row of each value that is taken, and which one of that row's it is.
         owners = np.repeat(np.arange(len(rows)), number)
         within = np.arange(len(owners)) - np.repeat(np.cumsum(number) - number, number)
@@ -162,7 +162,7 @@ class SourceRows:
 
     @cached_property
     def view(self) -> View:
-        """How both views of a text alone are made."""
+        """View that makes both views of a text alone."""
         return find_view(self.source.view)
 
     @cached_property
@@ -199,7 +199,7 @@ class SourceRows:
 
     @cached_property
     def is_one_column(self) -> bool:
-        """Whether every text is its own positive, as in rows of one text alone."""
+        """True if every text is its own positive, as in rows of one text alone."""
         values = self.positives.values
         if len(values) != len(self):
             return False
@@ -211,7 +211,7 @@ class SourceRows:
 
     @property
     def has_teacher(self) -> bool:
-        """Whether a teacher has scored the documents of every row."""
+        """True if a teacher has scored the documents of every row."""
         return self.positive_scores is not None and bool(self.source.negatives)
 
     @property

@@ -329,7 +329,7 @@ _INDEX = ("queries", "starts", "documents")
 
 
 def _digest_of(arrays: Mapping[str, tuple[str, int]], hashes: Mapping[str, str]) -> str:
-    """One SHA-256 of the types, the lengths and the hashes of arrays."""
+    """Return a SHA-256 of the types, the lengths and the hashes of arrays."""
     listed = (f"{name} {dtype} {length} {hashes[name]}" for name, (dtype, length) in sorted(arrays.items()))
     return hashlib.sha256("".join(listed).encode()).hexdigest()
 

@@ -239,7 +239,7 @@ class PairTask(ContrastTask[PairBatch]):
                 logger.info("source %s: %.1f epochs in %s", pairs.source.name, epochs, counted(steps, "step"))
 
     def _pools(self, held_out: list[SourceRows]) -> Pools:
-        """What validation looks at, with a word about what of it is trained on too."""
+        """Build the pools of validation, and report which of their texts are trained on too."""
         pools = pools_of(held_out, self.job.validate_.samples)
         # Once: every rank has the same texts, and the comparison reads all keys.
         if distributed.rank() == 0 and (there := pools.keys()):
@@ -319,7 +319,7 @@ class PairTask(ContrastTask[PairBatch]):
         return BlockMixtureSampler(sizes, weights, self.job.batch.global_, self.job.run.seed, mixed)
 
     def step_assembler(self, batch: int, parts: int, world: int, rank: int) -> Callable[[int, int], list[PairBatch]]:
-        """What makes the micro-batches of ``rank``: ``parts``, or what ``batch.micro_tokens`` takes in each step."""
+        """Return an assembler of ``rank``'s micro-batches: ``parts``, or the number by ``batch.micro_tokens``."""
         # Micro-batches of different lengths leave the loss as it is only where the contrast is over the whole step.
         budget = self.job.batch.micro_tokens
         cached = budget is not None or self.job.contrast.is_cached(parts)
@@ -332,7 +332,7 @@ class PairTask(ContrastTask[PairBatch]):
         return lambda start, step: assembler(start, rate_at(step / steps))
 
     def _compared(self, cached: bool) -> Compared:
-        """What the queries of a step are compared with, whose micro-batches have one contrast if ``cached``."""
+        """Say what a step's queries are compared with; with ``cached`` all micro-batches have one contrast."""
         section = self.job.contrast
         return Compared(
             whole=cached,
@@ -343,7 +343,7 @@ class PairTask(ContrastTask[PairBatch]):
         )
 
     def _noise(self) -> Noise | None:
-        """What corrupts texts, where a loss or a second view asks for it."""
+        """Return the noise that corrupts texts, where a loss or a second view asks for it."""
         if not self.job.mlm.weight and not any(pairs.view.corrupts for pairs in self.sources):
             return None
         tokenizer = self.tokenizer
@@ -382,7 +382,7 @@ class PairTask(ContrastTask[PairBatch]):
     def losses(
         self, engine: Engine, batch: PairBatch, scales: Scales, step: int
     ) -> tuple[Views | None, Tensor, dict[str, Tensor]]:
-        """What is contrasted of a micro-batch, its masked-language-model loss times ``mlm.weight``, and its metrics."""
+        """Return a micro-batch's views to contrast, its masked-language loss times ``mlm.weight``, and its metrics."""
         masked = batch.masked_texts(self._backbone.encoder.pad_id, engine.device)
         rows, output = self._forward(engine, batch, step, masked)
         views = self._views(batch, rows, output.temperature, engine.device)
@@ -443,7 +443,7 @@ class PairTask(ContrastTask[PairBatch]):
         )  # fmt: skip
 
     def step(self, engines: Mapping[str, Engine], batch: list[PairBatch], progress: Progress) -> StepMetrics:
-        """One optimizer step; see `ContrastTask.step`. Every loss is reported by itself, without its weight.
+        """Do one optimizer step; see `ContrastTask.step`. Every loss is reported by itself, without its weight.
 
         Raises:
             DataError: no query of the step has a negative, on all ranks.
@@ -519,7 +519,7 @@ class PairTask(ContrastTask[PairBatch]):
         return output.rows[0]
 
     def validation_fault(self) -> str:
-        """Why the held-out pairs do not suffice for `validate`."""
+        """Return the reason why the held-out pairs do not suffice for `validate`."""
         if not self.pools:
             return "there are no held-out pairs" if self.job.checkpoint.best is not None else ""
         pools = (self.pools.pairs, self.pools.scored)
@@ -552,7 +552,7 @@ class PairTask(ContrastTask[PairBatch]):
         return once + sum(encoder.flops(length) + length * head for length in masked)
 
     def save_state(self, folder: Path) -> dict[str, Any]:
-        """What every task with a contrast keeps, and the batch, by which sources take turns."""
+        """Return the state of every task with a contrast, and the batch, by which sources take turns."""
         return {**super().save_state(folder), "batch": self.job.batch.global_}
 
     def load_state(self, folder: Path, state: Mapping[str, Any]) -> None:

@@ -42,7 +42,7 @@ class Pool:
     scores: Float[np.ndarray, " n"]
     """Similarity of the two; nan where it is not known."""
     known: Pairs
-    """What all held-out rows, those that are not in the pool included, know of its queries among its documents."""
+    """Pairs of its queries and documents that belong together, by all held-out rows, in the pool or not."""
 
     def __len__(self) -> int:
         return len(self.queries)
@@ -50,12 +50,12 @@ class Pool:
 
 @dataclass(frozen=True)
 class Pools:
-    """What validation looks at: pairs that belong together, and pairs with a score."""
+    """Data of validation: pairs that belong together, and pairs with a score."""
 
     pairs: Pool | None = None
     scored: Pool | None = None
     figures: Mapping[str, str] = field(default_factory=dict)
-    """What is measured of the scored ones, by the losses of their sources (`PairLoss.figures`)."""
+    """Figures of the scored pairs, by the losses of their sources (`PairLoss.figures`)."""
 
     def __bool__(self) -> bool:
         return self.pairs is not None or self.scored is not None
@@ -109,7 +109,7 @@ def pool_of(sources: Sequence[SourceRows], limit: int) -> Pool:
 
 
 def in_any(keys: Int64[np.ndarray, " n"], others: Sequence[Int64[np.ndarray, " _"]]) -> Bool[np.ndarray, " n"]:
-    """Which keys are in one of some long arrays, that are read in pieces."""
+    """Return which keys are in one of some long arrays, that are read in pieces."""
     found = np.zeros(len(keys), dtype=bool)
     for values in others:
         for first in range(0, len(values), _BLOCK):

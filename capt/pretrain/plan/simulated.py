@@ -1,4 +1,4 @@
-"""One rank of many on tensors without data: its traffic, memory and work.
+"""Simulation of one rank of many on tensors without data: its traffic, memory and work.
 
 A fake process group answers every collective immediately and moves nothing; a tensor has a shape, a type and a storage
 of a size, and no numbers. So the code of a job runs as rank ``r`` of any number of ranks, with queues and batches of
@@ -52,7 +52,7 @@ def _adds_in_another_type() -> bool:
 
 
 ADDS_IN_ANOTHER_TYPE = _adds_in_another_type()
-"""Whether torch knows the shape of a product that is added in another type than its factors': 2.11 does not."""
+"""True if torch knows the shape of a product that is added in another type than its factors': 2.11 does not."""
 
 
 @dataclass(frozen=True)
@@ -360,8 +360,8 @@ class OpTracer(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class Sent:
-    """One collective: its name, the type and number of the elements that this rank puts in, and the bytes that it gets
-    of the others (a reduction: of the whole)."""
+    """A collective: its name, the type and number of the elements that this rank puts in, and the bytes that it gets of
+    the others (a reduction: of the whole)."""
 
     name: str
     dtype: str

@@ -103,7 +103,7 @@ def index_tsv(
 
 
 class _Pass:
-    """One pass over the lines of a file."""
+    """A pass over the lines of a file."""
 
     def __init__(self, path: Path, layout: TsvLayout, dtype: FeatureType, damage: Damage) -> None:
         self._path, self._layout, self._dtype, self._damage = path, layout, dtype, damage

@@ -30,7 +30,7 @@ _WORD = 8
 
 
 def checksums(tensors: Sequence[Tensor]) -> list[int]:
-    r"""One number for each tensor, of its bits: two zeros of different signs differ, a NaN equals itself.
+    r"""Compute a number for each tensor, of its bits: two zeros of different signs differ, a NaN equals itself.
 
     A tensor is read as words $w_i$ of 64 bits; up to seven bytes that are left at its end are words of their own. The
     checksum is $\sum_i (2i+1)\,w_i \bmod 2^{64}$. The weights are odd, so any change within one word changes the
@@ -71,7 +71,7 @@ class ReplicasDifferError(RunFailedError):
 
 
 class Held(NamedTuple):
-    """What a rank holds: a checksum, or the value itself, of everything that must be alike, by name.
+    """Values of a rank, by name: a checksum, or the value itself, of everything that must be alike.
 
     ``damaged`` names parameters whose master weights of this rank are not the weights that it uses.
     """
@@ -163,7 +163,7 @@ def held(run: Run, engines: Sequence[Engine]) -> Held:
 
 
 def _is_kept_whole(parameter: Any) -> bool:
-    """Whether ZeRO 3 keeps a small parameter whole on every rank between two passes."""
+    """Return whether ZeRO 3 keeps a small parameter whole on every rank between two passes."""
     return bool(getattr(parameter, "ds_persist", False)) and parameter.numel() == parameter.ds_numel
 
 
@@ -179,7 +179,7 @@ def _all_alike(own: Held) -> bool:
 
 
 def describe_difference(everyone: Sequence[Held]) -> str:
-    """Who differs from most ranks, on which host, and in what first; where none are most, who differs from rank 0.
+    """Say which ranks differ from most, on which host, and in what first; without a majority, which differ from rank 0.
 
     A rank whose master weights are not the weights that it uses is wrong whatever the others hold.
     """

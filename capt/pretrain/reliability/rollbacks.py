@@ -52,7 +52,7 @@ def note_rollback(run: Path, rollback: Rollback) -> None:
 
 
 def resume_after(run: Path, samples: int, *, newest: bool) -> int:
-    """How many samples a run that continues from ``samples`` leaves out.
+    """Return how many samples a run that continues from ``samples`` leaves out.
 
     A rollback that is due is done now, if the run continues from its newest checkpoint (``newest``), and not from
     one that was named.

@@ -1,4 +1,4 @@
-"""What is done about a spike of the loss: a warning, no update, a way back to the newest checkpoint, or the end."""
+"""Response to a spike of the loss: a warning, no update, a way back to the newest checkpoint, or the end."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class SpikeWatch:
 
     @property
     def state(self) -> SpikeState:
-        """What is to be kept of it."""
+        """State of the watch to save."""
         past = {name: list(past) for name, past in self._past.items()}
         return SpikeState(past=past, count=self.count, last=self.last, skipped=self.skipped)
 
@@ -225,7 +225,7 @@ class Spikes(Callback):
         return NEVER
 
     def _judge(self, loss: Tensor | None, norm: Tensor | None) -> bool:
-        """Whether the update of the coming step is to be left out. All ranks see the same numbers; collective."""
+        """Decide whether to leave out the update of the coming step. All ranks see the same numbers; collective."""
         if loss is None:
             raise ConfigError(
                 f"guard.spike: skip needs the loss of a micro-batch, which a {self._run.job.task.type} job does not "
@@ -256,7 +256,7 @@ class Spikes(Callback):
         return spike
 
     def _tell(self, run: Run, step: int | None = None) -> None:
-        """What the progress line says, for as long as a spike is in the past that the next ones are compared with."""
+        """Put a spike into the progress line for as long as it is in the past that the next steps are compared with."""
         last = self._watch.last
         recent = last is not None and (run.progress.step if step is None else step) - last < WINDOW
         run.remarks["spike"] = f"SPIKE at step {last} ({self._watch.count} so far)" if recent else ""

@@ -78,7 +78,7 @@ class Stragglers(Callback):
 
 
 def slow_ranks(seconds: Sequence[float], step: float) -> list[bool]:
-    """Which ranks are slow by their own ``seconds`` of a step that takes ``step`` seconds.
+    """Return which ranks are slow by their own ``seconds`` of a step that takes ``step`` seconds.
 
     The median of an even number is the lower one, so that of two ranks the slow one is seen.
     """

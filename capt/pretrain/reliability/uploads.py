@@ -41,7 +41,7 @@ from capt.pretrain.engine.task import StepMetrics
 logger = logging.getLogger(__name__)
 
 _RECORDS = (METRICS, BEST, "ledger", CONFIG)
-"""What a run continues with beside its checkpoints."""
+"""Files and folders that a run continues with, beside its checkpoints."""
 _LOOK = 0.2
 
 
@@ -66,7 +66,7 @@ class Uploads(Callback):
         self._thread: threading.Thread | None = None
         self._averaged: list[int] = []
         self._uploaded: set[str] = set()
-        """What is in the store: names in the run folder of checkpoints and of the average."""
+        """Names in the run folder of what is in the store: checkpoints and the average."""
         self._tried: set[str] = set()
         self._sizes: dict[str, int] = {}
         self._here: set[int] = set()
@@ -298,7 +298,7 @@ def _fetch_lost(url: str, run_dir: Path, steps: set[int], there: dict[int, dict[
 
 
 def _begins_with(path: Path, url: str) -> bool:
-    """Whether a file begins with what the store has at ``url``: rows were added to it here, and to no other copy."""
+    """Return whether a file begins with what the store has at ``url``: rows were added to it here and nowhere else."""
     if not path.is_file():
         return False
     with path.open("rb") as file:

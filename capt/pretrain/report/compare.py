@@ -61,7 +61,7 @@ Runs that differ only in these, because one was stopped, resumed or run elsewher
 
 @dataclass(frozen=True)
 class MetricSummary:
-    """One validation metric over the runs of a group: the value of each run, and the step at which it was measured."""
+    """A validation metric over the runs of a group: the value of each run, and the step at which it was measured."""
 
     values: list[float]
     steps: list[int]

@@ -33,7 +33,7 @@ _TELL = 10.0
 
 @dataclass(frozen=True)
 class EncodeOptions:
-    """How texts are encoded and kept.
+    """Options of encoding texts and keeping their vectors.
 
     Attributes:
         store: root of the store, a folder or the address of one in an object store.

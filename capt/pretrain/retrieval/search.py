@@ -154,7 +154,7 @@ class TopK:
         return queries + start, columns, values
 
     def _limit(self, floor: Float[np.ndarray, " m"], queries: slice | Int[np.ndarray, " m"]) -> Float[np.ndarray, " m"]:
-        """What the product of a document in fp32 must reach for it to be one of the best, which reach ``floor``."""
+        """Return the product in fp32 that a document must reach to be one of the best, which reach ``floor``."""
         # |fl(x y) - x y| <= d u |x| |y|: once for the product itself, once for the floor
         slack = 2 * (self._queries.shape[1] + 2) * 2.0**-24 * self._longest * self._lengths[queries]
         limit: Float[np.ndarray, " m"] = np.nextafter((floor - slack).astype(np.float32), np.float32(-np.inf))

@@ -311,5 +311,5 @@ def require_dtype(name: str) -> DType:
 
 
 def digest(parts: Iterable[tuple[str, str]]) -> str:
-    """One SHA-256 of names and hashes of files, in the order of the names."""
+    """Return a SHA-256 of names and hashes of files, in the order of the names."""
     return hashlib.sha256(json.dumps(sorted(parts)).encode()).hexdigest()

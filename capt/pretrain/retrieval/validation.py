@@ -112,7 +112,7 @@ class RetrievalValidation:
         self._sets: list[_Set] = []
 
     def is_due(self, step: int, last: int) -> bool:
-        """Whether the validation after ``step`` steps has these figures; that of the last step always has."""
+        """Return whether the validation after ``step`` steps has these figures; that of the last step always has."""
         return self._section.every is None or step % self._section.every == 0 or step >= last
 
     def measure(self, task: TextTask, engines: Mapping[str, Engine]) -> dict[str, float]:

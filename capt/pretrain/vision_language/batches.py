@@ -277,7 +277,7 @@ class VisionLanguageAssembler:
     def _answers(
         self, numbers: Int64[np.ndarray, " n"], exchanged: Bool[np.ndarray, " n"], draws: Float[np.ndarray, " n"]
     ) -> Int64[np.ndarray, " n"]:
-        """One answer of each question, drawn in proportion to the scores; -100 without one, or where exchanged."""
+        """Draw an answer of each question in proportion to the scores; -100 without one, or where exchanged."""
         chosen = np.full(len(numbers), IGNORE, dtype=np.int64)
         for i in np.flatnonzero(~exchanged).tolist():
             ids, scores = self._pairs.answers(int(numbers[i]))

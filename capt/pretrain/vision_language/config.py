@@ -120,7 +120,7 @@ class VisionLanguageData(Section):
 
 
 class PairPart(Weighted):
-    """One source of sentences of a mixture."""
+    """A source of sentences of a mixture."""
 
     train: Files = Field(description="files to train on, as data.train")
     validation: Files = Field([], description="files to validate on, as data.validation; none = none of this source")

@@ -47,7 +47,7 @@ class Epochs:
 
 @dataclass
 class Report:
-    """What the ledger of a run says. ``faults`` are in the order of their steps; none = the promise was kept."""
+    """Report on the ledger of a run. ``faults`` are in the order of their steps; none = the promise was kept."""
 
     run: Path
     newest: Newest
@@ -99,7 +99,7 @@ def _kept(report: Report) -> list[Launch]:
 
 
 def _left_out(launch: Launch) -> list[str]:
-    """What ``guard.spike`` has left out in the kept steps of a launch."""
+    """Describe what ``guard.spike`` has left out in the kept steps of a launch."""
     head, notes = launch.head, []
     if not launch.kept:
         return []
@@ -115,7 +115,7 @@ def _left_out(launch: Launch) -> list[str]:
 
 
 def _check_joints(report: Report, since: int) -> list[Fault]:
-    """Whether each launch continues where the history ended."""
+    """Find the launches that do not continue where the history ended."""
     faults = []
     before: Launch | None = None
     begun = first_step(report.run)
@@ -149,7 +149,7 @@ def _check_joints(report: Report, since: int) -> list[Fault]:
 
 
 def _check_repetitions(report: Report, since: int) -> list[Fault]:
-    """Whether steps that several launches have done had the same contents."""
+    """Find the steps that several launches have done with different contents."""
     faults: list[Fault] = []
     done: list[Launch] = []
     for launch in report.launches:
@@ -189,7 +189,7 @@ def _differing_rank(a: Launch, b: Launch, step: int) -> int | None:
 
 
 def _check_absence(report: Report, since: int, faults: list[Fault]) -> list[Fault]:
-    """Where no launch has a row, and no damage says why: whether a checkpoint contains steps all the same."""
+    """Find a checkpoint that contains steps though no launch has a row, and no damage says why."""
     last = report.newest.step
     if last < since or faults or last == (first_step(report.run) or -1):
         return []
@@ -198,7 +198,7 @@ def _check_absence(report: Report, since: int, faults: list[Fault]) -> list[Faul
 
 
 def _check_newest(report: Report) -> list[Fault]:
-    """Whether the newest checkpoint has used the number of samples that the ledger says."""
+    """Find a newest checkpoint that has used another number of samples than the ledger says."""
     newest = report.newest
     last = next((x for x in _kept(report) if x.head.step <= newest.step <= max(x.needed_to, x.head.step)), None)
     if newest.step == 0 or last is None or last.samples_at(newest.step) == newest.samples:

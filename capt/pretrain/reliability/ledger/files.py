@@ -80,7 +80,7 @@ def _factors(number: int, width: int) -> UInt64[np.ndarray, " k"]:
 def find_exchange(
     planned: Int64[np.ndarray, " n"], rows: int, digest: int, samples: int
 ) -> tuple[int | None, int | None] | None:
-    """Which id of ``0 .. samples - 1`` was used that was not ``planned``, and which planned one was not.
+    """Find the id of ``0 .. samples - 1`` that was used though not ``planned``, and the planned one that was not.
 
     ``rows`` ids of this ``digest`` were used. Either is None where an id was only added or only left out. None is
     returned where more ids differ than one, which cannot be told from digests.
@@ -137,7 +137,7 @@ class Order(Record):
     blocks: Annotated[tuple[Count, ...], Field(strict=False)] = ()
 
     def sampler(self) -> Sampler | BlockMixtureSampler | GroupedSampler | MixtureSampler:
-        """Where each sample lies."""
+        """Return the sampler that says where each sample lies."""
         if self.course:
             return MixtureSampler(
                 self.names, self.sizes, self.course, self.limits, self.seed, self.blocks, self.at_once
@@ -173,7 +173,7 @@ class Header(Record):
     """Samples before ``samples`` that the run leaves out (``guard.spike=rollback``)."""
     order: Order
     checkpoint: str | None = Field(None, max_length=10_000)
-    """What the launch was resumed from."""
+    """Checkpoint from which the launch was resumed."""
 
     @model_validator(mode="after")
     def _ramp_goes_forward(self) -> Header:
@@ -184,7 +184,7 @@ class Header(Record):
 
     @cached_property
     def batch_sizes(self) -> BatchSizeSchedule:
-        """How many samples each step has."""
+        """Number of samples of each step."""
         return BatchSizeSchedule.of_steps(self.ramp or [(0, self.batch)])
 
 
@@ -199,13 +199,13 @@ class LedgerHead:
 
 @dataclass(frozen=True)
 class LedgerFile:
-    """What one rank has written in a launch."""
+    """Rows that one rank has written in a launch."""
 
     path: Path
     header: Header
     rows: np.ndarray
     unlearnt: np.ndarray
-    """Whether the update of each row's step was left out (``guard.spike=skip``)."""
+    """Marks of the rows whose step's update was left out (``guard.spike=skip``)."""
 
 
 def launches_of(run: Path) -> list[tuple[int, Path]]:

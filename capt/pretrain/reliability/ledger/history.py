@@ -24,7 +24,7 @@ from capt.pretrain.engine.step_folders import checkpoints_of, is_step, step_of
 from capt.pretrain.reliability.ledger.files import Header, LedgerHead, launch_folder, launches_of, read_heads
 
 Kind = Literal["hole", "damaged", "steps", "position", "ids", "order", "contents"]
-"""What is wrong: steps that the run continued from are not recorded; a file is not a ledger, or contradicts others;
+"""Kind of fault: steps that the run continued from are not recorded; a file is not a ledger, or contradicts others;
 step numbers do not grow by one; a launch begins at another sample than the one after the last; a step used other
 samples than were its turn; the order was changed within an epoch; a step was done again with other contents."""
 
@@ -64,7 +64,7 @@ class Launch:
 
     @property
     def kept(self) -> int:
-        """How many of its steps are in the model."""
+        """Number of its steps that are in the model."""
         return max(0, min(self.kept_to, self.recorded_to) - self.head.step)
 
     @property
@@ -77,11 +77,11 @@ class Launch:
         )
 
     def samples_of(self, steps: Iterable[int]) -> int:
-        """How many samples these steps (counted from 1) have together."""
+        """Count the samples of these steps (counted from 1) together."""
         return sum(self.head.batch_sizes.size(step - 1) for step in steps)
 
     def samples_at(self, step: int) -> int:
-        """How many samples the run has used after ``step``, which is a step of this launch."""
+        """Count the samples that the run has used after ``step``, which is a step of this launch."""
         before = self.head.batch_sizes.samples_before
         return self.head.samples + before(step) - before(self.head.step)
 
@@ -148,7 +148,7 @@ def read_history(run: Path, newest: Newest, since: int = 1) -> tuple[list[Launch
 
 
 def remedy_for_files(run: Path) -> str:
-    """What helps where files are lost or damaged."""
+    """Return the remedy where files are lost or damaged."""
     rest = f"capt ledger check {quoted(run)} --since STEP checks the rest"
     return f"put back the files of {run / 'ledger'}; where they are lost, or run.ledger was false, {rest}"
 

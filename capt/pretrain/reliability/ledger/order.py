@@ -21,7 +21,7 @@ _AT_ONCE = 1 << 16
 
 
 def check_launch(run: Path, launch: Launch, since: int) -> tuple[list[Fault], list[str]]:
-    """What is wrong with the rows of each rank from step ``since`` on. Of steps done again there are only notes.
+    """Find the faults in the rows of each rank from step ``since`` on. Of steps done again there are only notes.
 
     ``recorded_to``, ``contents`` and ``right_to`` of the launch are set.
     """
@@ -142,7 +142,7 @@ def _several(rows: int, planned: int) -> str:
 
 
 def go_back(run: Path, step: int) -> str:
-    """How to train the steps from ``step`` on again."""
+    """Say how to train the steps from ``step`` on again."""
     before = [path.name for path in checkpoints_of(run) if step_of(path) < step]
     way = f"capt resume {quoted(run)} --checkpoint {quoted(before[-1])}" if before else "a new run"
     return f"the model has learnt from it: {way} does these steps again; tell the maintainers how it came about"

@@ -52,7 +52,7 @@ class Hosts:
 
     @property
     def leads(self) -> bool:
-        """Whether this process is the first rank of its host."""
+        """True if this process is the first rank of its host."""
         return self.rank == self.local[0]
 
     def peer(self, rank: int) -> int | None:

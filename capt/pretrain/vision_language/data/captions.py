@@ -233,7 +233,7 @@ def is_statements(document: Document) -> bool:
 
 
 def read_pretraining(document: Document) -> list[Example]:
-    """One example for each pair of a picture and a sentence; ``kind`` is the sentence's source (``mscoco``, ``vqa``).
+    """Read an example for each picture and sentence; ``kind`` is the sentence's source (``mscoco``, ``vqa``).
 
     A source that is in ``labelf`` too holds questions, and has one set of scored answers for each sentence.
 

@@ -1,4 +1,4 @@
-"""One type for a sentence or a question about one or two pictures, whatever file it was read from."""
+"""A type for a sentence or a question about one or two pictures, whatever file it was read from."""
 
 from __future__ import annotations
 

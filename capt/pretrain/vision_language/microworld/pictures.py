@@ -1,4 +1,4 @@
-"""One split of pictures: their regions, captions, and questions in the formats of LXMERT, COCO, VQA v2 and GQA."""
+"""A split of pictures: their regions, captions, and questions in the formats of LXMERT, COCO, VQA v2 and GQA."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def ask(scene: Scene, rng: Random, number: int) -> list[Question]:
 
 
 def exist(scene: Scene, rng: Random) -> Question | None:
-    """``Is there a ball?``, ``Is there a red ball?``; some wrong ones have class and colour of other things."""
+    """Ask ``Is there a ball?``, ``Is there a red ball?``; some wrong ones have class and colour of other things."""
     yes, alone = rng.random() < 0.5, rng.random() < 0.5
     if yes:
         thing = _pick(scene, rng)
@@ -96,7 +96,7 @@ def exists(what: Described, answer: str) -> Question:
 
 
 def colour(scene: Scene, rng: Random) -> Question | None:
-    """``What color is the cup?``, ``What color is the small cup?`` of a cup that the words tell from all others."""
+    """Ask ``What color is the cup?`` or ``the small cup?`` of a cup that the words tell from all others."""
     found = _unique(scene, rng)
     if found is None:
         return None
@@ -108,7 +108,7 @@ def colour(scene: Scene, rng: Random) -> Question | None:
 
 
 def is_coloured(scene: Scene, rng: Random) -> Question | None:
-    """``Is the cup red?``: where not, something else often is."""
+    """Ask ``Is the cup red?``: where not, something else often is."""
     found = _unique(scene, rng)
     if found is None:
         return None
@@ -127,7 +127,7 @@ def _is_coloured(what: Described, hue: int, answer: str) -> Question:
 
 
 def count(scene: Scene, rng: Random) -> Question | None:
-    """``How many red balls are there?``; each number that occurs in the scene is equally likely, so that 1 is not."""
+    """Ask ``How many red balls are there?``; numbers in the scene are equally likely, so that 1 is no good guess."""
     kinds, colours = (set(column) for column in _kinds_and_colours(scene))
     described = [Described(k) for k in range(len(CLASSES))]
     described += [Described(None, c) for c in range(len(COLOURS))]
@@ -142,7 +142,7 @@ def count(scene: Scene, rng: Random) -> Question | None:
 
 
 def name(scene: Scene, rng: Random) -> Question | None:
-    """``What is the red thing?`` where one thing is red."""
+    """Ask ``What is the red thing?`` where one thing is red."""
     thing = _pick(scene, rng)
     what = Described(None, thing.colour, thing.large if rng.random() < 0.5 else None)
     if what.only(scene) is None:
@@ -155,7 +155,7 @@ _OUTERMOST = {"left": "leftmost", "right": "rightmost", "above": "topmost", "bel
 
 
 def at_edge(scene: Scene, rng: Random) -> Question | None:
-    """``What is the leftmost thing?``, ``What color is the leftmost thing?``"""
+    """Ask ``What is the leftmost thing?`` or ``What color is the leftmost thing?``."""
     side = _side(rng)
     thing = outermost(side, scene)
     if thing is None:
@@ -171,7 +171,7 @@ _BESIDE = {"left": "to the left of", "right": "to the right of", "above": "above
 
 
 def beside(scene: Scene, rng: Random) -> Question | None:
-    """``What is to the left of the cup?`` where one thing is, and nothing is too close to say."""
+    """Ask ``What is to the left of the cup?`` where one thing is, and nothing is too close to say."""
     found, side = _unique(scene, rng), _side(rng)
     if found is None:
         return None
@@ -186,7 +186,7 @@ def beside(scene: Scene, rng: Random) -> Question | None:
 
 
 def on_side(scene: Scene, rng: Random) -> Question | None:
-    """``Is the cup to the left of the red ball?`` of two things that words tell from all others."""
+    """Ask ``Is the cup to the left of the red ball?`` of two things that words tell from all others."""
     first, second, side = _unique(scene, rng), _unique(scene, rng), _side(rng)
     if first is None or second is None or first[1] is second[1]:
         return None
@@ -199,7 +199,7 @@ def on_side(scene: Scene, rng: Random) -> Question | None:
 
 
 def both(scene: Scene, rng: Random) -> Question | None:
-    """``Is there a cup and a dog?``; where not, at most one of them is there."""
+    """Ask ``Is there a cup and a dog?``; where not, at most one of them is there."""
     present = sorted({thing.kind for thing in scene})
     absent = [k for k in range(len(CLASSES)) if k not in present]
     yes = rng.random() < 0.5
@@ -214,7 +214,7 @@ def both(scene: Scene, rng: Random) -> Question | None:
 
 
 def more(scene: Scene, rng: Random) -> Question | None:
-    """``Are there more cups than dogs?`` where the numbers differ."""
+    """Ask ``Are there more cups than dogs?`` where the numbers differ."""
     present = sorted({thing.kind for thing in scene})
     if len(present) < 2:
         return None

@@ -32,7 +32,7 @@ _SIDES = {False: (40, 72), True: (96, 140)}  # of small and large things; both f
 
 
 class Thing(NamedTuple):
-    """One thing: its class and colour (places in `CLASSES` and `COLOURS`), its size, and its box in pixels."""
+    """A thing: its class and colour (places in `CLASSES` and `COLOURS`), its size, and its box in pixels."""
 
     kind: int
     colour: int
