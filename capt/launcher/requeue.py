@@ -40,8 +40,7 @@ _PATIENCE = 60.0
 
 
 class Restarts(Record):
-    """Number of times that a job was queued again after a failure, and the step that it had reached; the same for
-    stops."""
+    """Number of times that a job was queued again after a failure, and the step reached then; the same for stops."""
 
     job: str = Field(max_length=100)
     failures: Count = 0

@@ -77,8 +77,7 @@ def resumed(launch: Launch, end: End, *, chosen: bool = False) -> Launch:
 
 
 def has_gone_back(run: Path, checkpoint: str, since: int) -> bool:
-    """Return whether a job begun at time ``since`` (ns) has gone back to a checkpoint: no later one is older than
-    that."""
+    """Return whether a job begun at ``since`` (ns) has gone back to a checkpoint: no later one is older than that."""
     return not any(name > checkpoint and written < since for name, _, written in _manifests(run))
 
 

@@ -69,7 +69,7 @@ class Line:
         self._last_words: deque[str] = deque(maxlen=self.most_words)
         self.heard = time.monotonic()
         self.lost = ""
-        """Reason for which this host is lost; empty while it is not."""
+        """Reason why nothing is to be heard of this host any more; empty while it answers."""
         self.exit_code: int | None = None
         """The exit code of a connection that has ended."""
         self.in_order = False

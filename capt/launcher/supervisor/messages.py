@@ -85,7 +85,7 @@ class News(Record):
     met: Met | None = None
     gpus: GPUs | None = None
     problem: _Text = ""
-    """Reason for which the node ends."""
+    """Reason why the node ends."""
 
 
 def packed(message: dict[str, Any]) -> bytes:

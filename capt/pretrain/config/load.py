@@ -68,7 +68,7 @@ def shipped_jobs() -> dict[str, str]:
 
 
 def _is_job(file: Path) -> bool:
-    """Return whether it is a job or a sweep; not what others build on, nor a cluster's description."""
+    """Return whether a file is a job or a sweep, and not a base of others or a cluster's description."""
     return not file.stem.startswith("_") and file.parent.name != "cluster"
 
 

@@ -90,7 +90,7 @@ class Statistics(NamedTuple):
     deviation: Float[Tensor, " d"] | None
 
     def residuals(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-        """Return rows without these statistics."""
+        """Subtract the mean from rows, and divide them by the deviation if there is one."""
         rows = rows.to(torch.promote_types(rows.dtype, torch.float32))  # a mean in bf16 would be off for all rows alike
         rest = rows - self.mean.to(rows.dtype)
         return rest if self.deviation is None else rest / self.deviation.to(rows.dtype)

@@ -44,7 +44,7 @@ class Figures(NamedTuple):
         return self.retrieval, -self.uniformity, 1 - self.first_direction
 
     def are_of_one_point(self, limit: float = ONE_POINT) -> bool:
-        """Return whether they are those of one point (uniformity above ``limit``) that tells little apart."""
+        """Return whether all texts lie at one point (uniformity above ``limit``) and few are told apart."""
         return self.retrieval < FEW_FOUND and self.uniformity > limit
 
 

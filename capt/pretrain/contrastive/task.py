@@ -89,7 +89,7 @@ class ContrastState(Record):
 
 
 class ContrastTask(ABC, Generic[BatchT]):
-    """A task of one module, ``model``: micro-batches have losses of its own and, at a weight above 0, the CAPT loss.
+    """Training of one module, ``model``, on micro-batches with the task's losses and, at a weight above 0, CAPT's.
 
     Args:
         job: with the sections ``contrast``, ``loader`` and ``data.sequence_length``.

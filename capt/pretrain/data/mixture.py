@@ -277,8 +277,7 @@ class _RoundedCounts:
     def _rounded(
         self, samples: Numbers, first: Int64[np.ndarray, "n s"], last: Int64[np.ndarray, "n s"]
     ) -> Int64[np.ndarray, "n s"]:
-        """Round what is due at some samples to whole numbers between ``first`` and ``last`` that add up to the
-        sample."""
+        """Round what is due at each sample to whole numbers from ``first`` to ``last`` that add up to the sample."""
         due = self._target(samples)
         # Behind the end no source has an epoch left, and the limits no longer bind.
         last = np.where((samples <= self._target.end)[:, None], np.minimum(last, self._limits), last)

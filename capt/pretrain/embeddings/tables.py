@@ -40,8 +40,7 @@ class Borrowed:
 
 
 class RowExchange:
-    """Exchange of rows between ranks, each of which owns some of ``rows`` rows. Every method is called by all ranks
-    together."""
+    """Exchange of ``rows`` rows, of which each rank owns some. Every method is called by all ranks together."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows

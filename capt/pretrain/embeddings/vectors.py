@@ -264,8 +264,7 @@ def _numbers_at_end(line: bytes) -> int:
 
 
 def is_number(field: bytes) -> bool:
-    """Return whether the field is a floating-point number; ``nan`` is one, with the underscores of Python it is
-    none."""
+    """Return whether the field is a floating-point number; ``nan`` is one, Python's ``1_000`` is not."""
     try:
         float(field)
     except ValueError:

@@ -168,8 +168,7 @@ def _have_begun(workers: int, begun: Any) -> bool:
 
 
 def _begins(begun: Any, until: float) -> bool:
-    """Return whether one more worker begins in time. ``acquire(timeout=...)`` counts by the wall clock, which may
-    jump."""
+    """Wait until one more worker begins; False if too late. ``acquire(timeout=...)`` has a clock that may jump."""
     while not begun.acquire(block=False):
         if time.monotonic() > until:
             return False

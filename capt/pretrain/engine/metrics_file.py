@@ -154,8 +154,7 @@ def _rows_from_end(file: BinaryIO, path: Path) -> Iterator[tuple[int, MetricsRow
 
 
 def _lines_from_end(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Yield where each line begins, and the line with its end, the last first. One over ``LINE`` bytes comes in
-    pieces."""
+    """Yield each line with the place where it begins, the last first. One over ``LINE`` bytes comes in pieces."""
     begin, held = file.seek(0, os.SEEK_END), b""
     while begin:
         size = min(LINE, begin)

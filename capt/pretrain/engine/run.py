@@ -226,8 +226,7 @@ def _train(run: Run, status: RunStatus, callbacks: Sequence[Callback]) -> int:
 
 
 def _has_same_loss(source: Path, job: Job) -> bool:
-    """Return whether the loss of the coming steps can be compared with that of the steps before. Rank 0 reads.
-    Collective."""
+    """Return whether the loss of the coming steps compares with that of the steps before. Rank 0 reads. Collective."""
     same = None
     with distributed.synchronize_errors():
         if distributed.rank() == 0:
@@ -346,8 +345,7 @@ def _named(run_dir: Path, name: str) -> Path | None:
 
 
 def _seen_alike(run_dir: Path, look: Callable[[], Path | None]) -> Path | None:
-    """Return what ``look`` finds, once all ranks find the same: a host may see late what another has just done.
-    Collective."""
+    """Return what ``look`` finds, once all ranks find the same: a host may see a change late. Collective."""
     until, told = time.monotonic() + _DISAGREE, False
     while True:
         with distributed.synchronize_errors():

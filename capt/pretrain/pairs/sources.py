@@ -90,7 +90,7 @@ class Lists:
         return cls(np.array([value for row in rows for value in row], dtype=np.int64), starts)
 
     def counts(self, rows: Numbers) -> Numbers:
-        """Count the numbers of some rows."""
+        """Return how many numbers each of some rows has."""
         found: Numbers = self.starts[rows + 1] - self.starts[rows]
         return found
 

@@ -109,7 +109,7 @@ def pool_of(sources: Sequence[SourceRows], limit: int) -> Pool:
 
 
 def in_any(keys: Int64[np.ndarray, " n"], others: Sequence[Int64[np.ndarray, " _"]]) -> Bool[np.ndarray, " n"]:
-    """Return which keys are in one of some long arrays, that are read in pieces."""
+    """Return which keys are in one of several long arrays, which are read in pieces."""
     found = np.zeros(len(keys), dtype=bool)
     for values in others:
         for first in range(0, len(values), _BLOCK):

@@ -1,4 +1,4 @@
-"""Contents of a checkpoint folder, and the mark of a complete one.
+"""Contents of a checkpoint folder, and the sign that it is complete.
 
 ``checkpoints/step-00000100/``::
 
@@ -275,8 +275,7 @@ SPIKE_FIGURES: tuple[SpikeFigure, ...] = ("loss", "grad_norm")
 
 
 class SpikeState(Record):
-    """State of the guard in ``state.json``: values of the last steps, number of spikes, the last one, updates left
-    out."""
+    """State of the guard in ``state.json``: past values, number of spikes, step of the last one, updates left out."""
 
     past: dict[SpikeFigure, list[FiniteFloat]] = Field(default_factory=dict, max_length=len(SPIKE_FIGURES))
     count: Count = 0

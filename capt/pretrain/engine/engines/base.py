@@ -1,4 +1,4 @@
-"""Interface of a module under training, whichever engine runs it, for tasks."""
+"""Interface through which tasks see a module under training, whichever engine runs it."""
 
 from __future__ import annotations
 

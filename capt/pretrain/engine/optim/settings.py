@@ -1,5 +1,4 @@
-"""Settings by which a task has a module updated: its optimizer, and the learning rate of each step. Imports no
-torch."""
+"""Settings of a module's updates by a task: its optimizer, and the learning rate of each step. Imports no torch."""
 
 from __future__ import annotations
 

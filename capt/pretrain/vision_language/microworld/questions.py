@@ -127,7 +127,7 @@ def _is_coloured(what: Described, hue: int, answer: str) -> Question:
 
 
 def count(scene: Scene, rng: Random) -> Question | None:
-    """Ask ``How many red balls are there?``; numbers in the scene are equally likely, so that 1 is no good guess."""
+    """Ask ``How many red balls are there?``; the numbers that occur are equally likely, or most would be 1."""
     kinds, colours = (set(column) for column in _kinds_and_colours(scene))
     described = [Described(k) for k in range(len(CLASSES))]
     described += [Described(None, c) for c in range(len(COLOURS))]
