@@ -17,7 +17,7 @@ import typer
 
 from capt.launcher.commands import options as o
 from capt.launcher.commands.retrieval import RankOptions, Store, VectorOptions, carry_out, shared_folder
-from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.errors import ConfigError, repeated
 from capt.pretrain.base.files import require_writable
 from capt.pretrain.registry import FOREIGN_TASK, TASKS, task_module
 from capt.pretrain.retrieval.options import DocumentPrompt, EncoderOptions, QueryPrompt
@@ -151,6 +151,8 @@ def register(app: typer.Typer) -> None:
     kinds = [TaskOptions, *(module.EvaluateOptions for module in modules if module is not None)]
     of_tasks = [each.name for kind in kinds for each in fields(kind)]
     kinds += [kind for each in EVALUATIONS for kind in each.options]
+    if twice := repeated(each.name for kind in dict.fromkeys(kinds) for each in fields(kind)):
+        raise ConfigError(f"capt evaluate: {twice} is an option of two evaluations; give one another name")
     # The fields of a class come after those of the bases that follow it.
     every: Any = make_dataclass("EvaluateOptions", [], bases=tuple(reversed(kinds)), frozen=True)
 
@@ -177,7 +179,7 @@ def register(app: typer.Typer) -> None:
         o.quiet(context)
         given = {name: value for name, value in vars(options).items() if value not in (None, [], getattr(every, name))}
         _refuse_overwriting(given)
-        chosen = _chosen(given, of_tasks)
+        chosen = _chosen({**given, **({"option": option} if option else {})}, of_tasks)
         for path in filter(None, map(given.get, ("out", "per_query"))):
             require_writable(path)
         if chosen is not None:
@@ -199,7 +201,7 @@ def _chosen(given: Mapping[str, Any], of_tasks: Iterable[str]) -> Evaluation | N
     chosen = [each for each in EVALUATIONS if each.chosen_by in given]
     if len(chosen) > 1:
         raise ConfigError(f"{' and '.join(flag(each.chosen_by) for each in chosen)}: give one of them")
-    takes = chosen[0].names if chosen else set(of_tasks)
+    takes = chosen[0].names if chosen else {*of_tasks, "option"}
     for name in given:
         if name not in takes:
             chooses = chosen[0].chosen_by if chosen else next(e.chosen_by for e in EVALUATIONS if name in e.names)

@@ -44,6 +44,8 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
         hints = get_type_hints(kinds[each.name], include_extras=True) if each.name in kinds else {}
         for field in fields(kinds[each.name]) if each.name in kinds else ():
             default = inspect.Parameter.empty if field.default is MISSING else field.default
+            if field.default_factory is not MISSING:
+                default = field.default_factory()
             shown.append(
                 inspect.Parameter(field.name, each.KEYWORD_ONLY, default=default, annotation=hints[field.name])
             )

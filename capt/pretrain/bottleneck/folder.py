@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 TENSORS, DESCRIPTION = "bottleneck.safetensors", "bottleneck.json"
 _TIED = ("bow.weight", "decoder.weight")
-"""Second names of the word embedding, which is in the encoder; the first one only unless the head has its own."""
+"""Names under which the heads hold the word embedding again; with ``bow_matrix=own`` the bag's is its own."""
 _OF_ROWS = ("bow.weight", "bow.bias")
 """Tensors with a row for each token id."""
 

@@ -98,7 +98,7 @@ class FileCorpus(Corpus):
         ]
 
     def _opened(self) -> Generator[AbstractContextManager[io.BufferedReader]]:
-        # TableRow groups of a whole file, and bytes of a part of it.
+        # Row groups of a whole file, and bytes of a part of it.
         if self._span is None or parts_of(self._paths[0]) == "groups":
             yield from opened_in_turn(self._paths)
         else:

@@ -37,6 +37,7 @@ def open_table(path: Path, reading: ReadOptions = _ALL) -> FileTable:
     """
     if not path.is_file() and not path.is_symlink():
         raise DataError(why_missing(path))
+    _require_target(path)
     with open_regular(path) as raw:
         classes = format_of(path).classes(path, raw)
     rows = read_file(path, reading)
@@ -49,12 +50,16 @@ def open_table(path: Path, reading: ReadOptions = _ALL) -> FileTable:
 def read_file(path: Path, reading: ReadOptions = _ALL) -> Iterator[TableRow]:
     """Yield the rows of a file. Raises ``DataError`` as `Format.rows`, or where there is no reader or not a byte."""
     found = format_of(path)
-    if not path.exists():
-        raise DataError(f"{path}: a link that leads to no file")
+    _require_target(path)
     with open_regular(path) as raw:
         if not raw.peek(1):
             raise DataError(f"{path}: the file is empty")
         yield from found.rows(path, raw, reading)
+
+
+def _require_target(path: Path) -> None:
+    if not path.exists():
+        raise DataError(f"{path}: a link that leads to no file")
 
 
 def read_table(path: Path, split: str = "train", reading: ReadOptions = _ALL) -> Iterator[TableRow]:

@@ -85,6 +85,11 @@ class LanguageJob(Job):
         """True if tokens are masked and predicted, be it only to measure how well."""
         return self.data.views.corrupts or self.mlm.weight > 0 or self.bottleneck.on
 
+    @property
+    def noise_pools(self) -> tuple[str, ...]:
+        """Poolings of which the invariance to corruption is measured: none where the views are different spans."""
+        return ("cls", "mean") if self.data.views.draw is None else ()
+
     def documents_fault(self, model: EncoderConfig) -> str:
         """Return why ``model`` cannot attend as ``data.cross_document_attention`` says; empty where it can."""
         if self.data.cross_document_attention or model.packs_documents:
@@ -108,7 +113,14 @@ class LanguageJob(Job):
             )
         if self.mlm.views == "both" and view.draw is None:
             raise ValueError(f"mlm.views both masks both spans, and data.view {name} draws none: set crop or neighbour")
+        if self.mlm.views == "both" and not self.mlm.weight:
+            raise ValueError("mlm.views both masks the first span too, and mlm.weight 0 predicts nothing: leave it out")
         if view.draw is None and not view.corrupts:
+            if self.bottleneck.on:
+                raise ValueError(
+                    f"data.view {name} leaves the text as it is, and a bottleneck's encoder reads a corrupted one: set "
+                    "data.view to corrupted, crop or neighbour"
+                )
             if self.mlm.weight:
                 raise ValueError(
                     f"data.view {name} leaves the text as it is, so that nothing is masked: set mlm.weight=0, or "
@@ -138,7 +150,7 @@ class LanguageJob(Job):
 
     def metric_names(self) -> frozenset[str]:
         """Names of the metrics of masked tokens and noise, and of contrast and bottleneck where they are trained."""
-        noise = [f"noise/{pool}/{name}" for pool in ("cls", "mean") for name in names_of("noise")]
+        noise = [f"noise/{pool}/{name}" for pool in self.noise_pools for name in names_of("noise")]
         pairs = names_of("pairs") if self.contrast.weight > 0 else ()
         searched = self.validate_.retrieval.metric_names()
         tokens = names_of("tokens") if self.masks else ()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import CheckpointError, ConfigError, quoted
 from capt.pretrain.base.process import host_memory
-from capt.pretrain.base.verification import all_ranks
+from capt.pretrain.base.verification import all_ranks, digest_of
 from capt.pretrain.bottleneck.config import POOLED
 from capt.pretrain.bottleneck.folder import start_heads
 from capt.pretrain.bottleneck.heads import Bottleneck, BottleneckOutput, bottleneck_flops
@@ -165,6 +165,10 @@ class LanguageTask(ContrastTask[LanguageBatch]):
     def sample_order(self) -> SampleOrder:
         """The order of the windows: that of a mixture; by groups of shards where ``data.shards_at_once`` is set."""
         order, at_once = super().sample_order(), self.job.data.shards_at_once
+        data = self.job.data
+        if data.views.draw is not None:  # what a span holds depends on these too
+            spans = {"view": data.view, "spans": data.spans.model_dump(mode="json"), "mlm": self.job.mlm.views}
+            order = replace(order, noise=digest_of({"corruption": order.noise, **spans}))
         if isinstance(self.prepared.train, MixtureDataset):
             return replace(order, **self.prepared.train.order.fields)
         return order if at_once is None else replace(order, block=self.prepared.train.block, at_once=at_once)
@@ -269,7 +273,8 @@ class LanguageTask(ContrastTask[LanguageBatch]):
 
     def step(self, engines: Mapping[str, Engine], batch: list[LanguageBatch], progress: Progress) -> StepMetrics:
         """Do one optimizer step; see `ContrastTask.step`. Of spans a logged step says how many are no negatives."""
-        if not self.contrasts or batch[0].instances is None or not is_logged(self.job, progress.step + 1):
+        no_mask = not self.contrasts or not self.job.contrast.mask_duplicates
+        if no_mask or batch[0].instances is None or not is_logged(self.job, progress.step + 1):
             return super().step(engines, batch, progress)
         left_out = self._left_out(batch, progress.step)  # before the rows of the step are queued
         return {**super().step(engines, batch, progress), "contrast/left_out": left_out}

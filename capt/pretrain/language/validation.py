@@ -20,13 +20,12 @@ from capt.pretrain.language.config import LanguageJob
 def validate(engine: Engine, parts: Sequence[HeldOut[LanguageBatch]], job: LanguageJob) -> StepMetrics:
     """Metrics over held-out windows of all ``parts`` together, equal on all ranks.
 
-    The metrics of masked tokens are there for each source of a mixture as well, as ``loss/mlm/NAME``.
-    :func:`token_metrics`; :func:`contrast_metrics` on the aggregation head (only when it is trained);
-    Those of a bottleneck are means over texts (``bow``) and over words (``decoder``).
-    :func:`noise_metrics` on the encoder's own outputs, ``cls`` and ``mean``, which compares
-    an MLM-only encoder with a CAPT encoder.
+    They are :func:`token_metrics`, for each source of a mixture as well (``loss/mlm/NAME``); :func:`contrast_metrics`
+    on the aggregation head, where it is trained; and :func:`noise_metrics` on the encoder's own outputs, ``cls`` and
+    ``mean``, which compares an MLM-only encoder with a CAPT encoder, unless views are different spans. Metrics of a
+    bottleneck are means over texts (``bow``) and over words (``decoder``).
     """
-    head, pools = PairAccumulator(), {"cls": PairAccumulator(), "mean": PairAccumulator()}
+    head, pools = PairAccumulator(), {name: PairAccumulator() for name in job.noise_pools}
     masked, of_sources = MaskedTokenAccumulator(), {part.source: MaskedTokenAccumulator() for part in parts}
     predicted = {name: MaskedTokenAccumulator() for name in job.bottleneck.heads}
     world, rank = distributed.world_size(), distributed.rank()
@@ -50,8 +49,9 @@ def validate(engine: Engine, parts: Sequence[HeldOut[LanguageBatch]], job: Langu
         # Rows that fill up a batch have nothing to predict; the vectors of such rows are cut off.
         for accumulator in (masked, of_sources[source]):
             accumulator.update(out.mlm_loss_sum, out.mlm_correct, out.mlm_count)
-        for name, (x, x_hat) in pooled.items():
-            pools[name].update(x[:valid], x_hat[:valid])
+        for name, pool in pools.items():
+            x, x_hat = pooled[name]
+            pool.update(x[:valid], x_hat[:valid])
         if job.contrast.weight > 0:
             head.update(out.s[:valid], out.s_hat[:valid])
     samples = sum(part.samples for part in parts)

@@ -19,6 +19,14 @@ UNUSED = -100
 _BLOCK_BYTES = {"cpu": 1 << 20, "cuda": 256 << 20}  # fp32 rows per block: what stays in a core's L2 cache; a GPU
 
 
+def _lift(x: Tensor) -> float:
+    """Factor of gradients that are taken in the forward pass, before the loss scale.
+
+    softmax - onehot is mostly far below fp16's smallest normal number; this power of two lifts it out.
+    """
+    return 4096.0 if x.dtype == torch.float16 else 1.0
+
+
 class _MaskedCrossEntropy(torch.autograd.Function):
     """Sum of the cross entropies of softmax(x w^T + bias), and the number of rows whose label is most probable."""
 
@@ -30,8 +38,7 @@ class _MaskedCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, classes: int, gradient: bool
     ) -> tuple[Tensor, Tensor]:
-        # softmax - onehot is mostly far below fp16's smallest normal number; this power of two lifts it out.
-        lift = 4096.0 if x.dtype == torch.float16 else 1.0
+        lift = _lift(x)
         exact = torch.promote_types(x.dtype, torch.float32)
         bias_exact = bias.to(exact)
         if classes < len(bias):  # rows that only fill the products up have no probability
@@ -123,6 +130,7 @@ class _InBlocks(torch.autograd.Function):
         bias: Tensor, *of_rows: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         exact = torch.promote_types(x.dtype, torch.float32)
+        lift = _lift(x)
         loss, correct = x.new_zeros((), dtype=exact), x.new_zeros((), dtype=torch.long)
         # The gradients of all blocks add up in fp32, whatever the precision of the weights.
         dx, sums = torch.empty_like(x), [torch.zeros_like(each, dtype=exact) for each in (weight, bias)]
@@ -131,20 +139,21 @@ class _InBlocks(torch.autograd.Function):
                 inputs = [each.detach().requires_grad_(gradient) for each in (x[rows], weight, bias)]
                 part, hits = losses(*inputs, *(each[rows] for each in of_rows))
                 if gradient:
-                    dx[rows], *of_weights = torch.autograd.grad(part, inputs)
+                    dx[rows], *of_weights = torch.autograd.grad(part, inputs, part.new_full((), lift))
                     for total, each in zip(sums, of_weights, strict=True):
                         total += each
             loss += part.detach()
             correct += hits
         if gradient:
             ctx.save_for_backward(dx, *(total.to(each.dtype) for total, each in zip(sums, (weight, bias), strict=True)))
+            ctx.lift = lift
         ctx.mark_non_differentiable(correct)
         return loss, correct
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        scaled = (each * grads[0].to(each.dtype) for each in ctx.saved_tensors)
+        scaled = (each * (grads[0] / ctx.lift).to(each.dtype) for each in ctx.saved_tensors)
         of_rows = len(ctx.needs_input_grad) - 6
         return None, None, None, *scaled, *[None] * of_rows
 

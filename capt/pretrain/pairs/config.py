@@ -153,6 +153,10 @@ class PairData(PairOptions):
             raise ValueError("data.files and data.sources are both set: name every source in data.sources")
         if twice := repeated(source.name for source in self.sources):
             raise ValueError(f"data.sources: {twice} is the name of several sources")
+        drawn = [find_view(each.view if "view" in each.model_fields_set else self.view).draw for each in self.sources]
+        drawn = drawn or [find_view(self.view).draw]
+        if not any(drawn) and any(each.spans != Spans() for each in (self, *self.sources)):
+            raise ValueError(f"data.spans is of spans, and data.view is {self.view}: set it to crop or neighbour")
         if self.sources and not sum(source.weight for source in self.sources):
             raise ValueError("data.sources: all weights are 0; give at least one source a weight above 0")
         return self

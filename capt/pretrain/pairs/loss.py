@@ -55,12 +55,15 @@ def parts_of(sources: Sequence[SourceRows], step_rows: Sequence[int]) -> tuple[P
     negatives alone. A scored source is a part of its own, for scores of different sources do not compare.
     """
     total = sum(step_rows)
-    groups: dict[tuple[str, bool, int], list[int]] = {}
+    groups: dict[tuple[str, bool, int, str], list[int]] = {}
     for number, rows in enumerate(step_rows):
         if rows:
             loss, in_batch = sources[number].loss_name, sources[number].source.in_batch
-            # -1: all sources of a contrast are one part; the other sources are told apart by their number.
-            name = (loss, not in_batch, -1) if sources[number].loss.contrasts else (loss, False, number)
+            options = repr(sorted(sources[number].source.loss_options.items()))
+            # -1: sources of a contrast with the same options are one part; others are told apart by their number.
+            name = (
+                (loss, not in_batch, -1, options) if sources[number].loss.contrasts else (loss, False, number, options)
+            )
             groups.setdefault(name, []).append(number)
     return tuple(
         Part(
@@ -72,7 +75,7 @@ def parts_of(sources: Sequence[SourceRows], step_rows: Sequence[int]) -> tuple[P
             sum(step_rows[number] for number in numbers if sources[number].has_teacher) / total,
             sources[numbers[0]].loss.options.model_validate(sources[numbers[0]].source.loss_options),
         )
-        for (_, own_alone, _), numbers in groups.items()
+        for (_, own_alone, _, _), numbers in groups.items()
     )
 
 

@@ -22,7 +22,7 @@ from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, c
 from capt.pretrain.base.overlap import Shared, report_overlap
 from capt.pretrain.base.randomness import derive
 from capt.pretrain.base.records import Count
-from capt.pretrain.base.verification import Verifier, all_ranks
+from capt.pretrain.base.verification import Verifier, all_ranks, digest_of
 from capt.pretrain.config.schema import Job
 from capt.pretrain.contrastive.collapse import Figures
 from capt.pretrain.contrastive.task import Assemble, ContrastState, ContrastTask, Scales, masked_scale
@@ -99,7 +99,7 @@ class PairTask(ContrastTask[PairBatch]):
                 files = source.paths()
             prepared = prepare_source(source, files, fraction, *encoder, verifier)
             if prepared.held_out is not None:
-                held_out.append(prepared.held_out)
+                held_out.append(_measured(prepared.held_out))
             if prepared.train is None:
                 raise DataError(
                     f"source {source.name}: data.validation_fraction {fraction:g} holds out all of its pairs; lower it"
@@ -111,11 +111,12 @@ class PairTask(ContrastTask[PairBatch]):
         self._tell_epochs(train)
         # Held-out files are compared by the first source's prompts and lengths, whatever loss it trains with.
         if data.validation_files:
-            source = next(data.each()).model_copy(update={**HELD_OUT, "loss": "auto", "view": "dropout"})
+            source = next(data.each()).model_copy(update={**HELD_OUT, "loss": "auto"})
             with verifier.ranks.synchronize_errors():
                 files = data.held_out_paths()
             pairs = prepare_source(source, files, 0.0, *encoder, verifier, "validation").train
-            held_out += [] if pairs is None else [pairs]
+            held_out += [] if pairs is None else [_measured(pairs)]
+        held_out = [pairs for pairs in held_out if len(pairs)]
         if not held_out and fraction and distributed.rank() == 0:
             logger.warning(
                 "validation is off: data.validation_fraction %g of %s comes to no pair; raise it, or set "
@@ -289,10 +290,12 @@ class PairTask(ContrastTask[PairBatch]):
 
     def require_negatives(self) -> None:
         """Refuse steps of one pair without hard negatives, where a loss compares pairs with each other."""
-        if self.fewest_contrasted > 1 or self.job.contrast.queue:
+        if self.fewest_contrasted > 1:
             return
         remedy = "set batch.global to 2 or more with contrast.cached=auto and contrast.in_batch=global"
         for pairs in self.sources:
+            if pairs.loss.contrasts and self.job.contrast.queue:
+                continue  # its queries are compared with the queue
             if pairs.loss.compares and not pairs.source.negatives:
                 raise ConfigError(
                     f"source {pairs.source.name}: {self.lonely_batch} compares a query with no other pair and has no "
@@ -358,6 +361,10 @@ class PairTask(ContrastTask[PairBatch]):
     def sample_order(self) -> SampleOrder:
         """The order of `Sampler`, or of `BlockMixtureSampler` where there are several sources."""
         order = super().sample_order()
+        drawn = [pairs.source for pairs in self.sources if pairs.view.draw is not None]
+        if drawn:
+            spans = {source.name: [source.view, source.spans.model_dump(mode="json")] for source in drawn}
+            order = replace(order, noise=digest_of({"spans": spans}))
         sampler = self._sampler()
         # A single source needs nothing beyond the size and the seed.
         if isinstance(sampler, Sampler):
@@ -592,3 +599,9 @@ _MUCH = 0.1
 
 
 TASK = PairTask
+
+
+def _measured(pairs: SourceRows) -> SourceRows:
+    """Return held-out rows without texts that are too short for two spans, each of which would be found by itself."""
+    skips = pairs.view.draw is not None and pairs.source.spans.short == "skip"
+    return pairs.long_enough() if skips else pairs

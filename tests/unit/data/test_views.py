@@ -231,7 +231,10 @@ def test_impossible_views_are_refused(data: dict[str, Any], fault: str) -> None:
     [({"data": {"view": "dropout"}, "model": {"dropout": 0.1}}, "leaves the text as it is"),
      ({"data": {"view": "dropout"}, "mlm": {"weight": 0}}, "both views are the same"),
      ({"data": {"view": "crop"}, "contrast": {"weight": 0}}, "contrast.weight is 0"),
-     ({"mlm": {"views": "both"}}, "draws none")],
+     ({"mlm": {"views": "both"}}, "draws none"),
+     ({"data": {"view": "crop"}, "mlm": {"views": "both", "weight": 0}}, "predicts nothing"),
+     ({"data": {"view": "dropout"}, "mlm": {"weight": 0}, "model": {"dropout": 0.1}, "bottleneck": {"head": "bow"}},
+      "a bottleneck's encoder reads a corrupted one")],
 )  # fmt: skip
 def test_views_that_do_not_go_with_the_losses_are_refused(tmp_path: Path, changes: dict[str, Any], fault: str) -> None:
     mapping = language_mapping(tmp_path)
@@ -261,3 +264,16 @@ def test_a_job_says_before_training_when_there_is_little_to_learn(
             task.validated({**report}, Progress(step=step))
     assert caplog.text.count(f"before training {share:.1%} of the samples that are held out find their other view") == 1
     assert caplog.text.count("data.view=neighbour or crop") == (share > 0.9)
+
+
+def test_other_spans_are_other_noise_and_have_no_noise_between_them(tmp_path: Path) -> None:
+    """The ledger takes contents under other keys for others; views that are different spans do not differ by noise."""
+    orders = set()
+    for data, mlm in (({}, "second"), ({"spans": {"share": [0.2, 0.4]}}, "second"), ({}, "both")):
+        mapping = language_mapping(tmp_path, mlm={"views": mlm})
+        mapping["data"] |= {"view": "crop", **data}
+        job = job_from_mapping(mapping, "test")
+        assert isinstance(job, LanguageJob)
+        assert not any(name.startswith("noise/") for name in job.metric_names())
+        orders.add(LanguageTask(job, tmp_path / "run").sample_order().noise)
+    assert len(orders) == 3

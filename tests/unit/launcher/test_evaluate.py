@@ -66,6 +66,7 @@ def test_a_task_evaluates_and_exports_by_convention(capt: Capt, checkpoint: Path
     [
         (["evaluate", "RUN", "-o", "scael=2"], "task toy has no option 'scael'; did you mean 'scale'?"),
         (["evaluate", "RUN", "-o", "checkpoint=x"], "task toy has no option 'checkpoint'; it takes scale, seed"),
+        (["evaluate", "RUN", "-o", "scale=2", "--retrieval", "x"], "--option has no meaning with --retrieval"),
         (["evaluate", "RUN", "-o", "scale"], "--option scale: not of the form NAME=VALUE"),
         (["evaluate", "RUN", "-o", "scale=wide"], "--option scale=wide: Input should be a valid number"),
         (["evaluate", "RUN", "-o", "scale=[1"], "--option scale=[1: Input should be a valid number"),

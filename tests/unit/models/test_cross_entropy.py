@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from capt.pretrain.models import cross_entropy
-from capt.pretrain.models.cross_entropy import masked_cross_entropy
+from capt.pretrain.models.cross_entropy import in_blocks, masked_cross_entropy
 
 ROWS, CLASSES, H = 11, 53, 8
 
@@ -76,14 +76,20 @@ def test_autocast_bf16_stays_close_and_returns_fp32() -> None:
         assert float((a - b).norm() / b.norm()) < 1e-2
 
 
-def test_fp16_keeps_the_tail_of_a_large_vocabulary() -> None:
+def _plain(x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    logits = F.linear(x, weight).float() + bias
+    return F.cross_entropy(logits, labels, reduction="sum"), (logits.argmax(1) == labels).sum()
+
+
+@pytest.mark.parametrize("blocked", [False, True])
+def test_fp16_keeps_the_tail_of_a_large_vocabulary(blocked: bool) -> None:
     """Most probabilities of 50,000 classes are below fp16's smallest normal number; the gradient must keep them."""
     generator = torch.Generator().manual_seed(1)
     x = (0.05 * torch.randn(4, 16, generator=generator)).half().requires_grad_()
     weight = torch.randn(50_000, 16, generator=generator).half().requires_grad_()
     bias = torch.zeros(50_000, requires_grad=True)
     labels = torch.arange(4)
-    loss, _, _ = masked_cross_entropy(x, weight, bias, labels)
+    loss = (in_blocks(_plain, x, weight, bias, labels) if blocked else masked_cross_entropy(x, weight, bias, labels))[0]
     _, dweight = torch.autograd.grad(1024.0 * loss, (x, weight))
     exact = [t.detach().double().requires_grad_() for t in (x, weight)]
     reference = F.cross_entropy(exact[0] @ exact[1].T, labels, reduction="sum")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.pairs import losses
 from capt.pretrain.pairs.config import PairContrast, PairData, PairJob
-from capt.pretrain.pairs.loss import PairTerm, PairViews, Part
+from capt.pretrain.pairs.loss import PairTerm, PairViews, Part, parts_of
 from capt.pretrain.pairs.losses import LOSSES, find_loss
 from capt.pretrain.pairs.task import PairTask
 from tests.pairs import every_form, pairs_mapping
@@ -63,6 +64,19 @@ def test_a_part_of_a_step_is_computed_by_the_function_of_its_row() -> None:
     assert list(term.take_losses()) == ["loss/margin"]
     assert term.queue is not None
     assert len(term.queue) == 0, "of a contrast alone"
+
+
+def test_sources_of_one_contrast_with_other_options_are_parts_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LOSSES, "margin", dataclasses.replace(MARGIN, contrasts=True))
+    (rows,) = _task(tmp_path, loss="margin").sources
+    sources = [
+        dataclasses.replace(rows, source=rows.source.model_copy(update={"loss_options": {"scale": scale}}))
+        for scale in (2.0, 3.0, 2.0)
+    ]
+    parts = parts_of(sources, [2, 3, 4])
+    assert [(part.sources, part.settings) for part in parts] == [((0, 2), Options(scale=2)), ((1,), Options(scale=3))]
 
 
 def _task(folder: Path, *, teacher: bool = True, **source: Any) -> PairTask:

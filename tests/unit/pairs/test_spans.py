@@ -69,6 +69,9 @@ def test_texts_too_short_for_two_spans_are_left_out_or_whole(tmp_path: Path, cap
     assert whole.samples == 32
     first, second = whole.sources[0].spans(*np.zeros((3, 1), dtype=np.int64), 1)
     assert first[0].tolist() == second[0].tolist() == whole.sources[0].queries.tokens(np.zeros(1, np.int64))[0].tolist()
+    held_out = _task(tmp_path, texts, validation_fraction=0.5)._read()[1]
+    lengths = [rows.queries.lengths(rows.query) - 2 for rows in held_out]
+    assert min(int(each.min()) for each in lengths) >= 16, "a shorter one would be found by itself"
     with pytest.raises(DataError, match="no text has 16 tokens"):
         _task(tmp_path, texts[:2] * 8, validation_fraction=0.0)
 
@@ -76,5 +79,7 @@ def test_texts_too_short_for_two_spans_are_left_out_or_whole(tmp_path: Path, cap
 def test_spans_are_of_one_text_without_a_prompt(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="spans of a text have no prompt"):
         _task(tmp_path, _texts(20), prompts={"query": "the "})
+    with pytest.raises(ConfigError, match=r"data\.spans is of spans, and data\.view is dropout"):
+        _task(tmp_path, _texts(20), view="dropout", spans={"gap": 2})
     with pytest.raises(DataError, match="source pairs has the view crop, of one text alone"):
         _task(tmp_path, [{"query": f"the {i}", "pos": ["a house"]} for i in range(20)])
