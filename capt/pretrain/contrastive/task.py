@@ -25,7 +25,9 @@ from capt.pretrain.base.traits import traits
 from capt.pretrain.base.verification import digest_of
 from capt.pretrain.config.ramp import BatchSizeSchedule
 from capt.pretrain.config.schema import Job
+from capt.pretrain.contrast.info_nce import capt_loss
 from capt.pretrain.contrast.kernels import check_precision
+from capt.pretrain.contrast.metrics import ContrastStats
 from capt.pretrain.contrastive.collapse import CollapseState, CollapseWatch, Figures
 from capt.pretrain.contrastive.term import ContrastTerm, StepDiagnostics
 from capt.pretrain.contrastive.views import CachedContrast, KeptGraphs, Losses, Views
@@ -67,6 +69,14 @@ def masked_scale(masked_here: int, micro_batches: int, device: torch.device) -> 
     masked = distributed.all_reduce_sum(torch.full((), masked_here, dtype=torch.float64, device=device))
     masked = torch.where(masked > 0, masked, torch.inf)  # the factor of no token is 0, which says so
     return distributed.world_size() * micro_batches / masked
+
+
+def _joined(seen: Sequence[Views]) -> Views:
+    """Return the views of some micro-batches as those of one."""
+    views: Views = type(seen[0]).joined(
+        seen, [torch.cat(rows) for rows in zip(*(each.tensors() for each in seen), strict=True)]
+    )
+    return views
 
 
 def noise_digest(job: Job, names: Sequence[str]) -> str:
@@ -121,6 +131,11 @@ class ContrastTask(ABC, Generic[BatchT]):
     def pretext(self) -> str:
         """Description of the way in which both views of one text are made; empty if the views are two given texts."""
         return ""
+
+    @property
+    def views_differ(self) -> bool:
+        """True where both views of a text differ without dropout."""
+        return True
 
     @property
     def status(self) -> str:
@@ -320,7 +335,10 @@ class ContrastTask(ABC, Generic[BatchT]):
         # Diagnostics cost one more pass over the logits: only steps that are logged have them.
         shown = is_logged(self.job, step + 1)
         is_start = step == 0 and traits().is_here and self.pretext != ""
-        diagnostics = StepDiagnostics() if self.contrasts and (shown or is_start) else None
+        diagnostics = StepDiagnostics() if self.contrasts and shown else None
+        if is_start and self.contrasts:
+            self._pretext = self._start_accuracy(engine, batch)
+            self._tell_start(self._pretext, "of the first step")
         scales = self.scales(batch, engine.device)
         # The averaged encoder sees the step before the update, and its rows enter the queue after the loss.
         averaged = self._averaged_views(engine, batch, step)
@@ -340,15 +358,28 @@ class ContrastTask(ABC, Generic[BatchT]):
             # This reads the factors, for which the host waits: on logged steps alone.
             self._leave_out_unmeasured(report, scales)
         if diagnostics is not None:
-            figures = diagnostics.compute()
-            if is_start:
-                self._pretext = figures.get("contrast/accuracy")
-                self._tell_start(self._pretext, "of the first step")
-            if shown:
-                self._add_diagnostics(report, figures, step + 1)
+            self._add_diagnostics(report, diagnostics.compute(), step + 1)
         if shown and self._pretext is not None:
             report[START], self._pretext = self._pretext, None
         return report
+
+    @torch.no_grad()
+    def _start_accuracy(self, engine: Engine, batch: list[BatchT]) -> float | None:
+        """Return the share of the samples of a step that find their other view in it; None without one. Collective.
+
+        Without dropout where the views differ without it: it hides what new encoders find, whose texts are all nearly
+        one point.
+        """
+        devices = [engine.device] if engine.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            if self.views_differ:
+                engine.eval()
+            views = _joined([self.represent(engine, part, 0) for part in batch])
+            engine.train()
+        stats = ContrastStats()
+        capt_loss(views.s, views.s_hat, temperature=1.0, ids=views.ids, stats=stats)
+        whole = stats.over_ranks()
+        return whole.top1 if whole.anchors else None
 
     def _tell_start(self, accuracy: float | None, which: str) -> None:
         """Log what the contrast finds before the first update, and that it has little to teach where that is all."""
@@ -463,10 +494,7 @@ class ContrastTask(ABC, Generic[BatchT]):
         devices = [engine.device] if engine.device.type == "cuda" else []
         with torch.random.fork_rng(devices), averaged_weights(engine):
             seen = [self.represent(engine, part, step) for part in batch]
-        views: Views = type(seen[0]).joined(
-            seen, [torch.cat(rows) for rows in zip(*(each.tensors() for each in seen), strict=True)]
-        )
-        return views
+        return _joined(seen)
 
     def shared_numbers(self) -> Mapping[str, int | float | str]:
         """Numbers of the queue that are the same on every rank: its size, and the rows that each has pushed so far."""

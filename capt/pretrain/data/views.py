@@ -80,6 +80,11 @@ class View:
     draw: str | None = None
     corrupts: bool = False
 
+    @property
+    def differs(self) -> bool:
+        """True where the tokens of both views differ, and not their dropout alone."""
+        return self.corrupts or self.draw is not None
+
     def function(self) -> Any:
         """The function that ``draw`` names; None where both views are the whole text."""
         return None if self.draw is None else load_entry(self.draw, GROUP, "data.view", "MODULE:FUNCTION")

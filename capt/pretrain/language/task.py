@@ -144,6 +144,11 @@ class LanguageTask(ContrastTask[LanguageBatch]):
         return f"data.view {self.job.data.view}"
 
     @property
+    def views_differ(self) -> bool:
+        """True for all views but those that differ by dropout."""
+        return self.job.data.views.differs
+
+    @property
     def width(self) -> int:
         """The hidden size of the encoder."""
         return self.model_config.hidden

@@ -264,6 +264,11 @@ class PairTask(ContrastTask[PairBatch]):
         return f"data.view {', '.join(sorted(views))}" if all(pairs.is_one_column for pairs in self.sources) else ""
 
     @property
+    def views_differ(self) -> bool:
+        """True where no source has views that differ by dropout."""
+        return all(pairs.view.differs for pairs in self.sources)
+
+    @property
     def width(self) -> int:
         """Columns of the vectors."""
         return self._width

@@ -5,20 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 from pydantic import ValidationError
 
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.randomness import generator_for
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.contrastive.task import ContrastTask
+from capt.pretrain.contrastive.views import Views
 from capt.pretrain.data import views
 from capt.pretrain.data.config import DataConfig
 from capt.pretrain.data.passages import PassageDataset
 from capt.pretrain.data.shards import ShardSet
 from capt.pretrain.data.views import VIEWS, Spans, View, draw_spans, find_view
+from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import Progress
 from capt.pretrain.language.batches import LanguageAssembler, LanguageBatch, ViewPlan
 from capt.pretrain.language.config import LanguageJob
@@ -277,3 +281,23 @@ def test_other_spans_are_other_noise_and_have_no_noise_between_them(tmp_path: Pa
         assert not any(name.startswith("noise/") for name in job.metric_names())
         orders.add(LanguageTask(job, tmp_path / "run").sample_order().noise)
     assert len(orders) == 3
+
+
+@pytest.mark.parametrize(("view", "share"), [("crop", 1.0), ("dropout", 0.0)])
+def test_the_start_is_measured_without_dropout_unless_the_views_differ_by_it(view: str, share: float) -> None:
+    task = LanguageTask.__new__(LanguageTask)
+    task.job = Mock(spec=LanguageJob, data=Mock(spec=DataConfig, views=VIEWS[view]))
+    engine, modes = Mock(spec=Engine, device=torch.device("cpu")), [True]
+    engine.eval.side_effect, engine.train.side_effect = (lambda: modes.append(False)), (lambda: modes.append(True))
+
+    def represent(engine: Any, part: Any, step: int) -> Views:
+        # Dropout, as long as it is on, leaves no sample its own other view, and draws.
+        torch.rand(3)
+        s = torch.eye(4)
+        return Views(s, s.roll(1, 0) if modes[-1] else s, torch.arange(4), 0.05)
+
+    task.represent = represent  # type: ignore[assignment, method-assign]
+    state = torch.get_rng_state()
+    assert task._start_accuracy(engine, [Mock(spec=LanguageBatch)]) == share
+    assert modes[-1]
+    assert torch.equal(torch.get_rng_state(), state)
