@@ -187,6 +187,6 @@ def test_bad_data_is_exit_code_2_and_one_line(folder: Path, tmp_path: Path) -> N
     (tmp_path / "bad.csv").write_text("text,label\na,x\nb\n")
     message = run_ranks(train_job, 1, {**_mapping(folder, "classification", "bad", train=str(tmp_path / "bad.csv"))})[0]
     assert message == (
-        f"DataError: {tmp_path / 'bad.csv'}, line 3: 1 cells, and 2 in the first line; put a text with a separator or "
-        'a quote between double quotes, each quote in it doubled: "He said ""no"""'
+        f"DataError: {tmp_path / 'bad.csv'}, line 3: 1 cells, and 2 in the first line ('text', 'label'); put a "
+        'text with a separator or a quote between double quotes, each quote in it doubled: "He said ""no"""'
     )

@@ -140,7 +140,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "pretrain.vision_language.data": (*BASE, *_in("pretrain.regions", "picture")),
     "pretrain.vision_language.microworld": (*BASE, "pretrain.regions", "pretrain.vision_language.data"),
     "pretrain.vision_language": (
-        *(*TASK, "pretrain.convert", "pretrain.regions"),
+        *(*TASK, "pretrain.convert", "pretrain.regions", "pretrain.report"),
         "pretrain.vision_language",
     ),
     "finetune": ("tokenizer", *_in("pretrain", "base", "config", "engine", "models", "language", "plan")),
@@ -155,7 +155,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "finetune.visual": (
         *("finetune", "tokenizer"),
-        *_in("pretrain", "base", "config", "engine", "models", "convert", "regions", "vision_language"),
+        *_in("pretrain", "base", "config", "engine", "models", "convert", "regions", "report", "vision_language"),
     ),
     # ---- launcher
     "launcher.supervisor": (*BASE, "pretrain.engine", "launcher.ssh"),

@@ -13,7 +13,7 @@ SHARED = {
     "each module's own, which nobody imports from another": "BatchT app log logger main",
     "what a task, a command, a backend, an exporter or a probe must have: found by this name": (
         "EvaluateOptions RehearsedTask apex as_text check command describe_inputs descriptors gpus interfaces "
-        "load_model plan register rehearse shared_memory start validate write"
+        "load_model plan register rehearse run_sections shared_memory start validate write"
     ),
     "a verb of the command line, and the function that does it": (
         "clean compare convert encode evaluate export inspect interpolate merge mine neighbors perplexity prepare "

@@ -46,7 +46,7 @@ def test_sentences_are_read_once_and_then_mapped(tmp_path: Path, monkeypatch: py
     def fail(*_: Any) -> None:
         raise AssertionError("read again")
 
-    monkeypatch.setattr(prepare_module.Split, "parts", property(fail))
+    monkeypatch.setattr(prepare_module.ExampleSplit, "parts", property(fail))
     second = prepare(_job(tmp_path))
     assert second.train.folder == first.train.folder
     assert len(second.train) == 4 * 30
