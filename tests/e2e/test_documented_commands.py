@@ -110,6 +110,7 @@ NOT_RUN = {
     "capt sweep my_sweep.yaml --resume": "continues a sweep that has run; tests/sweep/test_sweep.py",
     "capt sweep my_sweep.yaml --address": "needs a Ray cluster; tests/sweep/test_sweep.py",
     "capt report runs/glue": "needs a sweep that has run; tests/unit/report",
+    "python -c from transformers": "needs the hub; tests/families/pictures/lxmert/test_read.py",
     "python -m tests.studies.papers": "needs two sweeps that have run; tests/e2e/test_papers.py",
     "capt report runs/sweep": "needs a sweep that has run; tests/unit/report",
     "capt report runs/latent_table1": "needs a sweep that has run; tests/families/latent/unit",
