@@ -81,8 +81,9 @@ class Texts:
 
     def bags(self) -> Int[Tensor, "t k"]:
         """The words of each text that holds one, in order, ``UNUSED`` between and behind them."""
-        members = self.members().flatten(0, 1)[self.held()]
-        window = self.held() // self.sizes.slots
+        held = self.held()
+        members = self.members().flatten(0, 1)[held]
+        window = held // self.sizes.slots
         within = torch.arange(self.sizes.longest, device=self.words.device)
         columns = members.long().argmax(1)[:, None] + within
         inside = within < members.sum(1, keepdim=True)
