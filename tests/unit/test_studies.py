@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.realdata import real_data
-from tests.studies import architecture
+from tests.studies import architecture, pretexts_tables
 from tests.studies.pairs_data import counting_words, without, words_of
 from tests.studies.queue_tables import Trial, write_tables
 from tests.studies.support import same_settings, steps_of_equal_compute
@@ -104,3 +104,27 @@ def test_a_single_seed_has_no_deviation() -> None:
     table = architecture.tables([*trials, architecture.Trial("roberta-5e-4", 1, 10, 4.0, 5.0)])
     assert "| roberta | 2 | 10 | 3.000 ± 1.414 | 5.000 ± 0.000 |" in table
     assert "| roberta-5e-4 | 1 | 10 | 4.000 | 5.000 |" in table
+
+
+def test_an_arm_counts_by_two_sets_of_three_and_none_against(tmp_path: Path) -> None:
+    def pretext(arm: str, seed: int, gain: tuple[float, float, float], mrpc: float | None) -> pretexts_tables.Trial:
+        return pretexts_tables.Trial(arm, seed, 200, *(50 + seed + each for each in gain), mrpc)
+
+    rule, up, down, mixed = pretexts_tables.rule, [1.0, 2.0], [-1.0, -2.0], [-1.0, 2.0]
+    assert rule([up, up, mixed]) == rule([up, up, up]) == "for"
+    assert rule([up, up, down]) == rule([up, mixed, mixed]) == rule([down, up, down]) == ""
+    assert rule([down, mixed, down]) == "against"
+    gains = {"none": (0.0, 0.0, 0.0), "crop": (2.0, 1.0, -0.5)}
+    # MRPC is the worst of all, and decides nothing.
+    trials = [
+        pretext(arm, seed, gain, -9.0 if arm == "crop" else 0.0) for arm, gain in gains.items() for seed in (1, 2)
+    ]
+    trials[2] = trials[2]._replace(stsb=trials[2].stsb + 1)
+    pretexts_tables.write_tables(trials, {"BM25": {"qnli": 80.04}}, tmp_path / "tables.md")
+    text = (tmp_path / "tables.md").read_text()
+    # Half of the distance of two seeds times the quantile 12.71.
+    row = "| crop - none | +2.5 [-3.9, +8.9], 2 of 2 | +1.0, 2 of 2 | -0.5, 0 of 2 | -9.0, 0 of 2 |"
+    assert f"{row}  |" in text, text
+    assert "| BM25 |  |  | 80.0 |  |  |" in text
+    pretexts_tables.write_tables([each._replace(cranfield=60.0) for each in trials], {}, tmp_path / "tables.md")
+    assert "0 of 2 | -9.0, 0 of 2 | for |" in (tmp_path / "tables.md").read_text()
