@@ -62,7 +62,7 @@ PUBLIC: dict[str, list[str]] = {
     "crop": ["data.view=crop", "data.passage=128"],
 }
 """Arm -> what differs from ``capt_adapt``, of a published encoder; ``none`` is the encoder as it is published."""
-STEPS, PUBLIC_STEPS = 250, 60
+STEPS, PUBLIC_STEPS = 200, 60
 BATCH, LENGTH = 32, 64
 STAGES = (0, 200, 800)
 """Steps of pairs after which a start is measured."""
@@ -140,9 +140,15 @@ def steps_of_equal_compute(study: Study, seed: int) -> int:
     return int(_read(note)["steps"])
 
 
-def train_on_pairs(study: Study, arm: str, seed: int, start: Path) -> Path:
-    """Train a start on the four sources of the study of pairs; the folder of its checkpoints."""
+def train_on_pairs(study: Study, arm: str, seed: int, start: Path, stage: int) -> Path:
+    """Train a start on the four sources of the study of pairs up to a stage; the checkpoint of that.
+
+    Every stage is a part of one run, whose rate falls until the last one.
+    """
     folder, files, last = study.folder("pairs", arm, seed), study.out / "files", study.stages[-1]
+    checkpoint = folder / "checkpoints" / f"step-{stage:08d}"
+    if checkpoint.exists():
+        return checkpoint
     sources: list[dict[str, Any]] = [{"name": name, "files": str(files / f"{name}.jsonl")} for name in SOURCES]
     sources[0]["negatives"] = 1
     finish(
@@ -152,8 +158,9 @@ def train_on_pairs(study: Study, arm: str, seed: int, start: Path) -> Path:
         f"batch.global={study.batch}", f"batch.micro={study.batch}", f"schedule.max_steps={last}",
         f"schedule.warmup_steps={last // 10}", f"optimizer.lr={'5e-5' if study.encoder else '1e-3'}",
         f"checkpoint.every={study.stages[1]}", f"checkpoint.keep={last}", f"data.sources={json.dumps(sources)}",
+        f"schedule.stop_after={study.stages[1]}", stops=stage < last,
     )  # fmt: skip
-    return folder / "checkpoints"
+    return checkpoint
 
 
 def measure(study: Study, model: Path) -> tuple[dict[str, float], float]:
@@ -232,22 +239,20 @@ def _facts(run: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def run_trials(study: Study, arm: str, seed: int) -> None:
-    """Train and measure an arm with a seed, stage by stage; weights that no stage needs any more are removed."""
-    missing = [stage for stage in study.stages if not study.trial(arm, seed, stage).exists()]
-    if not missing:
+def run_trial(study: Study, arm: str, seed: int, stage: int) -> None:
+    """Train and measure an arm with a seed at a stage; weights that no stage needs any more are removed."""
+    if study.trial(arm, seed, stage).exists():
         return
     start = pretrain(study, arm, seed)
-    if 0 in missing:
-        _measure(study, arm, seed, 0, start, {} if start == study.encoder else _facts(start))
-    if any(missing):
-        checkpoints = train_on_pairs(study, arm, seed, start)
-        found = {int(path.name.removeprefix("step-")): path for path in checkpoints.glob("step-*")}
-        for stage in filter(None, missing):
-            _measure(study, arm, seed, stage, found[stage], {})
-        shutil.rmtree(checkpoints)
-    if start != study.encoder:
-        shutil.rmtree(start / "checkpoints")
+    if not stage:
+        _measure(study, arm, seed, stage, start, {} if start == study.encoder else _facts(start))
+        return
+    checkpoint = train_on_pairs(study, arm, seed, start, stage)
+    _measure(study, arm, seed, stage, checkpoint, {})
+    if stage == study.stages[-1]:
+        shutil.rmtree(checkpoint.parent)
+        if start != study.encoder:
+            shutil.rmtree(start / "checkpoints")
 
 
 def _measure(study: Study, arm: str, seed: int, stage: int, model: Path, facts: Mapping[str, Any]) -> None:
@@ -316,10 +321,12 @@ def main(words: Sequence[str] | None = None) -> int:
         return 0
     same_settings(study.out, {"steps": steps, "batch": options.batch, "encoder": str(options.encoder)})
     prepare(study)
-    for seed in options.seeds:
-        for arm in study.arms:
-            if options.arms is None or arm in options.arms:
-                run_trials(study, arm, seed)
+    arms = [arm for arm in study.arms if options.arms is None or arm in options.arms]
+    near, far = study.stages[:2], study.stages[2:]  # few pairs of all seeds come before many of any
+    order = [(seed, arm, stage) for seed in options.seeds for arm in arms for stage in near]
+    order += [(seed, arm, stage) for seed in options.seeds for arm in arms for stage in far]
+    for seed, arm, stage in order:
+        run_trial(study, arm, seed, stage)
     return 0
 
 

@@ -14,23 +14,26 @@ from typing import Any, NamedTuple
 
 from tests.runs import rows_of
 
+STOPPED = 75
+"""The exit code of a run that may be resumed, as at ``schedule.stop_after``."""
 
-def capt(*words: str | Path) -> None:
-    """Run the command line, and stop the study where it fails."""
+
+def capt(*words: str | Path, stops: bool = False) -> None:
+    """Run the command line, and stop the study where it fails; ``stops`` lets a run end before its last step."""
     command = [sys.executable, "-m", "capt.launcher", *map(str, words)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode:
+    if done.returncode and not (stops and done.returncode == STOPPED):
         raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
 
 
-def finish(folder: Path, *words: str | Path) -> None:
-    """Start a run, resume it, or leave it as it is when it is done."""
+def finish(folder: Path, *words: str | Path, stops: bool = False) -> None:
+    """Start a run, resume it, or leave it as it is when it is done; see `capt` for ``stops``."""
     status = folder / "status.json"
     state = json.loads(status.read_text())["state"] if status.exists() else "new"
     if state == "new":
-        capt(*words, "--nproc", "1", f"run.dir={folder}")
+        capt(*words, "--nproc", "1", f"run.dir={folder}", stops=stops)
     elif state != "done":
-        capt("resume", folder)
+        capt("resume", folder, stops=stops)
 
 
 def same_settings(out: Path, settings: Mapping[str, Any]) -> None:
