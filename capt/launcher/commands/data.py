@@ -267,6 +267,7 @@ def _job_of_pairs(config: str, overrides: list[str], files: list[Path]) -> tuple
             source.split,
             query=Side(source.prompts.query, source.query_length),
             document=Side(source.prompts.document, source.document_length),
+            selection=source.selection,
         )
         for source in job.data.each()
     ]

@@ -15,6 +15,7 @@ million places with random weights of 2 to 50 sources, one in ten thousand was o
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -38,6 +39,14 @@ _KEPT = 1 << 14
 """Counts at ends of blocks that are kept."""
 _EQUAL = 1e-6
 """Remainders that differ by less are equal, and the seed decides."""
+
+
+def size_factors(sizes: Sequence[int], temperature: float | None) -> list[float]:
+    """Return what the weight of each source is multiplied by: its share of all rows to the power ``temperature``.
+
+    Below 1 this lifts small sources; None and 0 leave the bare weights.
+    """
+    return [(size / sum(sizes)) ** (temperature or 0.0) for size in sizes]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from capt.pretrain.base.randomness import EPOCHS
 from capt.pretrain.base.verification import digest_of
 from capt.pretrain.config.ramp import BatchSizeSchedule
 from capt.pretrain.data.config import Weighted, schedule_at
-from capt.pretrain.data.mixture import MixtureSampler, Numbers
+from capt.pretrain.data.mixture import MixtureSampler, Numbers, size_factors
 from capt.pretrain.data.passages import PassageDataset, PassageTokens
 from capt.pretrain.data.sampler import GroupedSampler
 from capt.pretrain.data.shards import PackedDataset, TokenizerRecord
@@ -42,8 +42,7 @@ def mixture_of(
     Raises:
         ConfigError: the epochs of a source are less than one row, or those of all do not suffice.
     """
-    # Temperature: a source counts as size^t in proportion, which lifts small ones for t below 1; 0 is the bare weights.
-    factors = [(size / sum(sizes)) ** (temperature or 0.0) for size in sizes]
+    factors = size_factors(sizes, temperature)
     schedules = [
         [(share, weight * factor) for share, weight in source.schedule]
         for source, factor in zip(sources, factors, strict=True)

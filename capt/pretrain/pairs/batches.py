@@ -12,11 +12,11 @@ import torch
 from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
-from capt.pretrain.base.randomness import generator_for, stream_key
+from capt.pretrain.base.randomness import generator_for, mix64, stream_key
 from capt.pretrain.data.corruption import IGNORE, Corruptor
 from capt.pretrain.data.sampler import BlockMixtureSampler, Sampler, micro_batches
 from capt.pretrain.pairs.known import Candidates, Compared, Pairs, candidates, known_pairs, of_several_documents
-from capt.pretrain.pairs.sources import EncodedTexts, SourceRows
+from capt.pretrain.pairs.sources import EncodedTexts, Lists, SourceRows
 
 Tokens = list[np.ndarray]
 """Ids of some texts."""
@@ -188,13 +188,17 @@ def draw(source: SourceRows, rows: Int64[np.ndarray, " n"], visits: Int64[np.nda
     """Draw a positive and the hard negatives of each row for its ``visits``-th visit (counted from 0).
 
     The visits of a row go through its positives one after the other, and through its negatives in groups of
-    ``negatives``; each row begins at a place of its own. A row with fewer negatives gives them all.
+    ``negatives``; each row begins at a place of its own. With ``draw`` random a visit has any of its negatives, as the
+    seed, the row and the visit decide. A row with fewer negatives gives them all.
     """
     begin = stream_key(f"visit/{source.source.name}", seed) % 2**31 + rows
     ones = np.ones(len(rows), dtype=np.int64)
     positives = source.positives.places(rows, begin + visits, ones)
     number = np.minimum(source.negatives.counts(rows), source.source.negatives)
-    negatives = source.negatives.places(rows, begin + visits * number, number)
+    if source.source.draw == "random":
+        negatives = _any_of(source.negatives, rows, visits, number, stream_key(f"draw/{source.source.name}", seed))
+    else:
+        negatives = source.negatives.places(rows, begin + visits * number, number)
     return Drawn(
         source.query[rows],
         source.positives.values[positives],
@@ -203,6 +207,23 @@ def draw(source: SourceRows, rows: Int64[np.ndarray, " n"], visits: Int64[np.nda
         positives,
         negatives,
     )
+
+
+def _any_of(
+    lists: Lists, rows: Int64[np.ndarray, " n"], visits: Int64[np.ndarray, " n"], number: Int64[np.ndarray, " n"],
+    key: int,
+) -> Int64[np.ndarray, " taken"]:  # fmt: skip
+    """The places of ``number`` values of each row, drawn without replacement: those of the lowest hashes."""
+    counts = lists.counts(rows)
+    owners = np.repeat(np.arange(len(rows)), counts)
+    within = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
+    of_visit = mix64(mix64(np.uint64(key) ^ mix64(rows.astype(np.uint64))) + visits.astype(np.uint64))
+    hashes = mix64(of_visit[owners] ^ mix64(within.astype(np.uint64)))
+    order = np.lexsort((hashes, owners))
+    # `order` keeps the values of a row together, so that `within` is also the rank of a value in its row.
+    taken = order[within < number[owners]]
+    found: Int64[np.ndarray, " taken"] = lists.starts[rows][owners[taken]] + within[taken]
+    return found
 
 
 class Noise:

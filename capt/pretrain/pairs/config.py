@@ -16,9 +16,11 @@ from capt.pretrain.config.lora import LoraSection
 from capt.pretrain.config.retrieval import RetrievalSection
 from capt.pretrain.config.schema import BatchSection, Job, LoaderSection, OptimizerSection, ValidateSection
 from capt.pretrain.data.config import CorruptionConfig, Patterns
+from capt.pretrain.data.row_filter import RowFilter
 from capt.pretrain.data.views import ABOUT, Spans, find_view
 from capt.pretrain.models.hf_config import FolderOrId, hub_id
 from capt.pretrain.pairs.losses import LOSSES, check_source, find_loss
+from capt.pretrain.pairs.selection import Selection
 
 RETRIEVAL = ("recall/to_document", "recall/to_query", "mrr/to_document", "mrr/to_query")
 """Metrics of retrieval in validation, also at each width of ``contrast.matryoshka``."""
@@ -49,7 +51,15 @@ class PairOptions(Section):
     form: str = Field("auto", description="form of the rows; auto recognises it")
     corpus: PathField | None = Field(None, description="texts of the ids that the files name")
     columns: dict[str, str] = Field({}, description="role of a column -> its name in the files")
-    split: Name = Field("train", description="split of a data set of the hub, or of the qrels of a BEIR folder")
+    split: Name = Field(
+        "train",
+        description="split of a data set of the hub, of the qrels of a BEIR folder, or of the tables of candidates",
+    )
+    where: str | None = Field(
+        None,
+        description="condition on the columns of a row, such as 'drop == false and duplicate is null'; the other rows "
+        "are left out; null = none is",
+    )
     prompts: Prompts = Prompts()
     query_length: PositiveInt | None = Field(
         None, ge=8, le=2**20, description="tokens of a query, prompt not counted; null = data.sequence_length"
@@ -57,6 +67,18 @@ class PairOptions(Section):
     negatives: NonNegativeInt = Field(
         0, le=1024, description="hard negatives of a query in a step, drawn anew at each visit; 0 = none"
     )
+    draw: Literal["turns", "random"] = Field(
+        "turns",
+        description="hard negatives of a visit: turns = the row's next ones, in their order; random = any of them",
+    )
+    negatives_below: PositiveFloat | None = Field(
+        None, le=1, description="keep a hard negative if its teacher's score is below this share of the positive's; "
+        "null = all"
+    )  # fmt: skip
+    stored_negatives: PositiveInt | None = Field(
+        None, le=2**20, description="hard negatives that are kept of a row, the first ones; a row with fewer is left "
+        "out; null = all, whatever their number"
+    )  # fmt: skip
     loss: str = Field(
         "auto",
         description="; ".join(f"{name}: {loss.about}" for name, loss in LOSSES.items())
@@ -71,6 +93,18 @@ class PairOptions(Section):
     def _is_a_view(cls, value: str) -> str:
         find_view(value)
         return value
+
+    @field_validator("where")
+    @classmethod
+    def _is_a_condition(cls, value: str | None) -> str | None:
+        if value is not None:
+            RowFilter(value)
+        return value
+
+    @property
+    def selection(self) -> Selection:
+        """The rows, and the hard negatives of a row, that are read."""
+        return Selection(self.where, self.negatives_below, self.stored_negatives)
 
     @field_validator("loss")
     @classmethod
@@ -126,6 +160,10 @@ class PairData(PairOptions):
     sources: list[PairSource] = Field(
         [], description="sources of pairs; each global batch comes from one of them, in proportion to its weight"
     )
+    temperature: float | None = Field(
+        None, ge=0.0, le=1.0, description="exponent of the sizes of data.sources: the weight of each is times its "
+        "number of rows to this power (1 = in proportion to the rows); null = 0, weights alone"
+    )  # fmt: skip
     validation_files: Patterns = Field([], description="held-out pairs; without them a fraction of the pairs")
     validation_fraction: float = Field(
         0.02, ge=0, lt=1, description="share of the queries to hold out, with all their pairs; 0 = none"

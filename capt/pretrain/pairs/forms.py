@@ -12,44 +12,41 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from capt.pretrain.base.errors import ConfigError, DataError, counted, did_you_mean, shown
 from capt.pretrain.base.overlap import same_text
-from capt.pretrain.data.formats import ReadOptions
-from capt.pretrain.data.tables import read_table
-from capt.pretrain.pairs.cells import (
-    DOCUMENT_IDS,
-    beir_file,
-    id_of,
-    is_number,
-    number_of,
-    read_qrels,
-    score_of,
-    text_of,
-    title_of,
-    values,
-)
+from capt.pretrain.pairs.cells import id_of, is_number, number_of, score_of, text_of, values
+from capt.pretrain.pairs.folders import BEIR, CANDIDATES, FolderForm, corpus_texts, text_named
 from capt.pretrain.pairs.known import negative_fault
 from capt.pretrain.pairs.layout import Layout, Layouts, unread_labels
+from capt.pretrain.pairs.selection import EVERYTHING, Selection
 
 logger = logging.getLogger(__name__)
 
+
+class Form(NamedTuple):
+    """A form of pairs: what its rows are, and how they are found where it is a folder of tables."""
+
+    about: str
+    folder: FolderForm | None = None
+
+
 FORMS = {
-    "auto": "whichever of the others the names of the columns say",
-    "flagembedding": "query, pos, neg (lists), pos_scores, neg_scores, prompt",
-    "columns": "anchor, positive, negatives: by name, else in the order of the columns",
-    "scores": "two texts and the score of their similarity",
-    "texts": "one column alone",
-    "ids": "a query and the ids of documents, whose texts are in `corpus`",
-    "beir": "a folder with corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv",
+    "auto": Form("whichever of the others the names of the columns say"),
+    "flagembedding": Form("query, pos, neg (lists), pos_scores, neg_scores, prompt"),
+    "columns": Form("anchor, positive, negatives: by name, else in the order of the columns"),
+    "scores": Form("two texts and the score of their similarity"),
+    "texts": Form("one column alone"),
+    "ids": Form("a query and the ids of documents, whose texts are in `corpus`"),
+    "beir": Form("a folder with corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv", BEIR),
+    "candidates": Form("a folder with the tables queries, documents and scores: candidates of each query", CANDIDATES),
 }
 """The forms that `read_pairs` knows."""
 
 _AS_MISSING = ("nan", "NaN", "None", "null", "NULL", "<NA>", "#N/A")
-_DOCUMENT_TEXTS = ("text", "document_text", "passage", "document", "contents", "content", "body")
 
 
 @dataclass(frozen=True)
@@ -91,6 +88,9 @@ class Counts:
     negative_is_query: int = _count("negatives left out, they equal their query")
     as_missing: int = _count("rows with a text that reads nan, None or null, as programs write a missing one")
     contradictions: int = _count("judgements that contradict an earlier one, the last counts")
+    filtered: int = _count("rows left out by where")
+    null_compared: int = _count("rows left out, where compares a null of theirs")
+    few_negatives: int = _count("rows left out, they have fewer hard negatives than stored_negatives")
     first: dict[str, str] = field(default_factory=dict)
     """Name of a count -> the place of the first case."""
 
@@ -112,8 +112,8 @@ def check_form(form: str, corpus: Path | None) -> None:
         raise ConfigError(f"form: there is no form {form!r}; {did_you_mean(form, list(FORMS))}")
     if form == "ids" and corpus is None:
         raise ConfigError("form=ids needs the texts of the documents: name them by corpus")
-    if form in ("scores", "texts", "beir") and corpus is not None:
-        raise ConfigError(f"corpus: form={form} has no ids of documents to look up; leave corpus out, or form=ids")
+    if (form in ("scores", "texts") or FORMS[form].folder is not None) and corpus is not None:
+        raise ConfigError(f"corpus: form={form} looks no document up in it; leave corpus out, or form=ids")
 
 
 def read_pairs(
@@ -124,17 +124,19 @@ def read_pairs(
     columns: Mapping[str, str] | None = None,
     split: str = "train",
     counts: Counts | None = None,
+    selection: Selection = EVERYTHING,
 ) -> Iterator[tuple[str, Pair]]:
     """Yield the place (``FILE, line 3``) and the pair of every usable row.
 
     Args:
-        files: files, patterns, folders of ``datasets`` or of BEIR, or ids of the hub: see `read_table`.
+        files: files, patterns, folders of ``datasets``, of BEIR or of candidates, or ids of the hub: see `read_table`.
         form: one of `FORMS`.
         corpus: where the texts of document ids are: a table with ids and texts, or a folder with corpus.jsonl.
         columns: role (query, positive, negative, score, positive_scores, negative_scores, or text for one column alone)
             -> name, where the names are not known. Several columns of negatives are separated by commas.
-        split: the split of a data set of the hub, or of BEIR's qrels.
+        split: the split of a data set of the hub, of BEIR's qrels, or of the tables of candidates.
         counts: filled while rows are read; what it has to say is logged at the end.
+        selection: the rows, and the hard negatives of a row, that are read.
 
     Raises:
         DataError: a row is malformed, or all rows together cannot train anything (no usable row, one text throughout,
@@ -145,11 +147,11 @@ def read_pairs(
     counts = Counts() if counts is None else counts
     variation = _Variation(counts)
     for path in _expanded(files):
-        is_beir = path.is_dir() and any((path / "qrels").glob("*.tsv"))
-        if is_beir or form == "beir":
-            rows: Iterable[tuple[str, Pair]] = _beir(path, split, counts)
+        folder = FORMS[form].folder or folder_form(path)
+        if folder is not None:
+            rows: Iterable[tuple[str, Pair]] = _folder(folder, path, split, counts, selection)
         else:
-            rows = _table(path, form, corpus, columns or {}, split, counts)
+            rows = _table(path, form, corpus, columns or {}, split, counts, selection)
         for place, pair in rows:
             variation.add(pair)
             yield place, pair
@@ -167,19 +169,41 @@ def _expanded(files: Sequence[Path]) -> Iterator[Path]:
             yield path
 
 
-# ---- tables
+def folder_form(path: Path) -> FolderForm | None:
+    """Return the form of a folder of tables; None where it is none of `FORMS`."""
+    found = (form.folder for form in FORMS.values() if form.folder is not None and form.folder.fits(path))
+    return next(found, None) if path.is_dir() else None
+
+
+# ---- folders and tables
+
+
+def _folder(
+    form: FolderForm, path: Path, split: str, counts: Counts, selection: Selection
+) -> Iterator[tuple[str, Pair]]:
+    counts.columns[str(path)] = form.describe.format(split=split)
+    left = EVERYTHING if form.selects else selection
+    for place, cells in form.rows(path, split, selection, counts.add):
+        counts.rows += 1
+        if cells is None:
+            counts.add("few_negatives", place)
+        # From here on it is a row like any other, with the same checks.
+        elif (pair := _pair(place, cells, form.layout, None, counts, left)) is not None:
+            yield place, pair
 
 
 def _table(
-    path: Path, form: str, corpus: Path | None, columns: Mapping[str, str], split: str, counts: Counts
-) -> Iterator[tuple[str, Pair]]:
+    path: Path, form: str, corpus: Path | None, columns: Mapping[str, str], split: str, counts: Counts,
+    selection: Selection,
+) -> Iterator[tuple[str, Pair]]:  # fmt: skip
     layouts = Layouts(form, columns, path, with_corpus=corpus is not None)
     texts: dict[str, str] | None = None
     # A first pass over the ids, so that of the corpus only the texts that are needed are kept in memory.
     if corpus is not None:
-        needed = {i for place, _, row in read_table(path, split) for i in _ids(row, layouts.find(place, row), place)}
-        texts = _corpus(corpus, needed)
-    for place, _, row in read_table(path, split, ReadOptions(choose=layouts.choose)):
+        rows = selection.rows(path, split, lambda name, place: None)
+        needed = {i for place, _, row in rows for i in _ids(row, layouts.find(place, row), place)}
+        texts = corpus_texts(corpus, needed)
+    for place, _, row in selection.rows(path, split, counts.add, layouts.choose):
         layout = layouts.find(place, row)
         # Once a file: how its columns were read, for the log and `capt data inspect`.
         if str(path) not in counts.columns:
@@ -193,15 +217,16 @@ def _table(
             for remark in unread_labels(path, layout):
                 logger.warning("%s", remark)
         counts.rows += 1
-        pair = _pair(place, row, layout, texts, counts)
+        pair = _pair(place, row, layout, texts, counts, selection)
         if pair is not None:
             yield place, pair
     layouts.end()
 
 
 def _pair(
-    place: str, row: Mapping[str, Any], layout: Layout, texts: dict[str, str] | None, counts: Counts
-) -> Pair | None:
+    place: str, row: Mapping[str, Any], layout: Layout, texts: dict[str, str] | None, counts: Counts,
+    selection: Selection = EVERYTHING,
+) -> Pair | None:  # fmt: skip
     # A query is never an id, even where documents are.
     queries = _documents(place, row, (layout.query,), None)
     prompt = None if layout.prompt is None else row.get(layout.prompt)
@@ -230,6 +255,19 @@ def _pair(
             counts.add(fault, place)
         else:
             kept.append((text, number))
+    if selection.selects_negatives and layout.positives:
+        columns = (layout.positive_scores, layout.negative_scores)
+        scored = all(column is not None and row.get(column) is not None for column in columns)
+        if selection.negatives_below is not None and kept and not scored:
+            raise DataError(
+                f"{place}: no teacher's scores (pos_scores, neg_scores), which negatives_below compares; capt mine "
+                "--cross-encoder writes them"
+            )
+        chosen = selection.negatives([number for _, number in positives], [number for _, number in kept])
+        if chosen is None:
+            counts.add("few_negatives", place)
+            return None
+        kept = [kept[i] for i in chosen]
     return Pair(
         query,
         tuple(text for text, _ in positives),
@@ -279,12 +317,8 @@ def _documents(place: str, row: Mapping[str, Any], columns: Sequence[str], texts
         for value in values(row.get(column)):
             if texts is None or not _is_id(value):
                 found.append(text_of(place, column, value))
-            elif (name := id_of(place, column, value)) in texts:
-                found.append(texts[name])
             else:
-                raise DataError(
-                    f"{place}: {column!r} names {shown(name)}, which the corpus does not have; add it, or drop the row"
-                )
+                found.append(text_named(place, column, id_of(place, column, value), texts))
     return found
 
 
@@ -300,76 +334,6 @@ def _ids(row: Mapping[str, Any], layout: Layout, place: str) -> Iterator[str]:
 
 def _is_id(value: Any) -> bool:
     return value != "" and not (isinstance(value, Mapping) and "text" in value)
-
-
-def _corpus(path: Path, needed: set[str]) -> dict[str, str]:
-    """The texts of the documents that are needed, a title before its text. The others are not kept in memory."""
-    is_beir = path.is_dir() and any(path.glob("corpus.*"))
-    return _texts_by_id(_file_in(path, "corpus") if is_beir else path, needed, "a document")
-
-
-def _texts_by_id(table: Path, needed: set[str], what: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for place, _, row in read_table(table):
-        name_column = next((name for name in DOCUMENT_IDS if name in row), None)
-        text_column = next((name for name in _DOCUMENT_TEXTS if name in row), None)
-        if name_column is None or text_column is None:
-            raise DataError(
-                f"{place}: {what} needs an id and a text (_id or docid, text or document_text); this row has "
-                f"{', '.join(shown(name, 40) for name in list(row)[:10]) or 'nothing'}"
-            )
-        name = id_of(place, name_column, row[name_column])
-        if name not in needed:
-            continue
-        parts = [title_of(place, row), *(value for value in [row.get(text_column)] if value is not None)]
-        text = " ".join(part for value in parts if (part := text_of(place, text_column, value).strip()))
-        if found.setdefault(name, text) != text:
-            raise DataError(f"{place}: the id {shown(name)} has another text above; an id has one")
-    return found
-
-
-def _file_in(folder: Path, stem: str) -> Path:
-    found = beir_file(folder, stem)
-    if found is None:
-        raise DataError(f"{folder}: no {stem}.jsonl; a BEIR folder has corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv")
-    return found
-
-
-def _beir(folder: Path, split: str, counts: Counts) -> Iterator[tuple[str, Pair]]:
-    """The judged queries of a split: documents with a positive score are positives, the other judged ones negatives."""
-    corpus, queries = _file_in(folder, "corpus"), _file_in(folder, "queries")
-    path = folder / "qrels" / f"{split}.tsv"
-    if not path.is_file():
-        there = ", ".join(sorted(file.stem for file in path.parent.glob("*.tsv"))) or "none"
-        raise DataError(
-            f"{path}: no such file; split={split} is chosen, and there are {there}: choose another by data.split "
-            "(capt data inspect: --split NAME)"
-        )
-    # Query -> document -> place of the first judgement and grade of the last.
-    judged: dict[str, dict[str, tuple[str, float]]] = {}
-    for place, query, document, grade in read_qrels(path):
-        of_query = judged.setdefault(query, {})
-        first, earlier = of_query.get(document, (place, grade))
-        if earlier != grade:
-            counts.add("contradictions", place)
-        of_query[document] = first, grade
-    texts = _texts_by_id(corpus, {name for of_query in judged.values() for name in of_query}, "a document")
-    asked = _texts_by_id(queries, set(judged), "a query")
-    counts.columns[str(folder)] = f"the qrels of {split}"
-    layout = Layout(query="query", positives=("corpus-id",), negatives=("not relevant",))
-    for name, of_query in judged.items():
-        place = next(place for place, _ in of_query.values())
-        counts.rows += 1
-        if name not in asked:
-            raise DataError(f"{place}: query-id {shown(name)} is not in {queries}; add it, or drop its judgements")
-        documents: tuple[list[str], list[str]] = ([], [])
-        for document, (at, grade) in of_query.items():
-            # The flag as an index: 0 the relevant documents, 1 the others.
-            documents[grade <= 0].extend(_documents(at, {"corpus-id": document}, ("corpus-id",), texts))
-        row = {"query": asked[name], "corpus-id": documents[0], "not relevant": documents[1]}
-        # From here on a query of BEIR is a row like any other, with the same checks.
-        if (pair := _pair(place, row, layout, None, counts)) is not None:
-            yield place, pair
 
 
 # ---- all rows together

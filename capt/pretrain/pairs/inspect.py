@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from capt.pretrain.base.errors import ConfigError
-from capt.pretrain.pairs.forms import Counts, Pair, read_pairs
+from capt.pretrain.pairs.forms import Counts, Pair, folder_form, read_pairs
 from capt.pretrain.pairs.known import LeftOut, RowKeys, left_out
+from capt.pretrain.pairs.selection import EVERYTHING, Selection
 from capt.pretrain.pairs.sources import text_key
 from capt.tokenizer.encode import TextTokenizer
 
@@ -44,6 +45,7 @@ class PairFiles:
     split: str = "train"
     query: Side = Side()
     document: Side = Side()
+    selection: Selection = EVERYTHING
 
 
 @dataclass
@@ -143,6 +145,7 @@ def summarize_pairs(source: PairFiles, tokenizer: TextTokenizer | None, samples:
         columns=source.columns,
         split=source.split,
         counts=counts,
+        selection=source.selection,
     )
     lengths = {"query": Lengths(), "document": Lengths()}
     shown: list[Sample] = []
@@ -195,4 +198,5 @@ def _sample(place: str, pair: Pair, source: PairFiles, tokenizer: TextTokenizer 
 
 def is_pairs(path: Path) -> bool:
     """Return whether a path names pairs, and not a set of token shards."""
-    return not path.is_dir() or any((path / name).exists() for name in ("qrels", "state.json", "dataset_dict.json"))
+    names = ("qrels", "state.json", "dataset_dict.json")
+    return not path.is_dir() or folder_form(path) is not None or any((path / name).exists() for name in names)

@@ -428,6 +428,7 @@ def prepare_source(
     # Keys that do not change a token, such as the weight, do not make another folder.
     written = source.model_dump(mode="json")
     settings = {key: written[key] for key in _SETTINGS}
+    settings |= {key: written[key] for key in _SELECTION if written[key] is not None}
     recipe = [_VERSION, content, [str(path) for path in inputs], settings, fraction, tokenizer.fingerprint]
     name = hashlib.sha256(json.dumps([*recipe, max_positions]).encode()).hexdigest()[:32]
     folder = verifier.cache / "pairs" / name
@@ -459,6 +460,10 @@ _SETTINGS = (
     "form", "columns", "split", "prompts", "query_length", "document_length", "negatives", "in_batch", "loss", "view",
 )  # fmt: skip
 """The settings of a source that decide its rows. In this order they have named the folders of all releases."""
+
+
+_SELECTION = ("where", "negatives_below", "stored_negatives")
+"""Those of its selection, which name a folder where they are set."""
 
 
 def _files_of(path: Path) -> list[Path]:
@@ -497,7 +502,13 @@ HELD_OUT = {"negatives": 0, "in_batch": True}
 def pairs_of(source: PairSource, files: Sequence[Path], counts: Counts | None = None) -> Iterator[tuple[str, Pair]]:
     """Read ``files`` with the options of ``source``; see `read_pairs`."""
     return read_pairs(
-        files, form=source.form, corpus=source.corpus, columns=source.columns, split=source.split, counts=counts
+        files,
+        form=source.form,
+        corpus=source.corpus,
+        columns=source.columns,
+        split=source.split,
+        counts=counts,
+        selection=source.selection,
     )
 
 

@@ -29,6 +29,7 @@ from capt.pretrain.contrastive.task import Assemble, ContrastState, ContrastTask
 from capt.pretrain.contrastive.term import options_of
 from capt.pretrain.contrastive.views import Views
 from capt.pretrain.data.corruption import IGNORE, CorruptionVocabulary, Corruptor
+from capt.pretrain.data.mixture import size_factors
 from capt.pretrain.data.sampler import BlockMixtureSampler, Sampler
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.task import Progress, Role, Rows, SampleOrder, StepMetrics, is_logged
@@ -106,12 +107,14 @@ class PairTask(ContrastTask[PairBatch]):
                 )
             self._check(prepared.train, prepared.record)
             train.append(self._spanned(prepared.train))
+        train = self._weighted(train)
         self._check_sizes(train)
         self._check_negatives(train)
         self._tell_epochs(train)
         # Held-out files are compared by the first source's prompts and lengths, whatever loss it trains with.
         if data.validation_files:
-            source = next(data.each()).model_copy(update={**HELD_OUT, "loss": "auto"})
+            whole = {"loss": "auto", "negatives_below": None, "stored_negatives": None}
+            source = next(data.each()).model_copy(update={**HELD_OUT, **whole})
             with verifier.ranks.synchronize_errors():
                 files = data.held_out_paths()
             pairs = prepare_source(source, files, 0.0, *encoder, verifier, "validation").train
@@ -124,6 +127,17 @@ class PairTask(ContrastTask[PairBatch]):
                 fraction, counted(sum(map(len, train)), "pair"),
             )  # fmt: skip
         return train, held_out
+
+    def _weighted(self, sources: list[SourceRows]) -> list[SourceRows]:
+        """The sources with weights that count their rows, by ``data.temperature``."""
+        temperature = self.job.data.temperature
+        if temperature is None:
+            return sources
+        found = []
+        for pairs, factor in zip(sources, size_factors([*map(len, sources)], temperature), strict=True):
+            source = pairs.source.model_copy(update={"weight": pairs.source.weight * factor})
+            found.append(replace(pairs, source=source))
+        return found
 
     def _check(self, pairs: SourceRows, record: RowsRecord) -> None:
         """Refuse a source that the losses of the job cannot train on; warn of negatives that it does not use."""
@@ -285,7 +299,11 @@ class PairTask(ContrastTask[PairBatch]):
     @cached_property
     def _digest(self) -> str:
         total = sum(pairs.source.weight for pairs in self.sources)
-        parts = [f"{pairs.source.name} {pairs.source.weight / total} {pairs.digest}" for pairs in self.sources]
+        parts = [
+            f"{pairs.source.name} {pairs.source.weight / total} {pairs.digest}"
+            + (" random" if pairs.source.draw == "random" else "")
+            for pairs in self.sources
+        ]
         mixed = " mixed" if self.job.data.batches == "mixed" and len(parts) > 1 else ""
         return hashlib.sha256(("".join(parts) + mixed).encode()).hexdigest()
 

@@ -6,6 +6,7 @@ import functools
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from capt.pretrain.base.randomness import stream_key
 from capt.pretrain.data.config import CorruptionConfig
 from capt.pretrain.data.corruption import CorruptionVocabulary, Corruptor
 from capt.pretrain.data.sampler import BlockMixtureSampler, Sampler
@@ -125,6 +127,51 @@ def test_a_step_is_the_same_for_any_ranks_and_micro_batches(
                 assert tuple(t if label < 0 else label for t, label in zip(text, labels, strict=True)) in plain
             assert any(label >= 0 for _, labels in masked for label in labels)
             assert seen.setdefault(step, content) == content
+
+
+def _mixed(x: int) -> int:
+    """SplitMix64's finaliser, in whole numbers."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x = ((x ^ (x >> shift)) * factor) % 2**64
+    return x ^ (x >> 31)
+
+
+def test_negatives_drawn_at_random_are_a_function_of_seed_row_and_visit() -> None:
+    """The literal draw; the same on 1, 2 and 4 ranks and after a resume; all of a row's have their turn."""
+    source = _source("a", 31, 3, 2)
+    many = Lists.of([random.Random(i).sample(range(155), i % 12) for i in range(31)])
+    source = replace(source, negatives=many, source=source.source.model_copy(update={"draw": "random"}))
+    drawn: dict[int, Counter[int]] = {row: Counter() for row in range(31)}
+    for visit in range(80):
+        rows = np.random.default_rng(visit).permutation(31)
+        found = draw(source, rows, np.full(31, visit), 7)
+        for place, row in enumerate(rows.tolist()):
+            mine = found.negatives[found.owners == place].tolist()
+            stored = many.values[many.starts[row] : many.starts[row + 1]].tolist()
+            of_visit = _mixed((_mixed(stream_key("draw/a", 7) ^ _mixed(row)) + visit) % 2**64)
+            order = sorted(range(len(stored)), key=lambda i: _mixed(of_visit ^ _mixed(i)))
+            assert mine == [stored[i] for i in order[:3]]
+            drawn[row].update(mine)
+    for row, counts in drawn.items():
+        stored = row % 12
+        assert len(counts) == stored
+        if stored > 3:  # each is drawn in its share of the visits, within five standard deviations
+            share = 3 / stored
+            assert max(abs(count - 80 * share) for count in counts.values()) < 5 * (80 * share * (1 - share)) ** 0.5
+    other = draw(source, np.arange(31), np.zeros(31, dtype=np.int64), 8).negatives.tolist()
+    assert other != draw(source, np.arange(31), np.zeros(31, dtype=np.int64), 7).negatives.tolist()
+
+    # Steps of 8 go through 31 rows, so that later ones have second and third visits.
+    whole: dict[int, Any] = {}
+    for world in (1, 2, 4):
+        for step in (*range(12), 5):  # and once more from the middle on, as a resumed run begins
+            makers = [
+                PairAssembler([source], Sampler(31, 3), batch=8, parts=1, world=world, rank=rank, seed=3,
+                              bucketing=False) for rank in range(world)
+            ]  # fmt: skip
+            content = sorted(row for maker in makers for batch in maker(8 * step) for row in _row_contents(batch))
+            assert whole.setdefault(step, content) == content
+    assert len({str(content) for content in whole.values()}) == 12
 
 
 def _cost(batch: PairBatch) -> int:
