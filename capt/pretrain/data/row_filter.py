@@ -1,8 +1,9 @@
 """Conditions on the columns of a table: which of its rows are read. No torch.
 
-As ``drop == false and duplicate is null``. The grammar is a small part of Python's, whose own parser reads it: a column
-compared with a literal, or looked for in a list of them, joined by ``and``, ``or``, ``not`` and brackets. Nothing is run
-as Python. As in SQL a comparison with a null is neither true nor false, and a row is read where the whole is true.
+As ``drop == false and duplicate is null``. The grammar is a small part of Python's, whose own parser reads it: a
+column compared with a literal, or looked for in a list of them, joined by ``and``, ``or``, ``not`` and brackets.
+Nothing is run as Python. As in SQL a comparison with a null is neither true nor false, and a row is read where the
+whole condition is true.
 """
 
 from __future__ import annotations
