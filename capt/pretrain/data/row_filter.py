@@ -231,12 +231,12 @@ def _negated(inner: Test) -> Test:
     return test
 
 
-LeftOut = Callable[[str, str], None]
+Tally = Callable[[str, str], None]
 """Takes the name of a count, and the place of a row that is left out."""
 
 
 def kept_rows(
-    where: RowFilter | None, path: object, rows: Iterator[TableRow], *, typed: bool, left_out: LeftOut
+    where: RowFilter | None, path: object, rows: Iterator[TableRow], *, typed: bool, left_out: Tally
 ) -> Iterator[TableRow]:
     """Yield the rows of which ``where`` is true; ``left_out`` is called for each other one.
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from capt.pretrain.base.errors import ConfigError, DataError, counted, shown
 from capt.pretrain.data.formats import ReadOptions, TableRow, has_header, suffix_of, suffixes
-from capt.pretrain.data.row_filter import LeftOut
+from capt.pretrain.data.row_filter import Tally
 from capt.pretrain.data.tables import read_table
 from capt.pretrain.pairs.cells import (
     DOCUMENT_IDS,
@@ -45,7 +45,7 @@ class FolderForm:
     """
 
     fits: Callable[[Path], bool]
-    rows: Callable[[Path, str, Selection, LeftOut], Iterator[tuple[str, dict[str, Any] | None]]]
+    rows: Callable[[Path, str, Selection, Tally], Iterator[tuple[str, dict[str, Any] | None]]]
     layout: Layout
     describe: str
     selects: bool = False
@@ -110,7 +110,7 @@ def _is_beir(folder: Path) -> bool:
     return any((folder / "qrels").glob("*.tsv"))
 
 
-def _beir(folder: Path, split: str, selection: Selection, left_out: LeftOut) -> Iterator[tuple[str, dict[str, Any]]]:
+def _beir(folder: Path, split: str, selection: Selection, left_out: Tally) -> Iterator[tuple[str, dict[str, Any]]]:
     """The judged queries of a split: documents with a positive score are positives, the other judged ones negatives."""
     if selection.where is not None:
         raise ConfigError(f"where: it selects rows of a table, and {folder} has judgements (BEIR): remove it")
@@ -194,12 +194,12 @@ def _table_files(folder: Path, table: str, split: str) -> list[Path]:
 
 
 def _candidates(
-    folder: Path, split: str, selection: Selection, left_out: LeftOut
+    folder: Path, split: str, selection: Selection, left_out: Tally
 ) -> Iterator[tuple[str, dict[str, Any] | None]]:
     """The queries of the table of scores, each with its first document as positive and the others as hard negatives."""
     tables = {table: _table_files(folder, table, split) for table in _TABLES}
 
-    def scored(left_out: LeftOut) -> Iterator[_Scored]:
+    def scored(left_out: Tally) -> Iterator[_Scored]:
         for path in tables["scores"]:
             typed = not has_header(path)
             for row in selection.rows(path, split, left_out):

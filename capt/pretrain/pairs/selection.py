@@ -1,4 +1,4 @@
-"""What of a table of pairs is read: rows by a condition, and hard negatives by their scores. No torch."""
+"""Selection of the rows of a table of pairs by a condition, and of hard negatives by their scores. No torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from capt.pretrain.data.formats import Choose, ReadOptions, TableRow, has_header
-from capt.pretrain.data.row_filter import LeftOut, RowFilter, kept_rows
+from capt.pretrain.data.row_filter import RowFilter, Tally, kept_rows
 from capt.pretrain.data.tables import read_table
 
 
@@ -32,7 +32,7 @@ class Selection:
     def _filter(self) -> RowFilter | None:
         return None if self.where is None else RowFilter(self.where)
 
-    def rows(self, path: Path, split: str, left_out: LeftOut, choose: Choose = list) -> Iterator[TableRow]:
+    def rows(self, path: Path, split: str, left_out: Tally, choose: Choose = list) -> Iterator[TableRow]:
         """Yield the rows of a table of which the condition is true; see `kept_rows`."""
         where = self._filter
         columns = choose if where is None else where.choosing(path, choose)

@@ -463,7 +463,7 @@ _SETTINGS = (
 
 
 _SELECTION = ("where", "negatives_below", "stored_negatives")
-"""Those of its selection, which name a folder where they are set."""
+"""Settings of its selection, which name a folder where they are set."""
 
 
 def _files_of(path: Path) -> list[Path]:
