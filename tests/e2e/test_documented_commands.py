@@ -85,6 +85,8 @@ NOT_RUN = {
     ),
     "capt pretrain capt_pairs data.files=mined": "needs mined pairs; tests/unit/retrieval/test_mine.py",
     "capt compare": "needs the figures of an evaluation; tests/unit/retrieval",
+    "capt search build documents": "needs a stock encoder; tests/unit/retrieval/test_index.py",
+    "capt search": "needs an index; tests/unit/retrieval/test_index.py",
     "capt mine": "needs pairs; tests/unit/retrieval",
     "capt evaluate runs/clvae": "the same as of runs/ptb_vae, which is run",
     "capt latent sample runs/clvae": "the same as of runs/ptb_vae, which is run",

@@ -41,6 +41,8 @@ def find_command(words: list[str]) -> tuple[Any, list[str]]:
     command: Any = typer.main.get_command(app)
     words = with_value_of_resume([word for word in words if word != "--debug"])
     while hasattr(command, "commands") and words and words[0] not in ("--help", "COMMAND"):
+        if words[0] not in command.commands and hasattr(command, "default_command"):
+            return command.commands[command.default_command], words
         assert words[0] in command.commands, f"capt has no command {words[0]!r}"
         command, words = command.commands[words[0]], words[1:]
     return command, words
@@ -105,7 +107,9 @@ def test_the_pages_show_every_command() -> None:
     shown = {tuple(words[:depth]) for page in PAGES for words in capt_commands(page) for depth in (1, 2)}
     root: Any = typer.main.get_command(app)
     for name, command in root.commands.items():
-        for path in [(name, inner) for inner in command.commands] if hasattr(command, "commands") else [(name,)]:
+        # A group's default command is called by the name of the group.
+        inner = set(getattr(command, "commands", {})) - {getattr(command, "default_command", "")}
+        for path in [(name, each) for each in inner] or [(name,)]:
             assert path in shown, f"no page shows capt {' '.join(path)} in a block"
 
 

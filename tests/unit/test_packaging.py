@@ -65,6 +65,7 @@ def test_the_extra_that_an_error_names_holds_the_package(package: str) -> None:
         "mlflow": ["mlflow-skinny"],
         "wandb": ["wandb"],
         "google": ["protobuf"],
+        "faiss": ["faiss-cpu"],
     }
     names = known.get(package) or packages_distributions()[package]
     held = {canonicalize_name(Requirement(line).name) for line in EXTRAS[EXTRA_OF[package]]}

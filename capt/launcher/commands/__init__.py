@@ -10,5 +10,5 @@ COMMANDS = {
     **{name: f"capt.launcher.commands.{name}" for name in ("retrieval", "results", "tools")},
     "tokenizer": "capt.launcher.commands.tokenizers:app",
     **{name: f"capt.launcher.commands.{name}:app" for name in ("data", "regions", "config", "cache", "embeddings")},
-    **{name: f"capt.launcher.commands.{name}:app" for name in ("latent", "ledger", "predictions")},
+    **{name: f"capt.launcher.commands.{name}:app" for name in ("latent", "ledger", "predictions", "search")},
 }

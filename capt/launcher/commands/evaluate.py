@@ -66,6 +66,10 @@ class RetrievalOptions:
         str | None, typer.Option(metavar="N,N,...", help="Also by the first N numbers of each vector. (--retrieval)")
     ] = None
     bm25: Annotated[bool, typer.Option("--bm25", help="BM25 beside the model. (--retrieval)")] = False
+    fusion: Annotated[
+        bool,
+        typer.Option("--fusion", help="BM25, and both fused by reciprocal ranks, with the difference. (--retrieval)"),
+    ] = False
     per_query: Annotated[
         Path | None, typer.Option(help="JSON lines with the figures of each query, for capt compare. (--retrieval)")
     ] = None
@@ -115,7 +119,8 @@ def _retrieval(model: Path, given: Mapping[str, Any]) -> Result:
         "command": "evaluate", "model": str(model),
         "sets": [str(path.absolute()) for path in given["retrieval"]],
         "settings": {
-            "dims": _dims(given.get("dims")), "bm25": given.get("bm25", False), "split": given.get("split"),
+            "dims": _dims(given.get("dims")), "bm25": given.get("bm25", False), "fusion": given.get("fusion", False),
+            "split": given.get("split"),
             "per_query": str(per_query.absolute()) if per_query else None,
         },
         "encoder": asdict(_encoder(given, "--retrieval")), "store": store, "out": str(out.absolute()) if out else None,

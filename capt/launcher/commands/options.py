@@ -167,6 +167,11 @@ def echo_json(value: Any) -> None:
     typer.echo(json.dumps(finite(value), indent=1, sort_keys=True, default=str, allow_nan=False))
 
 
+def echo_line(value: Any) -> None:
+    """Print a value as JSON in a line of its own, as `echo_json`."""
+    typer.echo(json.dumps(finite(value), ensure_ascii=False, allow_nan=False))
+
+
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 

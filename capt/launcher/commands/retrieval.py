@@ -86,7 +86,15 @@ def encode(
     context: typer.Context,
     *,
     model: Model,
-    text: Annotated[list[Path], typer.Option(help="A text a line, a table with text, or a BEIR folder (repeatable).")],
+    text: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Files of a text a line, tables with text, a folder or pattern of them, here or in a store, or a BEIR "
+            "folder (repeatable)."
+        ),
+    ] = None,
+    run: Annotated[Path | None, typer.Option(help="Encode the training text of this run.")] = None,
+    text_column: Annotated[str, typer.Option(help="Column or key with the text of a row of a table.")] = "text",
     out: Annotated[
         str,
         typer.Option(
@@ -105,9 +113,12 @@ def encode(
     After an interruption give the same command again.
     """
     o.quiet(context)
+    if not text and run is None:
+        raise ConfigError("nothing to encode: give --text FILE or --run RUN")
     out = o.written_place(out)
     work = {
-        "command": "encode", "model": str(model), "text": _paths(text), "role": role,
+        "command": "encode", "model": str(model), "text": [o.place(each) for each in text or []],
+        "run": str(run.absolute()) if run else None, "column": text_column, "role": role,
         "encoder": asdict(encoder), "store": vectors.stored(out),
     }  # fmt: skip
     result = carry_out(work, shared_folder(out), ranks)

@@ -267,6 +267,7 @@ _EXTRAS = {
     "export": ("sentence_transformers",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "retrieval": ("bm25s",),
+    "ann": ("faiss",),
     "fairscale": ("fairscale",),
     "lora": ("peft",),
     "mteb": ("mteb",),

@@ -342,7 +342,8 @@ class Section(BaseModel):
     """The metrics on one data set and the ``protocol`` of measuring them.
 
     ``metrics`` are those of the whole model, ``poolers`` those of the vectors of each pooler, where there are several.
-    Of retrieval, ``dimension`` is that of whole vectors, and ``scores`` are histograms of the scores of documents.
+    Of retrieval, ``dimension`` is that of whole vectors, ``scores`` are histograms of the scores of documents, and
+    ``differences`` are those of two systems on the same queries (`capt.pretrain.base.paired.Paired`).
     """
 
     model_config = ConfigDict(frozen=True, strict=True)
@@ -352,6 +353,7 @@ class Section(BaseModel):
     poolers: dict[str, Figures] = {}
     dimension: Annotated[int, Field(gt=0)] | None = None
     scores: Histograms | None = None
+    differences: dict[str, Figures] = {}
 
 
 def sections_as_text(result: Mapping[str, Any], of: str = "checkpoint", number: str = ".4g") -> str:
@@ -365,6 +367,9 @@ def sections_as_text(result: Mapping[str, Any], of: str = "checkpoint", number: 
             lines.append(f"  {'':<28}" + "".join(f"{pooler:>12}" for pooler in poolers))
         for name in dict.fromkeys(name for values in poolers.values() for name in values):
             lines.append(f"  {name:<28}" + "".join(f"{values[name]:>12{number}}" for values in poolers.values()))
+        for name, found in section.get("differences", {}).items():
+            interval = "none" if found["low"] is None else f"{found['low']:+{number}} to {found['high']:+{number}}"
+            lines.append(f"  {name:<28}{found['difference']:>+12{number}}  95% {interval}, p {found['p']:.4f}")
     return "\n".join(lines)
 
 

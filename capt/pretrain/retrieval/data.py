@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,8 +75,8 @@ def read_collections(path: Path, split: str | None = None) -> list[Collection]:
     raise DataError(f"{path}: {what}; give a BEIR folder, a folder of NanoBEIR's parquet files, or a file of pairs")
 
 
-def read_documents(path: Path, *, titles: bool = True) -> Iterator[Document]:
-    """Yield the corpus at ``path``: that of a BEIR folder, the rows of a table with ``text``, or a text a line.
+def read_documents(path: Path, column: str = "text", *, titles: bool = True) -> Iterator[Document]:
+    """Yield the corpus at ``path``: that of a BEIR folder, the rows of a table with ``column``, or a text a line.
 
     ``titles`` false gives the texts of a table without their titles, in the same order.
 
@@ -89,7 +89,7 @@ def read_documents(path: Path, *, titles: bool = True) -> Iterator[Document]:
         for collection in read_collections(path):
             yield from collection.documents()
     elif (suffix := suffix_of(path)) in suffixes() and suffix != ".txt":
-        yield from _documents(_read(path), titles=titles)
+        yield from _documents(_read(path, column), column, titles=titles)
     else:
         for number, line in enumerate(read_lines([path]), start=1):
             if line.strip():
@@ -108,6 +108,11 @@ def read_queries(folder: Path) -> Iterator[Document]:
             yield from collection.queries
     elif (queries := beir_file(folder, "queries")) is not None:
         yield from _documents(_read(queries))
+
+
+def is_collection(path: Path) -> bool:
+    """Return whether a path is a folder of BEIR or of NanoBEIR, with queries beside the documents."""
+    return _is_beir(path) or (path / "corpus").is_dir()
 
 
 def _is_beir(path: Path) -> bool:
@@ -160,30 +165,43 @@ def _table_of(folder: Path, stem: str) -> Path:
     return found
 
 
-def _read(path: Path) -> Iterator[TableRow]:
-    return read_file(path, ReadOptions(keys=("_id", "text")))
+def _read(path: Path, column: str = "text") -> Iterator[TableRow]:
+    return read_file(path, ReadOptions(keys=("_id", column)))
 
 
-def _documents(rows: Iterable[TableRow], *, titles: bool = True, judged: bool = False) -> Iterator[Document]:
-    """Yield rows with an id, ``text`` and perhaps ``title``: the text of a row is title, space, text.
+def _documents(
+    rows: Iterable[TableRow], column: str = "text", *, titles: bool = True, judged: bool = False
+) -> Iterator[Document]:
+    """Yield rows with an id, ``column`` and perhaps ``title``: the text of a row is title, space, text.
 
     Rows without an id have their number, but not where they are ``judged`` by their ids.
     """
     for where, number, row in rows:
-        text, title = row.get("text"), title_of(where, row)
-        if not isinstance(text, str):
-            has = ", ".join(shown(key, 40) for key in list(row)[:10]) or "nothing"
-            raise DataError(f'{where}: "text" should be a text, it is {shown(text)}; the row has {has}')
-        key = next((key for key in (*DOCUMENT_IDS, *QUERY_IDS) if key in row), None)
-        if key is None and judged:
+        name, text = document_row(where, row, column, titles=titles)
+        if name is None and judged:
             raise DataError(f'{where}: no "_id", by which judgements name it; {_ROW} is expected')
-        name = number if key is None else row[key]
-        if isinstance(name, bool) or not isinstance(name, str | int):
-            raise DataError(f'{where}: "{key}" should be a text, not {shown(name)}')
-        if not str(name).strip():
-            raise DataError(f'{where}: "{key}" is empty; give the row an id, or remove it')
-        _require_text(where, title, text, str(name))
-        yield str(name).strip(), f"{title} {text}".strip() if title and titles else text
+        yield name or str(number), text
+
+
+def document_row(
+    where: str, row: Mapping[str, Any], column: str = "text", *, titles: bool = True
+) -> tuple[str | None, str]:
+    """Return the id of a row, None where it has none, and its text: title, space, ``column``. Raises ``DataError``."""
+    text, title = row.get(column), title_of(where, row)
+    if not isinstance(text, str):
+        has = ", ".join(shown(key, 40) for key in list(row)[:10]) or "nothing"
+        raise DataError(f'{where}: "{column}" should be a text, it is {shown(text)}; the row has {has}')
+    key = next((key for key in (*DOCUMENT_IDS, *QUERY_IDS) if key in row), None)
+    name = None if key is None else row[key]
+    if key is not None and (isinstance(name, bool) or not isinstance(name, str | int)):
+        raise DataError(f'{where}: "{key}" should be a text, not {shown(name)}')
+    if key is not None and not str(name).strip():
+        raise DataError(f'{where}: "{key}" is empty; give the row an id, or remove it')
+    _require_text(where, title, text, str(name))
+    return (
+        None if key is None else str(name).strip(),
+        f"{title} {text}".strip() if title and titles and column != "title" else text,
+    )
 
 
 def _require_text(where: str, *texts: str) -> None:

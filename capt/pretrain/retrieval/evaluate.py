@@ -34,9 +34,11 @@ from capt.pretrain.engine.run_folder import (
     sections_as_text,
     write_result,
 )
+from capt.pretrain.retrieval.bm25 import Bm25Index
 from capt.pretrain.retrieval.data import Collection, read_collections
 from capt.pretrain.retrieval.encode import EncodeOptions, embed, rows_of
 from capt.pretrain.retrieval.encoders import TextEncoder, load_text_encoder
+from capt.pretrain.retrieval.fusion import FUSION_K, reciprocal_ranks
 from capt.pretrain.retrieval.metrics import DEPTH, PROTOCOL, mean_metrics, query_metrics
 from capt.pretrain.retrieval.options import EncoderOptions
 from capt.pretrain.retrieval.search import BLOCK, Nearest, TopK, by_id, pair_scores, unit_rows
@@ -44,7 +46,7 @@ from capt.pretrain.retrieval.store import Vectors, text_hash
 
 logger = logging.getLogger(__name__)
 
-BM25 = "bm25"
+BM25, FUSION = "bm25", "fusion"
 FULL = "full"
 """The name of the system that reads whole vectors, beside the numbers of cut ones."""
 
@@ -57,10 +59,14 @@ Rankings = list[list[str]]
 
 @dataclass(frozen=True)
 class RetrievalSettings:
-    """Settings of an evaluation: what is measured beside whole vectors, and where per-query figures go."""
+    """Settings of an evaluation: what is measured beside whole vectors, and where per-query figures go.
+
+    A fusion is that of the whole vectors and BM25, which is measured as well.
+    """
 
     dims: tuple[int, ...] = ()
     bm25: bool = False
+    fusion: bool = False
     split: str | None = None
     per_query: Path | None = None
 
@@ -148,11 +154,14 @@ def _evaluate_set(
         FULL if dim == encoder.dimension else str(dim): _rank(encoder, collection, rows, documents, corpus, dim)
         for dim in (encoder.dimension, *settings.dims)
     }
-    if settings.bm25:
+    if settings.bm25 or settings.fusion:
         with synchronize_errors(patient=True):
             systems[BM25] = bm25_rankings(collection, corpus)
+    if settings.fusion:
+        systems[FUSION] = fused(systems[FULL], systems[BM25])
     lines = []
     poolers: dict[str, Figures] = {}
+    measured: dict[str, list[dict[str, float]]] = {}
     for system, rankings in systems.items():
         figures = [
             query_metrics(ranking, collection.judged[name])
@@ -164,7 +173,7 @@ def _evaluate_set(
             for (name, _), each in zip(collection.queries, figures, strict=True)
             if max(collection.judged[name].values()) > 0
         ]
-        poolers[system] = mean_metrics(answerable)
+        poolers[system], measured[system] = mean_metrics(answerable), answerable
         lines += [
             {"set": collection.name, "split": collection.split, "system": system, "query": name, **each}
             for (name, _), each in zip(collection.queries, figures, strict=True)
@@ -175,8 +184,21 @@ def _evaluate_set(
     section = Section(
         name=collection.name, protocol=_protocol(encoder, collection, corpus, poolers), poolers=poolers,
         dimension=encoder.dimension, scores=scores,
+        differences=figure_differences(measured, FUSION, (FULL, BM25) if settings.fusion else ()),
     )  # fmt: skip
     return section, lines
+
+
+def figure_differences(
+    figures: Mapping[str, Sequence[Mapping[str, float]]], system: str, others: Sequence[str]
+) -> dict[str, Figures]:
+    """By how much ``system`` is above each of the ``others`` in each figure, on the same queries."""
+    found: dict[str, Figures] = {}
+    for other in others:
+        for metric in METRICS:
+            a, b = ([each[metric] for each in figures[name]] for name in (other, system))
+            found[f"{system} - {other}, {metric}"] = paired_difference(a, b)._asdict()
+    return found
 
 
 def _score_histograms(
@@ -325,24 +347,23 @@ def search(
 
 
 def bm25_rankings(collection: Collection, corpus: SearchCorpus) -> Rankings:
-    """Rankings by BM25 (Lucene's variant, k1 1.5, b 0.75, words in lower case, no stop words, no stemming)."""
-    import bm25s
-
-    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets its own to DEBUG
-    words = {"stopwords": None, "show_progress": False}
-    documents = bm25s.tokenize([text for _, text in collection.documents()], **words)
-    if not any(documents.ids):  # no word anywhere, which it cannot index
-        return [[] for _ in collection.queries]
-    queries = bm25s.tokenize([text for _, text in collection.queries], return_ids=False, **words)
-    index = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
-    index.index(documents, show_progress=False)
+    """Rankings by BM25; see `Bm25Index`."""
+    index = Bm25Index.of(text for _, text in collection.documents())
     order, rankings = by_id(corpus.names), []
-    for (name, _), query in zip(collection.queries, queries, strict=True):
-        known = [word for word in query if word in index.vocab_dict]
-        scores = index.get_scores(known) if known else np.zeros(len(order), dtype=np.float32)
+    for name, query in collection.queries:
+        scores = index.scores(query)
         # Equal scores are ordered by id, as in `TopK`.
         best = np.lexsort((order, -scores))[: DEPTH + 1]
         rankings.append(corpus.without_self(name, (i for i in best.tolist() if scores[i] > 0)))
+    return rankings
+
+
+def fused(first: Rankings, second: Rankings) -> Rankings:
+    """The rankings of two systems fused by reciprocal ranks; equal scores ordered by id, descending."""
+    rankings = []
+    for both in zip(first, second, strict=True):
+        places = {name: place for place, name in enumerate(sorted({*both[0], *both[1]}, reverse=True))}
+        rankings.append([name for name, _ in reciprocal_ranks(both, places.__getitem__)][:DEPTH])
     return rankings
 
 
@@ -366,6 +387,8 @@ def _protocol(
         from importlib.metadata import version
 
         parts.append(f"bm25 = bm25s {version('bm25s')}, lucene, k1 1.5, b 0.75, no stop words, no stemming")
+    if FUSION in systems:
+        parts.append(f"fusion = reciprocal ranks of the first {DEPTH} of both, k {FUSION_K}")
     parts.append(used_versions())
     return "; ".join(parts)
 

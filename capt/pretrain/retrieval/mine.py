@@ -28,7 +28,7 @@ from capt.pretrain.retrieval.encoders import TextEncoder, load_text_encoder
 from capt.pretrain.retrieval.evaluate import search
 from capt.pretrain.retrieval.options import EncoderOptions, Rules
 from capt.pretrain.retrieval.search import by_id, pair_scores, unit_rows
-from capt.pretrain.retrieval.sentence_models import load_cross_encoder
+from capt.pretrain.retrieval.sentence_models import cross_scores, load_cross_encoder
 from capt.pretrain.retrieval.store import text_hash
 
 logger = logging.getLogger(__name__)
@@ -216,10 +216,7 @@ def _cross_scores(teacher: Any, rows: Sequence[PairRow], found: Sequence[_Found]
     # Rows in turn, as their documents differ in length.
     for number in range(rank(), len(rows), world_size()):
         texts = [*rows[number].positives, *found[number].texts, *rows[number].negatives]
-        given = model.predict([(rows[number].query, text) for text in texts], show_progress_bar=False)
-        scores[str(number)] = np.asarray(given, dtype=np.float64).reshape(len(texts)).tolist()
-        if not np.isfinite(scores[str(number)]).all():
-            raise DataError(f"--cross-encoder: a score that is not finite for {rows[number].where}")
+        scores[str(number)] = cross_scores(model, rows[number].query, texts, rows[number].where)
     return scores
 
 

@@ -50,10 +50,7 @@ def candidates(run: Path | None, text: Sequence[Path], limit: int, column: str =
         # At line feeds alone, as everywhere: a text may hold a form feed, or Unicode's own line separator.
         lines = (line for passage in corpus for line in passage.text.split("\n"))
     elif run is not None:
-        job = load_job(run / "config.yaml", resolved=True)
-        if not isinstance(job, LanguageJob):
-            raise DataError(f"{run}: a {job.task.type} run has no text; give --text FILE")
-        lines = tokenizer_corpus(job.data)
+        lines = training_text(run)
     else:
         raise DataError("nothing to search in: give --text FILE or --run RUN")
     # One more than the limit, to know whether there are more.
@@ -64,6 +61,14 @@ def candidates(run: Path | None, text: Sequence[Path], limit: int, column: str =
     more = f", of the first {limit:,} only: --lines takes more" if len(first) > limit else ""
     logger.info("searching %s different lines of %d characters or more%s", f"{len(texts):,}", _MIN_CHARACTERS, more)
     return texts
+
+
+def training_text(run: Path) -> Iterator[str]:
+    """Yield the lines of the training text of a run. Raises ``DataError`` where its task reads none."""
+    job = load_job(run / "config.yaml", resolved=True)
+    if not isinstance(job, LanguageJob):
+        raise DataError(f"{run}: a {job.task.type} run has no text; give --text FILE")
+    yield from tokenizer_corpus(job.data)
 
 
 def _long_enough(lines: Iterable[str]) -> Iterator[str]:

@@ -11,12 +11,14 @@ from capt.pretrain.base.distributed import gather_objects, synchronize_errors
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.base.stores import is_url
-from capt.pretrain.retrieval.data import read_documents, read_queries
+from capt.pretrain.retrieval.data import is_collection, read_documents, read_queries
 from capt.pretrain.retrieval.encode import EncodeOptions, embed
 from capt.pretrain.retrieval.encoders import load_text_encoder
 from capt.pretrain.retrieval.evaluate import RetrievalSettings, evaluate
 from capt.pretrain.retrieval.mine import mine
+from capt.pretrain.retrieval.neighbors import training_text
 from capt.pretrain.retrieval.options import EncoderOptions, Rules
+from capt.pretrain.retrieval.sources import SourceOptions, find_sources, read_sources
 from capt.pretrain.retrieval.store import default_store, require_dtype
 
 
@@ -31,8 +33,8 @@ def perform(work: Mapping[str, Any], progress: ProgressCallback | None = None) -
 
 
 def _encode(
-    model: str, text: list[str], role: str, encoder: dict[str, Any], store: dict[str, Any],
-    progress: ProgressCallback | None,
+    model: str, text: list[str], run: str | None, column: str, role: str, encoder: dict[str, Any],
+    store: dict[str, Any], progress: ProgressCallback | None,
 ) -> dict[str, Any]:  # fmt: skip
     if role not in ("query", "document", "text"):
         raise ConfigError(f"--role {role}: choose query, document or text")
@@ -43,25 +45,36 @@ def _encode(
     with synchronize_errors(patient=True):
         # All are counted first, for the time that is left, and because one that cannot be read is no end of hours.
         sources = [
-            (path, each, sum(1 for _ in _texts(path, each)))
-            for path in map(Path, text)
-            for each in (("document", "query") if path.is_dir() else (role,))
+            (source, each, sum(1 for _ in _texts(source, each, column)))
+            for source in text
+            for each in (("document", "query") if is_collection(Path(source)) else (role,))
         ]
-    for path, each, total in sources:
-        stored = embed(loaded, _texts(path, each), each, options, progress, total)  # type: ignore[arg-type]
+        if run is not None:
+            sources.append((run, role, sum(1 for _ in _lines(run))))
+    for source, each, total in sources:
+        texts = _lines(source) if source is run else _texts(source, each, column)
+        stored = embed(loaded, texts, each, options, progress, total)  # type: ignore[arg-type]
         result["sources"].append(
             {
-                "source": str(path), "role": each, "texts": total, "encoded": sum(gather_objects(stored.added)),
+                "source": source, "role": each, "texts": total, "encoded": sum(gather_objects(stored.added)),
                 "stored": len(stored), "folder": str(stored.folder), "dimension": loaded.dimension,
             }
         )  # fmt: skip
     return result
 
 
-def _texts(path: Path, role: str) -> Iterator[str]:
-    if path.is_dir() and role == "query":
+def _texts(source: str, role: str, column: str) -> Iterator[str]:
+    """The texts of a file or a collection, and of what else `find_sources` knows: lines of text, rows of tables."""
+    path = Path(source)
+    if is_collection(path) and role == "query":
         return (text for _, text in read_queries(path))
-    return (text for _, text in read_documents(path))
+    if path.is_file() or is_collection(path):
+        return (text for _, text in read_documents(path, column))
+    return (each.text for each in read_sources(find_sources([source]), SourceOptions(column, lines=True)))
+
+
+def _lines(run: str) -> Iterator[str]:
+    return (line.strip() for line in training_text(Path(run)) if line.strip())
 
 
 def _evaluate(

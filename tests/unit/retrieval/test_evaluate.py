@@ -66,6 +66,39 @@ def test_the_figures_are_those_of_sentence_transformers(sentences: Path, tmp_pat
     assert ours["8"] != ours["full"]
 
 
+def test_the_fusion_is_that_of_the_runs_of_pytrec_eval(sentences: Path, tmp_path: Path) -> None:
+    """Runs by sentence-transformers and by bm25s, ranked as trec_eval does, fused, and measured by it."""
+    import bm25s
+    from sentence_transformers import SentenceTransformer
+
+    pytrec_eval = pytest.importorskip("pytrec_eval", reason="pytrec-eval-terrier is not installed")
+    folder = write_beir(tmp_path / "beir", documents=200, queries=30)
+    (collection,) = read_collections(folder)
+    names, texts = zip(*collection.documents(), strict=True)
+    model = SentenceTransformer(str(sentences), device="cpu")
+    asked = [text for _, text in collection.queries]
+    rows = [model.encode_query(asked).astype(np.float64), model.encode_document(list(texts)).astype(np.float64)]
+    dense = np.divide(rows[0] @ rows[1].T, np.linalg.norm(rows[0], axis=1)[:, None] * np.linalg.norm(rows[1], axis=1))
+    index = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
+    index.index(bm25s.tokenize(list(texts), stopwords=None, show_progress=False), show_progress=False)
+    words = [index.get_scores(each) for each in bm25s.tokenize(asked, stopwords=None, return_ids=False)]
+    fused = {}
+    for number, (query, _) in enumerate(collection.queries):
+        sums: dict[str, float] = {}
+        for scores, least in ((np.round(dense[number], 6), -np.inf), (words[number], 0)):
+            run = {name: float(score) for name, score in zip(names, scores, strict=True) if score > least}
+            for rank, name in enumerate(sorted(run, key=lambda name: (run[name], name), reverse=True)[:100], start=1):
+                sums[name] = sums.get(name, 0) + 1 / (60 + rank)
+        fused[query] = sums
+    judged = {query: of for query, of in collection.judged.items() if max(of.values()) > 0}
+    theirs = pytrec_eval.RelevanceEvaluator(judged, {"ndcg_cut.10", "recall.10"}).evaluate(fused)
+    ours = measured(sentences, folder, tmp_path / "store", fusion=True)
+    assert list(ours) == ["full", "bm25", "fusion"]
+    for name, measure in (("ndcg@10", "ndcg_cut_10"), ("recall@10", "recall_10")):
+        assert ours["fusion"][name] == pytest.approx(np.mean([theirs[query][measure] for query in judged]), abs=1e-9)
+    assert ours["fusion"]["ndcg@10"] not in (ours["full"]["ndcg@10"], ours["bm25"]["ndcg@10"])
+
+
 @pytest.mark.parametrize("kind", ["run-less folder", "foreign family", "sentence-transformers"])
 def test_vectors_are_those_of_the_libraries(kind: str, sentences: Path, tmp_path: Path) -> None:
     """Mean pooling over all tokens of a Hugging Face model, and whatever a sentence-transformers folder says."""
