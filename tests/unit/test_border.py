@@ -84,6 +84,8 @@ REVIEWED: dict[str, tuple[str, str]] = {
     "launcher/supervisor/heartbeats.py": (".read_text mmap.mmap", "/proc; memory without a name, shared with a rank"),
     "launcher/supervisor/ranks.py": ("os.open", "our own temporary folders, no link followed"),
     "launcher/supervisor/node.py": ("os.open subprocess.Popen", "/dev/null; nvidia-smi; " + TOOL),
+    "pretrain/retrieval/index_files.py": (".open", "writes an index"),
+    "launcher/commands/search.py": (".open", "an index of ours, mapped by the lengths that its record gives"),
     "pretrain/retrieval/store.py": (".open np.fromfile np.memmap", "numbers of ours, each row with a checksum"),
     "launcher/sweep/trial_log.py": (".open", OWN),
     "launcher/sweep/trial.py": (".open", OWN),

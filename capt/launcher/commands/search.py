@@ -38,7 +38,7 @@ app = typer.Typer(
     'capt search INDEX "what is asked". capt search ask --help shows the options of a question.',
 )
 
-Index = Annotated[Path, typer.Argument(metavar="INDEX", help="A folder that capt search build has written.")]
+_Index = Annotated[Path, typer.Argument(metavar="INDEX", help="A folder that capt search build has written.")]
 
 Rerank = Annotated[
     Path | None,
@@ -51,12 +51,13 @@ Model = Annotated[
 
 
 @app.command(
+    "build",
     epilog="\b\nExample: capt search build documents --model exported-st --out index\n\n"
     "Documents are files, folders and patterns of text (.txt, .md), HTML, csv, tsv, jsonl and parquet, BEIR folders, "
     "and the same in a store (s3://, gs://, az://, hf://, https://). The index then holds these documents and no "
-    "others: give the same command after a change or an interruption."
+    "others: give the same command after a change or an interruption.",
 )
-def build(
+def build_search(
     context: typer.Context,
     documents: Annotated[list[str], typer.Argument(metavar="DOCUMENTS...", help="Files, folders, addresses.")],
     *,
@@ -114,7 +115,7 @@ def build(
 )
 def ask(
     context: typer.Context,
-    index: Index,
+    index: _Index,
     queries: Annotated[list[str] | None, typer.Argument(metavar="[QUESTION...]", help="What is asked.")] = None,
     top: Annotated[int, typer.Option(min=1, help="Documents for each question.")] = 10,
     mode: Annotated[str, typer.Option(help="hybrid: vectors and words, fused by reciprocal ranks; dense; bm25.")] = (
@@ -148,13 +149,14 @@ def ask(
 
 
 @app.command(
+    "measure",
     epilog="\b\nExample: capt search measure index questions.csv\n\n"
     "questions.csv has the columns query and document: a question, and the id of a document that answers it, as capt "
-    "search shows it; a question with several such documents has several rows."
+    "search shows it; a question with several such documents has several rows.",
 )
-def measure(
+def measure_search(
     context: typer.Context,
-    index: Index,
+    index: _Index,
     questions: Annotated[Path, typer.Argument(metavar="QUESTIONS", help="csv, tsv, jsonl or parquet.")],
     rerank: Rerank = None,
     model: Model = None,
@@ -170,9 +172,9 @@ def measure(
     o.answer(result, lambda: sections_as_text(result, "index", ".4f"), json=json)
 
 
-@app.command(epilog="\b\nExample: capt search export index --out exported-index --to parquet")
-def export(
-    index: Index,
+@app.command("export", epilog="\b\nExample: capt search export index --out exported-index --to parquet")
+def export_search(
+    index: _Index,
     out: Annotated[Path, typer.Option(help="New folder.")],
     to: Annotated[
         str, typer.Option(help="npy: vectors.npy, and passages.jsonl in the same order. parquet: both in one table.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from capt.pretrain.base.files import write_text
+from capt.pretrain.base.files import read_json, write_json
 
 _WORDS = {"stopwords": None, "show_progress": False}
 _COUNT = "texts.json"
@@ -48,14 +47,14 @@ class Bm25Index:
     def save(self, folder: Path) -> None:
         """Write the index into a new folder."""
         folder.mkdir()
-        write_text(folder / _COUNT, json.dumps({"count": self._count, "words": self._index is not None}))
+        write_json(folder / _COUNT, {"count": self._count, "words": self._index is not None})
         if self._index is not None:
             self._index.save(folder, show_progress=False)
 
     @classmethod
     def load(cls, folder: Path) -> Bm25Index:
         """Map what `save` has written."""
-        about = json.loads((folder / _COUNT).read_bytes())
+        about = read_json(folder / _COUNT)
         return cls(_library().BM25.load(folder, mmap=True) if about["words"] else None, about["count"])
 
 

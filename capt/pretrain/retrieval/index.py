@@ -20,7 +20,7 @@ from capt.pretrain.retrieval.fusion import reciprocal_ranks
 from capt.pretrain.retrieval.graph import VectorGraph
 from capt.pretrain.retrieval.index_build import BuildOptions as BuildOptions
 from capt.pretrain.retrieval.index_build import build_index as build_index
-from capt.pretrain.retrieval.index_files import GRAPH, PASSAGES, VECTORS, WORDS, Generation, read_record
+from capt.pretrain.retrieval.index_files import GRAPH, PASSAGES, VECTORS, WORDS, Generation, read_search_record
 from capt.pretrain.retrieval.metrics import DEPTH
 from capt.pretrain.retrieval.options import EncoderOptions
 from capt.pretrain.retrieval.search import BLOCK, TopK, pair_scores, unit_rows
@@ -97,11 +97,11 @@ class SearchIndex:
         """
         folder = Path(folder)
         while True:
-            record = read_record(folder)
+            record = read_search_record(folder)
             try:
-                return cls(folder, Generation.open(folder, record), model or Path(record.model))
+                return cls(folder, Generation.map(folder, record), model or Path(record.model))
             except (DataError, FileNotFoundError):
-                if read_record(folder) == record:  # no later generation has taken its place meanwhile
+                if read_search_record(folder) == record:  # no later generation has taken its place meanwhile
                     raise
 
     def __len__(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -35,9 +35,9 @@ from capt.pretrain.retrieval.index_files import (
     VECTORS,
     WORDS,
     Generation,
-    IndexRecord,
     PassageWriter,
-    read_record,
+    SearchRecord,
+    read_search_record,
     rows_of_file,
 )
 from capt.pretrain.retrieval.options import EncoderOptions
@@ -141,7 +141,7 @@ def _build(
     progress: ProgressCallback | None,
 ) -> BuildReport:
     identity = asdict(encoder.identity("document", options.dtype))
-    before = Generation.open(out, read_record(out)) if (out / ABOUT).is_file() else None
+    before = Generation.map(out, read_search_record(out)) if (out / ABOUT).is_file() else None
     earlier = _Earlier(before, cutter, identity)
     number = 1 + max((int(path.name.removeprefix(_PREFIX)) for path in out.glob(f"{_PREFIX}*")), default=0)
     folder = out / f"{_PREFIX}{number:06d}"
@@ -155,8 +155,9 @@ def _build(
             writer.finish(_order(writer.names, rows_of_file(partial / DOCUMENTS)))
             # Passages of earlier documents are not encoded again, nor tokenized to be sorted by length.
             vectors = EncodeOptions(out / STORE, options.dtype, options.tokens)
-            stored = embed(encoder, earlier.new_texts(partial), "document", vectors, progress, earlier.new_passages)
-            record = IndexRecord(
+            texts = earlier.new_texts(partial, lambda: vectors.vectors_of(encoder.identity("document", options.dtype)))
+            stored = embed(encoder, texts, "document", vectors, progress, earlier.new_passages)
+            record = SearchRecord(
                 generation=folder.name, model=str(model.absolute() if model.exists() else model),
                 encoder=asdict(options.encoder), identity=identity, similarity=encoder.similarity,
                 length=cutter.length, overlap=cutter.overlap, documents=len(writer.names), passages=writer.passages,
@@ -218,12 +219,13 @@ class _Earlier:
         """Documents added, changed and removed."""
         return self.added, self.changed, len(self._documents.keys() - self._there)
 
-    def new_texts(self, folder: Path) -> Iterator[str]:
-        """Yield the texts of the passages of documents that were not there."""
-        rows = rows_of_file(folder / PASSAGES)
+    def new_texts(self, folder: Path, stored: Callable[[], Vectors]) -> Iterator[str]:
+        """Yield the texts of the passages of documents that were not there, and of others that ``stored`` has lost."""
+        # Opened with the first text: what is damaged has been forgotten by then.
+        rows, there = rows_of_file(folder / PASSAGES), stored()
         for document, is_new in zip(rows_of_file(folder / DOCUMENTS), self._new, strict=True):
             for row in islice(rows, len(document["passages"])):
-                if is_new:
+                if is_new or text_hash(row["text"]) not in there:
                     yield row["text"]
 
     def is_same(self, folder: Path) -> bool:
@@ -258,7 +260,7 @@ def _order(names: Sequence[str], documents: Iterable[Mapping[str, object]]) -> I
     return order
 
 
-def _write_vectors(folder: Path, record: IndexRecord, stored: Vectors) -> None:
+def _write_vectors(folder: Path, record: SearchRecord, stored: Vectors) -> None:
     """Write the vectors of all passages as one array, of length 1 where cosines are compared."""
     layout = record.vectors
     column = Column(folder / VECTORS, layout.dtype, layout.shape[1:], has_header=True)
@@ -269,7 +271,7 @@ def _write_vectors(folder: Path, record: IndexRecord, stored: Vectors) -> None:
     column.finish()
 
 
-def _wants_graph(options: BuildOptions, record: IndexRecord) -> bool:
+def _wants_graph(options: BuildOptions, record: SearchRecord) -> bool:
     if options.approximate is not None or record.passages < GRAPH_FROM:
         return bool(options.approximate)
     if not has_faiss():
@@ -280,7 +282,7 @@ def _wants_graph(options: BuildOptions, record: IndexRecord) -> bool:
     return has_faiss()
 
 
-def _write_graph(folder: Path, record: IndexRecord) -> float:
+def _write_graph(folder: Path, record: SearchRecord) -> float:
     """Write the graph of the vectors in ``folder``; returns its recall."""
     vectors = map_array(folder / VECTORS, record.vectors)
     graph = VectorGraph.of(vectors)

@@ -2,7 +2,7 @@
 
 ``INDEX/index.json`` names the newest *generation*, a folder that appears whole and never changes. So a reader always
 finds a complete index, whatever happens to a writer. ``INDEX/vectors`` is a `VectorStore`, from which a killed writer
-goes on, and in which passages that stay are found again.
+continues, and in which passages that stay are found again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ARRAYS = {"offset": np.int64, "document": np.int64, "order": np.int64}
 _REMEDY = "; build the index again in a new folder"
 
 
-class IndexRecord(BaseModel):
+class SearchRecord(BaseModel):
     """The record of an index, ``index.json``."""
 
     model_config = ConfigDict(frozen=True)
@@ -57,14 +57,14 @@ class IndexRecord(BaseModel):
         return ArrayFile(dtype, (self.passages, self.identity["dimension"]))
 
 
-def read_record(folder: Path) -> IndexRecord:
+def read_search_record(folder: Path) -> SearchRecord:
     """Read the record of the index in ``folder``. Raises ``DataError``."""
     path = folder / ABOUT
     if not path.is_file():
         build = f"capt search build DOCUMENTS --model FOLDER --out {quoted(folder)}"
-        raise DataError(f"{folder}: no index; {build} makes one, and goes on where one was interrupted")
+        raise DataError(f"{folder}: no index; {build} makes one, or continues one that was interrupted")
     try:
-        return IndexRecord.model_validate(read_json(path))
+        return SearchRecord.model_validate(read_json(path))
     except ValidationError as error:
         where = ".".join(str(part) for part in error.errors()[0]["loc"])
         raise DataError(f"{path}: {where or 'content'} is not what capt search build writes{_REMEDY}") from None
@@ -123,7 +123,7 @@ class Generation:
     """The files of a generation, mapped."""
 
     folder: Path
-    record: IndexRecord
+    record: SearchRecord
     offset: Int[np.ndarray, " n"]
     document: Int[np.ndarray, " n"]
     order: Int[np.ndarray, " n"]
@@ -133,7 +133,7 @@ class Generation:
     """The bytes of ``documents.jsonl``."""
 
     @classmethod
-    def open(cls, index: Path, record: IndexRecord) -> Generation:
+    def map(cls, index: Path, record: SearchRecord) -> Generation:
         """Map the generation that ``record`` names. Raises ``DataError``."""
         folder, shape = index / record.generation, (record.passages,)
         arrays = {

@@ -95,7 +95,7 @@ class PassageCutter:
         return [self._costs[unit] for unit in units]
 
     def _ends(self, text: str, units: Sequence[tuple[int, int]]) -> list[int]:
-        """What ends before each unit: 2 a paragraph, 1 a sentence or a line, 0 neither."""
+        """Tell for each unit what ends before it: 2 a paragraph, 1 a sentence or a line, 0 neither."""
         ends = [0] * (len(units) + 1)
         for number in range(1, len(units)):
             gap = text[units[number - 1][1] : units[number][0]]

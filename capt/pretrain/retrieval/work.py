@@ -33,8 +33,8 @@ def perform(work: Mapping[str, Any], progress: ProgressCallback | None = None) -
 
 
 def _encode(
-    model: str, text: list[str], run: str | None, column: str, role: str, encoder: dict[str, Any],
-    store: dict[str, Any], progress: ProgressCallback | None,
+    model: str, text: list[str], role: str, encoder: dict[str, Any], store: dict[str, Any],
+    progress: ProgressCallback | None, run: str | None = None, column: str = "text",
 ) -> dict[str, Any]:  # fmt: skip
     if role not in ("query", "document", "text"):
         raise ConfigError(f"--role {role}: choose query, document or text")

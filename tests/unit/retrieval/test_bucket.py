@@ -22,6 +22,7 @@ from capt.pretrain.engine.task import Role
 from capt.pretrain.retrieval import bucket as room
 from capt.pretrain.retrieval.bucket import BucketVectors
 from capt.pretrain.retrieval.encode import EncodeOptions, embed, rows_of
+from capt.pretrain.retrieval.sources import SourceOptions, find_sources, read_sources
 from capt.pretrain.retrieval.store import ID, VectorIdentity, VectorStore, text_hash
 from tests.support import run_capt, run_ranks, start_forked
 from tests.unit.data.faulty import FaultyStore, faulty_store
@@ -55,6 +56,20 @@ class Logged(ToyEncoder):
         with self._log.open("a") as file:
             file.writelines(text_hash(text).hex() + "\n" for text in texts)
         return super().encode(texts, role)
+
+
+def test_documents_of_a_search_are_read_from_a_bucket(bucket: str) -> None:
+    """A folder there, a pattern, and the corpus of a BEIR folder."""
+    files = {"docs/a.txt": "a text\n", "docs/in/b.jsonl": '{"_id": "b", "text": "of a row"}\n', "docs/c.bin": "none"}
+    files |= {
+        "beir/corpus.jsonl": '{"_id": "d", "text": "judged"}\n',
+        "beir/queries.jsonl": '{"_id": "q", "text": "?"}\n',
+    }
+    for name, text in files.items():
+        stores.put_bytes(text.encode(), f"{bucket}/search/{name}")
+    for source, names in (("docs", ["docs/a.txt", "b"]), ("docs/*.txt", ["docs/a.txt"]), ("beir", ["d"])):
+        found = read_sources(find_sources([f"{bucket}/search/{source}"]), SourceOptions())
+        assert [each.name.removeprefix(f"{bucket}/search/") for each in found] == names
 
 
 def _encode(url: str, machine: str, environment: Mapping[str, str], stop: int = 1 << 30) -> int:

@@ -323,6 +323,14 @@ def test_the_command_line(sentences: Path, tmp_path: Path, capt: Capt) -> None:
     text.write_text("the river runs\n\nthe river runs\na stone\n")
     _, said, _ = capt("encode", str(sentences), "--text", str(text), "--out", store, "--json")
     assert [(each["texts"], each["encoded"]) for each in json.loads(said)["sources"]] == [(3, 2)]
+    # The forms that capt neighbors takes: patterns, files of text of every suffix, and a column of a table.
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "rows.csv").write_text("body,year\na stone,1990\nno bird,1991\n")
+    (tmp_path / "more" / "page.md").write_text("the river runs\nthe moon\n")
+    given = ["--text", str(tmp_path / "more" / "*"), "--text-column", "body", "--out", store, "--json"]
+    assert [
+        (each["texts"], each["encoded"]) for each in json.loads(capt("encode", str(sentences), *given)[1])["sources"]
+    ] == [(4, 2)]
 
 
 @pytest.mark.parametrize(

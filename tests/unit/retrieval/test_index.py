@@ -6,6 +6,7 @@ import io
 import json
 import os
 import random
+import shutil
 import signal
 from collections.abc import Sequence
 from itertools import pairwise
@@ -206,6 +207,11 @@ def test_a_kill_loses_nothing_and_a_change_costs_what_changed(toy: Reader, tmp_p
     assert SearchIndex.open(tmp_path / "index").record == found.record
     assert again.passages == third.passages
     assert len(list((tmp_path / "index").glob("*generation*"))) == 1
+    # Vectors that are lost are encoded again, whatever has changed.
+    shutil.rmtree(tmp_path / "index" / "vectors")
+    (texts / "new0.txt").unlink()
+    lost = build_index([texts], "toy", tmp_path / "index", options)
+    assert (lost.removed, lost.encoded) == (1, lost.passages)
 
 
 def test_only_what_an_index_holds_is_replaced(toy: Reader, tmp_path: Path) -> None:
@@ -312,7 +318,7 @@ def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_search_is_that_of_the_evaluation(sentences: Path, tmp_path: Path) -> None:
-    """Of a BEIR folder: the figures of `capt search measure` are those of `capt evaluate --fusion`."""
+    """The figures of a BEIR folder by `capt search measure` are those by `capt evaluate --fusion`."""
     folder = write_beir(tmp_path / "beir", documents=200, queries=30)
     (collection,) = read_collections(folder)
     rows = [
