@@ -339,6 +339,8 @@ def test_every_command_of_capt_that_a_message_prints_is_there_with_its_options()
             command, words = root, match[1].split()
             while words and (inner := getattr(command, "commands", {}).get(words[0])) is not None:
                 command, words = inner, words[1:]
+            if hasattr(command, "default_command"):
+                command, words = command.commands[command.default_command], []
             # A word that is no command begins a sentence, where it is one of these.
             if (command is root or hasattr(command, "commands")) and words and words[0] not in _PROSE:
                 wrong.append(f"{place}: {match[0]}")
