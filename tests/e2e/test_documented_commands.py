@@ -108,6 +108,7 @@ NOT_RUN = {
     "capt pretrain capt_adapt": "needs a sentence encoder; tests/parity/test_families_hf.py",
     "capt evaluate runs/capt_adapt": "needs a run that was adapted; tests/parity/test_families_hf.py",
     "capt convert runs/capt_adapt": "needs a run that was adapted; tests/parity/test_families_hf.py",
+    "capt shrink all-MiniLM-L6-v2": "needs a sentence encoder; tests/unit/convert/test_shrink.py",
     "capt merge FOLDER adapted": "needs a run that was adapted; tests/unit/convert/test_merge.py",
     "capt pretrain capt_small data.name=Salesforce": "needs the hub; tests/unit/data",
     "capt sweep capt_figure3_left": "needs the shards of the page; tests/e2e/test_papers.py",

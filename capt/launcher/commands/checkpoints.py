@@ -1,7 +1,8 @@
-"""``capt convert``, ``capt merge`` and ``capt neighbors``: what to do with a trained encoder."""
+"""``capt convert``, ``capt merge``, ``capt shrink`` and ``capt neighbors``: what to do with a trained encoder."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +17,10 @@ def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.command(epilog="\b\nExample: capt convert runs/first export/hf --to hf")(convert)
     app.command(epilog="\b\nExample: capt merge runs/a runs/b --weights 0.7,0.3 --out runs/merged")(merge)
+    app.command(
+        epilog="\b\nExample: capt shrink sentence-transformers/all-MiniLM-L6-v2 small --layers 0,2,4 "
+        "--vocabulary-of my.txt"
+    )(shrink)
     app.command(epilog="\b\nExample: capt neighbors export/st 'open a file' --run runs/first")(neighbors)
 
 
@@ -110,6 +115,54 @@ def merge(
     compared = command(sources, out, weights=shares, method=way, validate=validate)
     typer.echo(out)
     typer.echo(compared)
+
+
+def shrink(
+    context: typer.Context,
+    model: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MODEL", parser=o.source_path, help="A Hugging Face or sentence-transformers folder, or USER/NAME."
+        ),
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="New folder to write.")],
+    layers: Annotated[
+        str | None, typer.Option(metavar="N,N,...", help="The layers to keep, from 0 on (default: all).")
+    ] = None,
+    vocabulary_of: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="TEXTS",
+            help="Keep the pieces of these texts: a text a line, a table with text, or a BEIR folder (repeatable).",
+        ),
+    ] = None,
+    keep: Annotated[
+        int | None, typer.Option(min=1, help="Of these pieces the N most frequent, with what they need.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older export in OUT.")] = False,
+    json: o.Json = False,
+) -> None:
+    """Make a smaller encoder: a part of the layers, the pieces of your texts. It is compared with the whole one.
+
+    Special tokens, bytes and letters stay. What is printed says which texts are read as before.
+    """
+    o.quiet(context)
+    try:
+        kept = None if layers is None else [int(number) for number in layers.split(",")]
+    except ValueError:
+        raise ConfigError(f"--layers {layers!r}: whole numbers are expected, as 0,2,4") from None
+    if keep is not None and not vocabulary_of:
+        raise ConfigError("--keep has no meaning without --vocabulary-of")
+    from capt.pretrain.convert.shrink import shrink_model
+    from capt.pretrain.retrieval.data import read_documents
+
+    files = vocabulary_of or []
+
+    def texts() -> Iterator[str]:
+        return (text for path in files for _, text in read_documents(path))
+
+    found = shrink_model(model, out, layers=kept, texts=texts if files else None, number=keep, overwrite=overwrite)
+    o.answer(found.to_json(), lambda: "\n".join([str(out), *found.lines()]), json=json)
 
 
 def neighbors(

@@ -8,7 +8,7 @@ import math
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +112,22 @@ _OTHER_WEIGHTS = (".bin", ".pt", ".onnx", ".h5", ".msgpack", ".ot", ".gguf")
 """Weights in other forms, which are of one source alone."""
 
 
+def other_files(folder: Path, place: Path) -> Iterator[Path]:
+    """Yield what lies in a Hugging Face folder beside the weights and the ``config.json`` of its encoder in ``place``.
+
+    A model card and weights in other forms are left out: they are of that model alone.
+    """
+    for path in sorted(folder.rglob("*")):
+        inner = path.relative_to(folder)
+        if not path.is_file() or any(part.startswith(".") for part in inner.parts) or path.suffix in _OTHER_WEIGHTS:
+            continue
+        # The weights in one file or in shards.
+        is_model = re.fullmatch(r"model(-\d+-of-\d+)?\..*", path.name) is not None
+        if not (inner.parent == place and (is_model or path.name in ("config.json", "README.md"))):
+            require_regular(path)
+            yield inner
+
+
 def _merge_folders(sources: Sequence[Path], shares: Sequence[float], out: Path, method: Method) -> None:
     first = sources[0]
     # A folder of sentence-transformers may have its encoder in a folder within.
@@ -125,15 +141,8 @@ def _merge_folders(sources: Sequence[Path], shares: Sequence[float], out: Path, 
     write_tensors(out / place / "model.safetensors", _mixed(sources, tensors, shares, method), {"format": "pt"})
     # The tensors are as large as the models; files that are copied need them no more.
     del tensors
-    for path in sorted(first.rglob("*")):
-        inner = path.relative_to(first)
-        if not path.is_file() or any(part.startswith(".") for part in inner.parts) or path.suffix in _OTHER_WEIGHTS:
-            continue
-        is_model = re.fullmatch(r"model(-\d+-of-\d+)?\..*", path.name) is not None
-        # The weights in one file or in shards: the mixture is written as one.
-        if inner.parent == place and (is_model or path.name in ("config.json", "README.md")):
-            continue
-        require_regular(path)
+    for inner in other_files(first, place):
+        path = first / inner
         (out / inner).parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".safetensors":  # a head beside the encoder
             heads = [read_tensor_file(source / inner) for source in sources]

@@ -1,0 +1,205 @@
+"""Encoders of every family with fewer layers and pieces compute what transformers does with the others cut away."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from capt.pretrain.base.errors import CheckpointError, ConfigError
+from capt.pretrain.convert.shrink import shrink_model
+from tests.finetune import write_encoder
+
+KEPT = [0, 2, 4]
+_SIZES: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 48}
+_ROBERTA = ("<s>", "<pad>", "</s>", "<unk>")
+_BYTES = [f"<0x{i:02X}>" for i in range(256)]
+
+
+def _words(rng: random.Random, count: int) -> list[str]:
+    parts = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
+    return ["".join(rng.choices(parts, k=rng.randint(1, 4))) for _ in range(count)]
+
+
+def _texts(seed: int, count: int) -> list[str]:
+    """Texts of words of the seed's own, and of some that all seeds have."""
+    common, own = _words(random.Random(0), 30), _words(random.Random(seed), 60)
+    rng = random.Random(seed)
+    return [" ".join(rng.choices([*common, *own], k=rng.randint(2, 12))) for _ in range(count)]
+
+
+def _word_piece(first: tuple[str, ...], texts: list[str]) -> Tokenizer:
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(vocab_size=400, special_tokens=[*first])
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def _byte_level(first: tuple[str, ...], texts: list[str]) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=[*first], initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def _sentence_piece_bpe(first: tuple[str, ...], texts: list[str]) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=[*first, *_BYTES], max_token_length=8)
+    tokenizer.train_from_iterator(texts, trainer)
+    # Bytes are pieces, and no tokens that are looked for in a text.
+    spec = json.loads(tokenizer.to_str())
+    spec["added_tokens"] = [token for token in spec["added_tokens"] if token["content"] not in _BYTES]
+    return Tokenizer.from_str(json.dumps(spec))
+
+
+def _unigram(first: tuple[str, ...], texts: list[str]) -> Tokenizer:
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(vocab_size=400, special_tokens=[*first], unk_token=first[3])
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+_Train = Callable[[tuple[str, ...], list[str]], Tokenizer]
+_BERT = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_DEBERTA = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]")
+_MODERN = {"global_attn_every_n_layers": 3, "local_attention": 8, "max_position_embeddings": 64}
+FAMILIES: dict[str, tuple[str, _Train, tuple[str, ...], dict[str, Any]]] = {
+    "bert": ("BertForMaskedLM", _word_piece, _BERT, {"max_position_embeddings": 64}),
+    "roberta": ("RobertaForMaskedLM", _byte_level, (*_ROBERTA, "<mask>"), {"max_position_embeddings": 66,
+                "type_vocab_size": 1}),
+    "xlm-roberta": ("XLMRobertaForMaskedLM", _unigram, (*_ROBERTA, "<mask>"), {"max_position_embeddings": 66,
+                    "type_vocab_size": 1}),
+    "mpnet": ("MPNetForMaskedLM", _word_piece, (*_ROBERTA[:3], "[UNK]", "<mask>"), {"max_position_embeddings": 66}),
+    "deberta": ("DebertaV2ForMaskedLM", _unigram, _DEBERTA, {
+        "max_position_embeddings": 64, "relative_attention": True, "position_buckets": 8, "type_vocab_size": 0,
+        "norm_rel_ebd": "layer_norm", "share_att_key": True, "pos_att_type": ["p2c", "c2p"],
+        "position_biased_input": False, "legacy": False}),
+    "modernbert": ("ModernBertForMaskedLM", _byte_level, ("[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"), _MODERN),
+    "mmbert": ("ModernBertForMaskedLM", _sentence_piece_bpe, ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>"), _MODERN),
+}  # fmt: skip
+
+
+def _write(folder: Path, family: str) -> None:
+    cls, train, first, settings = FAMILIES[family]
+    backend = train(first, [*_texts(1, 300), *_texts(2, 300)])
+    names = {role: name for name in first for role in ("pad", "unk", "mask", "cls", "sep")
+             if name.lower().strip("<>[]") == role}  # fmt: skip
+    names = {"cls": next(n for n in first if n in ("<s>", "[CLS]", "<bos>")),
+             "sep": next(n for n in first if n in ("</s>", "[SEP]", "<eos>")), **names}  # fmt: skip
+    tokens = {f"{role}_token": name for role, name in names.items()}
+    backend.post_processor = None
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **tokens)
+    from tokenizers import processors
+
+    cls_id, sep_id = (fast.convert_tokens_to_ids(names[role]) for role in ("cls", "sep"))
+    fast.backend_tokenizer.post_processor = processors.BertProcessing((names["sep"], sep_id), (names["cls"], cls_id))
+    fast.save_pretrained(folder)
+    architecture = getattr(transformers, cls)
+    ids = {f"{role}_token_id": fast.convert_tokens_to_ids(names[role]) for role in ("pad", "cls", "sep")}
+    torch.manual_seed(1)
+    config = architecture.config_class(
+        **_SIZES | settings, vocab_size=len(fast) + 3, bos_token_id=cls_id, eos_token_id=sep_id, **ids
+    )
+    model = architecture(config)
+    for name, parameter in model.named_parameters():  # biases too, which begin at zero
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.1)
+    model.save_pretrained(folder)
+
+
+def _cut(model: torch.nn.Module) -> torch.nn.Module:
+    """The model with some of its layers, cut in memory."""
+    for module in list(model.modules()):
+        for name, part in module.named_children():
+            if isinstance(part, torch.nn.ModuleList) and len(part) == 6:
+                setattr(module, name, torch.nn.ModuleList([part[i] for i in KEPT]))
+    return model.eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_computes_what_its_layers_do_with_the_whole_vocabulary(tmp_path: Path, family: str) -> None:
+    """Ids map one to one, and logits at kept ids are equal, by transformers' own classes and tokenizers."""
+    _write(tmp_path / "whole", family)
+    mine, others = _texts(1, 40), _texts(2, 40)
+    found = shrink_model(tmp_path / "whole", tmp_path / "small", layers=KEPT, texts=lambda: mine)
+    assert (found.layers, found.texts, found.whole, found.different) == ((6, 3), 40, 40, 0)
+    assert found.difference == 0
+    assert found.pieces[1] < 0.9 * found.pieces[0]
+    assert found.bytes[1] < found.bytes[0]
+    cls = getattr(transformers, FAMILIES[family][0])
+    before, after = (cls.from_pretrained(tmp_path / name, local_files_only=True) for name in ("whole", "small"))
+    read = [transformers.AutoTokenizer.from_pretrained(tmp_path / name) for name in ("whole", "small")]
+    assert after.config.vocab_size == len(read[1]) == found.pieces[1]
+    pieces = read[1].convert_ids_to_tokens(range(len(read[1])))
+    old = dict(zip(range(len(pieces)), read[0].convert_tokens_to_ids(pieces), strict=True))
+    before, after = _cut(before), after.eval()
+    for text in mine[:12]:
+        ids = [tokenizer(text)["input_ids"] for tokenizer in read]
+        assert [old[i] for i in ids[1]] == ids[0]
+        logits = [m(input_ids=torch.tensor([i])).logits[0] for m, i in zip((before, after), ids, strict=True)]
+        torch.testing.assert_close(logits[1], logits[0][:, list(old.values())], rtol=1e-5, atol=1e-5)
+    # Texts of other words are read in other pieces, none of which is unknown: their letters are there.
+    again = shrink_model(tmp_path / "whole", tmp_path / "few", texts=lambda: mine, number=40)
+    assert again.different > 0
+    assert again.whole + again.different >= again.texts
+    few = transformers.AutoTokenizer.from_pretrained(tmp_path / "few")
+    assert all(few.unk_token_id not in few(text)["input_ids"] for text in (*mine, *others))
+
+
+def test_a_folder_of_sentence_transformers_keeps_its_modules(tmp_path: Path) -> None:
+    sentence_transformers = pytest.importorskip("sentence_transformers", reason="sentence-transformers is missing")
+    _write(tmp_path / "whole" / "0_Transformer", "bert")
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{path[2:]}"}
+        for i, path in enumerate(("0_Transformer", "1_Pooling"))
+    ]
+    (tmp_path / "whole" / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 32, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
+    for name, content in (("modules.json", modules), ("1_Pooling/config.json", pooling)):
+        (tmp_path / "whole" / name).write_text(json.dumps(content))
+    mine = _texts(1, 20)
+    shrink_model(tmp_path / "whole", tmp_path / "small", texts=lambda: mine)
+    whole, small = (
+        sentence_transformers.SentenceTransformer(str(tmp_path / name), device="cpu") for name in ("whole", "small")
+    )
+    assert small.encode(mine).tolist() == pytest.approx(whole.encode(mine).tolist(), abs=1e-6)
+
+
+def test_what_cannot_be_left_out_is_refused(tmp_path: Path) -> None:
+    folder = write_encoder(tmp_path / "bert", "BertModel")
+    modern = write_encoder(
+        tmp_path / "modern", "ModernBertModel", num_hidden_layers=6, global_attn_every_n_layers=3, cls_token_id=2,
+        sep_token_id=3, bos_token_id=2, eos_token_id=3,
+    )  # fmt: skip
+    refused: list[tuple[Path, dict[str, Any], str]] = [
+        (folder, {}, "give --layers, --vocabulary-of, or both"),
+        (folder, {"layers": [0, 9]}, "some of 0 to 1, ascending"),
+        (folder, {"layers": [1, 0]}, "ascending"),
+        (folder, {"layers": []}, "ascending"),
+        (modern, {"layers": [1, 2]}, "begin with 0"),
+        (modern, {"layers": [0, 1, 3, 4, 5]}, "every n-th one must see the whole sequence, as layers 0, 3 do"),
+        (tmp_path, {"layers": [0]}, r"capt convert .* OUT --to hf"),
+    ]
+    for source, options, message in refused:
+        with pytest.raises(ConfigError, match=message):
+            shrink_model(source, tmp_path / "out", **options)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("x")
+    with pytest.raises(CheckpointError, match="not empty"):
+        shrink_model(folder, tmp_path / "out", layers=[0])
