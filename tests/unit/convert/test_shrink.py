@@ -49,8 +49,13 @@ def _byte_level(first: tuple[str, ...], texts: list[str]) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=[*first], initial_alphabet=alphabet)
+    # ModernBERT's special tokens come behind its pieces, and so get other ids.
+    behind = first[0] == "[UNK]"
+    special = [] if behind else [*first]
+    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=special, initial_alphabet=alphabet)
     tokenizer.train_from_iterator(texts, trainer)
+    if behind:
+        tokenizer.add_special_tokens([*first])
     return tokenizer
 
 
@@ -154,12 +159,15 @@ def test_every_family_computes_what_its_layers_do_with_the_whole_vocabulary(tmp_
         assert [old[i] for i in ids[1]] == ids[0]
         logits = [m(input_ids=torch.tensor([i])).logits[0] for m, i in zip((before, after), ids, strict=True)]
         torch.testing.assert_close(logits[1], logits[0][:, list(old.values())], rtol=1e-5, atol=1e-5)
+    if family in ("mpnet", "deberta", "modernbert"):
+        return  # the kinds of their tokenizers are those of others
     # Texts of other words are read in other pieces, none of which is unknown: their letters are there.
-    again = shrink_model(tmp_path / "whole", tmp_path / "few", texts=lambda: mine, number=40)
+    again = shrink_model(tmp_path / "whole", tmp_path / "few", texts=lambda: mine, number=5)
     assert again.different > 0
     assert again.whole + again.different >= again.texts
     few = transformers.AutoTokenizer.from_pretrained(tmp_path / "few")
-    assert all(few.unk_token_id not in few(text)["input_ids"] for text in (*mine, *others))
+    strange = [] if FAMILIES[family][1] in (_word_piece, _unigram) else ["Zürich € \U0001f600"]  # bytes stay
+    assert all(few.unk_token_id not in few(text)["input_ids"] for text in (*mine, *others, *strange))
 
 
 def test_a_folder_of_sentence_transformers_keeps_its_modules(tmp_path: Path) -> None:
@@ -178,7 +186,7 @@ def test_a_folder_of_sentence_transformers_keeps_its_modules(tmp_path: Path) -> 
     whole, small = (
         sentence_transformers.SentenceTransformer(str(tmp_path / name), device="cpu") for name in ("whole", "small")
     )
-    assert small.encode(mine).tolist() == pytest.approx(whole.encode(mine).tolist(), abs=1e-6)
+    assert abs(small.encode(mine) - whole.encode(mine)).max() < 1e-6
 
 
 def test_what_cannot_be_left_out_is_refused(tmp_path: Path) -> None:
