@@ -68,6 +68,7 @@ NOT_RUN = {
     "capt neighbors exported --text": "needs a model of pairs; tests/unit/retrieval",
     "capt neighbors exported-pairs": "needs a run of pairs; tests/unit/retrieval",
     "capt plan": "takes most of a minute; tests/unit/plan",
+    "hf download": "needs the hub",
     "capt pretrain weak.yaml": "needs sets of the hub; tests/unit/pairs/test_candidates.py",
     "capt pretrain hard.yaml": "needs sets of the hub; tests/unit/pairs/test_candidates.py",
     "capt convert runs/denseon_hard": "needs a run of days; tests/e2e/test_pairs.py",
