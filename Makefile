@@ -16,7 +16,7 @@ RETRIEVAL ?= runs/quickstart-retrieval
 BEIR   ?= $(firstword $(patsubst %/corpus.jsonl,%,$(wildcard $(CAPT_DATA)/retrieval/*/corpus.jsonl)))
 FIRST  ?= schedule.max_steps=150
 SECOND ?= schedule.max_steps=80
-MINING ?= --number 2 --last 30 --relative-margin 0.05 --short keep
+MINING ?= --number 2 --last 30 --relative-margin 0.05
 # Of make quickstart-vl: its folder, its size, and keys for pretraining and fine-tuning.
 VL     ?= runs/quickstart-vl
 PICTURES ?= 2500

@@ -20,7 +20,7 @@ from capt.launcher.preflight import limits, probe
 from capt.launcher.preflight.report import Check, Level
 from capt.pretrain.base.cache import default_cache, require_cache
 from capt.pretrain.base.errors import DataError, how_to_install
-from capt.pretrain.base.process import host_memory
+from capt.pretrain.base.process import host_memory, usable_cores
 
 DISTRIBUTION = "capt-pretraining"
 _PACKAGES = ("torch", "deepspeed", "transformers", "datasets", "sentencepiece", "tokenizers", "fairscale", "ray")
@@ -43,7 +43,7 @@ def examine(folder: Path) -> list[Check]:
 
 def _host(folder: Path) -> Iterator[Check]:
     yield Check("python", "ok", f"{platform.python_version()} on {platform.platform()}")
-    yield Check("processors", "ok", f"{machine.cores()} cores, {host_memory() / 2**30:.0f} GiB memory")
+    yield Check("processors", "ok", f"{usable_cores()} cores, {host_memory() / 2**30:.0f} GiB memory")
     free = shutil.disk_usage(folder).free
     advice = "checkpoints of a large model take gigabytes each: set run.dir on a larger disk"
     yield _bounded("disk", free, _DISK_MIN, f"{free / 2**30:.0f} GiB free at {folder.resolve()}", advice)

@@ -27,7 +27,9 @@ OWN_NAMES = "CAPT_TRAVELS"
 """The variable in which a user lists further names, separated by commas."""
 
 _PREFIXES = ("CAPT_", "GLOO_", "HF_DATASETS_", "HF_HUB_", "HF_XET_", "NCCL_", "TORCH_", "UCX_")
-_FLAGS = frozenset({"OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM"})
+THREADS = "OMP_NUM_THREADS"
+"""The variable by which a user says the threads of a process; Ray and torchrun set it to 1 where nobody has."""
+_FLAGS = frozenset({THREADS, "TOKENIZERS_PARALLELISM"})
 _PLACES = frozenset({"CUDA_HOME", "HF_ENDPOINT", "HF_HOME", "LD_LIBRARY_PATH", "PYTHONPATH"})
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLACE = re.compile(r"CACHE|CONF|DIR|FILE|HOME|LIB|MODULE|PATH|PIPE|PLUGIN|PRELOAD|ROOT")

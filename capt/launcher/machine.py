@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from pathlib import Path
 
 from capt.launcher.preflight import probe
-from capt.pretrain.base.process import host_memory
-
-
-def cores() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0))
+from capt.pretrain.base.process import host_memory, usable_cores
 
 
 def gpus() -> tuple[list[str], str]:
@@ -28,4 +22,4 @@ def hardware_summary() -> str:
     model = next(
         (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine()
     )
-    return "; ".join([model, f"{cores()} cores", f"{host_memory() / 2**30:.0f} GiB", *gpus()[0]])
+    return "; ".join([model, f"{usable_cores()} cores", f"{host_memory() / 2**30:.0f} GiB", *gpus()[0]])

@@ -18,9 +18,10 @@ from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any
 
-from capt.launcher import environment, machine
+from capt.launcher import environment
 from capt.pretrain.base.errors import ConfigError, MachineError, counted
 from capt.pretrain.base.files import write_text
+from capt.pretrain.base.process import usable_cores
 from capt.pretrain.base.sensitive import is_secret
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ def check_here(need: Mapping[str, float], count: int, remedy: str) -> None:
     Raises:
         ConfigError: it has too few cores or GPUs.
     """
-    here = {"CPU": float(machine.cores()), "GPU": float(len(environment.visible_gpus()))}
+    here = {"CPU": float(usable_cores()), "GPU": float(len(environment.visible_gpus()))}
     if _room(here, need) < count:
         raise MachineError(
             f"{counted(count, 'rank')} of {_text(need)} each do not fit this machine ({_text(here)}): {remedy}"
@@ -132,8 +133,9 @@ def _room(node: Mapping[str, float], need: Mapping[str, float]) -> float:
 
 
 def rank_environment(address: str | None) -> dict[str, str]:
-    """The variables of this process that the ranks get; on a cluster of our own they inherit all of them anyway."""
-    return environment.forwarded_env(environment.inherited()) if address is not None else {}
+    """The variables of this process that the ranks get; on a cluster of our own they inherit all others anyway."""
+    given = environment.forwarded_env(environment.inherited())
+    return given if address is not None else {name: given[name] for name in (environment.THREADS,) if name in given}
 
 
 def has_gpus(address: str | None) -> bool:
@@ -214,7 +216,7 @@ def cluster(address: str | None, *, chatty: bool = False) -> Iterator[None]:
             with chdir(private):
                 ray.init(
                     "local",
-                    num_cpus=machine.cores(),
+                    num_cpus=usable_cores(),
                     num_gpus=gpus,
                     object_store_memory=_STORE,
                     _temp_dir=str(private / "s"),  # Ray's own is open to all users, with its logs

@@ -255,7 +255,7 @@ def test_sigterm_on_one_rank_stops_all_and_resume_repeats_nothing(
     assert run_ranks(_run_and_signal_again, 2, mapping) == [75, 75]
     status = json.loads((run_dir / "status.json").read_text())
     # the validation of step 3 reads what was to be read at step 5
-    assert status == {"state": "stopped", "step": 3, "exit_code": 75, "reason": "SIGTERM received"}
+    assert status == {"state": "stopped", "step": 3, "exit_code": 75, "reason": "SIGTERM or Ctrl-C received"}
     assert find_checkpoint(run_dir).name == "step-00000003"
     assert run_ranks(_run, 2, mapping, True) == [0, 0]
     assert [row["loss"] for row in _rows(run_dir)] == [row["loss"] for row in _rows(finished)]

@@ -137,8 +137,13 @@ def test_a_folder_that_is_not_shared_is_noticed_before_the_first_step(tmp_path: 
 def test_a_signal_before_the_first_step_ends_the_run_resumably(tmp_path: Path) -> None:
     mapping = _mapping(tmp_path / "run", batch={"global": 8, "micro": 8})
     outcomes = run_ranks(_run_installed, 1, mapping | _fault("term"))
-    assert outcomes == ["Interrupted: SIGTERM received before the first step"]
-    status = {"state": "stopped", "step": 0, "exit_code": 75, "reason": "SIGTERM received before the first step"}
+    assert outcomes == ["Interrupted: SIGTERM or Ctrl-C received before the first step"]
+    status = {
+        "state": "stopped",
+        "step": 0,
+        "exit_code": 75,
+        "reason": "SIGTERM or Ctrl-C received before the first step",
+    }
     assert json.loads((tmp_path / "run" / "status.json").read_text()) == status
     assert run_ranks(_run_installed, 1, mapping, True) == [0]
 
@@ -163,7 +168,7 @@ def test_a_rank_that_hears_no_signal_ends_all_the_same(tmp_path: Path) -> None:
         time.sleep(0.5)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=20) == STOPPED
-    assert (tmp_path / "words").read_text() == "SIGTERM received before the first step"
+    assert (tmp_path / "words").read_text() == "SIGTERM or Ctrl-C received before the first step"
 
 
 def test_a_job_that_a_callback_refuses_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -44,6 +44,6 @@ def command(
     types = trained.model.reads_types
     sets = {"": row_set(rows, section, trained.tokenizer, section.sequence_length, types=types)}
     objective = TextObjective(section.text_task)
-    return evaluate_checkpoint(
-        trained, sets, objective, task=section.text_task.title, out=out, batch=batch, progress=progress
-    )
+    measured = data or section.validation
+    title = f"the labels of {measured.name}" if measured else f"the labels held out of {section.train.name}"
+    return evaluate_checkpoint(trained, sets, objective, task=title, out=out, batch=batch, progress=progress)

@@ -24,6 +24,7 @@ from capt.launcher.supervisor.remote import Gathering, NotReachedError, RemoteRa
 from capt.pretrain.base.errors import ConfigError, MachineError, counted, machines_at_fault
 from capt.pretrain.base.process import SECRET
 from capt.pretrain.engine.engines.deepspeed_config import deepspeed_config
+from capt.pretrain.engine.interruption import stop_signal_name
 from capt.pretrain.engine.run_folder import FAILED, STOPPED, exit_code_of, has_begun
 
 log = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ def run(launch: Launch, plan: Plan, connect: Connect, env: Mapping[str, str], py
             # The stop came while hosts were called: there are no ranks that could answer it.
             if asked:
                 end(links)
-                return End(STOPPED, f"{asked[0].name} received before the ranks were started")
+                return End(STOPPED, f"{stop_signal_name(asked[0])} received before the ranks were started")
             return _run(launch, plan, hosts, links, env, python)
     except ConfigError as error:
         log.error("%s", error)

@@ -61,6 +61,8 @@ class Rank:
     def start(self, argv: Sequence[str], env: Mapping[str, str], cwd: Path, output: Path | None) -> None:
         """Start the process."""
         merged = {**environment.of_ranks(), **env}
+        if environment.THREADS not in env:  # Ray's own: a thread for each of its CPUs, whatever cores are there
+            merged.pop(environment.THREADS, None)
         self._process = processes.start(argv, merged, on_parent_death=signal.SIGKILL, cwd=cwd, output=output)
 
     def poll(self) -> int | None:

@@ -17,6 +17,7 @@ from capt.launcher.ssh import Host
 from capt.launcher.supervisor import processes
 from capt.launcher.watch import StatusWatch
 from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.process import usable_cores
 from capt.pretrain.engine.run_folder import FAILED
 
 # Run one foreign launcher (``deepspeed``, ``torchrun``) in the foreground and find out how its job really ended.
@@ -134,4 +135,6 @@ def _blocked_reason(hosts: tuple[Host, ...]) -> str:
 def start(launch: Launch, plan: Plan) -> End:
     """Run the job on this host."""
     (command,) = plan.commands
-    return run_launcher(command, environment.of_ranks(), launch.run_dir)
+    # Without it torchrun gives each of several ranks one thread.
+    threads = {environment.THREADS: str(max(1, usable_cores() // plan.world))}
+    return run_launcher(command, threads | environment.of_ranks(), launch.run_dir)

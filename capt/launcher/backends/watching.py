@@ -15,6 +15,7 @@ from capt.launcher.supervisor.heartbeats import Pulse, Stall, find_stall
 from capt.launcher.supervisor.processes import signal_name
 from capt.launcher.supervisor.ranks import Lost, Ranks
 from capt.pretrain.base.files import printable
+from capt.pretrain.engine.interruption import stop_signal_name
 from capt.pretrain.engine.run_folder import BAD_INPUT, DONE, FAILED, STOPPED
 
 log = logging.getLogger(__name__)
@@ -212,7 +213,7 @@ class Watcher:
         codes = [STOPPED if code is not None and code < 0 else code for code in self._ranks.codes]
         if len(set(codes)) == 1:
             code = codes[0] or DONE
-            early = f"{self.asked.name} received before the first step" if self.asked else ""
+            early = f"{stop_signal_name(self.asked)} received before the first step" if self.asked else ""
             return End(code, early if code == STOPPED else "")
         of = {code: [rank for rank, each in enumerate(codes) if each == code] for code in dict.fromkeys(codes)}
         told = ", ".join(f"{code} of {_named(ranks)}" for code, ranks in of.items())

@@ -172,7 +172,7 @@ def inspect(
         return
     samples = 3 if samples is None else samples
     if job is not None:
-        sources, model = _job_of_pairs(job, keys, files)
+        sources, model = _job_of_pairs(job, keys, files, reads_init=tokenizer is None)
     else:
         side = Side(length=sequence_length)
         roles = dict(_role(column) for column in columns or [])
@@ -248,16 +248,21 @@ def _tokenizer_of(path: Path) -> TextTokenizer:
     return load_tokenizer(folder)
 
 
-def _job_of_pairs(config: str, overrides: list[str], files: list[Path]) -> tuple[list[PairFiles], Path]:
+def _job_of_pairs(
+    config: str, overrides: list[str], files: list[Path], *, reads_init: bool
+) -> tuple[list[PairFiles], Path]:
     """The sources of a job of pairs, or ``files`` read as its ``data`` says; and its ``model.init``."""
     from capt.pretrain.config.load import load_job
     from capt.pretrain.pairs.inspect import PairFiles, Side
+    from capt.pretrain.pairs.load import with_own_length
 
     if files:
         overrides = [*overrides, f"data.files=[{', '.join(map(str, files))}]"]
     job: Any = load_job(config, overrides)
     if job.task.type != "capt_pairs":
         raise ConfigError(f"{config}: task.type is {job.task.type}; only capt_pairs jobs read pairs")
+    if reads_init or job.model.init.is_dir():
+        job = with_own_length(job, _MOST_POSITIONS)
     sources = [
         PairFiles(
             [Path(pattern).expanduser() for pattern in source.files],
@@ -265,13 +270,17 @@ def _job_of_pairs(config: str, overrides: list[str], files: list[Path]) -> tuple
             source.corpus,
             source.columns,
             source.split,
-            query=Side(source.prompts.query, source.query_length),
-            document=Side(source.prompts.document, source.document_length),
+            query=Side(source.prompts.query, source.query_length, source.own_length),
+            document=Side(source.prompts.document, source.document_length, source.own_length),
             selection=source.selection,
         )
         for source in job.data.each()
     ]
     return sources, job.model.init
+
+
+_MOST_POSITIONS = 2**20
+"""More than any tokenizer's own limit, which holds beside it."""
 
 
 def _show_pairs(summary: PairSummary, left_out: LeftOut | None, *, has_tokens: bool) -> None:

@@ -140,7 +140,8 @@ def stop_signals(stop: Callable[[signal.Signals], None], kill: Callable[[], None
             log.warning("second Ctrl-C: stopping immediately, without a checkpoint")
             kill()
             return
-        log.warning("%s: asking the job to save and stop (Ctrl-C twice: immediately)", signal.Signals(number).name)
+        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        log.warning("%s: asking the job to save and stop (Ctrl-C twice: immediately)", name)
         stop(asked)
 
     handled = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]

@@ -29,11 +29,6 @@ R = TypeVar("R")
 _function: Callable[[Any], Any]
 
 
-def usable_cores() -> int:
-    """The number of cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def ordered_map(function: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
     """``map(function, items)`` on ``workers`` processes (1: in this one), at most ``2 * workers`` items in flight.
 

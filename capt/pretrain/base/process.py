@@ -12,7 +12,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from io import TextIOBase
 from pathlib import Path
@@ -210,3 +210,89 @@ def host_memory() -> int:
         with suppress(OSError, ValueError):  # no such limit, which is then the word "max"
             have = min(have, int((Path("/sys/fs/cgroup") / limit).read_text()))
     return have
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: those of its affinity mask, as far as the container's CPU quota lasts."""
+    quota = cpu_quota()
+    cores = len(affinity())
+    return cores if quota is None else max(1, min(cores, int(quota)))
+
+
+def affinity() -> set[int]:
+    """The numbers of the cores on which this process may run."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+def cpu_quota(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float | None:
+    """Return the cores whose time this process may take: the least quota of its control group and those above it.
+
+    Quotas of cgroups of version 2 (``cpu.max``) and 1 (``cpu.cfs_quota_us``) are read. None = no quota.
+    """
+    found: list[float] = []
+    lines = own.read_text().splitlines() if own.is_file() else []
+    for line in lines:
+        _, names, place = line.split(":", 2)
+        if names and "cpu" not in names.split(","):
+            continue
+        for root in [groups, groups / "unified"] if not names else [groups / names, groups / "cpu"]:
+            # In a container the path may be that of the host, of which only the root is there.
+            folder = root / place.lstrip("/")
+            for group in (folder, *(above for above in folder.parents if above.is_relative_to(root))):
+                with suppress(OSError, ValueError):  # no quota: no such file, or the word "max"
+                    quota, period = _quota_and_period(group, version=1 if names else 2)
+                    found += [quota / period] if quota > 0 < period else []
+    return min(found, default=None)
+
+
+def _quota_and_period(group: Path, version: int) -> tuple[int, int]:
+    if version == 2:
+        quota, period = (group / "cpu.max").read_text().split()
+        return int(quota), int(period)
+    return int((group / "cpu.cfs_quota_us").read_text()), int((group / "cpu.cfs_period_us").read_text())
+
+
+def thread_share(mine: Collection[int], masks: Sequence[Collection[int]], quota: float | None) -> int:
+    """Return the threads of one of the processes that share a host.
+
+    Each core is shared by the processes that may run on it, so that ranks which are bound to cores of their own have
+    all of these, and ranks with the same mask an equal part.
+
+    Args:
+        mine: the cores of this process.
+        masks: those of each process of the job on this host, this one among them.
+        quota: the cores whose time all of them may take; None = all.
+    """
+    share = sum(1 / sum(core in mask for mask in masks) for core in mine)
+    # The sum of thirds may be a hair below a whole number.
+    share = share if quota is None else min(share, quota / len(masks))
+    return max(1, int(share + 1e-6))
+
+
+_BUSY = 0.5
+"""Cores that others may take before it is said."""
+
+
+def notes_on_cores(
+    threads: int, processes: int, quota: float | None, usable: int, load: float, cores: int
+) -> Iterator[str]:
+    """Say where a quota or the load of others leaves a job fewer cores than it has threads or could have.
+
+    Args:
+        threads: of each process of the job.
+        processes: of the job on this host.
+        quota: the cores whose time the container may take; None = all.
+        usable: the cores of a process's affinity mask.
+        load: of the host over the last minute.
+        cores: of the host.
+    """
+    taken = threads * processes
+    if quota is not None and quota < max(taken, usable):
+        more = f", and {taken} threads wait for each other: set run.threads={max(1, int(quota) // processes)}"
+        yield f"the container may take the time of {quota:g} of {usable} cores{more if taken > quota else ''}"
+    if load >= _BUSY and load + taken > cores + _BUSY:
+        room = max(1, int(cores - load) // processes)
+        yield (
+            f"the load of this host was {load:.1f} on {cores} cores in the last minute, and this job has {taken} "
+            f"threads (run.threads): if that is the work of others, run.threads={room} leaves them their cores"
+        )

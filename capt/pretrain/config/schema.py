@@ -78,7 +78,10 @@ class RunSection(Section):
     ledger: bool = Field(True, description="record which samples every step used, for capt ledger check")
     deterministic: bool = Field(False, description="torch.use_deterministic_algorithms (slower on GPUs)")
     threads: NonNegativeInt = Field(
-        0, le=4096, description="CPU threads per process; 0 = cores / processes on this host"
+        0,
+        le=4096,
+        description="CPU threads per process; 0 = OMP_NUM_THREADS where it is set, else the cores that the process may "
+        "use (affinity, CPU quota of the container), shared with the job's other processes on this host",
     )
     profile_step: PositiveInt | None = Field(None, description="record this step with torch.profiler into the run")
     callbacks: dict[str, dict[str, Any]] = Field(

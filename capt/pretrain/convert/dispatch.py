@@ -11,6 +11,7 @@ from capt.pretrain.base.errors import ConfigError, did_you_mean, quoted
 from capt.pretrain.commands import accepted_options, command_module, task_of
 from capt.pretrain.convert.card import About
 from capt.pretrain.convert.output import refuse_existing
+from capt.pretrain.models.architecture import model_types
 from capt.pretrain.models.hf_folder import is_hf
 from capt.pretrain.registry import IMPORTERS, task_module
 
@@ -34,7 +35,7 @@ def convert(
         source: a checkpoint, a run, or a file of word vectors, with ``to``; a foreign folder or hub id with ``from_``.
         out: a folder that does not exist or is empty; for word vectors a file that does not exist.
         to: one of ``TARGETS`` of the ``export`` module of the checkpoint's task.
-        from_: a key of `capt.pretrain.registry.IMPORTERS`: ``hf`` (a RoBERTa or XLM-R folder becomes a run at step 0).
+        from_: a key of `capt.pretrain.registry.IMPORTERS`: ``hf`` (an encoder's folder becomes a run at step 0).
         overwrite: replace ``out`` if it is an older export.
         about: what the model card says beyond what the run knows.
         assignments: options of the task's own, ``NAME=VALUE`` each.
@@ -61,7 +62,7 @@ def convert(
     if is_hf(source):
         raise ConfigError(
             f"{source}: a Hugging Face folder, and --to is for checkpoints of ours: train one with it as model.init, "
-            "or take it over with --from hf (RoBERTa and XLM-R)"
+            f"or take it over with --from hf (of a model_type that can be pretrained: {', '.join(model_types())})"
         )
     task = task_of(source)
     export = command_module(source, task, "export")

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from capt.pretrain.base.errors import DataError
-from capt.pretrain.base.parallel import ProgressCallback, usable_cores
+from capt.pretrain.base.parallel import ProgressCallback
+from capt.pretrain.base.process import usable_cores
 from capt.pretrain.base.stores import exists
 from capt.pretrain.base.verification import ALONE, Ranks, Verifier
 from capt.pretrain.data.bulk import NO_VALIDATION, prepare_plan

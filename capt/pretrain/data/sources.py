@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, cast, runtime_checkable
 
 from capt.pretrain.base.errors import ConfigError, DataError, counted
-from capt.pretrain.base.parallel import ProgressCallback, usable_cores
+from capt.pretrain.base.parallel import ProgressCallback
+from capt.pretrain.base.process import usable_cores
 from capt.pretrain.base.verification import Verifier
 from capt.pretrain.data.config import NO_TEXT, DataConfig, source_path
 from capt.pretrain.data.corpus import Corpus

@@ -257,7 +257,7 @@ class EmbeddingJob(Job):
         return self
 
     def metric_names(self) -> frozenset[str]:
-        """Nothing: word vectors are measured by `capt evaluate`."""
+        """Nothing that could choose a checkpoint: word vectors are measured by `capt evaluate`."""
         return frozenset()
 
     def check_inputs(self) -> list[str]:

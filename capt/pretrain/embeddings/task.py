@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import torch
 from pydantic import Field
 from torch import nn
+from torch.nn.functional import normalize
 
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, quoted
@@ -24,6 +26,7 @@ from capt.pretrain.embeddings.initial import InitialVectors, build_tables, with_
 from capt.pretrain.embeddings.positives import SegmentReader, Segments
 from capt.pretrain.embeddings.skipgram import SkipGram, UpdateRule
 from capt.pretrain.engine.engines.base import Engine
+from capt.pretrain.engine.judgement import NEAREST
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
 from capt.pretrain.engine.task import Progress, StepMetrics, Updates
 
@@ -121,8 +124,16 @@ class EmbeddingTask:
         return {**metrics, "words_per_second": words / (time.perf_counter() - begin)}
 
     def validate(self, engines: Mapping[str, Engine], progress: Progress) -> StepMetrics:
-        """There is no held-out loss: word vectors are measured by `capt evaluate`."""
-        return {}
+        """Measure how alike the vectors are: of the frequent words the median cosine with the nearest of them.
+
+        There is no held-out loss: word vectors are measured by `capt evaluate`.
+        """
+        count = min(_COMPARED, len(self.vocabulary))
+        with torch.no_grad():
+            rows = engines["discriminator"].module.rows("input", torch.arange(count, device=distributed.device()))
+        unit = normalize(rows.double(), dim=1)
+        cosines = (unit @ unit.T).fill_diagonal_(-1.0)
+        return {NEAREST: float(cosines.max(1).values.median())}
 
     def save_state(self, folder: Path) -> dict[str, Any]:
         """Hashes of the vocabulary and of the text."""
@@ -161,6 +172,10 @@ class EmbeddingTask:
         path = self._folder / VOCABULARY
         self.vocabulary.save(path)
         return {VOCABULARY: path}
+
+
+_COMPARED = 1000
+"""Words, the most frequent, whose vectors are compared with one another."""
 
 
 def _check_resumed(folder: Path, text: WordVocabulary) -> None:

@@ -63,9 +63,14 @@ def recorded_signal() -> int:
     return _State.signal
 
 
+def stop_signal_name(number: int) -> str:
+    """The name of a stop signal for a person: ``capt`` sends its ranks SIGTERM after Ctrl-C as well."""
+    return {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM or Ctrl-C"}.get(number, signal.Signals(number).name)
+
+
 def interrupt(number: int, where: str) -> NoReturn:
     """End now, because the step after which the ranks would stop cannot be finished. Raises :class:`Interrupted`."""
-    _State.reason = f"{signal.Signals(number).name} received {where}"
+    _State.reason = f"{stop_signal_name(number)} received {where}"
     raise Interrupted(_State.reason)
 
 
@@ -81,7 +86,7 @@ def _receive(number: int, frame: FrameType | None) -> None:
 
 
 def _reason_text(number: int) -> str:
-    return f"{signal.Signals(number).name} received before the first step"
+    return f"{stop_signal_name(number)} received before the first step"
 
 
 def _watch(reading: int, exit_code: int) -> None:

@@ -17,7 +17,7 @@ from capt.pretrain.engine.metrics_file import MetricsRow
 
 Verdict = Literal[
     "learning", "levelled off", "not learning", "solved at the start", "over-fitted", "getting worse", "collapsed",
-    "diverged", "too early to tell",
+    "degenerate", "diverged", "too early to tell",
 ]  # fmt: skip
 
 _LOWER_IS_BETTER = ("loss", "alignment", "uniformity", "direction", "drift", "perplexity")
@@ -47,6 +47,12 @@ by another span of the same passage. What is found already has hardly a gradient
 is not the positive."""
 START = "pretext/accuracy"
 """The figure of a training row that says it: before the first update."""
+LITTLE_INFORMATION = 1.0
+"""Nats that codes tell of a sentence, below which they tell fewer than three kinds apart (e nats' worth)."""
+NEAREST = "nearest_cosine"
+"""The figure of word vectors: the median cosine of a frequent word and its nearest neighbour."""
+ALIKE = 0.9
+"""`NEAREST` from which on word vectors are nearly all alike: those of too little text have 0.92 and more."""
 _RETRIEVAL = ("retrieval/to_corrupted", "retrieval/to_original")
 _OF_CONTRAST = ("loss/capt", "loss/capt_fixed", "loss/pairs")
 _WORSE = 0.1
@@ -73,8 +79,23 @@ class Judgement:
         return f"{self.verdict}: {self.reason}"
 
 
+_ERROR = "/error"
+
+
+def error_of(metric: str) -> str:
+    """The name of the standard error of a metric, where a validation reports it."""
+    return metric + _ERROR
+
+
+def is_error(metric: str) -> bool:
+    """Return whether a figure is the standard error of another one."""
+    return metric.endswith(_ERROR)
+
+
 def direction(metric: str) -> int:
     """1 where higher is better, -1 where lower is, 0 where the name does not say."""
+    if is_error(metric):
+        return 0
     parts = metric.lower().replace("_", "/").split("/")
     if parts[0] in RETRIEVAL:
         return 1
@@ -114,6 +135,8 @@ def judge(training: Sequence[MetricsRow], validation: Sequence[MetricsRow], best
         always = all(row.figures.get("degenerate", 1) == 1 for row in validation)
         told = f"all predictions are the same at step {validation[-1].step}; try another optimizer.lr"
         return Judgement("not learning" if always else "collapsed", told)
+    if validation and (found := _degenerate(validation[-1])) is not None:
+        return found
     metric = judged_metric(validation, best)
     values = series(validation, metric) if metric else []
     if metric is None or len(values) < 2:
@@ -128,7 +151,33 @@ def judge(training: Sequence[MetricsRow], validation: Sequence[MetricsRow], best
         return Judgement(
             "solved at the start", f"{start:.1%} of the samples found their other view before training; {found.reason}"
         )
+    if validation and "au" in validation[-1].figures:
+        return replace(found, reason=f"{found.reason}; {_code(validation[-1])}")
     return found
+
+
+def _degenerate(row: MetricsRow) -> Judgement | None:
+    """Judge codes of sentences that tell hardly anything, and word vectors that are nearly alike."""
+    information, nearest = row.figures.get("mi_batch", math.inf), row.figures.get(NEAREST, 0.0)
+    if information < LITTLE_INFORMATION:
+        return Judgement(
+            "degenerate",
+            f"{_code(row)} at step {row.step}: what the model writes repeats itself; more text or epochs, or "
+            "objective.beta_end below 1, leave more in z",
+        )
+    if nearest >= ALIKE:
+        return Judgement(
+            "degenerate",
+            f"a word and its nearest neighbour have a cosine of {nearest:.2f} in the median at step {row.step}: the "
+            "vectors are nearly alike; more text, more schedule.epochs, or model.init=VECTORS tell words apart",
+        )
+    return None
+
+
+def _code(row: MetricsRow) -> str:
+    units, nats = row.figures.get("au", 0.0), row.figures.get("mi_batch")
+    told = "" if nats is None else f", and codes tell {nats:.2g} nats of a sentence"
+    return f"{units:g} units of z are active{told}"
 
 
 def _start(training: Sequence[MetricsRow], validation: Sequence[MetricsRow]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import CheckpointError, ConfigError, MachineError, RunFailedError, quoted
+from capt.pretrain.base.process import affinity, cpu_quota, notes_on_cores, thread_share
 from capt.pretrain.config.contrast import ContrastSection
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine.branch import branched
@@ -94,6 +96,7 @@ def run_job(
         logger.info("set for the GPUs: %s", ", ".join(f"{name}={value}" for name, value in chosen.items()))
     _set_up_torch(job)
     distributed.initialize(job.engine.timeout_minutes)
+    _set_threads(job.run.threads)
     with distributed.synchronize_errors():
         check_precision(job.engine.precision)
         callbacks = default_callbacks(job, user_callbacks(job, begun=has_begun(job.run.dir, job)))
@@ -255,8 +258,21 @@ def _sequences_of_a_loss(job: Job, ranks: int) -> int:
     return ranks * job.micro_batch(ranks)
 
 
+def _set_threads(threads: int) -> None:
+    """Set the CPU threads of this rank: ``threads``, or with 0 its part of the host's cores. Collective."""
+    if not threads:
+        mine, host, quota = sorted(affinity()), socket.gethostname(), cpu_quota()
+        # Every rank takes part, for OMP_NUM_THREADS may be set on some hosts alone.
+        masks = [mask for name, mask in distributed.gather_objects((host, mine)) if name == host]
+        given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+        threads = int(given) if given.isdigit() and int(given) else thread_share(mine, masks, quota)
+        if distributed.rank() == 0 and not torch.cuda.is_available():
+            for line in notes_on_cores(threads, len(masks), quota, len(mine), os.getloadavg()[0], os.cpu_count() or 1):
+                logger.info("%s", line)
+    torch.set_num_threads(threads)
+
+
 def _set_up_torch(job: Job) -> None:
-    torch.set_num_threads(job.run.threads or max(1, (os.cpu_count() or 1) // distributed.local_world_size()))
     if not torch.cuda.is_available():
         keep_freed_memory()
     if job.run.deterministic:  # only then: the call alone imports the compiler stack

@@ -138,7 +138,8 @@ def evaluate(
     """
     if not text and sts is None:
         raise ConfigError(
-            "nothing to evaluate on: give files of held-out text (--text), or a folder with STS sets (--sts)"
+            "nothing to evaluate on: give files of held-out text (--text), a folder with STS sets (--sts), or a BEIR "
+            "folder or a file of pairs to search in (--retrieval)"
         )
     unknown = [pooler for pooler in poolers if pooler not in POOLERS]
     if unknown or not poolers:

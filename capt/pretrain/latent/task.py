@@ -298,7 +298,9 @@ class LatentTask:
         """Suggest to measure the model, or to draw the clusters, which have no text."""
         if self.vocabulary is None:
             return [f"capt report {quoted(run_dir)} (curves of how the clusters separate)"]
+        writes = self.job.model.posterior != "none"
         return [
+            *([f"capt latent sample {quoted(run_dir)} -n 20 (sentences)"] if writes else []),
             f"capt evaluate {quoted(run_dir)} (bounds, active units and information on the test split)",
             f"capt report {quoted(run_dir)} (curves)",
         ]

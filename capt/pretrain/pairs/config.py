@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,17 +15,34 @@ from capt.pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Se
 from capt.pretrain.config.contrast import ContrastSection, TemperatureSection, check_validation_samples
 from capt.pretrain.config.lora import LoraSection
 from capt.pretrain.config.retrieval import RetrievalSection
-from capt.pretrain.config.schema import BatchSection, Job, LoaderSection, OptimizerSection, ValidateSection
+from capt.pretrain.config.schema import (
+    BatchSection,
+    Job,
+    LoaderSection,
+    OptimizerSection,
+    ScheduleSection,
+    ValidateSection,
+)
 from capt.pretrain.data.config import CorruptionConfig, Patterns
 from capt.pretrain.data.row_filter import RowFilter
 from capt.pretrain.data.views import ABOUT, Spans, find_view
+from capt.pretrain.engine.judgement import error_of
 from capt.pretrain.models.hf_config import FolderOrId, hub_id
 from capt.pretrain.pairs.losses import LOSSES, check_source, find_loss
 from capt.pretrain.pairs.selection import Selection
 
-RETRIEVAL = ("recall/to_document", "recall/to_query", "mrr/to_document", "mrr/to_query")
+RECALLS = ("recall/to_document", "recall/to_query")
+RETRIEVAL = (*RECALLS, "mrr/to_document", "mrr/to_query")
 """Metrics of retrieval in validation, also at each width of ``contrast.matryoshka``."""
-METRICS = ("loss/pairs", *RETRIEVAL, "alignment", "uniformity", "first_direction", "validation_samples")
+METRICS = (
+    "loss/pairs",
+    *RETRIEVAL,
+    *map(error_of, RECALLS),
+    "alignment",
+    "uniformity",
+    "first_direction",
+    "validation_samples",
+)
 """Metrics of validation beside the figures of scored pairs (`PairLoss.figures`)."""
 
 
@@ -63,6 +81,9 @@ class PairOptions(Section):
     prompts: Prompts = Prompts()
     query_length: PositiveInt | None = Field(
         None, ge=8, le=2**20, description="tokens of a query, prompt not counted; null = data.sequence_length"
+    )
+    own_length: PositiveInt | None = Field(
+        None, description="the encoder's own length, where data.sequence_length asks for it; filled in by the job"
     )
     negatives: NonNegativeInt = Field(
         0, le=1024, description="hard negatives of a query in a step, drawn anew at each visit; 0 = none"
@@ -142,9 +163,11 @@ class PairSource(PairOptions):
     def completed(self, data: PairData) -> PairSource:
         """The source with all that ``data`` says filled in, lengths if it says any."""
         unset = PairOptions.model_fields.keys() - self.model_fields_set
+        asked = None if data.sequence_length == "encoder" else data.sequence_length
         lengths = {
-            "query_length": self.query_length or data.query_length or data.sequence_length,
-            "document_length": self.document_length or data.sequence_length,
+            "query_length": self.query_length or data.query_length or asked,
+            "document_length": self.document_length or asked,
+            "own_length": data.own_length if data.sequence_length == "encoder" else None,
         }
         return self.model_copy(update={**{name: getattr(data, name) for name in unset}, **lengths})
 
@@ -165,14 +188,16 @@ class PairData(PairOptions):
         "number of rows to this power (1 = in proportion to the rows); null = 0, weights alone"
     )  # fmt: skip
     validation_files: Patterns = Field([], description="held-out pairs; without them a fraction of the pairs")
-    validation_fraction: float = Field(
-        0.02, ge=0, lt=1, description="share of the queries to hold out, with all their pairs; 0 = none"
+    validation_fraction: Literal["auto"] | Annotated[float, Field(ge=0, lt=1)] = Field(
+        "auto",
+        description="share of the queries of each source to hold out, with all their pairs; 0 = none; auto = 2%, of "
+        "few pairs as many as 200 take, a tenth at most",
     )
-    sequence_length: PositiveInt | None = Field(
-        None,
-        ge=8,
-        le=2**20,
-        description="tokens of a document, prompt not counted; null = 128, or what the encoder's positions leave",
+    sequence_length: Literal["encoder"] | Annotated[PositiveInt, Field(ge=8, le=2**20)] | None = Field(
+        "encoder",
+        description="tokens of a document, prompt not counted; encoder = what the encoder reads: as its "
+        "sentence-transformers folder or run says, else its positions, 512 at most; null = 128, or what its positions "
+        "leave",
     )
     bucketing: bool = Field(
         True,
@@ -284,6 +309,51 @@ class PairDistillation(Section):
     temperature: PositiveFloat = Field(1.0, description="temperature by which the teacher's scores are divided")
 
 
+class PairSchedule(ScheduleSection):
+    """``epochs`` are turned into steps once the pairs are read, unless ``max_steps`` alone is given."""
+
+    max_steps: PositiveInt = Field(1_000_000_000, description="optimizer steps; with epochs an upper bound")
+    epochs: Literal["auto"] | PositiveFloat | None = Field(
+        "auto",
+        description="passes over the pairs of all sources; auto = as many as come to 256,000 pairs, 1 at least and 10 "
+        "at most; null = max_steps alone, as where max_steps is given and epochs is not",
+    )
+    warmup_ratio: NonNegativeFloat | None = Field(
+        0.1, le=1, description="with epochs: warmup as a share of the steps; null = warmup_steps"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _steps_are_meant(cls, values: Any) -> Any:
+        # A run of a release without epochs has steps alone, and is resumed with them.
+        if isinstance(values, dict) and "max_steps" in values and "epochs" not in values:
+            return {**values, "epochs": None}
+        return values
+
+    def in_steps(self, rows: int, batch: int) -> PairSchedule:
+        """The schedule with steps in place of epochs, for ``rows`` pairs in batches of ``batch``."""
+        if self.epochs is None:
+            return self
+        epochs = min(_MOST_EPOCHS, max(1.0, _PAIRS_ENOUGH / rows)) if self.epochs == "auto" else self.epochs
+        steps = min(self.max_steps, math.ceil(epochs * rows / batch))
+        warmup = self.warmup_steps if self.warmup_ratio is None else int(self.warmup_ratio * steps)
+        if warmup > steps:
+            raise ConfigError(
+                f"schedule.warmup_steps {warmup} is longer than the {steps} steps of {epochs:g} epochs of {rows:,} "
+                "pairs; lower it, or set schedule.warmup_ratio"
+            )
+        made = self.model_copy(update={"max_steps": steps, "warmup_steps": warmup})
+        try:
+            made.check_decay()
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        return made
+
+
+_PAIRS_ENOUGH, _MOST_EPOCHS = 256_000, 10.0
+"""Pairs of 1,000 steps of 256, and passes after which few pairs are learnt by heart."""
+
+
 class PairTemperature(TemperatureSection):
     """tau over training; ``constant`` at .05 unless set."""
 
@@ -354,6 +424,7 @@ class PairJob(Job):
     data: PairData
     model: PairModel
     batch: PairBatching = PairBatching()
+    schedule: PairSchedule = PairSchedule()
     contrast: PairContrast = PairContrast()
     mlm: PairMasked = PairMasked()
     distillation: PairDistillation = PairDistillation()
@@ -404,6 +475,15 @@ class PairJob(Job):
     def _searches_in_time(self) -> PairJob:
         self.validate_.retrieval.check_rhythm(self.validate_.every, self.checkpoint.best)
         return self
+
+    @classmethod
+    def replaced_by(cls, below: Mapping[str, Any], above: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Steps that are given later take the place of epochs that were given before, and the other way round."""
+        old, new = below.get("schedule"), above.get("schedule")
+        if not isinstance(old, Mapping) or not isinstance(new, Mapping) or {"epochs", "max_steps"} <= new.keys():
+            return below
+        left_out = {"epochs"} if "max_steps" in new else {"max_steps"} if new.get("epochs") else set()
+        return {**below, "schedule": {key: value for key, value in old.items() if key not in left_out}}
 
     def metric_names(self) -> frozenset[str]:
         """Names of the metrics of validation."""

@@ -40,7 +40,9 @@ def command(
         UserError: no file is named, a file holds no pairs, or the checkpoint is not one of pairs.
     """
     if not data:
-        raise ConfigError("nothing to measure on: give --data FILE with held-out pairs")
+        raise ConfigError(
+            "nothing to measure on: give --data FILE with held-out pairs, or --retrieval with a BEIR folder or a file"
+        )
     trained = load_model(checkpoint)
     sources = {each.name: each for each in trained.job.data.each()}
     name = source or next(iter(sources))
@@ -80,7 +82,7 @@ def _protocol(trained: LoadedPairModel, source: PairSource, pools: Pools, rows: 
         ("queries", source.prompts.query, source.query_length),
         ("documents", source.prompts.document, source.document_length),
     ):
-        longest = longest_text(trained.tokenizer, prompt, length, encoder.model.max_positions, side)
+        longest = longest_text(trained.tokenizer, prompt, length, encoder.model.max_positions, side, source.own_length)
         parts.append(f"{side} {repr(prompt) + ' and ' if prompt else ''}up to {longest} tokens")
     parts.append(f"{encoder.pooling} pooling")
     parts.append(used_versions())

@@ -18,9 +18,10 @@ from capt.pretrain.convert.huggingface import encoder_tensors
 from capt.pretrain.convert.output import write_export
 from capt.pretrain.convert.sentence_transformers import IDENTITY, check_vectors, write_modules
 from capt.pretrain.engine.durable import write_tensors
+from capt.pretrain.engine.judgement import error_of
 from capt.pretrain.engine.metrics_file import METRICS, read_metrics
 from capt.pretrain.pairs.batches import PaddedTexts
-from capt.pretrain.pairs.config import RETRIEVAL, at_width
+from capt.pretrain.pairs.config import RECALLS, RETRIEVAL, at_width
 from capt.pretrain.pairs.load import LoadedPairModel, load_model
 
 logger = logging.getLogger(__name__)
@@ -184,6 +185,11 @@ def _card(
     widths = job.contrast.matryoshka
     names = [*RETRIEVAL, "spearman", *(at_width(name, width) for width in widths for name in RETRIEVAL)]
     scores = {name: facts.metrics[f"validation/{name}"] for name in names if f"validation/{name}" in facts.metrics}
+    errors = {
+        name: facts.metrics[f"validation/{error_of(name)}"]
+        for name in RECALLS
+        if f"validation/{error_of(name)}" in facts.metrics
+    }
     return facts.card(
         {
             "library_name": "sentence-transformers",
@@ -202,16 +208,18 @@ def _card(
         training=facts.training(_KEYS, _COUNTED),
         caveats=_CAVEATS,
         results=[result("sentence-similarity", "held-out pairs", scores)] if scores else [],
-        evaluations=[_comparison(trained.checkpoint.resolve().parent.parent, scores)] if scores else [],
+        evaluations=[_comparison(trained.checkpoint.resolve().parent.parent, scores, errors)] if scores else [],
     )
 
 
-def _comparison(run: Path, scores: Mapping[str, float]) -> str:
-    """Describe retrieval on the held-out pairs, with what it was before the first step where that was measured."""
+def _comparison(run: Path, scores: Mapping[str, float], errors: Mapping[str, float]) -> str:
+    """Describe retrieval on the held-out pairs, with standard errors, and what it was before the first step."""
     rows = read_metrics(run / METRICS).validation if (run / METRICS).exists() else []
     first = next((row.figures for row in rows if row.step == 0), {})
     shown = {
-        name: f"{value:.4f}" + (f" (before training {first[name]:.4f})" if name in first else "")
+        name: f"{value:.4f}"
+        + (f" ± {errors[name]:.4f}" if name in errors else "")
+        + (f" (before training {first[name]:.4f})" if name in first else "")
         for name, value in scores.items()
     }
     return f"{plain_text('Held-out pairs of the training data')}\n\n{table(shown)}"

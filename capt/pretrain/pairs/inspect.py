@@ -27,11 +27,13 @@ _SHOWN = 3
 class Side:
     """Settings for reading the texts of one side: the prompt before them, and the tokens that one may have.
 
-    ``length`` counts the special tokens around a text and not its prompt; None is 128, or fewer where there is no room.
+    ``length`` counts the special tokens around a text and not its prompt; None is ``own``, the length that the encoder
+    reads, or 128, and fewer where there is no room.
     """
 
     prompt: str = ""
     length: int | None = None
+    own: int | None = None
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def text_ids(tokenizer: TextTokenizer, texts: Sequence[str], side: Side) -> tupl
     """
     special = tokenizer.special
     before = len(tokenizer.encode_batch([side.prompt])[0]) if side.prompt else 0
-    length = side.length or max(8, min(_LENGTH, tokenizer.model_max_length - before))
+    length = side.length or max(8, min(side.own or _LENGTH, tokenizer.model_max_length - before))
     # 2: `<s>` and `</s>`.
     if before > length - 2:
         raise ConfigError(

@@ -13,10 +13,10 @@ from capt.pretrain.models.foreign.encoder import build_encoder
 from capt.pretrain.models.hf_config import SENTENCE_FILES, local_folder
 from capt.pretrain.models.hf_folder import is_hf, read_json
 from capt.pretrain.models.lora import merge_lora
-from capt.pretrain.models.sentence_folder import modules_of, pooling_file, poolings
+from capt.pretrain.models.sentence_folder import encoder_folder, modules_of, pooling_file, poolings
 from capt.pretrain.pairs.config import PairData, PairJob, Pooling, Prompts
 from capt.pretrain.pairs.module import PairModule
-from capt.pretrain.pairs.sources import longest_text
+from capt.pretrain.pairs.sources import LENGTH, longest_text
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,8 @@ def reading(job: PairJob, tokenizer: TextTokenizer, max_positions: int, source: 
         raise ConfigError(f"--option source={source}: no such source; {did_you_mean(source, sorted(sources))}")
     chosen = sources[source]
     sides = ((chosen.prompts.query, chosen.query_length), (chosen.prompts.document, chosen.document_length))
-    lengths = [longest_text(tokenizer, prompt, length, max_positions, f"source {source}") for prompt, length in sides]
+    what, own = f"source {source}", chosen.own_length
+    lengths = [longest_text(tokenizer, prompt, length, max_positions, what, own) for prompt, length in sides]
     return SourceReading(chosen.prompts, *lengths)
 
 
@@ -115,6 +116,36 @@ def pooling_of_init(init: Path) -> Pooling:
         return _pooling_of(folder) or "mean"
     job = read_job(find_best(folder))
     return job.model.pooling if isinstance(job, PairJob) and job.model.pooling != "auto" else "mean"
+
+
+def with_own_length(job: PairJob, max_positions: int) -> PairJob:
+    """Fill in ``data.own_length`` where ``data.sequence_length`` asks for what the encoder reads."""
+    if job.data.sequence_length != "encoder" or job.data.own_length is not None:
+        return job
+    data = job.data.model_copy(update={"own_length": own_length(job.model.init, max_positions)})
+    return job.model_copy(update={"data": data})
+
+
+def own_length(init: Path, max_positions: int) -> int:
+    """Return the tokens of a text that the model which ``model.init`` names reads.
+
+    A sentence-transformers folder says it, and a run has been trained on it; of another encoder it is what its
+    positions leave, 512 at most.
+    """
+    folder = local_folder(init, SENTENCE_FILES)
+    length: int | None = None
+    if is_hf(folder):
+        path = encoder_folder(folder) / "sentence_bert_config.json"
+        length = read_json(path).get("max_seq_length") if path.is_file() else None
+    else:
+        data = getattr(read_job(find_best(folder)), "data", None)
+        asked = [getattr(data, name, None) for name in ("sequence_length", "own_length")]
+        length = next((value for value in asked if isinstance(value, int)), LENGTH if asked == [None, None] else None)
+    return min(length if isinstance(length, int) and length >= 8 else _LONGEST, max_positions)
+
+
+_LONGEST = 512
+"""Tokens of a text where the encoder does not say how many it reads; texts of thousands are to be asked for."""
 
 
 def _pooling_of(folder: Path) -> Pooling | None:

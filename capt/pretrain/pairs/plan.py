@@ -16,6 +16,7 @@ from capt.pretrain.language.plan import described_encoder, rehearsed_encoder
 from capt.pretrain.pairs.batches import GroupedTexts, MaskedTexts, PaddedTexts, PairBatch
 from capt.pretrain.pairs.config import PairJob
 from capt.pretrain.pairs.known import Candidates
+from capt.pretrain.pairs.load import with_own_length
 from capt.pretrain.pairs.loss import PairViews
 from capt.pretrain.pairs.module import PairModule
 from capt.pretrain.pairs.sources import EncodedTexts, Lists, SourceRows, longest_behind
@@ -92,12 +93,16 @@ def _longest_row(job: PairJob, shape: _Shape) -> SourceRows:
 class RehearsedTask(PairTask):
     """The task over no pairs, on tensors without data."""
 
-    def __init__(self, job: PairJob, hf_config: dict[str, Any], tokens_of: Callable[[str], int]) -> None:
+    def __init__(
+        self, job: PairJob, hf_config: dict[str, Any], tokens_of: Callable[[str], int], *, is_here: bool
+    ) -> None:
+        with torch.device("meta"):
+            encoder = rehearsed_encoder(hf_config, job.model)
+        if is_here:
+            job = with_own_length(job, encoder.max_positions)
         # Not `PairTask.__init__`, which loads the encoder and reads the pairs.
         ContrastTask.__init__(self, job)
         self._hf_config = hf_config
-        with torch.device("meta"):
-            encoder = rehearsed_encoder(hf_config, job.model)
         self._backbone: Any = SimpleNamespace(encoder=encoder)
         self._pooling = "mean" if job.model.pooling == "auto" else job.model.pooling
         self._width = job.model.projection or encoder.hidden_size
@@ -126,7 +131,7 @@ def rehearse(job: PairJob, world: int) -> Rehearsal:
         ConfigError: the job names no pairs, or a text with its prompt is longer than the encoder's positions.
     """
     hf_config, tokens_of, assumed = _encoder(job)
-    task = RehearsedTask(job, hf_config, tokens_of)
+    task = RehearsedTask(job, hf_config, tokens_of, is_here=not assumed)
     shape, n = task.shape, job.micro_batch(world)
     masked = round(job.corruption.highest_rate * shape.document) if job.mlm.weight else 0
     tokens = job.batch.global_ * (shape.query + (1 + shape.negatives) * shape.document)
@@ -146,7 +151,7 @@ def _longest(job: PairJob, tokens_of: Callable[[str], int], positions: int) -> _
         where = f"source {each.name}"
         for prompt, _ in sides:
             require_short_prompt(prompt, positions, where, "shorten data.prompts")
-        lengths.append([longest_behind(tokens_of(side[0]), *side, positions, where) for side in sides])
+        lengths.append([longest_behind(tokens_of(side[0]), *side, positions, where, each.own_length) for side in sides])
     query, document = map(max, zip(*lengths, strict=True))
     return _Shape(query, document, max(each.negatives for each in sources))
 

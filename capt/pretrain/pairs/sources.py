@@ -29,8 +29,8 @@ from capt.tokenizer.encode import TextTokenizer, require_short_prompt
 Numbers = Int64[np.ndarray, " n"]
 
 _BLOCK = 1 << 20
-_LENGTH = 128
-"""Tokens of a text where the job does not say: what contrastors and ModernBERT's embedding models train on."""
+LENGTH = 128
+"""Tokens of a text where ``data.sequence_length`` is null."""
 
 
 def text_key(text: str) -> int:
@@ -228,21 +228,27 @@ class SourceRows:
         return self.queries.mean_length, self.documents.mean_length, negatives
 
 
-def longest_text(tokenizer: TextTokenizer, prompt: str, length: int | None, max_positions: int, what: str) -> int:
-    """Tokens of the longest text with its prompt: ``length`` and those of the prompt; None = 128 if there is room.
+def longest_text(
+    tokenizer: TextTokenizer, prompt: str, length: int | None, max_positions: int, what: str, own: int | None = None
+) -> int:
+    """Tokens of the longest text with its prompt: ``length`` and those of the prompt.
+
+    Without ``length`` it is the encoder's own, ``own``, or 128, as far as there is room.
 
     Raises:
         ConfigError: the prompt alone is as long as ``length``, or both are longer than the encoder's positions.
     """
     require_short_prompt(prompt, max_positions, what, "shorten data.prompts")
     return longest_behind(
-        len(tokenizer.encode_batch([prompt])[0]) if prompt else 0, prompt, length, max_positions, what
+        len(tokenizer.encode_batch([prompt])[0]) if prompt else 0, prompt, length, max_positions, what, own
     )
 
 
-def longest_behind(before: int, prompt: str, length: int | None, max_positions: int, what: str) -> int:
+def longest_behind(
+    before: int, prompt: str, length: int | None, max_positions: int, what: str, own: int | None = None
+) -> int:
     """`longest_text` for a prompt of ``before`` tokens."""
-    length = length or max(8, min(_LENGTH, max_positions - before))
+    length = length or max(8, min(own or LENGTH, max_positions - before))
     if before > length - 2:
         raise ConfigError(
             f"{what}: the prompt {prompt[:60]!r} has {before} tokens, the text after it at most {length - 2}: "

@@ -13,6 +13,7 @@ import logging
 import uuid
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -82,9 +83,9 @@ class _Side:
 
     def __init__(
         self, folder: Path | None, name: str, tokenizer: TextTokenizer, length: int | None, max_positions: int,
-        what: str,
+        what: str, own: int | None,
     ) -> None:  # fmt: skip
-        self._name, self._what = name, what
+        self._name, self._what, self._own = name, what, own
         self._tokenizer, self._length, self._max_positions = tokenizer, length, max_positions
         self.ids = _column(folder, f"{name}_ids", token_dtype(tokenizer.vocab_size))
         self.starts, self.keys = _column(folder, f"{name}_starts", "<i8"), _column(folder, f"{name}_keys", "<i8")
@@ -103,7 +104,7 @@ class _Side:
         """Tokens of the longest text after a prompt. Raises ``ConfigError`` where they do not fit each other."""
         if prompt not in self._longest:
             self._longest[prompt] = longest_text(
-                self._tokenizer, prompt, self._length, self._max_positions, what or self._what
+                self._tokenizer, prompt, self._length, self._max_positions, what or self._what, self._own
             )
         return self._longest[prompt]
 
@@ -164,7 +165,7 @@ class RowsWriter:
         self.source, self._folder, self._view = source, folder, find_view(source.view)
         lengths = (source.query_length, source.document_length)
         self._sides = [
-            _Side(folder, name, tokenizer, length, max_positions, f"source {source.name}, {name}")
+            _Side(folder, name, tokenizer, length, max_positions, f"source {source.name}, {name}", source.own_length)
             for name, length in zip(("queries", "documents"), lengths, strict=True)
         ]
         # A prompt that does not fit the length is refused before a row is read.
@@ -396,7 +397,7 @@ def encode_source(source: PairSource, pairs: Pairs, tokenizer: TextTokenizer, ma
 
 
 def prepare_source(
-    source: PairSource, files: Sequence[Path], fraction: float, tokenizer: TextTokenizer, max_positions: int,
+    source: PairSource, files: Sequence[Path], fraction: float | None, tokenizer: TextTokenizer, max_positions: int,
     verifier: Verifier, what: str = "",
 ) -> PreparedSource:  # fmt: skip
     """The rows of ``files``, those held out apart, from ``verifier.cache`` or written there first.
@@ -408,7 +409,7 @@ def prepare_source(
     Args:
         source: its settings, all filled in.
         files: what to read.
-        fraction: share of the queries to hold out, with all their pairs.
+        fraction: share of the queries to hold out, with all their pairs; None = `held_out_share`.
         tokenizer: of the encoder.
         max_positions: of the encoder.
         verifier: hashes files.
@@ -428,7 +429,7 @@ def prepare_source(
     # Keys that do not change a token, such as the weight, do not make another folder.
     written = source.model_dump(mode="json")
     settings = {key: written[key] for key in _SETTINGS}
-    settings |= {key: written[key] for key in _SELECTION if written[key] is not None}
+    settings |= {key: written[key] for key in (*_SELECTION, "own_length") if written[key] is not None}
     recipe = [_VERSION, content, [str(path) for path in inputs], settings, fraction, tokenizer.fingerprint]
     name = hashlib.sha256(json.dumps([*recipe, max_positions]).encode()).hexdigest()[:32]
     folder = verifier.cache / "pairs" / name
@@ -477,11 +478,13 @@ def _is_written(folder: Path, launch: str) -> bool:
 
 
 def _write(
-    source: PairSource, files: Sequence[Path], fraction: float, tokenizer: TextTokenizer, max_positions: int,
+    source: PairSource, files: Sequence[Path], fraction: float | None, tokenizer: TextTokenizer, max_positions: int,
     folder: Path, launch: str,
 ) -> None:  # fmt: skip
     counts = Counts()
-    pairs = pairs_of(source, files, counts)
+    pairs: Pairs = pairs_of(source, files, counts)
+    if fraction is None:
+        fraction, pairs = held_out_share(pairs)
     writers: dict[str, RowsWriter] = {}
     # Both splits in one pass over the files.
     for place, pair, is_held_out in split_pairs(pairs, fraction):
@@ -512,6 +515,20 @@ def pairs_of(source: PairSource, files: Sequence[Path], counts: Counts | None = 
     )
 
 
+_ENOUGH, _LEAST, _MOST = 200, 0.02, 0.1
+"""Held-out pairs whose recall has a standard error of 0.035 at most; the least and the most share to hold out."""
+
+
+def held_out_share(pairs: Pairs) -> tuple[float, Pairs]:
+    """Return the share of some pairs to hold out, and the same pairs, of which the first 10,000 were read for it.
+
+    It is 2%, where that is too few the share of 200 pairs, and a tenth at most.
+    """
+    pairs = iter(pairs)
+    first = list(islice(pairs, round(_ENOUGH / _LEAST)))
+    return min(_MOST, max(_LEAST, _ENOUGH / max(1, len(first)))), chain(first, pairs)
+
+
 def split_pairs(pairs: Pairs, fraction: float) -> Iterator[tuple[str, Pair, bool]]:
     """Say of each pair whether it is held out: all those whose query has a key in the first part of all keys.
 
@@ -527,7 +544,13 @@ def split_pairs(pairs: Pairs, fraction: float) -> Iterator[tuple[str, Pair, bool
 
 def report(rows: SourceRows, record: RowsRecord) -> None:
     """Log how many pairs there are, how long their texts are, and what was found in them."""
-    notes = "".join(f"; {number:,} {what}" for what, number in record.notes.items() if number)
+    # Of the texts that are cut, the longest is as long as the limit.
+    sides = (("query", "query_length", rows.queries), ("document", "document_length", rows.documents))
+    notes = "".join(
+        f"; {counted(texts.cut, noun)} cut to {texts.longest} tokens (data.sequence_length, or {key} of a side)"
+        for noun, key, texts in sides
+        if texts.cut
+    )
     logger.info(
         "source %s: %s, %.1f tokens a query, %.1f a document%s",
         *(rows.source.name, counted(len(rows), "pair"), rows.queries.mean_length, rows.documents.mean_length),

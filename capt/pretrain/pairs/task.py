@@ -37,7 +37,7 @@ from capt.pretrain.language.load import Backbone, load_backbone
 from capt.pretrain.pairs.batches import MaskedTexts, Noise, PairAssembler, PairBatch, padded
 from capt.pretrain.pairs.config import PairJob, Pooling
 from capt.pretrain.pairs.known import Compared, left_out
-from capt.pretrain.pairs.load import SourceReading, left_behind, pooling_of_init, reading
+from capt.pretrain.pairs.load import SourceReading, left_behind, pooling_of_init, reading, with_own_length
 from capt.pretrain.pairs.loss import PairTerm, PairViews, parts_of
 from capt.pretrain.pairs.module import PairModule, PairOutput
 from capt.pretrain.pairs.sources import SourceRows
@@ -80,6 +80,7 @@ class PairTask(ContrastTask[PairBatch]):
         # A checkpoint then says by itself what encoder and pooling it has, without model.init.
         update = {"encoder": self._backbone.hf_config, "pooling": pooling}
         self.job = job.model_copy(update={"model": section.model_copy(update=update)})
+        self.job = with_own_length(self.job, self._backbone.encoder.max_positions)
         self.tokenizer, self._pooling = self._backbone.tokenizer, pooling
         self.sources, held_out = self._read()
         self.pools = self._pools(held_out)
@@ -90,7 +91,8 @@ class PairTask(ContrastTask[PairBatch]):
     def _read(self) -> tuple[list[SourceRows], list[SourceRows]]:
         """The training pairs of each source, and the held-out ones."""
         data = self.job.data
-        fraction = 0.0 if data.validation_files else data.validation_fraction
+        asked = 0.0 if data.validation_files else data.validation_fraction
+        fraction = None if asked == "auto" else asked
         verifier = Verifier(data.cache, all_ranks())
         encoder = (self.tokenizer, self._backbone.encoder.max_positions)
         train, held_out = [], []
@@ -103,13 +105,15 @@ class PairTask(ContrastTask[PairBatch]):
                 held_out.append(_measured(prepared.held_out))
             if prepared.train is None:
                 raise DataError(
-                    f"source {source.name}: data.validation_fraction {fraction:g} holds out all of its pairs; lower it"
+                    f"source {source.name}: data.validation_fraction {asked} holds out all of its pairs; lower it"
                 )
             self._check(prepared.train, prepared.record)
             train.append(self._spanned(prepared.train))
         train = self._weighted(train)
         self._check_sizes(train)
         self._check_negatives(train)
+        schedule = self.job.schedule.in_steps(sum(map(len, train)), self.job.batch.global_)
+        self.job = self.job.model_copy(update={"schedule": schedule})
         self._tell_epochs(train)
         # Held-out files are compared by the first source's prompts and lengths, whatever loss it trains with.
         if data.validation_files:
@@ -120,11 +124,11 @@ class PairTask(ContrastTask[PairBatch]):
             pairs = prepare_source(source, files, 0.0, *encoder, verifier, "validation").train
             held_out += [] if pairs is None else [_measured(pairs)]
         held_out = [pairs for pairs in held_out if len(pairs)]
-        if not held_out and fraction and distributed.rank() == 0:
+        if not held_out and asked and distributed.rank() == 0:
             logger.warning(
-                "validation is off: data.validation_fraction %g of %s comes to no pair; raise it, or set "
+                "validation is off: data.validation_fraction %s of %s comes to no pair; raise it, or set "
                 "data.validation_files (data.validation_fraction=0 says that none is wanted)",
-                fraction, counted(sum(map(len, train)), "pair"),
+                asked, counted(sum(map(len, train)), "pair"),
             )  # fmt: skip
         return train, held_out
 

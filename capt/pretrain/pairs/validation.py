@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,8 +18,9 @@ from capt.pretrain.contrast.masks import KnownPairs
 from capt.pretrain.contrast.metrics import PairAccumulator, alignment, first_direction, uniformity
 from capt.pretrain.data.sampler import validation_samples
 from capt.pretrain.engine.engines.base import Engine
+from capt.pretrain.engine.judgement import error_of
 from capt.pretrain.pairs.batches import padded
-from capt.pretrain.pairs.config import at_width
+from capt.pretrain.pairs.config import RECALLS, at_width
 from capt.pretrain.pairs.known import Pairs, known_pairs
 from capt.pretrain.pairs.losses import GROUP
 from capt.pretrain.pairs.module import PairModule
@@ -123,10 +125,11 @@ def validate(
 ) -> dict[str, float]:
     """Loss, Recall@1 and MRR in both directions, alignment and spread, equal on all ranks.
 
-    ``loss/pairs`` is InfoNCE of each query against all documents of the pool at ``temperature``; it grows with the
-    pool, as the ranks do. Known positives of a query (:mod:`capt.pretrain.pairs.known`) are not candidates for it. Of
-    vectors cut to each of ``widths`` there are Recall@1 and MRR as well. Over the scored pairs there are the figures
-    of their losses; ``spearman`` is the rank correlation of cosines and scores.
+    Beside each recall over whole vectors is its `standard_error`. ``loss/pairs`` is InfoNCE of each query against all
+    documents of the pool at ``temperature``; it grows with the pool, as the ranks do. Known positives of a query
+    (:mod:`capt.pretrain.pairs.known`) are not candidates for it. Of vectors cut to each of ``widths`` there are
+    Recall@1 and MRR as well. Over the scored pairs there are the figures of their losses; ``spearman`` is the rank
+    correlation of cosines and scores.
     """
     report: dict[str, float] = {"validation_samples": 0.0}
     if pools.pairs is not None:
@@ -156,11 +159,22 @@ def _retrieval_report(
         for name, (a, b) in {"to_document": (0, 1), "to_query": (1, 0)}.items():
             for metric, value in retrieval(cut[a], cut[b], known[a]).items():
                 report[f"{metric}/{name}" if width is None else at_width(f"{metric}/{name}", width)] = value
-    return report | {
+    report |= {error_of(name): standard_error(report[name], len(pool)) for name in RECALLS}
+    report |= {
         "alignment": alignment(q, d),
         "uniformity": uniformity(q),
         "first_direction": first_direction(q),
     }
+    return report
+
+
+def standard_error(share: float, count: int) -> float:
+    """The standard error of a share of ``count`` queries.
+
+    It is that of two more hits and two more misses (Agresti and Coull 1998), so that it is not 0 where all are found.
+    """
+    adjusted = (share * count + 2) / (count + 4)
+    return math.sqrt(adjusted * (1 - adjusted) / (count + 4))
 
 
 def _encoded(

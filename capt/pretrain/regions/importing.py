@@ -18,7 +18,8 @@ from capt.pretrain.base.arrays import map_array
 from capt.pretrain.base.atomic import rename_to_new, sync
 from capt.pretrain.base.errors import DataError, UserError, counted, shown
 from capt.pretrain.base.files import is_utf8, open_for_append, open_regular, read_json, read_text, write_json
-from capt.pretrain.base.parallel import ProgressCallback, ordered_map, usable_cores
+from capt.pretrain.base.parallel import ProgressCallback, ordered_map
+from capt.pretrain.base.process import usable_cores
 from capt.pretrain.regions.class_names import ClassNames, read_names
 from capt.pretrain.regions.manifest import FeatureType, PictureSource, StoreManifest, StoreShape
 from capt.pretrain.regions.tsv import TsvLayout

@@ -128,6 +128,18 @@ class Comparison:
         """The names of the curves that at least one run logged."""
         return list(dict.fromkeys(key for run in self.runs for key in run.keys(validation=validation)))
 
+    def is_repeated(self, key: str) -> bool:
+        """Return whether ``key`` is the total loss, and in all runs the same numbers as one of its parts or a bound."""
+        if key != "loss":
+            return False
+        others = {*self.keys(validation=False), *self.keys(validation=True)} - {key}
+
+        def is_in(run: RunRecord, other: str, validation: bool) -> bool:
+            steps, values = run.series(key, validation=validation)
+            return not steps or (steps, values) == run.series(other, validation=validation)
+
+        return any(all(is_in(run, other, v) for run in self.runs for v in (False, True)) for other in others)
+
 
 def compare(runs: Sequence[RunRecord]) -> Comparison:
     """Group runs by their configuration, in the given order; keys that do not change a run's metrics are ignored."""

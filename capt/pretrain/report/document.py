@@ -32,15 +32,14 @@ class Table:
     details: str | None = None
 
     @classmethod
-    def of(cls, rows: Iterable[Mapping[str, str]], details: str | None = None, *, always: int | None = None) -> Table:
+    def of(cls, rows: Iterable[Mapping[str, str]], details: str | None = None, *, always: int = 1) -> Table:
         """Make a table of rows that name their cells; a cell that a row does not name is empty.
 
-        With ``always``, a column after that number of columns is left out where no row has anything in it.
+        After the first ``always`` columns one in which no row has anything is left out.
         """
         rows = list(rows)
         names = list(dict.fromkeys(name for row in rows for name in row))
-        if always is not None:
-            names = names[:always] + [name for name in names[always:] if any(row.get(name) for row in rows)]
+        names = names[:always] + [name for name in names[always:] if any(row.get(name) for row in rows)]
         return cls(names, [[row.get(name, "") for name in names] for row in rows], details)
 
 

@@ -14,9 +14,9 @@ from matplotlib.axes import Axes
 
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.config.retrieval import METRICS
-from capt.pretrain.engine.judgement import direction
+from capt.pretrain.engine.judgement import direction, error_of, is_error
 from capt.pretrain.engine.run_folder import Section
-from capt.pretrain.report.compare import Comparison, MetricSummary
+from capt.pretrain.report.compare import Comparison, MetricSummary, RunGroup
 from capt.pretrain.report.document import ReportFigure, ReportSection, Table, number
 from capt.pretrain.report.plots import Theme, colour, draw, legend_lines, style_axis
 from capt.pretrain.report.runs import RunRecord
@@ -81,8 +81,10 @@ def _retrieval(sets: Measured) -> ReportSection:
     tables, figures = [], []
     for name, measured in sets.items():
         systems = _systems(measured)
-        cells = [[system, *(_figure(values, metric) for metric in METRICS)] for system, values in systems.items()]
-        tables.append(Table([f"{name}: system", *METRICS], cells))
+        tables.append(Table.of(
+            {f"{name}: system": system, **{metric: _figure(values, metric) for metric in METRICS}}
+            for system, values in systems.items()
+        ))  # fmt: skip
         figures.append(_picture(f"retrieval-{name}", measured, systems))
         if any(section.scores is not None for section in measured.values()):
             figures.append(_scores(f"scores-{name}", measured))
@@ -165,6 +167,7 @@ def _scores(name: str, measured: Mapping[str, Section]) -> ReportFigure:
 
 _BEST = "Best is the best validation point of each run, per metric"
 _STD = "; ± is the standard deviation over the seeds (n - 1)"
+_QUERIES = "; ± is the standard error over the held-out queries"
 _FLOOR = "The floor of loss/capt, and so of loss, follows the temperature: compare runs by the validation metrics."
 _TIME = (
     "Training time is the time of the steps, without validation and checkpoints. Parameters and hardware are those of "
@@ -180,6 +183,8 @@ def run_sections(
     """The sections of a report on runs: the runs, their results, the tasks' own sections, curves, configurations."""
     configurations = [_differences_table(comparison), *(_config_table(run) for run in comparison.runs)]
     spread = _STD if any(len(group.runs) > 1 for group in comparison.groups) else ""
+    if not spread and any(map(is_error, comparison.keys(validation=True))):
+        spread = _QUERIES
     validation = ReportSection("Validation", tables=[_results_table(comparison)], remarks=[f"{_BEST}{spread}."])
     remarks = [_FLOOR] if "loss/capt" in comparison.keys(validation=False) else []
     return [
@@ -301,13 +306,21 @@ def _predictions(comparison: Comparison) -> list[ReportSection]:
 def _results_table(comparison: Comparison) -> Table:
     rows = []
     for metric in comparison.keys(validation=True):
+        if is_error(metric) or comparison.is_repeated(metric):
+            continue
         row = {"validation metric": f"{metric} {ARROWS[direction(metric)]}".strip()}
         for group in comparison.groups:
             name = group.label.split(":")[0] if comparison.differing else ""
-            row[f"{name} final".strip()] = _summary_text(group.final(metric))
+            row[f"{name} final".strip()] = _summary_text(group.final(metric)) + _error_text(group, metric)
             row[f"{name} best (step)".strip()] = _best_text(group.best(metric))
         rows.append(row)
     return Table.of(rows)
+
+
+def _error_text(group: RunGroup, metric: str) -> str:
+    """Return the standard error of a metric of a single run, where it was logged; several runs have a deviation."""
+    error = group.final(error_of(metric)) if len(group.runs) == 1 else None
+    return "" if error is None else f" ± {error.mean:.2g}"
 
 
 def _best_text(best: MetricSummary | None) -> str:

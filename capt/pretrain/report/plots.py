@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, FixedFormatter, MaxNLocator
 
+from capt.pretrain.engine.judgement import is_error
 from capt.pretrain.report.compare import Comparison, RunGroup
 from capt.pretrain.report.document import Drawing, ReportFigure
 from capt.pretrain.report.runs import RunRecord
@@ -88,7 +89,10 @@ def draw_curves(comparison: Comparison) -> list[ReportFigure]:
 
 def figure_keys(comparison: Comparison) -> dict[str, list[str]]:
     """The curves of each figure. Four or more validation metrics with one prefix have a figure of their own."""
-    training, validation = (comparison.keys(validation=flag) for flag in (False, True))
+    training, validation = (
+        [key for key in comparison.keys(validation=flag) if not _has_no_curve(key) and not comparison.is_repeated(key)]
+        for flag in (False, True)
+    )
     losses = sorted(key for key in {*training, *validation} if key.split("/")[0] == "loss")
     rates = [key for key in training if key.endswith("_per_second") or key in _RATES]
     figures = {
@@ -102,6 +106,11 @@ def figure_keys(comparison: Comparison) -> dict[str, list[str]]:
             family = sum(other.split("/")[0] == key.split("/")[0] for other in validation)
             figures.setdefault(f"validation-{prefix}" if family >= 4 else "validation", []).append(key)
     return {name: keys for name, keys in figures.items() if keys}
+
+
+def _has_no_curve(key: str) -> bool:
+    """Return whether a figure is a constant, a yes or no, or the error of another one."""
+    return key.split("/")[0] in ("baseline", "degenerate") or is_error(key)
 
 
 def smooth(values: Sequence[float]) -> list[float]:
@@ -271,8 +280,9 @@ def _curve(axis: Axes, run: RunRecord, key: str, shade: str, faint: float, name:
 
 def _legend(comparison: Comparison, keys: Sequence[str], theme: Theme) -> list[Line2D]:
     """The lines of the legend: one per configuration, if there are several, and one per kind of curve."""
-    text_colour = _TEXT[theme]
     several = len(comparison.runs) > 1  # each group has a run
+    # The kinds of curves are explained in the colour of the curves, where all have the same.
+    text_colour = _TEXT[theme] if several else colour(0, theme)
     handles = legend_lines([_legend_name(group) for group in comparison.groups], theme) if several else []
     training = [(key, run.series(key, validation=False)[1]) for run in comparison.runs for key in keys]
     if any(_is_smoothed(key, values) for key, values in training):

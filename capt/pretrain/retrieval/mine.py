@@ -101,6 +101,7 @@ def mine(
         rows = list(read_pair_rows(pairs))
         documents = _distinct(read_documents(corpus) if corpus else _positives_of(rows))
         titled = _titled(corpus) if corpus else {}
+        _refuse_before_encoding(rows, documents, rules)
     found = _search(encoder, rows, documents, titled, options, rules, progress)
     with synchronize_errors(patient=True):
         scores = _cross_scores(teacher, rows, found) if teacher is not None else None
@@ -122,6 +123,29 @@ def mine(
                 write_json(folder / AUDIT, audit)
                 write_text(folder / PAGE, page(audit))
     return audit
+
+
+def _refuse_before_encoding(rows: Sequence[PairRow], documents: Sequence[str], rules: Rules) -> None:
+    """Refuse what the texts and the rules decide alone. Raises ``DataError``."""
+    harmful = faults([{"query": row.query, "pos": row.positives, "neg": row.negatives} for row in rows])
+    if harmful:
+        number, fault = harmful[0]
+        raise DataError(f"{rows[number].where}: {fault} ({len(harmful)} such rows); remove it from the row")
+    if not rules.number:
+        return
+    if rules.first >= len(documents):
+        raise DataError(f"--first {rules.first}: the corpus has {len(documents)} different documents; lower it")
+    if rules.short != "refuse":
+        return
+    names, positives = set(map(same_text, documents)), positives_by_query((row.query, row.positives) for row in rows)
+    for row in rows:
+        query = same_text(row.query)
+        left = len(names) - len(names & {*positives[query], query}) - rules.first
+        if left < rules.number:
+            raise DataError(
+                f"{row.where}: the corpus has {len(documents)} different documents and leaves {max(0, left)} negatives "
+                f"for the row: lower --number ({rules.number}), or say --short keep"
+            )
 
 
 def _positives_of(rows: Sequence[PairRow]) -> Iterator[tuple[str, str]]:
@@ -298,7 +322,7 @@ def _choose(
     if short and rules.short == "refuse":
         raise DataError(
             f"{len(short)} of {len(rows)} rows have fewer than {rules.number} negatives, the first is {short[0]}: "
-            f"look further (--last), ease the margins, or say --short keep or --short drop"
+            f"look further (--last), ease the margins, or say --short keep (the default) or --short drop"
         )
     if not lines:
         raise DataError("no row is left: ease --keep-top, the margins or --number")

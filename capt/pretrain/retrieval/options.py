@@ -50,8 +50,8 @@ class Rules:
         int, typer.Option(min=0, help="Leave out rows whose positive is not among this number of nearest documents.")
     ] = 0
     short: Annotated[
-        str, typer.Option(help="Rows with too few negatives: refuse the output, keep them, or drop them.")
-    ] = "refuse"
+        str, typer.Option(help="Rows with too few negatives: keep them with what they have, drop them, or refuse all.")
+    ] = "keep"
     seed: Annotated[int, typer.Option(min=0, help="Seed of --choice random.")] = 1
 
     def check(self) -> None:
@@ -59,7 +59,7 @@ class Rules:
         if self.choice not in ("top", "random"):
             raise ConfigError(f"--choice {self.choice}: choose top or random")
         if self.short not in ("refuse", "keep", "drop"):
-            raise ConfigError(f"--short {self.short}: choose refuse, keep or drop")
+            raise ConfigError(f"--short {self.short}: choose keep, drop or refuse")
         if not 0 <= self.first < self.last:
             raise ConfigError(f"--first {self.first} --last {self.last}: --last must be the larger one")
         if self.number > self.last - self.first:

@@ -158,6 +158,24 @@ def test_a_posterior_without_active_units_has_collapsed() -> None:
     assert judge([], validation).verdict == "collapsed"
 
 
+@pytest.mark.parametrize(
+    ("figures", "verdict", "says"),
+    [
+        ({"au": 2.0, "mi_batch": 0.4}, "degenerate", "2 units of z are active, and codes tell 0.4 nats of a sentence"),
+        ({"au": 9.0, "mi_batch": 2.5}, "learning", "9 units of z are active, and codes tell 2.5 nats of a sentence"),
+        ({"au": 9.0}, "learning", "; 9 units of z are active"),
+        ({"nearest_cosine": 0.94}, "degenerate", "a word and its nearest neighbour have a cosine of 0.94"),
+        ({"nearest_cosine": 0.71}, "learning", "nelbo_iw"),
+    ],
+)
+def test_codes_and_vectors_that_are_nearly_alike_are_degenerate(
+    figures: dict[str, float], verdict: Verdict, says: str
+) -> None:
+    found = judge([], [MetricsRow(s, VALIDATION, {"nelbo_iw": 100.0 - s, **figures}) for s in (1, 2, 3)])
+    assert found.verdict == verdict
+    assert says in found.reason
+
+
 def test_nothing_logged_is_too_early() -> None:
     assert _judged([]) == "too early to tell: logged steps: 0, validations: 0"
 

@@ -218,7 +218,7 @@ def test_a_run_that_diverged_needs_no_stack_trace(
 
 def test_a_stop_signal_before_anything_was_read_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     def install(exit_code: int) -> None:
-        raise interruption.Interrupted("SIGTERM received before the first step")
+        raise interruption.Interrupted("SIGTERM or Ctrl-C received before the first step")
 
     monkeypatch.setattr(interruption, "install", install)
     assert entry.run_process() == 75

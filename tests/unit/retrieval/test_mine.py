@@ -269,8 +269,12 @@ def test_the_consistency_filter_keeps_pairs_whose_positive_is_near(tmp_path: Pat
 
 def test_bad_output_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"rows have fewer than 20 negatives, the first is .*, line \d+: .*--short"):
-        mined(tmp_path, number=20, margin=0.3)
+        mined(tmp_path, number=20, margin=0.3, short="refuse")
     assert not (tmp_path / "out").exists()
+    kept, audit = mined(tmp_path, "kept", number=20, margin=0.3)
+    short = sum(len(line["neg"]) < 20 for line in kept)
+    assert len(kept) == audit["rows_read"], "rows with fewer negatives are kept unless the user says otherwise"
+    assert 0 < short == audit["rows_with_too_few_negatives"]
     lines, audit = mined(tmp_path, number=20, margin=0.3, short="drop")
     assert all(len(line["neg"]) == 20 for line in lines)
     assert audit["removed"]["row: too few negatives"]["count"] + len(lines) == audit["rows_read"]
@@ -334,11 +338,24 @@ def test_the_page_shows_texts_as_they_are(tmp_path: Path) -> None:
     assert "http" not in shown
 
 
+def test_what_the_texts_decide_is_refused_before_anything_is_encoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ToyEncoder, "encode", lambda *_: pytest.fail("encoded"))
+    for says, rules in (
+        (r"--first 400: the corpus has \d+ different documents", {"first": 400, "last": 500}),
+        (r"line 1: the corpus has \d+ different documents and leaves .* --short keep", {"number": 160, "last": 300,
+                                                                                      "short": "refuse"}),
+    ):  # fmt: skip
+        with pytest.raises(DataError, match=says):
+            mined(tmp_path, **rules)
+
+
 @pytest.mark.parametrize(
     ("rules", "says"),
     [
         ({"choice": "best"}, "choose top or random"),
-        ({"short": "no"}, "choose refuse, keep or drop"),
+        ({"short": "no"}, "choose keep, drop or refuse"),
         ({"first": 5, "last": 5}, "must be the larger one"),
         ({"number": 200}, "leave 100 documents"),
         ({"margin": -1.0}, "0 or more"),

@@ -16,7 +16,7 @@ from torch import Tensor
 from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import RunFailedError
 from capt.pretrain.engine.checkpoint.fragments import first_not_finite
-from capt.pretrain.engine.interruption import SIGNALS, StopSignals
+from capt.pretrain.engine.interruption import SIGNALS, StopSignals, stop_signal_name
 from capt.pretrain.engine.loop import NEVER, Callback, Run
 from capt.pretrain.engine.task import Metric, StepMetrics, to_float
 
@@ -218,7 +218,7 @@ class Agreement(Callback):
             run.all_wrote_at = step
         self._signals.received = self._signals.received or received  # one that came meanwhile is not lost
         if received and not run.finished:
-            run.stopping = f"{signal.Signals(received).name} received"
+            run.stopping = f"{stop_signal_name(received)} received"
 
     def on_end(self, run: Run) -> None:
         run.settle()

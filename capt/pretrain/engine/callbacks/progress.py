@@ -20,7 +20,7 @@ from capt.pretrain.base.files import printable
 from capt.pretrain.config.load import flat_keys
 from capt.pretrain.config.schema import Job
 from capt.pretrain.engine.callbacks.metrics import Metrics
-from capt.pretrain.engine.judgement import best_of, direction, judge, judged_metric, series, trained_on
+from capt.pretrain.engine.judgement import best_of, direction, error_of, judge, judged_metric, series, trained_on
 from capt.pretrain.engine.loop import NEVER, Callback, Run
 from capt.pretrain.engine.metrics_file import METRICS, read_metrics
 from capt.pretrain.engine.task import StepMetrics, is_logged
@@ -232,7 +232,13 @@ def _shown(values: Mapping[str, float], job: Job) -> list[str]:
 
 def validation_summary(values: Mapping[str, float], job: Job) -> str:
     """Return the values of a validation in one line, that of ``checkpoint.best`` first."""
-    return "  ".join(f"{name} {values[name]:.4g}" for name in _shown(values, job))
+    return "  ".join(f"{name} {_with_error(values, name)}" for name in _shown(values, job))
+
+
+def _with_error(values: Mapping[str, float], name: str) -> str:
+    """Return a value with its standard error, where that is known."""
+    error = values.get(error_of(name))
+    return f"{values[name]:.4g}" + ("" if error is None else f" ±{error:.2g}")
 
 
 def validation_table(step: int, values: Mapping[str, float], before: Mapping[str, float], job: Job) -> Table:
@@ -248,7 +254,7 @@ def validation_table(step: int, values: Mapping[str, float], before: Mapping[str
             # Above 0 the change is for the better; 0 also where the name does not tell.
             sign = direction(name) * difference
             change = Text(f"{difference:+.2g}", "green" if sign > 0 else "yellow" if sign < 0 else "")
-        table.add_row(Text(printable(name)), Text(f"{values[name]:.4g}"), *([change] if before else []))
+        table.add_row(Text(printable(name)), Text(_with_error(values, name)), *([change] if before else []))
     return table
 
 
@@ -291,5 +297,7 @@ class NextSteps(Callback):
         values = series(validation, metric) if metric else []
         if metric is not None and direction(metric) and values:
             step, value = best_of(values, metric)
-            yield f"validation: {metric} {values[-1][1]:.4g} at the end, best {value:.4g} at step {step}"
+            error = series(validation, error_of(metric))
+            about = f" ±{error[-1][1]:.2g}" if error else ""
+            yield f"validation: {metric} {values[-1][1]:.4g}{about} at the end, best {value:.4g} at step {step}"
         yield f"judgement: {judge(training, validation, best)}"
