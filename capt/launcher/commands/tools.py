@@ -1,4 +1,4 @@
-"""``capt report``, ``capt doctor``, ``capt clean`` and ``capt bench``."""
+"""``capt report``, ``capt check``, ``capt doctor``, ``capt clean`` and ``capt bench``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from capt.launcher.commands import options as o
 
 
 def register(app: typer.Typer) -> None:
-    """Add ``report``, ``doctor``, ``clean`` and ``bench`` to the command line."""
+    """Add ``report``, ``check``, ``doctor``, ``clean`` and ``bench`` to the command line."""
     app.command(epilog="\b\nExample: capt report runs/first runs/second --out report")(report)
+    app.command(epilog="\b\nExample: capt check exported-st")(check)
     app.command(epilog="\b\nExample: capt doctor capt_tiny --hostfile hosts --json")(doctor)
     app.command(epilog="\b\nExample: capt clean")(clean)
     app.command(
@@ -30,6 +31,34 @@ def report(
     from capt.pretrain.report.write import report as write_report
 
     o.say(write_report(runs, out))
+
+
+def check(
+    context: typer.Context,
+    model: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MODEL",
+            parser=o.source_path,
+            help="A Hugging Face, sentence-transformers or ONNX folder, USER/NAME of the hub, or a run of ours.",
+        ),
+    ],
+    json: o.Json = False,
+) -> int:
+    """Check a model of vectors. A text alone and among others, padded and packed, prompts, lengths, bf16, ONNX.
+
+    The exit code is 1 for a fault.
+    """
+    from capt.pretrain.retrieval.check import check as check_model
+
+    o.quiet(context)
+    found = check_model(model)
+    o.answer(
+        [asdict(each) for each in found],
+        lambda: "\n".join(f"{each.verdict:<9} {each.name:<13} {each.text}" for each in found),
+        json=json,
+    )
+    return 1 if any(each.verdict == "fault" for each in found) else 0
 
 
 def doctor(

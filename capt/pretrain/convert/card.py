@@ -30,6 +30,19 @@ _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
 _LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*|code|multilingual")
 
 
+def caveats_of_family(model_type: str) -> tuple[str, ...]:
+    """What users of an encoder of this family in sentence-transformers must know: releases whose vectors are worse."""
+    return (_SHIFTED,) if model_type in ("roberta", "xlm-roberta", "camembert", "mpnet") else ()
+
+
+_SHIFTED = (
+    "Use sentence-transformers 5.7 or newer, or older than 5.4, where attention is flash attention: releases from "
+    "5.4.1 to 5.6.0 flatten such batches and shift the positions of this family (by `padding_idx` + 1), without an "
+    "error. Padded batches (`model[0].unpad_inputs = False`) are right in all of them."
+)
+"""Read in the sources of 5.3.0, 5.4.1, 5.5.0, 5.5.1, 5.6.0, 5.7.0, 6.0.0 and 6.2.0."""
+
+
 @dataclass(frozen=True)
 class About:
     """Keys of a card's head that no run records, by the hub's names; what is not known is left out.

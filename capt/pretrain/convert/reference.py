@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -95,6 +95,28 @@ def require_pooling(model: CaptModel, pooling: Pooling, source: str) -> None:
         raise CheckpointError(
             f"{source}: the model has no aggregation head (it was trained without contrast); use --pooling mean or cls"
         )
+
+
+ONE_VECTOR = 1e-4
+"""Largest change of a vector, as a share of its length, by the texts beside it or by what computes it."""
+
+
+def relative_change(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
+    """The largest distance of a row of ``b`` from that of ``a``, as a share of its length; inf for no number."""
+    lengths = np.linalg.norm(a, axis=1).clip(1e-12)
+    change = float((np.linalg.norm(a.astype(np.float64) - b, axis=1) / lengths).max())
+    return change if np.isfinite(change) else float("inf")
+
+
+def one_vector(encode: Callable[[list[str]], NDArray[np.float32]]) -> tuple[float, float]:
+    """Return by how much the vectors of ``TEXTS`` change among each other, and that of a short one beside a long one.
+
+    ``encode`` makes the vectors of texts in one batch.
+    """
+    alone = np.concatenate([encode([text]) for text in TEXTS])
+    short = min(range(len(TEXTS)), key=lambda number: len(TEXTS[number]))
+    beside = encode([TEXTS[short], LONG_TEXT])[:1]
+    return relative_change(alone, encode(list(TEXTS))), relative_change(alone[short : short + 1], beside)
 
 
 def load_with_transformers(cls: Any, folder: Path) -> Any:

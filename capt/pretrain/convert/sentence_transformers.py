@@ -15,9 +15,19 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from capt.pretrain.base.errors import CheckpointError
 from capt.pretrain.base.files import write_json
 from capt.pretrain.convert.huggingface import write_encoder
-from capt.pretrain.convert.reference import LONG_TEXT, TEXTS, Pooling, embed, require_close, tokenize
+from capt.pretrain.convert.reference import (
+    LONG_TEXT,
+    ONE_VECTOR,
+    TEXTS,
+    Pooling,
+    embed,
+    one_vector,
+    require_close,
+    tokenize,
+)
 from capt.pretrain.engine.durable import write_tensors
 from capt.pretrain.models.capt import CaptModel
 from capt.tokenizer.encode import TextTokenizer
@@ -140,7 +150,7 @@ def check_vectors(
         prompts: the names by which ``encode`` is asked for texts before an input, and these.
 
     Raises:
-        CheckpointError: an embedding differs.
+        CheckpointError: an embedding differs, or depends on the texts beside its own.
     """
     from sentence_transformers import SentenceTransformer
 
@@ -153,4 +163,13 @@ def check_vectors(
             ours = vectors(tokenize([prompt + text for text in texts], tokenizer, max_length))
             what = f"sentence-transformers export, {name}" if name else "sentence-transformers export"
             worst = max(worst, require_close(what, ours, theirs))
+
+    def encode(texts: list[str]) -> Any:
+        return loaded.encode(texts, batch_size=len(texts), prompt="", convert_to_numpy=True, show_progress_bar=False)
+
+    if (change := max(one_vector(encode))) > ONE_VECTOR:
+        raise CheckpointError(
+            f"sentence-transformers export: the vector of a text changes by {change:.1e} of its length with the texts "
+            f"beside it (allowed {ONE_VECTOR:g}); nothing written"
+        )
     return worst

@@ -12,7 +12,7 @@ from typing import Any, cast
 from capt.pretrain.base.errors import ConfigError, did_you_mean
 from capt.pretrain.bottleneck.config import POOLED
 from capt.pretrain.bottleneck.folder import TENSORS, write_heads
-from capt.pretrain.convert.card import About, CardFacts, cell, lookup, result, sections_of, table
+from capt.pretrain.convert.card import About, CardFacts, caveats_of_family, cell, lookup, result, sections_of, table
 from capt.pretrain.convert.encoder import Form, export_encoder
 from capt.pretrain.convert.onnx import require_packages
 from capt.pretrain.convert.reference import Pooling
@@ -135,7 +135,11 @@ def model_card(
         model=model,
         training=facts.training(_KEYS, _COUNTED) if trained else {},
         # An encoder without a pooler needs no warning of one.
-        caveats=(*(text for text in _CAVEATS[form] if hf.pooler or "pooler" not in text), *_COMMON_CAVEATS),
+        caveats=(
+            *(text for text in _CAVEATS[form] if hf.pooler or "pooler" not in text),
+            *(caveats_of_family(hf.types[0]) if form == "sentence-transformers" else ()),
+            *_COMMON_CAVEATS,
+        ),
         results=_results(evaluations, pooling),
         evaluations=[_evaluation(section, pooling) for section in evaluations],
     )

@@ -191,7 +191,7 @@ class PairData(PairOptions):
     validation_fraction: Literal["auto"] | Annotated[float, Field(ge=0, lt=1)] = Field(
         "auto",
         description="share of the queries of each source to hold out, with all their pairs; 0 = none; auto = 2%, of "
-        "few pairs as many as 200 take, a tenth at most",
+        "few pairs the share of 200, a tenth at most",
     )
     sequence_length: Literal["encoder"] | Annotated[PositiveInt, Field(ge=8, le=2**20)] | None = Field(
         "encoder",
@@ -315,7 +315,7 @@ class PairSchedule(ScheduleSection):
     max_steps: PositiveInt = Field(1_000_000_000, description="optimizer steps; with epochs an upper bound")
     epochs: Literal["auto"] | PositiveFloat | None = Field(
         "auto",
-        description="passes over the pairs of all sources; auto = as many as come to 256,000 pairs, 1 at least and 10 "
+        description="passes over the pairs of all sources; auto = those that come to 256,000 pairs, 1 at least and 10 "
         "at most; null = max_steps alone, as where max_steps is given and epochs is not",
     )
     warmup_ratio: NonNegativeFloat | None = Field(

@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.files import write_json
-from capt.pretrain.convert.card import About, CardFacts, plain_text, result, table
+from capt.pretrain.convert.card import About, CardFacts, caveats_of_family, plain_text, result, table
 from capt.pretrain.convert.huggingface import encoder_tensors
 from capt.pretrain.convert.output import write_export
 from capt.pretrain.convert.sentence_transformers import IDENTITY, check_vectors, write_modules
@@ -206,7 +206,7 @@ def _card(
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
         },
         training=facts.training(_KEYS, _COUNTED),
-        caveats=_CAVEATS,
+        caveats=(*_CAVEATS[:1], *caveats_of_family(str((job.model.encoder or {}).get("model_type"))), *_CAVEATS[1:]),
         results=[result("sentence-similarity", "held-out pairs", scores)] if scores else [],
         evaluations=[_comparison(trained.checkpoint.resolve().parent.parent, scores, errors)] if scores else [],
     )

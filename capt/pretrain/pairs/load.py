@@ -113,7 +113,7 @@ def pooling_of_init(init: Path) -> Pooling:
     """
     folder = local_folder(init, SENTENCE_FILES)
     if is_hf(folder):
-        return _pooling_of(folder) or "mean"
+        return pooling_of_folder(folder) or "mean"
     job = read_job(find_best(folder))
     return job.model.pooling if isinstance(job, PairJob) and job.model.pooling != "auto" else "mean"
 
@@ -148,7 +148,7 @@ _LONGEST = 512
 """Tokens of a text where the encoder does not say how many it reads; texts of thousands are to be asked for."""
 
 
-def _pooling_of(folder: Path) -> Pooling | None:
+def pooling_of_folder(folder: Path) -> Pooling | None:
     """Return how sentence-transformers pools the encoder in ``folder``; None where the folder does not say.
 
     Raises:

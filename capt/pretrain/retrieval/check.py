@@ -1,0 +1,409 @@
+"""``capt check``: whether a text has one vector, whatever stands beside it and whatever computes it."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from capt.pretrain.base.distributed import device
+from capt.pretrain.base.errors import UserError
+from capt.pretrain.base.quiet import quiet_transformers
+from capt.pretrain.convert.onnx import GRAPH
+from capt.pretrain.convert.reference import LONG_TEXT, ONE_VECTOR, TEXTS, one_vector, relative_change
+from capt.pretrain.models.hf_config import SENTENCE_FILES, local_folder
+from capt.pretrain.models.hf_folder import is_hf, read_json
+from capt.pretrain.models.sentence_folder import encoder_folder, modules_of
+from capt.pretrain.pairs.load import pooling_of_folder
+from capt.pretrain.retrieval.encoders import TextEncoder, load_text_encoder
+from capt.pretrain.retrieval.options import EncoderOptions
+
+Verdict = Literal["ok", "fault", "note", "left out"]
+Rows = Float[np.ndarray, "n d"]
+
+_HALF = 0.95
+"""Cosine of a vector in fp32 and in bf16, below which the latter is another vector."""
+_LEAST_RANK = 4.0
+"""Effective rank that vectors of different texts have at least; a quarter of the columns, where these are few."""
+_ALIKE = 1e-4
+"""Mean squared distance of unit rows of different texts, below which they are one point."""
+_UNREACHABLE, _UNKNOWN = 0.05, 0.05
+"""Share of a vocabulary that the normalisation cannot produce, and of pieces that are unknown for their case alone."""
+_PACKED = frozenset(
+    ("bert", "roberta", "xlm-roberta", "camembert", "electra", "albert", "distilbert", "mpnet", "modernbert")
+)
+"""Families that take positions and a mask of texts that lie in one row."""
+_NOUNS = [
+    "river", "house", "teacher", "engine", "garden", "market", "letter", "winter", "painting", "harbour", "song",
+    "bridge",
+]  # fmt: skip
+_VERBS = ["opens", "follows", "repairs", "describes", "remembers", "crosses", "measures", "paints"]
+SPREAD = tuple(
+    f"The {_NOUNS[i % 12]} {_VERBS[i * 5 % 8]} a {_NOUNS[(i * 7 + 3) % 12]}{' near the old mill' * (i % 3)}."
+    for i in range(40)
+)
+"""Short texts that differ, by which the spread of vectors is measured."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The outcome of a check: ``fault`` is what makes a vector wrong, ``note`` what a user should know."""
+
+    name: str
+    verdict: Verdict
+    text: str
+    value: float | None = None
+
+
+def check(path: Path) -> list[Finding]:
+    """Check the model at ``path``: whatever `load_text_encoder` takes, or a folder with an ONNX graph alone."""
+    folder = local_folder(path, SENTENCE_FILES)
+    with quiet_transformers():
+        if (folder / GRAPH).is_file() and not any(folder.glob("*.safetensors")):
+            return _findings(_GraphChecks(folder / GRAPH, folder))
+        try:
+            encoder = load_text_encoder(path, EncoderOptions())
+        except UserError as error:
+            return [Finding("loading", "fault", str(error))]
+        return _findings(_Checks(encoder, folder if is_hf(folder) else None))
+
+
+def _findings(checks: _OfVectors) -> list[Finding]:
+    found = []
+    for name, function in checks.all():
+        try:
+            found += [Finding(name, *outcome) for outcome in function()]
+        except UserError as error:
+            found.append(Finding(name, "fault", str(error)))
+    return found
+
+
+Outcome = tuple[Verdict, str] | tuple[Verdict, str, float]
+
+
+def _judged(value: float, limit: float, text: str) -> Outcome:
+    return ("ok" if value <= limit else "fault", f"{text}: {value:.1e} of a vector's length (allowed {limit:g})", value)
+
+
+class _OfVectors:
+    """Checks that need vectors of texts alone."""
+
+    def __init__(self, encode: Callable[[list[str]], Rows]) -> None:
+        self.encode = encode
+
+    def all(self) -> list[tuple[str, Callable[[], Iterator[Outcome]]]]:
+        """The checks, each with its name."""
+        return [("alone", self.company), ("dimensions", self.dimensions)]
+
+    def company(self) -> Iterator[Outcome]:
+        """A text alone, among others, and beside a long one."""
+        worst, beside = one_vector(self.encode)
+        yield _judged(worst, ONE_VECTOR, "a text alone and among others")
+        yield _judged(beside, ONE_VECTOR, "a short text alone and beside one as long as the model reads")
+
+    def dimensions(self) -> Iterator[Outcome]:
+        """Effective rank and uniformity of vectors of texts that differ."""
+        rows = self.encode(list(SPREAD)).astype(np.float64)
+        if not np.isfinite(rows).all():
+            yield "fault", "vectors hold values that are not finite"
+            return
+        unit = rows / np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-12)
+        centred = unit - unit.mean(0)
+        values = np.linalg.svd(centred, compute_uv=False)
+        spread = float(2 * (values**2).sum() / len(unit))
+        # The effective rank of Roy and Vetterli (2007), as RankMe takes it.
+        shares = values / max(values.sum(), 1e-300)
+        rank = float(np.exp(-(shares * np.log(shares.clip(1e-300))).sum()))
+        distances = 2 - 2 * (unit @ unit.T)[np.triu_indices(len(unit), 1)]
+        uniformity = float(np.log(np.exp(-2 * distances).mean()))
+        least = min(_LEAST_RANK, rows.shape[1] / 4)
+        text = (
+            f"vectors of {len(unit)} texts have an effective rank of {rank:.1f} in {rows.shape[1]} columns, and a "
+            f"uniformity of {uniformity:.2f}"
+        )
+        if spread < _ALIKE or rank < least:
+            yield "fault", f"{text}: they have collapsed (a rank of {least:g} is the least)", rank
+        else:
+            yield "ok", text, rank
+        if unused := int((centred.std(0) < 1e-7).sum()):
+            yield "note", f"{unused} of {rows.shape[1]} columns are the same for every text", float(unused)
+
+
+class _GraphChecks(_OfVectors):
+    """Checks of an ONNX graph without weights beside it."""
+
+    def __init__(self, graph: Path, folder: Path) -> None:
+        super().__init__(_graph(graph, folder))
+
+
+class _Checks(_OfVectors):
+    """Checks of an encoder, and of its Hugging Face folder where it is one."""
+
+    def __init__(self, encoder: TextEncoder, folder: Path | None) -> None:
+        super().__init__(lambda texts: encoder.encode(texts, "text"))
+        self.encoder, self.folder = encoder, folder
+
+    def all(self) -> list[tuple[str, Callable[[], Iterator[Outcome]]]]:
+        """The checks, each with its name."""
+        return [
+            *super().all(), ("prompts", self.prompts), ("truncation", self.truncation), ("bf16", self.half),
+            ("tokenizer", self.tokenizer), ("transformers", self.library), ("onnx", self.graphs),
+        ]  # fmt: skip
+
+    def prompts(self) -> Iterator[Outcome]:
+        """A prompt is text before the text, and leaves room for it."""
+        given = {role: prompt for role, prompt in self.encoder.prompts.items() if prompt}
+        if not given:
+            yield "left out", "the model has no prompts"
+        for role, prompt in given.items():
+            asked = self.encoder.encode([TEXTS[0]], role)  # type: ignore[arg-type]
+            before = self.encoder.encode([(prompt if role != "text" else "") + TEXTS[0]], "text")
+            change = relative_change(asked, before)
+            text = f"{prompt!r} before a {role}, and the same as part of the text, differ by {change:.1e}"
+            yield "ok" if change <= ONE_VECTOR else "note", text, change
+
+    def truncation(self) -> Iterator[Outcome]:
+        """Of a long text the beginning is read, and nothing of its end."""
+        limit = self.encoder.limit("text")
+        if not limit:
+            yield "left out", "texts of any length are read"
+            return
+        words = LONG_TEXT * (1 + 8 * limit // len(LONG_TEXT))
+        first, second = (self.encode([words + end])[0] for end in ("", "Another end."))
+        change = relative_change(first[None], second[None])
+        longest = self.encoder.lengths([words], "text")[0]
+        text = f"another end of a text behind its first {limit} tokens"
+        yield _judged(change, ONE_VECTOR, text)
+        if longest > limit:
+            yield "fault", f"a long text has {longest} tokens, more than {limit}", float(longest)
+
+    def half(self) -> Iterator[Outcome]:
+        """The vectors of bf16 point where those of fp32 do."""
+        full = self.encode(list(TEXTS))
+        with torch.autocast(device().type, dtype=torch.bfloat16):
+            half = self.encode(list(TEXTS))
+        cosine = float(_cosines(full, half).min())
+        # `not >=`, so that a value which is not a number is a fault.
+        yield "ok" if cosine >= _HALF else "fault", f"cosine with the vector in bf16 {cosine:.4f} at least", cosine
+
+    def tokenizer(self) -> Iterator[Outcome]:
+        """What is lost before the model reads a text."""
+        backend = _backend(self.encoder)
+        if backend is None:
+            yield "left out", "its tokenizer is none of the package tokenizers"
+            return
+        unknown = _unknown_token(backend)
+
+        def share_unknown(text: str) -> float:
+            """Unknown pieces a word, of which a word in letters has one."""
+            return backend.encode(text, add_special_tokens=False).tokens.count(unknown) / len(text.split())
+
+        english = " ".join(text for text in (*TEXTS, *SPREAD) if text.isascii())
+        cased, lower = share_unknown(english), share_unknown(english.lower())
+        if cased > lower + _UNKNOWN:
+            yield (
+                "fault", f"{cased:.0%} of the words of English text hold an unknown piece, and {lower:.0%} where it is in lower "
+                "case: the vocabulary is of lower case, and the normalisation keeps capitals", cased,
+            )  # fmt: skip
+        unreachable = _unreachable(backend)
+        if unreachable > _UNREACHABLE:
+            yield (
+                "fault", f"{unreachable:.0%} of the vocabulary can never be read, for the normalisation changes these "
+                "pieces (capitals or accents that it takes away)", unreachable,
+            )  # fmt: skip
+        other = float(np.mean([share_unknown(text) > 0 for text in (*TEXTS, "naïve café", "привет мир", "東京")]))
+        yield (
+            "note" if other > 0 else "ok",
+            f"{other:.0%} of texts in several scripts hold unknown pieces",
+            other,
+        )
+        ids = backend.encode(TEXTS[0], add_special_tokens=False).ids
+        back = "".join(backend.decode(ids).split())
+        kept = back == "".join(TEXTS[0].split())
+        yield (
+            "ok" if kept else "note",
+            f"decoded again, a text {'is' if kept else 'is not'} what it was, but for spaces",
+        )
+
+    def library(self) -> Iterator[Outcome]:
+        """The vectors of transformers, padded and packed, pooled as the folder says."""
+        if self.folder is None:
+            yield "left out", "a run: capt convert --to sentence-transformers writes a folder, and compares its vectors"
+            return
+        kinds = [kind for kind, _ in modules_of(self.folder)] if (self.folder / "modules.json").is_file() else []
+        if kinds[:1] not in ([], ["Transformer"]):
+            yield "left out", f"its first module is {kinds[0]}"
+            return
+        others = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
+        pooling = pooling_of_folder(self.folder) or "mean"
+        if others:
+            yield "left out", f"behind the pooling the folder has {', '.join(others)}"
+            return
+        theirs = _Transformers(encoder_folder(self.folder), pooling, self.encoder.limit("text"))
+        ours = self.encode(list(TEXTS))
+        text = f"transformers' own states, pooled by {pooling} as the folder says"
+        yield _judged(_turn(ours, theirs.padded(list(TEXTS))), ONE_VECTOR, text)
+        if theirs.family not in _PACKED:
+            yield "left out", f"texts packed into one row: not known of model_type {theirs.family}"
+            return
+        packed = _turn(ours, theirs.packed(list(TEXTS)))
+        yield _judged(packed, ONE_VECTOR, "texts packed into one row with others")
+        yield from theirs.positions()
+
+    def graphs(self) -> Iterator[Outcome]:
+        """The vectors of each ONNX graph in the folder."""
+        found = sorted(self.folder.rglob("*.onnx")) if self.folder is not None else []
+        if not found or self.folder is None:
+            yield "left out", "no ONNX graph in the folder"
+            return
+        if importlib.util.find_spec("onnxruntime") is None:
+            yield "left out", "onnxruntime is not installed"
+            return
+        ours = self.encode(list(TEXTS))
+        for graph in found:
+            theirs = _graph(graph, self.folder, self.encoder.limit("text"))(list(TEXTS))
+            text = f"{graph.relative_to(self.folder)}"
+            yield _judged(_turn(ours, theirs), ONE_VECTOR, text)
+
+
+def _cosines(a: Rows, b: Rows) -> Float[np.ndarray, " n"]:
+    products = (a.astype(np.float64) * b.astype(np.float64)).sum(1)
+    return products / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)).clip(1e-12)  # type: ignore[no-any-return]
+
+
+def _turn(a: Rows, b: Rows) -> float:
+    """The largest change of direction; lengths may differ, where one side has unit rows."""
+    if a.shape != b.shape:
+        return float("inf")
+    unit = [rows / np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-12) for rows in (a, b)]
+    return relative_change(*unit)
+
+
+class _Transformers:
+    """A folder's encoder and tokenizer in transformers, with its own pooling."""
+
+    def __init__(self, folder: Path, pooling: str, limit: int) -> None:
+        from transformers import AutoModel, AutoTokenizer
+
+        self.model: Any = AutoModel.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        self._pooling, self._limit = pooling, limit
+        self.family = str(self.model.config.model_type)
+        own = folder / "sentence_bert_config.json"
+        self._lower = own.is_file() and read_json(own).get("do_lower_case") is True
+
+    def _read(self, texts: list[str], *, padding: bool) -> Any:
+        texts = [text.strip().lower() if self._lower else text.strip() for text in texts]
+        limit = {"truncation": True, "max_length": self._limit} if self._limit else {}
+        return self._tokenizer(texts, padding=padding, **limit, **({"return_tensors": "pt"} if padding else {}))
+
+    @torch.inference_mode()
+    def padded(self, texts: list[str]) -> Rows:
+        """Vectors of a batch with padding, whose mask is the length of each text."""
+        given, single = self._read(texts, padding=True), self._read(texts, padding=False)["input_ids"]
+        lengths = torch.tensor(list(map(len, single)))
+        mask = (torch.arange(given["input_ids"].shape[1]) < lengths[:, None]).long()
+        states = self.model(input_ids=given["input_ids"], attention_mask=mask).last_hidden_state
+        return self._pooled([row[:length] for row, length in zip(states, lengths.tolist(), strict=True)])
+
+    @torch.inference_mode()
+    def packed(self, texts: list[str]) -> Rows:
+        """Vectors of texts that lie one behind the other in a row, each with its own positions and attention."""
+        single: list[list[int]] = self._read(texts, padding=False)["input_ids"]
+        lengths = [len(row) for row in single]
+        number = torch.repeat_interleave(torch.arange(len(single)), torch.tensor(lengths))
+        positions = torch.cat([torch.arange(length) for length in lengths]) + self.offset()
+        seen = number[:, None] == number[None, :]
+        mask: Any = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)[None, None]
+        if self.family == "modernbert":  # short texts are within every window
+            mask = {"full_attention": mask, "sliding_attention": mask}
+        ids = torch.tensor([token for row in single for token in row])[None]
+        states = self.model(input_ids=ids, attention_mask=mask, position_ids=positions[None]).last_hidden_state[0]
+        return self._pooled(list(states.split(lengths)))
+
+    def offset(self) -> int:
+        """The position of the first token: RoBERTa and its relatives begin behind the row of padding."""
+        for module in self.model.modules():
+            table, first = getattr(module, "position_embeddings", None), getattr(module, "padding_idx", None)
+            if isinstance(first, int) and isinstance(table, torch.nn.Embedding):
+                return first + 1
+        return 0
+
+    def positions(self) -> Iterator[Outcome]:
+        """Positions begin where the tokenizer's padding says, and there are enough."""
+        pad, config = self._tokenizer.pad_token_id, self.model.config
+        if self.offset() and pad != config.pad_token_id:
+            yield (
+                "fault", f"pad_token_id is {config.pad_token_id} in config.json and {pad} in the tokenizer: positions "
+                "begin behind the former, so that all are shifted",
+            )  # fmt: skip
+        room = getattr(config, "max_position_embeddings", None)
+        if isinstance(room, int) and self._limit > room - self.offset():
+            yield "fault", f"texts of {self._limit} tokens, and {room - self.offset()} positions"
+
+    def _pooled(self, states: list[Tensor]) -> Rows:
+        return _pooled(states, self._pooling)
+
+
+def _pooled(states: list[Tensor], pooling: str) -> Rows:
+    """One vector of the states of each text."""
+    of = {"mean": lambda each: each.mean(0), "cls": lambda each: each[0], "last": lambda each: each[-1]}[pooling]
+    return torch.stack([of(each) for each in states]).float().numpy()  # type: ignore[no-any-return]
+
+
+def _graph(path: Path, folder: Path, limit: int = 0) -> Callable[[list[str]], Rows]:
+    """Return what an ONNX graph makes of texts: its sentence vectors, or its states pooled as the folder says."""
+    import onnxruntime
+    from transformers import AutoTokenizer
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    tokenizer: Any = AutoTokenizer.from_pretrained(encoder_folder(folder), local_files_only=True)
+    names, outputs = [each.name for each in session.get_inputs()], [each.name for each in session.get_outputs()]
+    whole = next((name for name in outputs if "sentence" in name), None)
+    pooling = (pooling_of_folder(folder) if whole is None else None) or "mean"
+    cut = {"truncation": True, **({"max_length": limit} if limit else {})}
+
+    def encode(texts: list[str]) -> Rows:
+        given = dict(tokenizer(texts, padding=True, return_tensors="np", **cut))
+        mask = given.setdefault("attention_mask", np.ones_like(given["input_ids"]))
+        given.setdefault("token_type_ids", np.zeros_like(mask))
+        given = {name: given[name].astype(np.int64) for name in names}
+        if whole is not None:
+            return np.asarray(session.run([whole], given)[0], dtype=np.float32)
+        states = torch.from_numpy(session.run(outputs[:1], given)[0])
+        real = torch.from_numpy(np.asarray(mask)).bool()
+        rows = [row[keep] for row, keep in zip(states, real, strict=True)]
+        return _pooled(rows, pooling)
+
+    return encode
+
+
+def _backend(encoder: TextEncoder) -> Any:
+    """The tokenizer of the package tokenizers that reads the texts; None where it is another."""
+    own = getattr(encoder, "_tokenizer", None)
+    if own is not None:
+        return own.backend
+    return getattr(getattr(getattr(encoder, "_model", None), "tokenizer", None), "_tokenizer", None)
+
+
+def _unknown_token(backend: Any) -> str:
+    return next((name for name in ("[UNK]", "<unk>") if backend.token_to_id(name) is not None), "")
+
+
+def _unreachable(backend: Any) -> float:
+    """The share of pieces of the vocabulary that the normalisation turns into others."""
+    if backend.normalizer is None:
+        return 0.0
+    special = {token.content for token in backend.get_added_tokens_decoder().values()}
+    pieces = [piece for piece in backend.get_vocab() if piece not in special]
+    words = [piece.removeprefix("##").replace("▁", "") for piece in pieces]
+    words = [word for word in words if word.isalpha()]
+    lost = sum(backend.normalizer.normalize_str(word).replace("▁", "").strip() != word for word in words)
+    return lost / max(1, len(words))
