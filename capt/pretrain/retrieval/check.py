@@ -209,8 +209,8 @@ class _Checks(_OfVectors):
         cased, lower = share_unknown(english), share_unknown(english.lower())
         if cased > lower + _UNKNOWN:
             yield (
-                "fault", f"{cased:.0%} of the words of English text hold an unknown piece, and {lower:.0%} where it is in lower "
-                "case: the vocabulary is of lower case, and the normalisation keeps capitals", cased,
+                "fault", f"{cased:.0%} of the words of English text hold an unknown piece, and {lower:.0%} of the same in "
+                "lower case: the vocabulary is of lower case, and the normalisation keeps capitals", cased,
             )  # fmt: skip
         unreachable = _unreachable(backend)
         if unreachable > _UNREACHABLE:
