@@ -158,8 +158,8 @@ def judge(training: Sequence[MetricsRow], validation: Sequence[MetricsRow], best
 
 def _degenerate(row: MetricsRow) -> Judgement | None:
     """Judge codes of sentences that tell hardly anything, and word vectors that are nearly alike."""
-    information, nearest = row.figures.get("mi_batch", math.inf), row.figures.get(NEAREST, 0.0)
-    if information < LITTLE_INFORMATION:
+    information, nearest = _information(row), row.figures.get(NEAREST, 0.0)
+    if information is not None and information < LITTLE_INFORMATION:
         return Judgement(
             "degenerate",
             f"{_code(row)} at step {row.step}: what the model writes repeats itself; more text or epochs, or "
@@ -174,8 +174,13 @@ def _degenerate(row: MetricsRow) -> Judgement | None:
     return None
 
 
+def _information(row: MetricsRow) -> float | None:
+    """Return the information of codes about their sentences, with all posteriors where that was measured."""
+    return row.figures.get("mi_aggregate", row.figures.get("mi_batch"))
+
+
 def _code(row: MetricsRow) -> str:
-    units, nats = row.figures.get("au", 0.0), row.figures.get("mi_batch")
+    units, nats = row.figures.get("au", 0.0), _information(row)
     told = "" if nats is None else f", and codes tell {nats:.2g} nats of a sentence"
     return f"{units:g} units of z are active{told}"
 

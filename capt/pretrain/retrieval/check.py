@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from jaxtyping import Float
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from capt.pretrain.base.distributed import device
@@ -209,7 +210,7 @@ class _Checks(_OfVectors):
         cased, lower = share_unknown(english), share_unknown(english.lower())
         if cased > lower + _UNKNOWN:
             yield (
-                "fault", f"{cased:.0%} of the words of English text hold an unknown piece, and {lower:.0%} of the same in "
+                "fault", f"{cased:.0%} of the words of English text hold an unknown piece, and {lower:.0%} of it in "
                 "lower case: the vocabulary is of lower case, and the normalisation keeps capitals", cased,
             )  # fmt: skip
         unreachable = _unreachable(backend)
@@ -386,11 +387,16 @@ def _graph(path: Path, folder: Path, limit: int = 0) -> Callable[[list[str]], Ro
 
 
 def _backend(encoder: TextEncoder) -> Any:
-    """The tokenizer of the package tokenizers that reads the texts; None where it is another."""
+    """A copy, without truncation, of the tokenizer (of the package tokenizers) that reads texts; None for another."""
     own = getattr(encoder, "_tokenizer", None)
-    if own is not None:
-        return own.backend
-    return getattr(getattr(getattr(encoder, "_model", None), "tokenizer", None), "_tokenizer", None)
+    model = getattr(getattr(encoder, "_model", None), "tokenizer", None)
+    found = getattr(model, "_tokenizer", None) if own is None else own.backend
+    if found is None:
+        return None
+    copy = Tokenizer.from_str(found.to_str())
+    copy.no_truncation()
+    copy.no_padding()
+    return copy
 
 
 def _unknown_token(backend: Any) -> str:

@@ -53,7 +53,7 @@ GOOD: dict[str, Callable[[Path], Path]] = {
     "xlm-roberta": lambda folder: _sentence(folder, "XLMRobertaModel"),
     "mpnet": lambda folder: _sentence(folder, "MPNetModel"),
     "electra, last": lambda folder: _sentence(folder, "ElectraModel", "lasttoken"),
-    "distilbert": lambda folder: _sentence(folder, "DistilBertModel"),
+    "camembert": lambda folder: _sentence(folder, "CamembertModel"),
     "albert": lambda folder: _sentence(folder, "AlbertModel"),
     "modernbert": lambda folder: _sentence(folder, "ModernBertModel"),
     "dense": lambda folder: _sentence(folder, "BertModel", more=_dense()),
