@@ -43,6 +43,7 @@ _UNITS = {
     "loss/mlm": "nats per masked token",
     "loss/capt": "nats per pair",
     "loss/capt_fixed": "nats per pair",
+    "loss/pairs": "nats per pair",
     "loss/rec": "nats per sentence",
     "loss/contrast": "nats",
     "accuracy/mlm": "share of masked tokens",

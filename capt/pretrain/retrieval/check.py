@@ -1,4 +1,4 @@
-"""``capt check``: whether a text has one vector, whatever stands beside it and whatever computes it."""
+"""``capt check``: whether a text has one vector, whatever is beside it and whatever computes it."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class _Checks(_OfVectors):
             yield "ok" if change <= ONE_VECTOR else "note", text, change
 
     def truncation(self) -> Iterator[Outcome]:
-        """Of a long text the beginning is read, and nothing of its end."""
+        """The beginning of a long text is read, and nothing of its end."""
         limit = self.encoder.limit("text")
         if not limit:
             yield "left out", "texts of any length are read"
@@ -195,7 +195,7 @@ class _Checks(_OfVectors):
         yield "ok" if cosine >= _HALF else "fault", f"cosine with the vector in bf16 {cosine:.4f} at least", cosine
 
     def tokenizer(self) -> Iterator[Outcome]:
-        """What is lost before the model reads a text."""
+        """Pieces that are unknown, and a vocabulary that does not fit the normalisation."""
         backend = _backend(self.encoder)
         if backend is None:
             yield "left out", "its tokenizer is none of the package tokenizers"
@@ -316,7 +316,7 @@ class _Transformers:
 
     @torch.inference_mode()
     def packed(self, texts: list[str]) -> Rows:
-        """Vectors of texts that lie one behind the other in a row, each with its own positions and attention."""
+        """Vectors of texts that share a row, each with its own positions and attention."""
         single: list[list[int]] = self._read(texts, padding=False)["input_ids"]
         lengths = [len(row) for row in single]
         number = torch.repeat_interleave(torch.arange(len(single)), torch.tensor(lengths))
