@@ -31,7 +31,7 @@ _LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*|code|multilingual")
 
 
 def caveats_of_family(model_type: str) -> tuple[str, ...]:
-    """What users of an encoder of this family in sentence-transformers must know: releases whose vectors are worse."""
+    """Warnings for users of an encoder of this family: releases of sentence-transformers whose vectors are worse."""
     return (_SHIFTED,) if model_type in ("roberta", "xlm-roberta", "camembert", "mpnet") else ()
 
 

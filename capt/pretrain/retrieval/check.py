@@ -26,7 +26,7 @@ from capt.pretrain.pairs.load import pooling_of_folder
 from capt.pretrain.retrieval.encoders import TextEncoder, load_text_encoder
 from capt.pretrain.retrieval.options import EncoderOptions
 
-Verdict = Literal["ok", "fault", "note", "left out"]
+CheckVerdict = Literal["ok", "fault", "note", "left out"]
 Rows = Float[np.ndarray, "n d"]
 
 _HALF = 0.95
@@ -58,7 +58,7 @@ class Finding:
     """The outcome of a check: ``fault`` is what makes a vector wrong, ``note`` what a user should know."""
 
     name: str
-    verdict: Verdict
+    verdict: CheckVerdict
     text: str
     value: float | None = None
 
@@ -86,10 +86,10 @@ def _findings(checks: _OfVectors) -> list[Finding]:
     return found
 
 
-Outcome = tuple[Verdict, str] | tuple[Verdict, str, float]
+_Outcome = tuple[CheckVerdict, str] | tuple[CheckVerdict, str, float]
 
 
-def _judged(value: float, limit: float, text: str) -> Outcome:
+def _judged(value: float, limit: float, text: str) -> _Outcome:
     return ("ok" if value <= limit else "fault", f"{text}: {value:.1e} of a vector's length (allowed {limit:g})", value)
 
 
@@ -99,17 +99,17 @@ class _OfVectors:
     def __init__(self, encode: Callable[[list[str]], Rows]) -> None:
         self.encode = encode
 
-    def all(self) -> list[tuple[str, Callable[[], Iterator[Outcome]]]]:
+    def all(self) -> list[tuple[str, Callable[[], Iterator[_Outcome]]]]:
         """The checks, each with its name."""
         return [("alone", self.company), ("dimensions", self.dimensions)]
 
-    def company(self) -> Iterator[Outcome]:
+    def company(self) -> Iterator[_Outcome]:
         """A text alone, among others, and beside a long one."""
         worst, beside = one_vector(self.encode)
         yield _judged(worst, ONE_VECTOR, "a text alone and among others")
         yield _judged(beside, ONE_VECTOR, "a short text alone and beside one as long as the model reads")
 
-    def dimensions(self) -> Iterator[Outcome]:
+    def dimensions(self) -> Iterator[_Outcome]:
         """Effective rank and uniformity of vectors of texts that differ."""
         rows = self.encode(list(SPREAD)).astype(np.float64)
         if not np.isfinite(rows).all():
@@ -151,14 +151,14 @@ class _Checks(_OfVectors):
         super().__init__(lambda texts: encoder.encode(texts, "text"))
         self.encoder, self.folder = encoder, folder
 
-    def all(self) -> list[tuple[str, Callable[[], Iterator[Outcome]]]]:
+    def all(self) -> list[tuple[str, Callable[[], Iterator[_Outcome]]]]:
         """The checks, each with its name."""
         return [
             *super().all(), ("prompts", self.prompts), ("truncation", self.truncation), ("bf16", self.half),
             ("tokenizer", self.tokenizer), ("transformers", self.library), ("onnx", self.graphs),
         ]  # fmt: skip
 
-    def prompts(self) -> Iterator[Outcome]:
+    def prompts(self) -> Iterator[_Outcome]:
         """A prompt is text before the text, and leaves room for it."""
         given = {role: prompt for role, prompt in self.encoder.prompts.items() if prompt}
         if not given:
@@ -170,7 +170,7 @@ class _Checks(_OfVectors):
             text = f"{prompt!r} before a {role}, and the same as part of the text, differ by {change:.1e}"
             yield "ok" if change <= ONE_VECTOR else "note", text, change
 
-    def truncation(self) -> Iterator[Outcome]:
+    def truncation(self) -> Iterator[_Outcome]:
         """The beginning of a long text is read, and nothing of its end."""
         limit = self.encoder.limit("text")
         if not limit:
@@ -185,7 +185,7 @@ class _Checks(_OfVectors):
         if longest > limit:
             yield "fault", f"a long text has {longest} tokens, more than {limit}", float(longest)
 
-    def half(self) -> Iterator[Outcome]:
+    def half(self) -> Iterator[_Outcome]:
         """The vectors of bf16 point where those of fp32 do."""
         full = self.encode(list(TEXTS))
         with torch.autocast(device().type, dtype=torch.bfloat16):
@@ -194,7 +194,7 @@ class _Checks(_OfVectors):
         # `not >=`, so that a value which is not a number is a fault.
         yield "ok" if cosine >= _HALF else "fault", f"cosine with the vector in bf16 {cosine:.4f} at least", cosine
 
-    def tokenizer(self) -> Iterator[Outcome]:
+    def tokenizer(self) -> Iterator[_Outcome]:
         """Pieces that are unknown, and a vocabulary that does not fit the normalisation."""
         backend = _backend(self.encoder)
         if backend is None:
@@ -233,7 +233,7 @@ class _Checks(_OfVectors):
             f"decoded again, a text {'is' if kept else 'is not'} what it was, but for spaces",
         )
 
-    def library(self) -> Iterator[Outcome]:
+    def library(self) -> Iterator[_Outcome]:
         """The vectors of transformers, padded and packed, pooled as the folder says."""
         if self.folder is None:
             yield "left out", "a run: capt convert --to sentence-transformers writes a folder, and compares its vectors"
@@ -258,7 +258,7 @@ class _Checks(_OfVectors):
         yield _judged(packed, ONE_VECTOR, "texts packed into one row with others")
         yield from theirs.positions()
 
-    def graphs(self) -> Iterator[Outcome]:
+    def graphs(self) -> Iterator[_Outcome]:
         """The vectors of each ONNX graph in the folder."""
         found = sorted(self.folder.rglob("*.onnx")) if self.folder is not None else []
         if not found or self.folder is None:
@@ -337,7 +337,7 @@ class _Transformers:
                 return first + 1
         return 0
 
-    def positions(self) -> Iterator[Outcome]:
+    def positions(self) -> Iterator[_Outcome]:
         """Positions begin where the tokenizer's padding says, and there are enough."""
         pad, config = self._tokenizer.pad_token_id, self.model.config
         if self.offset() and pad != config.pad_token_id:
@@ -354,7 +354,7 @@ class _Transformers:
 
 
 def _pooled(states: list[Tensor], pooling: str) -> Rows:
-    """One vector of the states of each text."""
+    """A vector of the states of each text."""
     of = {"mean": lambda each: each.mean(0), "cls": lambda each: each[0], "last": lambda each: each[-1]}[pooling]
     return torch.stack([of(each) for each in states]).float().numpy()  # type: ignore[no-any-return]
 
