@@ -119,7 +119,7 @@ def _keeps_capitals(folder: Path) -> Path:
 
 
 BROKEN: dict[str, tuple[Callable[[Path], Path], set[str], str]] = {
-    "no mask": (_without_mask, {"alone", "transformers"}, "alone and among others"),
+    "no mask": (_without_mask, {"alone", "transformers"}, "a short text alone and beside one"),
     "positions": (_shifted, {"loading", "transformers"}, "pad"),
     "pooling": (_other_pooling, {"loading"}, "modules.json"),
     "collapsed": (_collapsed, {"dimensions"}, "they have collapsed"),
