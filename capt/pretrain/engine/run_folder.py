@@ -165,7 +165,10 @@ def _given_keys_of_another_job(folder: Path, job: Job) -> dict[str, tuple[object
     """
     given = flatten(job.model_dump(mode="json", by_alias=True, exclude_unset=True))
     if getattr(job.schedule, "epochs", None) is not None:
-        given.pop("schedule.max_steps", None)  # follows from the epochs and the data
+        # Both follow from the epochs and the data.
+        given.pop("schedule.max_steps", None)
+        if getattr(job.schedule, "warmup_ratio", None) is not None:
+            given.pop("schedule.warmup_steps", None)
     return {key: values for key, values in keys_of_another_job(folder, job).items() if key in given}
 
 

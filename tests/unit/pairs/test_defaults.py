@@ -13,6 +13,7 @@ from capt.pretrain.config.load import job_from_mapping, load_job
 from capt.pretrain.config.reader import job_to_yaml
 from capt.pretrain.engine.callbacks.progress import validation_summary
 from capt.pretrain.engine.judgement import direction, error_of
+from capt.pretrain.engine.run_folder import _given_keys_of_another_job
 from capt.pretrain.pairs.config import RECALLS, PairJob
 from capt.pretrain.pairs.load import own_length, reading
 from capt.pretrain.pairs.sources import longest_behind
@@ -65,6 +66,16 @@ def test_a_run_from_before_keeps_its_defaults(tmp_path: Path) -> None:
     (source,) = job.data.each()
     assert (source.document_length, source.own_length) == (None, None)
     assert longest_behind(0, "", source.document_length, 512, "", source.own_length) == 128
+
+
+def test_a_run_whose_steps_were_computed_is_resumed_by_the_same_job(tmp_path: Path) -> None:
+    job = _job("capt_pairs")
+    written = job.model_copy(update={"schedule": job.schedule.in_steps(2_200, 256)})
+    (tmp_path / "config.yaml").write_text(job_to_yaml(written))
+    assert _given_keys_of_another_job(tmp_path, job) == {}
+    assert _given_keys_of_another_job(tmp_path, _job("capt_pairs", "schedule.epochs=2")) == {
+        "schedule.epochs": ("auto", 2.0)
+    }
 
 
 @pytest.mark.parametrize(
