@@ -52,7 +52,7 @@ def encode_texts(
     tokenizer: TextTokenizer,
     max_length: int,
     *,
-    source: str,
+    source: str | None,
     types: bool = False,
     cache: Path | None = None,
 ) -> EncodedTexts:
@@ -66,7 +66,7 @@ def encode_texts(
         second: the second of each pair, if they are pairs.
         tokenizer: made of the vocabulary that the encoder was pretrained with.
         max_length: tokens of a row, special tokens included.
-        source: what to call the rows in the log.
+        source: what to call the rows in the log; None = they are some of many, and the caller says how many are cut.
         types: whether token types are read; without it they are all 0.
         cache: folder to keep the ids of ``CACHE_FROM`` rows or more in, by content; any process may share it.
 
@@ -84,7 +84,7 @@ def encode_texts(
 
         make_once(path.with_suffix(".lock"), path.exists, make)
         encoded = _read(path)
-    if encoded.cut:
+    if encoded.cut and source is not None:
         logger.warning("%s: %d of %d rows were cut to %d tokens", source, encoded.cut, len(encoded), max_length)
     return encoded
 

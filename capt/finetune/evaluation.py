@@ -50,7 +50,11 @@ class Objective(Protocol):
         ...
 
 
-@torch.no_grad()
+Keep = Callable[[Any, Batch[Any]], dict[str, Tensor]]
+"""Takes from the outputs of a batch what is kept of its rows, as `Objective.row_results`."""
+_Share = list[tuple[Any, dict[str, Any]]]
+
+
 def results_of_all_rows(
     model: Callable[..., Any],
     rows: RowSet,
@@ -74,22 +78,41 @@ def results_of_all_rows(
     Returns:
         Arrays by name, the rows first.
     """
-    shares: list[tuple[Any, dict[str, Any]]] = []
+    ranks = distributed.world_size(), distributed.rank()
+    share = _results(model, rows, objective.row_results, size, device, *ranks, progress)
+    return _in_order(list(chain(*distributed.gather_objects(share))))
+
+
+def results_of_rows(model: Callable[..., Any], rows: RowSet, keep: Keep, size: int, device: torch.device) -> RowResults:
+    """The same of rows that this rank computes alone: what ``keep`` takes of each, in their order."""
+    return _in_order(_results(model, rows, keep, size, device, 1, 0, None))
+
+
+@torch.no_grad()
+def _results(
+    model: Callable[..., Any], rows: RowSet, keep: Keep, size: int, device: torch.device, world: int, rank: int,
+    progress: ProgressCallback | None,
+) -> _Share:  # fmt: skip
+    """The numbers and results of the rows of each batch of a rank."""
+    share: _Share = []
     done = 0
-    for numbers, batch in evaluation_batches(rows, size, distributed.world_size(), distributed.rank()):
+    for numbers, batch in evaluation_batches(rows, size, world, rank):
         batch = batch.to(device)
-        results = objective.row_results(model(*batch.inputs), batch)
+        results = keep(model(*batch.inputs), batch)
         # A rank that has run out of rows goes along with the last batch again, of which it keeps nothing.
-        shares.append((numbers, {name: x[: len(numbers)].cpu().numpy() for name, x in results.items()}))
+        share.append((numbers, {name: x[: len(numbers)].cpu().numpy() for name, x in results.items()}))
         done += len(numbers)
         if progress is not None:
             progress(done, len(rows))
-    gathered = list(chain(*distributed.gather_objects(shares)))
-    numbers = np.concatenate([share[0] for share in gathered])
+    return share
+
+
+def _in_order(share: _Share) -> RowResults:
+    numbers = np.concatenate([each[0] for each in share])
     ordered = {}
-    # The rows were sorted by length and dealt out to the ranks: back into their own order.
-    for name in gathered[0][1]:
-        values = np.concatenate([share[1][name] for share in gathered])
+    # The rows were sorted by length, and may have been dealt out to ranks: back into their own order.
+    for name in share[0][1]:
+        values = np.concatenate([each[1][name] for each in share])
         ordered[name] = np.empty_like(values)
         ordered[name][numbers] = values
     return ordered

@@ -1,4 +1,4 @@
-"""Checkpoint -> stock ``...ForSequenceClassification`` folder, loaded back and compared before it is in place.
+"""Checkpoint -> stock ``...ForSequenceClassification`` folder, or ONNX, loaded back and compared before it is in place.
 
 The class is the family's own, for our encoders and for those of transformers. Label names go into ``config.json``:
 models whose classes have only numbers are read in the wrong order sooner or later.
@@ -6,12 +6,14 @@ models whose classes have only numbers are read in the wrong order sooner or lat
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 
 from capt.finetune.batches import TextRows
 from capt.finetune.encoding import encode_texts
@@ -21,6 +23,7 @@ from capt.finetune.text_training import Classifier
 from capt.pretrain.base.files import write_json
 from capt.pretrain.convert.card import About, CardFacts, plain_text, result, table
 from capt.pretrain.convert.huggingface import encoder_tensors
+from capt.pretrain.convert.onnx import open_graph, real_tokens, require_packages, write_graph
 from capt.pretrain.convert.output import write_export
 from capt.pretrain.convert.reference import TEXTS, card_inputs, load_with_transformers, require_close
 from capt.pretrain.engine.durable import write_tensors
@@ -44,16 +47,35 @@ An encoder fine-tuned on {title}, from {init}. {meaning}
 ## Use
 
 ```python
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("{location}")
-model = AutoModelForSequenceClassification.from_pretrained("{location}")
-logits = model(**tokenizer({texts}, truncation=True, return_tensors="pt")).logits
+{use}
 ```
-
+{file}
 ## Last measurements of the run
 
 {metrics}
+"""
+
+_USE = {
+    "hf": """\
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+
+classify = pipeline("text-classification", model="{location}", tokenizer="{location}", top_k=None)
+print(classify({text}, truncation=True))
+
+tokenizer = AutoTokenizer.from_pretrained("{location}")
+model = AutoModelForSequenceClassification.from_pretrained("{location}")
+logits = model(**tokenizer({texts}, truncation=True, return_tensors="pt")).logits""",
+    "onnx": """\
+import onnxruntime
+from transformers import AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{location}")
+session = onnxruntime.InferenceSession("{location}/model.onnx")
+inputs = tokenizer({texts}, padding=True, truncation=True, return_tensors="np")
+logits = session.run(["logits"], {{name: values.astype("int64") for name, values in inputs.items()}})[0]""",
+}
+_FILE = """
+Of a table of new rows: `capt predict {location} new.csv --out predictions.csv`.
 """
 
 
@@ -62,22 +84,26 @@ AnyClassifier = FineTuned[Any, Classifier]
 
 
 def export_classifier(
-    trained: AnyClassifier, out: Path, *, overwrite: bool = False, about: About | None = None
+    trained: AnyClassifier, out: Path, *, to: str = "hf", overwrite: bool = False, about: About | None = None
 ) -> Path:
-    """Write ``out``, load it with transformers and compare its logits with ours; returns ``out``.
+    """Write ``out``, compute it with the library that reads it and compare its logits with ours; returns ``out``.
 
     The logit of a score is on the scale of the labels (0 to 5 for STS-B).
 
     Args:
         trained: a checkpoint.
         out: the folder to make.
+        to: ``hf`` (a class of transformers) or ``onnx``.
         overwrite: replace an older export.
         about: for the model card.
 
     Raises:
-        CheckpointError: ``out`` is taken, or transformers computes something else.
+        CheckpointError: ``out`` is taken, or the library computes something else.
+        ConfigError: packages of the ONNX export are missing.
         DataError: transformers reads the tokenizer differently. Nothing is left behind in either case.
     """
+    if to == "onnx":
+        require_packages()
     hf_config = trained.job.model.encoder
     assert hf_config is not None, "TextJob.with_encoder fills it in"
     family = family_of(hf_config, str(trained.checkpoint))
@@ -86,18 +112,43 @@ def export_classifier(
         labels = _labels(trained.job.data.text_task)
         config = {**hf_config, **family.keys, **labels, "architectures": [family.architecture]}
         write_json(folder / "config.json", config)
-        write_tensors(folder / "model.safetensors", _tensors(trained, family), {"format": "pt"})
+        if to == "hf":
+            write_tensors(folder / "model.safetensors", _tensors(trained, family), {"format": "pt"})
+        else:
+            graph = _Logits(trained)
+            encoder = trained.model.encoder.model
+            write_graph(graph, folder, graph.inputs, ("logits",), encoder.max_positions, encoder.pad_id)
         length = trained.job.data.sequence_length
         trained.tokenizer.save(folder, model_max_length=length, types=trained.model.reads_types)
 
     return write_export(
         out,
         write=write,
-        check=lambda folder: _check(trained, family, folder),
-        card=_card(trained, about),
-        agrees=f"{family.architecture} gives our logits",
+        check=lambda folder: _check(trained, family, folder, to),
+        card=_card(trained, to, about),
+        agrees=f"{family.architecture if to == 'hf' else 'onnxruntime'} gives our logits",
         overwrite=overwrite,
     )
+
+
+class _Logits(nn.Module):
+    """The graph of a classifier: logits, those of scores on the scale of the labels."""
+
+    def __init__(self, trained: AnyClassifier) -> None:
+        super().__init__()
+        self.model, self._task = trained.model.cpu(), trained.job.data.text_task
+        types = ("token_type_ids",) if trained.model.reads_types else ()
+        self.inputs = ("input_ids", "attention_mask", *types)
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "n L"],
+        attention_mask: Int[Tensor, "n L"],
+        token_type_ids: Int[Tensor, "n L"] | None = None,
+    ) -> Float[Tensor, "n outputs"]:
+        encoder = self.model.encoder.model
+        tokens, _ = real_tokens(input_ids, attention_mask, encoder.pad_id, encoder.vocab_size)
+        return self._task.scale * self.model(tokens, token_type_ids, padded=True) + self._task.offset  # type: ignore[no-any-return]
 
 
 def _labels(task: TextTask) -> dict[str, Any]:
@@ -124,9 +175,9 @@ def _tensors(trained: AnyClassifier, family: Family) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _check(trained: AnyClassifier, family: Family, folder: Path) -> float:
-    """Load ``folder`` with transformers; return the largest relative difference of its logits from ours."""
-    loaded = load_with_transformers(getattr(transformers, family.architecture), folder)
+def _check(trained: AnyClassifier, family: Family, folder: Path, to: str) -> float:
+    """Compute ``folder`` with the library that reads it; return the largest relative difference of its logits."""
+    name, compute = (family.architecture, _with_transformers(family, folder)) if to == "hf" else ("ONNX", _onnx(folder))
     model, section = trained.model.cpu().eval(), trained.job.data
     task: TextTask = section.text_task
     second = TEXTS[::-1] if task.pair else None
@@ -141,18 +192,27 @@ def _check(trained: AnyClassifier, family: Family, folder: Path) -> float:
         inputs = rows.batch(chosen).inputs
         segments = {} if inputs.types is None else {"token_type_ids": inputs.types}
         mask = (inputs.tokens != trained.tokenizer.special.pad).long()
-        theirs = loaded(input_ids=inputs.tokens, attention_mask=mask, **segments).logits
+        theirs = compute({"input_ids": inputs.tokens, "attention_mask": mask, **segments})
         ours = task.scale * model(*inputs) + task.offset
-        worst = max(worst, require_close(f"{family.architecture}, logits", ours, theirs))
+        worst = max(worst, require_close(f"{name}, logits", ours, theirs))
     for given in card_inputs(folder, pairs=task.pair, singles=not task.pair):
         ours = task.scale * model(given["input_ids"], given.get("token_type_ids"), padded=True) + task.offset
-        theirs = loaded(**given).logits
-        worst = max(worst, require_close(f"{family.architecture}, what its tokenizer gives", ours, theirs))
+        worst = max(worst, require_close(f"{name}, what its tokenizer gives", ours, compute(given)))
     check_with_transformers(folder, TEXTS)
     return worst
 
 
-def _card(trained: AnyClassifier, about: About | None) -> str:
+def _with_transformers(family: Family, folder: Path) -> Callable[[dict[str, Tensor]], Tensor]:
+    loaded = load_with_transformers(getattr(transformers, family.architecture), folder)
+    return lambda given: loaded(**given).logits
+
+
+def _onnx(folder: Path) -> Callable[[dict[str, Tensor]], Tensor]:
+    session = open_graph(folder)
+    return lambda given: torch.from_numpy(session.run(None, {name: x.numpy() for name, x in given.items()})[0])
+
+
+def _card(trained: AnyClassifier, to: str, about: About | None) -> str:
     task, init = trained.job.data.text_task, trained.job.model.init
     facts = CardFacts.read(trained.checkpoint, trained.job, init, about).validated()
     names = ", ".join(plain_text(name) for name in task.names)
@@ -163,18 +223,22 @@ def _card(trained: AnyClassifier, about: About | None) -> str:
         meaning = f"Labels, each of which a text has where its logit is above 0: {names}."
     else:
         meaning = f"Classes: {names}."
-    fields = {"library_name": "transformers", "pipeline_tag": "text-classification", "tags": list(task.tags)}
+    library = "transformers" if to == "hf" else "onnx"
+    fields = {"library_name": library, "pipeline_tag": "text-classification", "tags": list(task.tags)}
     scores = {name.removeprefix("validation/"): value for name, value in facts.metrics.items()}
     # The head of the card takes metrics of the benchmark, no diagnostics of ours.
     scores = {name: value for name, value in scores.items() if name not in ("loss", "degenerate", "baseline")}
     results = [result("text-classification", f"{task.title}, dev", scores, kind=task.tags[0])] if scores else []
+    location, pair = facts.about.location, ('"the first text"', '"the second text"')
+    one = f'{{"text": {pair[0]}, "text_pair": {pair[1]}}}' if task.pair else '"a text"'
+    use = _USE[to].format(location=location, texts=", ".join(pair) if task.pair else '"a text"', text=one)
     return _CARD.format(
         head=facts.about.head(fields, facts.name, results),
-        location=facts.about.location,
+        use=use,
+        file=_FILE.format(location=location) if to == "hf" else "",
         name=plain_text(facts.name),
         title=plain_text(task.title),
         init=plain_text(init.name),
         meaning=meaning,
-        texts='"the first text", "the second text"' if task.pair else '"a text"',
         metrics=table({"steps": facts.progress["step"], **facts.metrics}),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from capt.finetune.load import load_backbone
 from capt.finetune.metrics import compute_metrics
 from capt.finetune.task import FineTuningTask, Identity
 from capt.finetune.text_task import TextTask
-from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.base.errors import CheckpointError, quoted
 from capt.pretrain.base.overlap import report_overlap, shared
 from capt.pretrain.base.randomness import derive
 from capt.pretrain.models.encoder import Encoder
@@ -249,6 +249,12 @@ class TextFineTuning(FineTuningTask):
     def build_model(self) -> Classifier:
         """The pretrained encoder under a new head."""
         return classifier_on(self._backbone.encoder, self.job)
+
+    def next_steps(self, run_dir: Path) -> Sequence[str]:
+        """The same of a task that is not of texts, and predictions for new rows."""
+        *first, convert = super().next_steps(run_dir)
+        predict = f"capt predict {quoted(run_dir)} FILE --out predictions.csv (labels or scores of new texts)"
+        return [*first, predict, f'{convert[:-1]}: pipeline("text-classification"))']
 
     def flops_per_row(self, length: float) -> float:
         """Forward FLOP of the encoder on a row; those of the head are few."""

@@ -2,9 +2,10 @@
 
 ``evaluate`` has ``command(checkpoint, *, ...) -> dict`` and ``as_text(result) -> str``; ``export`` has ``TARGETS``, the
 values of ``capt convert --to``, and ``command(checkpoint, out, *, to, overwrite, about, ...) -> Path``; where ``out``
-is not a folder, also ``require_free(out, *, overwrite)``, which refuses what cannot be replaced. The other keywords of
-``command`` are the options that have a meaning for the task: those of the command line under the same names, and any
-other by ``--option NAME=VALUE``.
+is not a folder, also ``require_free(out, *, overwrite)``, which refuses what cannot be replaced. ``predict`` has
+``command(model, file, out, *, progress, ...) -> dict``, which all ranks call (`capt.finetune.new_rows`). The other
+keywords of ``command`` are the options that have a meaning for the task: those of the command line under the same
+names, and any other of ``evaluate`` and ``export`` by ``--option NAME=VALUE``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from capt.pretrain.config.reader import NotYamlError, read_yaml
 from capt.pretrain.registry import VECTORS_TASK, task_module
 
 _GIVEN_BY_CAPT = frozenset({"to", "overwrite", "about", "progress"})
-_DONE = {"evaluate": "evaluated", "export": "converted"}
+_DONE = {"evaluate": "evaluated", "export": "converted", "predict": "asked for predictions"}
 """The participle of each command, for a message."""
 
 

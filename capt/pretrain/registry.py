@@ -45,6 +45,9 @@ VECTORS_TASK = "ace"
 FOREIGN_TASK = "capt_language"
 """The task that evaluates a Hugging Face folder, which says nothing of a task."""
 
+FOREIGN_CLASSIFIER = "labels"
+"""The task that predicts with a Hugging Face folder."""
+
 CALLBACKS = {
     "mlflow": "capt.pretrain.engine.callbacks.trackers:MLflow",
     "prometheus": "capt.pretrain.engine.callbacks.trackers:Prometheus",

@@ -17,6 +17,7 @@ from sklearn import metrics as sk
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from typer.testing import CliRunner
 
+from capt.finetune import new_rows
 from capt.finetune.labels.config import LabelsJob
 from capt.finetune.labels.data import read_splits
 from capt.finetune.load import load_fine_tuned
@@ -24,6 +25,7 @@ from capt.finetune.text_training import build_classifier
 from capt.launcher.cli import app
 from capt.pretrain.engine.checkpoint import find_checkpoint, read_job
 from capt.pretrain.models.hf_folder import read_tensors
+from capt.pretrain.retrieval.work import perform
 from tests.finetune import glue_mapping, sentence, write_encoder
 from tests.runs import training_rows, validations
 from tests.support import run_ranks, stopped_at, train_job
@@ -127,6 +129,46 @@ def test_it_learns_and_the_stock_class_of_the_export_computes_the_same(kind: str
     card = (out / "README.md").read_text()
     assert "the labels of" in card
     assert all(name in card for name in names if kind != "regression")
+    code = card.split("```python\n")[1].split("```")[0].replace("PATH", str(out))
+    exec(code, names_of_card := {"print": lambda _: None})
+    assert torch.isfinite(names_of_card["logits"]).all()
+
+    new = tmp_path / "new.csv"
+    with new.open("w", newline="") as file:
+        columns = ["text"] if rows.second is None else ["text", "text2"]
+        csv.writer(file).writerows([columns, *zip(*filter(None, (rows.first, rows.second)), strict=True)])
+    predicted = [tmp_path / "run.jsonl", tmp_path / "folder.jsonl"]
+    for source, file in zip((run, out), predicted, strict=True):
+        done = runner.invoke(app, ["predict", str(source), str(new), "--out", str(file)])
+        assert done.exit_code == 0, done.output
+    for line, other, logits in zip(*(path.read_text().splitlines() for path in predicted), theirs, strict=True):
+        found, again = json.loads(line), json.loads(other)
+        if kind == "regression":
+            assert found["score"] == pytest.approx(again["score"], rel=1e-5) == pytest.approx(float(logits), rel=1e-5)
+            continue
+        shares = logits.softmax(0) if kind == "classification" else logits.sigmoid()
+        for values in (found, again):
+            assert [values[f"probability_{name}"] for name in names] == pytest.approx(shares.tolist(), abs=1e-5)
+        labels = [name for name, x in zip(names, logits.tolist(), strict=True) if x > 0]
+        expected_label = names[int(logits.argmax())] if kind == "classification" else labels
+        assert found["label" if kind == "classification" else "labels"] == expected_label
+
+
+def _predict(run: Path, file: Path, out: Path) -> int:
+    new_rows.WINDOW = 4
+    predicted: int = perform(
+        {"command": "predict", "model": str(run), "file": str(file), "out": str(out), "options": {}}
+    )["predicted"]
+    return predicted
+
+
+def test_two_ranks_predict_what_one_does(folder: Path, tmp_path: Path) -> None:
+    outs = [tmp_path / f"{world}.csv" for world in (1, 2)]
+    for world, out in zip((1, 2), outs, strict=True):
+        predicted = run_ranks(_predict, world, folder / "run_classification", folder / "classification.more.csv", out)
+        assert predicted == [25] * world
+    assert outs[0].read_bytes() == outs[1].read_bytes()
+    assert len(outs[0].read_text().splitlines()) == 26
 
 
 @pytest.mark.parametrize("kind", KINDS)

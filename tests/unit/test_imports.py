@@ -102,6 +102,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "pretrain.retrieval": (
         *(*BASE, "tokenizer", "pretrain.convert"),
         *_in("pretrain", "config", "contrast", "data", "engine", "language", "models", "pairs"),
+        *_in("pretrain", "commands", "registry"),
     ),
     "pretrain.latent.text_files": (*BASE, "pretrain.config"),
     "pretrain.latent.config": (*BASE, "pretrain.config", "pretrain.latent.text_files"),
@@ -144,6 +145,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "pretrain.vision_language",
     ),
     "finetune": ("tokenizer", *_in("pretrain", "base", "config", "engine", "models", "language", "plan")),
+    "finetune.columns": (*BASE, *_in("pretrain.data", "formats", "tables")),
+    "finetune.new_rows": (*BASE, "pretrain.data.formats"),
+    "finetune.text_predictor": ("finetune", "tokenizer", *_in("pretrain", "base", "engine", "models", "registry")),
     "finetune.text_export": ("finetune", "tokenizer", *_in("pretrain", "base", "convert", "engine", "models")),
     "finetune.glue": (
         *("finetune", "tokenizer", *_in("pretrain.data", "hub", "sts_files")),

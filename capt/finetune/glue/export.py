@@ -1,4 +1,4 @@
-"""``capt convert`` of a checkpoint of a ``glue`` job, to a stock ``...ForSequenceClassification`` folder."""
+"""``capt convert`` of a checkpoint of a ``glue`` job, to a stock ``...ForSequenceClassification`` folder or ONNX."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from capt.finetune.load import FineTuned
 from capt.finetune.text_export import export_classifier
 from capt.pretrain.convert.card import About
 
-TARGETS = ("hf",)
+TARGETS = ("hf", "onnx")
 
 
 def command(
@@ -17,4 +17,4 @@ def command(
 ) -> Path:
     """Export a checkpoint, or the best one of a run, as `export_classifier` does; ``to`` is one of ``TARGETS``."""
     trained = checkpoint if isinstance(checkpoint, FineTuned) else load_classifier(checkpoint)
-    return export_classifier(trained, out, overwrite=overwrite, about=about)
+    return export_classifier(trained, out, to=to, overwrite=overwrite, about=about)

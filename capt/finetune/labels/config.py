@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import Field, PositiveFloat, field_validator, model_validator
 
+from capt.finetune.columns import find_columns, open_labelled
 from capt.finetune.config import FineTuningCheckpoint, TextData, TextJob
-from capt.finetune.labels.columns import find_columns, open_labelled
 from capt.finetune.text_task import METRICS, Kind
 from capt.pretrain.base.errors import ConfigError, did_you_mean, repeated
 from capt.pretrain.config.base import NonNegativeInt, PathField

@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from capt.finetune.columns import Columns, cell_in, find_columns, open_labelled, text_in
 from capt.finetune.glue.files import Examples
-from capt.finetune.labels.columns import Columns, find_columns, open_labelled
 from capt.finetune.labels.config import LabelsData
 from capt.finetune.text_task import Kind
-from capt.pretrain.base.errors import ConfigError, DataError, counted, did_you_mean, shown
+from capt.pretrain.base.errors import ConfigError, DataError, counted, shown
 from capt.pretrain.base.files import number_in
 from capt.pretrain.base.overlap import report_overlap, same_text, shared
 from capt.pretrain.data.tables import FileTable
@@ -117,10 +117,10 @@ def read_rows(path: Path, data: LabelsData) -> Labelled:
     rows = Labelled(path, columns, [], [], None if columns.second is None else [], [], classes)
     for place, _, cells in table.rows:
         rows.places.append(place)
-        rows.first.append(_text(cells, columns.text, place))
+        rows.first.append(text_in(cells, columns.text, place))
         if rows.second is not None and columns.second is not None:
-            rows.second.append(_text(cells, columns.second, place))
-        found = tuple(_cell(cells, name, place) for name in columns.labels)
+            rows.second.append(text_in(cells, columns.second, place))
+        found = tuple(cell_in(cells, name, place) for name in columns.labels)
         if classes:
             found = (_named(found[0], classes, place, columns.labels[0]),)
         rows.cells.append(found if isinstance(data.label, list) else found[0])
@@ -394,32 +394,9 @@ def _require_label(name: str, place: str, column: str, data: LabelsData, *, is_k
         )
 
 
-def _text(cells: dict[str, Any], column: str, place: str) -> str:
-    value = _cell(cells, column, place)
-    if not isinstance(value, str):
-        raise DataError(f"{place}: {column!r} is {shown(value)}; it must be text: correct or remove the row")
-    if not value.strip():
-        raise DataError(f"{place}: {column!r} is empty; every row needs its text: correct or remove the row")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(f"{place}: {column!r} is not text: a lone surrogate at character {error.start}") from None
-    return value
-
-
 def _texts(rows: Labelled) -> Iterator[tuple[str, ...]]:
     columns = [rows.first] if rows.second is None else [rows.first, rows.second]
     return (tuple(map(same_text, texts)) for texts in zip(*columns, strict=True))
-
-
-def _cell(cells: dict[str, Any], column: str, place: str) -> Any:
-    if column not in cells:
-        raise DataError(
-            f"{place}: no {column!r}; {did_you_mean(column, list(cells), 'it has')}: complete the row, or remove it"
-        )
-    if isinstance(cells[column], str) and "\0" in cells[column]:
-        raise DataError(f"{place}: {column!r} is binary, not text: it holds a NUL")
-    return cells[column]
 
 
 def _is_missing(cell: Any) -> bool:

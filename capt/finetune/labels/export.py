@@ -1,4 +1,4 @@
-"""``capt convert`` of a checkpoint of a ``labels`` job, to a stock ``...ForSequenceClassification`` folder."""
+"""``capt convert`` of a checkpoint of a ``labels`` job, to a stock ``...ForSequenceClassification`` folder or ONNX."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from capt.finetune.text_export import export_classifier
 from capt.finetune.text_training import build_classifier
 from capt.pretrain.convert.card import About
 
-TARGETS = ("hf",)
+TARGETS = ("hf", "onnx")
 
 
 def command(checkpoint: Path, out: Path, *, to: str, overwrite: bool = False, about: About | None = None) -> Path:
     """`export_classifier` as ``capt convert`` calls it; ``to`` is one of ``TARGETS``."""
     trained = load_fine_tuned(checkpoint, LabelsJob, "labels", build_classifier)
-    return export_classifier(trained, out, overwrite=overwrite, about=about)
+    return export_classifier(trained, out, to=to, overwrite=overwrite, about=about)

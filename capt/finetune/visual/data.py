@@ -189,7 +189,7 @@ def row_set(
     tokenizer: TextTokenizer,
     store: RegionStore,
     answers: AnswerTable | None,
-    what: str,
+    what: str | None,
 ) -> PictureRows:
     """Rows as a data set that batches can be made of.
 
@@ -199,12 +199,12 @@ def row_set(
         tokenizer: that of the model.
         store: where the pictures are.
         answers: the table of a task of questions.
-        what: what to call the rows in errors and in the log.
+        what: what to call the rows in errors and in the log; None = they are some of many, which were looked at before.
 
     Raises:
         DataError: a picture is not in the store.
     """
-    pictures = store.rows([name for row in rows for name in row.pictures], what)
+    pictures = store.rows([name for row in rows for name in row.pictures], what or "rows")
     encoded = encode_texts(
         [row.text for row in rows],
         None,
@@ -214,7 +214,7 @@ def row_set(
         cache=data.cache / "finetune",
     )
     shape = (len(rows), data.visual_task.pictures)
-    targets = _targets(rows, data.visual_task, answers, what)
+    targets = _targets(rows, data.visual_task, answers, what or "rows")
     return PictureRows(rows, encoded, store, pictures.reshape(shape), targets, tokenizer.special.pad)
 
 

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from capt.finetune.evaluation import RowResults, as_text, evaluation_result, results_of_all_rows
-from capt.finetune.visual.config import VisualJob
+from capt.finetune.visual.config import VisualData, VisualJob
 from capt.finetune.visual.data import read_rows, read_splits, require_counted, require_own_ids, row_set
 from capt.finetune.visual.dumps import check_predictions, write_dump
 from capt.finetune.visual.module import FineTunedLxmert, load_visual, read_answers
@@ -19,6 +19,7 @@ from capt.pretrain.base import distributed
 from capt.pretrain.base.errors import counted
 from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.base.verification import Verifier
+from capt.pretrain.regions.store import RegionStore
 from capt.pretrain.vision_language.data.answers import AnswerTable
 from capt.pretrain.vision_language.load import open_store
 from capt.pretrain.vision_language.pairs import located
@@ -86,13 +87,23 @@ def _rows(
     # What the job itself names is looked for only where it is needed.
     if not regions or not files:
         data = located(data, data.task)
-    allow = data.allow_other_features or None
-    store = open_store(trained.checkpoint, data, regions, Verifier(data.cache), allow_other=allow)
+    store = store_of(trained, data, regions)
     if files is None:
         files = data.validation
     rows = read_rows(files, data.visual_task, "--data") if files else read_splits(data).validation
     require_own_ids(rows, "--data")
     return files, row_set(rows, data, trained.tokenizer, store, answers, "--data")
+
+
+def store_of(trained: FineTunedLxmert, data: VisualData, regions: Path | None) -> RegionStore:
+    """Open the store of ``data``, the section of a checkpoint's job, or the one at ``regions``.
+
+    Raises:
+        CheckpointError: it holds features of another kind than those of the training.
+        DataError: it is not there, or damaged.
+    """
+    allow = data.allow_other_features or None
+    return open_store(trained.checkpoint, data, regions, Verifier(data.cache), allow_other=allow)
 
 
 def _dumped(

@@ -1,4 +1,4 @@
-"""The options of ``capt evaluate`` of picture tasks. Nothing heavy is imported here."""
+"""The options of ``capt evaluate`` and ``capt predict`` of picture tasks. Nothing heavy is imported here."""
 
 from __future__ import annotations
 
@@ -15,4 +15,13 @@ class EvaluateOptions:
 
     predictions: Annotated[
         Path | None, typer.Option(help="Result file of a visual checkpoint, in the benchmark's own format.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """Options of ``capt predict`` that this task alone takes."""
+
+    regions: Annotated[
+        Path | None, typer.Option(help="The region store with the pictures, where it is not the one of the job.")
     ] = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from capt.finetune.visual.config import VisualJob
 from capt.finetune.visual.data import Splits, answer_table, data_digest, read_splits, row_set, without_missing
 from capt.finetune.visual.module import PictureClassifier, classifier, read_answers
 from capt.finetune.visual.objective import objective_of
-from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.errors import ConfigError, quoted
 from capt.pretrain.base.verification import Verifier, all_ranks, digest_of
 from capt.pretrain.config.schema import Job
 from capt.pretrain.models.hf_config import TOKENIZER_FILES, local_folder
@@ -101,6 +101,11 @@ class VisualFineTuning(FineTuningTask):
         """Forward FLOP of the encoder on a sentence with each of its pictures; those of the head are few."""
         rows, pictures = self._train, self.job.data.visual_task.pictures
         return pictures * encoder_flops(self.config, rows.mean_words, rows.mean_regions)
+
+    def next_steps(self, run_dir: Path) -> Sequence[str]:
+        """The same of other tasks, and answers to new questions."""
+        predict = f"capt predict {quoted(run_dir)} FILE --out predictions.csv (answers to new rows)"
+        return [*super().next_steps(run_dir), predict]
 
     def load_state(self, folder: Path, state: Mapping[str, Any]) -> None:
         """Refuse a checkpoint of another task or tokenizer, and of other data unless ``data.allow_change`` is set.

@@ -6,7 +6,10 @@ command may be a dataclass of options (`capt.launcher.commands.options.with_opti
 """
 
 COMMANDS = {
-    **{name: f"capt.launcher.commands.{name}" for name in ("jobs", "plan", "sweep", "evaluate", "checkpoints")},
+    **{
+        name: f"capt.launcher.commands.{name}"
+        for name in ("jobs", "plan", "sweep", "evaluate", "predict", "checkpoints")
+    },
     **{name: f"capt.launcher.commands.{name}" for name in ("retrieval", "results", "tools")},
     "tokenizer": "capt.launcher.commands.tokenizers:app",
     **{name: f"capt.launcher.commands.{name}:app" for name in ("data", "regions", "config", "cache", "embeddings")},

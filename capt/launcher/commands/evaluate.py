@@ -150,8 +150,8 @@ EVALUATIONS = (
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command, with the options of all evaluations, to the command line."""
+def evaluate_options() -> tuple[Any, list[str]]:
+    """Return a class with the options of all evaluations, and the names of those of tasks."""
     modules = [task_module(task, "options") for task in TASKS]
     kinds = [TaskOptions, *(module.EvaluateOptions for module in modules if module is not None)]
     of_tasks = [each.name for kind in kinds for each in fields(kind)]
@@ -159,7 +159,36 @@ def register(app: typer.Typer) -> None:
     if twice := repeated(each.name for kind in dict.fromkeys(kinds) for each in fields(kind)):
         raise ConfigError(f"capt evaluate: {twice} is an option of two evaluations; give one another name")
     # The fields of a class come after those of the bases that follow it.
-    every: Any = make_dataclass("EvaluateOptions", [], bases=tuple(reversed(kinds)), frozen=True)
+    return make_dataclass("EvaluateOptions", [], bases=tuple(reversed(kinds)), frozen=True), of_tasks
+
+
+def measure_model(
+    checkpoint: Path, given: Mapping[str, Any], of_tasks: Sequence[str], assignments: Sequence[str] = ()
+) -> Result:
+    """Measure a model with the options that were given: by its task, or as one of them chooses.
+
+    Args:
+        checkpoint: a checkpoint, a run, a folder or a hub id.
+        given: options and their values.
+        of_tasks: the names of options of tasks.
+        assignments: options of the checkpoint's task, ``NAME=VALUE`` each.
+
+    Raises:
+        UserError: an option has no meaning, or as the evaluation.
+    """
+    _refuse_overwriting(given)
+    chosen = _chosen({**given, **({"option": assignments} if assignments else {})}, of_tasks)
+    for path in filter(None, map(given.get, ("out", "per_query"))):
+        require_writable(path)
+    if chosen is not None:
+        return chosen.measure(checkpoint, given)
+    return _of_task(checkpoint, {name: given.get(name) for name in of_tasks}, assignments)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command, with the options of all evaluations, to the command line."""
+    every: Any
+    every, of_tasks = evaluate_options()
 
     def evaluate(
         context: typer.Context,
@@ -183,14 +212,7 @@ def register(app: typer.Typer) -> None:
         """
         o.quiet(context)
         given = {name: value for name, value in vars(options).items() if value not in (None, [], getattr(every, name))}
-        _refuse_overwriting(given)
-        chosen = _chosen({**given, **({"option": option} if option else {})}, of_tasks)
-        for path in filter(None, map(given.get, ("out", "per_query"))):
-            require_writable(path)
-        if chosen is not None:
-            result, as_text = chosen.measure(checkpoint, given)
-        else:
-            result, as_text = _of_task(checkpoint, {name: given.get(name) for name in of_tasks}, option or ())
+        result, as_text = measure_model(checkpoint, given, of_tasks, option or ())
         o.answer(result, lambda: as_text(result), json=json)
 
     evaluate.__annotations__["options"] = every  # a name of this function alone, which typer would look up

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -161,13 +161,7 @@ def mine(
 ) -> None:
     """Mine hard negatives for pairs. The search is exact, filters follow, and an audit refuses bad output."""
     o.quiet(context)
-    work = {
-        "command": "mine", "model": str(model),
-        "pairs": _paths(pairs), "corpus": _paths([corpus])[0] if corpus else None,
-        "out": _paths([out])[0], "rules": asdict(rules), "cross_encoder": str(cross_encoder) if cross_encoder else None,
-        "encoder": asdict(encoder), "store": vectors.stored(store),
-    }  # fmt: skip
-    audit = carry_out(work, out.absolute().parent, ranks)
+    audit = mine_pairs(pairs, model, out, corpus, rules, cross_encoder, encoder, store, vectors, ranks)
     if json:
         o.echo_json(audit)
         return
@@ -184,6 +178,28 @@ def mine(
     # By the names that were written: a label or a score of the input would make two texts of a row, and no negatives.
     train += " data.form=flagembedding"
     o.say(f"next: {train}" + (f" data.negatives={rules.number}" if found else ""))
+
+
+def mine_pairs(
+    pairs: Sequence[Path],
+    model: Path,
+    out: Path,
+    corpus: Path | None,
+    rules: Rules,
+    cross_encoder: Path | None,
+    encoder: EncoderOptions,
+    store: str | None,
+    vectors: VectorOptions,
+    ranks: RankOptions,
+) -> dict[str, Any]:
+    """Mine hard negatives on the ranks that are asked for, and return the audit; arguments are those of `mine`."""
+    work = {
+        "command": "mine", "model": str(model),
+        "pairs": _paths(pairs), "corpus": _paths([corpus])[0] if corpus else None,
+        "out": _paths([out])[0], "rules": asdict(rules), "cross_encoder": str(cross_encoder) if cross_encoder else None,
+        "encoder": asdict(encoder), "store": vectors.stored(store),
+    }  # fmt: skip
+    return carry_out(work, out.absolute().parent, ranks)
 
 
 def compare(
@@ -225,15 +241,16 @@ def shared_folder(store: str) -> Path:
     return Path.cwd() if is_url(store) else Path(store)
 
 
-def _paths(paths: list[Path]) -> list[str]:
+def _paths(paths: Sequence[Path]) -> list[str]:
     """Absolute paths: ranks on other hosts may have another working folder."""
     return [str(path.absolute()) for path in paths]
 
 
-def carry_out(work: Mapping[str, Any], folder: Path, ranks: RankOptions) -> dict[str, Any]:
+def carry_out(work: Mapping[str, Any], folder: Path, ranks: RankOptions, what: str = "encoding") -> dict[str, Any]:
     """Return ``capt.pretrain.retrieval.work.perform(work)``, done in this process or on the ranks that are asked for.
 
     Ranks read what to do from a file in ``folder``, which all hosts must see, and rank 0 writes the result beside it.
+    ``what`` is written before the bar of this process.
 
     Raises:
         UserError: as the command; or the options are wrong. `typer.Exit` with the code of the ranks where these failed.
@@ -244,7 +261,7 @@ def carry_out(work: Mapping[str, Any], folder: Path, ranks: RankOptions) -> dict
     if options == Options():
         from capt.pretrain.retrieval.work import perform
 
-        with o.progress_bar("encoding", lines=False) as progress:
+        with o.progress_bar(what, lines=False) as progress:
             return perform(work, progress)
     return _on_ranks(work, folder.absolute(), options)
 

@@ -1,4 +1,4 @@
-"""An ONNX graph of the encoder with pooling, aggregation head and L2 norm, checked with onnxruntime.
+"""ONNX graphs, checked with onnxruntime: of the encoder with pooling, aggregation head and L2 norm, and of others.
 
 Our own export: ``optimum``'s does not install beside the transformers release that this project uses.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 import importlib.util
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.export import Dim
 
@@ -40,14 +41,26 @@ class _Embedder(nn.Module):
     def forward(
         self, input_ids: Int[Tensor, "n L"], attention_mask: Int[Tensor, "n L"]
     ) -> tuple[Float[Tensor, "n h"], Float[Tensor, "n L h"]]:
-        pad, real = self.model.config.pad_id, attention_mask.bool()
-        tokens = torch.where(real, input_ids, pad)
-        # The graph's softmax over nothing is NaN. So a row of nothing but padding is computed as one other token ...
-        empty = ~real.any(1, keepdim=True)
-        first = torch.where(empty, (pad + 1) % self.model.config.classes, tokens[:, :1])
-        hidden = self.model.encode(torch.cat([first, tokens[:, 1:]], 1), padded=True)
-        # ... and has the sentence embedding zero.
+        config = self.model.config
+        tokens = torch.where(attention_mask.bool(), input_ids, config.pad_id)
+        seen, empty = real_tokens(input_ids, attention_mask, config.pad_id, config.classes)
+        hidden = self.model.encode(seen, padded=True)
+        # A row of nothing but padding has the sentence embedding zero.
         return pool(self.model, hidden, tokens, self.pooling).masked_fill(empty, 0.0), hidden
+
+
+def real_tokens(
+    input_ids: Int[Tensor, "n L"], attention_mask: Int[Tensor, "n L"], pad: int, rows: int
+) -> tuple[Int[Tensor, "n L"], Bool[Tensor, "n 1"]]:
+    """Return the ids with padding where the mask is 0, and the rows that are nothing but padding.
+
+    A graph's softmax over nothing is NaN. So such a row is computed as one other token of the ``rows`` there are.
+    """
+    real = attention_mask.bool()
+    tokens = torch.where(real, input_ids, pad)
+    empty = ~real.any(1, keepdim=True)
+    first = torch.where(empty, (pad + 1) % rows, tokens[:, :1])
+    return torch.cat([first, tokens[:, 1:]], 1), empty
 
 
 def write_onnx(model: CaptModel, tokenizer: TextTokenizer, folder: Path, pooling: Pooling, max_length: int) -> None:
@@ -58,21 +71,45 @@ def write_onnx(model: CaptModel, tokenizer: TextTokenizer, folder: Path, pooling
     the whole mask of a row is 0, its sentence embedding is 0.
     """
     write_description(model.config, tokenizer, folder, max_length=max_length)
+    config = model.config
+    write_graph(_Embedder(model, pooling), folder, _INPUTS, _OUTPUTS, config.max_positions, config.pad_id)
+
+
+def write_graph(
+    graph: nn.Module, folder: Path, inputs: Sequence[str], outputs: Sequence[str], max_positions: int, pad_id: int
+) -> None:
+    """Write ``model.onnx`` of a module.
+
+    Args:
+        graph: takes the inputs in their order.
+        folder: gets the file.
+        inputs: names: ids, their mask and, where the encoder reads them, token types; each (batch, sequence).
+        outputs: names, in the order of the results.
+        max_positions: tokens of a row at most.
+        pad_id: the id of padding.
+    """
     # Two rows of some tokens, for a size of 1 would become a constant of the graph.
-    ids = torch.full((2, min(7, model.config.max_positions)), model.config.pad_id + 1)
-    shape = {0: Dim("batch"), 1: Dim("sequence", max=model.config.max_positions)}
+    ids = torch.full((2, min(7, max_positions)), pad_id + 1)
+    shape = {0: Dim("batch"), 1: Dim("sequence", max=max_positions)}
     with _quiet_exporter():
         program = torch.onnx.export(
-            _Embedder(model, pooling).eval(),
-            (ids, torch.ones_like(ids)),
+            graph.eval(),
+            (ids, torch.ones_like(ids), torch.zeros_like(ids))[: len(inputs)],
             dynamo=True,
-            input_names=_INPUTS,
-            output_names=_OUTPUTS,
-            dynamic_shapes=(shape, shape),
+            input_names=inputs,
+            output_names=outputs,
+            dynamic_shapes=(shape,) * len(inputs),
             verbose=False,
         )
         assert program is not None, "the dynamo exporter returns the program"
         program.save(folder / GRAPH)
+
+
+def open_graph(folder: Path) -> Any:
+    """Open the graph in a folder with onnxruntime, on the CPU."""
+    import onnxruntime
+
+    return onnxruntime.InferenceSession(folder / GRAPH, providers=["CPUExecutionProvider"])
 
 
 def require_packages() -> None:
@@ -106,10 +143,7 @@ def check_onnx(model: CaptModel, tokenizer: TextTokenizer, folder: Path, pooling
     Raises:
         CheckpointError: an output differs.
     """
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(folder / GRAPH, providers=["CPUExecutionProvider"])
-    worst = 0.0
+    session, worst = open_graph(folder), 0.0
     for tokens in probe_batches(model.config, tokenizer):
         real = (tokens != model.config.pad_id).long()
         sentences, hidden = session.run(_OUTPUTS, dict(zip(_INPUTS, (tokens.numpy(), real.numpy()), strict=True)))

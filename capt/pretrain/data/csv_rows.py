@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import csv
+import io
+import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BufferedReader
 from itertools import chain
+from typing import IO, Any
 
 from capt.pretrain.base.errors import DataError, repeated, shown
 from capt.pretrain.base.files import LONGEST_LINE, text_lines
 from capt.pretrain.data.corpus import warn_once
-from capt.pretrain.data.formats import Format, ReadOptions, TableRow, TextFile
+from capt.pretrain.data.formats import ColumnTypes, Format, ReadOptions, TableRow, TextFile
 
 
 class Csv(Format):
@@ -19,6 +22,7 @@ class Csv(Format):
 
     has_header = True
     quotes = True
+    writes = True
 
     def rows(self, path: TextFile, raw: BufferedReader, reading: ReadOptions) -> Iterator[TableRow]:
         """Yield the rows. Raises ``DataError`` for a row that has not a cell for each column."""
@@ -44,6 +48,19 @@ class Csv(Format):
                 row = {name: cell for name, cell in zip(header, cells, strict=True) if name in chosen}
                 yield TableRow(place, number, row)
 
+    def write(self, file: IO[bytes], columns: ColumnTypes, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write a header and the rows; a list is written as JSON."""
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(columns)
+        for row in rows:
+            cells = (row[name] for name in columns)
+            writer.writerow(
+                [json.dumps(cell, ensure_ascii=False) if isinstance(cell, list) else cell for cell in cells]
+            )
+        # Else the file would be closed with its wrapper.
+        text.detach()
+
     def separator(self, first: str, reading: ReadOptions) -> str:
         """Return what separates the cells, by the first line."""
         return next((mark for mark in reading.separators if mark in first), ",")
@@ -53,6 +70,7 @@ class Tsv(Csv):
     """A header and tabs. There is no quoting, as in GLUE: a quotation mark is text."""
 
     quotes = False
+    writes = False
 
     def separator(self, first: str, reading: ReadOptions) -> str:
         """Return the tab."""

@@ -1,22 +1,22 @@
 """The formats of tables in files, and the registry of them.
 
-A format yields the rows of a file with their places. The rooms that read tables (text, pairs, labels, retrieval) ask
-the registry and know no suffix. Other distributions add formats through the entry-point group ``capt.formats`` (name =
-the suffix without its dot, value = ``module:Class``, a subclass of `Format`).
+A format yields the rows of a file with their places, and may write a table of ours. The rooms that read tables (text,
+pairs, labels, retrieval) ask the registry and know no suffix. Other distributions add formats through the entry-point
+group ``capt.formats`` (name = the suffix without its dot, value = ``module:Class``, a subclass of `Format`).
 
 Readers are imported where a file of theirs is named, so that a job without tables is checked without pyarrow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 
-from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.files import PACKED, text_lines
 from capt.pretrain.base.stores import StoreFile
 from capt.pretrain.registry import entry_point_values, load_entry
@@ -51,6 +51,10 @@ class FileSpan:
     end: int
 
 
+ColumnTypes = Mapping[str, type]
+"""The columns of a table that is written, in order, and what a cell holds: ``str``, ``int``, ``float``, or ``list`` of
+texts; None is an empty cell."""
+
 Choose = Callable[[list[str]], list[str]]
 """Picks the columns to read from those that a file has."""
 
@@ -83,11 +87,13 @@ class Format:
     Attributes:
         packed: whether its files may be packed (``.gz``, ``.zst``).
         has_header: whether the first line alone names the columns, and cells have no types.
+        writes: whether it has `write`.
         parts: how a large file can be divided: at the ends of lines, in groups of rows, or not at all.
     """
 
     packed = True
     has_header = False
+    writes = False
     parts: Literal["lines", "groups"] | None = None
 
     def rows(self, path: TextFile, raw: BufferedReader, reading: ReadOptions) -> Iterator[TableRow]:
@@ -104,6 +110,10 @@ class Format:
 
     def groups(self, path: TextFile, raw: BufferedReader, size: int) -> list[FileSpan]:
         """Divide a file into groups of rows of about ``size`` bytes. Raises ``DataError`` for a damaged file."""
+        raise NotImplementedError
+
+    def write(self, file: IO[bytes], columns: ColumnTypes, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write a table into an open file, a row at a time; every row has a cell for each column."""
         raise NotImplementedError
 
 
@@ -142,6 +152,15 @@ def format_of(path: TextFile, others: Iterable[str] = ()) -> Format:
             f"{known}, and {' and '.join(PACKED)} of these except .parquet; rename a file of plain text so that it "
             "ends in .txt"
         )
+    return found
+
+
+def writer_of(path: Path) -> Format:
+    """Return the format that writes a table into a file of this name. Raises ``ConfigError`` where none does."""
+    found = _load(suffix_of(path))
+    if found is None or not found.writes or Path(path.name).suffix in PACKED:
+        known = ", ".join(suffix for suffix in suffixes() if (each := _load(suffix)) is not None and each.writes)
+        raise ConfigError(f"{path}: no writer of tables for such a name; end it in one of {known}")
     return found
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BufferedReader
 from itertools import chain, islice
-from typing import Any
+from typing import IO, Any
 
 from capt.pretrain.base.errors import DataError, quoted
 from capt.pretrain.base.files import parse_row, place_after, text_lines
-from capt.pretrain.data.formats import Format, ReadOptions, TableRow, TextFile
+from capt.pretrain.data.formats import ColumnTypes, Format, ReadOptions, TableRow, TextFile
 
 _NESTED = re.compile(r"\s*\[\s*[\[{]")
 _OBJECTS = "; write one object a line: jq -c '.[]' FILE"
@@ -22,6 +22,13 @@ class JsonLines(Format):
     """JSON lines. Blank lines are passed over, and rows may lack a key that others have."""
 
     parts = "lines"
+    writes = True
+
+    def write(self, file: IO[bytes], columns: ColumnTypes, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write an object a line."""
+        for row in rows:
+            line = json.dumps({name: row[name] for name in columns}, ensure_ascii=False)
+            file.write(line.encode() + b"\n")
 
     def rows(self, path: TextFile, raw: BufferedReader, reading: ReadOptions) -> Iterator[TableRow]:
         """Yield the objects. Raises ``DataError`` for a line that is no object (`ReadOptions.keys`)."""

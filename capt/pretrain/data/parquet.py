@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BufferedReader
-from typing import Any
+from itertools import islice
+from typing import IO, Any
 
 import pyarrow
 import pyarrow.compute
@@ -14,7 +15,7 @@ import pyarrow.parquet
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.files import most_unpacked, parse_json, printable, require_ratio
 from capt.pretrain.data.csv_rows import require_one_of_each
-from capt.pretrain.data.formats import FileSpan, Format, ReadOptions, TableRow, TextFile
+from capt.pretrain.data.formats import ColumnTypes, FileSpan, Format, ReadOptions, TableRow, TextFile
 from capt.pretrain.data.paths import size_of
 
 _TEXTS = (
@@ -25,11 +26,29 @@ _TEXTS = (
 )
 
 
+_WRITTEN = {
+    str: pyarrow.string(),
+    int: pyarrow.int64(),
+    float: pyarrow.float64(),
+    list: pyarrow.list_(pyarrow.string()),
+}
+_ROWS_OF_GROUP = 1 << 16
+"""Rows that are written as a group, and are in memory until then."""
+
+
 class Parquet(Format):
     """Parquet, up to 256 rows at a time. A part of a file is some of its row groups."""
 
     packed = False
     parts = "groups"
+    writes = True
+
+    def write(self, file: IO[bytes], columns: ColumnTypes, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write the rows in groups."""
+        schema, iterator = pyarrow.schema([(name, _WRITTEN[kind]) for name, kind in columns.items()]), iter(rows)
+        with pyarrow.parquet.ParquetWriter(file, schema) as writer:
+            while group := list(islice(iterator, _ROWS_OF_GROUP)):
+                writer.write_table(pyarrow.Table.from_pylist(group, schema=schema))
 
     def rows(self, path: TextFile, raw: BufferedReader, reading: ReadOptions) -> Iterator[TableRow]:
         """Yield the rows.

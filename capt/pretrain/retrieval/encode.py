@@ -19,6 +19,7 @@ from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.engine.task import Role
 from capt.pretrain.retrieval.bucket import BucketVectors
 from capt.pretrain.retrieval.encoders import TextEncoder
+from capt.pretrain.retrieval.search import unit_rows
 from capt.pretrain.retrieval.store import DType, VectorIdentity, Vectors, VectorStore, text_hash
 
 logger = logging.getLogger(__name__)
@@ -138,6 +139,19 @@ def _embed_window(encoder: TextEncoder, distinct: dict[bytes, str], role: Role, 
         missing = [names[i] for i in batch if names[i] not in store]
         if missing:
             store.add(missing, encoder.encode([distinct[name] for name in missing], role))
+
+
+def encode_in_batches(encoder: TextEncoder, texts: Sequence[str], role: Role) -> Float[np.ndarray, "n d"]:
+    """Return the vectors of texts in their order, computed by this rank alone and stored nowhere.
+
+    They are as long as the export of the model has them.
+    """
+    out = np.empty((len(texts), encoder.dimension), dtype=np.float32)
+    lengths = encoder.lengths(texts, role)
+    order = sorted(range(len(texts)), key=lengths.__getitem__, reverse=True)
+    for batch in batches(order, lengths, TOKENS[device().type]):
+        out[batch] = encoder.encode([texts[i] for i in batch], role)
+    return unit_rows(out) if encoder.exports_unit_rows else out
 
 
 def batches(order: Sequence[int], lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:

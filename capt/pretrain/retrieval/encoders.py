@@ -6,7 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import numpy as np
 import torch
@@ -60,13 +60,26 @@ class TextEncoder(ABC):
     name: str
     dimension: int
     similarity: str = "cosine"
+    exports_unit_rows = False
+    """True where the model's export has vectors of length 1, and `encode` has them as they are pooled."""
     _facts: dict[str, Any]
 
     def __init__(self, name: str, prompts: Mapping[str, str], options: EncoderOptions) -> None:
         self.name = name
         given = {"query": options.query_prompt, "document": options.document_prompt}
-        self.prompts = {role: prompts.get(role, "") for role in ("query", "document", "text")}
+        # Of each role, and of other names that the model has; the texts of a call may get one of these.
+        self.prompts: dict[str, str] = {**prompts, **{role: prompts.get(role, "") for role in get_args(Role)}}
         self.prompts |= {role: prompt for role, prompt in given.items() if prompt is not None}
+
+    def role_of(self, prompt: str | None) -> Role:
+        """Return what a prompt is called in `encode`: the name of one, or a text that precedes each text; None = none.
+
+        A text is known under itself from then on.
+        """
+        if prompt is None:
+            return "text"
+        self.prompts.setdefault(prompt, prompt)
+        return cast(Role, prompt)
 
     def limit(self, role: Role) -> int:
         """Tokens of a text at most, its prompt and special tokens included; 0 = of any length."""
@@ -160,7 +173,7 @@ class OwnEncoder(TextEncoder):
 
     def limit(self, role: Role) -> int:
         """The most tokens of a text. Where each role has a limit, a text without a role has the document's."""
-        return self._limits.get("document" if role == "text" else role, super().limit(role))
+        return self._limits.get("query" if role == "query" else "document", super().limit(role))
 
     def lengths(self, texts: Sequence[str], role: Role) -> list[int]:
         """The number of tokens of each text, with ``<s>`` and ``</s>``."""
@@ -184,7 +197,7 @@ class SentenceEncoder(TextEncoder):
     """A sentence-transformers folder, computed by that library: modules, prompts and pooling as the folder says."""
 
     def __init__(self, name: str, model: Any, facts: Mapping[str, Any], options: EncoderOptions) -> None:
-        super().__init__(name, role_prompts(model), options)
+        super().__init__(name, {**(model.prompts or {}), **role_prompts(model)}, options)
         self._model = model.to(device()).eval()
         if options.length is not None:
             if limit_of(model) is None:
@@ -311,11 +324,16 @@ def load_text_encoder(path: Path, options: EncoderOptions) -> TextEncoder:
         trained = load_model(checkpoint)
     else:
         raise CheckpointError(f"{path}: no such folder")
-    embed = _embed_of(trained.model, pooling, str(path))
-    return OwnEncoder(
-        str(path), embed, trained.tokenizer, trained.model.encoder.max_positions, facts, options,
-        usual=_usual_length(folder),
-    )  # fmt: skip
+    embed, is_run = _embed_of(trained.model, pooling, str(path)), not is_hf(folder)
+    usual = _usual_length(folder)
+    # Position rows beyond the windows of training are random still, but for a model that came with more.
+    if is_run and not trained.job.model.init:
+        usual = trained.job.data.sequence_length
+    encoder = OwnEncoder(
+        str(path), embed, trained.tokenizer, trained.model.encoder.max_positions, facts, options, usual=usual
+    )
+    encoder.exports_unit_rows = is_run
+    return encoder
 
 
 def _usual_length(folder: Path) -> int | None:

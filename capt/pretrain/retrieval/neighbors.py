@@ -16,10 +16,11 @@ from capt.pretrain.data.files import FileCorpus
 from capt.pretrain.data.paths import resolve_paths
 from capt.pretrain.data.prepare import tokenizer_corpus
 from capt.pretrain.language.config import LanguageJob
-from capt.pretrain.retrieval.encode import EncodeOptions, embed, rows_of
-from capt.pretrain.retrieval.encoders import load_text_encoder
+from capt.pretrain.retrieval.encode import EncodeOptions, embed, encode_in_batches, rows_of
+from capt.pretrain.retrieval.encoders import TextEncoder, load_text_encoder
 from capt.pretrain.retrieval.evaluate import search
 from capt.pretrain.retrieval.options import EncoderOptions
+from capt.pretrain.retrieval.search import BLOCK, Nearest, TopK, unit_rows
 from capt.pretrain.retrieval.store import default_store
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ _MIN_CHARACTERS = 20
 
 @dataclass(frozen=True)
 class TextNeighbor:
-    """A text and its cosine similarity to the query."""
+    """A text and its similarity to the query: their cosine, or what the encoder was made for."""
 
     text: str
     similarity: float
@@ -109,6 +110,29 @@ def neighbors(
     documents = embed(encoder, texts, "document", options)
     # Equal scores keep the order of the lines.
     found = search(rows, iter(texts), documents, min(top, len(texts)), np.arange(len(texts)), normalize=True)
+    return _named(found, texts)
+
+
+def nearest_texts(
+    encoder: TextEncoder, queries: Sequence[str], documents: Sequence[str], top: int
+) -> list[list[TextNeighbor]]:
+    """Return the ``top`` nearest of some texts in memory to each query, by the similarity of the encoder.
+
+    The search is exact; equal scores keep the order of the documents.
+    """
+    if not queries or not documents:
+        return [[] for _ in queries]
+    rows = encode_in_batches(encoder, queries, "query")
+    others = encode_in_batches(encoder, documents, "document")
+    if encoder.similarity == "cosine":
+        rows, others = unit_rows(rows), unit_rows(others)
+    best = TopK(rows, min(top, len(documents)), np.arange(len(documents)))
+    for start in range(0, len(documents), BLOCK):
+        best.update(start, others[start : start + BLOCK])
+    return _named(best.result(), documents)
+
+
+def _named(found: Nearest, texts: Sequence[str]) -> list[list[TextNeighbor]]:
     return [
         [TextNeighbor(texts[i], float(score)) for i, score in zip(numbers, scores, strict=True)]
         for numbers, scores in zip(found.numbers.tolist(), found.scores.tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""The commands of this package as functions of plain values, which a file can hand to every rank."""
+"""Commands as functions of plain values, which a file can hand to every rank: of this package, and predictions."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from capt.pretrain.base.distributed import gather_objects, synchronize_errors
 from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.base.stores import is_url
+from capt.pretrain.commands import accepted_options, command_module, task_of
+from capt.pretrain.models.hf_config import local_folder
+from capt.pretrain.models.hf_folder import is_hf
+from capt.pretrain.registry import FOREIGN_CLASSIFIER
 from capt.pretrain.retrieval.data import is_collection, read_documents, read_queries
 from capt.pretrain.retrieval.encode import EncodeOptions, embed
 from capt.pretrain.retrieval.encoders import load_text_encoder
@@ -102,6 +106,18 @@ def _mine(
     )  # fmt: skip
 
 
+def _predict(
+    model: str, file: str, out: str, options: dict[str, Any], progress: ProgressCallback | None
+) -> dict[str, Any]:
+    with synchronize_errors(patient=True):
+        found = local_folder(Path(model))
+        task = FOREIGN_CLASSIFIER if is_hf(found) else task_of(found)
+        command = command_module(found, task, "predict").command
+        given = accepted_options(command, task, options)
+    result: dict[str, Any] = command(Path(model), Path(file), Path(out), progress=progress, **given)
+    return result
+
+
 def _options(given: Mapping[str, Any]) -> EncodeOptions:
     root: str | None = given["store"]
     store = default_store() if root is None else root if is_url(root) else Path(root)
@@ -109,4 +125,9 @@ def _options(given: Mapping[str, Any]) -> EncodeOptions:
     return replace(options, cache_bytes=given["cache_bytes"]) if given["cache_bytes"] else options
 
 
-_COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {"encode": _encode, "evaluate": _evaluate, "mine": _mine}
+_COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
+    "encode": _encode,
+    "evaluate": _evaluate,
+    "mine": _mine,
+    "predict": _predict,
+}

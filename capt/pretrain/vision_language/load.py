@@ -112,7 +112,10 @@ def open_store(
     """
     place = regions or data.require_files()
     if regions is None and isinstance(place, Path) and not place.exists():
-        raise DataError(f"the run's data.regions {place} is not there, as seen from {Path.cwd()}: -o regions=STORE")
+        raise DataError(
+            f"the run's data.regions {place} is not there, as seen from {Path.cwd()}: -o regions=STORE (of capt "
+            "predict --regions STORE)"
+        )
     store = RegionStore.open(place, verifier, cache=data.cache)
     require_features(store, read_features(checkpoint), str(checkpoint), allow_other=allow_other)
     return store

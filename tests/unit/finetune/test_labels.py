@@ -16,9 +16,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from capt.finetune.columns import Columns
 from capt.finetune.glue.files import Examples, read_split
 from capt.finetune.glue.tasks import GLUE
-from capt.finetune.labels.columns import Columns
 from capt.finetune.labels.config import LabelsData, LabelsJob
 from capt.finetune.labels.data import Labelled, held_out_rows, read_rows, read_splits
 from capt.pretrain.base.errors import ConfigError, DataError, UserError

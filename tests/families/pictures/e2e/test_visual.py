@@ -62,6 +62,16 @@ def test_questions_are_learnt_evaluated_and_dumped(folder: Path, tmp_path: Path)
     shown = CliRunner().invoke(app, command, catch_exceptions=False)
     assert json.loads(shown.stdout)["metrics"] == pytest.approx(result["metrics"])
     assert (tmp_path / "again.json").read_text() == (tmp_path / "answers.json").read_text()
+    predicted = _predict(run, files[0], tmp_path / "rows.jsonl")
+    assert {int(row["id"]): row["answer"] for row in predicted} == answers
+    assert [int(row["id"]) for row in predicted] == list(truths)
+    assert all(0 < row["score"] < 1 for row in predicted)
+
+
+def _predict(run: Path, file: Path, out: Path, *options: str) -> list[dict[str, Any]]:
+    done = CliRunner().invoke(app, ["predict", str(run), str(file), "--out", str(out), *options])
+    assert done.exit_code == 0, done.output
+    return [json.loads(line) for line in out.read_text().splitlines()]
 
 
 def test_statements_without_labels_give_a_dump_and_no_metric(folder: Path, tmp_path: Path) -> None:
@@ -82,6 +92,9 @@ def test_statements_without_labels_give_a_dump_and_no_metric(folder: Path, tmp_p
     names = [row["identifier"] for row in json.loads(hidden.read_text())]
     assert [line.split(",")[0] for line in lines] == names
     assert {line.split(",")[1] for line in lines} <= {"True", "False"}
+    predicted = _predict(folder / "run-nlvr2", hidden, tmp_path / "rows.jsonl", "--regions", str(store))
+    assert [f"{row['id']},{row['answer']}" for row in predicted] == lines
+    assert [row["probability_True"] > 0.5 for row in predicted] == [row["answer"] == "True" for row in predicted]
     labelled = write_pairs(tmp_path / "labelled.json", 36, 4)
     scored = evaluate(folder / "run-nlvr2", data=[labelled], regions=store)
     rows = json.loads(labelled.read_text())

@@ -1,0 +1,92 @@
+"""``capt predict``: what a trained model says of new rows.
+
+The options of a task are the fields of ``PredictOptions`` in the module ``options`` of its package, beside those that
+tasks share (`SharedOptions`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, make_dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from capt.launcher.commands import options as o
+from capt.launcher.commands.retrieval import RankOptions, carry_out
+from capt.pretrain.base.files import require_writable
+from capt.pretrain.registry import TASKS, task_module
+
+
+@dataclass(frozen=True)
+class SharedOptions:
+    """Options that the predictions of several tasks take."""
+
+    text: Annotated[
+        str | None, typer.Option(help="Column of the text; default as in the training data, or a usual name.")
+    ] = None
+    second: Annotated[str | None, typer.Option(help="Column of the second text of a pair.")] = None
+    batch: Annotated[int | None, typer.Option(min=1, help="Rows of a forward pass; default 32.")] = None
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command, with the options of all tasks, to the command line."""
+    modules = [task_module(task, "options") for task in TASKS]
+    kinds = [
+        SharedOptions,
+        *(module.PredictOptions for module in modules if module and hasattr(module, "PredictOptions")),
+    ]
+    # The fields of a class come after those of the bases that follow it.
+    every: Any = make_dataclass("EveryOption", [], bases=tuple(reversed(kinds)), frozen=True)
+
+    def predict(
+        context: typer.Context,
+        model: Annotated[
+            Path,
+            typer.Argument(
+                metavar="MODEL",
+                parser=o.source_path,
+                help="A run that was fine-tuned (its best checkpoint), a checkpoint, or a Hugging Face folder or "
+                "USER/NAME with a sequence classifier.",
+            ),
+        ],
+        file: Annotated[
+            Path,
+            typer.Argument(
+                metavar="FILE", help="A table of texts or pairs of texts; for pictures a file of questions."
+            ),
+        ],
+        *,
+        out: Annotated[Path, typer.Option(help="The table to write: .csv, .jsonl or .parquet.")],
+        options: every,
+        ranks: RankOptions,
+        json: o.Json = False,
+    ) -> None:
+        """Predict labels, scores or answers for new rows, in their order.
+
+        After an interruption give the same command again.
+        """
+        o.quiet(context)
+        require_writable(out)
+        given = {each.name: getattr(options, each.name) for each in fields(every)}
+        work = predict_work(model, file, out, given)
+        result = carry_out(work, out.absolute().parent, ranks, what="predicting")
+        o.answer(result, lambda: counts_of_classes(result), json=json)
+
+    predict.__annotations__["options"] = every  # a name of this function alone, which typer would look up
+    app.command(epilog="\b\nExample: capt predict runs/mine new.csv --out predictions.csv")(predict)
+
+
+def predict_work(model: Path, file: Path, out: Path, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the work of the command as `carry_out` takes it: plain values, and paths that every host finds."""
+    plain = {name: str(value.absolute()) if isinstance(value, Path) else value for name, value in options.items()}
+    return {
+        "command": "predict", "model": str(model), "file": str(file.absolute()), "out": str(out.absolute()),
+        "options": plain,
+    }  # fmt: skip
+
+
+def counts_of_classes(result: dict[str, Any]) -> str:
+    """Return the result for people."""
+    counts = ", ".join(f"{name} {count:,}" for name, count in sorted(result["counts"].items())[:20])
+    return f"{result['out']}: {result['rows']:,} rows" + (f" ({counts})" if counts else "")
