@@ -67,8 +67,8 @@ class Model:
         """
         from capt.pretrain.retrieval.encode import encode_in_batches
 
-        encoder = self._require_encoder("encode")
-        rows = encode_in_batches(encoder, [texts] if isinstance(texts, str) else list(texts), encoder.role_of(prompt))
+        encoder, role = self._require_encoder("encode").prompted(prompt)
+        rows = encode_in_batches(encoder, [texts] if isinstance(texts, str) else list(texts), role)
         return rows[0] if isinstance(texts, str) else rows
 
     def similarity(

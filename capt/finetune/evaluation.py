@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -107,7 +107,8 @@ def _results(
     return share
 
 
-def _in_order(share: _Share) -> RowResults:
+def _in_order(share: Sequence[Any]) -> RowResults:
+    """Join the batches of all ranks, which arrive as lists."""
     numbers = np.concatenate([each[0] for each in share])
     ordered = {}
     # The rows were sorted by length, and may have been dealt out to ranks: back into their own order.

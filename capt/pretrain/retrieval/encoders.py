@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -67,19 +68,21 @@ class TextEncoder(ABC):
     def __init__(self, name: str, prompts: Mapping[str, str], options: EncoderOptions) -> None:
         self.name = name
         given = {"query": options.query_prompt, "document": options.document_prompt}
-        # Of each role, and of other names that the model has; the texts of a call may get one of these.
+        # Of each role, and under the other names that the model has (`prompted`).
         self.prompts: dict[str, str] = {**prompts, **{role: prompts.get(role, "") for role in get_args(Role)}}
         self.prompts |= {role: prompt for role, prompt in given.items() if prompt is not None}
 
-    def role_of(self, prompt: str | None) -> Role:
-        """Return what a prompt is called in `encode`: the name of one, or a text that precedes each text; None = none.
+    def prompted(self, prompt: str | None) -> tuple[TextEncoder, Role]:
+        """Return an encoder and the role in which it puts ``prompt`` before texts.
 
-        A text is known under itself from then on.
+        Args:
+            prompt: the name of a prompt of the model, or a text; None = what a text without a role has.
         """
-        if prompt is None:
-            return "text"
-        self.prompts.setdefault(prompt, prompt)
-        return cast(Role, prompt)
+        if prompt is None or prompt in ("query", "document"):
+            return self, "query" if prompt == "query" else "document" if prompt else "text"
+        other = copy.copy(self)
+        other.prompts = {**self.prompts, "text": self.prompts.get(prompt, prompt)}
+        return other, "text"
 
     def limit(self, role: Role) -> int:
         """Tokens of a text at most, its prompt and special tokens included; 0 = of any length."""
@@ -173,7 +176,7 @@ class OwnEncoder(TextEncoder):
 
     def limit(self, role: Role) -> int:
         """The most tokens of a text. Where each role has a limit, a text without a role has the document's."""
-        return self._limits.get("query" if role == "query" else "document", super().limit(role))
+        return self._limits.get("document" if role == "text" else role, super().limit(role))
 
     def lengths(self, texts: Sequence[str], role: Role) -> list[int]:
         """The number of tokens of each text, with ``<s>`` and ``</s>``."""
