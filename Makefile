@@ -10,10 +10,11 @@ QUERIES ?= $(if $(FILES)$(findstring data.,$(ARGS)),"she opened the door and wen
 	"it is the law of the land","return the maximum value" "open a file for reading" "raise an error if the input is wrong")
 # Of make quickstart-pairs: its folder.
 PAIRS  ?= runs/quickstart-pairs
-# Of make quickstart-retrieval: its folder, a BEIR folder (without one, docstrings of the installed packages), keys
-# of both rounds of training, and rules of the negatives.
+# Of make quickstart-retrieval: its folder, a BEIR folder (without one, the text of CAPT_DATA, else docstrings of the installed
+# packages), keys of training on text and of both rounds on pairs, and rules of the negatives.
 RETRIEVAL ?= runs/quickstart-retrieval
 BEIR   ?= $(firstword $(patsubst %/corpus.jsonl,%,$(wildcard $(CAPT_DATA)/retrieval/*/corpus.jsonl)))
+READING ?= schedule.max_steps=200
 FIRST  ?= schedule.max_steps=150
 SECOND ?= schedule.max_steps=80
 MINING ?= --number 2 --last 30 --relative-margin 0.05
@@ -59,7 +60,7 @@ help:
 	@echo "make quickstart  the whole job at small size: train on 2 processes, resume, export, query, report"
 	@echo "make quickstart-vl  the same for pictures and words, on a synthetic world: store, pretraining, VQA, GQA, NLVR2"
 	@echo "make quickstart-pairs  an embedding model from pairs: what a function does, and its name with its signature"
-	@echo "make quickstart-retrieval  a search measured: BM25, random weights, pairs, pairs after a round of mined negatives"
+	@echo "make quickstart-retrieval  documents and no pairs: BM25, random weights, text, pairs, text then pairs, mined negatives"
 	@echo "make test        what runs without a GPU, shared by two workers (WORKERS=2)"
 	@echo "make test-core   the same of the core: without pictures, latent variables and words"
 	@echo "make slow        the long forms of tests, which make test leaves out"
@@ -157,7 +158,8 @@ quickstart-pairs: install
 	$(BIN)/capt report $(PAIRS)/model --out $(PAIRS)/report
 	@echo "report: $(PAIRS)/report/report.html   sentence-transformers model: $(PAIRS)/export"
 
-# From random weights, so that all that is learnt is learnt here: one step at a rate of nearly 0 makes the checkpoint.
+# Documents and no pairs, in the order that helps: text first, then pairs that the documents have themselves. From random weights,
+# so that all that is learnt is learnt here: one step at a rate of nearly 0 makes the checkpoint.
 SEARCH := --nproc 2 data.query_length=24 data.sequence_length=96 batch.global=128 optimizer.lr=2.0e-3 \
 	schedule.warmup_steps=20 validate.every=50 validate.retrieval.folders=[$(RETRIEVAL)/data/beir]
 MEASURE := --retrieval $(RETRIEVAL)/data/beir --bm25 --dims 64,32,16 --store $(RETRIEVAL)/vectors
@@ -165,21 +167,28 @@ MEASURE := --retrieval $(RETRIEVAL)/data/beir --bm25 --dims 64,32,16 --store $(R
 quickstart-retrieval: install
 	rm -rf $(RETRIEVAL)
 	$(BIN)/python -c "from pathlib import Path; from capt.pretrain.retrieval.own_structure import write_data; \
-	    print(write_data(Path('$(RETRIEVAL)/data'), $(if $(BEIR),Path('$(BEIR)'),None)))"
+	    print(write_data(Path('$(RETRIEVAL)/data'), $(if $(BEIR),Path('$(BEIR)'),None), [Path(each) for each in '$(FILES)'.split()]))"
 	$(BIN)/capt pretrain mlm_tiny run.dir=$(RETRIEVAL)/random data.files=$(RETRIEVAL)/data/text.txt schedule.max_steps=1 \
 	    schedule.warmup_steps=0 optimizer.lr=1.0e-12 batch.global=8 batch.micro=8 validate.samples=8 $(ARGS)
+	$(BIN)/capt pretrain capt_text --nproc 2 run.dir=$(RETRIEVAL)/text data.files=$(RETRIEVAL)/data/text.txt \
+	    validate.retrieval.folders=[$(RETRIEVAL)/data/beir] $(READING) $(ARGS)
 	$(BIN)/capt pretrain pairs_tiny run.dir=$(RETRIEVAL)/pairs model.init=$(RETRIEVAL)/random \
 	    data.files=$(RETRIEVAL)/data/pairs.jsonl $(SEARCH) $(FIRST) $(ARGS)
-	$(BIN)/capt mine --pairs $(RETRIEVAL)/data/pairs.jsonl --model $(RETRIEVAL)/pairs \
+	$(BIN)/capt pretrain pairs_tiny run.dir=$(RETRIEVAL)/text-then-pairs model.init=$(RETRIEVAL)/text \
+	    data.files=$(RETRIEVAL)/data/pairs.jsonl $(SEARCH) $(FIRST) $(ARGS)
+	$(BIN)/capt mine --pairs $(RETRIEVAL)/data/pairs.jsonl --model $(RETRIEVAL)/text-then-pairs \
 	    $(MINING) --store $(RETRIEVAL)/vectors --out $(RETRIEVAL)/negatives
-	$(BIN)/capt pretrain pairs_tiny run.dir=$(RETRIEVAL)/mined model.init=$(RETRIEVAL)/pairs \
+	$(BIN)/capt pretrain pairs_tiny run.dir=$(RETRIEVAL)/mined model.init=$(RETRIEVAL)/text-then-pairs \
 	    data.files=$(RETRIEVAL)/negatives/pairs.jsonl data.negatives=2 $(SEARCH) $(SECOND) $(ARGS)
-	$(BIN)/capt evaluate $(RETRIEVAL)/random $(MEASURE)
+	$(BIN)/capt evaluate $(RETRIEVAL)/random $(MEASURE) --per-query $(RETRIEVAL)/random.jsonl
+	$(BIN)/capt evaluate $(RETRIEVAL)/text $(MEASURE) --per-query $(RETRIEVAL)/text.jsonl
 	$(BIN)/capt evaluate $(RETRIEVAL)/pairs $(MEASURE) --per-query $(RETRIEVAL)/pairs.jsonl
+	$(BIN)/capt evaluate $(RETRIEVAL)/text-then-pairs $(MEASURE) --per-query $(RETRIEVAL)/text-then-pairs.jsonl
 	$(BIN)/capt evaluate $(RETRIEVAL)/mined $(MEASURE) --per-query $(RETRIEVAL)/mined.jsonl
-	$(BIN)/capt compare $(RETRIEVAL)/pairs.jsonl $(RETRIEVAL)/mined.jsonl
-	$(BIN)/capt report $(RETRIEVAL)/random $(RETRIEVAL)/pairs $(RETRIEVAL)/mined --out $(RETRIEVAL)/report
+	$(BIN)/capt report $(addprefix $(RETRIEVAL)/,random text pairs text-then-pairs mined) --out $(RETRIEVAL)/report
 	@echo "report: $(RETRIEVAL)/report/report.html   mined negatives: $(RETRIEVAL)/negatives/audit.html"
+	$(BIN)/capt compare $(RETRIEVAL)/pairs.jsonl $(addprefix $(RETRIEVAL)/,random.jsonl text.jsonl text-then-pairs.jsonl mined.jsonl \
+	    pairs.jsonl:bm25)
 
 # Each worker computes on one thread: with one a core, the threads of the workers would wait for one another.
 test slow test-floor faults: export OMP_NUM_THREADS ?= 1

@@ -18,6 +18,7 @@ from capt.pretrain.config.reader import job_to_yaml
 from capt.pretrain.convert.dispatch import convert
 from capt.pretrain.language.config import LanguageJob
 from capt.pretrain.language.task import LanguageTask
+from capt.pretrain.models.config import RobertaConfig
 from capt.tokenizer.encode import load_tokenizer
 from capt.tokenizer.train import train
 from tests.language import language_mapping
@@ -27,13 +28,14 @@ from tests.unit.models.test_hub import COMMIT, cached
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     """A job, and a folder that transformers wrote with a random RoBERTa of its shape and the job's tokenizer."""
-    from transformers import RobertaConfig, RobertaForMaskedLM
+    from transformers import RobertaConfig as TheirConfig
+    from transformers import RobertaForMaskedLM
 
     folder = tmp_path_factory.mktemp("init")
     job = language_mapping(folder)
     task = LanguageTask(job_from_mapping(job, "test"), folder / "run")
     tokenizer = load_tokenizer(task.prepared.tokenizer_folder)
-    config = RobertaConfig(
+    config = TheirConfig(
         vocab_size=tokenizer.vocab_size, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
         intermediate_size=48, max_position_embeddings=34, type_vocab_size=1, layer_norm_eps=1e-5,
         hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, pad_token_id=1, bos_token_id=0, eos_token_id=2,
@@ -98,6 +100,15 @@ def test_another_architecture_is_named(start: Any) -> None:
     other = {**job, "model": {**job["model"], "layers": 3}}
     with pytest.raises(CheckpointError, match=r"model\.layers is 2 there but 3 in this job; set it to 2"):
         LanguageTask(job_from_mapping(other, "test"), hf.parent / "run")
+
+
+def test_a_job_for_fewer_positions_takes_the_whole_table() -> None:
+    there = RobertaConfig(size="custom", vocab_size=300, layers=2, hidden=32, heads=2, ffn=48, max_positions=512)
+    assert RobertaConfig(init="x", max_positions=128).with_sizes_of(there, "x") == there.model_copy(
+        update={"init": Path("x")}
+    )
+    with pytest.raises(CheckpointError, match=r"model\.max_positions is 512 there but 513"):
+        RobertaConfig(init="x", max_positions=513).with_sizes_of(there, "x")
 
 
 def test_a_folder_that_names_code_is_refused(start: Any, tmp_path: Path) -> None:

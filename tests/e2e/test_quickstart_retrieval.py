@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.overlap import same_text
-from capt.pretrain.retrieval.own_structure import write_docstring_data, write_library_search
+from capt.pretrain.retrieval.own_structure import write_data, write_docstring_data, write_library_search
 from tests.finetune import sentence
+from tests.language import write_corpus
 from tests.support import run_capt
 from tests.unit.retrieval.toy import write_beir
 
@@ -25,6 +27,7 @@ _TINY = (
     "tokenizer.byte_fallback=false data.sequence_length=32"
 )
 SIZES = {
+    "READING": "schedule.max_steps=2 schedule.warmup_steps=1 batch.global=16 batch.micro=8 validate.samples=8",
     "FIRST": "schedule.max_steps=4 schedule.warmup_steps=1 batch.global=16 batch.micro=8 validate.every=2",
     "SECOND": "schedule.max_steps=2 schedule.warmup_steps=1 batch.global=16 batch.micro=8 validate.every=2",
     "MINING": "--number 2 --short keep",  # no margin: this model has learnt nothing yet
@@ -63,13 +66,18 @@ def test_the_target_runs_from_nothing_to_figures(tmp_path: Path) -> None:
             exec(arguments[1].replace("print", ""), {})
         if program != "/capt":
             continue
-        added = shlex.split(_TINY) if arguments[1] == "mlm_tiny" else []
+        added = shlex.split(_TINY) if arguments[1] in ("mlm_tiny", "capt_text") else []
         done = run_capt(*arguments, *added, cwd=tmp_path, env=env)
         assert done.returncode == 0, f"{arguments}\n{done.stderr[-3000:]}"
     page = (folder / "report" / "report.md").read_text()
     table = page.split("## Retrieval")[1]
-    for system in ("random, step-00000001", "pairs, step-00000004", "mined, step-00000002", "bm25"):
+    systems = {"random": 1, "text": 2, "pairs": 4, "text-then-pairs": 4, "mined": 2}
+    for system in (*(f"{name}, step-{step:08}" for name, step in systems.items()), "bm25"):
         assert f"| {system} |" in table
+    # The last command: a line for each, with the interval of its difference from pairs alone.
+    figures = [line.split() for line in done.stdout.splitlines()[2:]]
+    assert [line[0] for line in figures] == ["pairs", "random", "text", "text-then-pairs", "mined", "bm25"]
+    assert all(line[4] == "to" or line[3] == "none" for line in figures[1:])
     for picture in ("retrieval-beir.png", "scores-beir.png"):
         assert (folder / "report" / picture).stat().st_size > 5000
     said = json.loads((folder / "mined" / "metrics.jsonl").read_text().splitlines()[0])
@@ -90,6 +98,34 @@ def test_docstrings_stand_in_for_a_corpus(tmp_path: Path) -> None:
     assert not asked & {same_text(row["query"]) for row in read["pairs.jsonl"]}
     judged = [line.split("\t") for line in (tmp_path / "beir/qrels/test.tsv").read_text().splitlines()[1:]]
     assert {document for _, document, _ in judged} <= {row["_id"] for row in read["beir/corpus.jsonl"]}
+
+
+def test_a_folder_of_text_has_pairs_of_its_own(tmp_path: Path) -> None:
+    """The beginning of a document asks for what follows; what is asked in the test is in no text that is read."""
+    write_corpus(tmp_path / "plain.txt", documents=150)  # sentences, the first one a line
+    titled = "\n\n".join(f"Title number {i}\nthe body has words enough to be found by {i}" for i in range(60))
+    long = " ".join(f"a sentence of number {i} in a line." for i in range(300))
+    (tmp_path / "titled.txt").write_text(f"{titled}\n\nshort\n\n{long}\n")
+    said = write_data(tmp_path / "out", None, [tmp_path / "plain.txt", tmp_path / "titled.txt"])
+    read = {
+        name: [json.loads(line) for line in (tmp_path / "out" / name).read_text().splitlines()]
+        for name in ("pairs.jsonl", "beir/corpus.jsonl", "beir/queries.jsonl")
+    }
+    pairs, corpus, queries = read.values()
+    bodies, text = {row["_id"]: row["text"] for row in corpus}, (tmp_path / "out" / "text.txt").read_text()
+    judged = [line.split("\t") for line in (tmp_path / "out/beir/qrels/test.tsv").read_text().splitlines()[1:]]
+    asked = {row["_id"]: row["text"] for row in queries}
+    every = {row["query"]: row["pos"][0] for row in pairs} | {asked[query]: bodies[body] for query, body, _ in judged}
+    assert f"{len(pairs)} pairs of the beginnings of documents" in said
+    assert len(asked) == len(judged) == len(every) // 10 >= 20
+    assert every["Title number 7"] == "the body has words enough to be found by 7"
+    assert every["a sentence of number 0 in a line."].startswith("a sentence of number 1 in a line.")
+    assert "short" not in text.split()
+    assert not [query for query in asked.values() if f"{query}\n" in text]
+    assert all(body in text for body in bodies.values())
+    (tmp_path / "one.txt").write_text("A title of one\nand the text of it, which has words enough\n")
+    with pytest.raises(DataError, match="1 document with a beginning and more after it, of 100"):
+        write_data(tmp_path / "few", None, [tmp_path / "one.txt"])
 
 
 def test_pythons_own_library_is_searched_by_what_is_held_out(tmp_path: Path) -> None:

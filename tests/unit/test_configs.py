@@ -52,12 +52,13 @@ NEEDS = {
     "capt_vl": ["data.regions=@/store", "data.train=@/train.json"],
     "capt_vl_small": [],
     "capt_vl_microworld": [],
+    "capt_text": [],
     "mlm_tiny": [],
     "modernbert_tiny": [],
     "capt_language": ["data.files=@/text.txt"],
     **{
         key: ["data.files=@/text.txt", "model.init=USER/NAME"]
-        for key in ("capt_continue", "capt_adapt", "modernbert_continue")
+        for key in ("capt_continue", "capt_adapt", "capt_text_continue", "modernbert_continue")
     },
     "glue": ["data.path=@/glue", "model.init=@/encoder"],
     "labels": ["data.train=@/mine.csv", "model.init=@/encoder"],

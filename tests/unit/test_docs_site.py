@@ -192,7 +192,9 @@ def test_the_shipped_queues_are_those_of_the_jobs() -> None:
     shipped = [path.stem for path in (ROOT / "capt/configs/pretrain").glob("capt_*.yaml") if path.stem != "capt_pairs"]
     assert sorted(told) == sorted(shipped)
     for name, (queue, steps, guard) in told.items():
-        job: Any = load_job(name, ["model.init=x"] if name in ("capt_adapt", "capt_continue") else [])
+        job: Any = load_job(
+            name, ["model.init=x"] if name in ("capt_adapt", "capt_continue", "capt_text_continue") else []
+        )
         section = job.contrast.model_dump(include={"queue_start", "drift", "queue_share", "queue_weight", "momentum"})
         unusual = {key: value for key, value in section.items() if value not in (0, None, "none")}
         named = {key: yaml.safe_load(value) for key, value in re.findall(r"`(\w+): (\w+)`", guard)}

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from capt.pretrain.data.filters import DocumentFilters
     from capt.pretrain.data.shards import ShardSet, ShardSummary
     from capt.pretrain.language.config import LanguageJob
+    from capt.pretrain.pairs.config import PairJob, PairSource
     from capt.pretrain.pairs.inspect import PairFiles, PairSummary
     from capt.pretrain.pairs.known import LeftOut
     from capt.tokenizer.encode import TextTokenizer
@@ -133,14 +134,14 @@ def inspect(
     ] = None,
     sequence_length: Annotated[int, typer.Option(min=8, help="Tokens per window, or of a text of a pair.")] = 128,
     samples: Annotated[
-        int | None, typer.Option(min=0, help="Windows or rows to show; default 3, of a job of text 10.")
+        int | None, typer.Option(min=0, help="Windows or rows to show; default 3, and 10 pairs of views.")
     ] = None,
     job: Annotated[
         str | None,
         typer.Option(
             metavar="CONFIG",
-            help="A job of pairs: its files, prompts, lengths and the tokenizer of model.init. Or a job of text: both "
-            "views of some samples, and the shares of the sources of data.mixture.",
+            help="A job of pairs: its files, prompts, lengths and the tokenizer of model.init; both views of some rows "
+            "of one text. Or a job of text: both views of some samples, and the shares of the sources of data.mixture.",
         ),
     ] = None,
     form: Annotated[str, typer.Option(help="Pairs: the form of the rows, if the columns do not say.")] = "auto",
@@ -156,7 +157,7 @@ def inspect(
 ) -> None:
     """Verify a shard set and show its windows; show pairs as the encoder sees them; show the views of a job of text."""
 
-    from capt.pretrain.pairs.inspect import PairFiles, Side, is_pairs, left_out_of, summarize_pairs
+    from capt.pretrain.pairs.inspect import PairFiles, Side, is_pairs, left_out_of, summarize_pairs, views_of
 
     # A file may be called like a key; then it is a file.
     keys = [path for path in paths or [] if _KEY.match(path) and not Path(path).exists()]
@@ -170,9 +171,13 @@ def inspect(
         return
     if job is not None and not files and _inspect_text(job, keys, 10 if samples is None else samples, json):
         return
-    samples = 3 if samples is None else samples
+    of_views, samples = (10, 3) if samples is None else (samples, samples)
+    views: dict[str, list[tuple[str, str]]] = {}
+    names = [""]
     if job is not None:
-        sources, model = _job_of_pairs(job, keys, files, reads_init=tokenizer is None)
+        pairs = _job_of_pairs(job, keys, files, reads_init=tokenizer is None)
+        named_sources = {source.name: _files_of(source) for source in pairs.data.each()}
+        names, sources, model = [*named_sources], [*named_sources.values()], pairs.model.init
     else:
         side = Side(length=sequence_length)
         roles = dict(_role(column) for column in columns or [])
@@ -182,12 +187,22 @@ def inspect(
     loaded = _tokenizer_of(named) if named is not None else None
     summaries = [summarize_pairs(source, loaded, samples) for source in sources]
     found = left_out_of(summaries)
+    # Rows of one text have their views, which the job draws.
+    if job is not None and of_views and any(summary.positives == 0 for summary in summaries):
+        views = views_of(pairs, of_views)
+    shown = zip(names, summaries, found, strict=True)
     if json:
-        rows = [{name: value for name, value in asdict(summary).items() if name != "keys"} for summary in summaries]
-        o.echo_json([row | {"left_out": each and each._asdict()} for row, each in zip(rows, found, strict=True)])
-    else:
-        for summary, each in zip(summaries, found, strict=True):
-            _show_pairs(summary, each, has_tokens=loaded is not None)
+        rows = []
+        for name, summary, each in shown:
+            row = {key: value for key, value in asdict(summary).items() if key != "keys"}
+            row["left_out"] = each and each._asdict()
+            rows.append(row | ({"views": views[name]} if name in views else {}))
+        o.echo_json(rows)
+        return
+    for name, summary, each in shown:
+        _show_pairs(summary, each, has_tokens=loaded is not None)
+        if name in views:
+            _show_views(next(source.view for source in pairs.data.each() if source.name == name), views[name])
 
 
 @app.command(epilog="\b\nExample: capt data duplicates pairs.jsonl --against beir/nfcorpus")
@@ -248,35 +263,36 @@ def _tokenizer_of(path: Path) -> TextTokenizer:
     return load_tokenizer(folder)
 
 
-def _job_of_pairs(
-    config: str, overrides: list[str], files: list[Path], *, reads_init: bool
-) -> tuple[list[PairFiles], Path]:
-    """The sources of a job of pairs, or ``files`` read as its ``data`` says; and its ``model.init``."""
+def _job_of_pairs(config: str, overrides: list[str], files: list[Path], *, reads_init: bool) -> PairJob:
+    """The job of pairs, which reads ``files`` where there are any."""
     from capt.pretrain.config.load import load_job
-    from capt.pretrain.pairs.inspect import PairFiles, Side
+    from capt.pretrain.pairs.config import PairJob
     from capt.pretrain.pairs.load import with_own_length
 
     if files:
         overrides = [*overrides, f"data.files=[{', '.join(map(str, files))}]"]
-    job: Any = load_job(config, overrides)
-    if job.task.type != "capt_pairs":
+    job = load_job(config, overrides)
+    if not isinstance(job, PairJob):
         raise ConfigError(f"{config}: task.type is {job.task.type}; only capt_pairs jobs read pairs")
     if reads_init or job.model.init.is_dir():
         job = with_own_length(job, _MOST_POSITIONS)
-    sources = [
-        PairFiles(
-            [Path(pattern).expanduser() for pattern in source.files],
-            source.form,
-            source.corpus,
-            source.columns,
-            source.split,
-            query=Side(source.prompts.query, source.query_length, source.own_length),
-            document=Side(source.prompts.document, source.document_length, source.own_length),
-            selection=source.selection,
-        )
-        for source in job.data.each()
-    ]
-    return sources, job.model.init
+    return job
+
+
+def _files_of(source: PairSource) -> PairFiles:
+    """The files of a source of a job, and how they are read."""
+    from capt.pretrain.pairs.inspect import PairFiles, Side
+
+    return PairFiles(
+        [Path(pattern).expanduser() for pattern in source.files],
+        source.form,
+        source.corpus,
+        source.columns,
+        source.split,
+        query=Side(source.prompts.query, source.query_length, source.own_length),
+        document=Side(source.prompts.document, source.document_length, source.own_length),
+        selection=source.selection,
+    )
 
 
 _MOST_POSITIONS = 2**20

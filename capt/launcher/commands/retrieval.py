@@ -204,7 +204,9 @@ def mine_pairs(
 
 def compare(
     first: Annotated[str, typer.Argument(metavar="A", help="A file of capt evaluate --per-query, or FILE:SYSTEM.")],
-    second: Annotated[str, typer.Argument(metavar="B", help="The same of another model.")],
+    others: Annotated[
+        list[str], typer.Argument(metavar="B...", help="The same of another model; of several, nDCG@10 in one table.")
+    ],
     samples: Annotated[
         int, typer.Option(min=100, help="Sign flips that are drawn where 2^queries are too many.")
     ] = 10_000,
@@ -217,7 +219,11 @@ def compare(
     """
     from capt.pretrain.retrieval.evaluate import compare as compare_figures
 
-    rows = compare_figures(first, second, samples=samples, seed=seed)
+    compared = {other: compare_figures(first, other, samples=samples, seed=seed) for other in others}
+    if len(others) > 1:
+        _show_several(first, compared, json=json)
+        return
+    rows = compared[others[0]]
     if json:
         o.echo_json(rows)
         return
@@ -229,11 +235,34 @@ def compare(
             if row["least_p"] > 0.05:
                 o.say(f"  of so few queries no p is below {row['least_p']:g}, whatever the difference")
             o.say(f"  {'':<12}{'A':>9}{'B':>9}{'B - A':>9}  95% interval        p")
-        interval = "none" if row["low"] is None else f"{row['low']:+.4f} to {row['high']:+.4f}"
         o.say(
             f"  {row['metric']:<12}{row['first']:>9.4f}{row['second']:>9.4f}{row['difference']:>+9.4f}"
-            f"  {interval:<18}  {row['p']:.4f}"
+            f"  {_interval(row):<18}  {row['p']:.4f}"
         )
+
+
+def _show_several(first: str, compared: Mapping[str, list[dict[str, Any]]], *, json: bool) -> None:
+    """Show nDCG@10 of each model, and its difference from the first one."""
+    if json:
+        o.echo_json([{"system": other, **row} for other, rows in compared.items() for row in rows])
+        return
+    # FILE:SYSTEM by its system, FILE by its name.
+    names = {each: Path(each).name.rpartition(".jsonl:")[2].removesuffix(".jsonl") for each in (first, *compared)}
+    if len(set(names.values())) < len(names):
+        names = {each: each for each in names}
+    width = max(map(len, names.values())) + 2
+    at_ten = {other: [row for row in rows if row["metric"] == "ndcg@10"] for other, rows in compared.items()}
+    for of_set in zip(*at_ten.values(), strict=True):
+        o.say(f"{of_set[0]['set']}, {counted(of_set[0]['queries'], 'query')}: ndcg@10, and less that of {names[first]}")
+        o.say(f"  {'':<{width}}{'ndcg@10':>9}{'less':>9}  95% interval        p")
+        o.say(f"  {names[first]:<{width}}{of_set[0]['first']:>9.4f}")
+        for other, row in zip(compared, of_set, strict=True):
+            figures = f"{row['second']:>9.4f}{row['difference']:>+9.4f}  {_interval(row):<18}  {row['p']:.4f}"
+            o.say(f"  {names[other]:<{width}}{figures}")
+
+
+def _interval(row: Mapping[str, Any]) -> str:
+    return "none" if row["low"] is None else f"{row['low']:+.4f} to {row['high']:+.4f}"
 
 
 def shared_folder(store: str) -> Path:

@@ -93,6 +93,16 @@ def read_heads(folder: Path) -> StoredHeads | None:
     return StoredHeads(path, description, {name: each for name, each in tensors.items() if name not in mlm}, mlm)
 
 
+def pooling_of_heads(folder: Path) -> Literal["mean", "cls"] | None:
+    """Read which vector the heads beside an export were trained on; None where it has none.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    path = folder / DESCRIPTION
+    return read_record(_Description, path, error=CheckpointError).pooling if path.is_file() else None
+
+
 def start_heads(heads: Bottleneck, section: BottleneckSection, stored: StoredHeads | None, name: str) -> None:
     """Copy ``stored`` heads into those of a job that starts from the folder ``name``; the log says which are new.
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, PositiveFloat, field_validator, model_validator
 
 from capt.pretrain.base.cache import default_cache
-from capt.pretrain.base.errors import repeated
+from capt.pretrain.base.errors import repeated, shown
 from capt.pretrain.config.base import Bytes, PathField, PathText, PositiveInt, Section, StorePlace, StoreText
 from capt.pretrain.data.views import ABOUT, Spans, View, find_view
 from capt.pretrain.registry import look_up
@@ -69,6 +69,19 @@ def _as_list(value: Any) -> Any:
 
 def _as_word(value: Any) -> Any:
     return {True: "once", False: "never"}[value] if isinstance(value, bool) else value
+
+
+PARAGRAPHS = "(?m)^"
+"""The ``data.document_start`` of text whose every line is a document, within the rows of tables too."""
+
+
+def _as_passage(value: Any) -> Any:
+    # One line, where a union of types would have one for each.
+    if isinstance(value, bool) or not isinstance(value, int | str) or (isinstance(value, int) and value < 1):
+        raise ValueError(f"{value!r} is no passage: give document, paragraph, or a number of tokens above 0")
+    if isinstance(value, str) and value not in ("document", "paragraph"):
+        raise ValueError(f"{shown(value)} is no passage: give document, paragraph, or a number of tokens above 0")
+    return value
 
 
 MISSING = (
@@ -211,12 +224,12 @@ class DataConfig(Section):
         None,
         description="regular expression: a line or row that begins with a match begins a document. Without it, text has"
         " a blank line between documents, and a row of a table is one; WikiText's files have their own, '^ = [^=]'."
-        " With '.' every line is a document",
+        " With '.' every line is a document, with (?m) lines within rows of a table as well",
     )
     view: str = Field("corrupted", description=f"both views of a sample; {ABOUT}")
-    passage: Literal["document"] | PositiveInt = Field(
-        "document", description="crop, neighbour: what spans are drawn from: a document (a paragraph where text has a "
-        "blank line between documents), or runs of at most this number of tokens of it"
+    passage: Annotated[Literal["document", "paragraph"] | PositiveInt, BeforeValidator(_as_passage)] = Field(
+        "document", description="crop, neighbour: what spans are drawn from: a document, a paragraph (a line of text, "
+        "or of a row's text), or runs of at most this number of tokens of a document"
     )  # fmt: skip
     apart: PositiveInt | None = Field(
         None, description="runs of data.passage that begin in the same stretch of this many tokens of a document are "
@@ -241,9 +254,9 @@ class DataConfig(Section):
     shards_at_once: PositiveInt | None = Field(
         None,
         le=2**20,
-        description="for sets that are larger than data.cache_bytes: the windows of this many shards are shuffled with"
-        " each other, then those of the next ones; no window goes over the end of a shard. Unset: an epoch shuffles all"
-        " windows",
+        description="for sets that are larger than data.cache_bytes: the windows (of spans the passages) of this many "
+        "shards are shuffled with each other, then those of the next ones; no window goes over the end of a shard. "
+        "Unset: an epoch shuffles all of them",
     )
     verify: Annotated[Literal["always", "once", "never"], BeforeValidator(_as_word)] = Field(
         "once",
@@ -251,6 +264,19 @@ class DataConfig(Section):
         " stays as it is on this host (once, true), or not at all (never, false)",
     )
     allow_change: bool = Field(False, description="a resumed run may continue with other text than it began with")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lines_are_documents(cls, values: Any) -> Any:
+        """Read every line as a document where passages are paragraphs."""
+        if not isinstance(values, dict) or values.get("passage") != "paragraph":
+            return values
+        if values.get("document_start") not in (None, PARAGRAPHS):
+            raise ValueError(
+                "data.passage paragraph has every line begin a passage: leave data.document_start out, or set "
+                "data.passage to document"
+            )
+        return {**values, "document_start": PARAGRAPHS}
 
     @model_validator(mode="before")
     @classmethod
@@ -276,20 +302,21 @@ class DataConfig(Section):
     def _spans_fit(self) -> DataConfig:
         runs = self.passage if isinstance(self.passage, int) else None
         if self.views.draw is None:
-            if runs is not None or self.apart is not None or self.spans != Spans():
+            if self.passage != "document" or self.apart is not None or self.spans != Spans():
                 raise ValueError(f"data.passage, data.apart and data.spans are of spans, and data.view is {self.view}")
             return self
+        if self.view == "crop" and self.spans.gap:
+            raise ValueError(f"data.spans.gap {self.spans.gap} is of neighbouring spans: set data.view to neighbour")
         if self.spans.least > self.sequence_length - 2:
             raise ValueError(f"data.spans.least {self.spans.least} is longer than data.sequence_length allows")
         if runs is not None and runs < 2 * self.spans.shortest:
+            lower = ", or lower data.spans.gap" if self.spans.gap else ""
             raise ValueError(
-                f"data.passage {runs}: runs are half as long at least, and two spans take {self.spans.shortest} tokens "
-                f"(data.spans): set data.passage to {2 * self.spans.shortest} or more"
+                f"data.passage {runs}: runs are half as long at least, and {self.spans.need}: set data.passage to "
+                f"{2 * self.spans.shortest} or more{lower}"
             )
         if self.apart is not None and runs is None:
             raise ValueError("data.apart tells the runs of a document apart: set data.passage to a number of tokens")
-        if self.shards_at_once is not None:
-            raise ValueError(f"data.shards_at_once shuffles windows, and data.view {self.view} has none: remove it")
         return self
 
     @field_validator("source")
@@ -327,6 +354,9 @@ class DataConfig(Section):
         if self.source != "files":
             raise ValueError(f"data.mixture is given, but data.source is {self.source}: set data.source=files")
         check_mixture(self.mixture)
+        starts = {source.document_start for source in self.mixture} - {None, PARAGRAPHS}
+        if self.passage == "paragraph" and starts:
+            raise ValueError("data.passage paragraph has every line begin a passage: leave document_start out")
 
     def parts(self) -> Iterator[tuple[str, DataConfig]]:
         """Each source of the mixture, by name, as the data of a job of its own; without a mixture the one, unnamed."""

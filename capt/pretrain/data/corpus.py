@@ -147,10 +147,15 @@ def is_held_out(text: str, fraction: float) -> bool:
 
 
 def row_pieces(rows: Iterable[str], document_start: re.Pattern[str] | None) -> Iterator[Piece]:
-    """Rows of a table as pieces: each its own document, or (``document_start``) up to the next row that matches."""
-    for text in rows:
-        if text and not text.isspace():
-            yield text.rstrip() + "\n", document_start is None or document_start.match(text) is not None
+    """Rows of a table as pieces: each its own document, or (``document_start``) up to the next row that matches.
+
+    An expression with the flag ``(?m)`` looks at the lines of a row each by itself.
+    """
+    by_line = document_start is not None and bool(document_start.flags & re.MULTILINE)
+    for row in rows:
+        for text in row.split("\n") if by_line else [row]:
+            if text and not text.isspace():
+                yield text.rstrip() + "\n", document_start is None or document_start.match(text) is not None
 
 
 def passages_of(pieces: Iterable[Piece]) -> Iterator[Passage]:

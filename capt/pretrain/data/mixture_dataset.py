@@ -148,8 +148,8 @@ class MixtureDataset:
         sources, numbers = self.order.assign(samples)
         for source, part in enumerate(self._each):
             order = self.order.order(source)
-            if part.shards.cache is not None and isinstance(order, GroupedSampler) and (sources == source).any():
-                part.shards.cache.follow(order, int(numbers[sources == source].min()))
+            if isinstance(order, GroupedSampler) and (sources == source).any():
+                part.follow(order, int(numbers[sources == source].min()))
 
     def release(self) -> None:
         """See `PackedDataset.release`."""

@@ -14,9 +14,9 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TypeVar
@@ -77,8 +77,13 @@ class ShardCache:
         for name in _rotated(list(self.files)):
             self.path(name)
 
-    def follow(self, order: GroupedSampler, sample: int) -> None:
-        """Use the shards around a sample: those of its group now, and those of the next group are fetched meanwhile."""
+    def follow(
+        self, order: GroupedSampler, sample: int, shards_of: Callable[[int], Iterable[int]] | None = None
+    ) -> None:
+        """Use the shards around a sample: those of its group now, and those of the next group are fetched meanwhile.
+
+        ``shards_of`` gives the shards of a block of the order; without it a block is the shard of its number.
+        """
         groups = order.groups_from(sample)
         group, now = next(groups)
         if group == self._group:
@@ -87,12 +92,14 @@ class ShardCache:
         later = islice(groups, 2 * (-(-order.blocks // order.at_once)))  # every block comes once more
         # File -> turn of its next use: 0 now, 1 in the next group, and so on.
         self._coming = {}
+        of = shards_of or (lambda block: (block,))
         for turn, blocks in enumerate([now, after, *(blocks for _, blocks in later)]):
-            for block in blocks.tolist():
-                self._coming.setdefault(self._shards[block], turn)
+            for shard in chain.from_iterable(map(of, blocks.tolist())):
+                self._coming.setdefault(self._shards[shard], turn)
         self._group = group
         # Now in the order of use; of the next group each process begins elsewhere.
-        self._prefetch([self._shards[block] for block in [*now.tolist(), *_rotated(after.tolist())]])
+        wanted = chain.from_iterable(map(of, [*now.tolist(), *_rotated(after.tolist())]))
+        self._prefetch([self._shards[shard] for shard in dict.fromkeys(wanted)])
 
     def release(self, name: str | None = None) -> None:
         """Let go of a file, or of the shards, that are mapped; a view that is still in use keeps its memory."""

@@ -28,6 +28,7 @@ from capt.pretrain.base.files import parse_json
 from capt.pretrain.base.records import Record, parse_record, read_record
 from capt.pretrain.base.stores import MissingError, read_small, without_secrets
 from capt.pretrain.base.verification import ALONE, ExpectedFile, Inspection, Ranks, Verifier, check_size
+from capt.pretrain.data.sampler import GroupedSampler
 from capt.pretrain.data.shard_cache import ShardCache
 from capt.tokenizer.special import SpecialIds
 
@@ -359,6 +360,15 @@ class PackedDataset:
         whole, rest = divmod(self.shards.tokens, self._part)
         # Rounded up: the rest fills one more window in part.
         return whole * self.block - (-rest // self._text)
+
+    def follow(self, order: GroupedSampler, sample: int) -> None:
+        """Let the cache of a set in a store fetch what a sample needs, and what comes after it."""
+        if self.shards.cache is not None:
+            self.shards.cache.follow(order, sample)
+
+    def shards_of_group(self, at_once: int) -> int:
+        """Shards that a group of ``at_once`` blocks needs at most."""
+        return at_once
 
     def release(self) -> None:
         """Let go of what was read of a store, which may then give way to what others need."""

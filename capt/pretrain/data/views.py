@@ -56,6 +56,12 @@ class Spans(Section):
         """Tokens of the shortest passage that has two spans."""
         return 2 * self.least + self.gap
 
+    @property
+    def need(self) -> str:
+        """The tokens that two spans take at least, and the keys that say so."""
+        gap = f", {self.gap:,} of them between them (spans.gap)" if self.gap else ""
+        return f"two spans of spans.least {self.least} take {self.shortest:,} tokens{gap}"
+
     def lengths(self, tokens: int, longest: int, generator: np.random.Generator) -> tuple[int, int]:
         """Draw the lengths of both views of a passage of ``tokens``, each of ``longest`` at most."""
         first, second = (
@@ -122,6 +128,19 @@ def draw_spans(
         return None
     first, second = draw(len(passage), spans, longest, generator)
     return passage[first], passage[second]
+
+
+def drawn_lengths(draw: Any, tokens: int, spans: Spans, longest: int) -> list[int]:
+    """Lengths of both views, of some draws from a passage of ``tokens``, for a plan."""
+    from capt.pretrain.base.randomness import generator_for
+
+    generator = generator_for("plan/spans", 0, 0, 0)
+    drawn = [draw(tokens, spans, longest, generator) for _ in range(_DRAWN)]
+    return [span.stop - span.start for both in drawn for span in both]
+
+
+_DRAWN = 256
+"""Draws by which a plan tells the lengths of views."""
 
 
 def crop(tokens: int, spans: Spans, longest: int, generator: np.random.Generator) -> tuple[slice, slice]:

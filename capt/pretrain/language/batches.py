@@ -227,8 +227,8 @@ class LanguageAssembler:
         windows, order = self._windows, self._sampler
         if isinstance(windows, MixtureDataset):
             windows.follow(samples)
-        elif windows.shards.cache is not None and isinstance(order, GroupedSampler) and len(samples):
-            windows.shards.cache.follow(order, int(samples[0]))
+        elif isinstance(order, GroupedSampler) and len(samples):
+            windows.follow(order, int(samples[0]))
 
 
 def _plain(tokens: np.ndarray) -> Corrupted:

@@ -86,6 +86,11 @@ class LanguageJob(Job):
         return self.data.views.corrupts or self.mlm.weight > 0 or self.bottleneck.on
 
     @property
+    def trained_pooling(self) -> Literal["cls", "mean"] | None:
+        """The pooling of the vector that the bottleneck trains; None without one."""
+        return (self.bottleneck.pooling or self.model.pooling) if self.bottleneck.on else None
+
+    @property
     def noise_pools(self) -> tuple[str, ...]:
         """Poolings of which the invariance to corruption is measured: none where the views are different spans."""
         return ("cls", "mean") if self.data.views.draw is None else ()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from capt.pretrain.base.errors import CheckpointError
+from capt.pretrain.bottleneck.folder import pooling_of_heads
 from capt.pretrain.bottleneck.heads import Bottleneck
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.engine.checkpoint import find_best, load_module, open_checkpoint, read_job, read_weights, verify
@@ -23,6 +24,18 @@ from capt.pretrain.models.hf_model import read_hf
 from capt.pretrain.models.lora import merged_weights
 from capt.pretrain.models.sentence_folder import encoder_folder
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
+
+
+def trained_pooling(path: Path) -> Literal["mean", "cls"] | None:
+    """Return the pooling of the vector that a bottleneck has trained, of a run of ours or an export; None without one.
+
+    Raises:
+        CheckpointError: what says so is damaged.
+    """
+    if is_hf(path):
+        return pooling_of_heads(encoder_folder(path))
+    job = read_job(find_best(path))
+    return job.trained_pooling if isinstance(job, LanguageJob) else None
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +14,10 @@ import torch
 from capt.pretrain.base import distributed
 from capt.pretrain.bottleneck.texts import TextSizes
 from capt.pretrain.contrastive.task import ContrastTask, Scales
+from capt.pretrain.data.config import DataConfig
 from capt.pretrain.data.corruption import label_slots
-from capt.pretrain.language.batches import LanguageBatch
+from capt.pretrain.data.views import drawn_lengths
+from capt.pretrain.language.batches import MULTIPLE, LanguageBatch
 from capt.pretrain.language.config import LanguageJob
 from capt.pretrain.language.load import encoder_description
 from capt.pretrain.language.task import LanguageTask
@@ -33,10 +37,10 @@ VOCABULARY = 50_265
 class RehearsedTask(LanguageTask):
     """The task over no text, on tensors without data."""
 
-    def __init__(self, job: LanguageJob, config: EncoderConfig) -> None:
+    def __init__(self, job: LanguageJob, config: EncoderConfig, sample_tokens: int) -> None:
         ContrastTask.__init__(self, job)
         slots = label_slots(job.corruption, job.corruption.highest_rate, job.data.sequence_length)
-        self._sample_tokens = job.data.sequence_length
+        self._sample_tokens = sample_tokens
         whole = SimpleNamespace(tokens_seen=lambda: None)
         self.prepared: Any = SimpleNamespace(source=None, corruptor=SimpleNamespace(slots=slots), train=whole)
         self.model_config = config
@@ -57,10 +61,18 @@ class RehearsedTask(LanguageTask):
 
 
 def rehearse(job: LanguageJob, world: int) -> Rehearsal:
-    """Return the task, and a micro-batch of this rank whose rows are full documents with all masked positions."""
+    """Return the task, and a micro-batch of this rank whose rows are full documents with all masked positions.
+
+    Rows of spans are as long as the longest of their micro-batch (`_span_lengths`).
+    """
     config, assumed = _sizes(job)
-    task = RehearsedTask(job, config)
-    n, length, slots = job.micro_batch(world), job.data.sequence_length, task.prepared.corruptor.slots
+    n, length, spans = job.micro_batch(world), job.data.sequence_length, _span_lengths(job.data)
+    mean = length
+    if spans is not None:
+        length, mean = min(length, -(-max(spans) // MULTIPLE) * MULTIPLE), round(fmean(spans))
+        assumed = (*assumed, f"views of {mean} tokens in the mean, {max(spans)} at most, of {_passages(job)}")
+    task = RehearsedTask(job, config, mean)
+    slots = task.prepared.corruptor.slots
     rows = 2 * n if job.mlm.views == "both" else n
     tokens, masked = torch.zeros(n, length, dtype=torch.int64), torch.zeros(rows, slots, dtype=torch.int64)
     documents = None
@@ -71,10 +83,28 @@ def rehearse(job: LanguageJob, world: int) -> Rehearsal:
         sizes = TextSizes(slots=1, texts=n, longest=length, words=n * length)
         texts = {"numbers": tokens, "words": tokens, "keys": tokens[:, 0], "sizes": sizes}
     batch = LanguageBatch(
-        tokens=tokens, corrupted=tokens, positions=masked, labels=masked, ids=torch.arange(n), padded=False,
+        tokens=tokens, corrupted=tokens, positions=masked, labels=masked, ids=torch.arange(n), padded=spans is not None,
         documents=documents, runs=None if documents is None else n, **texts,
     )  # fmt: skip
     return Rehearsal(task, batch, assumed)
+
+
+def _span_lengths(data: DataConfig) -> list[int] | None:
+    """Lengths of some views, ``<s>`` and ``</s>`` included; None where views are windows.
+
+    A passage is as long as ``data.passage`` allows; where that is no number, long enough for spans that fill a window.
+    """
+    draw, spans, room = data.views.function(), data.spans, data.sequence_length - 2
+    if draw is None:
+        return None
+    share = max(*spans.share, *(spans.second_share or (0.0,)))
+    tokens = data.passage if isinstance(data.passage, int) else max(spans.shortest, math.ceil(room / share))
+    return [length + 2 for length in drawn_lengths(draw, tokens, spans, room)]
+
+
+def _passages(job: LanguageJob) -> str:
+    passage = job.data.passage
+    return f"passages of {passage:,} tokens" if isinstance(passage, int) else f"{passage}s whose spans fill a window"
 
 
 def completed(job: LanguageJob) -> LanguageJob:

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from capt.pretrain.base.errors import ConfigError, DataError, counted
+from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, counted
 from capt.pretrain.base.overlap import report_overlap, shared
 from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.base.verification import ALONE, Ranks, Verifier
 from capt.pretrain.bottleneck.folder import StoredHeads, read_heads
 from capt.pretrain.config.schema import Job
-from capt.pretrain.data.config import DataConfig
+from capt.pretrain.data.config import PARAGRAPHS, DataConfig
 from capt.pretrain.data.corruption import CorruptionVocabulary, Corruptor
 from capt.pretrain.data.mixture_dataset import MixtureDataset, mixture_of, seen
 from capt.pretrain.data.passages import PassageDataset
@@ -140,7 +140,7 @@ def prepare(
         tokenizer = load_tokenizer(folder)
         if job.model.init is not None:
             source = read_hf(job.model.init)
-            heads = read_heads(encoder_folder(local_folder(job.model.init)))
+            heads = _heads_of(encoder_folder(local_folder(job.model.init)), job)
             if heads is not None and not source.has_mlm:  # an encoder alone, whose decoder kept it
                 source = replace(source, state={**source.state, **heads.mlm})
             model = with_sizes_of_init(job.model, length, source.config, source.tokenizer, tokenizer)
@@ -168,6 +168,17 @@ def prepare(
     )
 
 
+def _heads_of(folder: Path, job: LanguageJob) -> StoredHeads | None:
+    """Read the heads of a bottleneck beside an encoder; damaged ones end a job only if it would continue them."""
+    try:
+        return read_heads(folder)
+    except CheckpointError as error:
+        if job.bottleneck.on:
+            raise
+        logger.warning("%s; bottleneck.head is none, and the heads are left out", error)
+        return None
+
+
 def prepare_windows(
     job: LanguageJob, tokenizer: TextTokenizer, progress: ProgressCallback | None = None,
     verifier: Verifier | None = None,
@@ -188,7 +199,7 @@ def prepare_windows(
     def cut(shards: ShardSet, split: str) -> PackedDataset | PassageDataset:
         if job.data.views.draw is None:
             return PackedDataset(shards, length, by_shard=by_shard)
-        passages = _passages(shards, job.data)
+        passages = _passages(shards, job.data, by_shard=by_shard)
         if ranks.rank == 0:
             _tell_short(passages, job.data, split if not name else f"{split} text of {name}")
         return passages
@@ -197,6 +208,11 @@ def prepare_windows(
         with named(name):
             shards = prepare_shards(data, tokenizer, "train", progress, verifier)
             assert shards is not None, "every job has training text"
+            if data.passage == "paragraph" and shards.manifest.options.get("document_start") != PARAGRAPHS:
+                raise DataError(
+                    f"data.shards {data.shards}: its documents are not the paragraphs of the text (data.passage): "
+                    "prepare it anew with data.view=crop data.passage=paragraph, or leave data.passage out"
+                )
             held_out = prepare_shards(data, tokenizer, "validation", progress, verifier)
         train[name] = cut(shards, "training")
         if held_out is not None and len(found := cut(held_out, "validation")):
@@ -204,8 +220,8 @@ def prepare_windows(
         if not len(train[name]):
             where = f"data.mixture, source {name}" if name else "data"
             raise DataError(
-                f"{where}: no passage has {job.data.spans.shortest} tokens, which two spans of data.spans.least take: "
-                "lower it, set data.spans.short=whole, or give longer documents (data.document_start)"
+                f"{where}: no passage is long enough: {job.data.spans.need} (data.spans): lower them, set "
+                "data.spans.short=whole, or give longer documents (data.document_start)"
             )
         if name and job.data.views.draw is None and shards.tokens < length - 2:
             raise DataError(
@@ -244,10 +260,10 @@ def first_views(job: LanguageJob, tokenizer: TextTokenizer, train: Windows, coun
     return [(text(first), text(second)) for first, second in zip(batch.tokens, batch.corrupted, strict=True)]
 
 
-def _passages(shards: ShardSet, data: DataConfig) -> PassageDataset:
+def _passages(shards: ShardSet, data: DataConfig, *, by_shard: bool) -> PassageDataset:
     return PassageDataset(
-        shards, longest=None if data.passage == "document" else data.passage, shortest=data.spans.shortest,
-        keep_short=data.spans.short != "skip", apart=data.apart,
+        shards, longest=data.passage if isinstance(data.passage, int) else None, shortest=data.spans.shortest,
+        keep_short=data.spans.short != "skip", apart=data.apart, by_shard=by_shard,
     )  # fmt: skip
 
 
@@ -267,7 +283,8 @@ def _require_room(parts: Sequence[Any], at_once: int | None) -> None:
     needed = 0
     for part in parts:
         if part.shards.cache is not None:
-            needed += part.shards.cache.require_room(at_once, beside=needed)
+            shards = None if at_once is None else part.shards_of_group(at_once)
+            needed += part.shards.cache.require_room(shards, beside=needed)
 
 
 def _report_overlap(train: Sequence[ShardSet], validation: Sequence[ShardSet]) -> None:

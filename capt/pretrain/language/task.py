@@ -116,6 +116,7 @@ class _State(ContrastState):
     mixture: Annotated[str, Field(max_length=1000)] | None = None
     length: int | None = None
     encoder: dict[str, Any] | None = None
+    pooling: str | None = None
 
 
 class LanguageTask(ContrastTask[LanguageBatch]):
@@ -382,7 +383,11 @@ class LanguageTask(ContrastTask[LanguageBatch]):
 
     def save_state(self, folder: Path) -> dict[str, Any]:
         """The state of a contrast, the length of windows, and the model that the weights belong to."""
-        model = {"length": self.job.data.sequence_length, "encoder": self.model_config.fixed_by_weights()}
+        model: dict[str, Any] = {
+            "length": self.job.data.sequence_length, "encoder": self.model_config.fixed_by_weights()
+        }  # fmt: skip
+        if (pooling := self.job.trained_pooling) is not None:
+            model["pooling"] = pooling
         return {**super().save_state(folder), **model}
 
     def compare(self, stored: Any, folder: Path) -> None:
@@ -403,6 +408,12 @@ class LanguageTask(ContrastTask[LanguageBatch]):
             logger.warning(
                 "data.sequence_length was %d up to here and is %d from now on: other windows, and not the rest of an"
                 " epoch of the old ones", stored.length, length,
+            )  # fmt: skip
+        pooling = self.job.trained_pooling
+        if None not in (stored.pooling, pooling) and stored.pooling != pooling:
+            logger.warning(
+                "bottleneck.pooling was %s up to here and is %s from now on: the heads begin with another vector",
+                stored.pooling, pooling,
             )  # fmt: skip
         for name, was in (stored.encoder or {}).items():
             now = json.loads(json.dumps(getattr(model, name, None)))  # as it is stored

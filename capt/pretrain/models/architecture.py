@@ -360,6 +360,9 @@ class EncoderConfig(Section):
         sizes = {name: getattr(other, name) for name in self.decided_by_init if name not in self.model_fields_set}
         if "pooling" not in self.model_fields_set:
             sizes["pooling"] = other.pooling
+        # A job asks for the positions that it needs: a table that has them serves it.
+        if "max_positions" not in self.free_of_init and self.max_positions < other.max_positions:
+            sizes["max_positions"] = other.max_positions
         # custom: a preset must not be filled in over the sizes of init.
         completed = self.model_copy(update={**sizes, "size": "custom"})
         completed.require_same_architecture(other, source)

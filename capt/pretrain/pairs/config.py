@@ -218,6 +218,8 @@ class PairData(PairOptions):
             raise ValueError(f"data.sources: {twice} is the name of several sources")
         drawn = [find_view(each.view if "view" in each.model_fields_set else self.view).draw for each in self.sources]
         drawn = drawn or [find_view(self.view).draw]
+        if self.spans.gap and not self.sources and self.view == "crop":
+            raise ValueError(f"data.spans.gap {self.spans.gap} is of neighbouring spans: set data.view to neighbour")
         if not any(drawn) and any(each.spans != Spans() for each in (self, *self.sources)):
             raise ValueError(f"data.spans is of spans, and data.view is {self.view}: set it to crop or neighbour")
         if self.sources and not sum(source.weight for source in self.sources):

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.pairs.config import PairJob
 from capt.pretrain.pairs.forms import Counts, Pair, folder_form, read_pairs
 from capt.pretrain.pairs.known import LeftOut, RowKeys, left_out
 from capt.pretrain.pairs.selection import EVERYTHING, Selection
@@ -196,6 +198,34 @@ def _sample(place: str, pair: Pair, source: PairFiles, tokenizer: TextTokenizer 
         pieces = [str(tokenizer.backend.id_to_token(i)) for i in read]
         shown.append(ShownText(role, text, read, pieces, len(ids) > limit))
     return Sample(place, shown, pair.score, 1 + len(pair.positives) + len(pair.negatives) - len(shown))
+
+
+def views_of(job: PairJob, count: int) -> dict[str, list[tuple[str, str]]]:
+    """Both views of the first rows of a training, as text, by source; of sources whose rows are one text alone."""
+    from capt.pretrain.pairs.task import PairTask
+
+    # The order of the rows does not depend on the size of a step, which may be larger than a small file.
+    batch = job.batch.model_copy(update={"global_": min(count, job.batch.global_)})
+    with TemporaryDirectory() as folder:
+        task = PairTask(job.model_copy(update={"batch": batch}), Path(folder))
+    steps = task.step_assembler(batch.global_, 1, 1, 0)
+    alone = [source for source in task.sources if source.is_one_column]
+    found: dict[str, list[tuple[str, str]]] = {source.source.name: [] for source in alone}
+    for step in range(_TURNS * len(task.sources)):
+        (rows,) = steps(step * batch.global_, step)
+        texts, n = rows.tokens.split(rows.lengths.tolist()), len(rows.ids)
+        for row, number in enumerate(rows.sources.tolist()):
+            shown = found.get(task.sources[number].source.name)
+            if shown is not None and len(shown) < count:
+                first, second = (task.tokenizer.decode(texts[i].tolist(), skip_special=False) for i in (row, n + row))
+                shown.append((first, second))
+        if all(len(each) == count for each in found.values()):
+            break
+    return found
+
+
+_TURNS = 4
+"""Steps for each source in which its rows are looked for."""
 
 
 def is_pairs(path: Path) -> bool:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from capt.pretrain.base.errors import CheckpointError, ConfigError, did_you_mean, shown
 from capt.pretrain.engine.checkpoint import find_best, load_module, open_checkpoint, read_job
+from capt.pretrain.language.load import trained_pooling
 from capt.pretrain.models.foreign.encoder import build_encoder
 from capt.pretrain.models.hf_config import SENTENCE_FILES, local_folder
 from capt.pretrain.models.hf_folder import is_hf, read_json
@@ -113,9 +114,11 @@ def pooling_of_init(init: Path) -> Pooling:
     """
     folder = local_folder(init, SENTENCE_FILES)
     if is_hf(folder):
-        return pooling_of_folder(folder) or "mean"
+        return pooling_of_folder(folder) or trained_pooling(folder) or "mean"
     job = read_job(find_best(folder))
-    return job.model.pooling if isinstance(job, PairJob) and job.model.pooling != "auto" else "mean"
+    if isinstance(job, PairJob) and job.model.pooling != "auto":
+        return job.model.pooling
+    return trained_pooling(folder) or "mean"
 
 
 def with_own_length(job: PairJob, max_positions: int) -> PairJob:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from capt.pretrain.contrastive.task import ContrastTask
+from capt.pretrain.data.views import drawn_lengths, find_view
 from capt.pretrain.language.load import encoder_tokenizer
 from capt.pretrain.language.plan import described_encoder, rehearsed_encoder
 from capt.pretrain.pairs.batches import GroupedTexts, MaskedTexts, PaddedTexts, PairBatch
@@ -151,7 +152,11 @@ def _longest(job: PairJob, tokens_of: Callable[[str], int], positions: int) -> _
         where = f"source {each.name}"
         for prompt, _ in sides:
             require_short_prompt(prompt, positions, where, "shorten data.prompts")
-        lengths.append([longest_behind(tokens_of(side[0]), *side, positions, where, each.own_length) for side in sides])
+        found = [longest_behind(tokens_of(side[0]), *side, positions, where, each.own_length) for side in sides]
+        # Both views are spans of the query's text, which fit into it.
+        if (draw := find_view(each.view).function()) is not None and found[0] - 2 >= each.spans.shortest:
+            found = [2 + max(drawn_lengths(draw, found[0] - 2, each.spans, found[0] - 2))] * 2
+        lengths.append(found)
     query, document = map(max, zip(*lengths, strict=True))
     return _Shape(query, document, max(each.negatives for each in sources))
 

@@ -195,14 +195,21 @@ class PairTask(ContrastTask[PairBatch]):
                 "data.view=dropout"
             )
         kept = pairs.long_enough()
-        if not len(kept):
+        if not len(kept) and spans.short == "skip":
             raise DataError(
-                f"source {source.name}: no text has {spans.shortest} tokens, which two spans of spans.least take: "
-                "lower it, or set data.view=dropout"
+                f"source {source.name}: no text is long enough: {spans.need} (data.spans): lower them, set "
+                "data.spans.short=whole, or data.view=dropout"
             )
-        if (short := len(pairs) - len(kept)) and distributed.rank() == 0:
-            fate = "are left out" if spans.short == "skip" else "are whole in both views"
-            logger.info(
+        short = len(pairs) - len(kept)
+        if not len(kept) and not (self.job.model.dropout or self.job.model.attention_dropout):
+            raise ConfigError(
+                f"source {source.name}: no text is long enough for two spans, and model.dropout is 0, so that both "
+                "views of all texts are the same: set model.dropout above 0, or lower data.spans.least"
+            )
+        if short and distributed.rank() == 0:
+            fate = "are left out" if spans.short == "skip" else "are whole in both views, which dropout tells apart"
+            logger.log(
+                logging.INFO if len(kept) else logging.WARNING,
                 "source %s: %s of fewer than %d tokens %s (spans.short=%s)",
                 source.name, counted(short, "text"), spans.shortest, fate, spans.short,
             )  # fmt: skip

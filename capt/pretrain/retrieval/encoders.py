@@ -19,7 +19,7 @@ from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, s
 from capt.pretrain.base.verification import sha256
 from capt.pretrain.engine.checkpoint import find_best, read_manifest
 from capt.pretrain.engine.task import Role
-from capt.pretrain.language.load import load_hf, load_model
+from capt.pretrain.language.load import load_hf, load_model, trained_pooling
 from capt.pretrain.models.architecture import encoder_of_type
 from capt.pretrain.models.capt import CaptModel
 from capt.pretrain.models.encoder import Encoder
@@ -305,8 +305,8 @@ def load_text_encoder(path: Path, options: EncoderOptions) -> TextEncoder:
         return SentenceEncoder(str(path), model, _facts(_hashes(folder), pooled), options)
     if options.pooling is None:
         pooling_file(folder)  # refuses a folder that has lost its modules.json
-    pooling = options.pooling or "mean"
     if is_hf(folder):
+        pooling = options.pooling or trained_pooling(folder) or "mean"
         config = read_json(folder / "config.json")
         require_embedder(folder, config, read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {})
         facts = _facts(_hashes(folder), pooling)
@@ -323,8 +323,9 @@ def load_text_encoder(path: Path, options: EncoderOptions) -> TextEncoder:
                 f"{path}: a checkpoint of task {manifest.task}, which has no vectors of texts; give one of "
                 "capt_language or capt_pairs"
             )
-        facts = _facts(_hashes_of(checkpoint), pooling)
         trained = load_model(checkpoint)
+        pooling = options.pooling or trained.job.trained_pooling or "mean"
+        facts = _facts(_hashes_of(checkpoint), pooling)
     else:
         raise CheckpointError(f"{path}: no such folder")
     embed, is_run = _embed_of(trained.model, pooling, str(path)), not is_hf(folder)

@@ -15,7 +15,10 @@ from capt.pretrain.base.errors import ConfigError
 Pooling = Annotated[
     str | None,
     typer.Option(
-        "--pooler", "--pooling", help="mean (the default), cls or head; a sentence-transformers folder says it itself."
+        "--pooler",
+        "--pooling",
+        help="mean, cls or head; default the vector that a bottleneck has trained, else mean. A sentence-transformers "
+        "folder says it itself.",
     ),
 ]
 Length = Annotated[int | None, typer.Option(min=3, help="Tokens of a text at most; default as the model's own limit.")]

@@ -1,4 +1,4 @@
-"""Weak pairs, text and a test set from the structure of a corpus itself: titles of documents, docstrings of functions.
+"""Weak pairs, text and a test set from the structure of a corpus itself: titles, first sentences, docstrings.
 
 ``make quickstart-retrieval`` and the study of mining train on them.
 """
@@ -6,21 +6,28 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from capt.pretrain.base.atomic import new_file
-from capt.pretrain.base.errors import DataError
+from capt.pretrain.base.errors import DataError, counted
 from capt.pretrain.base.overlap import same_text
 from capt.pretrain.base.randomness import derive
 from capt.pretrain.data.docstrings import write_pairs
+from capt.pretrain.data.files import FileCorpus
 from capt.pretrain.data.tables import read_file
 from capt.pretrain.retrieval.data import read_collections, read_documents, read_queries
 
 PAIRS, TEXT, BEIR = "pairs.jsonl", "text.txt", "beir"
 _HELD_OUT, _SHOWN = 500, 4
+_MOST, _FEWEST = 20_000, 100
+"""Pairs that are made of text at most, and at least."""
+_TITLE, _WORDS = 200, 3
+"""Characters of a first line that may be a title, and words that a beginning has at least."""
+_SENTENCE = re.compile(r"(?<=[.!?])\s+")
 
 
 def write_title_pairs(beir: Path, out: Path) -> int:
@@ -52,6 +59,50 @@ def write_title_pairs(beir: Path, out: Path) -> int:
     return len(pairs)
 
 
+def write_text_data(files: Sequence[Path], out: Path) -> int:
+    """Write pairs of some text files, and a BEIR folder of those that are held out; returns the number of pairs.
+
+    Of a document, or of each part of 4,096 characters of a long one, the query is the first line where it is short, as
+    a title is, else the first sentence, and the positive what follows. ``out`` gets ``pairs.jsonl`` and ``text.txt``
+    (what follows of all, and the queries that are trained on), and ``beir``: one query in ten, 500 at most, among all
+    that follows.
+
+    Raises:
+        DataError: the files have fewer than a hundred such pairs.
+    """
+    divided = (_beginning_and_rest(passage.text) for passage in FileCorpus(files, "text", None))
+    # By hash, and each beginning once: the same are held out whatever the order of the files.
+    pairs = {same_text(both[0]): both for both in divided if both is not None}
+    rows = sorted(pairs.values(), key=lambda both: derive(1, "pairs", both[0]))[:_MOST]
+    if len(rows) < _FEWEST:
+        raise DataError(
+            f"{files[0]}: {counted(len(rows), 'document')} with a beginning and more after it, of {_FEWEST} that a "
+            "search is measured with: give more text (a blank line between documents)"
+        )
+    bodies = list(dict.fromkeys(rest for _, rest in rows))
+    number = {body: i for i, body in enumerate(bodies)}
+    held_out = rows[: min(_HELD_OUT, len(rows) // 10)]
+    asked = [(beginning, number[rest]) for beginning, rest in held_out]
+    _write_beir(out / BEIR, bodies, asked)
+    _write_lines(out / PAIRS, ({"query": query, "pos": [rest]} for query, rest in rows[len(held_out) :]))
+    with new_file(out / TEXT) as file:
+        file.writelines(f"{rest}\n\n" for _, rest in held_out)
+        file.writelines(f"{query}\n{rest}\n\n" for query, rest in rows[len(held_out) :])
+    return len(rows) - len(held_out)
+
+
+def _beginning_and_rest(text: str) -> tuple[str, str] | None:
+    """Divide a document into its title or first sentence and what follows; None where either has too few words."""
+    first, _, rest = text.strip().partition("\n")
+    if not rest or len(first) > _TITLE:
+        whole = " ".join(text.split())
+        end = _SENTENCE.search(whole)
+        first, rest = (whole[: end.start()], whole[end.end() :]) if end else (whole, "")
+    # Blank lines separate documents of the text that is written.
+    rest = "\n".join(line for line in rest.split("\n") if line.strip())
+    return (first.strip(), rest) if len(first.split()) >= _WORDS and len(rest.split()) >= 2 * _WORDS else None
+
+
 def write_docstring_data(
     out: Path,
     limit: int | None = None,
@@ -80,12 +131,7 @@ def write_docstring_data(
     pairs = [row for row in rows if row["query"] not in asked]
     signatures = list(dict.fromkeys(row["pos"][0] for row in library))
     number = {text: i for i, text in enumerate(signatures)}
-    _write_lines(out / BEIR / "corpus.jsonl", ({"_id": f"d{i}", "text": text} for i, text in enumerate(signatures)))
-    queries = ({"_id": f"q{i}", "text": row["query"]} for i, row in enumerate(held_out))
-    _write_lines(out / BEIR / "queries.jsonl", queries)
-    judged = "".join(f"q{i}\td{number[row['pos'][0]]}\t1\n" for i, row in enumerate(held_out))
-    with new_file(out / BEIR / "qrels" / "test.tsv") as file:
-        file.write("query-id\tcorpus-id\tscore\n" + judged)
+    _write_beir(out / BEIR, signatures, [(row["query"], number[row["pos"][0]]) for row in held_out])
     _write_lines(out / PAIRS, pairs)
     with new_file(out / TEXT) as file:
         file.write("".join(f"{row['query']}\n{row['pos'][0]}\n\n" for row in pairs))
@@ -130,17 +176,28 @@ def package_of(signature: str) -> str:
     return signature.partition(".")[0]
 
 
-def write_data(out: Path, beir: Path | None) -> str:
-    """Write what training needs, from a BEIR folder or the installed packages; says what was written.
+def write_data(out: Path, beir: Path | None, files: Sequence[Path] = ()) -> str:
+    """Write what training needs, from a BEIR folder, files of text or the installed packages; says what was written.
 
     Raises:
-        DataError: as `write_title_pairs`.
+        DataError: as `write_title_pairs` and `write_text_data`.
     """
     out.mkdir(parents=True)
-    if beir is None:
-        return f"{write_docstring_data(out):,} pairs of docstrings and signatures in {out}"
-    (out / BEIR).symlink_to(beir.absolute())
-    return f"{write_title_pairs(beir, out):,} pairs of titles and texts in {out}"
+    if beir is not None:
+        (out / BEIR).symlink_to(beir.absolute())
+        return f"{write_title_pairs(beir, out):,} pairs of titles and texts in {out}"
+    if files:
+        return f"{write_text_data(files, out):,} pairs of the beginnings of documents and what follows in {out}"
+    return f"{write_docstring_data(out):,} pairs of docstrings and signatures in {out}"
+
+
+def _write_beir(folder: Path, corpus: Sequence[str], asked: Sequence[tuple[str, int]]) -> None:
+    """Write a corpus and queries, each with the number of its document."""
+    _write_lines(folder / "corpus.jsonl", ({"_id": f"d{i}", "text": text} for i, text in enumerate(corpus)))
+    _write_lines(folder / "queries.jsonl", ({"_id": f"q{i}", "text": query} for i, (query, _) in enumerate(asked)))
+    judged = "".join(f"q{i}\td{document}\t1\n" for i, (_, document) in enumerate(asked))
+    with new_file(folder / "qrels" / "test.tsv") as file:
+        file.write("query-id\tcorpus-id\tscore\n" + judged)
 
 
 def _write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

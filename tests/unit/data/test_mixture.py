@@ -176,15 +176,13 @@ def test_each_row_comes_once_an_epoch_of_its_source(at_once: int | None) -> None
 def test_caches_follow_their_own_sources() -> None:
     """Shards of a store are fetched by the numbers that samples have within their source."""
     parts: dict[str, Any] = {name: Mock(spec=PackedDataset) for name in ("s0", "s1")}
-    for part in parts.values():
-        part.shards = Mock()
     order = order_of(_sources([1, [(0, 0), (0.5, 0), (0.5, 1)]]), [31, 17], None, 100, 5, [8, 5], 2)
     windows = MixtureDataset(parts, order)
     windows.follow(np.arange(12, 18))
-    assert parts["s0"].shards.cache.follow.call_args.args == (order.order(0), 12)
-    assert not parts["s1"].shards.cache.follow.called, "it has no sample yet"
+    assert parts["s0"].follow.call_args.args == (order.order(0), 12)
+    assert not parts["s1"].follow.called, "it has no sample yet"
     windows.follow(np.arange(70, 76))
-    assert parts["s1"].shards.cache.follow.call_args.args == (order.order(1), 10)
+    assert parts["s1"].follow.call_args.args == (order.order(1), 10)
 
 
 @pytest.mark.parametrize("begin", [0, 5000, 10**12 - 3000])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.randomness import generator_for
 from capt.pretrain.config.load import job_from_mapping
 from capt.pretrain.contrastive.task import ContrastTask
@@ -20,6 +22,7 @@ from capt.pretrain.contrastive.views import Views
 from capt.pretrain.data import views
 from capt.pretrain.data.config import DataConfig
 from capt.pretrain.data.passages import PassageDataset
+from capt.pretrain.data.sampler import GroupedSampler
 from capt.pretrain.data.shards import ShardSet
 from capt.pretrain.data.views import VIEWS, Spans, View, draw_spans, find_view
 from capt.pretrain.engine.engines.base import Engine
@@ -112,6 +115,37 @@ def test_passages_are_documents_or_their_runs(monkeypatch: pytest.MonkeyPatch, l
     assert found.key != PassageDataset(_Shards(lengths), longest=longest, shortest=5, keep_short=keep, apart=apart).key
 
 
+def test_a_group_of_passages_needs_the_shards_that_hold_it() -> None:
+    """Whatever the lengths of documents; each passage comes once an epoch."""
+    shards = _Shards([*[3] * 40, 300, *[20] * 30, 5, 900, *[2] * 50])
+    size = 64
+    shards.manifest.shard_tokens = size
+    shards.manifest.shards = [f"{i}" for i in range(-(-len(shards.stream) // size))]
+    passages = PassageDataset(shards, longest=50, shortest=2, keep_short=False, by_shard=True)
+    order = GroupedSampler(len(passages), passages.block, 3, 1)
+    assert order.blocks <= len(shards.manifest.shards)
+    _, found = order.locate(np.arange(len(passages)))
+    assert sorted(found.tolist()) == list(range(len(passages)))
+    assert found.tolist() != sorted(found.tolist())
+    asked: list[int] = []
+    read = shards.read
+    shards.read = lambda start, stop: asked.extend([start, stop - 1]) or read(start, stop)  # type: ignore
+    groups, most = order.groups_from(0), 0
+    starts = [
+        i for i in range(len(passages)) if i == 0 or next(order.groups_from(i))[0] != next(order.groups_from(i - 1))[0]
+    ]
+    for begin, end in itertools.pairwise([*starts, len(passages)]):
+        _, blocks = next(groups)
+        asked.clear()
+        for number in found[begin:end].tolist():
+            passages.passage(number)
+        needed = {shard for block in blocks.tolist() for shard in passages.shards_of(block)}
+        assert {place // size for place in asked} <= needed
+        assert {min(needed), max(needed)} <= {place // size for place in asked}
+        most = max(most, len(needed))
+    assert most <= passages.shards_of_group(3) <= len(shards.manifest.shards)
+
+
 def _prepared(folder: Path, **data: Any) -> tuple[LanguageJob, PreparedLanguage]:
     mapping = language_mapping(folder)
     mapping["data"] |= data
@@ -191,6 +225,47 @@ def test_short_texts_are_left_out_or_whole_beside_their_corruption(tmp_path: Pat
     assert batch.tokens[1].shape == batch.corrupted[1].shape
 
 
+def test_a_paragraph_is_a_line_of_text_or_of_a_row(tmp_path: Path) -> None:
+    paragraphs = [f"the old house number {i} " + "stands by the river " * 20 for i in range(24)]
+    documents = ["\n".join(paragraphs[i : i + 4]) for i in range(0, 24, 4)]
+    (tmp_path / "books.txt").write_text("\n\n".join(documents))
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"text": f"{text}\n"}) for text in documents))
+    found = {}
+    for name, passage in itertools.product(("books.txt", "rows.jsonl"), ("document", "paragraph")):
+        files = {"files": [str(tmp_path / name)], "validation_fraction": 0.0}
+        job, prepared = _prepared(tmp_path, view="crop", passage=passage, **files)
+        assert job_from_mapping(job.model_dump(mode="json", by_alias=True), "run").data == job.data
+        assert isinstance(prepared.train, PassageDataset)
+        read = [prepared.train.passage(i).tokens.tolist() for i in range(len(prepared.train))]
+        found[name, passage] = [prepared.tokenizer.decode(tokens).strip() for tokens in read]
+    for name in ("books.txt", "rows.jsonl"):
+        assert found[name, "paragraph"] == [" ".join(text.split()) for text in paragraphs]
+        assert len(found[name, "document"]) == 6
+    # Shards hold the documents that they were made of.
+    mapping = language_mapping(tmp_path)
+    mapping["data"] |= {"files": [str(tmp_path / "books.txt")], "validation_fraction": 0.0}
+    prepared = prepare(job_from_mapping(mapping, "test"))  # type: ignore[arg-type]
+    (shards,) = (path.parent for path in (tmp_path / "cache" / "shards").glob("*/manifest.json")
+                 if ShardSet.open(path.parent).manifest.key == prepared.train.key)  # fmt: skip
+    (tmp_path / "prepared").mkdir()
+    shards.rename(tmp_path / "prepared" / "train")
+    mapping["tokenizer"] = {"path": str(prepared.tokenizer_folder)}
+    mapping["data"] |= {"files": [], "shards": str(tmp_path / "prepared"), "view": "crop", "passage": "paragraph"}
+    with pytest.raises(DataError, match="its documents are not the paragraphs of the text"):
+        prepare(job_from_mapping(mapping, "test"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("passage", [0, -3, "sentence", True, 2.5])
+def test_what_is_no_passage_is_said_in_a_line(tmp_path: Path, passage: Any) -> None:
+    mapping = language_mapping(tmp_path)
+    mapping["data"] |= {"view": "crop", "passage": passage}
+    with pytest.raises(ConfigError) as raised:
+        job_from_mapping(mapping, "test")
+    assert "data.passage: " in str(raised.value)
+    assert "give document, paragraph, or a number of tokens above 0" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
 HALVES = View("halves", "tests.unit.data.test_views:halves")
 
 
@@ -220,10 +295,13 @@ def test_other_packages_may_add_views(monkeypatch: pytest.MonkeyPatch, tmp_path:
      ({"passage": 100}, "data.view is corrupted"),
      ({"spans": {"gap": 1}}, "data.view is corrupted"),
      ({"view": "crop", "passage": 20}, "set data.passage to 32 or more"),
+     ({"view": "neighbour", "passage": 100, "spans": {"gap": 1000}}, "1,016 tokens, 1,000 of them between them"),
+     ({"view": "crop", "spans": {"gap": 1}}, "of neighbouring spans"),
+     ({"view": "crop", "passage": "paragraph", "document_start": "="}, "every line begin a passage"),
+     ({"passage": "paragraph"}, "data.view is corrupted"),
      ({"view": "crop", "apart": 20}, "set data.passage to a number"),
      ({"view": "crop", "sequence_length": 8}, "spans.least 8 is longer than"),
-     ({"view": "crop", "spans": {"share": [0.5, 0.1]}}, "goes down"),
-     ({"view": "crop", "shards_at_once": 2}, "data.shards_at_once shuffles windows")],
+     ({"view": "crop", "spans": {"share": [0.5, 0.1]}}, "goes down")],
 )  # fmt: skip
 def test_impossible_views_are_refused(data: dict[str, Any], fault: str) -> None:
     with pytest.raises(ValidationError, match=fault):

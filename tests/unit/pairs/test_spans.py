@@ -9,7 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
+from typer.testing import CliRunner
 
+from capt.launcher.cli import app
 from capt.pretrain.base.errors import ConfigError, DataError
 from capt.pretrain.base.randomness import generator_for
 from capt.pretrain.config.load import job_from_mapping
@@ -20,9 +23,9 @@ from tests.finetune import sentence
 from tests.pairs import pairs_mapping
 
 
-def _task(folder: Path, texts: list[dict[str, Any]], **data: Any) -> PairTask:
+def _task(folder: Path, texts: list[dict[str, Any]], *, model: dict[str, Any] | None = None, **data: Any) -> PairTask:
     (folder / "texts.jsonl").write_text("\n".join(map(json.dumps, texts)))
-    mapping = pairs_mapping(folder)
+    mapping = pairs_mapping(folder, model=model or {})
     mapping["data"] |= {"files": [str(folder / "texts.jsonl")], "view": "crop", "sequence_length": 40, **data}
     job = job_from_mapping(mapping, "test")
     assert isinstance(job, PairJob)
@@ -72,8 +75,33 @@ def test_texts_too_short_for_two_spans_are_left_out_or_whole(tmp_path: Path, cap
     held_out = _task(tmp_path, texts, validation_fraction=0.5)._read()[1]
     lengths = [rows.queries.lengths(rows.query) - 2 for rows in held_out]
     assert min(int(each.min()) for each in lengths) >= 16, "a shorter one would be found by itself"
-    with pytest.raises(DataError, match="no text has 16 tokens"):
-        _task(tmp_path, texts[:2] * 8, validation_fraction=0.0)
+    short_texts = [{"text": f"the {number}"} for number in range(16)]
+    with pytest.raises(DataError, match=r"no text is long enough: two spans of spans.least 8 take 16 tokens \(data"):
+        _task(tmp_path, short_texts, validation_fraction=0.0)
+    # All of them whole: dropout tells the views apart, as long as there is any.
+    every = _task(tmp_path, short_texts, validation_fraction=0.0, spans={"short": "whole"}, model={"dropout": 0.1})
+    assert every.samples == 16
+    with pytest.raises(ConfigError, match=r"views of all texts are the same: set model\.dropout above 0"):
+        _task(tmp_path, short_texts, validation_fraction=0.0, spans={"short": "whole"})
+
+
+def test_both_views_are_shown_as_they_are_read(tmp_path: Path) -> None:
+    task = _task(tmp_path, _texts(20))
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(task.job.model_dump(mode="json", by_alias=True, exclude={"model": {"encoder"}})))
+    result = CliRunner().invoke(app, ["data", "inspect", "--job", str(path), "--json"], catch_exceptions=False)
+    (source,) = json.loads(result.stdout)
+    expected = []
+    for start in (0, 8):
+        for batch in task.step_assembler(8, 1, 1, 0)(start, 0):
+            texts, n = [task.tokenizer.decode(x.tolist(), skip_special=False) for x in batch.tokens.split(
+                batch.lengths.tolist())], len(batch.ids)  # fmt: skip
+            expected += [list(both) for both in zip(texts[:n], texts[n:], strict=True)]
+    assert source["views"] == expected[:10]
+    shown = CliRunner().invoke(app, ["data", "inspect", "--job", str(path), "--samples", "2"], catch_exceptions=False)
+    assert "data.view crop: both views of the first samples" in shown.stdout
+    assert all(view in shown.stdout for both in expected[:2] for view in both)
+    assert expected[2][0] not in shown.stdout
 
 
 def test_spans_are_of_one_text_without_a_prompt(tmp_path: Path) -> None:

@@ -121,6 +121,18 @@ def test_each_corruption_has_its_labels() -> None:
     assert batch.labels.shape[1] == corruptor.slots == 6
 
 
+def test_spans_are_planned_at_their_lengths() -> None:
+    """Spans of a tenth to a half of 200 tokens, in windows of 512: rows of 104 at most, of 62 in the mean."""
+    keys = ["data.sequence_length=512", "model.max_positions=512", "data.view=crop", "tokenizer.vocab_size=300"]
+    found = rehearsal.rehearse(load_job("capt_tiny", [*keys, "data.passage=200", "batch.micro=4"]), 1)
+    assert found.batch.tokens.shape == (4, 104)
+    assert found.task.tokens([], 10) == pytest.approx(620, abs=20)
+    assert any("of passages of 200 tokens" in each for each in found.assumed)
+    # Documents of unknown length are long enough.
+    whole = rehearsal.rehearse(load_job("capt_tiny", [*keys, "batch.micro=4"]), 1)
+    assert whole.batch.tokens.shape == (4, 512)
+
+
 def test_a_step_of_pairs_is_planned() -> None:
     tiny = ["model.language_layers=2", "model.vision_layers=2", "model.cross_layers=3"]
     sizes = ["model.size=custom", *tiny, "model.hidden=64", "model.heads=2", "model.ffn=128", "batch.micro=8"]

@@ -316,6 +316,16 @@ def test_the_command_line(sentences: Path, tmp_path: Path, capt: Capt) -> None:
     assert code == 0
     (line,) = (row for row in json.loads(said) if row["metric"] == "map@100")
     assert line["second"] == pytest.approx(means["map@100"])
+    # Of several models one table: nDCG@10 of each, and its difference from the first.
+    others = [f"{kept}:8", f"{kept}:16"]
+    code, said, _ = capt("compare", kept, *others, "--json")
+    figures = {row["system"]: row for row in json.loads(said) if row["metric"] == "ndcg@10"}
+    assert [*figures] == others
+    code, said, _ = capt("compare", kept, *others)
+    first, *rest = (words.split() for words in said.splitlines()[2:])
+    assert first == ["figures", f"{figures[others[0]]['first']:.4f}"]
+    for words, (system, row) in zip(rest, figures.items(), strict=True):
+        assert words[:3] == [system.rpartition(":")[2], f"{row['second']:.4f}", f"{row['difference']:+.4f}"]
     code, said, _ = capt("encode", str(sentences), "--text", str(folder), "--out", store, "--json")
     assert code == 0
     assert [each["encoded"] for each in json.loads(said)["sources"]] == [0, 1]  # a query without judgements
