@@ -26,10 +26,10 @@ _LENGTHS = ((3, 2, 7), (12,), (2, 2, 2, 2, 4), (1, 11))
 """Tokens of the texts of each window; the first of each window has <s>, and all end with a separator."""
 
 
-def _module(cls: str) -> LanguageModule:
+def _module(cls: str, head: str = "both") -> LanguageModule:
     mapping = {
         "task": {"type": "capt_language"}, "data": {"sequence_length": 12, "cross_document_attention": False},
-        "contrast": {"weight": 0}, "bottleneck": {"head": "both", "pooling": cls, "decoder_rate": 0.4},
+        "contrast": {"weight": 0}, "bottleneck": {"head": head, "pooling": cls, "decoder_rate": 0.4},
     }  # fmt: skip
     job: Any = job_from_mapping(mapping, "test")
     torch.manual_seed(0)
@@ -50,6 +50,12 @@ def _loss(module: LanguageModule, tokens: Tensor, numbers: Tensor, keys: Tensor)
         texts=Texts(numbers, words, keys, sizes),
     )  # fmt: skip
     return output.bottleneck.bow + output.bottleneck.decoder  # type: ignore[no-any-return]
+
+
+def test_the_encoder_begins_as_without_heads() -> None:
+    plain, state = _module("mean", "none"), _module("mean").state_dict()
+    assert not [name for name in plain.state_dict() if "bottleneck" in name]
+    assert all(torch.equal(x, state[name]) for name, x in plain.state_dict().items())
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])

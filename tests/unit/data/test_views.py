@@ -207,7 +207,7 @@ def test_a_sample_is_the_same_in_any_micro_batch_and_masks_hide_what_they_predic
 def test_short_texts_are_left_out_or_whole_beside_their_corruption(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     long = [f"the old house number {i} " + "stands by the river " * 20 for i in range(20)]
-    text.write_text("\n\n".join(["a", "the house", *long]))
+    text.write_text("\n\n".join(["a", "the house", "\u200b", *long, " "]))
     _, prepared = _prepared(tmp_path, view="crop", validation_fraction=0.0)
     assert len(prepared.train) == 20
     assert isinstance(prepared.train, PassageDataset)
