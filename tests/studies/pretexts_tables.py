@@ -79,7 +79,7 @@ def _figures(trials: Sequence[Trial], words: Mapping[str, Mapping[str, float]]) 
 
 
 def _differences(trials: Sequence[Trial]) -> str:
-    """Mean, t interval over the seeds and seeds above 0 for each set, and what the rule says of them."""
+    """Mean, t interval over the seeds and seeds above 0 for each set, and what the rule says of several seeds."""
     sets, arms = _sets(trials), _arms(trials)
     compared = [(arm, base) for base in BASELINES for arm in arms if arm not in BASELINES]
     compared += [("mlm", "none"), ("mlm-equal-compute", "none"), ("mlm-equal-compute", "mlm"), *COMPARED]
@@ -97,7 +97,7 @@ def _differences(trials: Sequence[Trial]) -> str:
             above = sum(each > 0 for each in differences)
             cells.append(f"{found.difference:+.1f}{reach}, {above} of {len(differences)}")
         else:
-            rows.append([f"{first} - {second}", *cells, rule(by_set)])
+            rows.append([f"{first} - {second}", *cells, rule(by_set) if len(by_set[0]) > 1 else ""])
     return table(["difference", *(SETS[name] for name in sets), "by the rule"], rows)
 
 
