@@ -27,7 +27,8 @@ from capt.pretrain.base.atomic import new_file
 from capt.pretrain.base.errors import CheckpointError, DataError
 from capt.pretrain.base.files import printable, read_lines, write_text
 from capt.pretrain.base.locks import make_folder_once
-from capt.pretrain.base.parallel import ProgressCallback, ordered_map, usable_cores
+from capt.pretrain.base.parallel import ProgressCallback, ordered_map
+from capt.pretrain.base.process import usable_cores
 from capt.pretrain.base.records import Count, Record, read_record
 from capt.pretrain.base.verification import ALONE, ExpectedFile, Ranks, Verifier, digest_of
 from capt.pretrain.data.files import FileCorpus
