@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from capt.finetune.text_predictor import TextClassifier, TextPrediction
     from capt.pretrain.retrieval.encoders import TextEncoder
+    from capt.pretrain.retrieval.index import Hit, SearchIndex
     from capt.pretrain.retrieval.neighbors import TextNeighbor
 
 Place = str | PathLike[str]
@@ -44,6 +45,7 @@ class Model:
     ) -> None:
         self.source = source
         self._encoder, self._classifier = encoder, classifier
+        self._indexes: dict[Path, SearchIndex] = {}
 
     @overload
     def encode(self, texts: str, prompt: str | None = None) -> Float[np.ndarray, " d"]: ...
@@ -94,18 +96,46 @@ class Model:
             return self.encode(values)
         return values
 
-    def search(self, queries: Sequence[str], documents: Sequence[str], top: int = 10) -> list[list[TextNeighbor]]:
-        """Return the nearest documents of each query, the best first, by an exact search.
+    @overload
+    def search(  # type: ignore[overload-overlap]
+        self, queries: Sequence[str], documents: Place, top: int = 10, mode: str | None = None
+    ) -> list[list[Hit]]: ...
+
+    @overload
+    def search(
+        self, queries: Sequence[str], documents: Sequence[str], top: int = 10, mode: str | None = None
+    ) -> list[list[TextNeighbor]]: ...
+
+    def search(
+        self, queries: Sequence[str], documents: Place | Sequence[str], top: int = 10, mode: str | None = None
+    ) -> list[list[TextNeighbor]] | list[list[Hit]]:
+        """Return the nearest documents of each query, the best first.
 
         Queries and documents have the prompts that the model has for them.
 
         Args:
             queries: what is asked.
-            documents: texts.
+            documents: texts, among which the search is exact; or the folder of an index of ``capt search build``, built
+                with this model.
             top: how many of them for each query.
+            mode: of an index: ``hybrid`` (the default), ``dense`` or ``bm25``; texts are searched by vectors alone.
+
+        Raises:
+            ConfigError: no such mode.
+            CheckpointError: the index was built with another model.
         """
         from capt.pretrain.retrieval.neighbors import nearest_texts
 
+        if isinstance(documents, str | PathLike):
+            from capt.pretrain.retrieval.index import SearchIndex
+
+            folder = Path(documents)
+            # Kept, with its encoder, for the next call.
+            if folder not in self._indexes:
+                self._indexes[folder] = SearchIndex.open(folder, self.source)
+            return self._indexes[folder].search(list(queries), top, mode or "hybrid")
+        if mode not in (None, "dense"):
+            raise ConfigError(f"mode {mode!r}: texts are searched by vectors; capt search build makes an index")
         return nearest_texts(self._require_encoder("search"), list(queries), list(documents), top)
 
     def predict(self, texts: Sequence[str] | Sequence[tuple[str, str]], *, batch: int = 32) -> list[TextPrediction]:

@@ -86,6 +86,19 @@ def test_a_search_is_exact_and_keeps_the_order_of_equal_texts(folder: Path) -> N
     assert model.encode([]).shape == (0, 32)
 
 
+def test_an_index_is_searched_with_the_model_that_built_it(folder: Path, tmp_path: Path) -> None:
+    from capt.pretrain.retrieval.index_build import build_index
+
+    (tmp_path / "texts.txt").write_text("the river runs over a stone\n")
+    (tmp_path / "more.txt").write_text("no bird sings\n")
+    build_index([tmp_path / "texts.txt", tmp_path / "more.txt"], folder, tmp_path / "index")
+    ((hit,), (other,)) = capt.load(folder).search(["stone river", "bird"], tmp_path / "index", top=1)
+    assert "river" in hit.passage
+    assert "bird" in other.passage
+    with pytest.raises(ConfigError, match="texts are searched by vectors"):
+        capt.load(folder).search(["a"], ["b"], mode="bm25")
+
+
 def test_what_a_model_has_not_is_said(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="an encoder, which predicts nothing"):
         capt.load(folder).predict(["a"])

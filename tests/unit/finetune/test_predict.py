@@ -7,17 +7,23 @@ import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from capt.finetune import new_rows
+from capt.finetune.batches import TextRows
+from capt.finetune.encoding import encode_texts
 from capt.finetune.new_rows import RowWindow
+from capt.finetune.text_export import _Logits, _onnx
 from capt.finetune.text_predictor import TextPredictor, command, load_text_classifier
 from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError
+from capt.pretrain.convert.onnx import write_graph
 from capt.pretrain.data.tables import read_file
 from capt.tokenizer.encode import load_tokenizer
 from tests.finetune import sentence, write_encoder
@@ -202,3 +208,25 @@ def test_what_is_no_classifier_is_said(tmp_path: Path) -> None:
     assert long[1] == 1
     with pytest.raises((ConfigError, DataError), match="no writer"):
         command(tmp_path / "bert", tmp_path / "encoder" / "vocab.txt", tmp_path / "out.npy")
+
+
+def test_a_graph_reads_masks_and_token_types(model: Path, tmp_path: Path) -> None:
+    """Pairs of several lengths with padding, one alone, and a row without any token."""
+    pytest.importorskip("onnxscript", reason="the extra onnx is not installed")
+    classifier = load_text_classifier(model)
+    task = SimpleNamespace(scale=2.0, offset=1.0)
+    data = SimpleNamespace(text_task=task)
+    graph = _Logits(SimpleNamespace(model=classifier.model, job=SimpleNamespace(data=data)))  # type: ignore[arg-type]
+    encoder = classifier.model.encoder.model
+    write_graph(graph, tmp_path, graph.inputs, ("logits",), encoder.max_positions, encoder.pad_id)
+    encoded = encode_texts(texts(3), texts(3, 1), classifier.tokenizer, 64, source=None, types=True)
+    rows = TextRows(encoded, None, encoder.pad_id, types=True)
+    for chosen in ([0, 1, 2], [1]):
+        inputs = rows.batch(np.array(chosen)).inputs
+        assert inputs.types is not None
+        given = {"input_ids": inputs.tokens, "attention_mask": (inputs.tokens != encoder.pad_id).long()}
+        given["token_type_ids"] = inputs.types
+        with torch.no_grad():
+            torch.testing.assert_close(_onnx(tmp_path)(given), 2 * classifier.model(*inputs) + 1, atol=1e-5, rtol=1e-5)
+        nothing = {name: torch.zeros_like(x) for name, x in given.items()}
+        assert torch.isfinite(_onnx(tmp_path)(nothing)).all()
