@@ -115,7 +115,8 @@ def export_classifier(
         if to == "hf":
             write_tensors(folder / "model.safetensors", _tensors(trained, family), {"format": "pt"})
         else:
-            graph = _Logits(trained)
+            task = trained.job.data.text_task
+            graph = _Logits(trained.model, task.scale, task.offset)
             encoder = trained.model.encoder.model
             write_graph(graph, folder, graph.inputs, ("logits",), encoder.max_positions, encoder.pad_id)
         length = trained.job.data.sequence_length
@@ -134,10 +135,10 @@ def export_classifier(
 class _Logits(nn.Module):
     """The graph of a classifier: logits, those of scores on the scale of the labels."""
 
-    def __init__(self, trained: AnyClassifier) -> None:
+    def __init__(self, model: Classifier, scale: float, offset: float) -> None:
         super().__init__()
-        self.model, self._task = trained.model.cpu(), trained.job.data.text_task
-        types = ("token_type_ids",) if trained.model.reads_types else ()
+        self.model, self._scale, self._offset = model.cpu(), scale, offset
+        types = ("token_type_ids",) if model.reads_types else ()
         self.inputs = ("input_ids", "attention_mask", *types)
 
     def forward(
@@ -148,7 +149,7 @@ class _Logits(nn.Module):
     ) -> Float[Tensor, "n outputs"]:
         encoder = self.model.encoder.model
         tokens, _ = real_tokens(input_ids, attention_mask, encoder.pad_id, encoder.vocab_size)
-        return self._task.scale * self.model(tokens, token_type_ids, padded=True) + self._task.offset  # type: ignore[no-any-return]
+        return self._scale * self.model(tokens, token_type_ids, padded=True) + self._offset  # type: ignore[no-any-return]
 
 
 def _labels(task: TextTask) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -214,9 +213,7 @@ def test_a_graph_reads_masks_and_token_types(model: Path, tmp_path: Path) -> Non
     """Pairs of several lengths with padding, one alone, and a row without any token."""
     pytest.importorskip("onnxscript", reason="the extra onnx is not installed")
     classifier = load_text_classifier(model)
-    task = SimpleNamespace(scale=2.0, offset=1.0)
-    data = SimpleNamespace(text_task=task)
-    graph = _Logits(SimpleNamespace(model=classifier.model, job=SimpleNamespace(data=data)))  # type: ignore[arg-type]
+    graph = _Logits(classifier.model, 2.0, 1.0)
     encoder = classifier.model.encoder.model
     write_graph(graph, tmp_path, graph.inputs, ("logits",), encoder.max_positions, encoder.pad_id)
     encoded = encode_texts(texts(3), texts(3, 1), classifier.tokenizer, 64, source=None, types=True)
