@@ -54,9 +54,9 @@ def _literal(mapping: dict[str, Any]) -> dict[str, np.ndarray]:
     from capt.pretrain.language.task import LanguageTask
 
     distributed.device()
-    job = job_from_mapping(mapping, "test")
+    job: Any = job_from_mapping(mapping, "test")
     task = LanguageTask(job, Path(mapping["run"]["dir"]))
-    module = task.build_modules()["model"].double()
+    module: Any = task.build_modules()["model"].double()
     model = module.capt
     batch = task.micro_batch(task.assembler("train"), np.arange(BATCH), 0)
     assert batch.instances is not None

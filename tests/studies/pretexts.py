@@ -29,7 +29,7 @@ from capt.pretrain.data.sts_files import Pairs, find_sets
 from tests.realdata import real_data
 from tests.runs import rows_of
 from tests.studies.pairs_data import SOURCES, write_files, write_kept_back
-from tests.studies.pretexts_tables import Trial, write_tables
+from tests.studies.pretexts_tables import DECIDING, Trial, write_tables
 from tests.studies.support import finish, same_settings, write_trials
 
 SPANS = ["data.passage=128", "batch.global=50", "batch.micro=50"]
@@ -275,8 +275,9 @@ def write_results(study: Study, *, kept_back: bool = False) -> None:
     rows.sort(key=lambda row: (list(study.arms).index(row["arm"]), row["seed"], row["pairs"]))
     trials = [
         Trial(
-            row["arm"], row["seed"], row["pairs"], *row["figures"].values(), row["kept_back"] if kept_back else None,
-            row.get("steps"), row.get("tokens"), row.get("flops"), row.get("pretext"),
+            row["arm"], row["seed"], row["pairs"], *(row["figures"][name] for name in DECIDING),
+            mrpc=row["kept_back"] if kept_back else None,
+            **{name: row.get(name) for name in ("steps", "tokens", "flops", "pretext")},
         )
         for row in rows
     ]  # fmt: skip
