@@ -65,7 +65,8 @@ def recorded_signal() -> int:
 
 def stop_signal_name(number: int) -> str:
     """The name of a stop signal for a person: ``capt`` sends its ranks SIGTERM after Ctrl-C as well."""
-    return {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM or Ctrl-C"}.get(number, signal.Signals(number).name)
+    name = signal.Signals(number).name
+    return {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM or Ctrl-C"}.get(name, name)
 
 
 def interrupt(number: int, where: str) -> NoReturn:

@@ -297,7 +297,7 @@ class NextSteps(Callback):
         values = series(validation, metric) if metric else []
         if metric is not None and direction(metric) and values:
             step, value = best_of(values, metric)
-            error = series(validation, error_of(metric))
-            about = f" ±{error[-1][1]:.2g}" if error else ""
+            spread = series(validation, error_of(metric))
+            about = f" ±{spread[-1][1]:.2g}" if spread else ""
             yield f"validation: {metric} {values[-1][1]:.4g}{about} at the end, best {value:.4g} at step {step}"
         yield f"judgement: {judge(training, validation, best)}"
