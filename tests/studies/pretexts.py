@@ -29,7 +29,7 @@ from capt.pretrain.data.sts_files import Pairs, find_sets
 from tests.realdata import real_data
 from tests.runs import rows_of
 from tests.studies.pairs_data import SOURCES, write_files, write_kept_back
-from tests.studies.pretexts_tables import DECIDING, Trial, write_tables
+from tests.studies.pretexts_tables import Trial, write_tables
 from tests.studies.support import finish, same_settings, write_trials
 
 SPANS = ["data.passage=128", "batch.global=50", "batch.micro=50"]
@@ -273,14 +273,11 @@ def write_results(study: Study, *, kept_back: bool = False) -> None:
     """Write ``trials.csv`` and ``tables.md`` of the trials that there are, without MRPC unless it is asked for."""
     rows = [_read(path) for path in sorted((study.out / "trials").glob("*.json"))]
     rows.sort(key=lambda row: (list(study.arms).index(row["arm"]), row["seed"], row["pairs"]))
-    trials = [
-        Trial(
-            row["arm"], row["seed"], row["pairs"], *(row["figures"][name] for name in DECIDING),
-            mrpc=row["kept_back"] if kept_back else None,
-            **{name: row.get(name) for name in ("steps", "tokens", "flops", "pretext")},
-        )
-        for row in rows
-    ]  # fmt: skip
+    taken = ("arm", "seed", "pairs", "steps", "tokens", "flops", "pretext")
+    trials = []
+    for row in rows:
+        fields = {name: row.get(name) for name in taken} | row["figures"]
+        trials.append(Trial(**fields, mrpc=row["kept_back"] if kept_back else None))
     if trials:
         write_trials(trials, study.out / "trials.csv")
         write_tables(trials, _read(study.out / "words.json"), study.out / "tables.md")
