@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     pytest.importorskip("fastapi", reason="fastapi is not installed: it is in no extra")
-    pytest.importorskip("httpx", reason="httpx, of fastapi's test client, is not installed")
+    pytest.importorskip("fastapi.testclient", reason="the http client of fastapi's test client is not installed")
     encoder = ToyEncoder()
     for module in (room, index_build):
         monkeypatch.setattr(module, "load_text_encoder", lambda *_: encoder)
