@@ -102,13 +102,16 @@ def test_what_is_found_is_what_the_formulas_say(toy: Reader, tmp_path: Path) -> 
                 count = each.count(word)
                 norm = count + 1.5 * (0.25 + 0.75 * len(each) / mean)
                 bm25[number] += np.log(1 + (len(rows) - holders + 0.5) / (holders + 0.5)) * count / norm
-        ranked = {}
+        ranked, best_passages = {}, {}
         for mode, scores in (("dense", cosines), ("bm25", bm25)):
             best: dict[str, float] = {}
+            passages: dict[str, str] = {}
             for row, score in zip(rows, np.float32(scores), strict=True):
-                if mode == "dense" or score > 0:
-                    best[row["id"]] = max(best.get(row["id"], -np.inf), score)
+                least = -np.inf if mode == "dense" else 0
+                if score > best.get(row["id"], least):
+                    best[row["id"]], passages[row["id"]] = score, row["text"]
             ranked[mode] = sorted(sorted(best, reverse=True), key=lambda name: -best[name])[:100]
+            best_passages[mode] = passages
             (hits,) = found.search([query], 100, mode)
             assert [hit.document for hit in hits] == ranked[mode]
             assert np.abs([hit.score - best[hit.document] for hit in hits]).max(initial=0) < 1e-5
@@ -119,6 +122,9 @@ def test_what_is_found_is_what_the_formulas_say(toy: Reader, tmp_path: Path) -> 
         expected = sorted(sorted(fused, reverse=True), key=lambda name: -np.float32(fused[name]))[:12]
         (hits,) = found.search([query], 12)
         assert [hit.document for hit in hits] == expected
+        for hit in hits:  # the passage of the better rank
+            ranks = {mode: names.index(hit.document) for mode, names in ranked.items() if hit.document in names}
+            assert hit.passage == best_passages[min(ranks, key=ranks.__getitem__)][hit.document]
 
 
 def test_places_are_those_of_the_files(toy: Reader, tmp_path: Path) -> None:
