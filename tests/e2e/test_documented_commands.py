@@ -66,7 +66,6 @@ NOT_RUN = {
     "capt doctor my_job.yaml": "starts ssh; tests/multihost/test_preflight.py",
     "capt convert runs/pairs": "needs a run of pairs; tests/e2e/test_pairs.py",
     "capt neighbors exported --text": "needs a model of pairs; tests/unit/retrieval",
-    "capt neighbors exported-pairs": "needs a run of pairs; tests/unit/retrieval",
     "capt plan": "takes most of a minute; tests/unit/plan",
     "hf download": "needs the hub",
     "capt pretrain weak.yaml": "needs sets of the hub; tests/unit/pairs/test_candidates.py",
