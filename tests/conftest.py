@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import gc
 import importlib.util
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import beartype
+import jaxtyping._import_hook
 import pytest
 import typer.main
 from hypothesis import settings
@@ -26,7 +28,7 @@ gc.unfreeze = lambda: None  # a job that ends in this process would hand back wh
 _OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def check_when_called(fn: Callable[..., Any]) -> Callable[..., Any]:
+def check_outer_when_called(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Let beartype check the calls of a function, prepared at the first one.
 
     Of the 9,000 functions that the option --jaxtyping-packages of pyproject.toml names, a worker calls some: to prepare
@@ -41,6 +43,26 @@ def check_when_called(fn: Callable[..., Any]) -> Callable[..., Any]:
         return checked(*arguments, **keywords)
 
     return check
+
+
+class _Transformer(jaxtyping._import_hook.JaxtypingTransformer):
+    """Checks functions of modules and classes, and none that another function defines.
+
+    Such a one is made anew in each call of the outer one, and its check would be as well: half of the processor time
+    of ``tests/unit/plan/test_blocks.py``. The cache of what the import hook compiles goes by the name of the checker,
+    which is changed together with this class.
+    """
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:  # noqa: N802 (the name of ast)
+        nested = any(isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef) for parent in self._parents)
+        own = [*node.decorator_list]
+        super().visit_FunctionDef(node)
+        if nested:
+            node.decorator_list = own
+        return node
+
+
+jaxtyping._import_hook.JaxtypingTransformer = _Transformer  # type: ignore[misc]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -2,6 +2,7 @@
 # ruff: noqa: F401
 
 import gc
+import importlib
 
 import deepspeed.module_inject.auto_ep_layer
 import numpy.ctypeslib
@@ -13,17 +14,26 @@ import transformers.models.auto.modeling_auto
 import transformers.models.roberta.modeling_roberta
 import typer.testing
 
-import capt.finetune.glue.task
 import capt.launcher.cli
 import capt.pretrain.engine.engines.deepspeed
 import capt.pretrain.engine.run
-import capt.pretrain.language.task
-import capt.pretrain.latent.task
 import capt.pretrain.retrieval.work
-import capt.pretrain.vision_language.task
 import capt.tokenizer.train
+import tests.pairs
+import tests.runs
+import tests.small_job
 import tests.support
 import tests.toy.task
+import tests.toy_chunks.task
+import tests.toy_finetune.task
+from capt.pretrain.engine.provenance import provenance
+from capt.pretrain.registry import RELIABILITY, TASKS
+
+for path in RELIABILITY.values():
+    importlib.import_module(path.partition(":")[0])
+for package in TASKS.values():
+    importlib.import_module(f"{package}.task")
+provenance()  # git, and the metadata of eight packages: the same for each run that is forked from here
 
 gc.collect()
 gc.freeze()  # the garbage collector of a forked process then passes over all of this, and copies none of its pages
