@@ -86,6 +86,7 @@ class Model:
 
         encoder = self._require_encoder("similarity")
         left, right = self._rows(first), self._rows(second)
+        encoder.require_vectors("similarity multiplies them; search compares others too")
         if encoder.similarity == "cosine":
             left, right = unit_rows(left), unit_rows(right)
         return cast("np.ndarray", left @ right.T)

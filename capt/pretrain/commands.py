@@ -1,11 +1,12 @@
 """The commands of a task: modules of its package, found by their names, to which ``capt`` hands a checkpoint.
 
 ``evaluate`` has ``command(checkpoint, *, ...) -> dict`` and ``as_text(result) -> str``; ``export`` has ``TARGETS``, the
-values of ``capt convert --to``, and ``command(checkpoint, out, *, to, overwrite, about, ...) -> Path``; where ``out``
-is not a folder, also ``require_free(out, *, overwrite)``, which refuses what cannot be replaced. ``predict`` has
-``command(model, file, out, *, progress, ...) -> dict``, which all ranks call (`capt.finetune.new_rows`). The other
-keywords of ``command`` are the options that have a meaning for the task: those of the command line under the same
-names, and any other of ``evaluate`` and ``export`` by ``--option NAME=VALUE``.
+values of ``capt convert --to`` (or ``targets(checkpoint)``, where they depend on it), and ``command(checkpoint, out,
+*, to, overwrite, about, ...) -> Path``; where ``out`` is not a folder, also ``require_free(out, *, overwrite)``,
+which refuses what cannot be replaced. ``predict`` has ``command(model, file, out, *, progress, ...) -> dict``, which
+all ranks call (`capt.finetune.new_rows`). The other keywords of ``command`` are the options that have a meaning for
+the task: those of the command line under the same names, and any other of ``evaluate`` and ``export`` by ``--option
+NAME=VALUE``.
 """
 
 from __future__ import annotations

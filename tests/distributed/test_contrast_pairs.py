@@ -13,6 +13,7 @@ import torch
 
 from capt.pretrain.base import distributed
 from capt.pretrain.contrast import ContrastStats, ShardedQueue, info_nce
+from capt.pretrain.contrast.similarity import product, similarity_nce
 from tests.support import run_ranks
 from tests.unit.contrast.pairs import WIDTH, Pairs
 from tests.unit.contrast.support import relative
@@ -44,14 +45,23 @@ OPTIONS: list[dict[str, Any]] = [
     {"by_row": True},
     {"stats": True},
     {"reduction": "sum"},
+    {"similarity": True},
 ]
-ARGUMENTS = ("hard", "with_ids", "queued", "temperature", "learned", "by_row", "stats")
+ARGUMENTS = ("hard", "with_ids", "queued", "temperature", "learned", "by_row", "stats", "similarity")
 """What is not a field of the options."""
 
 Case = dict[str, Any]
 
+_OF_SIMILARITIES = {
+    "similarity", "directions", "hard", "hard_negatives", "with_ids", "in_batch", "temperature", "by_row", "stats",
+    "reduction",
+}  # fmt: skip
+"""The options of a loss by a similarity, which must be those of vectors where it is the product."""
+
 
 def _is_meaningful(case: Case) -> bool:
+    if "similarity" in case and ({*case} - _OF_SIMILARITIES or case.get("directions", "infonce") != "infonce"):
+        return False  # of vectors alone
     if case.get("in_batch") == "none" and (case.get("queue_share") or not (case.get("hard", True) or "queued" in case)):
         return False
     if case.get("by_row") and ({*case} & {"hardness", "hardness_in_batch", "hardness_own", "temperature", "learned"}):
@@ -80,11 +90,8 @@ def _rank_solves(cases: list[Case]) -> list[dict[str, Any]]:
             queue.enqueue(batch.queue[rank::world], ids=batch.queue_ids[rank::world] if known else None)
         tau = torch.tensor(case.get("temperature", 0.2), dtype=torch.float64, requires_grad=True)
         owners = batch.owners[my_hard]
-        loss = info_nce(
-            rows[0],
-            rows[1],
+        given: Case = dict(
             temperature=batch.temperatures[mine] if case.get("by_row") else tau if case.get("learned") else tau.item(),
-            queue=queue,
             negatives=rows[2] if hard else None,
             negative_ids=batch.hard_ids[my_hard] if known and hard else None,
             negative_owners=torch.where(owners < 0, owners, owners - first) if hard else None,
@@ -94,6 +101,10 @@ def _rank_solves(cases: list[Case]) -> list[dict[str, Any]]:
             stats=ContrastStats() if case.get("stats") else None,
             **{name: value for name, value in case.items() if name not in ARGUMENTS},
         )
+        if case.get("similarity"):
+            loss = similarity_nce(rows[0], rows[1], product, **given)
+        else:
+            loss = info_nce(rows[0], rows[1], queue=queue, **given)
         gradients = torch.autograd.grad(loss, [*rows, tau], materialize_grads=True)
         results.append({"loss": loss.item(), "gradients": [each.numpy() for each in gradients]})
     return results
@@ -106,7 +117,7 @@ def _solved(world: int, case: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
 
 
 def _check(world: int, case: Case, ranks: list[dict[str, Any]]) -> None:
-    key = tuple((name, value) for name, value in case.items() if name not in ("impl", "learned", "stats"))
+    key = tuple((name, value) for name, value in case.items() if name not in ("impl", "learned", "stats", "similarity"))
     expected = _solved(world if case.get("in_batch") == "local" else 1, key)
     assert sum(each["loss"] for each in ranks) / world == pytest.approx(expected["loss"], rel=1e-11, abs=1e-13)
     batch = Pairs(world)

@@ -23,6 +23,7 @@ from capt.pretrain.contrast.kernels import KERNELS
 from capt.pretrain.data.config import CORRUPTIONS
 from capt.pretrain.data.formats import FORMATS
 from capt.pretrain.models.architecture import ENCODERS
+from capt.pretrain.pairs.representations import REPRESENTATIONS
 from capt.pretrain.registry import CALLBACKS, job_class
 from docs.hooks import sections
 from tests.browser import CHROMIUM, Browser
@@ -169,6 +170,7 @@ REGISTRIES: Mapping[str, set[str]] = {
     "corruptions": set(CORRUPTIONS),
     "callbacks": set(CALLBACKS),
     "encoders": set(ENCODERS),
+    "representations": set(REPRESENTATIONS),
     "table formats": set(FORMATS),
     "launchers": set(LAUNCHERS),
 }

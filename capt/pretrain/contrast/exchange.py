@@ -57,6 +57,12 @@ class Exchange:
         start = self.rank * max(self.counts)
         return slice(start, start + self.counts[self.rank])
 
+    def real_rows(self, device: torch.device) -> Tensor:
+        """The places of the rows that are not padding among the gathered ones, rank by rank."""
+        most = max(self.counts)
+        places = [range(rank * most, rank * most + count) for rank, count in enumerate(self.counts)]
+        return torch.tensor([place for each in places for place in each], dtype=torch.int64, device=device)
+
     def all_gather(self, rows: Tensor) -> Tensor:
         """The rows of all ranks, padded: ``(n, ...) -> (W * max n, ...)``."""
         if len(self.counts) == 1:

@@ -58,10 +58,10 @@ def cosent_loss(
     check_temperature(temperature)
     _check_scores(first, second, scores)
     exchange = Exchange.gather_counts(len(first), first.device, group, equal=options.equal_rows)
-    is_real = _real_rows(exchange, first.device)
+    real = exchange.real_rows(first.device)
     # Stable, so that pairs of equal scores have one order on all ranks, and the sums one rounding.
-    order = exchange.all_gather(scores.double())[is_real].argsort(stable=True)
-    labels = exchange.all_gather(scores.double())[is_real][order]
+    order = exchange.all_gather(scores.double())[real].argsort(stable=True)
+    labels = exchange.all_gather(scores.double())[real][order]
     lower = torch.searchsorted(labels, labels)  # pairs of lower scores, which come first
     world = distributed.world_size(group)
     total = first.new_zeros((), dtype=torch.float64)
@@ -71,7 +71,7 @@ def cosent_loss(
         # The collective carries no gradient: this rank's own cosines, which have a graph, replace their copies.
         cosines = exchange.all_gather(own.detach()).clone()
         cosines[exchange.local_rows] = own
-        logits = cosines[is_real][order] / temperature
+        logits = cosines[real][order] / temperature
         total = total + weight * _log_one_plus(logits, lower)
     # Every rank returns the loss of all pairs: right where the engine averages, counted W times where it adds.
     scale = 1.0 if options.grad_reduction == "mean" else 1.0 / world
@@ -122,13 +122,6 @@ def _log_one_plus(logits: Tensor, lower: Tensor) -> Tensor:
     has_lower = lower > 0  # of the others the gradient of the sum of nothing would be nan
     terms = running[lower[has_lower]] - logits[has_lower]
     return torch.cat([terms, logits.new_zeros(1)]).logsumexp(0)
-
-
-def _real_rows(exchange: Exchange, device: torch.device) -> Tensor:
-    """Return a mask of the gathered rows that are not padding."""
-    most = max(exchange.counts)
-    counts = torch.tensor(exchange.counts, device=device).repeat_interleave(most)
-    return torch.arange(most, device=device).repeat(len(exchange.counts)) < counts
 
 
 def _check_scores(first: Tensor, second: Tensor, scores: Tensor) -> None:

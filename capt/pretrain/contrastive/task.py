@@ -28,6 +28,7 @@ from capt.pretrain.config.schema import Job
 from capt.pretrain.contrast.info_nce import capt_loss
 from capt.pretrain.contrast.kernels import check_precision
 from capt.pretrain.contrast.metrics import ContrastStats
+from capt.pretrain.contrast.similarity import Similarity
 from capt.pretrain.contrastive.collapse import CollapseState, CollapseWatch, Figures
 from capt.pretrain.contrastive.term import ContrastTerm, StepDiagnostics
 from capt.pretrain.contrastive.views import CachedContrast, KeptGraphs, Losses, Views
@@ -113,6 +114,8 @@ class ContrastTask(ABC, Generic[BatchT]):
     """The sections of the job that say how samples are corrupted."""
     contrast_loss = "loss/capt"
     """The name of the contrast's loss in the metrics."""
+    similarity: Similarity | None = None
+    """The similarity of two rows; None: they are unit vectors, compared by their product."""
 
     def __init__(self, job: Any) -> None:
         self.job = job
@@ -335,7 +338,7 @@ class ContrastTask(ABC, Generic[BatchT]):
         # Diagnostics cost one more pass over the logits: only steps that are logged have them.
         shown = is_logged(self.job, step + 1)
         is_start = step == 0 and traits().is_here and self.pretext != ""
-        diagnostics = StepDiagnostics() if self.contrasts and shown else None
+        diagnostics = StepDiagnostics(of_vectors=self.similarity is None) if self.contrasts and shown else None
         if is_start and self.contrasts:
             self._pretext = self._start_accuracy(engine, batch)
             self._tell_start(self._pretext, "of the first step")
@@ -455,9 +458,10 @@ class ContrastTask(ABC, Generic[BatchT]):
         if "contrast/accuracy" not in figures:
             report.pop(self.contrast_loss, None)
             return
-        self.collapse.look("training", step, Figures(
-            figures["contrast/accuracy"], figures["contrast/uniformity"], figures["contrast/first_direction"]
-        ))  # fmt: skip
+        if self.similarity is None:
+            self.collapse.look("training", step, Figures(
+                figures["contrast/accuracy"], figures["contrast/uniformity"], figures["contrast/first_direction"]
+            ))  # fmt: skip
 
     def _kept_graphs(self, engine: Engine, sequences: int) -> KeptGraphs:
         """Return the graphs that the coming step keeps: none at ZeRO 3, which gathers weights for one pass only."""

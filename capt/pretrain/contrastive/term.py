@@ -119,20 +119,26 @@ class ContrastTerm:
 
 
 class StepDiagnostics:
-    """Diagnostics of the contrast in a step that is logged. All ranks make one in the same steps."""
+    """Diagnostics of the contrast in a step that is logged. All ranks make one in the same steps.
 
-    def __init__(self) -> None:
+    Args:
+        of_vectors: rows are unit vectors, whose spread is measured as well.
+    """
+
+    def __init__(self, *, of_vectors: bool = True) -> None:
         self.stats = ContrastStats()
-        self._rows = RowSample()
+        self._rows = RowSample() if of_vectors else None
 
     def update(self, views: Views) -> None:
         """Look at the rows of some samples of this rank."""
-        self._rows.update(views.s if views.only is None else views.s[views.only])
+        if self._rows is not None:
+            self._rows.update(views.s if views.only is None else views.s[views.only])
 
     def compute(self) -> dict[str, float]:
         """The metrics by name, equal on all ranks; empty where no rank has an anchor. Collective."""
         whole = self.stats.over_ranks()
-        spread = {f"contrast/{name}": value for name, value in self._rows.compute().items()}
+        found = {} if self._rows is None else self._rows.compute()
+        spread = {f"contrast/{name}": value for name, value in found.items()}
         if not whole.anchors:
             return {}
         return {

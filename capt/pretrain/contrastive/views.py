@@ -23,8 +23,8 @@ class Views:
     """Both views of some samples.
 
     Attributes:
-        s: unit rows of the originals.
-        s_hat: unit rows of their corruptions.
+        s: rows of the originals, unit vectors unless the task has a ``similarity`` of its own.
+        s_hat: rows of their corruptions.
         ids: instance of each sample.
         temperature: of this step; a tensor where it is learned.
         only: the samples that are anchors and negatives; None = all of them.

@@ -66,8 +66,9 @@ def convert(
         )
     task = task_of(source)
     export = command_module(source, task, "export")
-    if to not in export.TARGETS:
-        known = did_you_mean(to, export.TARGETS, f"a checkpoint of task {task} can be written as")
+    targets = export.targets(source) if hasattr(export, "targets") else export.TARGETS
+    if to not in targets:
+        known = did_you_mean(to, targets, f"a checkpoint of task {task} can be written as")
         raise ConfigError(f"--to {to!r} is unknown; {known}")
     # A task whose export is a file, as word vectors are, has a check of its own.
     getattr(export, "require_free", refuse_existing)(out, overwrite=overwrite)

@@ -147,14 +147,20 @@ Role = Literal["query", "document", "text"]
 
 @runtime_checkable
 class TextTask(Protocol):
-    """A task whose model makes vectors of texts, so that retrieval can be validated (``validate.retrieval``)."""
+    """A task whose model makes a row of numbers of each text, so that retrieval can be validated
+    (``validate.retrieval``).
+    """
+
+    similarity: Callable[[Tensor, Tensor], Tensor] | None
+    """The similarity of rows of queries with rows of documents; None: the rows are vectors, whose cosines are compared.
+    """
 
     def text_ids(self, texts: Sequence[str], role: Role) -> list[list[int]]:
         """Return the ids of each text as the model reads it: prompt, special tokens, cut to its length."""
         ...
 
     def text_vectors(self, engines: Mapping[str, Engine], ids: Sequence[Sequence[int]]) -> Tensor:
-        """Return a vector of each text of a batch; their cosines are compared. All ranks call it alike."""
+        """Return the row of each text of a batch. All ranks call it alike."""
         ...
 
 

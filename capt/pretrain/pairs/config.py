@@ -29,21 +29,16 @@ from capt.pretrain.data.views import ABOUT, Spans, find_view
 from capt.pretrain.engine.judgement import error_of
 from capt.pretrain.models.hf_config import FolderOrId, hub_id
 from capt.pretrain.pairs.losses import LOSSES, check_source, find_loss
+from capt.pretrain.pairs.representations import REPRESENTATIONS, check_representation, find_representation
 from capt.pretrain.pairs.selection import Selection
 
 RECALLS = ("recall/to_document", "recall/to_query")
 RETRIEVAL = (*RECALLS, "mrr/to_document", "mrr/to_query")
 """Metrics of retrieval in validation, also at each width of ``contrast.matryoshka``."""
-METRICS = (
-    "loss/pairs",
-    *RETRIEVAL,
-    *map(error_of, RECALLS),
-    "alignment",
-    "uniformity",
-    "first_direction",
-    "validation_samples",
-)
+METRICS = ("loss/pairs", *RETRIEVAL, *map(error_of, RECALLS), "validation_samples")
 """Metrics of validation beside the figures of scored pairs (`PairLoss.figures`)."""
+SPREAD = ("alignment", "uniformity", "first_direction")
+"""Metrics of vectors beside them."""
 
 
 def at_width(metric: str, width: int) -> str:
@@ -273,7 +268,7 @@ def _paths(patterns: Sequence[str], key: str) -> list[Path]:
 
 
 class PairModel(Section):
-    """The encoder, which queries and documents share, and how a text's vector is made of its output."""
+    """The encoder, which queries and documents share, and how a text's representation is made of its output."""
 
     init: FolderOrId = Field(
         description="a run or checkpoint of ours, a Hugging Face folder, or USER/NAME[@REV] of the hub"
@@ -283,6 +278,15 @@ class PairModel(Section):
     )
     projection: PositiveInt | None = Field(
         None, le=65_536, description="columns of a linear map after the pooling; null = none"
+    )
+    representation: str = Field(
+        "dense",
+        description="what a text becomes: "
+        + "; ".join(f"{name}: {row.about}" for name, row in REPRESENTATIONS.items())
+        + "; or one of another package",
+    )
+    representation_options: dict[str, Any] = Field(
+        {}, description="settings of a representation of another package, as it defines them"
     )
     dropout: NonNegativeFloat = Field(0.1, lt=1, description="dropout of embeddings and layer outputs")
     attention_dropout: NonNegativeFloat = Field(0.1, lt=1, description="dropout of the attention weights")
@@ -478,6 +482,11 @@ class PairJob(Job):
         self.validate_.retrieval.check_rhythm(self.validate_.every, self.checkpoint.best)
         return self
 
+    @model_validator(mode="after")
+    def _suits_its_representation(self) -> PairJob:
+        check_representation(self)
+        return self
+
     @classmethod
     def replaced_by(cls, below: Mapping[str, Any], above: Mapping[str, Any]) -> Mapping[str, Any]:
         """Steps that are given later take the place of epochs that were given before, and the other way round."""
@@ -492,7 +501,8 @@ class PairJob(Job):
         widths = [at_width(name, width) for name in RETRIEVAL for width in self.contrast.matryoshka]
         named = {each.loss for each in [self.data, *self.data.sources]} - {"auto"}
         figures = [name for loss in [*LOSSES.values(), *map(find_loss, named)] for name in loss.figures]
-        return frozenset([*METRICS, *figures, *widths, *self.validate_.retrieval.metric_names()])
+        spread = SPREAD if find_representation(self.model.representation).similarity is None else ()
+        return frozenset([*METRICS, *spread, *figures, *widths, *self.validate_.retrieval.metric_names()])
 
     def queue_bytes(self) -> int | None:
         """Bytes of the queue, whose rows are as wide as the vectors; None for a width that ``init`` brings."""

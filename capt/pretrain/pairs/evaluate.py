@@ -12,6 +12,7 @@ from capt.pretrain.base.files import write_json
 from capt.pretrain.engine.provenance import used_versions
 from capt.pretrain.pairs.config import PairSource
 from capt.pretrain.pairs.load import LoadedPairModel, load_model
+from capt.pretrain.pairs.representations import similarity_of
 from capt.pretrain.pairs.sources import longest_text
 from capt.pretrain.pairs.store import HELD_OUT, encode_source, pairs_of
 from capt.pretrain.pairs.validation import Pools, pools_of, validate
@@ -56,7 +57,7 @@ def command(
         rows = encode_source(held_out, pairs_of(held_out, [path]), trained.tokenizer, encoder.max_positions)
         temperature = trained.job.validate_.temperature
         pools, widths = pools_of([rows], samples), trained.job.contrast.matryoshka
-        figures = validate(model, pools, temperature, batch, encoder.pad_id, widths)
+        figures = validate(model, pools, temperature, batch, encoder.pad_id, widths, similarity_of(trained.job))
         # The protocol travels with the figures: those of other pools or lengths do not compare.
         protocol = _protocol(trained, held_out, pools, len(rows))
         sections.append({"file": str(path), "source": name, "protocol": protocol, "metrics": figures})
@@ -77,14 +78,16 @@ def _protocol(trained: LoadedPairModel, source: PairSource, pools: Pools, rows: 
             f"loss at temperature {trained.job.validate_.temperature:g}",
         ]
     if pools.scored is not None:
-        parts.append(f"{len(pools.scored)} of {rows} scored pairs, Spearman's rho of cosine and score")
+        compared = "cosine" if similarity_of(trained.job) is None else "similarity"
+        parts.append(f"{len(pools.scored)} of {rows} scored pairs, Spearman's rho of {compared} and score")
     for side, prompt, length in (
         ("queries", source.prompts.query, source.query_length),
         ("documents", source.prompts.document, source.document_length),
     ):
         longest = longest_text(trained.tokenizer, prompt, length, encoder.model.max_positions, side, source.own_length)
         parts.append(f"{side} {repr(prompt) + ' and ' if prompt else ''}up to {longest} tokens")
-    parts.append(f"{encoder.pooling} pooling")
+    name, has_vectors = trained.job.model.representation, similarity_of(trained.job) is None
+    parts.append(f"{encoder.pooling} pooling" if has_vectors else f"representation {name}")
     parts.append(used_versions())
     return "; ".join(parts)
 

@@ -1,10 +1,13 @@
-"""``capt convert`` of a model of pairs: a sentence-transformers folder with its prompts, pooling and length."""
+"""``capt convert`` of a model of pairs: its representation says how; a vector is written as a sentence-transformers
+folder with its prompts, pooling and length.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -17,16 +20,18 @@ from capt.pretrain.convert.card import About, CardFacts, caveats_of_family, plai
 from capt.pretrain.convert.huggingface import encoder_tensors
 from capt.pretrain.convert.output import write_export
 from capt.pretrain.convert.sentence_transformers import IDENTITY, check_vectors, write_modules
+from capt.pretrain.engine.checkpoint import find_best, read_job
 from capt.pretrain.engine.durable import write_tensors
 from capt.pretrain.engine.judgement import error_of
 from capt.pretrain.engine.metrics_file import METRICS, read_metrics
 from capt.pretrain.pairs.batches import PaddedTexts
 from capt.pretrain.pairs.config import RECALLS, RETRIEVAL, at_width
 from capt.pretrain.pairs.load import LoadedPairModel, load_model
+from capt.pretrain.pairs.representations import GROUP, find_representation
+from capt.pretrain.registry import load_entry
 
 logger = logging.getLogger(__name__)
 
-TARGETS = ("sentence-transformers",)
 
 _USE = """\
 ```python
@@ -63,6 +68,16 @@ _CAVEATS = (
 )
 
 
+def targets(checkpoint: Path) -> tuple[str, ...]:
+    """The values of ``capt convert --to`` that the representation of a checkpoint has. Raises ``ConfigError``: none."""
+    job: Any = read_job(find_best(checkpoint))
+    name = job.model.representation
+    row = find_representation(name)
+    if row.export is None:
+        raise ConfigError(f"{checkpoint}: has model.representation={name}, which has no export")
+    return (row.target,)
+
+
 def command(
     checkpoint: Path,
     out: Path,
@@ -78,7 +93,7 @@ def command(
     Args:
         checkpoint: a checkpoint or a run.
         out: a folder that does not exist or is empty.
-        to: ``sentence-transformers``.
+        to: one of `targets`: ``sentence-transformers`` of vectors.
         source: the source of pairs whose prompts and lengths the folder has; None = the one with the largest weight.
         truncate_dim: first columns of the vectors, which the folder alone has, as unit rows; None = all.
         overwrite: replace ``out`` if it is an older export.
@@ -88,6 +103,24 @@ def command(
         UserError: an argument, the checkpoint or ``out`` is wrong, or the export differs from our model.
     """
     trained = load_model(checkpoint)
+    name = trained.job.model.representation
+    row = find_representation(name)
+    assert row.export is not None, "`targets` has seen it"
+    write = load_entry(row.export, GROUP, f"model.representation {name}", "MODULE:FUNCTION")
+    given = {"source": source, "truncate_dim": truncate_dim, "overwrite": overwrite, "about": about}
+    return write(trained, out, **given)  # type: ignore[no-any-return]
+
+
+def sentence_transformers(
+    trained: LoadedPairModel,
+    out: Path,
+    *,
+    source: str | None,
+    truncate_dim: int | None,
+    overwrite: bool,
+    about: About | None,
+) -> Path:
+    """Write a model of vectors as the sentence-transformers folder ``out``; see `command`."""
     width = trained.model.width
     if truncate_dim is not None and not 0 < truncate_dim <= width:
         raise ConfigError(f"truncate_dim {truncate_dim}: the vectors have {width} columns; give 1 to {width}")

@@ -17,6 +17,7 @@ from capt.pretrain.models.lora import merge_lora
 from capt.pretrain.models.sentence_folder import encoder_folder, modules_of, pooling_file, poolings
 from capt.pretrain.pairs.config import PairData, PairJob, Pooling, Prompts
 from capt.pretrain.pairs.module import PairModule
+from capt.pretrain.pairs.representations import module_of
 from capt.pretrain.pairs.sources import LENGTH, longest_text
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 
@@ -103,7 +104,8 @@ def _build(job: PairJob, checkpoint: Path) -> PairModule:
         attention_dropout=section.attention_dropout,
         source=str(checkpoint),
     )
-    return PairModule(job, encoder, section.pooling)
+    model: PairModule = module_of(job)(job, encoder, section.pooling)
+    return model
 
 
 def pooling_of_init(init: Path) -> Pooling:

@@ -18,6 +18,7 @@ from capt.pretrain.contrast.metrics import ContrastStats
 from capt.pretrain.contrast.options import ContrastOptions
 from capt.pretrain.contrast.queue import ShardedQueue
 from capt.pretrain.contrast.scored import cosent_loss, cosine_regression_loss
+from capt.pretrain.contrast.similarity import Similarity, similarity_nce
 from capt.pretrain.contrastive.term import ContrastTerm, options_of
 from capt.pretrain.contrastive.views import Views, starts_of
 from capt.pretrain.pairs.config import PairContrast, PairDistillation
@@ -174,6 +175,7 @@ class LossRows:
         temperature: of the part; one for each row where sources of one contrast have their own.
         queue: documents of earlier steps; None: none, or they are not read yet.
         stats: filled with diagnostics by a loss that ``contrasts``.
+        similarity: of the rows; None: they are unit vectors, compared by their product.
     """
 
     views: PairViews
@@ -183,6 +185,7 @@ class LossRows:
     temperature: float | Tensor
     queue: ShardedQueue | None = None
     stats: ContrastStats | None = None
+    similarity: Similarity | None = None
 
 
 def contrast(rows: LossRows) -> Float[Tensor, ""]:
@@ -196,13 +199,16 @@ def contrast(rows: LossRows) -> Float[Tensor, ""]:
         options = replace(options, directions="infonce", in_batch="none", hardness=0.0, queue_share=None)
 
     def computed(stats: ContrastStats | None = None) -> Tensor:
-        return info_nce(
-            views.s, views.s_hat, temperature=rows.temperature, queue=queue, negatives=views.negatives,
+        given: dict[str, Any] = dict(
+            temperature=rows.temperature, negatives=views.negatives,
             negative_ids=views.negative_ids if masks and views.negatives is not None else None,
             negative_owners=views.owners if views.negatives is not None else None,
             ids=views.ids if masks else None, query_ids=views.query_ids if known is not None else None,
             known=known, stats=stats, options=options,
         )  # fmt: skip
+        if rows.similarity is not None:
+            return similarity_nce(views.s, views.s_hat, rows.similarity, **given)
+        return info_nce(views.s, views.s_hat, queue=queue, **given)
 
     loss = computed()
     if rows.stats is not None:  # in a pass of its own, as in `ContrastTerm.loss`
@@ -236,9 +242,15 @@ class PairTerm(ContrastTerm):
     queued_views = 1
 
     def __init__(
-        self, section: PairContrast, width: int, batch: int, distillation: PairDistillation | None = None
+        self,
+        section: PairContrast,
+        width: int,
+        batch: int,
+        distillation: PairDistillation | None = None,
+        similarity: Similarity | None = None,
     ) -> None:
         super().__init__(section, width, batch)
+        self._similarity = similarity
         self._distillation = distillation or PairDistillation()
         self._found: dict[str, list[Tensor]] = {}
 
@@ -262,7 +274,7 @@ class PairTerm(ContrastTerm):
                 temperature = some.temperatures
             rows = LossRows(
                 some, part, self.section, options, temperature, queue,
-                stats if row.contrasts else None,
+                stats if row.contrasts else None, self._similarity,
             )  # fmt: skip
             name, loss = row.metric, load_entry(row.function, GROUP, f"data.loss {part.loss}", "MODULE:FUNCTION")(rows)
             found.setdefault(name, []).append((part.share, loss.detach()))

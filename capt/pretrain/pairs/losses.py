@@ -31,6 +31,7 @@ class PairLoss:
             out, and all sources of a step have one loss together. Other losses have a part of the step for each source.
         compares: rows are compared with each other, and one row alone has the loss 0.
         of_cosines: scores are cosines, from -1 to 1; else of any scale.
+        of_vectors: rows are read as unit vectors; False: they are compared by `LossRows.similarity` where there is one.
         options: the section of ``data.loss_options``.
         figures: what validation reports of held-out rows with scores: name -> ``MODULE:FUNCTION`` of cosines and
             scores.
@@ -43,6 +44,7 @@ class PairLoss:
     contrasts: bool = False
     compares: bool = True
     of_cosines: bool = False
+    of_vectors: bool = True
     options: type[Section] = Section
     figures: Mapping[str, str] = field(default_factory=dict)
 
@@ -51,7 +53,8 @@ _SPEARMAN = {"spearman": "capt.pretrain.pairs.validation:rank_correlation"}
 
 LOSSES = {
     "contrast": PairLoss(
-        "pairs against the other pairs of the step", "capt.pretrain.pairs.loss:contrast", "loss/pairs", contrasts=True
+        "pairs against the other pairs of the step", "capt.pretrain.pairs.loss:contrast", "loss/pairs", contrasts=True,
+        of_vectors=False,
     ),
     "cosent": PairLoss(
         "rows of two texts and a score, by the order of the scores", "capt.pretrain.pairs.loss:cosent", "loss/cosent",

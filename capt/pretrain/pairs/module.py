@@ -1,4 +1,4 @@
-"""The module that the engine wraps: an encoder with its pooling, a projection, and the temperature."""
+"""The module that the engine wraps: an encoder, the rows that it makes of texts, and the temperature."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from capt.pretrain.pairs.config import PairJob, Pooling
 
 
 class PairOutput(NamedTuple):
-    """Unit rows of each list of texts, the temperature of this step, and sums over masked tokens, if asked for."""
+    """The rows of each list of texts, the temperature of this step, and sums over masked tokens, if asked for."""
 
     rows: list[Float[Tensor, "_ d"]]
     temperature: float | Tensor
@@ -54,6 +54,9 @@ class PairModule(nn.Module):
 
     With ``mlm.weight`` above 0 there is a language-model head that shares the encoder's token embeddings.
 
+    A text becomes one unit vector. A subclass makes other rows of it (`capt.pretrain.pairs.representations`): it
+    overrides `width_of` and `embed`, and finds the states of all tokens in ``self.encoder.model``.
+
     Raises:
         ConfigError: ``mlm.weight`` is above 0, and the token embeddings are narrower than the hidden states.
     """
@@ -63,15 +66,16 @@ class PairModule(nn.Module):
         if job.model.lora is not None:
             add_lora(encoder, job.model.lora)
         self.encoder = PooledEncoder(encoder, pooling)
-        width = job.model.projection
-        self.projection = None if width is None else nn.Linear(encoder.hidden_size, width)
+        columns = job.model.projection
+        self.projection = None if columns is None else nn.Linear(encoder.hidden_size, columns)
         self.mlm = None if job.mlm.weight == 0 else _mlm_head(encoder)
         self.temperature: Schedule = build_schedule(job.contrast.temperature, job.schedule.max_steps)
+        self.width = self.width_of(job, encoder)
 
-    @property
-    def width(self) -> int:
-        """Columns of the vectors."""
-        return self.encoder.model.hidden_size if self.projection is None else self.projection.out_features
+    @classmethod
+    def width_of(cls, job: PairJob, encoder: Encoder) -> int:
+        """Return the numbers of a row, the same for all texts."""
+        return job.model.projection or encoder.hidden_size
 
     def embed(self, texts: PaddedTexts) -> Float[Tensor, "n d"]:
         """Unit rows, normalised in fp32 as bf16 cannot tell similar directions apart."""
@@ -81,7 +85,7 @@ class PairModule(nn.Module):
         return F.normalize(rows.to(torch.promote_types(rows.dtype, torch.float32)), dim=-1, eps=1e-12)
 
     def forward(self, texts: Sequence[PaddedTexts], *, step: int, masked: MaskedTexts | None = None) -> PairOutput:
-        """Unit rows of each list of texts, and after them the language model's sums over ``masked``."""
+        """The rows of each list of texts, and after them the language model's sums over ``masked``."""
         rows = [self.embed(each) for each in texts]
         sums = None
         if masked is not None:

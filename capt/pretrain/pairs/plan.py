@@ -20,6 +20,7 @@ from capt.pretrain.pairs.known import Candidates
 from capt.pretrain.pairs.load import with_own_length
 from capt.pretrain.pairs.loss import PairViews
 from capt.pretrain.pairs.module import PairModule
+from capt.pretrain.pairs.representations import module_of, similarity_of
 from capt.pretrain.pairs.sources import EncodedTexts, Lists, SourceRows, longest_behind
 from capt.pretrain.pairs.task import PairTask
 from capt.pretrain.plan.rehearsal import TEMPERATURE, Rehearsal, leaf_rows
@@ -106,14 +107,18 @@ class RehearsedTask(PairTask):
         self._hf_config = hf_config
         self._backbone: Any = SimpleNamespace(encoder=encoder)
         self._pooling = "mean" if job.model.pooling == "auto" else job.model.pooling
-        self._width = job.model.projection or encoder.hidden_size
+        self.similarity = similarity_of(job)
+        self._width = module_of(job).width_of(job, encoder)
         self._several = False
         self.shape = _longest(job, tokens_of, encoder.max_positions)
         self.sources = [_longest_row(job, self.shape)]
 
     def build_module(self) -> PairModule:
         """Build an encoder of these sizes under its pooling."""
-        return PairModule(self.job, rehearsed_encoder(self._hf_config, self.job.model), self._pooling)
+        module: PairModule = module_of(self.job)(
+            self.job, rehearsed_encoder(self._hf_config, self.job.model), self._pooling
+        )
+        return module
 
     def contrasted_views(self, count: int, width: int) -> PairViews:
         """Return vectors of ``count`` pairs, as leaves, to contrast alone."""

@@ -40,6 +40,7 @@ from capt.pretrain.pairs.known import Compared, left_out
 from capt.pretrain.pairs.load import SourceReading, left_behind, pooling_of_init, reading, with_own_length
 from capt.pretrain.pairs.loss import PairTerm, PairViews, parts_of
 from capt.pretrain.pairs.module import PairModule, PairOutput
+from capt.pretrain.pairs.representations import check_loss, module_of, similarity_of
 from capt.pretrain.pairs.sources import SourceRows
 from capt.pretrain.pairs.store import HELD_OUT, RowsRecord, prepare_source
 from capt.pretrain.pairs.validation import Pools, in_any, pools_of, validate
@@ -82,11 +83,12 @@ class PairTask(ContrastTask[PairBatch]):
         self.job = job.model_copy(update={"model": section.model_copy(update=update)})
         self.job = with_own_length(self.job, self._backbone.encoder.max_positions)
         self.tokenizer, self._pooling = self._backbone.tokenizer, pooling
+        self.similarity = similarity_of(self.job)
         self.sources, held_out = self._read()
         self.pools = self._pools(held_out)
         self._several = len({pairs.source.temperature for pairs in self.sources}) > 1
         self._tokenizer_folder = run_dir / "tokenizer"
-        self._width = section.projection or self._backbone.encoder.hidden_size
+        self._width: int = module_of(self.job).width_of(self.job, self._backbone.encoder)
 
     def _read(self) -> tuple[list[SourceRows], list[SourceRows]]:
         """The training pairs of each source, and the held-out ones."""
@@ -146,6 +148,7 @@ class PairTask(ContrastTask[PairBatch]):
     def _check(self, pairs: SourceRows, record: RowsRecord) -> None:
         """Refuse a source that the losses of the job cannot train on; warn of negatives that it does not use."""
         source, section = pairs.source, self.job.model
+        check_loss(section.representation, pairs.loss_name)
         if record.unused and distributed.rank() == 0:
             logger.warning(
                 "source %s: %s of the rows are not used; data.negatives is 0, and says how many a query takes a step",
@@ -284,7 +287,9 @@ class PairTask(ContrastTask[PairBatch]):
 
     @property
     def pretext(self) -> str:
-        """The view of rows of one text, where there are no others."""
+        """The view of rows of one text, where there are no others and they are vectors, by which it is measured."""
+        if self.similarity is not None:
+            return ""
         views = {pairs.source.view for pairs in self.sources if pairs.is_one_column}
         return f"data.view {', '.join(sorted(views))}" if all(pairs.is_one_column for pairs in self.sources) else ""
 
@@ -295,7 +300,7 @@ class PairTask(ContrastTask[PairBatch]):
 
     @property
     def width(self) -> int:
-        """Columns of the vectors."""
+        """Numbers of a row."""
         return self._width
 
     @property
@@ -319,8 +324,9 @@ class PairTask(ContrastTask[PairBatch]):
         return hashlib.sha256(("".join(parts) + mixed).encode()).hexdigest()
 
     def build_module(self) -> PairModule:
-        """The pretrained encoder under its pooling."""
-        return PairModule(self.job, self._backbone.encoder, self._pooling)
+        """The pretrained encoder under its representation."""
+        module: PairModule = module_of(self.job)(self.job, self._backbone.encoder, self._pooling)
+        return module
 
     def require_negatives(self) -> None:
         """Refuse steps of one pair without hard negatives, where a loss compares pairs with each other."""
@@ -346,7 +352,8 @@ class PairTask(ContrastTask[PairBatch]):
 
     def build_term(self) -> PairTerm:
         """The contrast of queries and documents."""
-        return PairTerm(self.job.contrast, self.width, self.job.batch.global_, self.job.distillation)
+        job = self.job
+        return PairTerm(job.contrast, self.width, job.batch.global_, job.distillation, self.similarity)
 
     def _sampler(self) -> Sampler | BlockMixtureSampler:
         if len(self.sources) == 1:
@@ -434,7 +441,7 @@ class PairTask(ContrastTask[PairBatch]):
         return views, self.job.mlm.weight * mlm, metrics
 
     def represent(self, engine: Engine, batch: PairBatch, step: int) -> Views:
-        """Unit rows of the queries, of their positives, and of the hard negatives."""
+        """The rows of the queries, of their positives, and of the hard negatives."""
         rows, output = self._forward(engine, batch, step, None)
         return self._views(batch, rows, output.temperature, engine.device)
 
@@ -530,8 +537,10 @@ class PairTask(ContrastTask[PairBatch]):
         micro = self.job.micro_batch(distributed.world_size())
         pad_id = self._backbone.encoder.pad_id
         widths = self.job.contrast.matryoshka
-        report = validate(engine, self.pools, section.temperature, min(micro, 256), pad_id, widths)
-        if "recall/to_document" in report:
+        report = validate(
+            engine, self.pools, section.temperature, min(micro, 256), pad_id, widths, self.similarity
+        )  # fmt: skip
+        if "uniformity" in report:
             self.collapse.look("validation", progress.step, Figures(
                 (report["recall/to_document"] + report["recall/to_query"]) / 2,
                 report["uniformity"],
@@ -552,7 +561,7 @@ class PairTask(ContrastTask[PairBatch]):
         return reading(self.job, self.tokenizer, self._backbone.encoder.max_positions)
 
     def text_vectors(self, engines: Mapping[str, Engine], ids: Sequence[Sequence[int]]) -> Tensor:
-        """Unit rows of a batch of texts."""
+        """The rows of a batch of texts."""
         engine = engines["model"]
         texts = padded([np.array(row) for row in ids], self._backbone.encoder.pad_id, engine.device)
         # Step 0: the rows do not depend on the temperature.

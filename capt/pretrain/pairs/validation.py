@@ -16,6 +16,7 @@ from torch.nn.functional import normalize
 from capt.pretrain.base import distributed
 from capt.pretrain.contrast.masks import KnownPairs
 from capt.pretrain.contrast.metrics import PairAccumulator, alignment, first_direction, uniformity
+from capt.pretrain.contrast.similarity import Similarity, blockwise, paired, product
 from capt.pretrain.data.sampler import validation_samples
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.judgement import error_of
@@ -121,22 +122,28 @@ def in_any(keys: Int64[np.ndarray, " n"], others: Sequence[Int64[np.ndarray, " _
 
 @torch.no_grad()
 def validate(
-    engine: Engine | PairModule, pools: Pools, temperature: float, micro: int, pad_id: int, widths: Sequence[int] = ()
-) -> dict[str, float]:
+    engine: Engine | PairModule, pools: Pools, temperature: float, micro: int, pad_id: int, widths: Sequence[int] = (),
+    similarity: Similarity | None = None,
+) -> dict[str, float]:  # fmt: skip
     """Loss, Recall@1 and MRR in both directions, alignment and spread, equal on all ranks.
 
     Beside each recall over whole vectors is its `standard_error`. ``loss/pairs`` is InfoNCE of each query against all
     documents of the pool at ``temperature``; it grows with the pool, as the ranks do. Known positives of a query
     (:mod:`capt.pretrain.pairs.known`) are not candidates for it. Of vectors cut to each of ``widths`` there are
     Recall@1 and MRR as well. Over the scored pairs there are the figures of their losses; ``spearman`` is the rank
-    correlation of cosines and scores.
+    correlation of cosines and scores. A ``similarity`` takes the place of the cosine; rows are then no vectors, and
+    have neither alignment nor spread.
     """
     report: dict[str, float] = {"validation_samples": 0.0}
     if pools.pairs is not None:
-        report |= _retrieval_report(engine, pools.pairs, temperature, micro, pad_id, widths)
+        q, d, order = _encoded(engine, pools.pairs, micro, pad_id, unit=similarity is None)
+        compare = product if similarity is None else blockwise(similarity)
+        report |= _retrieval_report(q, d, order, pools.pairs, temperature, widths, compare)
+        if similarity is None:
+            report |= {"alignment": alignment(q, d), "uniformity": uniformity(q), "first_direction": first_direction(q)}
     if pools.scored is not None:
-        q, d, order = _encoded(engine, pools.scored, micro, pad_id)
-        cosines = (q * d).sum(1).cpu().numpy()
+        q, d, order = _encoded(engine, pools.scored, micro, pad_id, unit=similarity is None)
+        cosines = ((q * d).sum(1) if similarity is None else paired(similarity, q, d)).cpu().numpy()
         for name, path in pools.figures.items():
             function = load_entry(path, GROUP, f"the figure {name}", "MODULE:FUNCTION")
             report[name] = function(cosines, pools.scored.scores[order])
@@ -145,27 +152,28 @@ def validate(
 
 
 def _retrieval_report(
-    engine: Engine | PairModule, pool: Pool, temperature: float, micro: int, pad_id: int, widths: Sequence[int]
+    q: Tensor,
+    d: Tensor,
+    order: Int64[np.ndarray, " n"],
+    pool: Pool,
+    temperature: float,
+    widths: Sequence[int],
+    compare: Similarity,
 ) -> dict[str, float]:
-    q, d, order = _encoded(engine, pool, micro, pad_id)
     sides = [torch.from_numpy(keys[order]).to(q.device) for keys in (pool.query_keys, pool.document_keys)]
     pairs = torch.from_numpy(pool.known).to(q.device)
     known = [KnownPairs.of(sides[0], sides[1], pairs), KnownPairs.of(sides[1], sides[0], pairs.flip(1))]
-    loss = pool_loss(q, d, known[0], temperature=temperature)
+    loss = pool_loss(q, d, known[0], temperature=temperature, compare=compare)
     report = {"loss/pairs": loss, "validation_samples": float(len(pool))}
     for width in (None, *widths):
         # A cut vector is no unit row any more.
         cut = [rows if width is None else normalize(rows[:, :width], dim=1) for rows in (q, d)]
-        for name, (a, b) in {"to_document": (0, 1), "to_query": (1, 0)}.items():
-            for metric, value in retrieval(cut[a], cut[b], known[a]).items():
+        # Queries are compared with documents, whichever of them is looked for.
+        ways = {"to_document": (0, 1, compare), "to_query": (1, 0, lambda d, q: compare(q, d).T)}
+        for name, (a, b, way) in ways.items():
+            for metric, value in retrieval(cut[a], cut[b], known[a], way).items():
                 report[f"{metric}/{name}" if width is None else at_width(f"{metric}/{name}", width)] = value
-    report |= {error_of(name): standard_error(report[name], len(pool)) for name in RECALLS}
-    report |= {
-        "alignment": alignment(q, d),
-        "uniformity": uniformity(q),
-        "first_direction": first_direction(q),
-    }
-    return report
+    return report | {error_of(name): standard_error(report[name], len(pool)) for name in RECALLS}
 
 
 def standard_error(share: float, count: int) -> float:
@@ -178,16 +186,16 @@ def standard_error(share: float, count: int) -> float:
 
 
 def _encoded(
-    engine: Engine | PairModule, pool: Pool, micro: int, pad_id: int
+    engine: Engine | PairModule, pool: Pool, micro: int, pad_id: int, *, unit: bool
 ) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n d"], Int64[np.ndarray, " n"]]:
-    """Unit rows of the pool's queries and documents in float64, and which pair each is."""
+    """The rows of the pool's queries and documents in float64 (``unit``: normalized), and which pair each is."""
     found, device = PairAccumulator(), distributed.device()
     world, rank = distributed.world_size(), distributed.rank()
     for numbers, valid in validation_samples(len(pool), micro, world, rank):
         texts = [padded([side[i] for i in numbers.tolist()], pad_id, device) for side in (pool.queries, pool.documents)]
         queries, documents = engine(texts, step=0).rows
         found.update(queries[:valid], documents[:valid])
-    q, d = (normalize(rows.double(), dim=1) for rows in found.gather())
+    q, d = (normalize(rows.double(), dim=1) if unit else rows.double() for rows in found.gather())
     # Rank `r` has the pairs r, r + world, ...; `gather` puts the ranks one after another.
     return q, d, np.concatenate([np.arange(first, len(pool), world) for first in range(world)])
 
@@ -199,14 +207,16 @@ def rank_correlation(a: Float[np.ndarray, " n"], b: Float[np.ndarray, " n"]) -> 
     return float(spearmanr(a, b).statistic)
 
 
-def retrieval(queries: Float[Tensor, "n d"], keys: Float[Tensor, "n d"], known: KnownPairs) -> dict[str, float]:
+def retrieval(
+    queries: Float[Tensor, "n d"], keys: Float[Tensor, "n d"], known: KnownPairs, compare: Similarity = product
+) -> dict[str, float]:
     """Recall@1 and the mean reciprocal rank of row ``i`` of ``keys`` for row ``i`` of ``queries``, by cosine.
 
     Rows that are known to belong to row ``i`` are not candidates for it. Among ``k`` equal cosines the right one counts
     as found in ``1 / k`` of all orders, and its rank is the middle one, so that the order of the rows does not matter.
     """
     hits = reciprocal = 0.0
-    for rows, scores in _blocks(queries, keys, known):
+    for rows, scores in _blocks(queries, keys, known, compare):
         own = scores[torch.arange(len(scores)), torch.arange(rows.start, rows.start + len(scores))][:, None]
         better = (scores > own + _TIES).sum(1)
         equal = ((scores - own).abs() <= _TIES).sum(1)  # itself included
@@ -216,18 +226,19 @@ def retrieval(queries: Float[Tensor, "n d"], keys: Float[Tensor, "n d"], known: 
 
 
 def pool_loss(
-    queries: Float[Tensor, "n d"], documents: Float[Tensor, "n d"], known: KnownPairs, *, temperature: float
-) -> float:
+    queries: Float[Tensor, "n d"], documents: Float[Tensor, "n d"], known: KnownPairs, *, temperature: float,
+    compare: Similarity = product,
+) -> float:  # fmt: skip
     """InfoNCE of each query against all documents that are its candidates, in the mean."""
     total = 0.0
-    for rows, scores in _blocks(queries, documents, known):
+    for rows, scores in _blocks(queries, documents, known, compare):
         own = scores[torch.arange(len(scores)), torch.arange(rows.start, rows.start + len(scores))]
         total += float(((scores / temperature).logsumexp(1) - own / temperature).sum())
     return total / len(queries)
 
 
-def _blocks(queries: Tensor, keys: Tensor, known: KnownPairs) -> Iterator[tuple[slice, Tensor]]:
-    """Cosines of some queries with all keys; -inf where a key is no candidate."""
+def _blocks(queries: Tensor, keys: Tensor, known: KnownPairs, compare: Similarity) -> Iterator[tuple[slice, Tensor]]:
+    """Similarities of some queries with all keys; -inf where a key is no candidate."""
     size = max(1, _BLOCK // max(1, len(keys)))
     for start in range(0, len(queries), size):
         rows = slice(start, start + size)
@@ -235,4 +246,4 @@ def _blocks(queries: Tensor, keys: Tensor, known: KnownPairs) -> Iterator[tuple[
         own = torch.arange(len(same), device=queries.device)
         # A pair is known itself, and is the right answer.
         same[own, own + start] = False
-        yield rows, (queries[rows] @ keys.T).masked_fill(same, -torch.inf)
+        yield rows, compare(queries[rows], keys).masked_fill(same, -torch.inf)

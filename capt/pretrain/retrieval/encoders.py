@@ -17,6 +17,7 @@ from torch import Tensor
 from capt.pretrain.base.distributed import device
 from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, shown
 from capt.pretrain.base.verification import sha256
+from capt.pretrain.contrast.similarity import Similarity
 from capt.pretrain.engine.checkpoint import find_best, read_manifest
 from capt.pretrain.engine.task import Role
 from capt.pretrain.language.load import load_hf, load_model, trained_pooling
@@ -31,7 +32,9 @@ from capt.pretrain.models.hf_folder import is_hf, read_json
 from capt.pretrain.models.sentence_folder import SETTINGS, pooling_file, require_embedder
 from capt.pretrain.pairs.batches import PaddedTexts
 from capt.pretrain.pairs.load import load_model as load_pairs
+from capt.pretrain.pairs.representations import similarity_of
 from capt.pretrain.retrieval.options import EncoderOptions
+from capt.pretrain.retrieval.search import Scoring
 from capt.pretrain.retrieval.sentence_models import (
     limit_of,
     load_sentence_model,
@@ -56,13 +59,15 @@ _PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 class TextEncoder(ABC):
-    """A model in evaluation mode that turns texts into vectors."""
+    """A model in evaluation mode that turns each text into a row of numbers: a vector, unless it has `compare`."""
 
     name: str
     dimension: int
     similarity: str = "cosine"
     exports_unit_rows = False
     """True where the model's export has vectors of length 1, and `encode` has them as they are pooled."""
+    compare: Similarity | None = None
+    """The similarity of rows that are no vectors; `similarity` is then the name of the representation."""
     _facts: dict[str, Any]
 
     def __init__(self, name: str, prompts: Mapping[str, str], options: EncoderOptions) -> None:
@@ -92,6 +97,16 @@ class TextEncoder(ABC):
         """Everything that decides the vector of a text in ``role``."""
         facts = {**self._facts, "length": self.limit(role)}
         return VectorIdentity(prompt=self.prompts[role], dimension=self.dimension, dtype=dtype, **facts)
+
+    @property
+    def scoring(self) -> Scoring:
+        """The way in which the rows are compared."""
+        return Scoring(self.similarity == "cosine", self.compare)
+
+    def require_vectors(self, why: str) -> None:
+        """Raise ``ConfigError`` where a text is no vector, and ``why`` that is needed."""
+        if self.compare is not None:
+            raise ConfigError(f"{self.name}: a text is no vector (model.representation={self.similarity}), and {why}")
 
     def protocol(self) -> str:
         """Say in one line how a text becomes a vector."""
@@ -355,16 +370,21 @@ def _of_pairs(path: Path, checkpoint: Path, options: EncoderOptions) -> TextEnco
     model = trained.model.to(device())
     read = trained.reading()
     # The digest of files, and not the path: a copy of the model finds the same vectors.
-    facts = _facts(_hashes_of(checkpoint), f"{model.encoder.pooling}, projection {model.projection is not None}")
+    name, compare = trained.job.model.representation, similarity_of(trained.job)
+    pooled = model.encoder.pooling if compare is None else f"{name} {trained.job.model.representation_options}"
+    facts = _facts(_hashes_of(checkpoint), f"{pooled}, projection {model.projection is not None}")
 
     def embed(tokens: Int[Tensor, "n L"], padded: bool) -> Tensor:
         return model.embed(PaddedTexts(tokens, padded))
 
-    return OwnEncoder(
+    encoder = OwnEncoder(
         str(path), embed, trained.tokenizer, model.encoder.model.max_positions, facts, options,
         prompts={"query": read.prompts.query, "document": read.prompts.document},
         limits={"query": read.query_length, "document": read.document_length},
     )  # fmt: skip
+    if compare is not None:
+        encoder.similarity, encoder.compare = name, compare
+    return encoder
 
 
 def _of_foreign(

@@ -41,7 +41,7 @@ from capt.pretrain.retrieval.encoders import TextEncoder, load_text_encoder
 from capt.pretrain.retrieval.fusion import FUSION_K, reciprocal_ranks
 from capt.pretrain.retrieval.metrics import DEPTH, PROTOCOL, mean_metrics, query_metrics
 from capt.pretrain.retrieval.options import EncoderOptions
-from capt.pretrain.retrieval.search import BLOCK, Nearest, TopK, by_id, pair_scores, unit_rows
+from capt.pretrain.retrieval.search import BLOCK, Nearest, Scoring, by_id
 from capt.pretrain.retrieval.store import Vectors, text_hash
 
 logger = logging.getLogger(__name__)
@@ -107,6 +107,8 @@ def evaluate(
             raise ConfigError(f"--retrieval: two data sets are called {twice!r}; rename a folder or file")
         encoder = load_text_encoder(model, encoder_options)
         wrong = [dim for dim in settings.dims if not 0 < dim <= encoder.dimension]
+        if settings.dims:
+            encoder.require_vectors("--dims cuts them")
         if wrong:
             raise ConfigError(f"--dims {wrong[0]}: {model} gives {encoder.dimension} dimensions")
     # Wrong arguments have been refused by now: what follows may take hours.
@@ -235,13 +237,11 @@ def _score_histograms(
     ]
     if not all(pairs.values()):
         return None
-    cosine = encoder.similarity == "cosine"
-    left = unit_rows(queries) if cosine else queries
-    scores = {}
+    left, scores = encoder.scoring.rows(queries), {}
     for kind, each in pairs.items():
-        right = documents.vectors([text for _, text in each])
+        right = encoder.scoring.rows(documents.vectors([text for _, text in each]))
         rows = np.array([i for i, _ in each])
-        scores[kind] = pair_scores(left, unit_rows(right) if cosine else right, rows, np.arange(len(each)))
+        scores[kind] = encoder.scoring.pairs(left, right, rows, np.arange(len(each)))
     # Common edges, so that the three histograms can be laid over each other.
     edges = np.histogram_bin_edges(np.concatenate(list(scores.values())).astype(np.float64), _BINS)
     counts = {kind: np.histogram(values, edges)[0].tolist() for kind, values in scores.items()}
@@ -304,7 +304,7 @@ def _rank(
         # One more where a query may find itself, which is then left out.
         DEPTH + bool(corpus.selves),
         by_id(corpus.names),
-        normalize=encoder.similarity == "cosine",
+        encoder.scoring,
     )
     return [
         corpus.without_self(name, row)
@@ -318,30 +318,29 @@ def search(
     store: Vectors,
     k: int,
     order: Int[np.ndarray, " n"],
-    *,
-    normalize: bool,
+    scoring: Scoring,
 ) -> Nearest:
     """The ``k`` best texts of each query, alike on every rank. Collective.
 
     Blocks of texts are dealt to the ranks in turn.
 
     Args:
-        queries: vectors; those of the texts are cut to the same number of dimensions.
+        queries: their rows; those of the texts are cut to the same number of columns.
         texts: all of them are in the store.
-        store: their vectors.
+        store: their rows.
         k: how many.
         order: for each text its place among equal scores.
-        normalize: cosine, and not the plain product.
+        scoring: the way in which rows are compared.
     """
     dim = queries.shape[1]
-    best = TopK(unit_rows(queries) if normalize else queries, k, order)
+    best = scoring.best(scoring.rows(queries), k, order)
     with synchronize_errors(patient=True):
         first = 0
         while hashes := [text_hash(text) for text in islice(texts, BLOCK)]:
             # Blocks in turn, by number: which rank scores a block does not change a score.
             if first // BLOCK % world_size() == rank():
                 rows = store.vectors(hashes)[:, :dim]
-                best.update(first, unit_rows(rows) if normalize else np.ascontiguousarray(rows))
+                best.update(first, scoring.rows(rows))
             first += len(hashes)
     return best.result()
 

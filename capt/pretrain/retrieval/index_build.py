@@ -116,6 +116,7 @@ def build_index(
     _require_index(out)
     files = find_sources([str(each) for each in documents], out.resolve())
     encoder = load_text_encoder(model, options.encoder)
+    encoder.require_vectors("the index keeps vectors")
     cutter = PassageCutter(encoder, options.overlap)
     out.mkdir(parents=True, exist_ok=True)
     with file_lock(out / LOCK, refusal=f"{out}: another capt search build is at work there; wait for its end"):

@@ -27,7 +27,7 @@ from capt.pretrain.retrieval.encode import EncodeOptions, embed, rows_of
 from capt.pretrain.retrieval.encoders import TextEncoder, load_text_encoder
 from capt.pretrain.retrieval.evaluate import search
 from capt.pretrain.retrieval.options import EncoderOptions, Rules
-from capt.pretrain.retrieval.search import by_id, pair_scores, unit_rows
+from capt.pretrain.retrieval.search import by_id
 from capt.pretrain.retrieval.sentence_models import cross_scores, load_cross_encoder
 from capt.pretrain.retrieval.store import text_hash
 
@@ -191,8 +191,7 @@ def _search(
         progress,
         total=len(documents),
     )
-    cosine = encoder.similarity == "cosine"
-    vectors = rows_of(of_queries, queries)
+    vectors, scoring = rows_of(of_queries, queries), encoder.scoring
     names = [same_text(text) for text in documents]
     alone = [titled.get(name, name) for name in names]
     # How far a ranking is read: up to ``last`` documents are left after the query itself and every copy of a positive.
@@ -204,18 +203,15 @@ def _search(
         of_documents,
         min(len(documents), rules.last + excluded),
         by_id(documents),
-        normalize=cosine,
+        scoring,
     )
-    left = unit_rows(vectors) if cosine else vectors
+    left = scoring.rows(vectors)
     found = {}
     for number, query in enumerate(queries):
         its_own = positives[same_text(query)]
         own = rows_of(of_documents, its_own.values())
-        scores = pair_scores(
-            left[number : number + 1],
-            unit_rows(own) if cosine else own,
-            np.zeros(len(own), dtype=np.int64),
-            np.arange(len(own)),
+        scores = scoring.pairs(
+            left[number : number + 1], scoring.rows(own), np.zeros(len(own), dtype=np.int64), np.arange(len(own))
         )
         ranked = [i for i in nearest.numbers[number].tolist() if i >= 0 and names[i] != same_text(query)]
         # The positives and the query itself leave the ranking; what is nearer than the best positive is ahead of it.

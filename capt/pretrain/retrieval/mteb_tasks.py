@@ -83,6 +83,7 @@ def evaluate_mteb(
 
     chosen = [_task(each) if isinstance(each, str) else each for each in tasks]
     encoder = load_text_encoder(model, encoder_options)
+    encoder.require_vectors("mteb compares vectors")
     sections = []
     for task in chosen:
         name = task.metadata.name

@@ -20,7 +20,7 @@ from capt.pretrain.retrieval.encode import EncodeOptions, embed, encode_in_batch
 from capt.pretrain.retrieval.encoders import TextEncoder, load_text_encoder
 from capt.pretrain.retrieval.evaluate import search
 from capt.pretrain.retrieval.options import EncoderOptions
-from capt.pretrain.retrieval.search import BLOCK, Nearest, TopK, unit_rows
+from capt.pretrain.retrieval.search import BLOCK, Nearest, Scoring
 from capt.pretrain.retrieval.store import default_store
 
 logger = logging.getLogger(__name__)
@@ -109,7 +109,8 @@ def neighbors(
     rows = rows_of(embed(encoder, queries, "query", options), queries)
     documents = embed(encoder, texts, "document", options)
     # Equal scores keep the order of the lines.
-    found = search(rows, iter(texts), documents, min(top, len(texts)), np.arange(len(texts)), normalize=True)
+    scoring = Scoring(similarity=encoder.compare)  # by cosine, also where a model was made for products
+    found = search(rows, iter(texts), documents, min(top, len(texts)), np.arange(len(texts)), scoring)
     return _named(found, texts)
 
 
@@ -124,9 +125,9 @@ def nearest_texts(
         return [[] for _ in queries]
     rows = encode_in_batches(encoder, queries, "query")
     others = encode_in_batches(encoder, documents, "document")
-    if encoder.similarity == "cosine":
-        rows, others = unit_rows(rows), unit_rows(others)
-    best = TopK(rows, min(top, len(documents)), np.arange(len(documents)))
+    scoring = encoder.scoring
+    rows, others = scoring.rows(rows), scoring.rows(others)
+    best = scoring.best(rows, min(top, len(documents)), np.arange(len(documents)))
     for start in range(0, len(documents), BLOCK):
         best.update(start, others[start : start + BLOCK])
     return _named(best.result(), documents)

@@ -1,5 +1,8 @@
 """Exact search for the nearest documents, in blocks, over any number of ranks, with the same result on each of them.
 
+Stored rows are vectors, compared by product or cosine, or those of a representation with a similarity of its own:
+`Scoring` knows, and searches ask it.
+
 Blocks of documents are scored in fp32. Every document that could belong to the best, given the error bound of such a
 product, is scored again in float64 and rounded to fp32. So the result depends neither on the shape of a block, nor on
 the number of ranks, nor on the device; equal documents have equal scores, and their ids decide.
@@ -18,6 +21,7 @@ from jaxtyping import Float, Int
 
 from capt.pretrain.base.distributed import all_gather, device
 from capt.pretrain.contrast.kernels import FP32
+from capt.pretrain.contrast.similarity import Similarity, blockwise, paired
 
 BLOCK = 8192
 """Documents in one product."""
@@ -183,6 +187,56 @@ class TopK:
         numbers = np.full(keys.shape, -1, dtype=np.int64)
         numbers[found] = self._at_place[keys[found] & _PLACE]
         return Nearest(numbers, _scores(keys))
+
+
+class SimilarityTopK(TopK):
+    """The best documents by a similarity of rows, which is computed in float64 and rounded to fp32."""
+
+    def __init__(
+        self, queries: Float[np.ndarray, "q d"], k: int, order: Int[np.ndarray, " n"], similarity: Similarity
+    ) -> None:
+        super().__init__(queries, k, order)
+        self._similarity = blockwise(similarity)
+
+    def update(self, first: int, vectors: Float[np.ndarray, "b d"]) -> None:
+        """Compare the documents ``first``, ``first + 1``, ... with all queries."""
+        documents = torch.from_numpy(np.ascontiguousarray(vectors)).to(device()).double()
+        places = self._order[first : first + len(vectors)]
+        for start in range(0, len(self._queries) if len(vectors) else 0, _QUERIES):
+            part = slice(start, start + _QUERIES)
+            scores = self._similarity(self._on_device[part].double(), documents).float().cpu().numpy()
+            keys = np.concatenate([self._best[part], _keys(scores, np.broadcast_to(places, scores.shape))], axis=1)
+            self._best[part] = np.sort(keys, axis=1)[:, : self._k]
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """The way in which stored rows are compared: by ``similarity``, or as vectors by cosine, or by plain product."""
+
+    normalize: bool = True
+    similarity: Similarity | None = None
+
+    def rows(self, stored: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
+        """Stored rows as they are compared, which the other methods take."""
+        return unit_rows(stored) if self.normalize and self.similarity is None else np.ascontiguousarray(stored)
+
+    def best(self, queries: Float[np.ndarray, "q d"], k: int, order: Int[np.ndarray, " n"]) -> TopK:
+        """A ranking of ``k`` documents for each query, still empty."""
+        similarity = self.similarity
+        return TopK(queries, k, order) if similarity is None else SimilarityTopK(queries, k, order, similarity)
+
+    def pairs(
+        self,
+        left: Float[np.ndarray, "m d"],
+        right: Float[np.ndarray, "n d"],
+        rows: Int[np.ndarray, " p"],
+        columns: Int[np.ndarray, " p"],
+    ) -> Float[np.ndarray, " p"]:
+        """The score of query ``left[rows[i]]`` and document ``right[columns[i]]`` for each i, as `pair_scores`."""
+        if self.similarity is None:
+            return pair_scores(left, right, rows, columns)
+        first, second = (torch.from_numpy(each).double() for each in (left[rows], right[columns]))
+        return paired(self.similarity, first, second).float().numpy()
 
 
 def _beside(

@@ -24,7 +24,7 @@ from capt.pretrain.retrieval.data import Collection, Document, read_collections
 from capt.pretrain.retrieval.encode import TOKENS, batches
 from capt.pretrain.retrieval.evaluate import SearchCorpus
 from capt.pretrain.retrieval.metrics import DEPTH, mean_metrics, query_metrics
-from capt.pretrain.retrieval.search import BLOCK, TopK, by_id, unit_rows
+from capt.pretrain.retrieval.search import BLOCK, Scoring, by_id
 
 logger = logging.getLogger(__name__)
 
@@ -76,14 +76,15 @@ class _Set:
         sides = [self.documents.own(each) for each in range(world_size())]
         # Documents are numbered rank by rank, as their vectors lie; ties are still broken by id.
         order = [i for side in sides for i in side]
-        best = TopK(
-            unit_rows(all_reduce_sum(queries).cpu().numpy()),
+        scoring = Scoring(similarity=task.similarity)
+        best = scoring.best(
+            scoring.rows(all_reduce_sum(queries).cpu().numpy()),
             DEPTH + bool(self.corpus.selves),
             by_id(self.corpus.names)[order],
         )
         # The vectors stay on their rank: only the best of each query travel.
         first = sum(map(len, sides[: rank()]))
-        rows: Float[np.ndarray, "n d"] = unit_rows(self.documents.vectors(task, engines).cpu().numpy())
+        rows: Float[np.ndarray, "n d"] = scoring.rows(self.documents.vectors(task, engines).cpu().numpy())
         for start in range(0, len(rows), BLOCK):
             best.update(first + start, rows[start : start + BLOCK])
         numbers: Int[np.ndarray, "q k"] = best.result().numbers

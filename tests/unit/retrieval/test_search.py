@@ -111,7 +111,7 @@ def _of_rank(folder: str) -> list[list[int]]:
     store = embed(encoder, texts, "document", EncodeOptions(Path(folder), tokens=64))
     queries = rows_of(store, texts[:12])
     names = [str(i) for i in range(300)]
-    found = room.search(queries, iter(texts), store, 40, by_id(names), normalize=True)
+    found = room.search(queries, iter(texts), store, 40, by_id(names), room.Scoring())
     return [found.numbers.tolist(), found.scores.tolist(), len(encoder.encoded)]  # type: ignore[list-item]
 
 

@@ -225,7 +225,7 @@ def test_memory_does_not_grow_with_the_vectors(tmp_path: Path, monkeypatch: pyte
         try:
             store = embed(encoder, names, "document", EncodeOptions(tmp_path / str(count)))
             queries = rows_of(store, names[:3])
-            evaluate.search(queries, iter(names), store, 10, order, normalize=True)
+            evaluate.search(queries, iter(names), store, 10, order, evaluate.Scoring())
             peaks.append(tracemalloc.get_traced_memory()[1])
         finally:
             tracemalloc.stop()
