@@ -21,7 +21,7 @@ from capt.pretrain.plan.simulated import Sent, Wire
 from capt.pretrain.registry import task_class
 
 RANKS = {
-    "adapt": 1, "tiny": 2, "small": 8, "continue": 8, "base": 64, "large": 128,
+    "adapt": 1, "tiny": 2, "text": 2, "small": 8, "continue": 8, "base": 64, "large": 128,
     "17m": 16, "32m": 16, "68m": 16, "150m": 72, "400m": 144,
 }  # fmt: skip
 """GPUs at which each size is looked at: these decide the accumulation."""

@@ -142,9 +142,10 @@ def shrink(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older export in OUT.")] = False,
     json: o.Json = False,
 ) -> None:
-    """Make a smaller encoder: a part of the layers, the pieces of your texts. It is compared with the whole one.
+    """Make an encoder of fewer layers and pieces.
 
-    Special tokens, bytes and letters stay. What is printed says which texts are read as before.
+    Kept are the layers that you name and the pieces of your texts; special tokens, bytes and letters stay. It is
+    compared with the whole one: what is printed says which texts are read as before.
     """
     o.quiet(context)
     try:

@@ -62,7 +62,7 @@ def register(app: typer.Typer) -> None:
         ranks: RankOptions,
         json: o.Json = False,
     ) -> None:
-        """Predict labels, scores or answers for new rows, in their order.
+        """Predict labels, scores or answers for new rows.
 
         After an interruption give the same command again.
         """

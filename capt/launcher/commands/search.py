@@ -34,7 +34,7 @@ class SearchGroup(typer.core.TyperGroup):
 app = typer.Typer(
     cls=SearchGroup,
     no_args_is_help=False,
-    help="Search your own documents: capt search build DOCUMENTS --model FOLDER --out INDEX, then "
+    help="Search your own documents.\n\nFirst capt search build DOCUMENTS --model FOLDER --out INDEX, then "
     'capt search INDEX "what is asked". capt search ask --help shows the options of a question.',
 )
 

@@ -25,6 +25,7 @@ from capt.pretrain.embeddings.corpus import VOCABULARY, EncodedCorpus, WordVocab
 from capt.pretrain.embeddings.initial import InitialVectors, build_tables, with_initial_width
 from capt.pretrain.embeddings.positives import SegmentReader, Segments
 from capt.pretrain.embeddings.skipgram import SkipGram, UpdateRule
+from capt.pretrain.embeddings.tables import EmbeddingTables
 from capt.pretrain.engine.engines.base import Engine
 from capt.pretrain.engine.judgement import NEAREST
 from capt.pretrain.engine.optim.settings import ModuleOptimizer
@@ -129,8 +130,10 @@ class EmbeddingTask:
         There is no held-out loss: word vectors are measured by `capt evaluate`.
         """
         count = min(_COMPARED, len(self.vocabulary))
+        tables = engines["discriminator"].module
+        assert isinstance(tables, EmbeddingTables)
         with torch.no_grad():
-            rows = engines["discriminator"].module.rows("input", torch.arange(count, device=distributed.device()))
+            rows = tables.rows("input", torch.arange(count, device=distributed.device()))
         unit = normalize(rows.double(), dim=1)
         cosines = (unit @ unit.T).fill_diagonal_(-1.0)
         return {NEAREST: float(cosines.max(1).values.median())}

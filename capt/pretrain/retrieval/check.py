@@ -204,7 +204,8 @@ class _Checks(_OfVectors):
 
         def share_unknown(text: str) -> float:
             """Unknown pieces a word, of which a word in letters has one."""
-            return backend.encode(text, add_special_tokens=False).tokens.count(unknown) / len(text.split())
+            pieces: list[str] = backend.encode(text, add_special_tokens=False).tokens
+            return pieces.count(unknown) / len(text.split())
 
         english = " ".join(text for text in (*TEXTS, *SPREAD) if text.isascii())
         cased, lower = share_unknown(english), share_unknown(english.lower())
@@ -356,7 +357,7 @@ class _Transformers:
 def _pooled(states: list[Tensor], pooling: str) -> Rows:
     """A vector of the states of each text."""
     of = {"mean": lambda each: each.mean(0), "cls": lambda each: each[0], "last": lambda each: each[-1]}[pooling]
-    return torch.stack([of(each) for each in states]).float().numpy()  # type: ignore[no-any-return]
+    return torch.stack([of(each) for each in states]).float().numpy()
 
 
 def _graph(path: Path, folder: Path, limit: int = 0) -> Callable[[list[str]], Rows]:
@@ -411,5 +412,5 @@ def _unreachable(backend: Any) -> float:
     pieces = [piece for piece in backend.get_vocab() if piece not in special]
     words = [piece.removeprefix("##").replace("▁", "") for piece in pieces]
     words = [word for word in words if word.isalpha()]
-    lost = sum(backend.normalizer.normalize_str(word).replace("▁", "").strip() != word for word in words)
+    lost: int = sum(backend.normalizer.normalize_str(word).replace("▁", "").strip() != word for word in words)
     return lost / max(1, len(words))

@@ -68,7 +68,8 @@ def _foreign(start: Callable[[Launch, Plan], object]) -> Callable[[tuple[str, ..
 
 def _ray(argv: tuple[str, ...], folder: Path) -> None:
     rank = ray.Rank()
-    rank.start(argv, OURS, folder, None)
+    # Ray sets the number of threads itself, so the launcher says that of the user, as it does here.
+    rank.start(argv, {**OURS, "OMP_NUM_THREADS": KEPT["OMP_NUM_THREADS"]}, folder, None)
     assert rank._process is not None
     rank._process.wait()
 

@@ -18,7 +18,7 @@ from capt.pretrain.engine.checkpoint import find_checkpoint, read_weights
 from capt.pretrain.engine.engines.build import build_engines
 from capt.pretrain.engine.run import run_job
 from capt.pretrain.engine.task import Progress, to_float
-from tests.runs import rows_of
+from tests.runs import training_rows
 from tests.support import run_ranks
 
 PRESETS = Path(__file__).parents[4] / "configs" / "pretrain" / "ace"
@@ -66,7 +66,7 @@ def _assert_same(one: Path, other: Path, tolerance: float, steps: int = 8) -> No
         "loss": 0.0, "generator_loss": np.log(96), "generator_reward": 1.0, "penalty": 1.0, "generator_entropy": 0.0,
         "distinct_rate": 0.0,
     }  # fmt: skip
-    rows, others = rows_of(one), rows_of(other)
+    rows, others = training_rows(one), training_rows(other)
     assert len(rows) == len(others) == steps
     for name, scale in scales.items():
         figures = ([row[name] for row in part] for part in (rows, others))
@@ -90,7 +90,7 @@ def test_two_and_four_ranks_learn_what_one_learns(tmp_path: Path) -> None:
         assert run_ranks(_runs, world, tmp_path, runs, timeout=240) == [[0] * len(runs)] * world
     for name, world in ranks.items():
         _assert_same(tmp_path / f"{name}1", tmp_path / f"{name}{world}", 1e-6)
-        first, last = rows_of(tmp_path / f"{name}1")[0], rows_of(tmp_path / f"{name}1")[-1]
+        first, last = training_rows(tmp_path / f"{name}1")[0], training_rows(tmp_path / f"{name}1")[-1]
         assert last["loss"] < first["loss"], "there was something to learn"
 
 

@@ -16,7 +16,7 @@ from capt.pretrain.embeddings.tables import EmbeddingTables, RowExchange
 from capt.pretrain.engine.checkpoint import find_checkpoint, read_weights
 from capt.pretrain.engine.run import run_job
 from tests.embeddings import small_job, write_text
-from tests.runs import rows_of
+from tests.runs import training_rows
 from tests.support import run_ranks
 
 
@@ -31,7 +31,7 @@ def _runs(folder: Path, runs: list[tuple[str, bool, tuple[str, ...]]]) -> list[i
 
 
 def _losses(run: Path) -> list[float]:
-    return [row["loss"] for row in rows_of(run)]
+    return [row["loss"] for row in training_rows(run)]
 
 
 def _tables(run: Path) -> dict[str, np.ndarray]:
@@ -72,7 +72,7 @@ def test_a_chunk_of_updates_is_the_same_as_one_by_one(tmp_path: Path) -> None:
 
 def test_metrics_carry_words_a_second_and_epochs_end_with_the_text(tmp_path: Path) -> None:
     run_ranks(_runs, 1, tmp_path, [("run", False, ("schedule.epochs=2", "schedule.max_steps=1000000"))])
-    rows = rows_of(tmp_path / "run")
+    rows = training_rows(tmp_path / "run")
     (record,) = (tmp_path / "cache" / "embeddings").glob("*/corpus.json")
     words = json.loads(record.read_text())["words"]
     assert rows[-1]["tokens"] == 2 * words

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from tests.embeddings import write_text
-from tests.runs import rows_of
+from tests.runs import training_rows
 from tests.support import run_capt
 
 
@@ -22,7 +22,7 @@ def test_a_run_that_is_done_goes_on_with_more_epochs(tmp_path: Path) -> None:
         return done.stdout + done.stderr
 
     def steps() -> list[int]:
-        return [row["step"] for row in rows_of(tmp_path / "run")]
+        return [row["step"] for row in training_rows(tmp_path / "run")]
 
     capt("pretrain", "ace/skipgram", *settings, "schedule.epochs=1")
     assert steps() == [1, 2, 3]
