@@ -65,7 +65,7 @@ def _ids(tokenizer: TextTokenizer, texts: list[str]) -> Iterator[int]:
 
 
 def shrink_tokenizer(
-    tokenizer: TextTokenizer, counts: Mapping[int, int], number: int | None = None, first: int = 0
+    tokenizer: TextTokenizer, counts: Mapping[int, int], number: int | None = None, always: Iterable[int] = ()
 ) -> ShrunkTokenizer:
     """Return the tokenizer with the pieces that ``counts`` has, those that they need, special tokens, and bytes.
 
@@ -76,7 +76,7 @@ def shrink_tokenizer(
         tokenizer: the tokenizer.
         counts: how often each id occurs in texts.
         number: keep this number of ids at most for their counts, the most frequent ones; None = all.
-        first: ids below this stay, whatever they are.
+        always: ids that stay, whatever they are and however often they occur.
 
     Raises:
         DataError: it is of another kind, or names a piece that it does not have.
@@ -90,7 +90,7 @@ def shrink_tokenizer(
     name_of = {i: name for name, i in pieces.items()}
     chosen = {i for i, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:number]}
     letters = {letter for i in counts for letter in name_of.get(i, "")}
-    kept = chosen | {i for name, i in pieces.items() if _always(name, letters, model)} | set(range(first))
+    kept = chosen | {i for name, i in pieces.items() if _always(name, letters, model)} | {*always}
     kept |= {token["id"] for token in spec["added_tokens"]} | set(asdict(tokenizer.special).values())
     if (unknown := model.get("unk_token")) in pieces:
         kept.add(pieces[unknown])

@@ -28,7 +28,7 @@ from capt.pretrain.models.encoder import Encoder
 from capt.pretrain.models.foreign.encoder import PretrainedEncoder, load_encoder, read_encoder
 from capt.pretrain.models.hf_config import SENTENCE_FILES, TOKENIZER_FILES, local_folder
 from capt.pretrain.models.hf_folder import BUFFER, is_hf, read_json, read_tensors
-from capt.pretrain.models.sentence_folder import encoder_folder
+from capt.pretrain.models.sentence_folder import SETTINGS, encoder_folder
 from capt.tokenizer.encode import TextTokenizer, load_tokenizer
 from capt.tokenizer.shrink import ShrunkTokenizer, count_pieces, shrink_tokenizer
 
@@ -119,6 +119,8 @@ def shrink_model(
         raise ConfigError("nothing is left out: give --layers, --vocabulary-of, or both")
     refuse_existing(out, overwrite=overwrite)
     folder = local_folder(source, SENTENCE_FILES)
+    if folder.resolve().is_relative_to(out.resolve()):
+        raise ConfigError(f"{out}: the model {source} is in it; give another folder")
     if not is_hf(folder):
         raise ConfigError(
             f"{source}: no Hugging Face folder; make one of a run first: capt convert {quoted(source)} OUT --to hf"
@@ -126,7 +128,7 @@ def shrink_model(
     encoder = encoder_folder(folder)
     config, whole = read_json(encoder / "config.json"), read_encoder(folder)
     kept = _require_layers(config, layers)
-    shrunk = _shrunk(config, whole.tokenizer, texts, number)
+    shrunk = _shrunk(config, whole.tokenizer, texts, number, _prompts(folder))
     tensors = {name: x for name, x in read_tensors(encoder).items() if not BUFFER.fullmatch(name)}
     before = sum(x.numel() for x in tensors.values()), sum(x.numel() * x.element_size() for x in tensors.values())
     written = _with_layers(tensors, kept) if layers is not None else tensors
@@ -238,7 +240,7 @@ def _described(config: Mapping[str, Any], kept: Sequence[int] | None) -> dict[st
 
 
 def _shrunk(
-    config: Mapping[str, Any], tokenizer: TextTokenizer, texts: _Texts | None, number: int | None
+    config: Mapping[str, Any], tokenizer: TextTokenizer, texts: _Texts | None, number: int | None, prompts: list[str]
 ) -> ShrunkTokenizer | None:
     if texts is None:
         return None
@@ -246,7 +248,15 @@ def _shrunk(
     if not counts:
         raise DataError("--vocabulary-of: there is no text whose pieces could be counted")
     first = tokenizer.special.pad + 1 if config["model_type"] in _FROM_PADDING else 0
-    return shrink_tokenizer(tokenizer, counts, number, first)
+    # A prompt comes before every text, and is none of the texts.
+    return shrink_tokenizer(tokenizer, counts, number, {*range(first), *count_pieces(tokenizer, prompts)})
+
+
+def _prompts(folder: Path) -> list[str]:
+    """The prompts of a sentence-transformers folder; none of another one."""
+    path = folder / SETTINGS
+    prompts = read_json(path).get("prompts") if path.is_file() else None
+    return [text for text in prompts.values() if isinstance(text, str)] if isinstance(prompts, dict) else []
 
 
 def _with_rows(tensors: Mapping[str, Tensor], config: Mapping[str, Any], shrunk: ShrunkTokenizer) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
@@ -180,7 +181,8 @@ class RowFilter:
 
 _KINDS = {bool: "true or false", int: "a number", float: "a number", str: "a text"}
 _EMPTY = object()
-"""An empty cell of a file without types, beside a literal that is no text."""
+"""An empty cell of a file without types, or NaN, beside a literal that is no text."""
+_WHOLE = re.compile(r"[+-]?[0-9]{1,40}")
 
 
 def _is_column(node: ast.expr) -> bool:
@@ -200,12 +202,22 @@ def _like(cell: Any, literal: Any, *, typed: bool) -> Any:
             return _EMPTY
         if isinstance(literal, bool):
             return {"true": True, "false": False}.get(cell.strip().lower())
-        return cell if isinstance(literal, str) else number_in(cell)
+        return cell if isinstance(literal, str) else _number(cell)
     if isinstance(cell, bool) or isinstance(literal, bool):
         return cell if isinstance(cell, bool) and isinstance(literal, bool) else None
     if isinstance(cell, str) or isinstance(literal, str):
         return cell if isinstance(cell, str) and isinstance(literal, str) else None
     return cell if isinstance(cell, int | float | Decimal) else None
+
+
+def _number(cell: str) -> Any:
+    """Return the number in a cell: a whole one to its last digit, as files with types have it, and NaN as empty."""
+    number = number_in(cell)
+    if number is None:
+        return None
+    if number != number:
+        return _EMPTY
+    return int(cell) if _WHOLE.fullmatch(cell.strip()) else number
 
 
 def _joined(tests: Sequence[Test], *, all_of: bool) -> Test:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -243,7 +244,7 @@ def _scored(row: TableRow, selection: Selection, *, typed: bool) -> _Scored:
             "document has one, the first of them is the positive"
         )
     # Floats are checked in one go: a row may have thousands.
-    if not (all(type(score) is float for score in scores) and math.isfinite(math.fsum(map(abs, scores)))):
+    if not (all(type(score) is float for score in scores) and math.isfinite(sum(map(abs, scores)))):
         scores = [number_of(place, score, _SCORES) for score in scores]
     query = id_of(place, column, cells[column])
     chosen = selection.negatives(scores[:1], scores[1:])
@@ -257,12 +258,20 @@ def _listed(place: str, column: str, value: Any, *, typed: bool) -> list[Any]:
     """Return the list in a cell; of a file without types the one that its text is."""
     if isinstance(value, str) and not typed:
         try:
-            value = ast.literal_eval(value.strip())
+            value = _list_in(value.strip())
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             raise DataError(f"{place}: {column!r} is no list: {shown(value, 40)}; write it as JSON") from None
     if not isinstance(value, list | tuple):
         raise DataError(f"{place}: {column!r} must be a list, it holds {shown(value, 40)} ({type(value).__name__})")
     return list(value)
+
+
+def _list_in(text: str) -> Any:
+    """Return the list that a text is: as JSON has it, with null and NaN, else as Python writes it."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return ast.literal_eval(text)
 
 
 CANDIDATES = FolderForm(

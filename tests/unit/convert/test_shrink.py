@@ -181,12 +181,21 @@ def test_a_folder_of_sentence_transformers_keeps_its_modules(tmp_path: Path) -> 
     pooling = {"word_embedding_dimension": 32, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
     for name, content in (("modules.json", modules), ("1_Pooling/config.json", pooling)):
         (tmp_path / "whole" / name).write_text(json.dumps(content))
-    mine = _texts(1, 20)
+    mine, others = _texts(1, 20), _texts(2, 20)
+    # Words of a prompt that no text has.
+    prompt = " ".join(others[:3]) + ": "
+    settings = {"prompts": {"query": prompt, "document": ""}, "default_prompt_name": None}
+    (tmp_path / "whole" / "config_sentence_transformers.json").write_text(json.dumps(settings))
     shrink_model(tmp_path / "whole", tmp_path / "small", texts=lambda: mine)
     whole, small = (
         sentence_transformers.SentenceTransformer(str(tmp_path / name), device="cpu") for name in ("whole", "small")
     )
     assert abs(small.encode(mine) - whole.encode(mine)).max() < 1e-6
+    asked = [model.encode(mine, prompt_name="query") for model in (whole, small)]
+    assert abs(asked[0] - asked[1]).max() < 1e-6
+    shrink_model(tmp_path / "whole", tmp_path / "few", texts=lambda: mine, number=1)
+    few = transformers.AutoTokenizer.from_pretrained(tmp_path / "few" / "0_Transformer")
+    assert few.tokenize(prompt) == small.tokenizer.tokenize(prompt)
 
 
 def test_what_cannot_be_left_out_is_refused(tmp_path: Path) -> None:
@@ -207,6 +216,9 @@ def test_what_cannot_be_left_out_is_refused(tmp_path: Path) -> None:
     for source, options, message in refused:
         with pytest.raises(ConfigError, match=message):
             shrink_model(source, tmp_path / "out", **options)
+    shrink_model(folder, tmp_path / "export", layers=[0, 1])
+    with pytest.raises(ConfigError, match="is in it; give another folder"):
+        shrink_model(tmp_path / "export", tmp_path / "export", layers=[0], overwrite=True)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("x")
     with pytest.raises(CheckpointError, match="not empty"):

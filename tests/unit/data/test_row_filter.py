@@ -97,6 +97,19 @@ def test_every_kind_of_file_and_pyarrow_select_the_same_rows(tmp_path: Path) -> 
     assert unknown > 100
 
 
+def test_long_numbers_and_nan_mean_the_same_in_every_kind_of_file(tmp_path: Path) -> None:
+    # Beyond 2^53 a float is no longer every whole number.
+    rows = [{"query": f"q{i}", "positive": f"p{i}", "key": 2**53 + i, "grade": s}
+            for i, s in enumerate((1.5, float("nan"), 3.0))]  # fmt: skip
+    files = [write(tmp_path / f"a{suffix}", rows) for suffix, write in
+             ((".jsonl", write_json), (".csv", write_table), (".parquet", write_parquet))]  # fmt: skip
+    for path in files:
+        for condition, kept in ((f"key == {2**53 + 1}", [1]), (f"key in [{2**53}]", [0]), ("grade != 3", [0]),
+                                ("not (grade > 2)", [0])):  # fmt: skip
+            found = read(path, selection=Selection(where=condition))
+            assert [pair.query for pair in found] == [f"q{i}" for i in kept], (path, condition)
+
+
 def test_pairs_are_read_without_the_columns_of_the_condition(tmp_path: Path) -> None:
     """Also where a column of the condition has a name that pairs know, and beside documents that are ids."""
     rows = [{"query": f"q{i}", "document": f"d{i}", "score": i, "label": i % 2 == 0} for i in range(6)]

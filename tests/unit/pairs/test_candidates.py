@@ -125,6 +125,23 @@ def test_tables_that_do_not_fit_are_refused_with_their_place(tmp_path: Path, fau
     assert str(caught.value).startswith(f"{path}, line {len(lines)}")
 
 
+def test_large_scores_are_read_and_lists_of_json_are_named_by_what_is_wrong_in_them(tmp_path: Path) -> None:
+    write_candidates(tmp_path, ".csv", queries=2)
+    path = tmp_path / "scores.csv"
+    ids = [f"d{i}" for i in range(10)]
+    for scores, message in (
+        ([1e308] * 10, None), ([0.5, None, *[0.1] * 8], "'scores' must be a number, it holds None"),
+        ([0.5, float("nan"), *[0.1] * 8], "'scores' is nan, and not a finite number"),
+    ):  # fmt: skip
+        write_table(path, [{"query_id": i, "document_ids": json.dumps(ids[i:] + ids[:i]), "scores": json.dumps(scores)}
+                           for i in range(2)])  # fmt: skip
+        if message is None:
+            assert [pair.positive_scores for pair in read(tmp_path)] == [(1e308,)] * 2
+            continue
+        with pytest.raises(DataError, match=message):
+            read(tmp_path)
+
+
 def test_folders_and_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     write_candidates(tmp_path, split="fiqa")
     with pytest.raises(DataError, match=r"no table of split=train; there are fiqa: choose another by data\.split"):
