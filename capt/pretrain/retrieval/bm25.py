@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.files import read_json, write_json
 
 _WORDS = {"stopwords": None, "show_progress": False}
@@ -53,9 +54,13 @@ class Bm25Index:
 
     @classmethod
     def load(cls, folder: Path) -> Bm25Index:
-        """Map what `save` has written."""
+        """Map what `save` has written. Raises ``DataError``: files are damaged."""
         about = read_json(folder / _COUNT)
-        return cls(_library().BM25.load(folder, mmap=True) if about["words"] else None, about["count"])
+        library = _library()
+        try:
+            return cls(library.BM25.load(folder, mmap=True) if about["words"] else None, about["count"])
+        except (ValueError, EOFError):
+            raise DataError(f"{folder}: damaged words of an index; build the index again in a new folder") from None
 
 
 def _library() -> Any:

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, did_you_mean, shown
+from capt.pretrain.base.files import is_utf8
 from capt.pretrain.retrieval.bm25 import Bm25Index
 from capt.pretrain.retrieval.encoders import TextEncoder, load_text_encoder
 from capt.pretrain.retrieval.fusion import reciprocal_ranks
@@ -152,12 +153,15 @@ class SearchIndex:
 
         Raises:
             ConfigError: no such mode or field.
+            DataError: a question is not text, such as bytes of another encoding than UTF-8.
             CheckpointError: see `encoder`.
         """
         if mode not in MODES:
             raise ConfigError(f"--mode {mode}: choose from {', '.join(MODES)}")
         if top < 1:
             raise ConfigError(f"--top {top}: 1 or more")
+        if wrong := [query for query in queries if not is_utf8(query)]:
+            raise DataError(f"the question {shown(wrong[0])} is not UTF-8 text; write it in UTF-8")
         asked = max(top, _RERANKED) if reranker is not None else top
         depth, chosen = max(DEPTH, asked), self._where(where or {})
         rankings: list[list[Ranked]] = [[] for _ in queries]

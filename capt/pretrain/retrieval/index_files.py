@@ -94,7 +94,7 @@ class PassageWriter:
         rows, starts = [], []
         for number, (begin, end) in enumerate(passages, start=1):
             starts.append(self._at)
-            line = document.line + text.count("\n", 0, begin)
+            line = document.line + (0 if document.is_row else text.count("\n", 0, begin))
             row = {**place, "line": line, "passage": number, "text": text[begin:end], "fields": document.fields}
             rows.append(_line(row))
             self._at += len(rows[-1])
@@ -142,18 +142,20 @@ class Generation:
         }
         # Mapped as long as the object lives: a later generation may take its place meanwhile.
         passages, rows = (map_whole(folder / name, np.uint8) for name in (PASSAGES, DOCUMENTS))
+        for name, lines in ((PASSAGES, passages), (DOCUMENTS, rows)):
+            if lines[-1:].tobytes() != b"\n":
+                raise DataError(f"{folder / name} is damaged: its last line has no end{_REMEDY}")
         return cls(folder, record, **arrays, passages=passages, rows=rows)
 
     def passage(self, number: int) -> dict[str, Any]:
         """The row of a passage."""
         end = int(self.offset[number + 1]) if number + 1 < len(self.offset) else len(self.passages)
-        row: dict[str, Any] = json.loads(self.passages[int(self.offset[number]) : end].tobytes())
-        return row
+        return _row(self.folder / PASSAGES, self.passages[int(self.offset[number]) : end].tobytes())
 
     def documents(self) -> Iterator[dict[str, Any]]:
         """Yield the row of each document."""
         for line in self.rows.tobytes().splitlines():
-            yield json.loads(line)
+            yield _row(self.folder / DOCUMENTS, line)
 
     @property
     def has_graph(self) -> bool:
@@ -163,6 +165,14 @@ class Generation:
     def map_vectors(self) -> np.ndarray:
         """The vectors of the passages. Raises ``DataError``."""
         return map_array(self.folder / VECTORS, self.record.vectors, _REMEDY)
+
+
+def _row(path: Path, line: bytes) -> dict[str, Any]:
+    try:
+        row: dict[str, Any] = json.loads(line)
+    except ValueError:
+        raise DataError(f"{path} is damaged: a line is not JSON{_REMEDY}") from None
+    return row
 
 
 def rows_of_file(path: Path) -> Iterator[dict[str, Any]]:

@@ -48,6 +48,8 @@ def measure_index(index: SearchIndex, questions: Path, reranker: Any = None) -> 
     Raises ``DataError``: a document is not in the index.
     """
     judged = read_judged(questions)
+    if not judged:
+        raise DataError(f"{questions}: no question in it")
     known = {row["id"] for row in index.documents()}
     if missing := [name for names in judged.values() for name in names if name not in known]:
         raise DataError(

@@ -41,6 +41,7 @@ class SourceDocument:
         line: its first line there, or its row; from 1.
         text: the whole text, of a row with its title.
         fields: the other cells of a row.
+        is_row: whether it is a row of a table, whose passages all have its line.
     """
 
     name: str
@@ -48,6 +49,7 @@ class SourceDocument:
     line: int
     text: str
     fields: dict[str, str] = field(default_factory=dict)
+    is_row: bool = False
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,7 @@ def _documents_of(path: TextFile, raw: BufferedReader, options: SourceOptions) -
             for key, value in cells.items()
             if isinstance(value, str | int | float) and key not in (options.column, *DOCUMENT_IDS)
         }
-        yield SourceDocument(given or f"{name}:{number}", name, number, text, fields)
+        yield SourceDocument(given or f"{name}:{number}", name, number, text, fields, is_row=True)
 
 
 def _require_text(name: str, line: int, text: str) -> None:

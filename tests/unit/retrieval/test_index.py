@@ -400,3 +400,32 @@ def test_from_a_folder_of_text_to_a_search(
     assert [row["id"] for row in rows] == [row["id"] for row in table] == ["docs/a.txt", "docs/b.txt", "docs/c.txt"]
     assert np.array_equal(np.load(tmp_path / "npy" / "vectors.npy"), found.vectors)
     assert np.array_equal(np.array([row["vector"] for row in table], dtype=np.float32), found.vectors)
+
+
+def test_passages_of_a_row_have_its_line(toy: Reader, tmp_path: Path) -> None:
+    """Line ends in a cell of jsonl are no lines of the file."""
+    rows = [{"text": "\n".join(WORDS)}, {"text": "w1"}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    build_index([tmp_path / "a.jsonl"], "toy", tmp_path / "index")
+    lines = [row["line"] for row in SearchIndex.open(tmp_path / "index").passages()]
+    assert lines == [1] * (len(lines) - 1) + [2]
+    assert len(lines) > 3
+
+
+@pytest.mark.parametrize("name", ["passages.jsonl", "documents.jsonl", "words/vocab.index.json"])
+def test_a_file_that_was_cut_is_named(toy: Reader, tmp_path: Path, name: str) -> None:
+    build_index([write_texts(tmp_path / "texts", 5)], "toy", tmp_path / "index")
+    path = tmp_path / "index" / "generation-000001" / name
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(DataError, match=r"damaged.*build the index again"):
+        SearchIndex.open(tmp_path / "index")
+
+
+def test_questions_that_are_none(toy: Reader, tmp_path: Path) -> None:
+    build_index([write_texts(tmp_path / "texts", 5)], "toy", tmp_path / "index")
+    found = SearchIndex.open(tmp_path / "index")
+    with pytest.raises(DataError, match="is not UTF-8 text"):
+        found.search(["caf\udce9"])
+    (tmp_path / "q.csv").write_text("query,document\n")
+    with pytest.raises(DataError, match="no question in it"):
+        measure_index(found, tmp_path / "q.csv")
