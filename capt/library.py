@@ -13,7 +13,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_type_hints, overload
 
-from capt.pretrain.base.errors import ConfigError, RunFailedError, did_you_mean
+from capt.pretrain.base.errors import ConfigError, DataError, RunFailedError, did_you_mean
 
 if TYPE_CHECKING:
     import numpy as np
@@ -148,15 +148,17 @@ class Model:
 
         Raises:
             ConfigError: the model is no classifier.
-            DataError: single texts for a model of pairs, or the other way round.
+            DataError: single texts for a model of pairs, or the other way round; one text outside a list, or a mixture.
         """
         if self._classifier is None:
             raise ConfigError(f"{self.source}: an encoder, which predicts nothing; name a run of capt finetune")
-        rows = list(texts)
-        if all(isinstance(row, str) for row in rows):
+        rows = [] if isinstance(texts, str) else list(texts)
+        if all(isinstance(row, str) for row in rows) and not isinstance(texts, str):
             return self._classifier.predict(cast("list[str]", rows), batch=batch)
-        first, second = ([row[i] for row in rows] for i in (0, 1))
-        return self._classifier.predict(first, second, batch=batch)
+        pairs = [row for row in rows if not isinstance(row, str) and [type(text) for text in row] == [str, str]]
+        if not pairs or len(pairs) < len(rows):
+            raise DataError("predict takes a list of texts, or a list of pairs of texts")
+        return self._classifier.predict([one for one, _ in pairs], [two for _, two in pairs], batch=batch)
 
     def _require_encoder(self, what: str) -> TextEncoder:
         if self._encoder is None:

@@ -12,7 +12,7 @@ import pytest
 
 import capt
 from capt.library import _as_overrides
-from capt.pretrain.base.errors import CheckpointError, ConfigError, UserError
+from capt.pretrain.base.errors import CheckpointError, ConfigError, DataError, UserError
 from tests.finetune import write_encoder
 from tests.unit.retrieval.test_folders import TEXTS, write_folder
 
@@ -104,6 +104,9 @@ def test_what_a_model_has_not_is_said(folder: Path, tmp_path: Path) -> None:
         capt.load(folder).predict(["a"])
     classifier = capt.load(write_encoder(tmp_path / "classifier", "BertForSequenceClassification", num_labels=1))
     (score,) = classifier.predict([("a stone", "the river")])
+    for wrong in ("one text", ["one", ("a", "b")], [("a",)], [("a", "b", "c")], [("a", None)]):
+        with pytest.raises(DataError, match="a list of texts, or a list of pairs"):
+            classifier.predict(wrong)  # type: ignore[arg-type]
     assert score.score is not None
     assert score.label is None
     with pytest.raises(ConfigError, match="a classifier, which has no encode but predict"):
