@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, make_dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ import typer
 
 from capt.launcher.commands import options as o
 from capt.launcher.commands.retrieval import RankOptions, Store, VectorOptions, carry_out, shared_folder
-from capt.pretrain.base.errors import ConfigError, repeated
+from capt.pretrain.base.errors import ConfigError
 from capt.pretrain.base.files import require_writable
 from capt.pretrain.registry import FOREIGN_TASK, TASKS, task_module
 from capt.pretrain.retrieval.options import DocumentPrompt, EncoderOptions, QueryPrompt
@@ -156,10 +156,7 @@ def evaluate_options() -> tuple[Any, list[str]]:
     kinds = [TaskOptions, *(module.EvaluateOptions for module in modules if module is not None)]
     of_tasks = [each.name for kind in kinds for each in fields(kind)]
     kinds += [kind for each in EVALUATIONS for kind in each.options]
-    if twice := repeated(each.name for kind in dict.fromkeys(kinds) for each in fields(kind)):
-        raise ConfigError(f"capt evaluate: {twice} is an option of two evaluations; give one another name")
-    # The fields of a class come after those of the bases that follow it.
-    return make_dataclass("EvaluateOptions", [], bases=tuple(reversed(kinds)), frozen=True), of_tasks
+    return o.one_class("capt evaluate", kinds), of_tasks
 
 
 def measure_model(

@@ -8,9 +8,9 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, make_dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from capt.launcher.backends import LAUNCHERS
-from capt.pretrain.base.errors import ConfigError
+from capt.pretrain.base.errors import ConfigError, repeated
 from capt.pretrain.base.files import finite
 from capt.pretrain.base.parallel import ProgressCallback
 from capt.pretrain.base.stores import WRITABLE, check_url, is_url, without_secrets
@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 
 
 _T = TypeVar("_T")
+
+
+def one_class(command: str, kinds: Sequence[Any]) -> Any:
+    """Return a class with the options of all ``kinds``. Raises ``ConfigError`` where two have one of the same name."""
+    if twice := repeated(each.name for kind in dict.fromkeys(kinds) for each in fields(kind)):
+        raise ConfigError(f"{command}: {twice} is an option of two kinds; give one another name")
+    # The fields of a class come after those of the bases that follow it.
+    return make_dataclass("EveryOption", [], bases=tuple(reversed(kinds)), frozen=True)
 
 
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ tasks share (`SharedOptions`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, make_dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,8 +36,7 @@ def register(app: typer.Typer) -> None:
         SharedOptions,
         *(module.PredictOptions for module in modules if module and hasattr(module, "PredictOptions")),
     ]
-    # The fields of a class come after those of the bases that follow it.
-    every: Any = make_dataclass("EveryOption", [], bases=tuple(reversed(kinds)), frozen=True)
+    every: Any = o.one_class("capt predict", kinds)
 
     def predict(
         context: typer.Context,
