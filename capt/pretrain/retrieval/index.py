@@ -153,7 +153,7 @@ class SearchIndex:
 
         Raises:
             ConfigError: no such mode or field.
-            DataError: a question is not text, such as bytes of another encoding than UTF-8.
+            DataError: a question is empty, or not text, such as bytes of another encoding than UTF-8.
             CheckpointError: see `encoder`.
         """
         if mode not in MODES:
@@ -162,6 +162,8 @@ class SearchIndex:
             raise ConfigError(f"--top {top}: 1 or more")
         if wrong := [query for query in queries if not is_utf8(query)]:
             raise DataError(f"the question {shown(wrong[0])} is not UTF-8 text; write it in UTF-8")
+        if any(not query.strip() for query in queries):
+            raise DataError("a question is empty; write what is asked")
         asked = max(top, _RERANKED) if reranker is not None else top
         depth, chosen = max(DEPTH, asked), self._where(where or {})
         rankings: list[list[Ranked]] = [[] for _ in queries]

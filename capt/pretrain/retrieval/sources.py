@@ -164,11 +164,14 @@ def _documents_of(path: TextFile, raw: BufferedReader, options: SourceOptions) -
         yield SourceDocument(name, name, 1, html_text(text) if suffix in HTML else text)
         return
     for where, number, cells in format_of(path, (*TEXTS, *HTML)).rows(path, raw, ReadOptions(keys=(options.column,))):
+        if options.column not in cells:
+            has = ", ".join(shown(key, 40) for key in list(cells)[:10]) or "nothing"
+            raise DataError(f'{where}: no "{options.column}"; name the column with the text (--text-column) of {has}')
         # A cell of null has no text, as a blank one.
         row = {**cells, options.column: ""} if options.column in cells and not cells[options.column] else cells
         given, text = document_row(where, row, options.column)
         fields = {
-            key: str(value)
+            key: str(value).lower() if isinstance(value, bool) else str(value)  # as JSON has true and false
             for key, value in cells.items()
             if isinstance(value, str | int | float) and key not in (options.column, *DOCUMENT_IDS)
         }

@@ -244,7 +244,8 @@ def test_documents_of_every_form(tmp_path: Path) -> None:
     files = {
         "a.txt": "first\nsecond\n", "b.md": "# Head\n", ".git/c.txt": "hidden", "index/passages.jsonl": "{}",
         "d.html": "<html><head><style>p {}</style></head>\n<p>one <b>bo</b>ld\n<p>two &amp; three</p></html>",
-        "e.csv": 'id,text,year\nx,"of e",1990\ny,,1991\n', "f.jsonl": '{"title": "T", "text": "of f", "tags": ["a"]}\n',
+        "e.csv": 'id,text,year\nx,"of e",1990\ny,,1991\n',
+        "f.jsonl": '{"title": "T", "text": "of f", "tags": ["a"], "new": true}\n',
         "g.bin": "no document",
     }  # fmt: skip
     for name, text in files.items():
@@ -254,7 +255,7 @@ def test_documents_of_every_form(tmp_path: Path) -> None:
     assert names == {
         "a.txt": (1, ["first", "second"], {}), "b.md": (1, ["#", "Head"], {}),
         "d.html": (1, ["one", "bold", "two", "&", "three"], {}), "x": (2, ["of", "e"], {"year": "1990"}),
-        "f.jsonl:1": (1, ["T", "of", "f"], {"title": "T"}),
+        "f.jsonl:1": (1, ["T", "of", "f"], {"title": "T", "new": "true"}),
     }  # fmt: skip
     page = html_text(files["d.html"])
     assert [page.split("\n").index(line) for line in page.split("\n") if line.strip()] == [1, 2]
@@ -265,6 +266,8 @@ def test_documents_of_every_form(tmp_path: Path) -> None:
     (tmp_path / "in" / "h.jsonl").write_text('{"_id": "x", "text": "again"}\n')
     with pytest.raises(DataError, match=r"h\.jsonl, line 1: the id 'x' is that of .*e\.csv, line 2, too"):
         list(read_sources(find_sources([str(tmp_path / "in" / name) for name in ("*.csv", "h.*")]), SourceOptions()))
+    with pytest.raises(DataError, match=r"e\.csv, line 2: no \"body\"; .*\(--text-column\) of 'id', 'text', 'year'"):
+        list(read_sources([tmp_path / "in" / "e.csv"], SourceOptions("body")))
     with pytest.raises(DataError, match=r"no file of documents in it; known: \.txt, \.md"):
         find_sources([str(tmp_path / "in" / "none")])
     folder = write_beir(tmp_path / "beir")
@@ -426,6 +429,8 @@ def test_questions_that_are_none(toy: Reader, tmp_path: Path) -> None:
     found = SearchIndex.open(tmp_path / "index")
     with pytest.raises(DataError, match="is not UTF-8 text"):
         found.search(["caf\udce9"])
+    with pytest.raises(DataError, match="a question is empty"):
+        found.search(["w1", " "])
     (tmp_path / "q.csv").write_text("query,document\n")
     with pytest.raises(DataError, match="no question in it"):
         measure_index(found, tmp_path / "q.csv")
