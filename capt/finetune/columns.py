@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from capt.pretrain.base.errors import DataError, did_you_mean, shown
+from capt.pretrain.base.files import is_utf8
 from capt.pretrain.data.formats import ReadOptions
 from capt.pretrain.data.tables import FileTable, open_table
 
@@ -162,10 +163,8 @@ def text_in(cells: Mapping[str, Any], column: str, place: str) -> str:
         raise DataError(f"{place}: {column!r} is {shown(value)}; it must be text: correct or remove the row")
     if not value.strip():
         raise DataError(f"{place}: {column!r} is empty; every row needs its text: correct or remove the row")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(f"{place}: {column!r} is not text: a lone surrogate at character {error.start}") from None
+    if not is_utf8(value):
+        raise DataError(f"{place}: {column!r} is not text: it holds half a character (a lone surrogate)")
     return value
 
 

@@ -58,12 +58,7 @@ class FineTuningSchedule(ScheduleSection):
         if warmup > steps:
             given = f"{warmup}" if key == "warmup_steps" else f"{self.warmup_epochs:g} ({warmup} steps)"
             raise ConfigError(f"schedule.{key} {given} is longer than the {steps} steps of this job")
-        made = self.model_copy(update={"max_steps": steps, "warmup_steps": warmup})
-        try:
-            made.check_decay()
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
-        return made
+        return self.with_steps(steps, warmup)
 
 
 class FineTuningValidate(ValidateSection):

@@ -7,11 +7,11 @@ import math
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
 
-from capt.pretrain.base.errors import did_you_mean, shown
+from capt.pretrain.base.errors import ConfigError, did_you_mean, shown
 from capt.pretrain.base.stores import WRITABLE, is_url
 from capt.pretrain.config.base import NonNegativeInt, PathField, PositiveInt, Section, StoreText
 from capt.pretrain.config.ramp import BatchSizeSchedule
@@ -121,6 +121,9 @@ class BatchSection(Section):
         return self
 
 
+AnySchedule = TypeVar("AnySchedule", bound="ScheduleSection")
+
+
 class ScheduleSection(Section):
     """Learning-rate schedule: linear warmup from 0 over ``warmup_steps``, then ``type`` until ``max_steps``."""
 
@@ -148,6 +151,15 @@ class ScheduleSection(Section):
         if self.decay_steps and self.type != "wsd":
             raise ValueError(f"decay_steps {self.decay_steps} is a key of type wsd, not of {self.type}")
         return self
+
+    def with_steps(self: AnySchedule, max_steps: int, warmup_steps: int) -> AnySchedule:
+        """The same schedule with these steps. Raises ``ConfigError``: warmup and decay are longer than the whole."""
+        made = self.model_copy(update={"max_steps": max_steps, "warmup_steps": warmup_steps})
+        try:
+            made.check_decay()
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        return made
 
     def check_decay(self) -> None:
         """Raise ``ValueError`` where warmup and decay are longer together than the whole."""

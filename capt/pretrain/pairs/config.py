@@ -348,12 +348,7 @@ class PairSchedule(ScheduleSection):
                 f"schedule.warmup_steps {warmup} is longer than the {steps} steps of {epochs:g} epochs of {rows:,} "
                 "pairs; lower it, or set schedule.warmup_ratio"
             )
-        made = self.model_copy(update={"max_steps": steps, "warmup_steps": warmup})
-        try:
-            made.check_decay()
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
-        return made
+        return self.with_steps(steps, warmup)
 
 
 _PAIRS_ENOUGH, _MOST_EPOCHS = 256_000, 10.0
