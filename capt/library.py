@@ -334,7 +334,7 @@ def mine(
         model: the encoder that finds the negatives.
         out: a new folder for ``pairs.jsonl`` and the audit.
         corpus: what is searched; None = the positives of all pairs.
-        cross_encoder: the folder of a reranker whose scores the rules judge by.
+        cross_encoder: the run or the folder of a reranker whose scores the rules judge by.
         store: folder of the vectors; None = in this host's cache.
         options: further options of the command, with ``_`` for ``-``: ``number=5``, ``relative_margin=0.05``.
 

@@ -48,12 +48,14 @@ class TextPrediction(NamedTuple):
         labels: the labels that are more probable than not, where a text may have several.
         score: of a regression or a reranker.
         probabilities: of each class or label, in the order of the classes.
+        scores: of a regression with several outputs, in their order.
     """
 
     label: str | None = None
     labels: tuple[str, ...] = ()
     score: float | None = None
     probabilities: Mapping[str, float] = {}
+    scores: Mapping[str, float] = {}
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Outputs:
 
     Attributes:
         kind: a class, a score or several labels.
-        names: of the classes, class 0 first; none for a score.
+        names: of the classes, class 0 first, or of several scores; none for one score.
         scale: a score is ``scale * output + offset``.
         offset: the score of an output of 0.
         score_range: the lowest and the highest score, where there are any.
@@ -80,20 +82,22 @@ class Outputs:
     def columns(self) -> dict[str, type]:
         """The columns of a prediction in a table, the prediction itself first."""
         if self.kind == "regression":
-            return {"score": float}
+            return {f"score_{name}": float for name in self.names} or {"score": float}
         first: dict[str, type] = {"label": str} if self.kind == "classification" else {"labels": list}
         return first | {f"probability_{name}": float for name in self.names}
 
     def cells(self, prediction: TextPrediction) -> dict[str, Any]:
         """Return a prediction as a row has it."""
         if self.kind == "regression":
-            return {"score": prediction.score}
+            return dict(zip(self.columns, prediction.scores.values() or (prediction.score,), strict=True))
         first: Any = prediction.label if self.kind == "classification" else list(prediction.labels)
         return dict(zip(self.columns, (first, *prediction.probabilities.values()), strict=True))
 
     def predictions(self, logits: Float[np.ndarray, "n outputs"]) -> list[TextPrediction]:
         """Return the prediction of each row of outputs, computed in float64 and rounded to fp32."""
         x = logits.astype(np.float64)
+        if self.kind == "regression" and self.names:
+            return [TextPrediction(scores=self._named(row)) for row in x]
         if self.kind == "regression":
             lowest, highest = self.score_range or (-np.inf, np.inf)
             scores = np.clip(self.scale * x[:, 0] + self.offset, lowest, highest)
@@ -167,6 +171,11 @@ class TextClassifier:
             return {"logits": outputs}
 
         return results_of_rows(self.model.to(device()), rows, keep, batch, device())["logits"], encoded.cut
+
+    def pair_lengths(self, first: Sequence[str], second: Sequence[str]) -> list[int]:
+        """The number of tokens of each pair of texts, cut as `logits` cuts it."""
+        lengths: list[int] = encode_texts(first, second, self.tokenizer, self.length, source=None).lengths.tolist()
+        return lengths
 
     def predict(
         self, first: Sequence[str], second: Sequence[str] | None = None, *, batch: int = BATCH
@@ -255,11 +264,11 @@ def _outputs_of(config: Mapping[str, Any], count: int, where: str) -> Outputs:
     """The meaning of the outputs as transformers' pipeline and the library of rerankers take it."""
     problem = config.get("problem_type")
     if count == 1:
-        if problem == "regression":
-            return Outputs("regression", ())
         given = config.get("sentence_transformers")
         activation = given.get("activation_fn") if isinstance(given, dict) else None
-        activation = str(activation or config.get("sbert_ce_default_activation_function") or "Sigmoid")
+        activation = activation or config.get("sbert_ce_default_activation_function")
+        # A score that nothing is said of is a regression's, or goes through the sigmoid, the default of rerankers.
+        activation = str(activation or ("Identity" if problem == "regression" else "Sigmoid"))
         if activation.rpartition(".")[2] not in ("Sigmoid", "Identity"):
             raise CheckpointError(f"{where}: activation function {shown(activation)}; Sigmoid and Identity are known")
         return Outputs("regression", (), sigmoid=activation.endswith("Sigmoid"))
@@ -268,8 +277,9 @@ def _outputs_of(config: Mapping[str, Any], count: int, where: str) -> Outputs:
         str(named.get(str(i), f"LABEL_{i}")) if isinstance(named, dict) else f"LABEL_{i}" for i in range(count)
     )
     if len(set(names)) < count:
-        raise CheckpointError(f"{where}: two classes of id2label have one name; rename one of them")
-    return Outputs("multi_label" if problem == "multi_label_classification" else "classification", names)
+        raise CheckpointError(f"{where}: two outputs of id2label have one name; rename one of them")
+    kinds: dict[Any, Kind] = {"multi_label_classification": "multi_label", "regression": "regression"}
+    return Outputs(kinds.get(problem, "classification"), names)
 
 
 # The rows of a table.

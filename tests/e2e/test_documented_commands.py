@@ -75,6 +75,8 @@ NOT_RUN = {
     "capt evaluate exported-st --retrieval": "needs a BEIR folder; tests/unit/retrieval",
     "capt evaluate runs/first --retrieval": "needs a BEIR folder; tests/unit/retrieval",
     "capt evaluate runs/pairs --retrieval": "needs a BEIR folder; tests/unit/retrieval",
+    "capt evaluate RERANKER --rerank": "needs a BEIR folder and a reranker; tests/unit/retrieval/test_rerankers.py",
+    "capt neighbors exported-st what is asked": "needs a reranker; tests/unit/retrieval/test_rerankers.py",
     "capt evaluate other-model --retrieval": "needs another model; tests/unit/retrieval",
     "capt evaluate runs/small": "the same as of runs/first, which is run",
     "capt encode exported-st --text beir": "needs a BEIR folder; tests/unit/retrieval",

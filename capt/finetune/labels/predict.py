@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from capt.finetune.text_predictor import command
+from capt.finetune.text_predictor import command, load_text_classifier
 
-__all__ = ["command"]
+__all__ = ["command", "load_text_classifier"]

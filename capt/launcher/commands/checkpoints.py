@@ -184,6 +184,14 @@ def neighbors(
     ] = "text",
     top: Annotated[int, typer.Option(min=1, help="Neighbours of each query.")] = 3,
     lines: Annotated[int, typer.Option("--lines", "--limit", min=1, help="How many lines to search, at most.")] = 2000,
+    rerank: Annotated[
+        Path | None,
+        typer.Option(
+            parser=o.source_path,
+            metavar="MODEL",
+            help="A reranker, a run or a folder, that orders the 50 nearest lines anew.",
+        ),
+    ] = None,
     json: o.Json = False,
 ) -> None:
     """Show the lines of a text that are nearest to a query."""
@@ -191,7 +199,9 @@ def neighbors(
 
     from capt.pretrain.retrieval.neighbors import neighbors as find_neighbors
 
-    results = find_neighbors(model, queries, run=run, text=text or (), column=text_column, top=top, limit=lines)
+    results = find_neighbors(
+        model, queries, run=run, text=text or (), column=text_column, top=top, limit=lines, rerank=rerank
+    )
     if json:
         o.echo_json(
             [{"query": query, "found": [asdict(n) for n in near]} for query, near in zip(queries, results, strict=True)]

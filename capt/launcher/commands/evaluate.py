@@ -71,11 +71,37 @@ class RetrievalOptions:
         typer.Option("--fusion", help="BM25, and both fused by reciprocal ranks, with the difference. (--retrieval)"),
     ] = False
     per_query: Annotated[
-        Path | None, typer.Option(help="JSON lines with the figures of each query, for capt compare. (--retrieval)")
+        Path | None,
+        typer.Option(help="JSON lines with the figures of each query, for capt compare. (--retrieval, --rerank)"),
     ] = None
     query_prompt: QueryPrompt = None
     document_prompt: DocumentPrompt = None
     store: Store = None
+
+
+@dataclass(frozen=True)
+class RerankOptions:
+    """Options of ``--rerank``, beside those of vectors and ranks."""
+
+    rerank: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="SET",
+            help="The same data (may be repeated): measure a reranker, a run or a folder with one score for a pair of "
+            "texts, on the candidates of a first stage.",
+        ),
+    ] = None
+    candidates: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="The first stage: bm25 (default), a run file in TREC's form, or an encoder as for capt encode. "
+            "(--rerank)",
+        ),
+    ] = None
+    depth: Annotated[
+        int | None, typer.Option(min=1, help="Candidates of a query that are scored; default 100. (--rerank)")
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -111,8 +137,6 @@ class Evaluation:
 
 
 def _retrieval(model: Path, given: Mapping[str, Any]) -> Result:
-    from capt.pretrain.base.cache import default_cache
-
     per_query, out = given.get("per_query"), given.get("out")
     store = o.chosen(VectorOptions, given).stored(given.get("store"))
     work = {
@@ -125,15 +149,40 @@ def _retrieval(model: Path, given: Mapping[str, Any]) -> Result:
         },
         "encoder": asdict(_encoder(given, "--retrieval")), "store": store, "out": str(out.absolute()) if out else None,
     }  # fmt: skip
-    folder = shared_folder(store["store"] or str(default_cache() / "vectors"))
-    result = carry_out(work, folder, o.chosen(RankOptions, given))
+    return carry_out(work, _folder_of(store), o.chosen(RankOptions, given)), _as_text
 
-    def as_text(result: Any) -> str:
-        from capt.pretrain.retrieval.evaluate import as_text  # imports torch, which JSON does not need here
 
-        return as_text(result)
+def _rerank(model: Path, given: Mapping[str, Any]) -> Result:
+    per_query, out = given.get("per_query"), given.get("out")
+    store = o.chosen(VectorOptions, given).stored(given.get("store"))
+    candidates = given.get("candidates", "bm25")
+    work = {
+        "command": "rerank", "model": str(model), "sets": [str(path.absolute()) for path in given["rerank"]],
+        "settings": {
+            "candidates": candidates if candidates == "bm25" else _source(candidates),
+            "depth": given.get("depth", 100), "split": given.get("split"),
+            "per_query": str(per_query.absolute()) if per_query else None,
+        },
+        "store": store, "out": str(out.absolute()) if out else None,
+    }  # fmt: skip
+    return carry_out(work, _folder_of(store), o.chosen(RankOptions, given), what="scoring"), _as_text
 
-    return result, as_text
+
+def _source(given: str) -> str:
+    """A file as an absolute path, for ranks on other hosts, and what is no file as a model is named."""
+    return str(Path(given).absolute()) if Path(given).is_file() else str(o.source_path(given))
+
+
+def _folder_of(store: Mapping[str, Any]) -> Path:
+    from capt.pretrain.base.cache import default_cache
+
+    return shared_folder(store["store"] or str(default_cache() / "vectors"))
+
+
+def _as_text(result: Any) -> str:
+    from capt.pretrain.retrieval.evaluate import as_text  # imports torch, which JSON does not need here
+
+    return as_text(result)
 
 
 def _mteb(model: Path, given: Mapping[str, Any]) -> Result:
@@ -146,6 +195,7 @@ EVALUATIONS = (
     Evaluation(
         "retrieval", _retrieval, (RetrievalOptions, VectorOptions, RankOptions), ("out", "pooler", "length", "split")
     ),
+    Evaluation("rerank", _rerank, (RerankOptions, VectorOptions, RankOptions), ("out", "split", "per_query", "store")),
     Evaluation("mteb", _mteb, (MtebOptions,), ("out", "pooler", "length", "query_prompt", "document_prompt")),
 )
 
@@ -155,7 +205,7 @@ def evaluate_options() -> tuple[Any, list[str]]:
     modules = [task_module(task, "options") for task in TASKS]
     kinds = [TaskOptions, *(module.EvaluateOptions for module in modules if module is not None)]
     of_tasks = [each.name for kind in kinds for each in fields(kind)]
-    kinds += [kind for each in EVALUATIONS for kind in each.options]
+    kinds += dict.fromkeys(kind for each in EVALUATIONS for kind in each.options)
     return o.one_class("capt evaluate", kinds), of_tasks
 
 

@@ -150,7 +150,9 @@ def mine(
     cross_encoder: Annotated[
         Path | None,
         typer.Option(
-            parser=o.source_path, metavar="DIR", help="Scores by a cross-encoder, for the rules and as labels."
+            parser=o.source_path,
+            metavar="MODEL",
+            help="Scores by a reranker, a run or a folder, for the rules and as labels.",
         ),
     ] = None,
     encoder: EncoderOptions,

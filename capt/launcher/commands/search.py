@@ -16,6 +16,7 @@ from capt.pretrain.retrieval.options import EncoderOptions
 
 if TYPE_CHECKING:
     from capt.pretrain.retrieval.index import Hit
+    from capt.pretrain.retrieval.rerankers import PairScorer
 
 _ASK = "ask"
 
@@ -42,7 +43,11 @@ _Index = Annotated[Path, typer.Argument(metavar="INDEX", help="A folder that cap
 
 Rerank = Annotated[
     Path | None,
-    typer.Option(parser=o.source_path, metavar="MODEL", help="A cross-encoder that orders the first documents anew."),
+    typer.Option(
+        parser=o.source_path,
+        metavar="MODEL",
+        help="A reranker, a run or a folder, that orders the first documents anew.",
+    ),
 ]
 Model = Annotated[
     Path | None,
@@ -189,13 +194,12 @@ def export_search(
     o.say(f"{out}: {counted(found.record.passages, 'passage')}, {found.vectors.shape[1]} dimensions")
 
 
-def _reranker(model: Path | None) -> Any:
+def _reranker(model: Path | None) -> PairScorer | None:
     if model is None:
         return None
-    from capt.pretrain.base.distributed import device
-    from capt.pretrain.retrieval.sentence_models import load_cross_encoder
+    from capt.pretrain.retrieval.rerankers import load_reranker
 
-    return load_cross_encoder(model).to(device())
+    return load_reranker(model)
 
 
 def _field(given: str) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
@@ -20,7 +21,7 @@ from capt.pretrain.engine.task import Role
 from capt.pretrain.retrieval.bucket import BucketVectors
 from capt.pretrain.retrieval.encoders import TextEncoder
 from capt.pretrain.retrieval.search import unit_rows
-from capt.pretrain.retrieval.store import DType, VectorIdentity, Vectors, VectorStore, text_hash
+from capt.pretrain.retrieval.store import DType, Pair, VectorIdentity, Vectors, VectorStore, text_hash
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,25 @@ TOKENS = {"cpu": 2048, "cuda": 65_536}
 """Tokens of a batch at most, padding included, by kind of device."""
 _TELL = 10.0
 """Seconds between two lines of the log."""
+
+Item = TypeVar("Item", str, Pair)
+
+
+@runtime_checkable
+class RowEncoder(Protocol[Item]):
+    """A model that makes a row of numbers of a text (`TextEncoder`), or of a pair of texts (`PairScorer`)."""
+
+    def identity(self, role: Role, dtype: DType = "fp32") -> VectorIdentity:
+        """Everything beside the text that decides its row."""
+        ...
+
+    def lengths(self, texts: Sequence[Item], role: Role) -> list[int]:
+        """The number of tokens of each."""
+        ...
+
+    def encode(self, texts: Sequence[Item], role: Role) -> Float[np.ndarray, "n d"]:
+        """The row of each."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -56,8 +76,8 @@ class EncodeOptions:
 
 
 def embed(
-    encoder: TextEncoder,
-    texts: Iterable[str],
+    encoder: RowEncoder[Item],
+    texts: Iterable[Item],
     role: Role,
     options: EncodeOptions,
     progress: ProgressCallback | None = None,
@@ -71,7 +91,7 @@ def embed(
 
     Args:
         encoder: the model.
-        texts: in any order, any of them several times.
+        texts: texts or pairs, as the model takes them, in any order, any of them several times.
         role: decides the prompt.
         options: where and how.
         progress: called with texts done and ``total``.
@@ -119,13 +139,15 @@ def _repair(store: Vectors) -> None:
         store.reread()
 
 
-def _windows(texts: Iterable[str]) -> Iterator[Sequence[str]]:
+def _windows(texts: Iterable[Item]) -> Iterator[Sequence[Item]]:
     iterator = iter(texts)
     while window := list(islice(iterator, WINDOW)):
         yield window
 
 
-def _embed_window(encoder: TextEncoder, distinct: dict[bytes, str], role: Role, tokens: int, store: Vectors) -> None:
+def _embed_window(
+    encoder: RowEncoder[Item], distinct: dict[bytes, Item], role: Role, tokens: int, store: Vectors
+) -> None:
     names = list(distinct)
     if all(name in store for name in names):  # nothing to tokenize
         return
@@ -146,12 +168,20 @@ def encode_in_batches(encoder: TextEncoder, texts: Sequence[str], role: Role) ->
 
     They are as long as the export of the model has them.
     """
-    out = np.empty((len(texts), encoder.dimension), dtype=np.float32)
+    out = rows_in_batches(encoder, texts, role, encoder.dimension)
+    return unit_rows(out) if encoder.exports_unit_rows else out
+
+
+def rows_in_batches(
+    encoder: RowEncoder[Item], texts: Sequence[Item], role: Role, dimension: int
+) -> Float[np.ndarray, "n d"]:
+    """Return the row of each text or pair as `encode` gives it, computed by this rank alone and stored nowhere."""
+    out = np.empty((len(texts), dimension), dtype=np.float32)
     lengths = encoder.lengths(texts, role)
     order = sorted(range(len(texts)), key=lengths.__getitem__, reverse=True)
     for batch in batches(order, lengths, TOKENS[device().type]):
         out[batch] = encoder.encode([texts[i] for i in batch], role)
-    return unit_rows(out) if encoder.exports_unit_rows else out
+    return out
 
 
 def batches(order: Sequence[int], lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
@@ -167,8 +197,8 @@ def batches(order: Sequence[int], lengths: Sequence[int], tokens: int) -> Iterat
         yield batch
 
 
-def rows_of(store: Vectors, texts: Iterable[str]) -> Float[np.ndarray, "n d"]:
-    """The vectors of texts that are in the store."""
+def rows_of(store: Vectors, texts: Iterable[Item]) -> Float[np.ndarray, "n d"]:
+    """The vectors of texts, or the scores of pairs, that are in the store."""
     return store.vectors([text_hash(text) for text in texts])
 
 

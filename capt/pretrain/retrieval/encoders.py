@@ -317,14 +317,14 @@ def load_text_encoder(path: Path, options: EncoderOptions) -> TextEncoder:
             raise ConfigError(f"{path}: a sentence-transformers folder says itself how it pools; leave --pooler out")
         model = load_sentence_model(folder)
         pooled = " + ".join(type(module).__name__ for module in model.children())
-        return SentenceEncoder(str(path), model, _facts(_hashes(folder), pooled), options)
+        return SentenceEncoder(str(path), model, facts_of(hashes_of_folder(folder), pooled), options)
     if options.pooling is None:
         pooling_file(folder)  # refuses a folder that has lost its modules.json
     if is_hf(folder):
         pooling = options.pooling or trained_pooling(folder) or "mean"
         config = read_json(folder / "config.json")
         require_embedder(folder, config, read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {})
-        facts = _facts(_hashes(folder), pooling)
+        facts = facts_of(hashes_of_folder(folder), pooling)
         if encoder_of_type(config.get("model_type")) is None:
             return _of_foreign(path, folder, pooling, facts, options)
         trained = load_hf(folder)
@@ -340,7 +340,7 @@ def load_text_encoder(path: Path, options: EncoderOptions) -> TextEncoder:
             )
         trained = load_model(checkpoint)
         pooling = options.pooling or trained.job.trained_pooling or "mean"
-        facts = _facts(_hashes_of(checkpoint), pooling)
+        facts = facts_of(hashes_of_checkpoint(checkpoint), pooling)
     else:
         raise CheckpointError(f"{path}: no such folder")
     embed, is_run = _embed_of(trained.model, pooling, str(path)), not is_hf(folder)
@@ -372,7 +372,7 @@ def _of_pairs(path: Path, checkpoint: Path, options: EncoderOptions) -> TextEnco
     # The digest of files, and not the path: a copy of the model finds the same vectors.
     name, compare = trained.job.model.representation, similarity_of(trained.job)
     pooled = model.encoder.pooling if compare is None else f"{name} {trained.job.model.representation_options}"
-    facts = _facts(_hashes_of(checkpoint), f"{pooled}, projection {model.projection is not None}")
+    facts = facts_of(hashes_of_checkpoint(checkpoint), f"{pooled}, projection {model.projection is not None}")
 
     def embed(tokens: Int[Tensor, "n L"], padded: bool) -> Tensor:
         return model.embed(PaddedTexts(tokens, padded))
@@ -424,18 +424,18 @@ def _pooled(encoder: Encoder, tokens: Int[Tensor, "n L"], padded: bool, pooling:
     return mean_over_tokens(encoder(tokens, padded=padded).float(), tokens, encoder.pad_id)
 
 
-def _hashes_of(checkpoint: Path) -> dict[str, str]:
+def hashes_of_checkpoint(checkpoint: Path) -> dict[str, str]:
     """SHA-256 of every file of a checkpoint, as its manifest has them."""
     return {name: record.sha256 for name, record in read_manifest(checkpoint).files.items()}
 
 
-def _hashes(folder: Path) -> dict[str, str]:
+def hashes_of_folder(folder: Path) -> dict[str, str]:
     """SHA-256 of every file of a folder that can decide a vector."""
     files = [path for path in sorted(folder.rglob("*")) if path.suffix in (".json", ".safetensors", ".txt", ".model")]
     return {str(path.relative_to(folder)): sha256(path) for path in files}
 
 
-def _facts(hashes: Mapping[str, str], pooling: str) -> dict[str, Any]:
+def facts_of(hashes: Mapping[str, str], pooling: str) -> dict[str, Any]:
     """The parts of an `VectorIdentity` that files decide."""
     of_tokenizer = {
         name: value

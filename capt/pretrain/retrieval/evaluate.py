@@ -46,7 +46,7 @@ from capt.pretrain.retrieval.store import Vectors, text_hash
 
 logger = logging.getLogger(__name__)
 
-BM25, FUSION = "bm25", "fusion"
+BM25, FUSION, RERANKED = "bm25", "fusion", "reranked"
 FULL = "full"
 """The name of the system that reads whole vectors, beside the numbers of cut ones."""
 
@@ -117,6 +117,25 @@ def evaluate(
         section, figures = _evaluate_set(encoder, collection, options, settings, progress)
         sections.append(section)
         lines += figures
+    return finished(model, sections, lines, settings.per_query, out)
+
+
+def finished(
+    model: Path,
+    sections: Sequence[Section],
+    lines: Sequence[Mapping[str, Any]],
+    per_query: Path | None,
+    out: Path | None,
+) -> dict[str, Any]:
+    """Return the result of an evaluation, and write it where it is wanted, and into the run of ``model``. Collective.
+
+    Args:
+        model: what was measured.
+        sections: one for each data set.
+        lines: the figures of each query, for ``per_query``.
+        per_query: file of JSON lines to write.
+        out: JSON file to write the result to.
+    """
     result: dict[str, Any] = {
         "checkpoint": str(model),
         "versions": provenance(),
@@ -124,8 +143,8 @@ def evaluate(
     }
     with synchronize_errors():
         if rank() == 0:
-            if settings.per_query is not None:
-                write_text(settings.per_query, "".join(f"{json.dumps(line)}\n" for line in lines))
+            if per_query is not None:
+                write_text(per_query, "".join(f"{json.dumps(line)}\n" for line in lines))
             if out is not None:
                 write_result(out, result)
             # The run keeps the figures for reports and for the model card of an export.
@@ -153,7 +172,9 @@ def _evaluate_set(
     rows = rows_of(queries, (text for _, text in collection.queries))
     # One ranking for each system: the whole vectors, each cut dimension, and BM25.
     systems = {
-        FULL if dim == encoder.dimension else str(dim): _rank(encoder, collection, rows, documents, corpus, dim)
+        FULL if dim == encoder.dimension else str(dim): vector_rankings(
+            encoder, collection, rows, documents, corpus, dim
+        )
         for dim in (encoder.dimension, *settings.dims)
     }
     if settings.bm25 or settings.fusion:
@@ -161,26 +182,7 @@ def _evaluate_set(
             systems[BM25] = bm25_rankings(collection, corpus)
     if settings.fusion:
         systems[FUSION] = fused(systems[FULL], systems[BM25])
-    lines = []
-    poolers: dict[str, Figures] = {}
-    measured: dict[str, list[dict[str, float]]] = {}
-    for system, rankings in systems.items():
-        figures = [
-            query_metrics(ranking, collection.judged[name])
-            for (name, _), ranking in zip(collection.queries, rankings, strict=True)
-        ]
-        # The mean is over queries that have a relevant document, as in trec_eval.
-        answerable = [
-            each
-            for (name, _), each in zip(collection.queries, figures, strict=True)
-            if max(collection.judged[name].values()) > 0
-        ]
-        poolers[system], measured[system] = mean_metrics(answerable), answerable
-        lines += [
-            {"set": collection.name, "split": collection.split, "system": system, "query": name, **each}
-            for (name, _), each in zip(collection.queries, figures, strict=True)
-            if max(collection.judged[name].values()) > 0
-        ]
+    poolers, measured, lines = figures_of(collection, systems)
     with synchronize_errors(patient=True):
         scores = _score_histograms(encoder, collection, rows, documents, systems[FULL])
     section = Section(
@@ -189,6 +191,29 @@ def _evaluate_set(
         differences=figure_differences(measured, FUSION, (FULL, BM25) if settings.fusion else ()),
     )  # fmt: skip
     return section, lines
+
+
+def figures_of(
+    collection: Collection, systems: Mapping[str, Rankings]
+) -> tuple[dict[str, Figures], dict[str, list[dict[str, float]]], list[dict[str, Any]]]:
+    """Return the mean figures of each system, those of each query, and these as lines of a file.
+
+    A query without a relevant document has no part in any of them, as in trec_eval.
+    """
+    poolers: dict[str, Figures] = {}
+    measured: dict[str, list[dict[str, float]]] = {}
+    lines: list[dict[str, Any]] = []
+    answerable = [max(collection.judged[name].values()) > 0 for name, _ in collection.queries]
+    names = [name for (name, _), counts in zip(collection.queries, answerable, strict=True) if counts]
+    for system, rankings in systems.items():
+        chosen = [ranking for ranking, counts in zip(rankings, answerable, strict=True) if counts]
+        figures = [query_metrics(ranking, collection.judged[name]) for name, ranking in zip(names, chosen, strict=True)]
+        poolers[system], measured[system] = mean_metrics(figures), figures
+        lines += [
+            {"set": collection.name, "split": collection.split, "system": system, "query": name, **each}
+            for name, each in zip(names, figures, strict=True)
+        ]
+    return poolers, measured, lines
 
 
 def figure_differences(
@@ -282,19 +307,23 @@ class SearchCorpus:
             )
         return cls(names, frozenset(selves))
 
-    def without_self(self, query: str, numbers: Iterable[int]) -> list[str]:
+    def without_self(self, query: str, numbers: Iterable[int], depth: int = DEPTH) -> list[str]:
         """The ids of ``numbers`` (-1 is none), without the query's own where that is the query itself."""
-        found = (self.names[i] for i in numbers if i >= 0)
-        return [name for name in found if name != query or name not in self.selves][:DEPTH]
+        return self.others(query, (self.names[i] for i in numbers if i >= 0))[:depth]
+
+    def others(self, query: str, names: Iterable[str]) -> list[str]:
+        """The ``names`` of documents without the query's own where that is the query itself."""
+        return [name for name in names if name != query or name not in self.selves]
 
 
-def _rank(
+def vector_rankings(
     encoder: TextEncoder,
     collection: Collection,
     queries: Float[np.ndarray, "q d"],
     documents: Vectors,
     corpus: SearchCorpus,
     dim: int,
+    depth: int = DEPTH,
 ) -> Rankings:
     """The best documents of each query by the first ``dim`` numbers of the vectors; never the query itself."""
     nearest = search(
@@ -302,12 +331,12 @@ def _rank(
         (text for _, text in collection.documents()),
         documents,
         # One more where a query may find itself, which is then left out.
-        DEPTH + bool(corpus.selves),
+        depth + bool(corpus.selves),
         by_id(corpus.names),
         encoder.scoring,
     )
     return [
-        corpus.without_self(name, row)
+        corpus.without_self(name, row, depth)
         for (name, _), row in zip(collection.queries, nearest.numbers.tolist(), strict=True)
     ]
 
@@ -345,15 +374,15 @@ def search(
     return best.result()
 
 
-def bm25_rankings(collection: Collection, corpus: SearchCorpus) -> Rankings:
+def bm25_rankings(collection: Collection, corpus: SearchCorpus, depth: int = DEPTH) -> Rankings:
     """Rankings by BM25; see `Bm25Index`."""
     index = Bm25Index.of(text for _, text in collection.documents())
     order, rankings = by_id(corpus.names), []
     for name, query in collection.queries:
         scores = index.scores(query)
         # Equal scores are ordered by id, as in `TopK`.
-        best = np.lexsort((order, -scores))[: DEPTH + 1]
-        rankings.append(corpus.without_self(name, (i for i in best.tolist() if scores[i] > 0)))
+        best = np.lexsort((order, -scores))[: depth + 1]
+        rankings.append(corpus.without_self(name, (i for i in best.tolist() if scores[i] > 0), depth))
     return rankings
 
 
@@ -369,27 +398,36 @@ def fused(first: Rankings, second: Rankings) -> Rankings:
 def _protocol(
     encoder: TextEncoder, collection: Collection, corpus: SearchCorpus, systems: Mapping[str, Figures]
 ) -> str:
+    parts = [*about_set(collection, corpus), encoder.protocol()]
+    if BM25 in systems:
+        parts.append(about_bm25())
+    if FUSION in systems:
+        parts.append(f"fusion = reciprocal ranks of the first {DEPTH} of both, k {FUSION_K}")
+    parts.append(used_versions())
+    return "; ".join(parts)
+
+
+def about_set(collection: Collection, corpus: SearchCorpus) -> list[str]:
+    """The parts of a protocol that say what was asked of what, and which figures there are."""
     judged = [collection.judged[name] for name, _ in collection.queries]
     without = sum(max(each.values()) <= 0 for each in judged)
     found = set(corpus.names)
     missing = sum(document not in found for each in judged for document in each)
-    parts = [
+    return [
         f"{len(judged) - without} queries of {collection.split}, {len(corpus.names)} documents",
         *([f"{without} queries without a relevant document left out"] if without else []),
         *([f"{missing} judged documents are not in the corpus"] if missing else []),
         *collection.remarks,
         PROTOCOL,
         *([f"{len(corpus.selves)} queries are documents, each left out of its own ranking"] if corpus.selves else []),
-        encoder.protocol(),
     ]
-    if BM25 in systems:
-        from importlib.metadata import version
 
-        parts.append(f"bm25 = bm25s {version('bm25s')}, lucene, k1 1.5, b 0.75, no stop words, no stemming")
-    if FUSION in systems:
-        parts.append(f"fusion = reciprocal ranks of the first {DEPTH} of both, k {FUSION_K}")
-    parts.append(used_versions())
-    return "; ".join(parts)
+
+def about_bm25() -> str:
+    """The part of a protocol that says what BM25 is."""
+    from importlib.metadata import version
+
+    return f"bm25 = bm25s {version('bm25s')}, lucene, k1 1.5, b 0.75, no stop words, no stemming"
 
 
 def as_text(result: dict[str, Any]) -> str:
@@ -429,7 +467,7 @@ def compare(first: str, second: str, *, samples: int = 10_000, seed: int = 1) ->
 
 
 def _figures(given: str) -> dict[tuple[str, str], dict[str, float]]:
-    path, system = Path(given), FULL
+    path, system = Path(given), ""
     # FILE:SYSTEM, unless a file has that name.
     if not path.exists() and ":" in given:
         name, _, system = given.rpartition(":")
@@ -439,6 +477,8 @@ def _figures(given: str) -> dict[tuple[str, str], dict[str, float]]:
     for where, _, row in read_file(path, ReadOptions(keys=METRICS)):
         try:
             systems.add(str(row["system"]))
+            # The model comes first, and then what is beside it.
+            system = system or str(row["system"])
             if row["system"] == system:
                 key = f"{row['set']} {row['split']}", str(row["query"])
                 if key in found:

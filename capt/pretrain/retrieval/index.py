@@ -24,17 +24,14 @@ from capt.pretrain.retrieval.index_build import build_index as build_index
 from capt.pretrain.retrieval.index_files import GRAPH, PASSAGES, VECTORS, WORDS, Generation, read_search_record
 from capt.pretrain.retrieval.metrics import DEPTH
 from capt.pretrain.retrieval.options import EncoderOptions
+from capt.pretrain.retrieval.rerankers import RERANKED_HITS, PairScorer, scores_of
 from capt.pretrain.retrieval.search import BLOCK, TopK, pair_scores, unit_rows
-from capt.pretrain.retrieval.sentence_models import cross_scores
 
 logger = logging.getLogger(__name__)
 
 MODES = ("hybrid", "dense", "bm25")
 _AT_ONCE = 32
 """Queries that are encoded together."""
-_RERANKED = 50
-"""Documents of a query that a reranker reads, if no more are asked for."""
-
 _MOST_NEAR = 16
 """Passages that a graph is asked for, for each document that is wanted."""
 
@@ -139,7 +136,7 @@ class SearchIndex:
         mode: str = "hybrid",
         *,
         where: Mapping[str, str] | None = None,
-        reranker: Any = None,
+        reranker: PairScorer | None = None,
     ) -> list[list[Hit]]:
         """The best documents for each of ``queries``.
 
@@ -149,7 +146,7 @@ class SearchIndex:
             mode: ``dense`` (vectors), ``bm25`` (words), or ``hybrid``: the first 100 of both, fused by reciprocal
                 ranks. A document has the rank of its best passage.
             where: search only documents that have these values in these fields; ``file`` is one.
-            reranker: of `load_cross_encoder`: its scores order the first 50 documents, or ``top`` of them, anew.
+            reranker: its scores order the first 50 documents, or ``top`` of them, anew.
 
         Raises:
             ConfigError: no such mode or field.
@@ -164,7 +161,7 @@ class SearchIndex:
             raise DataError(f"the question {shown(wrong[0])} is not UTF-8 text; write it in UTF-8")
         if any(not query.strip() for query in queries):
             raise DataError("a question is empty; write what is asked")
-        asked = max(top, _RERANKED) if reranker is not None else top
+        asked = max(top, RERANKED_HITS) if reranker is not None else top
         depth, chosen = max(DEPTH, asked), self._where(where or {})
         rankings: list[list[Ranked]] = [[] for _ in queries]
         if mode != "bm25":
@@ -286,8 +283,8 @@ class SearchIndex:
         return [(passages[document][1], score) for document, score in reciprocal_ranks(documents, place.__getitem__)]
 
 
-def _reranked(reranker: Any, query: str, hits: Sequence[Hit]) -> list[Hit]:
-    """Order hits by the scores of a cross-encoder; equal ones stay as they are."""
-    scores = cross_scores(reranker, query, [hit.passage for hit in hits], f"the question {shown(query)}")
+def _reranked(reranker: PairScorer, query: str, hits: Sequence[Hit]) -> list[Hit]:
+    """Order hits by the scores of a reranker; equal ones stay as they are."""
+    scores = scores_of(reranker, query, [hit.passage for hit in hits])
     scored = [Hit(**{**vars(hit), "score": score}) for hit, score in zip(hits, scores, strict=True)]
     return sorted(scored, key=lambda hit: -hit.score)

@@ -15,12 +15,12 @@ from capt.pretrain.data.tables import read_table
 from capt.pretrain.engine.provenance import provenance, used_versions
 from capt.pretrain.engine.run_folder import Figures, Section
 from capt.pretrain.pairs.cells import DOCUMENT_IDS, values
-from capt.pretrain.retrieval.evaluate import figure_differences
+from capt.pretrain.retrieval.evaluate import RERANKED, figure_differences
 from capt.pretrain.retrieval.index import MODES, SearchIndex
 from capt.pretrain.retrieval.metrics import DEPTH, PROTOCOL, mean_metrics, query_metrics
+from capt.pretrain.retrieval.rerankers import PairScorer
 from capt.pretrain.retrieval.search import BLOCK
 
-RERANKED = "reranked"
 _QUESTIONS, _ANSWERS = ("query", "question"), ("document", *DOCUMENT_IDS)
 EXPORTS = ("npy", "parquet")
 
@@ -41,7 +41,7 @@ def read_judged(path: Path) -> dict[str, dict[str, int]]:
     return judged
 
 
-def measure_index(index: SearchIndex, questions: Path, reranker: Any = None) -> dict[str, Any]:
+def measure_index(index: SearchIndex, questions: Path, reranker: PairScorer | None = None) -> dict[str, Any]:
     """Measure every mode of ``index`` on ``questions`` (`read_judged`), and the reranked hybrid with a ``reranker``.
 
     Returns ``checkpoint``, ``versions`` and ``sections`` as `capt.pretrain.retrieval.evaluate.evaluate` has them.

@@ -44,7 +44,7 @@ def query_metrics(ranking: Sequence[str], judged: Mapping[str, int]) -> dict[str
 
 
 def _discounted(gains: Sequence[int]) -> float:
-    return sum(gain / math.log2(position + 1) for position, gain in enumerate(gains, start=1))
+    return sum((gain / math.log2(position + 1) for position, gain in enumerate(gains, start=1)), 0.0)
 
 
 def mean_metrics(figures: Sequence[Mapping[str, float]]) -> dict[str, float | None]:

@@ -7,13 +7,14 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from capt.pretrain.base.atomic import new_folder, require_new
-from capt.pretrain.base.distributed import device, gather_objects, rank, synchronize_errors, world_size
+from capt.pretrain.base.distributed import rank, synchronize_errors
 from capt.pretrain.base.errors import DataError
 from capt.pretrain.base.files import write_json, write_text
 from capt.pretrain.base.overlap import same_text
@@ -27,8 +28,8 @@ from capt.pretrain.retrieval.encode import EncodeOptions, embed, rows_of
 from capt.pretrain.retrieval.encoders import TextEncoder, load_text_encoder
 from capt.pretrain.retrieval.evaluate import search
 from capt.pretrain.retrieval.options import EncoderOptions, Rules
+from capt.pretrain.retrieval.rerankers import PairScorer, load_reranker, score_pairs
 from capt.pretrain.retrieval.search import by_id
-from capt.pretrain.retrieval.sentence_models import cross_scores, load_cross_encoder
 from capt.pretrain.retrieval.store import text_hash
 
 logger = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ def mine(
         options: how texts are encoded and kept.
         encoder_options: pooling, length and prompts, where they are not the model's own.
         rules: which documents become negatives.
-        cross_encoder: a folder or hub id for the CrossEncoder of sentence-transformers.
+        cross_encoder: see `load_reranker`.
         progress: called with documents encoded.
 
     Returns:
@@ -97,18 +98,15 @@ def mine(
         require_new(out)
         # Both models before any work: one that does not fit must not be found after hours of encoding.
         encoder = load_text_encoder(model, encoder_options)
-        teacher = load_cross_encoder(cross_encoder) if cross_encoder is not None else None
+        teacher = load_reranker(cross_encoder) if cross_encoder is not None else None
         rows = list(read_pair_rows(pairs))
         documents = _distinct(read_documents(corpus) if corpus else _positives_of(rows))
         titled = _titled(corpus) if corpus else {}
         _refuse_before_encoding(rows, documents, rules)
     found = _search(encoder, rows, documents, titled, options, rules, progress)
-    with synchronize_errors(patient=True):
-        scores = _cross_scores(teacher, rows, found) if teacher is not None else None
-    if scores is not None:  # a cross-encoder orders the candidates anew, and its scores are the teacher's labels
-        found, labels = _with_scores(rows, found, _shared(scores))
-    else:
-        labels = None
+    labels = None
+    if teacher is not None:  # a cross-encoder orders the candidates anew, and its scores are the teacher's labels
+        found, labels = _with_scores(rows, found, _cross_scores(teacher, rows, found, options, progress))
     with synchronize_errors():
         lines, audit = _choose(rows, found, labels, rules)
         audit = {
@@ -229,23 +227,22 @@ def _search(
     return [found[row.query] for row in rows]
 
 
-def _cross_scores(teacher: Any, rows: Sequence[PairRow], found: Sequence[_Found]) -> dict[str, list[float]]:
-    """The cross-encoder's scores of positives, documents and the row's negatives, for this rank's share of the rows."""
-    model = teacher.to(device())
-    scores = {}
-    # Rows in turn, as their documents differ in length.
-    for number in range(rank(), len(rows), world_size()):
-        texts = [*rows[number].positives, *found[number].texts, *rows[number].negatives]
-        scores[str(number)] = cross_scores(model, rows[number].query, texts, rows[number].where)
-    return scores
-
-
-def _shared(scores: dict[str, list[float]]) -> dict[int, list[float]]:
-    return {int(number): values for part in gather_objects(scores) for number, values in part.items()}
+def _cross_scores(
+    teacher: PairScorer,
+    rows: Sequence[PairRow],
+    found: Sequence[_Found],
+    options: EncodeOptions,
+    progress: ProgressCallback | None,
+) -> list[list[float]]:
+    """The cross-encoder's scores of each row's positives, of the documents that were found, and of its negatives."""
+    texts = [[*row.positives, *each.texts, *row.negatives] for row, each in zip(rows, found, strict=True)]
+    pairs = [(row.query, text) for row, its_own in zip(rows, texts, strict=True) for text in its_own]
+    scores = iter(score_pairs(teacher, pairs, options, progress))
+    return [list(islice(scores, len(its_own))) for its_own in texts]
 
 
 def _with_scores(
-    rows: Sequence[PairRow], found: Sequence[_Found], scores: dict[int, list[float]]
+    rows: Sequence[PairRow], found: Sequence[_Found], scores: Sequence[list[float]]
 ) -> tuple[list[_Found], list[_Labels]]:
     """Return what was found with the cross-encoder's scores for the encoder's, and the scores of what rows have."""
     changed, labels = [], []

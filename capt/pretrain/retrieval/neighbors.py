@@ -20,6 +20,7 @@ from capt.pretrain.retrieval.encode import EncodeOptions, embed, encode_in_batch
 from capt.pretrain.retrieval.encoders import TextEncoder, load_text_encoder
 from capt.pretrain.retrieval.evaluate import search
 from capt.pretrain.retrieval.options import EncoderOptions
+from capt.pretrain.retrieval.rerankers import RERANKED_HITS, PairScorer, load_reranker, scores_of
 from capt.pretrain.retrieval.search import BLOCK, Nearest, Scoring
 from capt.pretrain.retrieval.store import default_store
 
@@ -29,7 +30,7 @@ _MIN_CHARACTERS = 20
 
 @dataclass(frozen=True)
 class TextNeighbor:
-    """A text and its similarity to the query: their cosine, or what the encoder was made for."""
+    """A text and its similarity to the query: their cosine, what the encoder was made for, or a reranker's score."""
 
     text: str
     similarity: float
@@ -86,6 +87,7 @@ def neighbors(
     top: int = 3,
     limit: int = 2000,
     store: Path | None = None,
+    rerank: Path | None = None,
 ) -> list[list[TextNeighbor]]:
     """Answer ``queries`` from the first ``limit`` lines of text, by cosine.
 
@@ -98,6 +100,7 @@ def neighbors(
         top: lines for each query.
         limit: lines at most.
         store: where vectors are kept for the next call; without it the store of this host.
+        rerank: a reranker (`load_reranker`), whose scores order the 50 nearest lines anew, or ``top`` of them.
 
     Raises:
         CheckpointError: as `load_text_encoder`.
@@ -105,13 +108,24 @@ def neighbors(
     """
     texts = candidates(run, text, limit, column)
     encoder = load_text_encoder(model, EncoderOptions())
+    scorer = None if rerank is None else load_reranker(rerank)
     options = EncodeOptions(store or default_store())
     rows = rows_of(embed(encoder, queries, "query", options), queries)
     documents = embed(encoder, texts, "document", options)
     # Equal scores keep the order of the lines.
     scoring = Scoring(similarity=encoder.compare)  # by cosine, also where a model was made for products
-    found = search(rows, iter(texts), documents, min(top, len(texts)), np.arange(len(texts)), scoring)
-    return _named(found, texts)
+    wanted = min(top if scorer is None else max(top, RERANKED_HITS), len(texts))
+    found = _named(search(rows, iter(texts), documents, wanted, np.arange(len(texts)), scoring), texts)
+    if scorer is not None:
+        found = [_reranked(scorer, query, near) for query, near in zip(queries, found, strict=True)]
+    return [near[:top] for near in found]
+
+
+def _reranked(scorer: PairScorer, query: str, near: Sequence[TextNeighbor]) -> list[TextNeighbor]:
+    """Order lines by the scores of a reranker; equal ones stay as they are."""
+    scores = scores_of(scorer, query, [each.text for each in near])
+    scored = [TextNeighbor(each.text, score) for each, score in zip(near, scores, strict=True)]
+    return sorted(scored, key=lambda each: -each.similarity)
 
 
 def nearest_texts(

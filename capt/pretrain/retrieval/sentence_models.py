@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from capt.pretrain.base.errors import CheckpointError, DataError, UserError, shown
+from capt.pretrain.base.errors import CheckpointError, UserError, shown
 from capt.pretrain.base.quiet import quiet_transformers
 from capt.pretrain.engine.task import Role
 from capt.pretrain.models.architecture import encoder_class
@@ -120,20 +120,6 @@ def load_cross_encoder(path: Path) -> Any:
             raise CheckpointError(f"{path}: {np.size(scores)} scores for a pair of texts; {wanted}")
 
     return _loaded(path, folder, CrossEncoder, probe, ignored="-")
-
-
-def cross_scores(model: Any, query: str, texts: Sequence[str], where: str) -> list[float]:
-    """The scores of a cross-encoder for a query with each of ``texts``.
-
-    Raises ``DataError``, which says ``where``, for one that is not finite.
-    """
-    if not texts:
-        return []
-    given = model.predict([(query, text) for text in texts], show_progress_bar=False)
-    scores: list[float] = np.asarray(given, dtype=np.float64).reshape(len(texts)).tolist()
-    if not np.isfinite(scores).all():
-        raise DataError(f"the cross-encoder gives a score that is not finite for {where}")
-    return scores
 
 
 def _loaded(path: Path, folder: Path, kind: Any, probe: Callable[[Any, str], None], ignored: str) -> Any:

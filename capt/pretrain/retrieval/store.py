@@ -69,8 +69,14 @@ class VectorIdentity:
         return digest_of(asdict(self))
 
 
-def text_hash(text: str) -> bytes:
-    """The first 16 bytes of the SHA-256 of a text."""
+Pair = tuple[str, str]
+"""A query and a document."""
+
+
+def text_hash(text: str | Pair) -> bytes:
+    """The first 16 bytes of the SHA-256 of a text, or of a pair of texts."""
+    if isinstance(text, tuple):  # with a length, so that no two pairs have the same characters in a row
+        text = f"{len(text[0])}\n{''.join(text)}"
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:16]
 
 

@@ -22,6 +22,7 @@ from capt.pretrain.retrieval.evaluate import RetrievalSettings, evaluate
 from capt.pretrain.retrieval.mine import mine
 from capt.pretrain.retrieval.neighbors import training_text
 from capt.pretrain.retrieval.options import EncoderOptions, Rules
+from capt.pretrain.retrieval.rerank_evaluate import RerankSettings, evaluate_reranker
 from capt.pretrain.retrieval.sources import SourceOptions, find_sources, read_sources
 from capt.pretrain.retrieval.store import default_store, require_dtype
 
@@ -95,6 +96,18 @@ def _evaluate(
     )  # fmt: skip
 
 
+def _rerank(
+    model: str, sets: list[str], store: dict[str, Any], settings: dict[str, Any], out: str | None,
+    progress: ProgressCallback | None,
+) -> dict[str, Any]:  # fmt: skip
+    per_query = settings.pop("per_query")
+    chosen = RerankSettings(per_query=Path(per_query) if per_query else None, **settings)
+    return evaluate_reranker(
+        Path(model), [Path(each) for each in sets], _options(store), chosen, out=Path(out) if out else None,
+        progress=progress,
+    )  # fmt: skip
+
+
 def _mine(
     model: str, pairs: list[str], corpus: str | None, out: str, encoder: dict[str, Any], store: dict[str, Any],
     rules: dict[str, Any], cross_encoder: str | None, progress: ProgressCallback | None,
@@ -130,4 +143,5 @@ _COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
     "evaluate": _evaluate,
     "mine": _mine,
     "predict": _predict,
+    "rerank": _rerank,
 }

@@ -89,14 +89,33 @@ def test_the_score_of_a_reranker_is_that_of_its_own_library(tmp_path: Path) -> N
     sentence_transformers = pytest.importorskip("sentence_transformers", reason="needs the extra export")
     folder = write_encoder(tmp_path / "model", "BertForSequenceClassification", num_labels=1)
     pairs = list(zip(texts(7), texts(7, 1), strict=True))
-    for activation in ("Sigmoid", "Identity"):
+    paths = {"Identity": "torch.nn.modules.linear.Identity", "Sigmoid": "torch.nn.modules.activation.Sigmoid"}
+    cases = (("default", None), ("Identity", None), ("Sigmoid", "regression"), ("Identity", "regression"))
+    for activation, problem in cases:
         keys = json.loads((folder / "config.json").read_text())
-        path = {"Identity": "torch.nn.modules.linear.Identity", "Sigmoid": None}[activation]
-        keys["sentence_transformers"] = {"activation_fn": path} if path else {}
+        keys["sentence_transformers"] = {"activation_fn": paths[activation]} if activation in paths else {}
+        keys["problem_type"] = problem
         (folder / "config.json").write_text(json.dumps(keys))
         theirs = sentence_transformers.CrossEncoder(str(folder), device="cpu").predict(pairs)
         ours = [each.score for each in load_text_classifier(folder).predict(*map(list, zip(*pairs, strict=True)))]
-        assert ours == pytest.approx(theirs.tolist(), abs=1e-5), activation
+        assert ours == pytest.approx(theirs.tolist(), abs=1e-5), (activation, problem)
+
+
+def test_a_regression_with_several_outputs_is_that_of_the_pipeline(tmp_path: Path) -> None:
+    head = {"id2label": NAMES, "problem_type": "regression"}
+    folder = write_encoder(
+        tmp_path / "model", "DistilBertForSequenceClassification", dim=32, hidden_dim=48, n_heads=2, **head
+    )
+    load_tokenizer(folder).save(folder, model_max_length=64, types=False)
+    rows = write_rows(tmp_path / "new.csv", 5)
+    command(folder, tmp_path / "new.csv", tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open(newline="") as file:
+        written = list(csv.DictReader(file))
+    assert list(written[0]) == ["ID", "text", *(f"score_{name}" for name in NAMES.values())]
+    classify = pipeline("text-classification", model=str(folder), tokenizer=str(folder), top_k=None)
+    for row, text in zip(written, rows, strict=True):
+        expected = {f"score_{each['label']}": each["score"] for each in classify([text])[0]}
+        assert {name: float(row[name]) for name in expected} == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ import signal
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet
@@ -31,7 +30,7 @@ from capt.pretrain.retrieval.options import EncoderOptions
 from capt.pretrain.retrieval.passages import PassageCutter
 from capt.pretrain.retrieval.sources import SourceOptions, find_sources, html_text, read_sources
 from tests.support import Capt, start_forked
-from tests.unit.retrieval.toy import ToyEncoder, write_beir, write_sentence_folder
+from tests.unit.retrieval.toy import ToyEncoder, ToyScorer, write_beir, write_sentence_folder
 
 LENGTH = 20
 WORDS = [f"w{i}" for i in range(60)]
@@ -290,12 +289,12 @@ def test_filters_and_a_reranker(toy: Reader, tmp_path: Path) -> None:
     assert found.search(["w1"], where={"file": "elsewhere", "year": "1990"}) == [[]]
     with pytest.raises(ConfigError, match="--where yaer: the documents have no such field; did you mean 'year'"):
         found.search(["w1"], where={"yaer": "1990"})
-    by_year = SimpleNamespace(predict=lambda pairs, **_: [-float(text.split()[1][1:]) for _, text in pairs])
+    by_year = ToyScorer(lambda _, text: -float(text.split()[1][1:]))
     (hits,) = found.search(["w1 w7"], 3, reranker=by_year)
     assert [hit.document for hit in hits] == ["d0", "d1", "d2"]
     assert [hit.score for hit in hits] == [0, -1, -2]
-    with pytest.raises(DataError, match="a score that is not finite for the question 'w1'"):
-        found.search(["w1"], reranker=SimpleNamespace(predict=lambda pairs, **_: [np.nan] * len(pairs)))
+    with pytest.raises(DataError, match="a score that is not finite for the query 'w1' with 'w1 w"):
+        found.search(["w1"], reranker=ToyScorer(lambda *_: np.nan))
 
 
 @pytest.mark.skipif(not has_faiss(), reason="faiss is not installed: the extra ann")

@@ -19,7 +19,7 @@ from capt.pretrain.retrieval.mine import mine
 from capt.pretrain.retrieval.options import EncoderOptions, Rules
 from capt.pretrain.retrieval.search import unit_rows
 from tests.support import Capt, run_ranks
-from tests.unit.retrieval.toy import ToyEncoder, write_beir, write_sentence_folder
+from tests.unit.retrieval.toy import ToyEncoder, ToyScorer, write_beir, write_sentence_folder
 
 _WORDS = ["river", "stone", "house", "door", "bird", "tree", "road", "bread", "king", "queen", "water", "fire", "wind"]
 
@@ -302,14 +302,8 @@ def test_the_audit_finds_what_would_do_harm(negatives: list[str], says: str) -> 
 
 
 def test_a_cross_encoder_decides_and_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Cross:
-        def predict(self, pairs: list[tuple[str, str]], **_: Any) -> np.ndarray:
-            return np.array([len(text) / 100 for _, text in pairs])
-
-        def to(self, _: object) -> Cross:
-            return self
-
-    monkeypatch.setattr(room, "load_cross_encoder", lambda _: Cross())
+    cross = ToyScorer(lambda _, text: len(text) / 64)
+    monkeypatch.setattr(room, "load_reranker", lambda _: cross)
     pairs, corpus = write_pairs(tmp_path)
     old = {"query": "a river in a town", "pos": ["the river"], "neg": ["a longer text than all others", "b"],
            "pos_scores": [7], "negative_scores": [3, 2]}  # fmt: skip
@@ -321,12 +315,17 @@ def test_a_cross_encoder_decides_and_labels(tmp_path: Path, monkeypatch: pytest.
     assert sum(len(line["neg"]) for line in lines) > 10
     taught = lines.pop()
     assert taught["neg"][:2] == old["neg"]
-    assert taught["neg_scores"] == [len(text) / 100 for text in taught["neg"]], "its own negatives too"
+    assert taught["neg_scores"] == [len(text) / 64 for text in taught["neg"]], "its own negatives too"
     assert "negative_scores" not in taught
     for line in lines:
-        assert line["pos_scores"] == [len(text) / 100 for text in line["pos"]]
-        assert line["neg_scores"] == sorted((len(text) / 100 for text in line["neg"]), reverse=True)
+        assert line["pos_scores"] == [len(text) / 64 for text in line["pos"]]
+        assert line["neg_scores"] == sorted((len(text) / 64 for text in line["neg"]), reverse=True)
         assert all(score <= min(line["pos_scores"]) - 0.01 for score in line["neg_scores"])
+    before = cross.scored
+    mine([pairs], corpus, Path("toy"), tmp_path / "again", EncodeOptions(tmp_path / "store"), EncoderOptions(),
+         Rules(number=3, last=40, margin=0.01, short="keep"), cross_encoder=Path("cross"))  # fmt: skip
+    assert cross.scored == before, "scores are kept, as vectors are"
+    assert (tmp_path / "again" / "pairs.jsonl").read_bytes() == (tmp_path / "out" / "pairs.jsonl").read_bytes()
 
 
 def test_the_page_shows_texts_as_they_are(tmp_path: Path) -> None:

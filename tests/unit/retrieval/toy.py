@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,8 @@ import numpy as np
 from capt.pretrain.engine.task import Role
 from capt.pretrain.retrieval.encoders import TextEncoder
 from capt.pretrain.retrieval.options import EncoderOptions
+from capt.pretrain.retrieval.rerankers import PairScorer
+from capt.pretrain.retrieval.store import Pair
 from tests.finetune import sentence, write_encoder
 
 
@@ -38,6 +40,22 @@ class ToyEncoder(TextEncoder):
         words = [np.random.default_rng(zlib.crc32(word.encode())) for word in text.split()]
         rows = [word.standard_normal(self.dimension) for word in words] or [np.ones(self.dimension)]
         return np.sum(rows, axis=0).astype(np.float32)
+
+
+class ToyScorer(PairScorer):
+    """A reranker that is a function of a pair; what it has scored is counted."""
+
+    def __init__(self, score: Callable[[str, str], float]) -> None:
+        facts = {"model": "m", "tokenizer": "t", "pooling": "score", "length": 99, "precision": "fp32"}
+        super().__init__("toy", facts)
+        self._score, self.scored = score, 0
+
+    def lengths(self, pairs: Sequence[Pair], role: Role = "text") -> list[int]:
+        return [len(text.split()) + 1 for _, text in pairs]
+
+    def scores(self, pairs: Sequence[Pair]) -> np.ndarray:
+        self.scored += len(pairs)
+        return np.array([self._score(*pair) for pair in pairs], dtype=np.float32)
 
 
 def write_beir(folder: Path, documents: int = 60, queries: int = 9, seed: int = 0) -> Path:
