@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.realdata import real_data
-from tests.studies import architecture, pretexts_tables
+from tests.studies import architecture, pretexts_tables, rerankers
 from tests.studies.pairs_data import counting_words, without, words_of
 from tests.studies.queue_tables import Trial, write_tables
 from tests.studies.support import same_settings, steps_of_equal_compute
@@ -128,3 +128,14 @@ def test_an_arm_counts_by_two_sets_of_three_and_none_against(tmp_path: Path) -> 
     assert "| BM25 |  |  | 80.0 |  |  |" in text
     pretexts_tables.write_tables([each._replace(cranfield=60.0) for each in trials], {}, tmp_path / "tables.md")
     assert "0 of 2 | -9.0, 0 of 2 | for |" in (tmp_path / "tables.md").read_text()
+
+
+def test_rerankers_are_compared_by_seed_and_with_the_first_stage_of_their_questions() -> None:
+    trials = [rerankers.Trial("bm25 of small", 0, 30.0, 60.0), rerankers.Trial("bm25 of minilm", 0, 40.0, 70.0)]
+    for seed, gain in ((1, 1.0), (2, 2.0), (3, -1.5)):
+        trials.append(rerankers.Trial("small infonce", seed, 30 + gain, 61.0))
+        trials.append(rerankers.Trial("small bce", seed, 29 + gain, 61.0 - gain))
+    found = rerankers.tables(trials)
+    assert "| small infonce - bm25 | +0.5 [-4.0, +5.0], 2 of 3 | +1.0 [+1.0, +1.0], 3 of 3 |" in found
+    assert "| small bce - small infonce | -1.0 [-1.0, -1.0], 0 of 3 | -0.5 [-5.0, +4.0], 1 of 3 |" in found
+    assert "minilm infonce" not in found

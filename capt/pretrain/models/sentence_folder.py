@@ -19,7 +19,7 @@ SETTINGS = "config_sentence_transformers.json"
 """Its prompts and its kind of model, beside ``modules.json``."""
 
 _OTHER_KINDS = {
-    "CrossEncoder": "scores pairs of texts (--cross-encoder of capt mine takes it)",
+    "CrossEncoder": "scores pairs of texts (capt evaluate --rerank measures it)",
     "SparseEncoder": "gives a weight to each token of its vocabulary",
     "MultiVectorEncoder": "gives a vector to each token of a text",
 }

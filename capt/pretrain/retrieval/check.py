@@ -1,9 +1,9 @@
-"""``capt check``: whether a text has one vector, whatever is beside it and whatever computes it."""
+"""``capt check``: whether a text has one vector, or a pair one score, whatever is beside it and what computes it."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,14 +17,16 @@ from torch import Tensor
 from capt.pretrain.base.distributed import device
 from capt.pretrain.base.errors import UserError
 from capt.pretrain.base.quiet import quiet_transformers
+from capt.pretrain.commands import task_of
 from capt.pretrain.convert.onnx import GRAPH
 from capt.pretrain.convert.reference import LONG_TEXT, ONE_VECTOR, TEXTS, one_vector, relative_change
 from capt.pretrain.models.hf_config import SENTENCE_FILES, local_folder
 from capt.pretrain.models.hf_folder import is_hf, read_json
-from capt.pretrain.models.sentence_folder import encoder_folder, modules_of
+from capt.pretrain.models.sentence_folder import SETTINGS, encoder_folder, modules_of, scores_pairs
 from capt.pretrain.pairs.load import pooling_of_folder
 from capt.pretrain.retrieval.encoders import TextEncoder, load_text_encoder
 from capt.pretrain.retrieval.options import EncoderOptions
+from capt.pretrain.retrieval.rerankers import PairScorer, load_reranker
 
 CheckVerdict = Literal["ok", "fault", "note", "left out"]
 Rows = Float[np.ndarray, "n d"]
@@ -33,6 +35,8 @@ _HALF = 0.95
 """Cosine of a vector in fp32 and in bf16, below which the latter is another vector."""
 _LEAST_RANK = 4.0
 """Effective rank that vectors of different texts have at least; a quarter of the columns, where these are few."""
+_ONE_SCORE = 1e-6
+"""Distance of the highest and the lowest score of documents that differ, below which they are one."""
 _ALIKE = 1e-4
 """Mean squared distance of unit rows of different texts, below which they are one point."""
 _UNREACHABLE, _UNKNOWN = 0.05, 0.05
@@ -64,19 +68,35 @@ class Finding:
 
 
 def check(path: Path) -> list[Finding]:
-    """Check the model at ``path``: whatever `load_text_encoder` takes, or a folder with an ONNX graph alone."""
+    """Check the model at ``path``: what `load_text_encoder` or `load_reranker` takes, or a folder with ONNX alone."""
     folder = local_folder(path, SENTENCE_FILES)
     with quiet_transformers():
         if (folder / GRAPH).is_file() and not any(folder.glob("*.safetensors")):
             return _findings(_GraphChecks(folder / GRAPH, folder))
         try:
+            if _gives_scores(folder):
+                return _findings(_PairChecks(load_reranker(path)))
             encoder = load_text_encoder(path, EncoderOptions())
         except UserError as error:
             return [Finding("loading", "fault", str(error))]
         return _findings(_Checks(encoder, folder if is_hf(folder) else None))
 
 
-def _findings(checks: _OfVectors) -> list[Finding]:
+def _gives_scores(folder: Path) -> bool:
+    """Return whether a folder, or a run, is a reranker's and no encoder's."""
+    if not folder.is_dir():
+        return False
+    if not is_hf(folder) and not (folder / "modules.json").is_file():
+        return task_of(folder) not in ("capt_language", "capt_pairs")
+    config, settings = (
+        read_json(path) if (path := folder / name).is_file() else {} for name in ("config.json", SETTINGS)
+    )
+    if kind := settings.get("model_type"):
+        return bool(kind == "CrossEncoder")
+    return not (folder / "modules.json").is_file() and scores_pairs(config)
+
+
+def _findings(checks: _OfVectors | _PairChecks) -> list[Finding]:
     found = []
     for name, function in checks.all():
         try:
@@ -135,6 +155,57 @@ class _OfVectors:
             yield "ok", text, rank
         if unused := int((centred.std(0) < 1e-7).sum()):
             yield "note", f"{unused} of {rows.shape[1]} columns are the same for every text", float(unused)
+
+
+class _PairChecks:
+    """Checks of a reranker."""
+
+    def __init__(self, scorer: PairScorer) -> None:
+        self.scorer = scorer
+
+    def all(self) -> list[tuple[str, Callable[[], Iterator[_Outcome]]]]:
+        """The checks, each with its name."""
+        return [("alone", self.company), ("scores", self.spread), ("truncation", self.truncation)]
+
+    def _scores(self, documents: Sequence[str]) -> Float[np.ndarray, " n"]:
+        return self.scorer.encode([(TEXTS[0], document) for document in documents])[:, 0]
+
+    def company(self) -> Iterator[_Outcome]:
+        """A pair alone, among others, and beside a long one."""
+        alone = np.concatenate([self._scores([text]) for text in TEXTS])
+        short = min(range(len(TEXTS)), key=lambda number: len(TEXTS[number]))
+        beside = self._scores([TEXTS[short], LONG_TEXT])[:1]
+        for text, changed in (
+            ("a pair alone and among others", np.abs(alone - self._scores(list(TEXTS)))),
+            ("a short pair alone and beside one as long as the model reads", np.abs(alone[[short]] - beside)),
+        ):
+            # Of a large score its last digits change with the order of sums.
+            change = float(changed.max() / max(1.0, np.abs(alone).max()))
+            outcome: CheckVerdict = "ok" if change <= ONE_VECTOR else "fault"
+            yield outcome, f"{text}: {change:.1e} of a score (allowed {ONE_VECTOR:g})", change
+
+    def spread(self) -> Iterator[_Outcome]:
+        """Scores of documents that differ."""
+        scores = self._scores(SPREAD)
+        extent = float(scores.max() - scores.min())
+        different = len(set(scores.tolist()))
+        text = f"{different} different scores of {len(SPREAD)} documents, {scores.min():.4g} to {scores.max():.4g}"
+        if extent < _ONE_SCORE:
+            yield "fault", f"{text}: no order can be told from them", extent
+        else:
+            yield "ok", text, extent
+
+    def truncation(self) -> Iterator[_Outcome]:
+        """The beginning of a long document is read, and nothing of its end."""
+        limit = self.scorer.identity().length
+        if not limit:
+            yield "left out", "pairs of any length are read"
+            return
+        words = LONG_TEXT * (1 + 8 * limit // len(LONG_TEXT))
+        first, second = self._scores([words + end for end in ("", "Another end.")])
+        change = float(abs(first - second))
+        verdict: CheckVerdict = "ok" if change <= ONE_VECTOR * max(1.0, abs(first)) else "fault"
+        yield verdict, f"another end of a document behind the first {limit} tokens of a pair: {change:.1e}", change
 
 
 class _GraphChecks(_OfVectors):

@@ -137,6 +137,21 @@ def test_folders_that_are_broken_fail(kind: str, tmp_path: Path) -> None:
     assert any(says in text for text in faults.values())
 
 
+def test_a_reranker_is_checked_by_its_scores(tmp_path: Path) -> None:
+    from sentence_transformers import CrossEncoder
+
+    source = write_encoder(tmp_path / "bert", "BertForSequenceClassification", num_labels=1)
+    model = CrossEncoder(str(source), device="cpu", max_length=24)
+    model.save_pretrained(str(tmp_path / "good"))
+    found = check(tmp_path / "good")
+    assert [(each.name, each.verdict) for each in found] == [
+        ("alone", "ok"), ("alone", "ok"), ("scores", "ok"), ("truncation", "ok"),
+    ]  # fmt: skip
+    torch.nn.init.zeros_(model[0].auto_model.classifier.weight)
+    model.save_pretrained(str(tmp_path / "bad"))
+    assert list(_faults(check(tmp_path / "bad"))) == ["scores"]
+
+
 def test_the_command_exits_with_1_for_a_fault(tmp_path: Path, capt: Capt) -> None:
     code, out, _ = capt("check", _sentence(tmp_path / "good", "BertModel"))
     assert code == 0
